@@ -234,14 +234,8 @@ VIEWS = {
         "the calls that wait for device work, where they are, and what they wait for",
         coverage=coverage_rows.ORDERED,
     ),
-    "overview": View(
-        "tensorboard_overview:OVERVIEW",
-        "overview",
-        "the time of each step: kernels, copies, communication, loader, CPU",
-        coverage=coverage_rows.DEVICE,
-    ),
     "devices": View(
-        "tensorboard_overview:DEVICES",
+        "devices:DEVICES",
         "devices",
         "how well each device was used",
         coverage=coverage_rows.DEVICE,
@@ -588,16 +582,9 @@ class Views:
         return synchronisations(self.links)
 
     @cached_property
-    def overview(self) -> Table:
-        """The steps as TensorBoard's plugin splits them; see `analysis.tensorboard_overview`."""
-        from instrument.analysis.tensorboard_overview import overview
-
-        return overview(self.events, self.work)
-
-    @cached_property
     def devices(self) -> Table:
-        """The utilization and occupancy of each device; see `analysis.tensorboard_overview`."""
-        from instrument.analysis.tensorboard_overview import devices
+        """The utilization and occupancy of each device; see `analysis.devices`."""
+        from instrument.analysis.devices import devices
 
         return devices(self.events, self.work)
 

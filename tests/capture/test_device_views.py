@@ -135,11 +135,6 @@ ROWS = {
             ("aten::mm", 1, 10, 10),
         ],
     ),
-    # the range of the all-reduce counts as communication too: 130–132 before its kernel; step 8 looks cut off
-    "overview": (
-        "number duration_ns kernel_ns memcpy_ns communication_ns",
-        [(7, 200, 70, 10, 32 + 2)],
-    ),
     "devices": (
         "device kernels busy_ns total_ns utilization occupancy",
         [(0, 4, 102, 200, 0.51, None)],  # step 8, cut off, launched the fifth

@@ -84,7 +84,7 @@ ON_SHAPES = [
         "whatif",
         "diff",
         "show --ranges --ops --kernels --steps --moments --memory --streams --launches --queue",
-        "show --interruptions --synchronisations --overview --breakdown --copies --coverage",
+        "show --interruptions --synchronisations --breakdown --copies --coverage",
     )
 ]
 WRITES = {"os.rename": 2, "os.link": 2, "os.symlink": 2} | dict.fromkeys(

@@ -1,4 +1,4 @@
-"""The overview of TensorBoard's plugin."""
+"""How well each device was used, as TensorBoard's plugin defines it."""
 
 from __future__ import annotations
 
@@ -7,41 +7,27 @@ from builders import annotation, call, capture, copy, kernel, span
 
 from capture.test_real_traces import load
 from capture.test_real_traces import pytestmark as needs_traces
-from capture.test_steps import in_us
 from instrument.report.text import render
 
-PARTS = "kernel_ns memcpy_ns memset_ns communication_ns runtime_ns loader_ns cpu_ns other_ns"
-
-# What the plugin shows: averages in µs of a step, then GPU utilization, SM efficiency and occupancy in percent.
+# What the plugin shows, in percent: GPU utilization, SM efficiency and occupancy.
 SHOWN = {
-    "v100_resnet50_workers0": (
-        (98589, 1915, 89, 0, 2908, 59262, 13674, 1156),
-        (55.51, 54.68, 49.13),
-    ),
-    "v100_resnet50_workers4": (
-        (99145, 3160, 98, 0, 10564, 1186, 22665, 4251),
-        (70.27, 69.22, 48.91),
-    ),
+    "v100_resnet50_workers0": (55.51, 54.68, 49.13),
+    "v100_resnet50_workers4": (70.27, 69.22, 48.91),
 }
 
 
 @needs_traces
 @pytest.mark.parametrize("name", SHOWN)
 def test_what_the_plugin_shows(name) -> None:
-    parts, percents = SHOWN[name]
-    found = load(name)
-    table = found.overview
-    assert [row.number for row in table] == [5, 6, 7, 8, 9, 10]
-    assert tuple(round(sum(table.column(part)) / 6 / 1000) for part in PARTS.split()) == parts
-    (device,) = found.devices
+    (device,) = load(name).devices
     shares = (device.utilization, device.sm_efficiency, device.occupancy * device.occupancy_covered)
-    assert tuple(round(share * 100, 2) for share in shares) == percents
+    assert tuple(round(share * 100, 2) for share in shares) == SHOWN[name]
 
 
 STEPS = [
     annotation("ProfilerStep#1", 0, 100),
     annotation("ProfilerStep#2", 100, 100),
-    annotation("enumerate(DataLoader)#_Iter.__next__", 0, 20),
+    annotation("run", 0, 20),
     span("aten::mm", 25, 20),
     call("cudaLaunchKernel", 30, 10, 1),
     kernel("gemm", 38, 82, correlation=1),
@@ -52,20 +38,16 @@ STEPS = [
 ]
 
 
-def test_time_goes_to_the_first_that_covers_it_and_steps_follow_the_device(tmp_path) -> None:
-    """Step 1 lasts until its kernel ends at 120. Loader 0–20, operator 25–30, its call 30–38, kernel 38–120.
-    Step 2 from there: its call 130–135, copy 135–150, gloo 160–170, a kernel 175–180."""
-    table = capture(tmp_path, STEPS).overview
-    assert table.columns == ("number", "start_ns", "duration_ns", *PARTS.split())
-    first, second = table
-    assert in_us(first, ("start_ns", "duration_ns")) == [0, 120]
-    assert in_us(first, PARTS.split()) == [82, 0, 0, 0, 8, 20, 5, 5]
-    assert in_us(second, ("start_ns", "duration_ns")) == [120, 80]
-    assert in_us(second, PARTS.split()) == [5, 15, 0, 10, 5, 0, 0, 45]
+def test_a_step_lasts_until_its_device_work_ends(tmp_path) -> None:
+    """Step 1 lasts until its kernel ends at 120, step 2 until 200. Kernels 38–120 and 175–180."""
+    (device,) = capture(tmp_path, STEPS).devices
+    assert (device.kernels, device.busy_ns, device.total_ns) == (2, 87_000, 200_000)
+    (device,) = capture(tmp_path, [STEPS[0], *STEPS[4:6]]).devices
+    assert (device.kernels, device.busy_ns, device.total_ns) == (1, 82_000, 120_000)
 
 
 def test_a_last_step_that_was_cut_off_is_left_out(tmp_path) -> None:
-    """It launched none of the device events, where the one before launched two; 4 of 5 would have been enough."""
+    """It launched fewer than 4 of the 5 device events of the step before; or none, after a step with one."""
     launches = [call("cudaLaunchKernel", 10, 1, 1), kernel("a", 20, 5, correlation=1)]
     for fewer, kept in ((3, 1), (4, 2)):
         events = STEPS[:2]
@@ -77,12 +59,12 @@ def test_a_last_step_that_was_cut_off_is_left_out(tmp_path) -> None:
                     call("cudaLaunchKernel", at, 1, number),
                     kernel("a", at + 2, 5, correlation=number),
                 ]
-        found = capture(tmp_path, events)
-        assert len(found.overview) == kept
-        (device,) = found.devices
+        (device,) = capture(tmp_path, events).devices
         of_steps = 5 + (fewer if kept == 2 else 0)
         assert (device.kernels, device.busy_ns) == (of_steps, 5000 * of_steps)
-    assert len(capture(tmp_path, [*STEPS[:2], *launches]).overview) == 1
+        assert device.total_ns == 100_000 * kept
+    (device,) = capture(tmp_path, [*STEPS[:2], *launches]).devices
+    assert device.total_ns == 100_000
 
 
 def test_a_call_that_outlasts_its_step_does_not_prolong_it(tmp_path) -> None:
@@ -92,28 +74,20 @@ def test_a_call_that_outlasts_its_step_does_not_prolong_it(tmp_path) -> None:
         call("cudaLaunchKernel", 95, 6, 9),
         kernel("b", 130, 5, correlation=9),
     ]
-    assert capture(tmp_path, events).overview[0].duration_ns == 120_000
+    assert capture(tmp_path, events).devices[0].total_ns == 120_000
 
 
 def test_device_work_of_before_the_first_step_delays_it(tmp_path) -> None:
     events = [STEPS[0], kernel("earlier", -20, 30), *STEPS[4:6]]
-    (row,) = capture(tmp_path, events).overview
-    assert in_us(row, ("start_ns", "duration_ns")) == [10, 110]
+    assert capture(tmp_path, events).devices[0].total_ns == 110_000
 
 
 def test_a_trace_without_steps_is_one(tmp_path) -> None:
-    (row,) = capture(
+    (device,) = capture(
         tmp_path, [span("aten::mm", 10, 20), span("aten::mm", 40, 10), kernel("gemm", 45, 15)]
-    ).overview
-    assert row.number is None
-    assert in_us(row, ("start_ns", "duration_ns", "cpu_ns", "kernel_ns", "other_ns")) == [
-        10,
-        50,
-        25,
-        15,
-        10,
-    ]
-    assert len(capture(tmp_path, []).overview) == 0
+    ).devices
+    assert (device.kernels, device.busy_ns, device.total_ns) == (1, 15_000, 50_000)
+    assert len(capture(tmp_path, []).devices) == 0
 
 
 def test_devices_by_hand(tmp_path) -> None:

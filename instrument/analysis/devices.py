@@ -1,10 +1,7 @@
-"""The figures of the overview page of TensorBoard's PyTorch plugin, by the plugin's definitions.
+"""How well each device was used, by the definitions of TensorBoard's PyTorch plugin.
 
-The definitions are those of torch-tb-profiler 0.4 (its documentation, and the tooltips of the
-page). The time of a step is split by activity. If several activities run at the same time, this
-time counts for the first of them in this order: kernel, memcpy, memset, communication, runtime,
-data loader, CPU. If no activity runs, the time counts as other. A step ends when its device work
-ends.
+The definitions are those of the overview page of torch-tb-profiler 0.4 (its documentation, and the
+tooltips of the page). A step ends when its device work ends.
 """
 
 from __future__ import annotations
@@ -13,69 +10,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from instrument.analysis.breakdown import COMMUNICATION, COPY, KERNEL, MEMSET, Work
+from instrument.analysis.breakdown import COMMUNICATION, KERNEL, Work
 from instrument.analysis.kernels import covered, estimated_occupancy, weighted_mean
-from instrument.analysis.steps import launching_step, loading
+from instrument.analysis.steps import launching_step
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.groupby import Groups, intern
-from instrument.links.intervals import Intervals, concatenated, merged, sweep
-from instrument.links.step_index import finished_steps, step_number
-from instrument.trace.events import (
-    ANNOTATION,
-    OPERATOR,
-    Events,
-    Floats,
-    Ints,
-    called_operators,
-    is_runtime,
-    works_on_device,
-)
+from instrument.links.intervals import sweep
+from instrument.links.step_index import finished_steps
+from instrument.trace.events import OPERATOR, Events, Floats, Ints, works_on_device
 
-_ROLES = (
-    "kernel_ns",
-    "memcpy_ns",
-    "memset_ns",
-    "communication_ns",
-    "runtime_ns",
-    "loader_ns",
-    "cpu_ns",
-)
 # If the last step has less than this fraction of the device events of the step before, the window
 # cut off the last step, and the step is left out.
 _WHOLE_STEP = 0.8
-# Prefixes of the CPU events of collectives: the only events of communication in a trace without a
-# device.
-_COLLECTIVES = ("nccl:", "gloo:")
 
 
 class Steps(NamedTuple):
-    """The steps as TensorBoard's plugin defines them: positions in `Events`, starts and ends.
+    """When each step starts and ends; see `_steps`."""
 
-    If the trace has no steps, the whole recording is one step with the position -1.
-    """
-
-    event: Ints
     start_ns: Ints
     end_ns: Ints
 
 
-# The last eight columns sum to `duration_ns`. A moment that fits several of these columns counts
-# for the first of them.
-OVERVIEW: Schema = schema(
-    number="the step's number; None if the trace has no steps and counts as one step",
-    start_ns="the start of the step, on the trace's own clock",
-    duration_ns="time until the step's last device event ends, or until the step ends on the CPU "
-    "if that is later",
-    kernel_ns="time in which a kernel other than communication ran",
-    memcpy_ns="time in which a copy ran, without the time in `kernel_ns`",
-    memset_ns="time in which a memset ran, without the time in the columns above",
-    communication_ns="time in which communication ran, without the time in the columns above",
-    runtime_ns="time in which a call of the device's runtime ran, without the time in the columns "
-    "above",
-    loader_ns="time in which the data loader ran, without the time in the columns above",
-    cpu_ns="time in which an operator ran on the CPU, without the time in the columns above",
-    other_ns="the part of `duration_ns` that is in none of the columns above",
-)
 DEVICES: Schema = schema(
     device="the device, as the trace numbers it",
     name="the device's product name; None if the trace does not have it",
@@ -93,43 +48,6 @@ DEVICES: Schema = schema(
 )
 
 
-def overview(events: Events, work: Work) -> Table:
-    """Return one row for each step, as TensorBoard's plugin defines steps; see `OVERVIEW`.
-
-    A step ends when both its CPU work and the last device event that it launched have ended. The
-    next step starts at this end, or later. A trace without steps counts as one step, whose `number`
-    is None.
-
-    In a trace with device work, steps after the last step with device work are left out. If this
-    last step has less than 0.8 of the device events of the step before, it is left out too, because
-    its work was probably cut off.
-
-    Three things differ from the plugin:
-    - Communication is recognised by the rule of `breakdown`.
-    - An annotation of the data loader counts like an operator of the same name.
-    - A trace without steps lasts until its device work has ended.
-    """
-    steps = _steps(events, work)
-    timeline = sweep(_layers(events, work))
-    left = np.ones(len(timeline.group), np.bool_)
-    columns: dict[str, Ints] = {}
-    for name, active in zip(_ROLES, timeline.active):
-        columns[name] = timeline.within(active & left, steps.start_ns, steps.end_ns)
-        left &= ~active
-    duration = steps.end_ns - steps.start_ns
-    columns["other_ns"] = duration - sum(columns.values())
-    return Table.of(
-        OVERVIEW,
-        {
-            "number": [step_number(events, k) if k >= 0 else None for k in steps.event.tolist()],
-            "start_ns": steps.start_ns.tolist(),
-            "duration_ns": duration.tolist(),
-            **{name: values.tolist() for name, values in columns.items()},
-        },
-        begin_ns=events.begin_ns,
-    )
-
-
 def devices(events: Events, work: Work) -> Table:
     """Return one row for each device: how well the steps used it; see `DEVICES`.
 
@@ -143,7 +61,7 @@ def devices(events: Events, work: Work) -> Table:
     used = {
         process: _usage(events, work.event[kernels[rows]], steps)
         for process, rows in zip(processes, groups.rows())
-        if len(rows) and len(steps.event)
+        if len(rows) and len(steps.start_ns)
     }
     names = (
         "kernels",
@@ -199,7 +117,16 @@ def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
 
 
 def _steps(events: Events, work: Work) -> Steps:
-    """The steps as `overview` defines them."""
+    """The steps as TensorBoard's plugin defines them.
+
+    A step ends when both its CPU work and the last device event that it launched have ended. The
+    next step starts at this end, or later. A trace without steps counts as one step, which lasts
+    until its device work has ended (the plugin defines this end differently).
+
+    In a trace with device work, steps after the last step with device work are left out. If this
+    last step has less than 0.8 of the device events of the step before, it is left out too, because
+    its work was probably cut off.
+    """
     index = finished_steps(events)
     if not len(index):
         return _whole_recording(events)
@@ -213,15 +140,15 @@ def _steps(events: Events, work: Work) -> Steps:
     end = np.maximum.accumulate(np.maximum(end, first))
     start = np.maximum(events.start_ns[index], np.concatenate([[first], end[:-1]]))
     kept = _uncut(np.bincount(step, minlength=len(index)))
-    return Steps(index[:kept], start[:kept], end[:kept])
+    return Steps(start[:kept], end[:kept])
 
 
 def _whole_recording(events: Events) -> Steps:
     chosen = np.flatnonzero(events.among(OPERATOR) | works_on_device(events))
-    whole = (
-        [(-1, events.start_ns[chosen].min(), events.end_ns[chosen].max())] if len(chosen) else []
-    )
-    return Steps(*np.array(whole, np.int64).reshape(-1, 3).T)
+    if not len(chosen):
+        return Steps(chosen, chosen)
+    start, end = events.start_ns[chosen], events.end_ns[chosen]
+    return Steps(start.min(keepdims=True), end.max(keepdims=True))
 
 
 def _launched(events: Events, work: Work, index: Ints) -> tuple[Ints, Ints]:
@@ -232,7 +159,7 @@ def _launched(events: Events, work: Work, index: Ints) -> tuple[Ints, Ints]:
 
 
 def _uncut(counts: Ints) -> int:
-    """How many steps `overview` keeps; it leaves out only steps at the end of the window.
+    """How many steps `_steps` keeps; it leaves out only steps at the end of the window.
 
     `counts` holds the number of device events of each step.
     """
@@ -241,20 +168,3 @@ def _uncut(counts: Ints) -> int:
         return len(counts)
     last = int(active[-1])
     return last if last > 0 and counts[last - 1] * _WHOLE_STEP > counts[last] else last + 1
-
-
-def _layers(events: Events, work: Work) -> list[Intervals]:
-    operators = events.among(OPERATOR | ANNOTATION)
-    collective = operators & events.named(lambda name: name.startswith(_COLLECTIVES))
-    runtime = events.among(is_runtime)
-    operator = called_operators(events)
-    communication = (events.start_ns[collective], events.end_ns[collective])
-    return [
-        work.of(KERNEL),
-        work.of(COPY),
-        work.of(MEMSET),
-        concatenated([work.of(COMMUNICATION), communication]),
-        (events.start_ns[runtime], events.end_ns[runtime]),
-        loading(events),
-        merged(events.start_ns[operator], events.end_ns[operator]),
-    ]
