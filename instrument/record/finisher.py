@@ -91,7 +91,8 @@ class Finisher:
             timeout_s=config.export_timeout_s,
         )
         self._pending: list[Path] = []  # queued for the exporter, which has not done with them
-        self._taken: list[Path] = []  # the captures that are finished
+        self._newest: Path | None = None  # the last capture that was finished
+        self._sending: list[Path] = []  # the captures that are not known to have been uploaded
         self._given_up: list[Path] = []  # on which an exporter died
         self._dropped: list[str] = []
         self._failed: set[str] = set()  # whose first failure is logged
@@ -178,9 +179,9 @@ class Finisher:
                 if not from_signal_handler(error):  # otherwise the next call goes on
                     self.to_finish.remove(folder)
                 raise
-        elif files.exists(finished) and finished not in self._taken:
+        elif files.exists(finished) and finished != self._newest:
             self._take(finished)  # a signal's exception came right after renaming
-        elif finished not in self._taken:
+        elif finished != self._newest:
             self._report_lost([queue.name_of(folder)])
         self.to_finish.remove(folder)
 
@@ -200,7 +201,9 @@ class Finisher:
                 run_sink(name, sink, capture, folder, self._failed)
         if self._uploads is not None:
             self._uploads.add(folder)
-        self._taken.append(folder)
+        self._newest = folder
+        if self._is_unsent(folder):
+            self._sending.append(folder)
         logger.info("Recorded {}", folder)
         self._remove_oldest()
 
@@ -222,7 +225,11 @@ class Finisher:
 
     def _unsent(self) -> list[str]:
         """The names of the captures that are not uploaded to `profiler.upload_to`."""
-        return [each.name for each in self._taken if self._is_unsent(each) and each.exists()]
+        for folder in list(self._sending):
+            if not (self._is_unsent(folder) and folder.exists()):
+                with suppress(ValueError):  # another thread has removed it
+                    self._sending.remove(folder)
+        return [folder.name for folder in list(self._sending)]
 
     # The exporter.
 
@@ -408,7 +415,11 @@ class Finisher:
             self.lock.release(done=not left)
         if len(self._dropped) > 1:
             logger.warning("All windows that were dropped: {}", ", ".join(self._dropped))
-        if self._taken and self._world_size > 1 and self.rank == lowest_rank(self._config.ranks):
+        if (
+            self._newest is not None
+            and self._world_size > 1
+            and self.rank == lowest_rank(self._config.ranks)
+        ):
             logger.info("`instrument ranks {}` compares the ranks.", self.output_dir)
 
     def _end_exporter(self, *, raised: bool) -> None:
