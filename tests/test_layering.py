@@ -81,6 +81,11 @@ def test_public_names_are_sorted_and_importable() -> None:
         ),
         ("from instrument import Sink", {"torch", "hydra", "omegaconf"}),
         (
+            "from instrument import Session",
+            {f"instrument.{room}" for room in ("trace", "analysis", "runs", "report", "sinks")}
+            | {"instrument.capture", "instrument.finish.window"},
+        ),
+        (
             "import instrument.sinks.table, instrument.sinks.tensorboard, instrument.sinks.stacks",
             {"torch"},
         ),

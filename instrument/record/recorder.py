@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread, current_thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -32,8 +32,10 @@ from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
 from instrument.log import logger
 from instrument.range_names import STEP_PREFIX
-from instrument.record import memory_categories, one_profiler, torch_support
-from instrument.record.execution_trace import ExecutionTrace
+from instrument.record import one_profiler, torch_support
+
+if TYPE_CHECKING:
+    from instrument.record.execution_trace import ExecutionTrace
 
 # With less free space nothing is exported, because torch's export would fail without an error.
 _LEAST_FREE_BYTES = 16 * 1024**2
@@ -147,6 +149,8 @@ class Recorder:
         if not self.can_stop_here:
             self._abandon()
         if self._execution_trace_folder is not None:
+            from instrument.record.execution_trace import ExecutionTrace
+
             self._execution_trace = ExecutionTrace(self._execution_trace_folder, self._run)
             self._profile.execution_trace_observer = self._execution_trace.observer
         self.started_at = time.time()
@@ -404,6 +408,8 @@ class RecordedWindow:
                 "The window is saved without memory categories, because the process is ending."
             )
         elif self.with_memory_categories and _ends_whole(path):
+            from instrument.record import memory_categories
+
             memory_categories.write(self.profile, path.parent)
         # Frees the events. The caller measures how long `save` takes; about a tenth of it is here.
         self.profile.profiler = None
