@@ -1,1 +1,1 @@
-"""The built-in Hydra groups: presets, sinks and triggers, as YAML."""
+"""Hydra's config groups; `docs/generate.py` writes all files but the presets from the code."""

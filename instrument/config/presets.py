@@ -1,4 +1,4 @@
-"""Reads the built-in presets, sinks and triggers, without Hydra's global state."""
+"""Reads `conf/`: the presets, and the names of the built-in sinks and triggers; without Hydra."""
 
 from __future__ import annotations
 
