@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
-from threading import get_ident, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -51,7 +50,7 @@ class Interrupts:
 
     def install(self) -> None:
         """Take the place of the handlers."""
-        if get_ident() != main_thread().ident:
+        if not _on_main_thread():
             return
         # a loop over all numbers, because `signal.valid_signals` takes longer than all the rest
         for number in range(1, _signal.NSIG):
@@ -251,4 +250,4 @@ class Preemption:
 
 
 def _on_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
+    return threading.get_ident() == threading.main_thread().ident

@@ -1,10 +1,9 @@
 """The exporter: `python -m instrument.finish FOLDER` finishes the queued windows of a run.
 
-Options call the exporter the export process, and log messages call it the exporter. The trainer
-starts it with the first window, and writes to its standard input: the job (see
-`instrument.finish.job`), then a line for each new window. After each line, the exporter finishes
-the queued folders of its run and rank in FOLDER. After `end`, or at the end of the input, it closes
-the sinks, waits for uploads, and ends.
+Options call it the export process. The trainer starts it with the first window, and writes to its
+standard input: the job (see `instrument.finish.job`), then a line for each new window. After each
+line, the exporter finishes the queued folders of its run and rank in FOLDER. After `end`, or at the
+end of the input, it closes the sinks, waits for uploads, and ends.
 
 Its standard output has one JSON object per line: a log message (`text`, `level`), or a window that
 the exporter has done with (`done`, the queued folder, and `place`, the capture; null if it failed).

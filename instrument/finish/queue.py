@@ -23,7 +23,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, count, repeat
 from pathlib import Path
@@ -210,8 +210,7 @@ def unfinished(output_dir: Path, depth: int = 1) -> list[Path]:
 
 def left_queued(output_dir: Path, depth: int = 1) -> list[Path]:
     """The queued folders of runs that have ended, or of which that cannot be known."""
-    found = queued(output_dir, depth)
-    return [each for each in found if not _lives(each.parent, origin(each).run)]
+    return _of_ended_runs(queued(output_dir, depth))
 
 
 def left_busy(output_dir: Path, depth: int = 1) -> list[Path]:
@@ -219,7 +218,10 @@ def left_busy(output_dir: Path, depth: int = 1) -> list[Path]:
 
     On a file system without locks, a process may still be finishing one of them.
     """
-    found = _found(output_dir, depth, _BUSY)
+    return _of_ended_runs(_found(output_dir, depth, _BUSY))
+
+
+def _of_ended_runs(found: Iterable[Path]) -> list[Path]:
     return [each for each in found if not _lives(each.parent, origin(each).run)]
 
 

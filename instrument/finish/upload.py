@@ -147,8 +147,8 @@ def send(folder: Path, url: str, options: Mapping[str, Any]) -> str:
             raise FileExistsError(f"there is already a capture at {place}")
         _note(folder, place, arrived=False)
     missing = _missing(fs, folder, path)
-    for files in ([each for each in missing if each != METADATA_FILE], [METADATA_FILE]):
-        _put(fs, folder, path, [each for each in files if each in missing])
+    for is_last in (False, True):
+        _put(fs, folder, path, [each for each in missing if (each == METADATA_FILE) is is_last])
     if missing and (missing := _missing(fs, folder, path)):
         raise CaptureError(
             f"{len(missing)} of the capture's files did not arrive completely, such as {missing[0]}"

@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from threading import Thread
 from types import CodeType
@@ -288,11 +288,12 @@ class WindowFacts:
     """
 
     def __init__(self) -> None:
-        self._compiled = known(dynamo_counts)
+        self._compiled = before = known(dynamo_counts)
+        loaded = "torch._dynamo.utils" in sys.modules
         self._facts: dict[str, Any] = {
             "threads": thread_counts(),
             **settings(),
-            "dynamo": known(lambda: compiled_since(self._compiled)),
+            "dynamo": known(partial(compilations, before, before)) if loaded and before else None,
             "garbage_collection": None,
             "cpu_wait": None,
             "loaders": None,

@@ -56,7 +56,7 @@ class Finisher:
             first window on, and the exporter inherits it.
         saved: how many windows have been saved so far.
         to_finish: queued folders that this process must finish itself.
-        inline: the names of the sinks that run in this process although there is an exporter.
+        inline: the sinks that run in this process although there is an exporter, by name.
     """
 
     def __init__(
@@ -70,9 +70,8 @@ class Finisher:
         self.to_finish: list[Path] = []
         self._config, self._world_size = config, world_size
         self._by_exporter = config.export == "process"
-        self._after = _sinks_after_the_exporter(config) if self._by_exporter else {}
-        self.inline = list(self._after)
-        uploads_here = not self._by_exporter or bool(self._after)
+        self.inline = _sinks_after_the_exporter(config) if self._by_exporter else {}
+        uploads_here = not self._by_exporter or bool(self.inline)
         self._uploads = (
             Uploads(config.upload_to, config.upload_options)
             if config.upload_to and uploads_here
@@ -84,7 +83,7 @@ class Finisher:
             sinks={
                 name: about
                 for name, about in config.sinks_for_exporter.items()
-                if name not in self._after
+                if name not in self.inline
             },
             upload_to=None if uploads_here else config.upload_to,
             upload_options={} if uploads_here else config.upload_options,
@@ -92,7 +91,6 @@ class Finisher:
         )
         self._pending: list[Path] = []  # queued for the exporter, which has not done with them
         self._newest: Path | None = None  # the last capture that was finished
-        self._sending: list[Path] = []  # the captures that are not known to have been uploaded
         self._given_up: list[Path] = []  # on which an exporter died
         self._dropped: list[str] = []
         self._failed: set[str] = set()  # whose first failure is logged
@@ -114,7 +112,7 @@ class Finisher:
     @property
     def sinks_here(self) -> Mapping[str, Any]:
         """The sinks that this process runs."""
-        return self._after if self._by_exporter else self._config.sinks
+        return self.inline if self._by_exporter else self._config.sinks
 
     def notice(self) -> None:
         """Call `Sink.notice` of this process's sinks; call this on the training thread."""
@@ -125,8 +123,9 @@ class Finisher:
 
         A warning is logged for the first such window.
         """
-        waiting = sum(map(queue.is_waiting, self._pending))
-        if self._process is None or waiting < self._config.export_queue:
+        if self._process is None:  # the window starts one
+            return True
+        if sum(map(queue.is_waiting, self._pending)) < self._config.export_queue:
             return True
         if not self._dropped:
             logger.warning(
@@ -188,30 +187,31 @@ class Finisher:
     def _finish(self, folder: Path) -> None:
         from instrument.finish.window import finish
 
-        sinks = {n: sink for n, sink in self._config.sinks.items() if n not in self._after}
+        sinks = {n: sink for n, sink in self._config.sinks.items() if n not in self.inline}
         self._take(finish(folder, sinks, failed=self._failed))
 
     def _take(self, folder: Path) -> None:
         """Run this process's sinks on a finished capture, and upload it."""
-        if self._after:
+        if self.inline:
             from instrument.capture import Capture
 
             capture = Capture.load(folder)
-            for name, sink in self._after.items():
+            for name, sink in self.inline.items():
                 run_sink(name, sink, capture, folder, self._failed)
         if self._uploads is not None:
             self._uploads.add(folder)
         self._newest = folder
-        if self._is_unsent(folder):
-            self._sending.append(folder)
         logger.info("Recorded {}", folder)
         self._remove_oldest()
 
     def _remove_oldest(self) -> None:
         keep, budget = self._config.keep, self._config.disk_budget
         if keep is not None or budget is not None:
-            found = queue.captures_of(self.output_dir, self.rank, {self.run: self.owner})
-            retention.enforce([folder for _, folder in found], keep, budget, self._is_needed)
+            retention.enforce(self._captures(), keep, budget, self._is_needed)
+
+    def _captures(self) -> list[Path]:
+        found = queue.captures_of(self.output_dir, self.rank, {self.run: self.owner})
+        return [folder for _, folder in found]
 
     def _is_needed(self, folder: Path) -> bool:
         """Whether a capture must stay: it is not taken or uploaded yet, or a sink needs it."""
@@ -225,11 +225,9 @@ class Finisher:
 
     def _unsent(self) -> list[str]:
         """The names of the captures that are not uploaded to `profiler.upload_to`."""
-        for folder in list(self._sending):
-            if not (self._is_unsent(folder) and folder.exists()):
-                with suppress(ValueError):  # another thread has removed it
-                    self._sending.remove(folder)
-        return [folder.name for folder in list(self._sending)]
+        if self._config.upload_to is None:
+            return []
+        return [folder.name for folder in self._captures() if self._is_unsent(folder)]
 
     # The exporter.
 
@@ -295,7 +293,8 @@ class Finisher:
             process.kill()
             with suppress(OSError), process:  # closes the pipes and waits
                 raise
-        _write(process, job + ("end" if self._over else ""))
+        _write(process, job.rstrip())
+        _write(process, "end" if self._over else "")
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         # `with process` closes the pipes and waits at the end; if the exporter has left lines

@@ -200,7 +200,7 @@ class Session:
             interruptibly(import_early)
             if finisher.sinks_here or config.export == "inline":
                 interruptibly(import_module, "instrument.finish.window")
-        metadata |= {"run": finisher.run, "sinks_inline": finisher.inline}
+        metadata |= {"run": finisher.run, "sinks_inline": list(finisher.inline)}
         if config.memory_snapshot and "cuda" not in self.activities:
             logger.warning(
                 "profiler.memory_snapshot does nothing here: it needs CUDA's allocator, and there "
