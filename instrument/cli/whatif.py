@@ -80,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="*",
     )
-    edit("--fuse", "GLOB", "fuse the operators in the matching ranges, as foreach optimizers do")
     edit("--graph-launch", "GLOB", "launch each call of the matching ranges as one CUDA graph")
     edit("--workers", "N", "load the data in N worker processes")
     edit("--bandwidth", "FACTOR", "multiply the bandwidth between ranks")
@@ -226,7 +225,6 @@ _PARSERS: Mapping[str, Callable[[str, str], Callable[[Scenario], Scenario]]] = {
     "--remove": _remove,
     "--overlap-copies": lambda _, glob: lambda scenario: scenario.overlap(copy=glob),
     "--asynchronous": lambda _, glob: lambda scenario: scenario.asynchronous(sync=glob),
-    "--fuse": lambda _, glob: lambda scenario: scenario.fuse(range=glob),
     "--graph-launch": lambda _, glob: lambda scenario: scenario.graph_launch(range=glob),
     "--workers": _workers,
     "--bandwidth": _bandwidth,

@@ -7,7 +7,7 @@
 - `window`: the models of several ranks, joined by their collectives.
 - `program`: the moments in order, and the computation of when each moment happens.
 - `selection`: the CPU time and the device work that an edit changes.
-- `edits`: the possible changes: faster ranges, removed waits, fused operators and others.
+- `edits`: the possible changes: faster ranges, removed waits and others.
 - `scenario`: a capture with edits, and the simulated step after these edits.
 - `causal_profile`: how much shorter a step is if a range, an operator or a kernel is faster.
 - `critical_path`: the work and waits that decide how long a step takes; for each range, its slack:

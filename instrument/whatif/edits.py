@@ -16,9 +16,8 @@ import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION
 from instrument.links.cuda_graphs import is_graph_launch
-from instrument.links.groupby import groupby
-from instrument.links.intervals import Intervals, concatenated, interval_at, sweep
-from instrument.trace.events import OPERATOR, Flags, Ints
+from instrument.links.intervals import concatenated, interval_at
+from instrument.trace.events import Flags, Ints
 from instrument.whatif.cpu_time import joined
 from instrument.whatif.model import LAUNCH, LOADER, STREAM, WAIT, Costs, Model
 from instrument.whatif.program import NEVER
@@ -96,36 +95,6 @@ def overlap(model: Model, costs: Costs, chosen: Selection, *, modest: bool = Fal
         calls = model.work.call[rows]
         fixed_ns[(arcs.kind == WAIT) & np.isin(arcs.event, calls[calls >= 0])] = NEVER
     return replace(costs, device_ns=device_ns, fixed_ns=fixed_ns)
-
-
-def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False) -> Costs:
-    """Fuse the operators of the same name in each call of a range.
-
-    In each call of a range, the first operator of each name keeps its CPU time. The other operators
-    lose their overhead. The overhead is assumed to be the shortest CPU time of an operator of the
-    same name. The CPU time between the operators is removed, and so are the gaps between their
-    kernels. The modest form keeps the CPU time between the operators.
-    """
-    tree, events = model.links.call_tree, model.links.events
-    start, end = model.node_spans
-    inside = (interval_at(chosen.cpu, start) >= 0) & events.among(OPERATOR)[tree.index]
-    parent = np.append(inside, False)[tree.parent]
-    top = np.flatnonzero(inside & ~parent)
-    if not len(top):
-        return costs
-    _, groups = groupby(events.name[tree.index[top]].astype(np.int64))
-    shortest = groups.min((end - start)[top])[groups.of]
-    is_first = np.zeros(len(top), np.bool_)
-    of_call = np.searchsorted(chosen.cpu[0], start[top], "right")
-    is_first[np.unique(np.stack([of_call, groups.of]), axis=1, return_index=True)[1]] = True
-    lasts = (end - start)[top]
-    kept = np.where(is_first, lasts, lasts - shortest)
-    parts = [(start[top], start[top] + (lasts - kept))]
-    if not modest:
-        parts.append(_between(chosen.cpu, (start[top], end[top])))
-    removed = joined(*concatenated(parts))
-    fixed_ns = _without_gaps(model, costs, chosen.rows)
-    return replace(costs, cpu=(*costs.cpu, (removed, 0.0)), fixed_ns=fixed_ns)
 
 
 def graph_launch(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False) -> Costs:
@@ -224,9 +193,3 @@ def _without_gaps(model: Model, costs: Costs, rows: Flags) -> Ints:
         arcs.kind[inside] == STREAM, 0, np.minimum(fixed_ns[inside], shortest[inside])
     )
     return np.where(costs.fixed_ns == NEVER, NEVER, fixed_ns)
-
-
-def _between(outer: Intervals, inner: Intervals) -> Intervals:
-    """The parts of the outer intervals that no inner interval covers."""
-    timeline = sweep([outer, joined(*inner)])
-    return timeline.merged(timeline.active[0] & ~timeline.active[1])

@@ -321,16 +321,6 @@ class Scenario:
         calls = self._each(selection.calls_named, sync)
         return self._with(f"no wait in {sync}", edits.asynchronous, calls)
 
-    def fuse(self, *, range: str) -> Scenario:
-        """Fuse the operators of ranges, as `foreach` and fused optimizers do; see `edits.fuse`.
-
-        Raises:
-            ConfigError: no range matches.
-        """
-        chosen = self._each(selection.by_range, range)
-        modest = partial(edits.fuse, modest=True)
-        return self._with(f"range {range} fused", edits.fuse, chosen, modest)
-
     def graph_launch(self, *, range: str) -> Scenario:
         """Replace each call of some ranges by one launch of a CUDA graph; see `edits.graph_launch`.
 

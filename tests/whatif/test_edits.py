@@ -102,19 +102,6 @@ def test_coroutines_whose_ranges_overlap(tmp_path) -> None:
     assert found.scale(range="*", by=0.5).saving_ns == 300_000
 
 
-def fusible(_: int, at: float) -> list[Event]:
-    """Four operators of 10 µs, 5 µs apart, then a longer one of the same name."""
-    small = [span("aten::add_", at + 100 + 15 * k, 10) for k in range(4)]
-    return [annotation("optimizer", at + 100, 100), *small, span("aten::add_", at + 160, 25)]
-
-
-def test_fused_operators_lose_the_overhead_of_all_but_the_first(tmp_path) -> None:
-    """The shortest takes 10 µs, so four of five lose 10 µs; the 5 µs before each may go too."""
-    found = whatif(tmp_path, repeated(1000, fusible)).fuse(range="optimizer")
-    between = 4 * 5 + 15
-    assert (found.low_ns, found.saving_ns) == (40_000, 40_000 + between * 1000)
-
-
 # ---- the loader
 
 
@@ -440,7 +427,7 @@ def test_names_are_data(tmp_path) -> None:
         (lambda w: w.remove(sync="*"), "No synchronizing call matches '\\*'"),
         (lambda w: w.asynchronous(), "No synchronizing call matches '\\*'"),
         (lambda w: w.overlap(), "No copy matches 'Memcpy\\*': the capture has none"),
-        (lambda w: w.fuse(range="x"), "No range matches 'x': the capture has forward"),
+        (lambda w: w.graph_launch(range="x"), "No range matches 'x': the capture has forward"),
     ],
 )
 def test_a_wrong_argument_gives_one_clear_sentence(tmp_path, edit, message) -> None:

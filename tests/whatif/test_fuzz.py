@@ -38,7 +38,6 @@ EDITS = (
     lambda w: w.remove(sync="*"),
     lambda w: w.asynchronous(),
     lambda w: w.overlap(),
-    lambda w: w.fuse(range="*"),
     lambda w: w.graph_launch(range="*"),
     lambda w: w.workers(3),
     lambda w: w.bandwidth(2),
