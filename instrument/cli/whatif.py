@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HELP = "compute how long a step would take with faster or removed parts"
 
-_KINDS = ("range", "operator", "kernel", "thread")
+_KINDS = ("range", "operator", "kernel")
 _SYNC = "sync"
 # The option --workers refuses numbers of this many digits or more.
 _DIGITS = 10
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scale",
         "KIND:GLOB=FACTOR",
         "let the matching parts take FACTOR times as long, such as range:attention=0.5; KIND is "
-        "range, operator, kernel or thread",
+        "range, operator or kernel",
     )
     edit(
         "--remove",
@@ -174,7 +174,7 @@ def _scale(option: str, value: str) -> Callable[[Scenario], Scenario]:
     if kind not in _KINDS or not glob or factor is None or factor < 0:
         raise ConfigError(
             f"{option} is {value!r}; give KIND:GLOB=FACTOR, such as range:attention=0.5, where "
-            "KIND is range, operator, kernel or thread and FACTOR is at least 0."
+            "KIND is range, operator or kernel and FACTOR is at least 0."
         )
     chosen: dict[str, Any] = {kind: glob}
     return lambda scenario: scenario.scale(**chosen, by=factor)
@@ -185,7 +185,7 @@ def _remove(option: str, value: str) -> Callable[[Scenario], Scenario]:
     if kind not in (*_KINDS, _SYNC) or not glob:
         raise ConfigError(
             f"{option} is {value!r}; give KIND:GLOB, such as kernel:*conv*, where KIND is range, "
-            "operator, kernel, thread or sync."
+            "operator, kernel or sync."
         )
     return lambda scenario: scenario.remove(**{kind: glob})
 

@@ -41,7 +41,6 @@ _SELECT = {
     "range": selection.by_range,
     "operator": selection.by_operator,
     "kernel": selection.by_kernel,
-    "thread": selection.by_thread,
 }
 
 
@@ -213,13 +212,12 @@ class Scenario:
         range: str | None = None,
         operator: str | None = None,
         kernel: str | None = None,
-        thread: str | None = None,
         by: float,
     ) -> Scenario:
         """Multiply the time of a part of the program by a factor.
 
-        Give exactly one of the four globs. The waits of the CPU are not multiplied: the duration of
-        a wait follows from the work that the CPU waits for.
+        Give exactly one of the three globs. The waits of the CPU are not multiplied: the duration
+        of a wait follows from the work that the CPU waits for.
 
         Args:
             range: ranges by name or path, with all that runs inside, their backward pass, and the
@@ -228,7 +226,6 @@ class Scenario:
             operator: operators by name, with all that runs inside, and the device work that they
                 launch; or runtime calls by name, without device work.
             kernel: kernels, copies and memsets by name.
-            thread: threads, written as process/thread, with the device work that they launch.
             by: the factor, at least 0; 0.5 is twice as fast.
 
         Raises:
@@ -236,7 +233,7 @@ class Scenario:
                 negative or too large.
         """
         self._check_factor("by", by, least=0.0)
-        chosen, text = self._select(range=range, operator=operator, kernel=kernel, thread=thread)
+        chosen, text = self._select(range=range, operator=operator, kernel=kernel)
         return self._with(f"{text} × {by:g}", partial(edits.scale, by=by), chosen)
 
     def scale_events(self, positions: Ints, by: float) -> Scenario:
@@ -266,7 +263,6 @@ class Scenario:
         range: str | None = None,
         operator: str | None = None,
         kernel: str | None = None,
-        thread: str | None = None,
         sync: str | None = None,
     ) -> Scenario:
         """Remove a part of the program, and the waits in this part; see `scale` for the globs.
@@ -275,20 +271,19 @@ class Scenario:
             range: as for `scale`.
             operator: as for `scale`.
             kernel: as for `scale`; calls that launch only these kernels are removed too.
-            thread: as for `scale`.
             sync: calls that wait for the device, by their name or by an operator around them.
 
         Raises:
             ConfigError: no glob or several globs are given, or the glob matches nothing.
         """
-        if sync is not None and not any((range, operator, kernel, thread)):
+        if sync is not None and not any((range, operator, kernel)):
             calls = self._each(selection.calls_named, sync)
             waits = [
                 None if each is None else selection.of_events(model, each)
                 for model, each in zip(self.window.models, calls)
             ]
             return self._with(f"no sync {sync}", edits.remove, waits)
-        chosen, text = self._select(range=range, operator=operator, kernel=kernel, thread=thread)
+        chosen, text = self._select(range=range, operator=operator, kernel=kernel)
         return self._with(f"no {text}", edits.remove, chosen)
 
     def overlap(self, *, copy: str = "Memcpy*") -> Scenario:

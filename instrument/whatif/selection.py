@@ -125,31 +125,6 @@ def _work_named(model: Model, pattern: str, word: str, kinds: Sequence[int]) -> 
     return of_rows(model, rows)
 
 
-def by_thread(model: Model, pattern: str) -> Selection:
-    """Select threads: all their CPU time, and the device work that they launch.
-
-    The pattern must match the thread, written as process/thread.
-
-    Raises:
-        ConfigError: no thread matches.
-    """
-    tree, names = model.links.call_tree, ["{}/{}".format(*t) for t in model.links.events.threads]
-    chosen = np.array([fits(pattern, name) for name in names], np.bool_)
-    nodes = chosen[tree.thread]
-    if not nodes.any():
-        present = np.unique(tree.thread).tolist()
-        raise _nothing("thread", pattern, [names[k] for k in present])
-    found = _below(model, nodes)
-    threads = np.unique(tree.thread[nodes])
-    begin, end = (
-        model.axis.place(threads, np.full(len(threads), model.axis.begin_ns + offset))
-        for offset in (0, model.axis.span_ns - 1)
-    )
-    # `direct` is the device work of calls outside all operators.
-    direct = np.append(nodes, False)[tree.nodes_of(model.work.call)]
-    return Selection(joined(begin, end), found.rows | direct, found.calls)
-
-
 def of_events(model: Model, positions: Ints) -> Selection:
     """Select events by position; a CPU event includes all that runs inside it."""
     chosen = np.zeros(len(model.links.events), np.bool_)

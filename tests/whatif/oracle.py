@@ -319,7 +319,7 @@ def run(program: Program, recorded: Run | None = None) -> Run:
 
 
 def scaled(program: Program, kind: str, name: str, by: float) -> Program:
-    """Let a range, operator, kernel, runtime call or thread take `by` times as long."""
+    """Let a range, operator, kernel or runtime call take `by` times as long."""
 
     def change(each: Node) -> Node:
         match each:
@@ -341,8 +341,6 @@ def scaled(program: Program, kind: str, name: str, by: float) -> Program:
 
     if kind in ("kernel", "call"):
         return _changed(program, {"kernel": of_kernel, "call": of_call}[kind], lambda _: True)
-    if kind == "thread":
-        return _changed(program, change, lambda _: False, only=int(name))
     return _changed(program, change, _chooser(program, kind, name))
 
 
@@ -432,7 +430,6 @@ def _changed(
     program: Program,
     change: Callable[[Node], Node | None],
     chooses: Callable[[Node], bool],
-    only: int | None = None,
 ) -> Program:
     """The program with each node changed that is, or lies in, a chosen node of the same thread."""
 
@@ -444,12 +441,12 @@ def _changed(
             if after is None:
                 continue
             if isinstance(after, Hand):
-                after = replace(after, body=body_of(after.body, after.thread == only))
+                after = replace(after, body=body_of(after.body, False))
             elif isinstance(after, (Op, Range)):
                 after = replace(after, body=body_of(after.body, here))
             found.append(after)
         return tuple(found)
 
     return replace(
-        program, threads={tid: body_of(body, tid == only) for tid, body in program.threads.items()}
+        program, threads={tid: body_of(body, False) for tid, body in program.threads.items()}
     )

@@ -38,6 +38,10 @@ def steps_us(found: Scenario) -> list[float]:
     return [each / 1000 for each in found.steps]
 
 
+def positions_of_steps(found: Scenario) -> np.ndarray:
+    return found.window.models[0].links.steps
+
+
 def replays(found: Scenario) -> bool:
     """Whether the unedited costs give the recorded times, to the nanosecond."""
     window = found.window
@@ -80,7 +84,6 @@ def on_cpu(_: int, at: float) -> list[Event]:
         ({"operator": "aten::add"}, 900),
         ({"operator": "aten::add.Tensor"}, 900),
         ({"operator": "aten::*"}, 850),
-        ({"thread": "1/1"}, 500),
     ],
 )
 def test_half_of_some_cpu_time(tmp_path, edit, step_us) -> None:
@@ -253,10 +256,9 @@ def test_work_without_a_launch_comes_when_it_came(tmp_path) -> None:
     events = [*repeated(1000, on_cpu), kernel("from before", 3900, 50)]
     found = whatif(tmp_path, events)
     assert replays(found)
-    assert steps_us(found.scale(thread="1/1", by=0.5)) == [500] * 4
-    times = found.window.program.run(
-        found.window.weights(found.scale(thread="1/1", by=0.5).variants[0].costs)
-    )
+    faster = found.scale_events(positions_of_steps(found), by=0.5)
+    assert steps_us(faster) == [500] * 4
+    times = found.window.program.run(found.window.weights(faster.variants[0].costs))
     assert times[found.window.models[0].moments.end_of].tolist() == [3_950_000]
 
 
@@ -365,7 +367,7 @@ def test_events_without_duration_at_one_time(tmp_path) -> None:
     found = whatif(tmp_path, [step(0, 0, 500), *at_once, step(1, 500, 500)])
     assert replays(found)
     assert steps_us(found.scale(kernel="*", by=0.5)) == [500, 500]
-    assert steps_us(found.scale(thread="*", by=0.5)) == [250, 250]
+    assert steps_us(found.scale_events(positions_of_steps(found), by=0.5)) == [250, 250]
 
 
 def test_a_thread_that_runs_beside_hands_nothing_over(tmp_path) -> None:
@@ -373,13 +375,13 @@ def test_a_thread_that_runs_beside_hands_nothing_over(tmp_path) -> None:
     events = [*repeated(1000, on_cpu), span("background", 0, 5000, tid=9)]
     found = whatif(tmp_path, events)
     assert arcs(found, HANDOVER) == 0
-    assert found.scale(thread="1/9", by=0.5).saving_ns == 0
+    assert found.scale(operator="background", by=0.5).saving_ns == 0
 
 
 # ---- what the caller gets wrong
 
 
-@pytest.mark.parametrize("kind", ["range", "operator", "kernel", "thread"])
+@pytest.mark.parametrize("kind", ["range", "operator", "kernel"])
 @pytest.mark.parametrize("edit", ["scale", "remove"])
 def test_a_glob_that_matches_nothing(tmp_path, kind, edit) -> None:
     found = whatif(tmp_path, repeated(1000, behind_a_copy) + on_cpu(9, 5000))
@@ -416,9 +418,9 @@ def test_names_are_data(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda w: w.scale(by=0.5), "0 of range, operator, kernel, thread"),
-        (lambda w: w.scale(range="a", kernel="b", by=0.5), "2 of range, operator, kernel, thread"),
-        (lambda w: w.remove(), "0 of range, operator, kernel, thread"),
+        (lambda w: w.scale(by=0.5), "0 of range, operator, kernel"),
+        (lambda w: w.scale(range="a", kernel="b", by=0.5), "2 of range, operator, kernel"),
+        (lambda w: w.remove(), "0 of range, operator, kernel"),
         (lambda w: w.scale(range="forward", by=-1), "by is -1; give a number of at least 0"),
         (lambda w: w.scale(range="forward", by=float("nan")), "by is nan"),
         (lambda w: w.scale(range="forward", by=float("inf")), "by is inf"),

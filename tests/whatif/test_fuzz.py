@@ -32,7 +32,6 @@ EDITS = (
     lambda w: w.scale(range="*", by=0.5),
     lambda w: w.scale(operator="*", by=2),
     lambda w: w.scale(kernel="*", by=0),
-    lambda w: w.scale(thread="*", by=0.5),
     lambda w: w.remove(range="*"),
     lambda w: w.remove(kernel="*"),
     lambda w: w.remove(sync="*"),

@@ -52,17 +52,15 @@ def _scaling() -> Iterator[Edit]:
         "range": ("encoder", "decoder*", "*/inner", "enumerate*", "background"),
         "operator": ("aten::mm", "aten::*", "Optimizer.step", "autograd::*", "cudaLaunchKernel"),
         "kernel": ("gemm", "*", "Memcpy*"),
-        "thread": ("1", "2", "3", "4"),
     }
     for kind, patterns in globs.items():
         for glob in patterns:
             for by in (0.5, 0.25, 2.0):
-                ours = f"1/{glob}" if kind == "thread" else glob
                 theirs = "call" if glob.startswith("cuda") else kind
                 plain = glob.removeprefix("*/")
                 yield Edit(
                     f"{kind} {glob} × {by}",
-                    lambda w, kind=kind, ours=ours, by=by: w.scale(**{kind: ours}, by=by),
+                    lambda w, kind=kind, glob=glob, by=by: w.scale(**{kind: glob}, by=by),
                     lambda p, kind=theirs, glob=plain, by=by: scaled(p, kind, glob, by),
                 )
 

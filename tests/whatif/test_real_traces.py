@@ -70,7 +70,7 @@ def test_the_critical_path_of_each_lasts_from_the_first_step_to_the_last(name) -
 def test_a_faster_part_never_costs_and_no_bound_excludes_the_saving(name) -> None:
     whatif = load(name).whatif
     window = whatif.window
-    edits = [whatif.scale(thread="*", by=0.5)]
+    edits = [whatif.scale(operator="*", by=0.5)]
     if len(whatif.window.models[0].work.event):
         edits.append(whatif.scale(kernel="*", by=0.5))
     for found in edits:
@@ -85,7 +85,7 @@ def test_a_faster_part_never_costs_and_no_bound_excludes_the_saving(name) -> Non
 def test_kernels_of_a_training_that_waits_for_its_cpu_are_worth_nothing() -> None:
     whatif = load("a100_nccl_2ranks_rank0").whatif
     assert -1e-9 <= share_won(whatif.scale(kernel="*", by=0.5)) < 0.01
-    assert share_won(whatif.scale(thread="*", by=0.5)) > 0.2
+    assert share_won(whatif.scale(operator="*", by=0.5)) > 0.2
 
 
 def test_kernels_of_a_training_that_fills_the_queue_are_worth_all() -> None:
