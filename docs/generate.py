@@ -41,7 +41,7 @@ from instrument.config.schema import ModulesConfig, ProfilerConfig, TimingsConfi
 from instrument.runs.run import SCHEMAS
 from instrument.runs.timings_file import TIMINGS
 from instrument.whatif.causal_profile import CAUSAL_PROFILE
-from instrument.whatif.critical_path import CRITICAL_PATH, SLACK
+from instrument.whatif.critical_path import CRITICAL_PATH
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -164,7 +164,6 @@ def columns_page() -> str:
     tables |= {
         "`capture.whatif.profile()`": CAUSAL_PROFILE,
         "`capture.whatif.critical_path`": CRITICAL_PATH,
-        "`capture.whatif.slack`": SLACK,
     }
     tables |= {f"`window.{name}` of ranks": columns for name, columns in SCHEMAS.items()}
     tables |= {"`instrument ls`": CAPTURES}

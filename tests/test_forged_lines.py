@@ -357,7 +357,7 @@ def test_no_terminal_gets_a_line_of_a_stranger(
             ["ls", str(place)],
             ["ranks", *ranks],
             ["diff", *ranks[:2], "--fail-on", "operators>+0"],
-            ["whatif", *ranks, "--scale", "kernel:*=0.5", "--critical-path", "--slack"],
+            ["whatif", *ranks, "--scale", "kernel:*=0.5", "--critical-path"],
         ):
             main(arguments)
             out = capsys.readouterr().out

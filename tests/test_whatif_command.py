@@ -157,26 +157,10 @@ def test_one_table_is_printed_alone(folder: Path, capsys: pytest.CaptureFixture[
     path = printed(capsys, folder, "--critical-path")
     assert path.split("\n\n")[1].splitlines()[3] == "CPU   slow           0.600 ms  60.0%"
     assert "Causal profile" not in path
-    both = printed(capsys, folder, "--slack", "--critical-path", "--scale", "range:slow=0.5")
-    assert [part.split("\n")[0].split(";")[0].split(":")[0] for part in both.split("\n\n")] == [
-        "steps_3-4", "Edits", "Saving", "Critical path", "Slack"
+    edited = printed(capsys, folder, "--critical-path", "--scale", "range:slow=0.5")
+    assert [part.split("\n")[0].split(";")[0].split(":")[0] for part in edited.split("\n\n")] == [
+        "steps_3-4", "Edits", "Saving", "Critical path"
     ]  # fmt: skip
-    assert "Slack: none of the 2 ranges has slack" in both
-
-
-def test_slack_is_that_of_work_beside_the_critical_path(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    events = [*device_steps()]
-    for begin in (0, 1000, 2000):
-        events.append(annotation("beside", begin + 100, 300, tid=2))
-    folder = write_capture(tmp_path, events).folder
-    shown = printed(capsys, folder, "--slack")
-    title, _, _, row = shown.rstrip("\n").split("\n\n")[1].splitlines()
-    assert title.endswith(
-        "; 1 of 2 ranges have no slack; - means that no step depends on the range"
-    )
-    assert row.split() == ["beside", "-"]
 
 
 def test_a_step_now_minus_its_saving_is_the_step_after_the_edits(
@@ -204,7 +188,7 @@ def test_the_json_has_the_keys_that_the_page_describes(
 ) -> None:
     given = found(capsys, folder, "--scale", "range:slow=0.5")
     assert list(given) == [name for key in KEYS for name in re.findall(r"`(\w+)`", key)]
-    profile, path, slack = (given.pop(name) for name in ("profile", "critical_path", "slack"))
+    profile, path = (given.pop(name) for name in ("profile", "critical_path"))
     assert given == {
         "version": 1,
         "name": "steps_3-4",
@@ -229,7 +213,6 @@ def test_the_json_has_the_keys_that_the_page_describes(
         "saving_50_share": pytest.approx(150 / 700),
     }
     assert sum(row["step_ns"] for row in path) == 700_000  # type: ignore[union-attr]
-    assert {row["name"]: row["slack_ns"] for row in slack} == {"slow": 0, "fast": 0}  # type: ignore[union-attr]
     assert len(found(capsys, folder, "--rows", 1)["profile"]) == 1  # type: ignore[arg-type]
 
 

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "range, operator and kernel, how much shorter a step would be if this part were faster. "
         "Options such as --scale are edits. Several edits are applied one after the other, in "
         "their order on the command line. With edits, print the new step, its critical path and "
-        "its causal profile. With --critical-path or --slack, print only these tables.\n\n"
+        "its causal profile. With --critical-path, print only this table.\n\n"
         "A GLOB is a pattern for names, in which * stands for any text and ? for one character."
     )
     parser.set_defaults(edits=[])
@@ -92,24 +92,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--critical-path",
-        dest="tables",
-        action="append_const",
-        const="critical_path",
+        action="store_true",
         help="print the work and the waits that determine how long a step takes",
     )
-    add(
-        "--slack",
-        dest="tables",
-        action="append_const",
-        const="slack",
-        help="print how much longer each range could take without a longer step",
-    )
-    add(
-        "--rows",
-        metavar="N",
-        type=row_count,
-        help=ROWS_HELP,
-    )
+    add("--rows", metavar="N", type=row_count, help=ROWS_HELP)
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument(
         "--json", action="store_true", help="print JSON, with times in nanoseconds"
@@ -117,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     formats.add_argument(
         "--csv",
         action="store_true",
-        help="print the causal profile, or the table that an option names, as CSV",
+        help="print the causal profile as CSV, or with --critical-path the critical path",
     )
 
 
@@ -139,14 +125,10 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     if arguments.json:
         return Written(text.as_json(name, scenario, rows=arguments.rows or ALL))
     if arguments.csv:
-        if len(tables := arguments.tables or [text.PROFILE]) > 1:
-            raise ConfigError(
-                "--csv prints one table, but several were chosen: give either --critical-path or "
-                "--slack."
-            )
-        return Written(text.as_csv(scenario, tables[0], rows=arguments.rows or ALL).rstrip("\n"))
+        csv = text.as_csv(scenario, rows=arguments.rows or ALL, only_path=arguments.critical_path)
+        return Written(csv.rstrip("\n"))
     rows = arguments.rows or ROWS
-    return text.parts(name, scenario, rows=rows, tables=arguments.tables or ())
+    return text.parts(name, scenario, rows=rows, only_path=arguments.critical_path)
 
 
 def _unedited(paths: list[Path | str]) -> tuple[str, Scenario]:

@@ -1,4 +1,4 @@
-"""A scenario as text and as JSON: the step, the savings, the critical path, the slack.
+"""A scenario as text and as JSON: the step, the savings, the critical path.
 
 A scenario is the simulation of a window with some edits or without edits. Its causal profile says
 how much shorter a step is if one range, operator or kernel is faster.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from instrument.analysis.breakdown import KINDS as WORK_KINDS
-from instrument.analysis.section import Part, Section, plain, shown_of
+from instrument.analysis.section import Part, Section, shown_of
 from instrument.analysis.table import ALL, Table, known_columns
 from instrument.errors import ConfigError
 from instrument.units import counted, durations_like
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
 #: does not change the version.
 VERSION = 1
-#: The tables of a scenario, by the names that the command and the JSON give them.
-PROFILE, CRITICAL_PATH, SLACK = "profile", "critical_path", "slack"
 
 # The causal profile tries at least this many ranges, as many operators, and as many kernels.
 _TRIED = 12
@@ -52,33 +50,23 @@ _NAMELESS = {
 }
 
 
-def as_text(name: str, scenario: Scenario, **options: Any) -> str:
-    """Return a scenario as plain text; `options` are those of `parts`."""
-    return plain(parts(name, scenario, **options))
-
-
-def parts(
-    name: str, scenario: Scenario, *, rows: int = 15, tables: Collection[str] = ()
-) -> list[Part]:
+def parts(name: str, scenario: Scenario, *, rows: int = 15, only_path: bool = False) -> list[Part]:
     """Return a scenario as text and tables: the time of the step, and what the edits save.
 
     Args:
         name: the name of the capture, or of the window of several ranks.
         scenario: the capture with or without edits.
         rows: the maximum number of rows in each table.
-        tables: the tables to show: `PROFILE`, `CRITICAL_PATH`, `SLACK`. If `tables` is empty, the
-            causal profile is shown, and with edits also the critical path.
+        only_path: show the critical path without the causal profile; otherwise the causal profile
+            is shown, and with edits also the critical path.
     """
     text = durations_like(scenario.baseline_ns)
-    shown = tables or ((CRITICAL_PATH, PROFILE) if scenario.edits else (PROFILE,))
     found: list[Part] = [_heading(name, scenario, text)]
     if scenario.edits:
         found += [_edits(scenario), _saving(scenario, text)]
-    if CRITICAL_PATH in shown:
+    if scenario.edits or only_path:
         found.append(_critical_path(scenario, rows, text))
-    if SLACK in shown:
-        found.append(_slack(scenario, rows, text))
-    if PROFILE in shown:
+    if not only_path:
         found += [_profile(scenario, rows, text), _all_device_work(scenario, text)]
     found.append([f"Note: {note}" for note in scenario.notes])
     return [part for part in found if part]
@@ -97,16 +85,15 @@ def as_json(name: str, scenario: Scenario, *, rows: int = ALL) -> str:
         "steps": scenario.steps,
         "edits": scenario.edits,
         "notes": scenario.notes,
-        PROFILE: _profile_of(scenario, rows).head(rows).to_dicts(),
-        CRITICAL_PATH: scenario.critical_path.head(rows).to_dicts(),
-        SLACK: scenario.slack.head(rows).to_dicts(),
+        "profile": _profile_of(scenario, rows).head(rows).to_dicts(),
+        "critical_path": scenario.critical_path.head(rows).to_dicts(),
     }
     return json.dumps(content, indent=2)
 
 
-def as_csv(scenario: Scenario, table: str = PROFILE, *, rows: int = ALL) -> str:
-    """Return the causal profile, the critical path or the slack as CSV; see `Table.to_csv`."""
-    found: Table = _profile_of(scenario, rows) if table == PROFILE else getattr(scenario, table)
+def as_csv(scenario: Scenario, *, rows: int = ALL, only_path: bool = False) -> str:
+    """Return the causal profile, or the critical path, as CSV; see `Table.to_csv`."""
+    found = scenario.critical_path if only_path else _profile_of(scenario, rows)
     return found.head(rows).to_csv()
 
 
@@ -231,30 +218,3 @@ def _kinds(table: Table) -> str:
         shares[row.kind] = shares.get(row.kind, 0.0) + row.share
     order = sorted(shares.items(), key=lambda item: -item[1])
     return ", ".join(f"{kind} {share:.1%}" for kind, share in order if share >= _LEAST_SHARE)
-
-
-def _slack(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str | Section:
-    table = scenario.slack
-    if not len(table):
-        return (
-            "Slack: the capture has no ranges; mark code with @profiled, or pass model= to the "
-            "session."
-        )
-    known = table.where(lambda row: row.slack_ns != 0)
-    without = len(table) - len(known)
-    if not len(known):
-        return (
-            f"Slack: none of the {len(table)} ranges has slack; each range can make a step longer."
-        )
-    shown = known.head(rows)
-    none = f"; {without} of {len(table)} ranges have no slack" if without else ""
-    if None in shown.column("slack_ns"):
-        none += "; - means that no step depends on the range"
-    return Section(
-        shown,
-        ("name", "slack_ns"),
-        f"Slack{shown_of(len(shown), len(known))}; how much longer a call of the range could take "
-        f"before a step takes longer{none}",
-        texts={"slack_ns": text},
-        all_columns=_ALL_COLUMNS,
-    )

@@ -10,6 +10,5 @@
 - `edits`: the possible changes: faster ranges, removed waits and others.
 - `scenario`: a capture with edits, and the simulated step after these edits.
 - `causal_profile`: how much shorter a step is if a range, an operator or a kernel is faster.
-- `critical_path`: the work and waits that decide how long a step takes; for each range, its slack:
-  how much longer the range could take before a step takes longer.
+- `critical_path`: the work and waits that decide how long a step takes.
 """

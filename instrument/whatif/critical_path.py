@@ -18,8 +18,8 @@ from instrument.links.groupby import Groups
 from instrument.links.intervals import Intervals, concatenated
 from instrument.trace.events import Ints
 from instrument.whatif.cpu_time import joined
-from instrument.whatif.model import CPU, DEVICE, KINDS, LAUNCH, ORIGIN, STREAM, Costs, Model
-from instrument.whatif.program import NEVER, Path
+from instrument.whatif.model import CPU, DEVICE, KINDS, LAUNCH, ORIGIN, STREAM, Costs
+from instrument.whatif.program import Path
 from instrument.whatif.window import Window
 
 CRITICAL_PATH: Schema = schema(
@@ -39,12 +39,6 @@ CRITICAL_PATH: Schema = schema(
     "the last one; if only one step finished, the time within this step",
     step_ns="`total_ns` for one step, on average",
     share="`total_ns` as a share of the whole critical path",
-)
-SLACK: Schema = schema(
-    name="the path of the range",
-    slack_ns="the time by which the range or its device work could grow without making a step "
-    "longer; if the range is called several times, the call with the smallest slack counts; None "
-    "if no step depends on the range",
 )
 _UNEXPLAINED = "unexplained"
 # A position after the end of the axis.
@@ -177,49 +171,3 @@ class _Found:
 def _outside(chosen: Intervals) -> Intervals:
     starts, ends = chosen
     return np.concatenate([[0], ends]), np.append(starts, _FAR)
-
-
-def slack(window: Window, costs: Sequence[Costs]) -> Table:
-    """Return how much longer each range could take before a step takes longer; see `SLACK`."""
-    weights = window.weights(costs)
-    times = window.program.run(weights)
-    late = window.program.slack(weights, times, _step_ends(window, times))
-    least: dict[str, int] = {}
-    for model, first in zip(window.models, window.first_moment):
-        own = _slack_of_paths(model, late[first : first + len(model.moments.time_ns)])
-        for text, value in zip(model.links.scopes.paths.texts, own.tolist()):
-            least[text] = min(value, least.get(text, value))
-    rows = sorted(least.items(), key=lambda row: row[1])
-    return Table.of_rows(SLACK, [(name, value if value < -NEVER else None) for name, value in rows])
-
-
-def _slack_of_paths(model: Model, late: Ints) -> Ints:
-    """For each path of a range, the smallest slack of all its calls and of their device work.
-
-    `late` is the slack of each moment (start or end of an event). The slack of a range is `_FAR` if
-    no step depends on the range.
-    """
-    scopes, axis, places = model.links.scopes, model.axis, model.places
-    nodes, paths = scopes.nodes, scopes.paths
-    order = np.argsort(places, kind="stable")
-    found = np.full(len(paths.names), _FAR)
-    if len(nodes):
-        # The work of a range ends at a moment inside the range, or at the first moment after it on
-        # the same thread.
-        first = np.searchsorted(places[order], axis.place(nodes.thread, nodes.start_ns), "right")
-        last = np.searchsorted(places[order], axis.place(nodes.thread, nodes.end_ns))
-        values = np.append(late[order], [_FAR, _FAR])
-        thread = np.append(model.moments.thread[order], [-1, -1])
-        last = np.where(thread[last] == nodes.thread, last, last - 1)
-        bounds = np.stack([first, np.maximum(last, first) + 1], axis=1).reshape(-1)
-        least = np.minimum.reduceat(values, bounds)[::2]
-        known = (scopes.attributed >= 0) & (last >= first)
-        np.minimum.at(found, scopes.attributed[known], least[known])
-    path = scopes.path_of_node[model.links.launched[1]]
-    rows = np.flatnonzero(path >= 0)
-    np.minimum.at(found, path[rows], late[model.moments.end_of[rows]])
-    # A range has at most the slack of the ranges inside it, which come after it in `paths`.
-    for k in range(len(found) - 1, -1, -1):
-        if paths.above[k] >= 0:
-            found[paths.above[k]] = min(found[paths.above[k]], found[k])
-    return found

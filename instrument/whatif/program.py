@@ -50,14 +50,6 @@ class _Arcs(NamedTuple):
     source: NDArray[np.int32]
     number: NDArray[np.int32]
 
-    def reversed(self) -> _Arcs:
-        """The arcs between two moments, in reverse order, with source and target swapped.
-
-        An arc from the origin (time 0) has no moment as its source, so it is left out.
-        """
-        own = self.source >= 0
-        return _Arcs(*(each[own][::-1].copy() for each in (self.source, self.target, self.number)))
-
 
 @dataclass(frozen=True)
 class Program:
@@ -160,21 +152,6 @@ class Program:
             ends.append(int(times[at]))
             at = source
         return Path(*(np.array(each[::-1], np.int64) for each in (found, begins, ends)))
-
-    def slack(self, of_arcs: Ints, times: Ints, ends: Ints) -> Ints:
-        """How much later each moment could happen without delaying any of the moments `ends`.
-
-        If a moment cannot delay any of `ends`, its slack is 2**60 or more. `times` is the result of
-        `run`.
-        """
-        # The latest allowed time of a moment is a minimum over the arcs from it: the latest allowed
-        # time of the target minus the weight. Its negative is a longest path on the reversed arcs.
-        last = np.full(len(times), 2 * NEVER)
-        last[ends] = -times[ends]
-        none = np.zeros_like(of_arcs)
-        latest = _longest_paths(self._ordered.reversed(), of_arcs, none, np.zeros(1), last)
-        found: Ints = -latest[0] - times
-        return found
 
 
 def _latest(target: NDArray[np.int32], reached: Ints, moments: int) -> Ints:

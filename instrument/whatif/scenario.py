@@ -21,7 +21,7 @@ from instrument.trace.events import Ints
 from instrument.units import duration
 from instrument.whatif import edits, selection
 from instrument.whatif.builder import build_model
-from instrument.whatif.critical_path import critical_path, slack
+from instrument.whatif.critical_path import critical_path
 from instrument.whatif.model import Costs, Model
 from instrument.whatif.window import Window, counted, meetings
 
@@ -187,14 +187,6 @@ class Scenario:
         See `instrument.whatif.critical_path.CRITICAL_PATH`.
         """
         return critical_path(self.window, self.variants[0].costs)
-
-    @cached_property
-    def slack(self) -> Table:
-        """How much longer each range could take without making a step longer.
-
-        See `instrument.whatif.critical_path.SLACK`.
-        """
-        return slack(self.window, self.variants[0].costs)
 
     def profile(self, rows: int = 12) -> Table:
         """How much shorter a step is if a range, an operator or a kernel is faster.

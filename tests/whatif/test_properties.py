@@ -11,7 +11,6 @@ import pytest
 from builders import capture
 
 from instrument.errors import ConfigError
-from instrument.whatif.program import NEVER
 from instrument.whatif.scenario import Scenario
 from whatif.oracle import run
 from whatif.programs import Author, Features
@@ -94,32 +93,6 @@ def test_the_critical_path_lasts_from_the_first_step_to_the_last(whatif) -> None
         assert sum(row.total_ns for row in rows) == ends[-1] - ends[0]
         assert all(row.total_ns > 0 for row in rows)
         assert sum(row.share for row in rows) == pytest.approx(1)
-
-
-def test_what_is_not_on_the_critical_path_has_slack(whatif) -> None:
-    """Any moment may come later by its slack, and not by more; on the path, none may."""
-    window = whatif.window
-    program, costs = window.program, whatif.variants[0].costs
-    weights = window.weights(costs)
-    ends = window.models[0].moments.step_end
-    times = program.run(weights)
-    late, right = program.slack(weights, times, ends), times[ends]
-    arcs = window.models[0].arcs
-    on_path = arcs.target[program.critical(weights, times, int(ends[-1])).arc]
-    assert len(on_path)
-    assert not late[on_path].any()
-    some = np.random.default_rng(0).choice(np.flatnonzero(late < 2**60), 12)
-    for moment in some.tolist():
-        into = (arcs.target == moment) & (weights != NEVER)
-        for more, is_harmless in ((late[moment], True), (late[moment] + 1, False)):
-            delayed = np.where(into, weights + more, weights)
-            assert np.array_equal(program.run(delayed)[ends], right) == is_harmless
-
-
-def test_a_range_without_slack_delays_its_step(whatif) -> None:
-    for row in whatif.slack:
-        assert row.slack_ns is None or row.slack_ns >= 0
-    assert 0 in [row.slack_ns for row in whatif.slack]
 
 
 def test_a_cell_of_the_profile_is_the_edit(whatif) -> None:
