@@ -34,8 +34,6 @@ class Capture(Views):
             `capture.json` that the views use, as attributes with types.
         communication: the argument `communication` of `load`: globs for the names of communication
             kernels, or None.
-        graph_captures: the argument `graph_captures` of `load`: other captures. They were recorded
-            while the program built the CUDA graphs that it replays in this trace.
         peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
     """
 

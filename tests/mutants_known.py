@@ -100,7 +100,6 @@ TESTS = {
     "instrument/analysis/breakdown.py": _capture("breakdown", "steps"),
     "instrument/analysis/launch_queue.py": _capture("launch_queue"),
     "instrument/links/cuda_graphs.py": _capture("cuda_graphs"),
-    "instrument/links/stream_capture.py": _capture("cuda_graphs"),
     "instrument/analysis/cuda_graphs.py": _capture("cuda_graphs"),
     "instrument/analysis/kernels.py": _capture("kernels", "breakdown", "cuda_graphs"),
     "instrument/analysis/launches.py": _capture("kernels", "breakdown", "cuda_graphs"),

@@ -191,31 +191,15 @@ def test_the_ranges_are_sorted_by_each_of_their_columns(
         assert f", by {column}; share = " in capsys.readouterr().out
 
 
-def test_the_trace_of_a_capture_names_the_nodes_of_graphs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_graphs_and_their_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     replay = [call("cudaGraphLaunch", 0, 2, 1), kernel("gemm", 5, 3, correlation=1)]
-    captured = [
-        call("cudaStreamBeginCapture", 0, 1, 1),
-        span("aten::mm", 2, 5),
-        call("cudaLaunchKernel", 3, 1, 2),
-        call("cudaStreamEndCapture", 9, 1, 3),
-    ]
-    (tmp_path / "capture").mkdir()
-    path, other = write_trace(tmp_path, replay), write_trace(tmp_path / "capture", captured)
-    options = ["--cuda-graphs", "--cuda-graph-nodes"]
-    assert main(["show", str(path), *options, "--json", "--graph-capture", str(other)]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [row["names_from"] for row in found["cuda_graphs"]] == ["order"]
-    assert [row["operator"] for row in found["cuda_graphs.nodes"]] == ["aten::mm"]
-    assert main(["show", str(path), *options]) == 0
+    assert (
+        main(["show", str(write_trace(tmp_path, replay)), "--cuda-graphs", "--cuda-graph-nodes"])
+        == 0
+    )
     printed = capsys.readouterr().out
     assert "CUDA graphs\n" in printed
     assert "CUDA graphs: nodes\n" in printed
-    assert main(["show", str(path), "--kernels", "--graph-capture", str(other)]) == 2
-    assert "add --cuda-graph-nodes" in capsys.readouterr().err
-    assert main(["show", str(path), *options, "--graph-capture", str(tmp_path / "none")]) == 2
-    assert f"no capture at {tmp_path / 'none'}" in capsys.readouterr().err
 
 
 def test_the_steps_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

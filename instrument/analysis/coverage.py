@@ -25,7 +25,6 @@ from instrument.links.cuda_graphs import is_graph_launch, replayed
 from instrument.links.groupby import groupby
 from instrument.links.launches import have_work, launches_kernel, ran_first
 from instrument.links.step_index import step_at
-from instrument.links.stream_capture import CAPTURE_BEGINS, CAPTURE_ENDS
 from instrument.range_names import REGION
 from instrument.trace.events import (
     ANNOTATION,
@@ -262,8 +261,8 @@ def _captures(events: Events, time_ns: Ints) -> Flags:
     from the start of the recording.
     """
     calls = events.among(is_runtime)
-    begins = events.start_ns[calls & events.named(lambda name: CAPTURE_BEGINS in name)]
-    ends = events.end_ns[calls & events.named(lambda name: CAPTURE_ENDS in name)]
+    begins = events.start_ns[calls & events.named(lambda name: "StreamBeginCapture" in name)]
+    ends = events.end_ns[calls & events.named(lambda name: "StreamEndCapture" in name)]
     if not len(begins) and not len(ends):
         return np.zeros(len(time_ns), np.bool_)
     begins, ends = np.sort(begins), np.sort(ends)

@@ -1,37 +1,22 @@
-"""Two tables of CUDA graphs: one has a row for each graph, the other for each node of a graph.
-
-A node is made by a launch during stream capture. The node's operator and range are those of this
-launch.
-"""
+"""Two tables of CUDA graphs: one has a row for each graph, the other for each node of a graph."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from instrument.analysis.breakdown import COPY, KINDS, MEMSET, Work, launched_ns
+from instrument.analysis.breakdown import KINDS, Work, launched_ns
 from instrument.analysis.table import GroupableTable, Schema, Table, names_of, schema
 from instrument.errors import ConfigError
-from instrument.links import stream_capture
 from instrument.links.cuda_graphs import graph_ids as ids_of
 from instrument.links.cuda_graphs import replayed
 from instrument.links.groupby import Groups, at, cells, groupby, intern
 from instrument.links.intervals import sweep
 from instrument.links.links import Links
 from instrument.links.step_index import step_at
-from instrument.links.stream_capture import (
-    NO_ORDER,
-    CapturedNames,
-    GraphNodes,
-    NodeNames,
-    captured_graphs,
-    surroundings,
-    unnamed,
-)
-from instrument.trace.events import Events, Flags, Ints
+from instrument.trace.events import Events, Flags, Ints, called_operators
 
 CUDA_GRAPHS: Schema = schema(
     name='"graph" and the id of the graph in the trace, such as "graph 7". If the trace has no '
@@ -60,18 +45,6 @@ CUDA_GRAPHS: Schema = schema(
     median_replay_ns="the median time from start to end of a replay; None if `replays` is None",
     max_replay_ns="the longest time from start to end of a replay; None if `replays` is None",
     streams="the number of streams on which the replays ran",
-    names_from="how the nodes were joined to the captured launches: by `kernel names`, or only by "
-    "`order` if the trace does not name the kernels of captured launches; None if the nodes have "
-    "no operators and ranges",
-    no_names="why operators and ranges of nodes are not known; None if all are known. `no "
-    "capture`: the traces hold no stream capture from before the first launch of the graph. `other "
-    "launches`: the captured launches and the nodes differ in number or kinds (kernel, copy, "
-    "memset). `other kernels`: the captured launches and the nodes differ in kernels. `unknown "
-    "order`: the graph has branches or its replays differ, and the names of the kernels do not "
-    "tell the nodes apart. `several captures`: several stream captures fit the graph, and give "
-    "different operators or ranges. `several graphs`: it is not known which stream capture made "
-    "which graph, because the trace does not name captured kernels. For example, one stream "
-    "capture fits two graphs that run different kernels, but can have made only one of them",
 )
 CUDA_GRAPH_NODES: Schema = schema(
     name="the name of the graph, as in the table `cuda_graphs`",
@@ -81,21 +54,14 @@ CUDA_GRAPH_NODES: Schema = schema(
     kernel="the name of the kernel, copy or memset; if neither `node` nor `graph_node` is known, a "
     "row holds all nodes of the graph with the same name",
     kind="kernel, communication, copy or memset",
-    operator="the innermost operator around the launch that was captured into the node; None if no "
-    "operator was around the launch, or if the launch is not known",
-    range="the path of the range that the captured launch belongs to; None if the launch belongs "
-    "to no range, or is not known. A launch of the backward belongs to the range of its forward "
-    "operator",
     annotation="the name that `mark_kernels` of `torch.cuda._graph_annotations` gave to the node, "
     "if torch's tool wrote it into the trace",
     calls="how many times the node ran",
     device_ns="device time of all runs of the node",
 )
 
-# ROCm can run the copies and memsets of a graph as these kernels.
-_COPIES, _MEMSETS = "__amd_rocclr_copyBuffer", "__amd_rocclr_fillBuffer"
 # The columns by which nodes can be grouped, and the columns whose sums the groups have.
-_GROUPINGS = ("name", "kernel", "kind", "operator", "range", "annotation")
+_GROUPINGS = ("name", "kernel", "kind", "annotation")
 _SUMMED = ("calls", "device_ns")
 
 
@@ -108,9 +74,7 @@ class CudaGraphNodeTable(GroupableTable):
     def __init__(self, columns: dict[str, list[Any]]) -> None:
         super().__init__(columns, range(len(columns["name"])))
 
-    def by(
-        self, what: Literal["name", "kernel", "kind", "operator", "range", "annotation"]
-    ) -> Table:
+    def by(self, what: Literal["name", "kernel", "kind", "annotation"]) -> Table:
         """Return one row for each distinct value of the column `what`.
 
         A row has the number of graph nodes with this value, and their sums of `calls` and of
@@ -155,7 +119,6 @@ class _Replays:
     Attributes:
         event, kind: as in `Work`, for each device event.
         name: for each device event, the index of its name in `Events.names`.
-        node_kind: for each device event, KERNEL, COPY or MEMSET of `stream_capture`.
         node_id: for each device event, the index of its node's id; -1 if the node has no id.
         replay: for each device event, the number of its replay.
         ordinal: for each device event, its position in the replay.
@@ -170,7 +133,6 @@ class _Replays:
     event: Ints
     kind: Ints
     name: Ints
-    node_kind: Ints
     node_id: Ints
     replay: Ints
     ordinal: Ints
@@ -190,53 +152,49 @@ class _Nodes:
         first: for each node, a device event, as an index into the columns of `_Replays`.
         graph: for each node, the number of its graph.
         position: for each node, its position in its graph; -1 if the order is not known.
-        in_order: for each graph, whether all its replays start the nodes in the same order.
-        is_alike: for each graph, whether all its replays run the same kernels, in any order.
-        longest: for each graph, the replay with the most device events.
     """
 
     of: Groups
     first: Ints
     graph: Ints
     position: Ints
-    in_order: Flags
-    is_alike: Flags
-    longest: Ints
 
 
-def cuda_graphs(links: Links, work: Work, captured: Sequence[Links] = ()) -> CudaGraphTable:
+def cuda_graphs(links: Links, work: Work) -> CudaGraphTable:
     """Return the CUDA graphs of a trace; see `CUDA_GRAPHS`.
 
-    The operator and range of a graph node (a kernel, copy or memset of the graph) are found in the
-    trace that has the stream capture of the graph: this trace, or one of the traces `captured`. See
-    `instrument.links.stream_capture`.
-
-    Cost: sorts the device events of graphs, and builds the call tree of each trace.
+    Cost: sorts the device events of graphs, and builds the call tree.
     """
     events = links.events
     replays, graph_ids, node_ids = _replays(events, work)
-    places = surroundings(links, links.launched[1][replays.work])
+    places = _surroundings(links, links.launched[1][replays.work])
     graphs, ids, labels = _graphs(events, replays, *places, graph_ids)
-    nodes = _nodes(replays, graphs)
     launch = work.launch[replays.work]
     launch_ns = launched_ns(events, work)[replays.work]
-    others = [graph for other in captured for graph in captured_graphs(other)]
-    captures = CapturedNames(captured_graphs(links), others)
-    longest = [
-        _longest(events, replays, nodes, graph, first_ns)
-        for graph, first_ns in enumerate(graphs.min(launch_ns).tolist())
-    ]
-    names = _names(longest, nodes.is_alike, captures)
     columns: dict[str, list[Any]] = {
         "name": labels,
         "graph": ids,
         **_launching(links, graphs, places, launch, launch_ns),
         **_times(events, work, replays, graphs),
-        "names_from": [found.source for found in names],
-        "no_names": [found.reason for found in names],
     }
-    found = list(zip(labels, longest, names))
-    return CudaGraphTable(columns, _node_table(events, replays, nodes, found, node_ids))
+    nodes = _node_table(events, replays, _nodes(replays, graphs), labels, node_ids)
+    return CudaGraphTable(columns, nodes)
+
+
+def _surroundings(links: Links, node: Ints) -> tuple[Ints, Ints]:
+    """For each given node: the operator around the node, and the range that the node belongs to.
+
+    `node` holds nodes of the call tree, and -1 where the node is not known.
+
+    Returns:
+        Two arrays: the name of the innermost operator, as an index into `Events.names`; and the
+            path of the range, as an index into `Links.scopes.paths`. An index is -1 if there is no
+            operator or range, or if the node is not known.
+    """
+    events, call_tree = links.events, links.call_tree
+    around = call_tree.nearest(called_operators(events)[call_tree.index], node)
+    name = np.append(events.name[call_tree.index], -1)[around]
+    return name, links.scopes.path_of_node[node]
 
 
 def _replays(events: Events, work: Work) -> tuple[_Replays, list[int], list[int]]:
@@ -255,7 +213,6 @@ def _replays(events: Events, work: Work) -> tuple[_Replays, list[int], list[int]
             event=event,
             kind=kind,
             name=events.name[event].astype(np.int64),
-            node_kind=_node_kinds(events, event, kind),
             node_id=node[order],
             replay=replay,
             ordinal=np.arange(len(order)) - first[replay],
@@ -268,18 +225,6 @@ def _replays(events: Events, work: Work) -> tuple[_Replays, list[int], list[int]
         ),
         graph_ids,
         node_ids,
-    )
-
-
-def _node_kinds(events: Events, event: Ints, kind: Ints) -> Ints:
-    is_copy, is_memset = (
-        events.named(lambda name, start=start: name.startswith(start))[event]  # type: ignore[misc]
-        for start in (_COPIES, _MEMSETS)
-    )
-    return np.select(
-        [(kind == COPY) | is_copy, (kind == MEMSET) | is_memset],
-        [stream_capture.COPY, stream_capture.MEMSET],
-        stream_capture.KERNEL,
     )
 
 
@@ -341,14 +286,12 @@ def _nodes(replays: _Replays, graphs: Groups) -> _Nodes:
     model = np.where(same_size, replays.first[longest][graph] + replays.ordinal, 0)
     same = same_size & (label[model] == label)
     in_order = by_graph.number(~np.where(has_ids, (rank >= 0) & rises, same)) == 0
-    sorted_name = _sorted_names(replays)
-    is_alike = by_graph.number(~same_size | (sorted_name[model] != sorted_name)) == 0
     position = np.where(in_order[graph], np.where(has_ids, rank, replays.ordinal), -1)
     key = np.where(position >= 0, position, label)
     width, names = int(key.max(initial=0)) + 1, int(name.max(initial=0)) + 1
     _, nodes = groupby((graph * width + key) * names + name)
     first = nodes.sorted_by().row(0)
-    return _Nodes(nodes, first, graph[first], position[first], in_order, is_alike, longest)
+    return _Nodes(nodes, first, graph[first], position[first])
 
 
 def _ranks(replays: _Replays, graph: Ints, label: Ints, longest: Ints) -> Ints:
@@ -363,33 +306,6 @@ def _ranks(replays: _Replays, graph: Ints, label: Ints, longest: Ints) -> Ints:
     rank[node.of[model]] = replays.ordinal[model]
     rank[np.bincount(node.of[model], minlength=node.count) > 1] = -1
     return rank[node.of]
-
-
-def _longest(
-    events: Events, replays: _Replays, nodes: _Nodes, graph: int, launched_ns: int
-) -> GraphNodes:
-    """The nodes of a graph, in the order of the replay with the most device events."""
-    first = int(replays.first[nodes.longest[graph]])
-    rows = slice(first, first + int(replays.size[nodes.longest[graph]]))
-    return GraphNodes(
-        kind=replays.node_kind[rows],
-        kernel=[events.names[code] for code in replays.name[rows].tolist()],
-        in_order=bool(nodes.in_order[graph]),
-        launched_ns=launched_ns,
-    )
-
-
-def _names(longest: list[GraphNodes], is_alike: Flags, captures: CapturedNames) -> list[NodeNames]:
-    """For each graph, the operator and the range of each of its nodes.
-
-    `longest` holds the nodes of each graph, in the order of the replay with the most device events.
-    """
-    usable = [ran.in_order or alike for ran, alike in zip(longest, is_alike.tolist())]
-    found = iter(captures.of([ran for ran, is_usable in zip(longest, usable) if is_usable]))
-    return [
-        next(found) if is_usable else unnamed(ran, NO_ORDER)
-        for ran, is_usable in zip(longest, usable)
-    ]
 
 
 def _launching(
@@ -456,40 +372,17 @@ def _times(events: Events, work: Work, replays: _Replays, graphs: Groups) -> dic
 
 
 def _node_table(
-    events: Events,
-    replays: _Replays,
-    nodes: _Nodes,
-    graphs: list[tuple[str, GraphNodes, NodeNames]],
-    node_ids: list[int],
+    events: Events, replays: _Replays, nodes: _Nodes, labels: list[str], node_ids: list[int]
 ) -> CudaGraphNodeTable:
-    """The table of the nodes.
-
-    `graphs` holds for each graph: its label, its nodes in the longest replay (the replay with the
-    most device events), and the operators and ranges of these nodes.
-    """
-    first, event, graph = nodes.first, replays.event[nodes.first], nodes.graph.tolist()
-    kernels = [events.names[k] for k in events.name[event].tolist()]
-    # A node without a position has the operator and the range of a node in the longest replay that
-    # has the same kernel.
-    rows_of_kernels = [{name: k for k, name in enumerate(ran.kernel)} for _, ran, _ in graphs]
-    rows = [
-        position if position >= 0 else rows_of_kernels[of].get(kernel)
-        for of, position, kernel in zip(graph, nodes.position.tolist(), kernels)
-    ]
-    names = [
-        (None, None) if row is None else (graphs[of][2].operator[row], graphs[of][2].range[row])
-        for of, row in zip(graph, rows)
-    ]
+    first, event = nodes.first, replays.event[nodes.first]
     details = [events.details[k] if k >= 0 else None for k in events.detail[event].tolist()]
     ids = [*node_ids, None]
     columns = {
-        "name": [graphs[of][0] for of in graph],
+        "name": [labels[of] for of in nodes.graph.tolist()],
         "node": cells(nodes.position, nodes.position >= 0),
         "graph_node": [ids[k] for k in replays.node_id[first].tolist()],
-        "kernel": kernels,
+        "kernel": [events.names[k] for k in events.name[event].tolist()],
         "kind": [KINDS[k] for k in replays.kind[first].tolist()],
-        "operator": [operator for operator, _ in names],
-        "range": [path for _, path in names],
         "annotation": [each.annotation if each else None for each in details],
         "calls": nodes.of.size.tolist(),
         "device_ns": nodes.of.sum(events.duration_ns[replays.event]).tolist(),

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
 from os import PathLike
@@ -217,7 +217,7 @@ VIEWS = {
     "cuda_graphs.nodes": View(
         "cuda_graphs:CUDA_GRAPH_NODES",
         "cuda-graph-nodes",
-        "the nodes of the graphs, with the operators and ranges that were captured",
+        "the nodes of the graphs, with the names that torch's tool gave to them",
         coverage=coverage_rows.LAUNCHING,
     ),
     "queue": View(
@@ -280,8 +280,6 @@ class Views:
         metadata: the content of `capture.json`; empty for a trace file alone.
         communication: the argument `communication` of `load`: globs for the names of communication
             kernels, or None.
-        graph_captures: the argument `graph_captures` of `load`: other captures, which were recorded
-            while the program built the CUDA graphs that this trace replays.
         peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
     """
 
@@ -291,14 +289,12 @@ class Views:
         folder: Path | None,
         metadata: dict[str, Any],
         communication: Sequence[str] | None = None,
-        graph_captures: Sequence[Views] = (),
         peak_flops: PeakFlops | None = None,
     ) -> None:
         self.trace_path = trace_path
         self.folder = folder
         self.metadata = metadata
         self.communication = communication
-        self.graph_captures = tuple(graph_captures)
         self.peak_flops = peak_flops
         #: The URL that `trace_path` or `folder` is a copy of; None for a local capture.
         self.url: str | None = None
@@ -311,7 +307,6 @@ class Views:
         path: str | PathLike[str],
         *,
         communication: Sequence[str] | None = None,
-        graph_captures: Iterable[str | PathLike[str]] = (),
         peak_flops: PeakFlops | None = None,
     ) -> Self:
         """Open a capture folder or a trace file.
@@ -325,9 +320,6 @@ class Views:
                 them are communication; case is ignored. None means
                 `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the globs of
                 `profiler.communication` when the capture was recorded.
-            graph_captures: traces that were recorded while the program built the CUDA graphs that
-                this trace replays. vLLM and SGLang can write such traces. The view `cuda_graphs`
-                takes the operators and ranges of the graphs' nodes from these traces.
             peak_flops: the peak FLOP/s of the devices, for `efficiency`: a number, or a mapping
                 from precisions to numbers, such as `{"bfloat16": 989e12}`. For other precisions,
                 the peaks are those of `instrument.analysis.peak_rates`. None means
@@ -347,14 +339,13 @@ class Views:
         path = Path(path) if url is None else storage.fetch(url)
         if communication is not None:
             check_globs(communication, "communication")
-        others = [cls.load(each) for each in graph_captures]
         peak_flops = check_peak_flops(peak_flops, "peak_flops")
         kind = kind_of(path)
         if kind == "folder":
             about = capture_json.read(path)
             traces = (path / name for name in capture_json.TRACE_FILES)
             trace = next((file for file in traces if files.is_regular(file)), None)
-            capture = cls(trace, path, about, communication, others, peak_flops)
+            capture = cls(trace, path, about, communication, peak_flops)
             capture.url = url
             return capture
         if kind is None:
@@ -363,7 +354,7 @@ class Views:
             raise CaptureError(
                 f"{path} is not a regular file: give a capture folder or a trace file."
             )
-        capture = cls(path, None, {}, communication, others, peak_flops)
+        capture = cls(path, None, {}, communication, peak_flops)
         capture.url = url
         return capture
 
@@ -558,7 +549,7 @@ class Views:
         """The CUDA graphs, and their nodes as `cuda_graphs.nodes`; see `analysis.cuda_graphs`."""
         from instrument.analysis.cuda_graphs import cuda_graphs
 
-        return cuda_graphs(self.links, self.work, [each.links for each in self.graph_captures])
+        return cuda_graphs(self.links, self.work)
 
     @cached_property
     def streams(self) -> Table:

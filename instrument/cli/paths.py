@@ -20,16 +20,13 @@ TIMINGS_FILES = "timings_rank*.jsonl"
 _OTHERS = 10
 
 
-def newest_capture(path: Path | str, graph_captures: Sequence[Path | str] = ()) -> Capture:
-    """Return the newest capture at a path or URL; list other captures on stderr.
-
-    `graph_captures` is the argument of `Capture.load`.
-    """
+def newest_capture(path: Path | str) -> Capture:
+    """Return the newest capture at a path or URL; list other captures on stderr."""
     from instrument.capture import Capture
 
     *others, newest = captures_at(path)
     tell_others(newest, others, "captures")
-    return Capture.load(newest, graph_captures=graph_captures)
+    return Capture.load(newest)
 
 
 def captures_at(path: Path | str) -> Sequence[Path | str]:

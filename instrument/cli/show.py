@@ -72,16 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for option, name in OPTIONS.items():
         add(f"--{option}", dest="views", action="append_const", const=name, help=VIEWS[name].help)
-    add(
-        "--graph-capture",
-        metavar="TRACE",
-        type=path_or_url,
-        action="extend",
-        nargs="+",
-        default=[],
-        help="with --cuda-graph-nodes: traces that were recorded while CUDA captured the graphs; "
-        "the graph nodes get their names from these traces",
-    )
     timings = "show only the timings of a run with profiler.timings; PATH may be a timings file"
     add("--timings", action="store_true", help=timings)
     formats = parser.add_mutually_exclusive_group()
@@ -124,11 +114,6 @@ def run(arguments: argparse.Namespace) -> str | Parts:
             "--stack-depth is the number of frames by which --by stack groups: add --by stack, or "
             "remove --stack-depth."
         )
-    if arguments.graph_capture and not any(view.startswith("cuda_graphs") for view in chosen):
-        raise ConfigError(
-            "--graph-capture adds operators and ranges to the tables of CUDA graphs, but no such "
-            "table is shown: add --cuda-graph-nodes, or remove --graph-capture."
-        )
     if timings:
         return _timings(arguments)
     if arguments.csv and len({*chosen}) > 1:
@@ -136,7 +121,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
             "--csv prints one table, but several were chosen: give one view, such as --ranges or "
             "--ops."
         )
-    capture = newest_capture(arguments.path, arguments.graph_capture)
+    capture = newest_capture(arguments.path)
     depth = arguments.stack_depth or _STACK_DEPTH
     grouping = {"by": arguments.by, "stack_depth": depth}
     options = {"rows": arguments.rows or sys.maxsize, "sort": arguments.sort, **grouping}

@@ -3,7 +3,6 @@
 - `call_tree`: which CPU event lies inside which.
 - `launches`: which CPU event launched each kernel, copy and memset.
 - `cuda_graphs`: which device events a launch of a CUDA graph replayed.
-- `stream_capture`: the operator and the range that launched each node of a CUDA graph.
 - `autograd`: the range around the forward operator of each backward node.
 - `attribution`: the range and the kind of work that each nanosecond belongs to.
 - `paths`: the path of each range, such as `train/forward/layer`. Ranges can have equal paths.

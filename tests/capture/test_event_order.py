@@ -10,7 +10,7 @@ from builders import Event, call, capture, kernel, launched, span, step
 
 from capture.test_autograd import TRAINING
 from capture.test_breakdown import MIXED
-from capture.test_cuda_graphs import LATER, captured
+from capture.test_cuda_graphs import REPLAYS
 from capture.test_efficiency import BY_HAND
 from capture.test_live_memory import EVENTS
 from capture.test_operators import GPU
@@ -22,7 +22,7 @@ from instrument.analysis.views import VIEWS
 TRACES = {
     "backward": TRAINING,
     "efficiency": BY_HAND,
-    "graphs": [*captured(0, False), *LATER],
+    "graphs": REPLAYS,
     "kernels": GPU,
     "memory": EVENTS,
     "mixed": MIXED,

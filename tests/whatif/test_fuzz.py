@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -25,7 +23,6 @@ QUIET = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-COMMITTED = Path(__file__).parent.parent / "traces" / "mi300x_vllm_graph_capture.json.gz"
 ALL = Features(streams=True, backward=True, helper=True, syncs=True, copies=True, loader=True)
 SAID = (CaptureError, ConfigError, TraceError)
 EDITS = (
@@ -46,9 +43,7 @@ EDITS = (
 
 @cache
 def events_of(seed: int) -> tuple[Event, ...]:
-    """A small program's trace; the last one is of a real device, and one has collectives."""
-    if seed == 3:
-        return tuple(json.loads(gzip.decompress(COMMITTED.read_bytes()))["traceEvents"])
+    """A small program's trace; the last one has collectives."""
     if seed == 2:
         more = [annotation(WORKERS, 100, 20), annotation(WORKERS, 1000, 500), span("x", 1, 2)]
         return (*synchronous_steps(300, device=True), *more)
@@ -106,7 +101,7 @@ CHANGES = st.one_of(
 
 
 @given(
-    st.integers(0, 3),
+    st.integers(0, 2),
     st.lists(st.tuples(st.floats(0, 1, exclude_max=True), CHANGES), max_size=8),
     st.sampled_from([0.0, 0.05, 0.5, 0.95]),
     st.integers(0, 2**16),
@@ -123,7 +118,7 @@ def test_any_damage_gives_an_answer_or_a_sentence(tmp_path, seed, changes, dropp
     ask(tmp_path, events, is_damaged=True)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_all_is_asked_of_the_whole_traces_too(tmp_path, seed) -> None:
     ask(tmp_path, list(events_of(seed)))
 
