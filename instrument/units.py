@@ -37,6 +37,11 @@ def durations_like(ns: float) -> Callable[[float], str]:
     return text
 
 
+def percent(share: float) -> str:
+    """A share as text for a title, such as "52 %" or "0.4 %"."""
+    return f"{share * 100:.0f} %" if share >= 0.095 else f"{share * 100:.1f} %"
+
+
 def percent_change(share: float) -> str:
     """A change as text, such as "+5.3 %" or "−0.4 %". A change of 0.0 % has no sign."""
     text = f"{abs(share):,.1%}".replace("%", " %")

@@ -23,6 +23,7 @@ from instrument.links.autograd import DEEPEST_RANGE
 from instrument.links.call_tree import nest
 from instrument.links.cuda_graphs import is_graph_launch, replayed
 from instrument.links.groupby import groupby
+from instrument.links.intervals import within
 from instrument.links.launches import have_work, launches_kernel, ran_first
 from instrument.links.step_index import step_at
 from instrument.range_names import REGION
@@ -421,8 +422,11 @@ def _cpu_in_steps(capture: Views) -> Part | None:
     def without_waits(spent: Ints) -> int:
         return int(spent[roots].sum() - spent[waits & ~nested].sum())
 
-    covered = without_waits(links.counted_ns) if len(links.steps) else 0
-    return _time(covered, without_waits(links.spent_ns), f"CPU time is {_STEPS_ADVICE}")
+    start_ns, end_ns = events.start_ns[links.steps], events.end_ns[links.steps]
+    in_steps = within((start_ns, end_ns), tree.start_ns, tree.ends_before_overlap)
+    return _time(
+        without_waits(in_steps), without_waits(links.spent_ns), f"CPU time is {_STEPS_ADVICE}"
+    )
 
 
 def _device_in_ranges(capture: Views) -> Part | None:

@@ -11,8 +11,8 @@ from instrument.analysis.steps import is_loading
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.call_tree import nest
 from instrument.links.groupby import Groups, cells, distinct, groupby
-from instrument.links.intervals import merged_in_groups, overlap
-from instrument.links.step_index import finished_steps
+from instrument.links.intervals import merged_in_groups
+from instrument.links.step_index import CountedSteps, counted_steps, finished_steps
 from instrument.trace.events import (
     ANNOTATION,
     OPERATOR,
@@ -87,10 +87,10 @@ INTERRUPTIONS: Schema = schema(
     max_ns="the duration of the longest interruption",
     threads="the number of threads with these interruptions; None for Kineto's category "
     "`overhead`, which names no thread",
-    step_ns="the time in finished steps during which any of these interruptions was running, on "
-    "any thread; None if no step finished in the trace",
-    steps="the number of finished steps with these interruptions; None if no step finished",
-    share="`step_ns` as a share of the time of all finished steps; None if no step finished",
+    step_ns="the time in the steps that count (all finished ones but the first) during which any "
+    "of these interruptions was running, on any thread; None if no step finished in the trace",
+    steps="in how many of the steps that count these interruptions ran; None if no step finished",
+    share="`step_ns` as a share of the time of these steps; None if no step finished",
     workers="for the kind `loader`: whether torch's DataLoader loads in worker processes; None if "
     "the loader is not torch's DataLoader. None for all other kinds of interruptions",
     iterator="for the kind `loader`: the class of the loader's iterator; None if `name` does not "
@@ -122,14 +122,10 @@ def interruptions(events: Events) -> Table:
     keys, groups = groupby(kind[index] * len(events.names) + events.name[index])
     names = [events.names[k % len(events.names)] for k in keys.tolist()]
     kinds = [KINDS[k // len(events.names)] for k in keys.tolist()]
-    steps = finished_steps(events)
-    step_ns, touched = _in_steps(
-        merged_in_groups(groups.of, start, end),
-        events.start_ns[steps],
-        events.end_ns[steps],
-        groups,
-    )
-    whole = int(events.duration_ns[steps].sum())
+    finished = finished_steps(events)
+    steps = counted_steps(events, finished)
+    step_ns, touched = _in_steps(merged_in_groups(groups.of, start, end), steps, groups)
+    whole = steps.total_ns if len(finished) else 0
     iterators = [loader_iterator(name) for name in names]
     has_thread = groups.number(events.among(_OVERHEAD)[index]) == 0
     pairs = distinct(groups.of * len(events.threads) + events.thread[index])
@@ -141,8 +137,8 @@ def interruptions(events: Events) -> Table:
         "cpu_ns": groups.sum(end - start).tolist(),
         "max_ns": (-groups.min(-events.duration_ns[index])).tolist(),
         "threads": cells(threads, has_thread),
-        "step_ns": step_ns.tolist() if len(steps) else [None] * groups.count,
-        "steps": touched.tolist() if len(steps) else [None] * groups.count,
+        "step_ns": step_ns.tolist() if len(finished) else [None] * groups.count,
+        "steps": touched.tolist() if len(finished) else [None] * groups.count,
         "share": [each / whole if whole else None for each in step_ns.tolist()],
         "workers": [_WORKERS.get(each or "") for each in iterators],
         "iterator": iterators,
@@ -177,46 +173,20 @@ def kinds_of(events: Events) -> Ints:
 
 
 def _in_steps(
-    intervals: tuple[Ints, Ints, Ints], begin: Ints, end: Ints, groups: Groups
+    intervals: tuple[Ints, Ints, Ints], steps: CountedSteps, groups: Groups
 ) -> tuple[Ints, Ints]:
     """For each group of intervals, the time inside steps, and how many steps the group overlaps.
 
-    Time in which two steps overlap counts twice. `intervals` holds the groups, starts and ends of
-    merged intervals, sorted by group and start. `begin` and `end` are those of the steps, sorted by
-    start.
+    `intervals` holds the groups, starts and ends of merged intervals, sorted by group and start.
     """
     lasting = intervals[2] > intervals[1]
     group, start, until = (side[lasting] for side in intervals)
-    begin, end = begin[end > begin], end[end > begin]
     in_groups = Groups(group, groups.count)
-    step_ns = in_groups.sum(overlap(begin, end, until) - overlap(begin, end, start))
-    # Each step counts for the first interval of the group that it overlaps. These are the steps
-    # that begin after the interval before and before the end of the interval, without those that
-    # lie between the two intervals.
+    lasting = steps.end_ns > steps.start_ns
+    first = np.searchsorted(steps.end_ns[lasting], start, "right")
+    last = np.searchsorted(steps.start_ns[lasting], until)  # the first step after the interval
+    # A step counts for the first interval of the group that it overlaps.
     is_next = np.append(False, np.diff(group) == 0)[: len(group)]
-    free_ns = np.where(is_next, np.append(0, until[:-1])[: len(until)], np.iinfo(np.int64).min)
-    first, last = (np.searchsorted(begin, side) for side in (free_ns, until))
-    between = np.searchsorted(np.sort(end), start, "right") - _smaller_before(end, first, start)
-    return step_ns, in_groups.sum(last - first - between)
-
-
-def _smaller_before(values: Ints, count: Ints, most: Ints) -> Ints:
-    """For each k, how many of the first `count[k]` values are at most `most[k]`.
-
-    Cost: a pass over the values and the questions for each bit of the number of values: the values
-    are sorted by the bits of their ranks, the highest first, as in a wavelet matrix.
-    """
-    order = np.argsort(values, kind="stable")
-    rank, wanted = np.empty_like(order), np.searchsorted(values[order], most, "right")
-    rank[order] = np.arange(len(order))
-    found, begin, end = np.zeros_like(count), np.zeros_like(count), count
-    for bit in reversed(range(len(values).bit_length())):
-        is_low = (rank >> bit) & 1 == 0
-        low = np.append(0, np.cumsum(is_low))
-        goes_up = (wanted >> bit) & 1 == 1
-        found += np.where(goes_up, low[end] - low[begin], 0)
-        begin, end = (
-            np.where(goes_up, low[-1] + side - low[side], low[side]) for side in (begin, end)
-        )
-        rank = np.concatenate([rank[is_low], rank[~is_low]])
-    return found
+    seen = np.where(is_next, np.append(0, last[:-1])[: len(last)], 0)
+    touched = np.maximum(last - np.maximum(first, seen), 0)
+    return in_groups.sum(steps.within(start, until)), in_groups.sum(touched)

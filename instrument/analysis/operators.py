@@ -63,9 +63,10 @@ OPERATORS: Schema = schema(
     calls="the number of calls",
     self_cpu_ns="CPU time of the calls without the calls inside them",
     share="`self_cpu_ns` as a fraction of the CPU time of all calls of all threads. Only time in "
-    "finished steps counts; if no step is finished, all time counts",
+    "the steps that count (all finished ones but the first) is taken; if no step is finished, all "
+    "time",
     device_share="`self_device_ns` as a fraction of all device time. Only work that was launched "
-    "in finished steps counts; if no step is finished, all work counts",
+    "in the steps that count is taken; if no step is finished, all work",
     total_share="like `share`, but with `cpu_ns` in place of `self_cpu_ns`: torch's CPU total %",
     device_total_share="like `device_share`, but with `device_ns` in place of `self_device_ns`: "
     "torch's CUDA total %",

@@ -29,7 +29,7 @@ from instrument.links.groupby import Groups, cells, groupby, intern
 from instrument.links.intervals import Intervals, concatenated, merged, within
 from instrument.links.links import Links
 from instrument.links.paths import Paths
-from instrument.links.step_index import step_at, stepped_ns
+from instrument.links.step_index import step_at
 from instrument.range_names import RECOMPUTED, RESUMED
 from instrument.trace.events import (
     Events,
@@ -52,15 +52,15 @@ RANGES: Schema = schema(
     slices="the number of uninterrupted parts of calls. A call that is suspended and resumed (a "
     "coroutine, a generator) has several slices",
     cpu_ns="CPU time between start and end",
-    cpu_ns_per_step="the part of `cpu_ns` in finished steps, divided by the number of finished "
-    "steps; None if no step is finished",
-    share="`self_total_ns` as a fraction of the CPU time of all threads. Only time in finished "
-    "steps counts; if no step is finished, all time counts",
+    cpu_ns_per_step="the part of `cpu_ns` in the steps that count (all finished ones but the "
+    "first), divided by their number; None if no step is finished",
+    share="`self_total_ns` as a fraction of the CPU time of all threads. Only time in the steps "
+    "that count is taken; if no step is finished, all time",
     device_share="the device time of the work that the range and its backward launched, as a "
     "fraction of all device time. Work that was launched by the ranges inside this range, or by "
-    "their backward, is not part of the share. Only work that was launched in finished steps "
-    "counts. Work without a launch in the trace counts if the work itself started in a finished "
-    "step. If no step is finished, all work counts",
+    "their backward, is not part of the share. Only work that was launched in the steps that count "
+    "is taken, or, if its launch is not in the trace, work that started in them. If no step is "
+    "finished, all work",
     self_cpu_ns="`cpu_ns` without the time of the ranges directly inside this range",
     self_total_ns="`total_ns` without the `total_ns` of the ranges inside this range",
     total_ns="all CPU time that the range caused: forward, backward, accumulate, recompute and "
@@ -78,8 +78,8 @@ RANGES: Schema = schema(
     device_ns="device time of the events that were launched inside the range or by its backward, "
     "including the AccumulateGrad nodes of `accumulate_ns`. Each event counts once. None if the "
     "trace has no device events",
-    device_ns_per_step="the part of `device_ns` that was launched in finished steps, divided by "
-    "the number of finished steps",
+    device_ns_per_step="the part of `device_ns` that was launched in the steps that count, divided "
+    "by their number",
     self_device_ns="device time of the events launched directly inside the range",
     device_busy_ns="time in which at least one of the device events of `device_ns` ran",
     device_idle_ns="the part of `cpu_ns` in which no device event of the whole trace ran",
@@ -116,8 +116,8 @@ REST: Schema = schema(
     self_cpu_ns="CPU time of the work in this row",
     self_total_ns="the same as `self_cpu_ns`",
     self_device_ns="device time of the work in this row",
-    share="CPU time in finished steps as a share; see `share` of `ranges`",
-    device_share="device time of finished steps as a share; see `device_share` of `ranges`",
+    share="CPU time in the steps that count as a share; see `share` of `ranges`",
+    device_share="device time of the steps that count as a share; see `device_share` of `ranges`",
 )
 
 
@@ -422,7 +422,8 @@ def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({}))
         events.name[scopes.ranges.index]
     ]
     slices = Slices(scopes.ranges, scopes.opened, resumed, _spans(links, scopes.ranges))
-    return RangeTable(scopes.paths, slices, attributed_work(links), len(links.steps), module_types)
+    steps = links.counted_steps.count if len(links.steps) else 0
+    return RangeTable(scopes.paths, slices, attributed_work(links), steps, module_types)
 
 
 def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:
@@ -465,7 +466,7 @@ def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
         ):
             total = None if part is None else memory_attribution.within(opened, events.memory, part)
             found[f"{prefix}{name}"] = total
-    found["stepped_ns"] = stepped_ns(events, links.steps, opened.start_ns, opened.end_ns)
+    found["stepped_ns"] = links.counted_steps.within(opened.start_ns, opened.end_ns)
     return found
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
@@ -44,6 +45,11 @@ if TYPE_CHECKING:
 # The longest name of a capture in bytes. Names of files consist of a prefix, this name and a
 # suffix, so the limit leaves room for both.
 _LONGEST_NAME = 128
+
+#: The phase of a capture that names none.
+TRAIN = "train"
+# A rank in the name of a capture or trace.
+_RANK = re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
 # The properties by which `OperatorTable.by` can group, together with the name.
 Grouping = Literal[
@@ -381,6 +387,24 @@ class Views:
         recorded = Path(self.about.name or "").name
         is_plain = recorded.isprintable() and len(recorded.encode()) <= _LONGEST_NAME
         return recorded if is_plain and recorded not in ("", "..") else whole(self.folder.name)
+
+    @property
+    def phase(self) -> str:
+        """The phase that the capture recorded, such as "validation"; "train" if not known."""
+        return self.about.window.phase or TRAIN
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that recorded, from `capture.json`, the trace or the name; None if not known.
+
+        Raises:
+            CaptureError: the capture holds no trace.
+            TraceError: the trace cannot be read.
+        """
+        recorded = self.about.rank
+        rank = self.events.rank if recorded is None else recorded
+        in_name = _RANK.search(self.name)
+        return int(in_name[1]) if rank is None and in_name else rank
 
     @property
     def place(self) -> Path | str | None:

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from instrument.analysis.collectives import KINDS
+from instrument.analysis.step_parts import waits_for_data
 from instrument.analysis.views import Views
 from instrument.compare.counters import COUNTERS, KIND, NEED_DEVICE, Counters, Occurred
 from instrument.compare.gate import RECORD, SHORT, STEP, TIMES, amount_of, fits_range, units_of
 from instrument.compare.increases import calls_behind, increased_ranges, stack_of
 from instrument.errors import ConfigError, did_you_mean
-from instrument.findings.loader_wait import waits_for_data
-from instrument.findings.places import measured
 from instrument.links.intervals import merged
 from instrument.units import quantity
 
@@ -160,7 +159,9 @@ def share_of(capture: Views, name: str) -> float:
     inside = ranges.ranges.index[np.append(chosen, False)[ranges.opened]]
     if name == _DATA:
         inside = np.union1d(inside, waits_for_data(capture))
-    return measured(capture).covered(*merged(events.start_ns[inside], events.end_ns[inside]))
+    return capture.links.counted_steps.covered(
+        *merged(events.start_ns[inside], events.end_ns[inside])
+    )
 
 
 def what_is_new(

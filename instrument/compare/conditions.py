@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 
 from instrument.analysis.breakdown import KERNEL, KINDS
 from instrument.analysis.coverage import losses
-from instrument.analysis.views import Views
+from instrument.analysis.views import TRAIN, Views
 from instrument.compare.totals import Rows, Totals
 from instrument.findings.busy_cpus import LEAST_SHARE
-from instrument.findings.places import percent
-from instrument.runs.rank_summary import TRAIN, phase_of, rank_of
 from instrument.trace.capture_json import Environment
 from instrument.trace.events import Events
-from instrument.units import few
+from instrument.units import few, percent
 
 # If the share of equal calls is below the first limit, a sentence says that the programs differ.
 # Below the second limit, the comparison misleads. The second limit is small, because torch.compile
@@ -115,7 +113,7 @@ def _values(capture: Views) -> dict[str, Iterable[Any]]:
     """
     about, events = capture.about, capture.events
     environment = about.environment or Environment()
-    phase = phase_of(capture)
+    phase = capture.phase
     loaders = [each for each in environment.loaders or () if (each.phase or TRAIN) == phase]
     devices = [device.name for device in events.devices]
     return {
@@ -123,7 +121,7 @@ def _values(capture: Views) -> dict[str, Iterable[Any]]:
         "machine": [about.host],
         "world size": [events.world_size if about.world_size is None else about.world_size],
         "clock's resolution": [_resolution(events)],
-        "rank": [rank_of(capture)],
+        "rank": [capture.rank],
         "batch size": [loader.batch_size for loader in loaders],
         "number of loader workers": [loader.workers for loader in loaders],
         **{f"version of {name}": [version] for name, version in about.versions.items()},

@@ -22,12 +22,13 @@ import numpy as np
 from instrument.analysis.breakdown import COMMUNICATION, COPY, KERNEL, launched_ns
 from instrument.analysis.collectives import kind_of
 from instrument.analysis.kernels import moved_bytes
+from instrument.analysis.places import nodes_of, range_codes
 from instrument.analysis.views import Views
-from instrument.findings.places import Measured, measured, nodes_of, range_codes
 from instrument.links.attribution import OPTIMIZER_STEP
 from instrument.links.collective_records import records
 from instrument.links.flops import UNKNOWN
 from instrument.links.groupby import Groups, groupby, intern
+from instrument.links.step_index import CountedSteps
 from instrument.range_names import REGION
 from instrument.trace.capture_json import Dynamo
 from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime, is_wait, split_overload
@@ -366,10 +367,10 @@ def counters(views: Views) -> Counters:
     return Counters(occurred.steps.count, counts, ordered, _calls(occurred))
 
 
-def _counted_steps(views: Views) -> Measured:
-    steps = measured(views)
+def _counted_steps(views: Views) -> CountedSteps:
+    steps = views.links.counted_steps
     most = min(_MOST_STEPS, _MOST_CELLS // (len(views.links.scopes.paths.names) + 1) + 1)
-    return Measured(steps.what, steps.start_ns[:most], steps.end_ns[:most])
+    return CountedSteps(steps.what, steps.start_ns[:most], steps.end_ns[:most])
 
 
 def _in_steps(occurred: Occurred, found: Occurrences) -> Count:

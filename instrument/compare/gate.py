@@ -28,14 +28,12 @@ from operator import ge, gt, le, lt
 from typing import Literal, NamedTuple
 
 from instrument.analysis.collectives import KINDS
-from instrument.analysis.views import Views
+from instrument.analysis.views import TRAIN, Views
 from instrument.compare.counters import COUNTERS, KIND, Count, Counters, counters
 from instrument.compare.increases import Increase, increased_ranges
 from instrument.compare.statistics import is_higher
 from instrument.errors import ConfigError, did_you_mean
-from instrument.findings.places import measured
 from instrument.globs import fits
-from instrument.runs.rank_summary import TRAIN, phase_of, rank_of
 from instrument.units import BYTES, COUNTS, duration, quantity
 
 Result = Literal["pass", "fail", "undecided"]
@@ -160,10 +158,10 @@ def side(windows: Iterable[Views]) -> Side:
     """
     found: dict[tuple[bool, int], list[tuple[Counters, int, dict[str, dict[str, int]]]]] = {}
     for window in windows:
-        span = measured(window)
+        span = window.links.counted_steps
         own = (counters(window), span.total_ns // span.count, _range_times(window))
-        is_other = phase_of(window) != TRAIN
-        found.setdefault((is_other, rank_of(window) or 0), []).append(own)
+        is_other = window.phase != TRAIN
+        found.setdefault((is_other, window.rank or 0), []).append(own)
     chosen = found[min(found)]
     return Side(*([*column] for column in zip(*chosen)))
 

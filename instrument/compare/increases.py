@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from instrument.analysis.places import users_source
 from instrument.analysis.views import Views
 from instrument.compare.counters import Count, Counters, Occurred
-from instrument.findings.places import users_source
 from instrument.links.groupby import groupby
 from instrument.trace.events import split_overload
 

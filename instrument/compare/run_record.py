@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from instrument.analysis.views import Views
+from instrument.analysis.step_parts import ranges_of_steps
+from instrument.analysis.views import TRAIN, Views
 from instrument.compare.counters import Count, counters
-from instrument.compare.step_parts import compared_steps, ranges_of_steps
 from instrument.errors import CaptureError
 from instrument.range_names import STEP
-from instrument.runs.rank_summary import TRAIN, phase_of
 from instrument.runs.run import captures_below
 from instrument.runs.timings_file import read_intervals
 
@@ -53,7 +52,7 @@ def read_run(folder: Path) -> RunRecord:
         TraceError: a trace cannot be read.
     """
     captures = [Views.load(path) for path in captures_below(folder)]
-    training = [each for each in captures if phase_of(each) == TRAIN]
+    training = [each for each in captures if each.phase == TRAIN]
     lowest = min((each.about.rank or 0 for each in training), default=0)
     windows = [each for each in training if (each.about.rank or 0) == lowest]
     windows = [each for each in windows if len(each.links.steps) > 1]
@@ -67,7 +66,9 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def _of_windows(windows: Sequence[Views]) -> RunRecord:
-    steps = [each for window in windows for each in ranges_of_steps(window, compared_steps(window))]
+    steps = [
+        each for window in windows for each in ranges_of_steps(window, window.links.counted_steps)
+    ]
     counts = counters(windows[0]).counts
     return RunRecord(
         len(steps), median(sum(each.values()) for each in steps), _medians(steps), counts

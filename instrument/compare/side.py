@@ -10,12 +10,11 @@ from typing import TypeAlias
 
 from instrument import storage
 from instrument.analysis.private_words import private_words, words_of_path
-from instrument.analysis.views import Views
+from instrument.analysis.views import TRAIN, Views
 from instrument.compare.conditions import Conditions, conditions, joined
 from instrument.compare.totals import Totals, added, totals
 from instrument.errors import CaptureError, TraceError
 from instrument.runs.newest import of_newest_run
-from instrument.runs.rank_summary import TRAIN, phase_of, rank_of
 from instrument.runs.run import Ranks, Run, paths_at
 
 #: What can be compared: a capture, a run, one window of a run, or the path or URL of one of them.
@@ -44,8 +43,8 @@ class Side:
 
     def add(self, capture: Views) -> None:
         """Add the totals and the conditions of one capture."""
-        phase = phase_of(capture)
-        own, place = totals(capture), (phase, rank_of(capture))
+        phase = capture.phase
+        own, place = totals(capture), (phase, capture.rank)
         self.totals[place] = added([self.totals[place], own]) if place in self.totals else own
         known = [self.conditions[phase]] if phase in self.conditions else []
         self.conditions[phase] = joined([*known, conditions(capture)])

@@ -20,7 +20,7 @@ PARTS: Schema = schema(
     range="the path of the range; (no range) outside of all ranges; (no launch) for device work "
     "whose launch is not in the trace. A renamed range has its new path",
     kind="compute, exposed communication, copy, waiting for data, launch, other CPU or idle; see "
-    "`instrument.compare.step_parts`",
+    "`instrument.analysis.step_parts`",
     before_ns="in a mean step before the change: the time that counts for this range and kind",
     after_ns="in a mean step after the change: the time that counts for this range and kind",
     change_ns="`after_ns` minus `before_ns`",

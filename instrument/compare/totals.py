@@ -14,14 +14,14 @@ import numpy as np
 
 from instrument.analysis.breakdown import COPY, KINDS, Work, launched_ns
 from instrument.analysis.kernels import copies, kernels
+from instrument.analysis.step_parts import plain_path, step_parts
 from instrument.analysis.table import Table
 from instrument.analysis.views import Views
 from instrument.compare.counters import Counters, counters
-from instrument.compare.step_parts import compared_steps, plain_path, step_parts
-from instrument.findings.places import Measured
 from instrument.links.flops import UNKNOWN
 from instrument.links.groupby import Groups
 from instrument.links.paths import Paths
+from instrument.links.step_index import CountedSteps
 
 #: The quantities of one range, operator or kernel, by name; None if a quantity is not known.
 Quantities = dict[str, int | None]
@@ -58,17 +58,16 @@ class Contents:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over the compared steps of one or several captures.
+    """Sums over the steps that count of one or several captures; see `CountedSteps`.
 
-    `compared_steps` chooses the steps: usually all finished steps except the first. A quantity is
-    a number that is summed, such as the number of calls, a time or bytes.
+    A quantity is a number that is summed, such as the number of calls, a time or bytes.
 
     Attributes:
         captures: the names of the captures.
         what: "step" if the sums are over steps. If a capture has no finished steps, its whole
             recording is summed, and `what` is "recording".
         steps_ns: the duration of each step.
-        parts: the time of the steps by range and kind; see `instrument.compare.step_parts`.
+        parts: the time of the steps by range and kind; see `instrument.analysis.step_parts`.
         ranges: the quantities of each range, by its path.
         operators: the quantities of each operator and each call of the device's runtime, by name.
         shapes: the quantities of operators by name and input shapes; empty if no shapes were
@@ -100,7 +99,7 @@ def totals(capture: Views) -> Totals:
         CaptureError: the capture holds no trace.
         TraceError: the trace cannot be read.
     """
-    span = compared_steps(capture)
+    span = capture.links.counted_steps
     parts = step_parts(capture, span)
     operators = capture.operators.during(span.start_ns, span.end_ns)
     shapes = operators.by("input_shapes")
@@ -200,7 +199,7 @@ def _summed(table: Table, names: Iterable[str], key: Callable[[Any], Any]) -> Ro
     return found
 
 
-def _kernels(capture: Views, span: Measured) -> Rows:
+def _kernels(capture: Views, span: CountedSteps) -> Rows:
     """The quantities of the kernels and copies that the steps launched, by name and kind."""
     events, work = capture.events, capture.work
     chosen = span.holds(launched_ns(events, work)) >= 0
@@ -212,7 +211,7 @@ def _kernels(capture: Views, span: Measured) -> Rows:
     return _add_rows(found, moved)
 
 
-def _ranges(capture: Views, span: Measured, parts: Mapping[tuple[str, str], int]) -> Rows:
+def _ranges(capture: Views, span: CountedSteps, parts: Mapping[tuple[str, str], int]) -> Rows:
     """The quantities of each range that ran in the steps, by its path."""
     columns = _columns_of_ranges(capture, span)
     step_ns: dict[str, int] = {}
@@ -230,7 +229,7 @@ def _ranges(capture: Views, span: Measured, parts: Mapping[tuple[str, str], int]
     return found
 
 
-def _columns_of_ranges(capture: Views, span: Measured) -> dict[str, list[int | None]]:
+def _columns_of_ranges(capture: Views, span: CountedSteps) -> dict[str, list[int | None]]:
     """Return `calls`, `self_cpu_ns`, `self_device_ns` and `flops`, with an item for each path.
 
     `calls` counts the ranges of the path that began in the steps. CPU time, device time and FLOPs

@@ -22,11 +22,13 @@ import numpy as np
 
 from instrument.analysis.coverage_rows import FILE
 from instrument.analysis.interruptions import ALLOCATION, kinds_of
+from instrument.analysis.places import common_place
 from instrument.analysis.views import Views
 from instrument.findings.device_time import LEAST_SAVING
+from instrument.findings.evidence import evidence
 from instrument.findings.finding import RECORD_STEPS, Check, Finding, NotRecorded, show_command
-from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import is_worth, scaled
+from instrument.units import percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -36,7 +38,7 @@ _LEAST_SHARE, _LEAST_STEPS = 0.02, 2
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if allocating and freeing device memory takes at least 2 % of the steps."""
-    events, time = capture.events, measured(capture)
+    events, time = capture.events, capture.links.counted_steps
     launching = capture.work.call[capture.work.call >= 0]
     calls = np.flatnonzero(kinds_of(events) == ALLOCATION)
     calls = calls[np.isin(events.thread[calls], events.thread[launching])]

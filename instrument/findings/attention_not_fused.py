@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.coverage_rows import LAUNCHERS
+from instrument.analysis.places import common_place, input_shapes
 from instrument.analysis.views import Views
 from instrument.findings.costs import cost_share, evidence_of_nodes
 from instrument.findings.device_time import LEAST_SAVING
 from instrument.findings.finding import Check, Finding, show_command
-from instrument.findings.places import common_place, input_shapes, measured, percent
 from instrument.findings.saving import is_worth, scaled
 from instrument.trace.events import OPERATOR, Events, Ints, split_overload
-from instrument.units import counted
+from instrument.units import counted, percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -50,7 +50,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     softmax, between = _attention(capture)
     if not len(softmax):
         return
-    time = measured(capture)
+    time = capture.links.counted_steps
     share = cost_share(capture, time, between)
     if share < _LEAST_SHARE:
         return

@@ -28,16 +28,17 @@ import numpy as np
 from instrument.analysis.breakdown import COMMUNICATION, COPY, KERNEL
 from instrument.analysis.coverage_rows import LAUNCHING
 from instrument.analysis.kernels import moved_bytes
+from instrument.analysis.places import common_place, nodes_of
 from instrument.analysis.synchronisations import outermost_operators
 from instrument.analysis.views import Views
 from instrument.findings.device_time import LEAST_SAVING, has_device_work
+from instrument.findings.evidence import evidence
 from instrument.findings.finding import Check, Evidence, Finding, show_command
-from instrument.findings.places import common_place, evidence, measured, nodes_of, percent
 from instrument.findings.saving import is_worth, simulated
 from instrument.links.groupby import groupby
 from instrument.links.intervals import sweep
 from instrument.trace.events import Flags, Ints, is_runtime, is_wait
-from instrument.units import size
+from instrument.units import percent, size
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -50,7 +51,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if the CPU waits for copies to the device."""
     if not has_device_work(capture):
         return
-    events, work, time = capture.events, capture.work, measured(capture)
+    events, work, time = capture.events, capture.work, capture.links.counted_steps
     to_device = (work.kind == COPY) & (work.call >= 0)
     to_device &= events.named(lambda name: _TO_DEVICE in name)[work.event]
     if not to_device.any():

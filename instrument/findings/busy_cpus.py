@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from instrument.analysis.views import Views
 from instrument.findings.finding import RECORD_AGAIN, Check, Finding, NotRecorded
-from instrument.findings.places import percent
-from instrument.units import duration
+from instrument.units import duration, percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario

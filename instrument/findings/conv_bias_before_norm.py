@@ -27,8 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from instrument.analysis.places import common_place, input_shapes, is_shape
 from instrument.analysis.views import Views
 from instrument.findings.event_time import share_of
+from instrument.findings.evidence import evidence
 from instrument.findings.finding import (
     RECORD_SHAPES,
     Check,
@@ -37,18 +39,11 @@ from instrument.findings.finding import (
     NotRecorded,
     show_command,
 )
-from instrument.findings.places import (
-    common_place,
-    evidence,
-    input_shapes,
-    is_shape,
-    measured,
-    percent,
-)
 from instrument.findings.saving import is_worth, scaled
 from instrument.links.autograd import is_accumulation, is_backward
 from instrument.links.groupby import isin
 from instrument.trace.events import OPERATOR, Events, Flags, Ints, decoded
+from instrument.units import percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -78,7 +73,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     if not is_worth(saving, _LEAST_SAVING):
         return
     place, source = common_place(capture, convolutions)
-    steps = measured(capture)
+    steps = capture.links.counted_steps
     count = int((steps.holds(events.start_ns[convolutions]) >= 0).sum()) / steps.count
     yield Finding(
         code=CHECK.code,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from instrument.analysis.views import Views
 from instrument.findings.device_time import launched_by
+from instrument.findings.evidence import evidence_by_name, without_overloads
 from instrument.findings.finding import Evidence
-from instrument.findings.places import Measured, evidence_by_name, without_overloads
 from instrument.links.groupby import Groups
+from instrument.links.step_index import CountedSteps
 from instrument.trace.events import Ints
 
 
@@ -18,7 +19,7 @@ def costs(capture: Views, nodes: Ints) -> Ints:
     return Groups(around, len(nodes)).sum(capture.events.duration_ns[device])
 
 
-def cost_share(capture: Views, time: Measured, nodes: Ints) -> float:
+def cost_share(capture: Views, time: CountedSteps, nodes: Ints) -> float:
     """The cost of calls as a share of the measured steps; overlapping times count once.
 
     The cost is the time of the device work that the calls launched. In a trace without device work,

@@ -24,12 +24,13 @@ import numpy as np
 from instrument.analysis.views import Views
 from instrument.findings.autograd_nodes import makers
 from instrument.findings.event_time import share_of, shortened
+from instrument.findings.evidence import evidence
 from instrument.findings.finding import RECORD_AGAIN, Check, Finding, NotRecorded, show_command
-from instrument.findings.places import evidence, measured, percent
 from instrument.findings.saving import scaled
 from instrument.links.autograd import is_backward
 from instrument.links.groupby import isin
 from instrument.trace.events import OPERATOR, Flags, Ints
+from instrument.units import percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -57,7 +58,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         return
     stored, stack_ns = _stacks(capture)
     share = share_of(capture, search)
-    steps = measured(capture)
+    steps = capture.links.counted_steps
     cost = (
         f"; the search for NaN in the gradients takes {percent(share)} of the {steps.what}"
         if len(search)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from instrument.analysis.coverage_rows import ORDERED
+from instrument.analysis.places import source_codes
 from instrument.analysis.synchronisations import callers
 from instrument.analysis.views import Views
 from instrument.findings.device_time import (
@@ -36,7 +37,6 @@ from instrument.findings.device_time import (
 )
 from instrument.findings.finding import Check, Evidence, Finding, show_command
 from instrument.findings.launch_bound import LONG_NS
-from instrument.findings.places import measured, percent, source_codes
 from instrument.findings.saving import is_worth, scaled
 from instrument.links.groupby import groupby
 from instrument.links.intervals import sweep, within_groups
@@ -48,6 +48,7 @@ from instrument.trace.events import (
     is_wait,
     split_overload,
 )
+from instrument.units import percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -76,7 +77,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if the device is idle in long gaps that nothing else explains."""
     if not has_device_work(capture):
         return
-    found, time = launch_gaps(capture), measured(capture)
+    found, time = launch_gaps(capture), capture.links.counted_steps
     long = found.only(found.wait_ns >= LONG_NS)
     idle_ns = int(long.wait_ns.sum())
     share = time.share(idle_ns)

@@ -12,14 +12,10 @@ from instrument.analysis.interruptions import kinds_of
 from instrument.analysis.steps import gaps
 from instrument.analysis.synchronisations import callers
 from instrument.analysis.views import Views
+from instrument.findings.evidence import evidence_by_name, without_overloads
 from instrument.findings.finding import RECORD_DEVICE, Evidence, NotRecorded
-from instrument.findings.places import (
-    Measured,
-    evidence_by_name,
-    measured,
-    without_overloads,
-)
 from instrument.links.intervals import Intervals, sweep
+from instrument.links.step_index import CountedSteps
 from instrument.trace.events import Flags, Ints
 
 # Interruptions that have findings of their own, or that show no problem of the program.
@@ -86,7 +82,7 @@ def launch_gaps(capture: Views) -> LaunchGaps:
     A gap that begins while the CPU waits for the device is left out, because its cause is that
     wait. A gap is left out too if the launch of the next device event is not in the trace.
     """
-    events, time = capture.events, measured(capture)
+    events, time = capture.events, capture.links.counted_steps
     found = gaps(events, capture.work, time.start_ns, time.end_ns)
     waits = found.known & ~found.syncing & (found.queued_ns > found.start_ns)
     start, queued = found.start_ns[waits], found.queued_ns[waits]
@@ -105,7 +101,7 @@ def launch_gaps(capture: Views) -> LaunchGaps:
     return LaunchGaps(start[kept], queued[kept], call, wait_ns[kept], waiting)
 
 
-def device_share(capture: Views, time: Measured, events: Ints) -> float:
+def device_share(capture: Views, time: CountedSteps, events: Ints) -> float:
     """The share of the measured steps' time in which at least one given device event runs."""
     table = capture.events
     return time.covered(table.start_ns[events], table.end_ns[events])

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from instrument.analysis.views import Views
+from instrument.analysis.views import TRAIN, Views
 from instrument.errors import CaptureError, TraceError, reason_of
 from instrument.findings import (
     allocator_churn,
@@ -51,7 +51,7 @@ from instrument.findings.diagnosis_text import as_markdown, as_text
 from instrument.findings.finding import Check, Finding, NotRecorded, RanksCheck
 from instrument.printable import printable
 from instrument.runs.newest import left_out, newest_run
-from instrument.runs.rank_summary import TRAIN, RankSummary, phase_of, summarize
+from instrument.runs.rank_summary import RankSummary, summarize
 from instrument.runs.run import Run
 from instrument.units import counted, few
 
@@ -236,7 +236,7 @@ class _Seen:
         whatif = self._scenario(capture)
         for check in self.checks:
             find = partial(self._find, check, capture, whatif)
-            self._keep(check.code, find, phase_of(capture), window, rank, capture.name)
+            self._keep(check.code, find, capture.phase, window, rank, capture.name)
         world_size = capture.about.world_size or capture.events.world_size or 1
         place = capture.url or capture.folder or capture.trace_path
         if world_size > 1 and place is not None and self.ranks_checks:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from instrument.analysis.section import Part, plain
 from instrument.findings.finding import Evidence, Finding
-from instrument.findings.places import percent
 from instrument.printable import printable
 from instrument.prose import NAMES_ARE_DATA, byte_count, code, escaped, shortened, wrapped
-from instrument.units import counted, duration
+from instrument.units import counted, duration, percent
 from instrument.whatif.scenario import MOST_UNEXPLAINED
 
 if TYPE_CHECKING:

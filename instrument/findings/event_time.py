@@ -8,7 +8,6 @@ import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.findings.device_time import launched_by
-from instrument.findings.places import measured
 from instrument.findings.saving import simulated
 from instrument.links.groupby import groupby
 from instrument.trace.events import Ints
@@ -46,7 +45,7 @@ def share_of(capture: Views, events: Ints) -> float:
     The result is the larger of both shares. Overlapping times on several threads or streams count
     once.
     """
-    table, steps = capture.events, measured(capture)
+    table, steps = capture.events, capture.links.counted_steps
     nodes = capture.links.call_tree.nodes_of(events)
     work, _ = launched_by(capture, nodes[nodes >= 0])
     return max(steps.covered(table.start_ns[each], table.end_ns[each]) for each in (events, work))

@@ -21,15 +21,16 @@ import numpy as np
 from instrument.analysis.breakdown import COMMUNICATION, layers_of, masks
 from instrument.analysis.collectives import CPU, cpu_waits, is_on_cpu
 from instrument.analysis.coverage_rows import FILE, LAUNCHING
+from instrument.analysis.places import common_place
 from instrument.analysis.views import Views
 from instrument.findings.device_time import LEAST_SAVING
 from instrument.findings.finding import Check, Evidence, Finding, show_command
-from instrument.findings.places import Measured, common_place, measured, percent
 from instrument.findings.saving import is_worth, scaled
 from instrument.links.collective_records import is_collective
 from instrument.links.intervals import sweep
+from instrument.links.step_index import CountedSteps
 from instrument.trace.events import Ints
-from instrument.units import rate, size
+from instrument.units import percent, rate, size
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -61,7 +62,7 @@ _OTHER_CHANGE = (
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if exposed communication takes at least 5 % of the steps."""
-    time = measured(capture)
+    time = capture.links.counted_steps
     on_device = len(capture.work.event) > 0
     chosen = capture.work.event[capture.work.kind == COMMUNICATION]
     if not on_device:
@@ -95,7 +96,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     )
 
 
-def exposed_on_device(capture: Views, time: Measured) -> int:
+def exposed_on_device(capture: Views, time: CountedSteps) -> int:
     """The time in the measured steps in which communication ran and no kernel computed."""
     timeline = sweep([*layers_of(capture.work), (time.start_ns, time.end_ns)])
     exposed = masks(timeline.active)["exposed_communication_ns"]

@@ -35,12 +35,11 @@ from instrument.findings.finding import (
     NotRecorded,
     show_command,
 )
-from instrument.findings.places import percent
 from instrument.links.groupby import Groups, groupby
 from instrument.links.intervals import merged, within
 from instrument.links.step_index import step_at
 from instrument.trace.events import Ints
-from instrument.units import duration
+from instrument.units import duration, percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario

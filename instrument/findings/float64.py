@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from instrument.analysis.places import common_place
 from instrument.analysis.views import Views
 from instrument.findings.event_time import share_of
+from instrument.findings.evidence import evidence
 from instrument.findings.finding import RECORD_SHAPES, Check, Finding, NotRecorded, show_command
-from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import is_worth, scaled
 from instrument.trace.events import OPERATOR, Ints, decoded
+from instrument.units import percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -53,7 +55,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     path, source = common_place(capture, operators)
     yield Finding(
         code="float64",
-        title=f"{percent(share)} of the {measured(capture).what} computes in float64",
+        title=f"{percent(share)} of the {capture.links.counted_steps.what} computes in float64",
         change="Use float32: model.float(), and torch.from_numpy(array).float() for data from "
         "numpy.",
         verify=show_command(
@@ -74,7 +76,7 @@ def _in_float64(capture: Views) -> Ints:
     codes = np.unique(events.types[operators])
     wanted = [code for code in codes[codes >= 0].tolist() if _is_float64(events.texts[code])]
     in_float64 = np.isin(events.types, wanted)[tree.index] & events.among(OPERATOR)[tree.index]
-    in_steps = measured(capture).holds(tree.start_ns) >= 0
+    in_steps = capture.links.counted_steps.holds(tree.start_ns) >= 0
     found: Ints = tree.index[tree.outermost(in_float64) & in_steps]
     return found
 

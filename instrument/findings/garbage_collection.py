@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from instrument.analysis.places import common_place
 from instrument.analysis.views import Views
+from instrument.findings.evidence import evidence
 from instrument.findings.finding import (
     RECORD_AGAIN,
     Check,
@@ -35,10 +37,9 @@ from instrument.findings.finding import (
     NotRecorded,
     show_command,
 )
-from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import scaled
 from instrument.trace.events import PYTHON, Ints
-from instrument.units import counted, duration
+from instrument.units import counted, duration, percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -71,7 +72,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _from_events(capture: Views, whatif: Scenario, collections: Ints) -> Iterator[Finding]:
-    events, steps = capture.events, measured(capture)
+    events, steps = capture.events, capture.links.counted_steps
     within_ns = steps.within(events.start_ns[collections], events.end_ns[collections])
     share = steps.share(int(within_ns.sum()))
     if share < _LEAST_SHARE:

@@ -27,12 +27,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from instrument.analysis.places import common_place, users_source
 from instrument.analysis.views import Views
 from instrument.findings.event_time import share_of
+from instrument.findings.evidence import evidence
 from instrument.findings.finding import Check, Finding, NotRecorded, show_command
-from instrument.findings.places import common_place, evidence, measured, percent, users_source
 from instrument.findings.saving import scaled
 from instrument.trace.events import Flags, Ints
+from instrument.units import percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -58,7 +60,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         raise NotRecorded(
             f"the capture does not show {hooks}", "record with profiler.with_stack=true"
         )
-    time = measured(capture)
+    time = capture.links.counted_steps
     calls = _calls(capture)
     calls = calls[time.holds(capture.events.start_ns[calls]) >= 0]
     share = share_of(capture, calls)

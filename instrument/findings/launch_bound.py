@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.coverage_rows import ORDERED
+from instrument.analysis.places import common_place
 from instrument.analysis.views import Views
 from instrument.findings.device_time import (
     LEAST_SAVING,
@@ -32,10 +33,9 @@ from instrument.findings.device_time import (
     launch_gaps,
 )
 from instrument.findings.finding import Check, Finding, show_command
-from instrument.findings.places import common_place, measured, percent
 from instrument.findings.saving import is_worth, simulated
 from instrument.links.attribution import OPTIMIZER_STEP
-from instrument.units import duration
+from instrument.units import duration, percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -49,7 +49,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if the device waits for launches in many short gaps."""
     if not has_device_work(capture):
         return
-    found, time = launch_gaps(capture), measured(capture)
+    found, time = launch_gaps(capture), capture.links.counted_steps
     short = found.only((found.wait_ns < LONG_NS) & (found.call >= 0))
     waited_ns = int(short.wait_ns.sum())
     share = time.share(waited_ns)

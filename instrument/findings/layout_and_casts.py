@@ -26,16 +26,17 @@ import numpy as np
 
 from instrument.analysis.breakdown import COPY, KERNEL
 from instrument.analysis.coverage_rows import LAUNCHERS
+from instrument.analysis.places import common_place
 from instrument.analysis.steps import is_loading
 from instrument.analysis.views import Views
 from instrument.findings.costs import cost_share, costs, evidence_of_nodes
 from instrument.findings.device_time import LEAST_SAVING, device_share, launched_by
+from instrument.findings.evidence import evidence
 from instrument.findings.finding import Check, Finding, show_command
-from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import is_worth, scaled
 from instrument.links.groupby import Groups, isin
 from instrument.trace.events import OPERATOR, Ints, split_overload
-from instrument.units import counted
+from instrument.units import counted, percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -63,7 +64,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _layouts(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    work, time = capture.work, measured(capture)
+    work, time = capture.work, capture.links.counted_steps
     is_layout = capture.events.named(lambda name: _LAYOUT.search(name) is not None)
     chosen = work.event[(work.kind == KERNEL) & is_layout[work.event]]
     share = device_share(capture, time, chosen)
@@ -92,7 +93,7 @@ def _layouts(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 def _conversions(
     capture: Views, whatif: Scenario, what: str, names: frozenset[str]
 ) -> Iterator[Finding]:
-    time, tree = measured(capture), capture.links.call_tree
+    time, tree = capture.links.counted_steps, capture.links.call_tree
     nodes = _copying(capture, names)
     share = cost_share(capture, time, nodes) if len(nodes) else 0.0
     if share < _LEAST_COPIES:
@@ -131,7 +132,7 @@ def _copying(capture: Views, names: frozenset[str]) -> Ints:
     stops = (named | (other & events.among(OPERATOR)) | is_loading(events))[tree.index]
     copying = tree.with_descendants(copies[tree.index].astype(np.int64)) > 0
     nodes = np.flatnonzero(named[tree.index] & ~tree.inside(stops) & copying)
-    nodes = nodes[measured(capture).holds(tree.start_ns[nodes]) >= 0]
+    nodes = nodes[capture.links.counted_steps.holds(tree.start_ns[nodes]) >= 0]
     device, around = launched_by(capture, nodes)
     across = events.named(lambda name: _BETWEEN_DEVICES.search(name) is not None)
     is_copy = isin(device, capture.work.event[capture.work.kind == COPY])

@@ -22,21 +22,24 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from instrument.analysis.coverage_rows import STEPS
+from instrument.analysis.places import common_place
+from instrument.analysis.step_parts import waits_for_data
 from instrument.analysis.steps import is_loading
 from instrument.analysis.views import Views
+from instrument.findings.evidence import evidence
 from instrument.findings.finding import Check, Evidence, Finding, show_command
-from instrument.findings.places import Measured, common_place, evidence, measured, percent
 from instrument.findings.saving import scaled, simulated
 from instrument.links.intervals import merged, sweep
-from instrument.trace.events import ANNOTATION, Ints, loader_iterator
-from instrument.units import duration
+from instrument.links.step_index import CountedSteps
+from instrument.trace.events import Ints, loader_iterator
+from instrument.units import duration, percent
 
 if TYPE_CHECKING:
     from instrument.trace.capture_json import Loader
     from instrument.whatif.scenario import Scenario
 
 _LEAST_SHARE = 0.05
-_DATA, _SINGLE = "data", "_SingleProcess"
+_SINGLE = "_SingleProcess"
 # The check proposes at least the first number of workers if the number of CPUs is unknown, and at
 # most the second if it is known.
 _USUAL_WORKERS, _MOST_WORKERS = 4, 16
@@ -50,7 +53,7 @@ _Kind = Literal["process", "workers", "iterator"]
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if the steps wait for data; see the module's docstring."""
-    events, span = capture.events, measured(capture)
+    events, span = capture.events, capture.links.counted_steps
     waits = waits_for_data(capture)
     waits = waits[span.holds(events.start_ns[waits]) >= 0]
     waited_ns = _waited_ns(capture, span, waits)
@@ -86,23 +89,7 @@ _TITLES: dict[_Kind, str] = {
 }
 
 
-def waits_for_data(capture: Views) -> Ints:
-    """The positions of the calls that wait for a batch, on the threads of the steps.
-
-    A call inside another such call is left out.
-    """
-    events, tree = capture.events, capture.links.call_tree
-    chosen = is_loading(events)
-    if capture.folder is not None:  # in a trace of another program, "data" may be anything
-        chosen |= events.among(ANNOTATION) & events.named(_DATA.__eq__)
-    steps = capture.links.steps
-    if len(steps):
-        chosen &= np.isin(events.thread, events.thread[steps])
-    is_wait = chosen[tree.index]
-    return np.sort(tree.index[tree.outermost(is_wait)])
-
-
-def _waited_ns(capture: Views, span: Measured, waits: Ints) -> int:
+def _waited_ns(capture: Views, span: CountedSteps, waits: Ints) -> int:
     """The time of the waits inside the steps, without the time in which a device worked."""
     events, device = capture.events, capture.links.launches.device
     timeline = sweep(
@@ -165,7 +152,7 @@ def _fewer_threads(capture: Views, workers: int) -> str:
 
 
 def _saving(
-    capture: Views, whatif: Scenario, span: Measured, waits: Ints, kind: _Kind, workers: int
+    capture: Views, whatif: Scenario, span: CountedSteps, waits: Ints, kind: _Kind, workers: int
 ) -> Scenario | None:
     """Simulate the step with data that `workers` worker processes load.
 

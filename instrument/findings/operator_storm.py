@@ -26,21 +26,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.coverage_rows import CPU_IN_STEPS
+from instrument.analysis.places import common_place, range_codes
 from instrument.analysis.views import Views
 from instrument.findings.device_time import glob_of
+from instrument.findings.evidence import evidence
 from instrument.findings.finding import Check, Evidence, Finding, show_command
-from instrument.findings.places import (
-    Measured,
-    common_place,
-    evidence,
-    measured,
-    percent,
-    range_codes,
-)
 from instrument.findings.saving import is_worth, scaled, simulated
 from instrument.links.attribution import OPTIMIZER_STEP
+from instrument.links.step_index import CountedSteps
 from instrument.trace.events import Ints, called_operators, is_runtime, is_step
-from instrument.units import duration
+from instrument.units import duration, percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -82,7 +77,7 @@ class Storm:
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield a finding for each range with loops over tiny operators; see the module's docstring."""
-    span = measured(capture)
+    span = capture.links.counted_steps
     for storm in storms(capture, span):
         share = span.share(storm.elapsed_ns)
         if share < _LEAST_SHARE:
@@ -120,7 +115,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 CHECK = Check("operator-storm", find)
 
 
-def storms(capture: Views, span: Measured) -> list[Storm]:
+def storms(capture: Views, span: CountedSteps) -> list[Storm]:
     """Find the loops over tiny operators in the steps, the longest first."""
     events, tree = capture.events, capture.links.call_tree
     nodes, parent = _sequences(capture, span)
@@ -166,7 +161,7 @@ def _elapsed_ns(start_ns: Ints, end_ns: Ints) -> int:
     return int(reached[-1] - start_ns[0] - too_long.sum())
 
 
-def _sequences(capture: Views, span: Measured) -> tuple[Ints, Ints]:
+def _sequences(capture: Views, span: CountedSteps) -> tuple[Ints, Ints]:
     """The nodes that can be part of a loop, and the parent of each node.
 
     These are the operators and ranges in the steps. Backward nodes are left out, and so is all that
@@ -210,7 +205,7 @@ def _loops(name: Ints, parent: Ints) -> list[tuple[int, int, int]]:
     return sorted(found)
 
 
-def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> Scenario | None:
+def _saving(capture: Views, whatif: Scenario, span: CountedSteps, storm: Storm) -> Scenario | None:
     """Simulate the step as if each loop had one round, which does the work of all rounds.
 
     The simulation keeps the work of all calls. It removes the overhead of the calls, except in one

@@ -19,9 +19,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from instrument.analysis.places import common_place
 from instrument.analysis.views import Views
 from instrument.findings.compilations import compilations, frames_compiled_again, reasons
 from instrument.findings.event_time import share_of
+from instrument.findings.evidence import evidence
 from instrument.findings.finding import (
     RECORD_STEPS,
     Check,
@@ -30,9 +32,8 @@ from instrument.findings.finding import (
     NotRecorded,
     show_command,
 )
-from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import scaled
-from instrument.units import counted
+from instrument.units import counted, percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -50,7 +51,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
     Without events of compilations, yield one if `capture.json` counts recompilations.
     """
-    events, steps = capture.events, measured(capture)
+    events, steps = capture.events, capture.links.counted_steps
     found = compilations(capture)
     inside = found[steps.within(events.start_ns[found], events.end_ns[found]) > 0]
     share = share_of(capture, inside)

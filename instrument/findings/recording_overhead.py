@@ -19,8 +19,7 @@ from instrument.analysis.coverage import ENOUGH_STEPS
 from instrument.analysis.coverage_rows import UNDISTURBED
 from instrument.analysis.views import Views
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
-from instrument.findings.places import percent
-from instrument.units import duration
+from instrument.units import duration, percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario

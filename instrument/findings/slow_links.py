@@ -35,9 +35,8 @@ from instrument.findings.finding import (
     NotRecorded,
     show_command,
 )
-from instrument.findings.places import measured, percent
 from instrument.findings.saving import is_worth, simulated
-from instrument.units import rate, size
+from instrument.units import percent, rate, size
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -50,7 +49,7 @@ _MOST_ROWS = 5
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if the fastest large collective has a low bus bandwidth."""
-    time = measured(capture)
+    time = capture.links.counted_steps
     share = time.share(exposed_on_device(capture, time))
     if share < _LEAST_SHARE:
         return

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from instrument.findings.device_time import LEAST_SAVING
 from instrument.findings.finding import Evidence, Finding, RanksCheck
-from instrument.findings.places import percent
 from instrument.findings.saving import is_worth, simulated
-from instrument.units import duration, few
+from instrument.units import duration, few, percent
 
 if TYPE_CHECKING:
     from instrument.runs.run import Ranks

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.coverage_rows import ORDERED
+from instrument.analysis.places import common_place, nodes_of, range_codes, source_codes
+from instrument.analysis.step_parts import waits_for_data
 from instrument.analysis.views import Views
 from instrument.findings.finding import (
     RECORD_DEVICE,
@@ -31,23 +33,14 @@ from instrument.findings.finding import (
     NotRecorded,
     show_command,
 )
-from instrument.findings.loader_wait import waits_for_data
-from instrument.findings.places import (
-    Measured,
-    common_place,
-    measured,
-    nodes_of,
-    percent,
-    range_codes,
-    source_codes,
-)
 from instrument.findings.saving import is_worth, simulated
 from instrument.links.autograd import is_backward
 from instrument.links.groupby import Groups, group_rows, intern
 from instrument.links.intervals import merged, sweep
+from instrument.links.step_index import CountedSteps
 from instrument.links.synchronisation import STREAM_WAIT
 from instrument.trace.events import COPIES, Ints, called_operators, is_runtime, split_overload
-from instrument.units import duration
+from instrument.units import duration, percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -77,7 +70,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         if capture.about.devices or capture.events.among(is_runtime).any():
             raise NotRecorded("the trace has no device work", RECORD_DEVICE)
         return
-    span = measured(capture)
+    span = capture.links.counted_steps
     calls = synchronizing_calls(capture)
     calls = calls[span.holds(capture.events.start_ns[calls]) >= 0]
     idle_ns = idle_after(capture, span, calls)
@@ -121,7 +114,7 @@ def synchronizing_calls(capture: Views) -> Ints:
     return calls[events.among(is_runtime)[calls]]
 
 
-def idle_after(capture: Views, span: Measured, calls: Ints) -> Ints:
+def idle_after(capture: Views, span: CountedSteps, calls: Ints) -> Ints:
     """For each call, the device's idle time that begins inside the call.
 
     The idle time ends when the call that launches the next work returns. Time outside the steps

@@ -30,17 +30,19 @@ from instrument.analysis.breakdown import KERNEL
 from instrument.analysis.coverage_rows import LAUNCHERS
 from instrument.analysis.operator_keys import shape_text
 from instrument.analysis.peak_rates import peak_rates
+from instrument.analysis.places import common_place
 from instrument.analysis.views import Views
 from instrument.findings.device_time import (
     LEAST_SAVING,
     device_share,
     has_device_work,
 )
+from instrument.findings.evidence import evidence
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
-from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import is_worth, scaled
 from instrument.links.groupby import groupby_rows
 from instrument.trace.events import Device, Ints
+from instrument.units import percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -123,7 +125,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _find_kind(capture: Views, whatif: Scenario, kind: _Kind) -> Iterator[Finding]:
-    work, time = capture.work, measured(capture)
+    work, time = capture.work, capture.links.counted_steps
     kernels = work.event[work.kind == KERNEL]
     is_kind = capture.events.named(lambda name: kind.name.search(name) is not None)
     chosen = kernels[is_kind[kernels]]

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.views import Views
+from instrument.findings.evidence import evidence
 from instrument.findings.finding import RECORD_AGAIN, Check, Finding, NotRecorded
-from instrument.findings.places import evidence, measured
 from instrument.trace.events import OPERATOR, Ints
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _divided(capture: Views) -> tuple[Ints, float]:
     These are the operators of torch whose own time on the CPU is 50 µs or longer, and that launch
     no device work.
     """
-    events, tree, steps = capture.events, capture.links.call_tree, measured(capture)
+    events, tree, steps = capture.events, capture.links.call_tree, capture.links.counted_steps
     own_ns = tree.own(tree.total_ns)
     launches = np.zeros(len(tree) + 1, np.bool_)
     launches[capture.links.launched[1]] = True

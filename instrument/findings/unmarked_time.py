@@ -29,21 +29,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.coverage_rows import CPU_IN_RANGES
+from instrument.analysis.places import has_sources, time_by_source, users_source
+from instrument.analysis.step_parts import waits_for_data
 from instrument.analysis.views import Views
+from instrument.findings.evidence import evidence
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
-from instrument.findings.loader_wait import waits_for_data
-from instrument.findings.places import (
-    Measured,
-    evidence,
-    has_sources,
-    measured,
-    percent,
-    time_by_source,
-    users_source,
-)
 from instrument.links.intervals import Timeline, concatenated, merged, sweep
+from instrument.links.step_index import CountedSteps
 from instrument.trace.events import Ints, called_operators, is_runtime
-from instrument.units import duration
+from instrument.units import duration, percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -54,7 +48,7 @@ _SHOWN = 3
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     """Yield one finding if at least a fifth of the time of the steps is in no range."""
-    span = measured(capture)
+    span = capture.links.counted_steps
     if span.what != "step":
         raise NotRecorded("the trace has no finished step", "call session.step() after each step")
     if capture.about.annotations_disabled:
@@ -100,7 +94,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
 CHECK = Check("unmarked-time", find)
 
 
-def _timeline(capture: Views, span: Measured) -> Timeline:
+def _timeline(capture: Views, span: CountedSteps) -> Timeline:
     """Return when steps, ranges and operators are active, as the three rows of a timeline."""
     events, links = capture.events, capture.links
     scopes, tree = links.scopes, links.call_tree
@@ -121,7 +115,7 @@ def _timeline(capture: Views, span: Measured) -> Timeline:
     return sweep([(span.start_ns, span.end_ns), merged(*in_range), in_operator])
 
 
-def _function(capture: Views, span: Measured, source: str, time_ns: int) -> Evidence:
+def _function(capture: Views, span: CountedSteps, source: str, time_ns: int) -> Evidence:
     """Make a row for the time that a function spends outside of all ranges and operators."""
     calls = max(_calls(capture, span, source), 1)  # a function may begin before the window
     return Evidence(source, calls, time_ns, detail="outside of operators")
@@ -132,14 +126,14 @@ def _thread(capture: Views) -> int:
     return int(capture.events.thread[capture.links.steps[-1]])
 
 
-def _calls(capture: Views, span: Measured, source: str) -> int:
+def _calls(capture: Views, span: CountedSteps, source: str) -> int:
     """How often a function of the user was called within the steps."""
     frames, events = capture.links.frames, capture.events
     is_called = events.named(lambda name: users_source(name) == source)[frames.index]
     return int((is_called & (span.holds(frames.start_ns) >= 0)).sum())
 
 
-def _outermost_outside(capture: Views, span: Measured) -> Ints:
+def _outermost_outside(capture: Views, span: CountedSteps) -> Ints:
     """The outermost operators that begin in a step and in no range, as positions.
 
     Waits for data are left out.

@@ -27,15 +27,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from instrument.analysis.places import common_place, range_codes
 from instrument.analysis.views import Views
 from instrument.findings.autograd_nodes import makers, ran
 from instrument.findings.event_time import share_of, shortened
+from instrument.findings.evidence import evidence
 from instrument.findings.finding import Check, Finding, NotRecorded
-from instrument.findings.places import common_place, evidence, measured, percent, range_codes
 from instrument.links.autograd import is_backward
 from instrument.links.groupby import Groups, isin
 from instrument.links.step_index import step_at
 from instrument.trace.events import Flags, Ints
+from instrument.units import percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -69,7 +71,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     used = paths.with_descendants(of_path.sum(one, in_range & has_run))
     wasteful = (unused > 0) & (used == 0)
     outermost = wasteful & ~np.append(wasteful, False)[paths.above]
-    time, most_ns = measured(capture), _most_ns(capture, outermost)
+    time, most_ns = capture.links.counted_steps, _most_ns(capture, outermost)
     # Only the largest ranges are tried, because `share_of` reads the whole call tree.
     largest = np.flatnonzero(outermost)
     largest = largest[np.argsort(-most_ns[largest], kind="stable")[:_MOST_TRIED]]
@@ -94,7 +96,7 @@ def _most_ns(capture: Views, chosen: Flags) -> Ints:
     the exact time, but takes longer. No chosen path may lie inside another one.
     """
     events, tree, scopes = capture.events, capture.links.call_tree, capture.links.scopes
-    steps, inside = measured(capture), chosen[scopes.opened]
+    steps, inside = capture.links.counted_steps, chosen[scopes.opened]
     calls, opened = scopes.ranges.index[inside], scopes.opened[inside]
     on_cpu_ns = steps.within(events.start_ns[calls], events.end_ns[calls])
     path = np.full(len(tree) + 1, -1)  # the last entry is for work without a node
@@ -114,7 +116,7 @@ def _of_program(capture: Views, whatif: Scenario, made: Ints) -> Iterator[Findin
 
     Call this only if the window has no backward.
     """
-    steps = measured(capture)
+    steps = capture.links.counted_steps
     inside = made[steps.holds(capture.events.start_ns[made]) >= 0]
     if len(inside) and steps.share(len(inside) * _NODE_NS) >= _LEAST_COST:
         title = "The program builds a graph for gradients, but runs no backward"
@@ -129,7 +131,7 @@ def _finding(
     path: str | None,
     share: float | None = None,
 ) -> Finding:
-    events, steps = capture.events, measured(capture)
+    events, steps = capture.events, capture.links.counted_steps
     count = int((steps.holds(events.start_ns[made]) >= 0).sum())
     per_step = f": {count / steps.count:.0f} graph nodes a {steps.what}" if count else ""
     return Finding(

@@ -26,13 +26,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from instrument.analysis.places import common_place
 from instrument.analysis.views import Views
 from instrument.findings.event_time import share_of
+from instrument.findings.evidence import evidence
 from instrument.findings.finding import Check, Finding, show_command
-from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import is_worth, scaled
 from instrument.links.autograd import ACCUMULATION
 from instrument.trace.events import Ints
+from instrument.units import percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -58,7 +60,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     if not is_worth(saving, _LEAST_SAVING):
         return
     place, source = common_place(capture, fills)
-    steps = measured(capture)
+    steps = capture.links.counted_steps
     count = int((steps.holds(events.start_ns[fills]) >= 0).sum()) // steps.count
     adding = (
         f", and {len(adds) * count // len(fills)} additions to these gradients" if len(adds) else ""

@@ -40,18 +40,18 @@ class AttributedWork:
         cpu_ns: the CPU time of each group.
         device_ns: the time of the device events that each group launched; None if the trace has no
             device events.
-        counted_cpu_ns: the part of `cpu_ns` in finished steps; all of `cpu_ns` if no step finished.
+        counted_cpu_ns: the part of `cpu_ns` in the steps that count; all of it if no step finished.
             The same holds for the other counted times. Percentages in tables are shares of the
             counted times.
         counted_device_ns: as `device_ns`, but only for device events that were launched in
-            finished steps.
+            the steps that count.
         flops: the FLOPs of each group, by formula; None if the trace has no input shapes.
         operations: for each group, the number of operators whose FLOPs are in `flops`; None if the
             trace has no input shapes.
         unlaunched_ns: the time of the device events whose launch is not known. These device events
             are in no group.
         counted_unlaunched_ns: as `unlaunched_ns`, but only for device events that began in
-            finished steps.
+            the steps that count.
         device: the group, start and end of each device event whose launch is known.
     """
 

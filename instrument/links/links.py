@@ -11,7 +11,7 @@ from instrument.links.call_tree import CallTree, nest
 from instrument.links.flops import node_flops
 from instrument.links.groupby import Groups
 from instrument.links.launches import Launches, launches, named_operators, threads_of_calls
-from instrument.links.step_index import finished_steps, step_at, stepped_ns
+from instrument.links.step_index import CountedSteps, counted_steps, finished_steps
 from instrument.links.synchronisation import Synchronisations, synchronisations
 from instrument.trace.events import ANNOTATION, OPERATOR, PYTHON, Events, Ints, is_runtime
 
@@ -32,8 +32,8 @@ class Links:
     """The relations between the events of one trace.
 
     Each relation is computed at its first use and kept. Times of nodes are in nanoseconds.
-    The properties `counted_*` hold the time in finished steps, or all time if no step finished.
-    Percentages in tables are shares of these times.
+    The properties `counted_*` hold the time in the steps that count, or all time if no step
+    finished. Percentages in tables are shares of these times.
     """
 
     def __init__(self, events: Events, *, python: bool = False) -> None:
@@ -69,6 +69,11 @@ class Links:
     def steps(self) -> Ints:
         """The positions of the finished steps, sorted by start."""
         return finished_steps(self.events)
+
+    @cached_property
+    def counted_steps(self) -> CountedSteps:
+        """The steps that count: all finished steps but the first; see `CountedSteps`."""
+        return counted_steps(self.events, self.steps)
 
     @cached_property
     def launches(self) -> Launches:
@@ -126,11 +131,11 @@ class Links:
 
     @cached_property
     def counted_ns(self) -> Ints:
-        """The part of `spent_ns` in finished steps; all of `spent_ns` if no step finished."""
+        """The part of `spent_ns` in the steps that count; all of it if no step finished."""
         if not len(self.steps):
             return self.spent_ns
         tree = self.call_tree
-        return stepped_ns(self.events, self.steps, tree.start_ns, tree.ends_before_overlap)
+        return self.counted_steps.within(tree.start_ns, tree.ends_before_overlap)
 
     @cached_property
     def own_ns(self) -> Ints:
@@ -144,20 +149,20 @@ class Links:
 
     @cached_property
     def counted_device_ns(self) -> Ints:
-        """The time of each device event, or 0 if it was not launched in a finished step.
+        """The time of each device event, or 0 if it was not launched in a step that counts.
 
         If the launch of a device event is not in the trace, the time counts if the event itself
-        started in a finished step. If no step finished, all times count.
+        started in such a step. If no step finished, all times count.
         """
         events, (device, node) = self.events, self.launched
         if not len(self.steps):
             return events.duration_ns[device]
         time = events.start_ns[np.where(node >= 0, self.launches.launch, device)]
-        return np.where(step_at(events, self.steps, time) >= 0, events.duration_ns[device], 0)
+        return np.where(self.counted_steps.holds(time) >= 0, events.duration_ns[device], 0)
 
     @cached_property
     def counted_device_own_ns(self) -> Ints | None:
-        """Like `device_own_ns`, but only for device events launched in finished steps."""
+        """Like `device_own_ns`, but only for device events launched in the steps that count."""
         return self._own_of_device(self.counted_device_ns)
 
     @cached_property

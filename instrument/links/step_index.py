@@ -1,12 +1,75 @@
-"""Find the step of the profiler in which a point in time or an interval lies."""
+"""Find the steps of a trace, those that count, and the step in which a time lies."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
 
-from instrument.links.intervals import interval_at, within
+from instrument.links.intervals import interval_at, merged, within
 from instrument.range_names import STEP_PREFIX
 from instrument.trace.events import ANNOTATION, OPERATOR, Events, Ints, flags, is_step
+
+
+@dataclass(frozen=True, slots=True)
+class CountedSteps:
+    """The steps that count: all finished steps except the first, which does work only once.
+
+    The first step counts only if the window has no other step. Shares of the step, counters,
+    findings, comparisons and simulations are about these steps.
+
+    Attributes:
+        what: "step", or "recording" if no step was finished.
+        start_ns, end_ns: the start and end of each step, sorted. A step that another step overlaps
+            ends where the other begins. If there is no step, the start and end of the recording.
+    """
+
+    what: Literal["step", "recording"]
+    start_ns: Ints
+    end_ns: Ints
+
+    @property
+    def total_ns(self) -> int:
+        """The duration of all steps together."""
+        return int((self.end_ns - self.start_ns).sum())
+
+    @property
+    def count(self) -> int:
+        """The number of steps; 1 for a recording without steps."""
+        return len(self.start_ns)
+
+    def share(self, time_ns: int) -> float:
+        """A time inside the steps as a share of `total_ns`; 0 if `total_ns` is 0."""
+        return time_ns / self.total_ns if self.total_ns else 0.0
+
+    def within(self, start_ns: Ints, end_ns: Ints) -> Ints:
+        """How much of each interval lies in the steps, in ns."""
+        return within((self.start_ns, self.end_ns), start_ns, end_ns)
+
+    def covered(self, start_ns: Ints, end_ns: Ints) -> float:
+        """The share of the steps' time in which at least one of the intervals lies; at most 1."""
+        return self.share(int(self.within(*merged(start_ns, end_ns)).sum()))
+
+    def holds(self, time_ns: Ints) -> Ints:
+        """The index of the step around each point in time; -1 for none."""
+        return interval_at((self.start_ns, self.end_ns), time_ns)
+
+
+def counted_steps(events: Events, steps: Ints) -> CountedSteps:
+    """The steps of a trace that count; `steps` are the positions of the finished ones."""
+    if not len(steps):
+        begin, end = events.begin_ns, int(events.end_ns.max(initial=events.begin_ns))
+        return CountedSteps("recording", np.array([begin]), np.array([end]))
+    counted = steps[counting(len(steps))]
+    start_ns, end_ns = events.start_ns[counted], events.end_ns[counted]
+    end_ns[:-1] = np.minimum(end_ns[:-1], start_ns[1:])
+    return CountedSteps("step", start_ns, end_ns)
+
+
+def counting(steps: int) -> slice:
+    """Which of a number of steps count: all except the first; of one step, this step."""
+    return slice(1, None) if steps > 1 else slice(None)
 
 
 def step_number(events: Events, event: int) -> int:
@@ -20,11 +83,6 @@ def finished_steps(events: Events) -> Ints:
     is_cpu = flags((ANNOTATION | OPERATOR).__contains__, events.categories)
     index = index[is_cpu[events.category[index]] & events.finished[index]]
     return index[np.argsort(events.start_ns[index], kind="stable")]
-
-
-def stepped_ns(events: Events, steps: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
-    """The part of each interval that lies in steps; `steps` are sorted and do not overlap."""
-    return within((events.start_ns[steps], events.end_ns[steps]), start_ns, end_ns)
 
 
 def step_at(events: Events, steps: Ints, time_ns: Ints) -> Ints:

@@ -29,8 +29,8 @@ from urllib.parse import quote, urlencode
 
 from instrument.analysis.views import Views
 from instrument.errors import CaptureError
+from instrument.findings.evidence import evidence_span
 from instrument.findings.finding import Finding
-from instrument.findings.places import evidence_span
 
 UI = "https://ui.perfetto.dev"
 PORT = 9001

@@ -6,8 +6,8 @@ import struct
 import zlib
 from collections.abc import Sequence
 
+from instrument.analysis.step_parts import SPLIT_KINDS, split_parts
 from instrument.analysis.views import Views
-from instrument.compare.step_parts import SPLIT_KINDS, compared_steps, split_parts
 
 #: The colours of the parts of a bar, in order: name, and red, green and blue from 0 to 255.
 COLOURS: dict[str, tuple[int, int, int]] = {
@@ -28,7 +28,7 @@ def step_split(capture: Views) -> list[tuple[str, float]]:
 
     The kinds are those of `split_parts`. The list is empty if the trace shows no time.
     """
-    parts = split_parts(capture, compared_steps(capture))
+    parts = split_parts(capture, capture.links.counted_steps)
     whole = sum(parts.values())
     spent = {
         name: sum(ns for (_, kind), ns in parts.items() if kind == name) for name in SPLIT_KINDS

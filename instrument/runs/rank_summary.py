@@ -6,7 +6,6 @@ With summaries, ranks are compared without their traces. A thousand summaries ar
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import warnings
@@ -30,7 +29,6 @@ from instrument.trace.columns import BEYOND_NS
 SUMMARY_FILE = "summary.json"
 VERSION = 4
 #: The phase of training.
-TRAIN = "train"
 # A summary keeps the 500 ranges with the most CPU time, and the last 512 collectives. So a file has
 # some tens of kilobytes.
 _MOST_RANGES, _MOST_COLLECTIVES = 500, 512
@@ -61,7 +59,6 @@ _OF_STEPS = (
     "communication_ns",
     "copy_ns",
 )
-_IN_NAME = re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
 # A time in nanoseconds: on the trace's own clock, or Unix time.
 _Ns = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -127,7 +124,7 @@ def summarize(capture: Views) -> RankSummary:
     collectives, collective_groups = _collectives(capture.collective_calls)
     return RankSummary(
         name=capture.name,
-        rank=rank_of(capture),
+        rank=capture.rank,
         world_size=events.world_size if about.world_size is None else about.world_size,
         host=about.host,
         started_at=about.started_at,
@@ -147,22 +144,6 @@ def summarize(capture: Views) -> RankSummary:
         collectives=collectives,
         collective_groups=collective_groups,
     )
-
-
-def phase_of(capture: Views) -> str:
-    """The phase of a capture, such as "validation"; `TRAIN` if it is not known."""
-    return capture.about.window.phase or TRAIN
-
-
-def rank_of(capture: Views) -> int | None:
-    """The rank of a capture; None if it is not known.
-
-    Three sources are tried in this order: `capture.json`, the rank that torch wrote into the trace,
-    and the number after "rank" in the capture's name.
-    """
-    in_name, written = _IN_NAME.search(capture.name), capture.events.rank
-    rank = written if capture.about.rank is None else capture.about.rank
-    return int(in_name[1]) if rank is None and in_name else rank
 
 
 def _collectives(calls: Table) -> tuple[Columns, Columns]:

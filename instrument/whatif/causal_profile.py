@@ -17,11 +17,12 @@ import numpy as np
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.intervals import Intervals
+from instrument.links.step_index import counting
 from instrument.trace.events import Flags, Ints, called_operators, split_overload
 from instrument.whatif.cpu_time import joined
 from instrument.whatif.model import Costs, Model
 from instrument.whatif.selection import of_paths, short_name
-from instrument.whatif.window import Window, counted
+from instrument.whatif.window import Window
 
 _FASTER = (0.1, 0.25, 0.5, 1.0)
 _LEAST_SHARE = 0.002
@@ -75,7 +76,7 @@ def causal_profile(window: Window, costs: Sequence[Costs], step_ns: int, rows: i
     tried = _tried(window, rows)
     base = window.weights(costs)
     steps = window.steps_ns(window.program.run(base))
-    kept = counted(len(steps))
+    kept = counting(len(steps))
     whole_ns = np.sum(steps[kept])
     shares: list[list[float]] = []
     for chosen in tried.values():

@@ -16,6 +16,7 @@ from instrument.analysis.collectives import DEVICE, SYNCHRONISING
 from instrument.analysis.coverage import ENOUGH, line, part
 from instrument.analysis.views import Views
 from instrument.errors import CaptureError, ConfigError, InstrumentError
+from instrument.links.step_index import counting
 from instrument.printable import printable
 from instrument.trace.events import Ints
 from instrument.units import duration
@@ -23,7 +24,7 @@ from instrument.whatif import edits, selection
 from instrument.whatif.builder import build_model
 from instrument.whatif.critical_path import critical_path
 from instrument.whatif.model import Costs, Model
-from instrument.whatif.window import Window, counted, meetings
+from instrument.whatif.window import Window, meetings
 
 if TYPE_CHECKING:
     from instrument.analysis.table import Table
@@ -101,7 +102,7 @@ class Scenario:
     def baseline_ns(self) -> int:
         """The median duration of the recorded steps except the first, in nanoseconds."""
         steps = self.window.recorded_steps(0)
-        return int(median(steps[counted(len(steps))]))
+        return int(median(steps[counting(len(steps))]))
 
     @cached_property
     def saving_ns(self) -> int:
@@ -126,7 +127,7 @@ class Scenario:
     def _saved(self, assumption: int, after: Sequence[int]) -> int:
         """The saving per step; `after` has the steps' durations with the edits. See `saving_ns`."""
         before = self.window.recorded_steps(assumption)
-        kept = counted(len(before))
+        kept = counting(len(before))
         share = 1 - sum(after[kept]) / max(sum(before[kept]), 1)
         return round(share * self.baseline_ns)
 

@@ -323,11 +323,6 @@ class Window:
         return found
 
 
-def counted(steps: int) -> slice:
-    """The steps that count: all except the first; if there is only one step, this step."""
-    return slice(1, None) if steps > 1 else slice(None)
-
-
 def meetings(matches: Sequence[tuple[Ints, Ints]]) -> Meetings | None:
     """Collect the collectives that at least two ranks have.
 

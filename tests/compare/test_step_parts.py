@@ -13,21 +13,15 @@ import pytest
 from builders import REDUCES, annotation, call, capture, copy, launched, span, step
 
 from compare.painter import LOADER, Program
+from instrument.analysis.step_parts import plain_path, ranges_of_steps, split_parts, step_parts
 from instrument.analysis.views import Views
-from instrument.compare.step_parts import (
-    compared_steps,
-    plain_path,
-    ranges_of_steps,
-    split_parts,
-    step_parts,
-)
 
 TRACES = os.environ.get("INSTRUMENT_TRACES")
 REAL = sorted(Path(TRACES).glob("*.json.gz")) if TRACES else []
 
 
 def parts_of(views: Views) -> dict[tuple[str, str], int]:
-    return step_parts(views, compared_steps(views))
+    return step_parts(views, views.links.counted_steps)
 
 
 def test_each_kind_of_time_in_a_step(tmp_path: Path) -> None:
@@ -88,7 +82,7 @@ def test_time_in_ranges_is_split_into_operators_and_python(tmp_path: Path) -> No
         span("aten::item", 800, 100),
     ]
     views = capture(tmp_path, events)
-    assert split_parts(views, compared_steps(views)) == {
+    assert split_parts(views, views.links.counted_steps) == {
         ("forward", "CPU operators"): 200_000,
         ("forward", "Python"): 250_000,
         ("forward/inner", "Python"): 50_000,
@@ -100,7 +94,7 @@ def test_time_in_ranges_is_split_into_operators_and_python(tmp_path: Path) -> No
 def test_of_steps_that_overlap_each_moment_counts_once(tmp_path: Path) -> None:
     events = [step(0, 0, 10), step(1, 10, 100), step(2, 50, 100), span("aten::mm", 60, 30)]
     views = capture(tmp_path, events)
-    assert compared_steps(views).total_ns == 140_000
+    assert views.links.counted_steps.total_ns == 140_000
     assert parts_of(views) == {
         ("(no range)", "other CPU"): 30_000,
         ("(no range)", "idle"): 110_000,
@@ -157,7 +151,7 @@ def test_random_steps_are_split_as_painted(seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_ranges_of_each_step_are_those_of_the_step_alone(seed: int, tmp_path: Path) -> None:
     views = capture(tmp_path, Program(Random(seed), length=120).make().events)
-    span = compared_steps(views)
+    span = views.links.counted_steps
     expected = []
     for start, end in zip(span.start_ns.tolist(), span.end_ns.tolist()):
         one = replace(span, start_ns=np.array([start]), end_ns=np.array([end]))
@@ -171,7 +165,7 @@ def test_the_ranges_of_each_step_are_those_of_the_step_alone(seed: int, tmp_path
 @pytest.mark.parametrize("trace", REAL, ids=lambda path: path.name.partition(".")[0])
 def test_the_parts_of_real_steps_sum_to_the_steps(trace: Path) -> None:
     views = Views.load(trace)
-    span_ns = compared_steps(views)
+    span_ns = views.links.counted_steps
     found = step_parts(views, span_ns)
     assert sum(found.values()) == span_ns.total_ns
     assert min(found.values()) > 0

@@ -53,7 +53,6 @@ from instrument.findings.device_time import device_share
 from instrument.findings.diagnose import diagnose
 from instrument.findings.event_time import share_of
 from instrument.findings.finding import Finding, NotRecorded
-from instrument.findings.places import measured
 from instrument.runs.run import Run
 
 CHECKS = (
@@ -255,9 +254,9 @@ def test_work_of_several_streams_and_threads_counts_once(tmp_path: Path) -> None
     for made in (on_device, on_cpu):
         products = np.flatnonzero(made.events.named("aten::mm".__eq__))
         nodes = made.links.call_tree.nodes_of(products)
-        assert cost_share(made, measured(made), nodes) == 1.0
+        assert cost_share(made, made.links.counted_steps, nodes) == 1.0
         assert share_of(made, products) == 1.0
-    assert device_share(on_device, measured(on_device), on_device.work.event) == 1.0
+    assert device_share(on_device, on_device.links.counted_steps, on_device.work.event) == 1.0
 
 
 def test_allocations_of_few_steps_are_not_judged(tmp_path: Path) -> None:

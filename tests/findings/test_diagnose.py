@@ -23,6 +23,7 @@ from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.findings import diagnose as diagnose_module
 from instrument.findings.diagnose import CHECKS, Diagnosis, diagnose
 from instrument.findings.diagnosis_text import as_json, as_markdown, as_text, largest_as_lines
+from instrument.findings.evidence import evidence_span
 from instrument.findings.finding import (
     Check,
     Evidence,
@@ -31,7 +32,6 @@ from instrument.findings.finding import (
     RanksCheck,
     show_command,
 )
-from instrument.findings.places import evidence_span
 from instrument.printable import printable
 
 HOSTILE = "a\x1b[2Jb\nc`|<img src=x>[l](https://evil.example) @somebody #12 *x* www.evil.example"

@@ -9,8 +9,10 @@ import pytest
 from builders import CPU, annotation, capture, frame, kernel, launched, made, node, span, step
 
 from instrument import Capture
-from instrument.findings import places
+from instrument.analysis import places
+from instrument.findings.evidence import evidence
 from instrument.trace.events import Ints
+from instrument.units import percent
 
 
 def positions(made: Capture, *names: str) -> Ints:
@@ -130,33 +132,33 @@ def test_shares_are_of_the_steps_but_the_first(tmp_path: Path) -> None:
     found = capture(
         tmp_path, [step(1, 0, 100), step(2, 100, 200), step(3, 300, 200), span("a", 90, 260, **CPU)]
     )
-    measured = places.measured(found)
-    assert (measured.what, measured.count, measured.total_ns) == ("step", 2, 400_000)
-    assert measured.share(100_000) == 0.25
+    counted = found.links.counted_steps
+    assert (counted.what, counted.count, counted.total_ns) == ("step", 2, 400_000)
+    assert counted.share(100_000) == 0.25
     start = np.array([90_000, 250_000])
-    assert measured.within(start, start + 260_000).tolist() == [250_000, 250_000]
-    assert measured.holds(np.array([0, 100_000, 300_000, 499_999, 500_000])).tolist() == [
+    assert counted.within(start, start + 260_000).tolist() == [250_000, 250_000]
+    assert counted.holds(np.array([0, 100_000, 300_000, 499_999, 500_000])).tolist() == [
         -1, 0, 1, 1, -1
     ]  # fmt: skip
 
 
 def test_without_steps_shares_are_of_the_recording(tmp_path: Path) -> None:
-    measured = places.measured(capture(tmp_path, [span("a", 50, 100)]))
-    assert (measured.what, measured.total_ns) == ("recording", 100_000)
+    counted = capture(tmp_path, [span("a", 50, 100)]).links.counted_steps
+    assert (counted.what, counted.total_ns) == ("recording", 100_000)
 
 
 def test_evidence_counts_equal_names(tmp_path: Path) -> None:
     found = capture(tmp_path, [span("a", 0, 10), span("a", 20, 30), span("b", 60, 35)])
-    rows = places.evidence(found, np.arange(3), detail="in a loop")
+    rows = evidence(found, np.arange(3), detail="in a loop")
     assert [tuple(row) for row in rows] == [
         ("a", 2, 40_000, 20_000, "in a loop"),
         ("b", 1, 35_000, 60_000, "in a loop"),
     ]
-    assert len(places.evidence(found, np.arange(3), most=1)) == 1
+    assert len(evidence(found, np.arange(3), most=1)) == 1
 
 
 @pytest.mark.parametrize(
     ("share", "text"), [(0.523, "52 %"), (0.1, "10 %"), (0.042, "4.2 %"), (1.0, "100 %")]
 )
 def test_percent(share: float, text: str) -> None:
-    assert places.percent(share) == text
+    assert percent(share) == text

@@ -11,11 +11,11 @@ import pytest
 from builders import annotation, call, capture, frame, kernel, launched, made, node, span, step
 
 from findings.twins import found
+from instrument.analysis import places
 from instrument.findings import (
     attention_not_fused,
     device_idle,
     first_step,
-    places,
     unused_autograd,
 )
 from instrument.findings.device_time import launch_gaps

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from instrument.analysis.places import has_sources
 from instrument.analysis.stacks import LONGEST_FRAME, call_paths
 from instrument.analysis.views import Views
-from instrument.findings.places import has_sources
 from instrument.links.groupby import intern
 from instrument.links.links import Links
 from instrument.prose import shortened

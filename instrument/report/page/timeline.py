@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from instrument.analysis.places import range_codes
 from instrument.analysis.stacks import is_own_frame
 from instrument.analysis.steps import idle_stretches
 from instrument.analysis.views import Views
 from instrument.findings.diagnose import Diagnosis
-from instrument.findings.places import evidence_span, range_codes
+from instrument.findings.evidence import evidence_span
 from instrument.links import loops
 from instrument.links.call_tree import CallTree, nest
 from instrument.links.groupby import differences, groupby, intern

@@ -6,14 +6,15 @@ from statistics import mean, median
 from typing import Any
 
 from instrument.analysis.coverage import incomplete
+from instrument.analysis.step_parts import SPLIT_KINDS, split_parts
 from instrument.analysis.views import Views
-from instrument.compare.step_parts import SPLIT_KINDS, compared_steps, split_parts
 from instrument.findings.diagnose import Diagnosis
 from instrument.findings.diagnosis_text import finding_as_dict
+from instrument.findings.evidence import evidence_span
 from instrument.findings.finding import Finding
-from instrument.findings.places import evidence_span, percent
 from instrument.report.notebook import cost, facts
 from instrument.report.verdict import verdict
+from instrument.units import percent
 
 # The bar by range has parts for at most this many ranges, and one part for all other ranges.
 _MOST_RANGES = 9
@@ -37,7 +38,7 @@ def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
     - `parts`: how the time of all steps but the first splits. `steps` is the number of these steps,
       and `total_ns` their time. `by_kind` and `by_range` are lists of `name` and `ns`; each list
       sums to `total_ns` exactly. The kinds are those of
-      `instrument.compare.step_parts.split_parts`.
+      `instrument.analysis.step_parts.split_parts`.
     - `device_share`: the share of `total_ns` in which a device works; None without device work.
     - `mfu`: the mean model FLOPs utilization, or None. `mfu_is_bound`: whether it is a lower bound.
     - `coverage`: the rows of `capture.coverage`: `name`, `share`, `why`, and `is_incomplete`:
@@ -76,7 +77,7 @@ def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _where_it_goes(capture: Views) -> dict[str, Any]:
-    span = compared_steps(capture)
+    span = capture.links.counted_steps
     lasts_ns = (span.end_ns - span.start_ns).tolist()
     kinds = dict.fromkeys(SPLIT_KINDS, 0)
     ranges: dict[str, int] = {}

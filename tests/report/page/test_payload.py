@@ -35,11 +35,11 @@ from instrument.cli.command import main
 from instrument.errors import CaptureError
 from instrument.findings.diagnose import Diagnosis
 from instrument.findings.finding import Finding
-from instrument.findings.places import percent
 from instrument.report.page.page import page, payload
 from instrument.report.page.redacted import redacted
 from instrument.report.page.tables import as_columns
 from instrument.report.page.verdict import section
+from instrument.units import percent
 
 US = 1000
 needs_traces = pytest.mark.skipif(

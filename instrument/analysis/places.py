@@ -1,6 +1,4 @@
-"""Find the range, the source line and the step of events, and make evidence from events.
-
-Events are given as positions in `capture.events`, as everywhere in this package.
+"""Find the range and the source line of events, which are positions in `capture.events`.
 
 The source line comes from the trace. In a trace with Python frames, it is the first line of the
 function; torch does not record the line of the call.
@@ -10,18 +8,16 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
 from instrument.analysis.views import Views
-from instrument.findings.finding import Evidence, Finding
 from instrument.links.groupby import Groups, distinct, groupby
-from instrument.links.intervals import Intervals, interval_at, merged, within
+from instrument.links.intervals import Intervals, merged, within
 from instrument.links.links import Links
-from instrument.trace.events import Codes, Events, Ints, decoded, flags, is_runtime, split_overload
+from instrument.trace.events import Codes, Events, Ints, decoded, flags, is_runtime
 
 # A range or a source is the place of a problem if at least this share of the time lies there.
 _MOSTLY = 0.9
@@ -302,131 +298,3 @@ def users_source(frame: str) -> str | None:
     if top in _LIBRARIES or top in sys.stdlib_module_names or "/torch/" in file:
         return None
     return f"{file}:{match['line']} in {match['function']}"
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The time that counts as 100 % in the titles of findings: all finished steps except the first.
-
-    The first step contains work that happens only once. The first step counts only if the window
-    has no other step.
-
-    Attributes:
-        what: "step", or "recording" if no step was finished.
-        start_ns, end_ns: the start and end of each step, sorted. If there is no step, the start and
-            end of the recording.
-    """
-
-    what: Literal["step", "recording"]
-    start_ns: Ints
-    end_ns: Ints
-
-    @property
-    def total_ns(self) -> int:
-        """The duration of all steps together."""
-        return int((self.end_ns - self.start_ns).sum())
-
-    @property
-    def count(self) -> int:
-        """The number of steps; 1 for a recording without steps."""
-        return len(self.start_ns)
-
-    def share(self, time_ns: int) -> float:
-        """A time inside the steps as a share of `total_ns`; 0 if `total_ns` is 0."""
-        return time_ns / self.total_ns if self.total_ns else 0.0
-
-    def within(self, start_ns: Ints, end_ns: Ints) -> Ints:
-        """How much of each interval lies in the steps, in ns."""
-        return within(merged(self.start_ns, self.end_ns), start_ns, end_ns)
-
-    def covered(self, start_ns: Ints, end_ns: Ints) -> float:
-        """The share of the steps' time in which at least one of the intervals lies.
-
-        Where intervals overlap, such as those of several streams or threads, the time counts once.
-        So the result is at most 1.
-        """
-        return self.share(int(self.within(*merged(start_ns, end_ns)).sum()))
-
-    def holds(self, time_ns: Ints) -> Ints:
-        """The index of the step around each point in time; -1 for none."""
-        return interval_at((self.start_ns, self.end_ns), time_ns)
-
-
-def measured(capture: Views) -> Measured:
-    """Return the time that counts as 100 % in the titles of findings; see `Measured`."""
-    events, steps = capture.events, capture.links.steps
-    if not len(steps):
-        begin, end = events.begin_ns, int(events.end_ns.max(initial=events.begin_ns))
-        return Measured("recording", np.array([begin]), np.array([end]))
-    later = steps[1:] if len(steps) > 1 else steps
-    return Measured("step", events.start_ns[later], events.end_ns[later])
-
-
-def evidence(
-    capture: Views, events: Ints, most: int = 5, *, detail: str = ""
-) -> tuple[Evidence, ...]:
-    """Make one row of evidence for each event name; the rows with the most time come first.
-
-    Every row gets the same `detail`. At most `most` rows are returned.
-    """
-    table = capture.events
-    return evidence_by_name(
-        capture, table.name[events], events, table.duration_ns[events], most, detail
-    )
-
-
-def evidence_by_name(
-    capture: Views, name: Codes | Ints, events: Ints, time_ns: Ints, most: int = 5, detail: str = ""
-) -> tuple[Evidence, ...]:
-    """Group events by the given names, and make one row of evidence for each name.
-
-    Args:
-        capture: the capture.
-        name: for each event, the name of its row, as an index into `events.names`.
-        events: the positions of the events.
-        time_ns: the time of each event. The names with the most time come first. In each row,
-            `start_ns` is the start of the event with the most time.
-        most: the largest number of rows.
-        detail: the detail of every row.
-    """
-    names, groups = groupby(name.astype(np.int64))
-    total_ns = groups.sum(time_ns)
-    longest = groups.sorted_by(time_ns).row(100)
-    return tuple(
-        Evidence(
-            name=capture.events.names[names[k]],
-            calls=int(groups.size[k]),
-            total_ns=int(total_ns[k]),
-            start_ns=int(capture.events.start_ns[events[longest[k]]]),
-            detail=detail,
-        )
-        for k in np.argsort(-total_ns, kind="stable")[:most].tolist()
-    )
-
-
-def without_overloads(rows: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """Remove the overload from the operator's name in each row."""
-    return tuple(row._replace(name=split_overload(row.name)[0]) for row in rows)
-
-
-def percent(share: float) -> str:
-    """A share as text for a title, such as "52 %" or "0.4 %"."""
-    return f"{share * 100:.0f} %" if share >= 0.095 else f"{share * 100:.1f} %"
-
-
-def evidence_span(capture: Views, finding: Finding, evidence: Evidence) -> tuple[int, int] | None:
-    """Find the event that starts at `evidence.start_ns`, and return its start and end.
-
-    If several events start at this time, events whose name begins with the name of the evidence are
-    preferred. Of these, the longest is chosen. The result is None if no event starts then, or if
-    the evidence of the finding is in another capture.
-    """
-    if evidence.start_ns is None or finding.capture not in (None, capture.name):
-        return None
-    events = capture.events
-    found = np.flatnonzero(events.start_ns == evidence.start_ns)
-    if not len(found):
-        return None
-    named = [events.names[k].startswith(evidence.name) for k in events.name[found].tolist()]
-    last = found[np.lexsort((events.end_ns[found], named))[-1]]
-    return evidence.start_ns, int(events.end_ns[last])

@@ -29,21 +29,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, COPY, KERNEL, MEMSET
 from instrument.analysis.collectives import exposed_on_cpu
+from instrument.analysis.places import range_codes
 from instrument.analysis.ranges import NO_LAUNCH, NO_RANGE
-from instrument.analysis.steps import gaps
+from instrument.analysis.steps import gaps, is_loading
 from instrument.analysis.views import Views
-from instrument.findings.loader_wait import waits_for_data
-from instrument.findings.places import Measured, measured, range_codes
 from instrument.links.groupby import distinct, groupby
 from instrument.links.links import Links
-from instrument.trace.events import Flags, Ints, is_runtime, is_step, is_wait
+from instrument.links.step_index import CountedSteps
+from instrument.trace.events import ANNOTATION, Flags, Ints, is_runtime, is_step, is_wait
 
 KINDS = (
     "compute",
@@ -59,7 +58,7 @@ COMPUTE, EXPOSED_COMMUNICATION, EXPOSED_COPY, WAITING, LAUNCH, OTHER_CPU, IDLE =
 SPLIT_KINDS = (*KINDS[:OTHER_CPU], "CPU operators", "Python", *KINDS[IDLE:])
 _OPERATORS, _PYTHON, _SPLIT_IDLE = OTHER_CPU, OTHER_CPU + 1, OTHER_CPU + 2
 _ITERATOR = re.compile(r"(enumerate\(Data(?:Loader|Pipe)\))#\w*(?:\.__next__)?")
-_LATEST = np.iinfo(np.int64).max
+_DATA = "data"  # the range around the wait for a batch that a session opens
 _KIND_OF_NODE = -1  # instead of an index into `SPLIT_KINDS`
 # Negative codes instead of the index of a path. `_NO_LAUNCH`: the launch is not in the trace.
 # `_ON_CPU`: the range in which the CPU is at that time. As in `Scopes`, -1 is no range.
@@ -115,7 +114,7 @@ class _Segments(NamedTuple):
     paths: list[str]
 
 
-def step_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
+def step_parts(capture: Views, span: CountedSteps) -> dict[tuple[str, str], int]:
     """Split the time of the steps by range and by kind of time; return times in ns.
 
     A key is the path of a range and one of `KINDS`.
@@ -130,7 +129,7 @@ def step_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
     return parts
 
 
-def split_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
+def split_parts(capture: Views, span: CountedSteps) -> dict[tuple[str, str], int]:
     """Split the time of the steps by range and by kind of time; return times in ns.
 
     A key is the path of a range and one of `SPLIT_KINDS`. The kind "other CPU" is split: "CPU
@@ -155,7 +154,7 @@ def split_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
     return parts
 
 
-def ranges_of_steps(capture: Views, span: Measured) -> list[dict[str, int]]:
+def ranges_of_steps(capture: Views, span: CountedSteps) -> list[dict[str, int]]:
     """Split the time of each step by range; return times in ns, by the path of the range.
 
     The arguments, and the cost of the call, are those of `split_parts`. The times of a step sum
@@ -172,7 +171,7 @@ def ranges_of_steps(capture: Views, span: Measured) -> list[dict[str, int]]:
     return found
 
 
-def _segments(capture: Views, span: Measured) -> _Segments:
+def _segments(capture: Views, span: CountedSteps) -> _Segments:
     """Cut the steps into segments in which the range and the kind of time do not change."""
     links = capture.links
     layers = _device_layers(capture) if len(capture.work.event) else [_cpu_communication(links)]
@@ -198,17 +197,20 @@ def _segments(capture: Views, span: Measured) -> _Segments:
     return _Segments(begin, lasts_ns, path - _NO_LAUNCH, kind, [*map(plain_path, texts)])
 
 
-def compared_steps(capture: Views) -> Measured:
-    """Return the steps to compare: all finished steps except the first.
+def waits_for_data(capture: Views) -> Ints:
+    """The positions of the calls that wait for a batch, on the threads of the steps.
 
-    If only one step is finished, the result is this step. If no step is finished, the result is the
-    whole recording as one step.
-
-    The steps do not overlap: if a step begins before the previous step ends, the previous step is
-    cut at that time.
+    A call inside another such call is left out.
     """
-    span = measured(capture)
-    return replace(span, end_ns=np.minimum(span.end_ns, np.append(span.start_ns[1:], _LATEST)))
+    events, tree = capture.events, capture.links.call_tree
+    chosen = is_loading(events)
+    if capture.folder is not None:  # in a trace of another program, "data" may be anything
+        chosen |= events.among(ANNOTATION) & events.named(_DATA.__eq__)
+    steps = capture.links.steps
+    if len(steps):
+        chosen &= np.isin(events.thread, events.thread[steps])
+    is_wait = chosen[tree.index]
+    return np.sort(tree.index[tree.outermost(is_wait)])
 
 
 def plain_path(path: str) -> str:
@@ -221,7 +223,7 @@ def plain_path(path: str) -> str:
 
 
 def _cuts(
-    links: Links, span: Measured, layers: Sequence[_Layer], differs: Flags
+    links: Links, span: CountedSteps, layers: Sequence[_Layer], differs: Flags
 ) -> tuple[Ints, Ints]:
     """Cut the steps into segments with one range and one kind of time each.
 
@@ -282,7 +284,7 @@ def _waits(capture: Views) -> tuple[_Layer, list[str]]:
     return layer, [events.names[k] for k in names.tolist()]
 
 
-def _launches(capture: Views, span: Measured) -> list[_Layer]:
+def _launches(capture: Views, span: CountedSteps) -> list[_Layer]:
     """Return two layers of intervals: calls that launch work, and gaps in the device's work.
 
     The second layer holds, of each gap in which all devices are idle, the time in which the next
