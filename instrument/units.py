@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 MINUS = "\N{MINUS SIGN}"
-_TIMES = ((1_000, 1, "ns"), (1_000_000, 1e3, "µs"), (1_000_000_000, 1e6, "ms"))
+_TIMES = (("ns", 1, 0), ("µs", 1e3, 3), ("ms", 1e6, 3), ("s", 1e9, 3))
 
 
 def duration(ns: float) -> str:
     """A time in nanoseconds as text, such as "1.500 ms" or "12 ns"."""
-    for limit, divisor, unit in _TIMES:
-        if abs(ns) < limit:
-            return f"{ns / divisor:.3f} {unit}" if divisor > 1 else f"{ns:.0f} ns"
-    return f"{ns / 1e9:.3f} s"
+    unit, divisor, decimals = _unit_of(ns, _TIMES)
+    return f"{ns / divisor:.{decimals}f} {unit}"
 
 
 def durations_like(ns: float) -> Callable[[float], str]:
@@ -24,17 +23,24 @@ def durations_like(ns: float) -> Callable[[float], str]:
     The unit and the number of decimals are chosen such that the time `ns` has four digits. For
     example, if `ns` is 87.41 ms, a time of 300 µs is "0.30 ms".
     """
-    _, divisor, unit = next(
-        (time for time in _TIMES if abs(ns) < time[0]), (float("inf"), 1e9, "s")
-    )
-    whole = len(str(int(abs(ns) / divisor)))
-    decimals = max(4 - whole, 0) if divisor > 1 else 0
+    like = _four_digits(ns)
+    unit, divisor, _ = _unit_of(like, _TIMES)
+    decimals = max(4 - len(str(int(like / divisor))), 0) if divisor > 1 else 0
 
     def text(value: float) -> str:
         # Adding 0 turns a negative zero into 0.
         return f"{round(value / divisor, decimals) + 0.0:,.{decimals}f} {unit}"
 
     return text
+
+
+def last_digit(ns: float) -> int:
+    """The value, in nanoseconds, of the last digit that `durations_like(ns)` shows."""
+    return int(10 ** max(len(str(int(_four_digits(ns)))) - 4, 0))
+
+
+def _four_digits(ns: float) -> float:
+    return float(f"{abs(ns):.4g}")
 
 
 def percent(share: float) -> str:
@@ -76,11 +82,23 @@ def few(values: Iterable[object], most: int = 8) -> str:
 
 
 def _scaled(value: float, base: int, units: Sequence[str]) -> str:
-    power = 0
-    while abs(value) >= base and power < len(units) - 1:
-        value /= base
-        power += 1
-    return f"{value:.2f} {units[power]}" if power else f"{value} {units[0]}".rstrip()
+    if abs(value) < base:
+        return f"{value} {units[0]}".rstrip()
+    unit, divisor, _ = _unit_of(
+        value, [(unit, base**power, 2) for power, unit in enumerate(units[1:], 1)]
+    )
+    return f"{value / divisor:.2f} {unit}"
+
+
+def _unit_of(value: float, units: Sequence[tuple[str, float, int]]) -> tuple[str, float, int]:
+    """Return the unit, divisor and decimals of a value: the first unit whose text is short enough.
+
+    A text that would round up to the next unit, such as "1000.000 ms", has the next unit.
+    """
+    for unit, following in pairwise(units):
+        if round(abs(value) / unit[1], unit[2]) < following[1] / unit[1]:
+            return unit
+    return units[-1]
 
 
 #: The units that `quantity` can read, with their factors: units of bytes, and units of counts.

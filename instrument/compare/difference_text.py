@@ -24,7 +24,7 @@ from instrument.prose import (
     shortened,
     wrapped,
 )
-from instrument.units import MINUS, count, counted, durations_like, percent_change, size
+from instrument.units import MINUS, count, counted, durations_like, last_digit, percent_change, size
 
 if TYPE_CHECKING:
     from instrument.compare.diff import Difference
@@ -47,7 +47,6 @@ _NAMED, _MOST_NAMED = 0.3, 2
 _MOSTLY = 0.5
 # The longest name in a sentence and in Markdown.
 _LONGEST_NAME = 60
-_DIGITS = 4
 _SIDES = ("before_ns", "after_ns", "change_ns")
 # The minimum width of the names of ranges in the table of parts, in characters.
 _LEAST_ROOM = 16
@@ -243,8 +242,7 @@ def _rounded(step: Whole, rows: int) -> Table:
 
 def _unit(step: Whole) -> int:
     """Return the unit to which the times are rounded, in ns: the last digit that the text shows."""
-    digits = len(str(max(step.before_ns, step.after_ns)))
-    return int(10 ** max(digits - _DIGITS, 0))
+    return last_digit(max(step.before_ns, step.after_ns))
 
 
 def _round(ns: int, unit: int) -> int:

@@ -38,7 +38,7 @@ def test_texts_are_those_of_python(
         sign * round(10**power * k)
         for sign in (1, -1)
         for power in range(16)
-        for k in (1, 1.2345, 9.9994)
+        for k in (1, 1.2345, 9.9994, 9.9999995)
     ]
     for name, function in (
         ("duration", duration),

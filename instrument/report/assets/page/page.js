@@ -49,9 +49,9 @@ function fixed(value, digits) {
 // The functions from here to `percent` give the same texts as instrument/units.py.
 function duration(ns) {
   for (const [limit, divisor, unit] of [[1e3, 1, "ns"], [1e6, 1e3, "µs"], [1e9, 1e6, "ms"]]) {
-    if (Math.abs(ns) < limit) {
-      return divisor > 1 ? `${fixed(ns / divisor, 3)} ${unit}` : `${fixed(ns, 0)} ns`;
-    }
+    const digits = divisor > 1 ? 3 : 0;
+    const text = fixed(ns / divisor, digits);
+    if (Math.abs(text) * divisor < limit) return `${text} ${unit}`;
   }
   return `${fixed(ns / 1e9, 3)} s`;
 }
@@ -69,12 +69,10 @@ function count(value) {
 }
 
 function scaled(value, base, units) {
-  let power = 0;
-  while (Math.abs(value) >= base && power < units.length - 1) {
-    value /= base;
-    power += 1;
-  }
-  return (power ? `${fixed(value, 2)} ${units[power]}` : `${value} ${units[0]}`).trimEnd();
+  if (Math.abs(value) < base) return `${value} ${units[0]}`.trimEnd();
+  let power = 1;
+  while (Math.abs(fixed(value / base ** power, 2)) >= base && power < units.length - 1) power += 1;
+  return `${fixed(value / base ** power, 2)} ${units[power]}`;
 }
 
 function percent(share) {
