@@ -22,7 +22,6 @@ from instrument.findings import (
     attention_not_fused,
     blocking_copies,
     busy_cpus,
-    conv_bias_before_norm,
     debug_modes,
     device_idle,
     exposed_communication,
@@ -30,7 +29,6 @@ from instrument.findings import (
     float64,
     garbage_collection,
     graph_breaks,
-    hooks,
     launch_bound,
     layout_and_casts,
     loader_wait,
@@ -45,7 +43,6 @@ from instrument.findings import (
     thread_oversubscription,
     unmarked_time,
     unused_autograd,
-    zero_grad,
 )
 from instrument.findings.diagnosis_text import as_markdown, as_text
 from instrument.findings.finding import Check, Finding, NotRecorded, RanksCheck
@@ -83,9 +80,6 @@ CHECKS: tuple[Check, ...] = (
     memory_growth.CHECK,
     unused_autograd.CHECK,
     debug_modes.CHECK,
-    hooks.CHECK,
-    zero_grad.CHECK,
-    conv_bias_before_norm.CHECK,
     first_step.CHECK,
     recording_overhead.CHECK,
     unmarked_time.CHECK,

@@ -1,4 +1,4 @@
-"""Twins for the findings about a run: the collector, compilation, memory, threads, autograd, gradients, biases."""
+"""Twins for the findings about a run: the collector, compilation, memory, threads, autograd."""
 
 from __future__ import annotations
 
@@ -56,33 +56,6 @@ def validates() -> None:
         _deep()(_deep_input())
 
 
-@cache
-def _hooked() -> nn.Module:
-    """Layers that keep statistics of all outputs and gradients, as debugging tools do."""
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(7)))
-    for layer in model[1:]:  # torch warns of a backward hook whose input needs no gradient
-        layer.register_forward_hook(keeps_outputs)
-        layer.register_full_backward_hook(keeps_gradients)
-        layer.weight.register_hook(_statistics)
-    return model
-
-
-def keeps_outputs(module: nn.Module, inputs: object, output: torch.Tensor) -> None:
-    _statistics(output)
-
-
-def keeps_gradients(module: nn.Module, inputs: object, outputs: tuple[torch.Tensor]) -> None:
-    _statistics(outputs[0])
-
-
-def _statistics(values: torch.Tensor) -> None:
-    torch.histc(values.detach(), 20)
-
-
-def runs_hooks() -> None:
-    _train(_hooked(), _deep_input())
-
-
 def looks_for_anomalies() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -92,48 +65,6 @@ def looks_for_anomalies() -> None:
 
 def looks_for_none() -> None:
     _train(_deep(10), _deep_input())
-
-
-@cache
-def _optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Large gradients that cost nothing to calculate: those of a sum."""
-    module = nn.ParameterList([torch.zeros(1_000_000) for _ in range(4)])
-    return module, torch.optim.SGD(module.parameters(), lr=0.0)
-
-
-def _updates(*, set_to_none: bool) -> None:
-    module, optimizer = _optimizer()
-    optimizer.zero_grad(set_to_none=set_to_none)
-    torch.stack([each.dot(each) for each in module.parameters()]).sum().backward()
-    optimizer.step()
-
-
-def fills_gradients() -> None:
-    _updates(set_to_none=False)
-
-
-def drops_gradients() -> None:
-    _updates(set_to_none=True)
-
-
-@cache
-def _convolutions(*, bias: bool) -> nn.Module:
-    # MKL-DNN has no 64-bit convolution, and sums the gradient of a bias inside of its own.
-    layers = [(nn.Conv2d(4, 4, 1, bias=bias), nn.BatchNorm2d(4)) for _ in range(20)]
-    return nn.Sequential(*(each for pair in layers for each in pair)).double().eval()
-
-
-@cache
-def _image() -> torch.Tensor:
-    return torch.ones(2, 4, 4, 4, dtype=torch.float64)
-
-
-def adds_a_bias() -> None:
-    _train(_convolutions(bias=True), _image())
-
-
-def adds_no_bias() -> None:
-    _train(_convolutions(bias=False), _image())
 
 
 def _function(x: torch.Tensor) -> torch.Tensor:
@@ -211,24 +142,6 @@ TWINS = (
         steps=10,
     ),
     Twin("detect_anomaly", looks_for_anomalies, looks_for_none, "debug-modes"),
-    Twin(
-        "histograms of all outputs and gradients",
-        runs_hooks,
-        looks_for_none,
-        "hooks",
-        steps=5,
-        options={"with_stack": True},
-        model=_hooked,
-    ),
-    Twin("set_to_none=False", fills_gradients, drops_gradients, "zero-grad", steps=12),
-    Twin(
-        "Conv2d with bias before BatchNorm2d",
-        adds_a_bias,
-        adds_no_bias,
-        "conv-bias-before-norm",
-        options={"record_shapes": True},
-        steps=30,
-    ),
     Twin("a new shape in each step", compiles_again, compiles_once, "recompilation", steps=4),
     Twin(
         "a list of losses with their graphs",

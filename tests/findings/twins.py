@@ -44,7 +44,6 @@ class Twin:
         options: options of the session, such as `with_stack`.
         turns: "step" if the two programs take turns at every step of one window. "window" if whole windows take turns:
             for problems that a step leaves to those after it (memory, workers), or that are recorded for a window.
-        model: what makes the session's model.
     """
 
     name: str
@@ -54,7 +53,6 @@ class Twin:
     steps: int = 8
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     turns: Literal["step", "window"] = "step"
-    model: Callable[[], Any] = lambda: None
 
     def __str__(self) -> str:
         return f"{self.code}: {self.name}"
@@ -156,7 +154,7 @@ def _window_by_window(twin: Twin, folder: Path) -> tuple[list[Capture], list[Cap
 
 def _session(twin: Twin, folder: Path, **schedule: int) -> Session:
     given: dict[str, Any] = {"warmup": 1, **schedule, "export": "inline", **twin.options}
-    return Session(output_dir=folder, model=twin.model(), **given)
+    return Session(output_dir=folder, **given)
 
 
 def _median_ns(captures: list[Capture]) -> float:
