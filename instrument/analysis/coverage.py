@@ -39,7 +39,7 @@ from instrument.trace.events import (
     is_step,
     is_synchronising,
 )
-from instrument.units import duration, size
+from instrument.units import counted, duration, size
 
 if TYPE_CHECKING:
     from instrument.analysis.views import Views
@@ -558,7 +558,11 @@ def _valid(capture: Views) -> Part | None:
 def _read(capture: Views) -> Part | None:
     events = capture.events
     if not events.cut_short:
-        return Part(1.0) if events.recorded else None
+        why = (
+            f"The trace has {counted(events.counters, 'counter event')}, such as the length of a "
+            "queue over time. Their values are not read, and no table has them."
+        )
+        return Part(1.0, why=why if events.counters else None) if events.recorded else None
     why = f"The trace file is cut short: only its first {events.recorded} events could be read."
     return Part(None, why=why)
 

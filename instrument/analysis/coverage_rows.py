@@ -136,7 +136,10 @@ ROWS = {
         "the part of the events of the file that have possible times. A time is impossible if it "
         "is out of range, or if the event ends before it begins"
     ),
-    READ: Row("the part of the events of the file that were read; None if the file is truncated"),
+    READ: Row(
+        "the part of the events of the file that were read; None if the file is truncated. `why` "
+        "gives the number of counter events, whose values are not read"
+    ),
     PLANNED: Row(
         "the part of the planned steps that were recorded; None if the number of planned steps is "
         "not known. Left out for a trace without a capture.json"

@@ -259,7 +259,7 @@ struct scanner {
     /* Of the current piece: */
     int64_t recorded;
     struct buffer spans, memory; /* rows */
-    struct buffer halves; /* events with the phase B or E, as the items of a JSON list */
+    struct buffer others; /* events with the phase B, E or C, as the items of a JSON list */
     struct buffer head, args; /* the two parts of the kind of the current event */
     struct step event_steps[MOST_KEYS + 1], args_steps[MOST_KEYS + 1];
 };
@@ -851,6 +851,9 @@ static bool add_instant(struct scanner *scanner, const struct event *event)
     return row.kind >= 0 && append(&scanner->memory, &row, sizeof row);
 }
 
+/* All that is kept of a counter event. */
+static const char COUNTER[] = "{\"ph\":\"C\"}";
+
 /* Reads one event and adds it. False if the event is not understood or memory is not enough. */
 static bool scan_event(struct text *text, struct scanner *scanner)
 {
@@ -868,9 +871,11 @@ static bool scan_event(struct text *text, struct scanner *scanner)
         return !event.is_odd && add_instant(scanner, &event);
     case 'B':
     case 'E':
-        return append_item(&scanner->halves, begin, text->at);
+        return append_item(&scanner->others, begin, text->at);
+    case 'C':
+        return append_item(&scanner->others, COUNTER, COUNTER + sizeof COUNTER - 1);
     default:
-        return event.phase != '\0' && strchr("ICbneSTpFstfPNODMVvRc()", event.phase) != NULL;
+        return event.phase != '\0' && strchr("IbneSTpFstfPNODMVvRc()", event.phase) != NULL;
     }
 }
 
@@ -880,7 +885,7 @@ static void restart(struct scanner *scanner)
     for (int k = 0; k < TABLES; k++)
         forget_new(&scanner->tables[k]);
     scanner->recorded = 0;
-    scanner->spans.size = scanner->memory.size = scanner->halves.size = 0;
+    scanner->spans.size = scanner->memory.size = scanner->others.size = 0;
     /* The steps point into the text of the last piece. */
     memset(scanner->event_steps, 0, sizeof scanner->event_steps);
     memset(scanner->args_steps, 0, sizeof scanner->args_steps);
@@ -909,7 +914,7 @@ static void keep_tables(struct scanner *scanner)
 
 static void free_scanner(struct scanner *scanner)
 {
-    struct buffer *buffers[] = {&scanner->spans, &scanner->memory, &scanner->halves,
+    struct buffer *buffers[] = {&scanner->spans, &scanner->memory, &scanner->others,
                                 &scanner->head, &scanner->args};
     for (size_t k = 0; k < COUNT(buffers); k++)
         free(buffers[k]->data);
@@ -1150,7 +1155,7 @@ static PyObject *scan(PyObject *object, PyObject *args)
                          new_of(&scanner->tables[SPAN_KINDS]),
                          new_of(&scanner->tables[MEMORY_KINDS]),
                          new_of(&scanner->tables[OTHER_KINDS]),
-                         items_of(scanner->halves.data, scanner->halves.size));
+                         items_of(scanner->others.data, scanner->others.size));
 }
 
 static PyObject *keep(PyObject *object, PyObject *Py_UNUSED(args))
@@ -1191,7 +1196,7 @@ static PyMethodDef methods[] = {
      "Read the events between two positions of a text.\n\n"
      "Returns None if the text is not understood. Else the number of events, and JSON lists without\n"
      "their brackets: the new kinds of events with a duration, of memory events and of other\n"
-     "instant events, and the events that only begin or end."},
+     "instant events, the events that only begin or end, and counter events without their values."},
     {"keep", keep, METH_NOARGS,
      "Append the events of the last scan to the columns. Returns the bytes of the kinds and texts."},
     {"take", take_all, METH_NOARGS,

@@ -8,7 +8,8 @@ _Texts = tuple[list[bytes], list[bytes], list[bytes], list[bytes]]
 
 class Scanner:
     # The number of events, and JSON lists without their brackets: the new kinds of events with a
-    # duration, of memory events and of other instant events, and the events with the phase B or E.
+    # duration, of memory events and of other instant events, the events with the phase B or E, and
+    # an event without members for each counter event.
     def scan(
         self, text: bytes, begin: int, end: int, /
     ) -> tuple[int, bytes, bytes, bytes, bytes] | None: ...

@@ -259,6 +259,7 @@ class Events:
         detail: an index into `details`; -1 if the event has none of the arguments in `Details`.
         memory: allocations and frees.
         recorded: the number of all events in the file.
+        counters: the number of counter events in the file (`ph` is "C"). Their values are not read.
         base_ns: what to add to `start_ns` and `end_ns` to get Unix time; 0 if missing.
         cut_short: whether the file is truncated. The columns then hold the events before the cut.
         rank, world_size: the rank of the recording process, and the number of ranks; None if the
@@ -301,6 +302,7 @@ class Events:
     memory: Memory
     recorded: int
     base_ns: int
+    counters: int = 0
     cut_short: bool = False
     rank: int | None = None
     world_size: int | None = None

@@ -62,7 +62,7 @@ from instrument.trace.events import (
 from instrument.trace.gzip_stream import Source
 from instrument.trace.json_stream import Pieces, cut_short
 from instrument.trace.scanner import Scanned, Scanner
-from instrument.trace.schema import Args, Begin, Complete, End, Instant, coerced, decode
+from instrument.trace.schema import Args, Begin, Complete, Counter, End, Instant, coerced, decode
 
 
 def read(path: Path) -> Events:
@@ -126,7 +126,7 @@ class _Columns:
 
     def __init__(self) -> None:
         self.spans = 0
-        self.recorded = 0
+        self.recorded = self.counters = 0
         self._categories, self._names, self._threads = Interned(), Interned(), Interned()
         self._texts, self._grids = Interned({b"": 0}), Interned({b"": 0})
         self._details = Interned({_NO_DETAILS: 0})
@@ -139,7 +139,7 @@ class _Columns:
         """Append the events of one piece, which was either scanned or decoded."""
         if isinstance(piece, Scanned):
             self.recorded += piece.recorded
-            self._halves += piece.halves
+            self._add_others(piece.others)
             if piece.is_full:
                 self.add_scanned()
             return
@@ -149,7 +149,11 @@ class _Columns:
         instants = [e for e in piece if type(e) is Instant and e.args.size_bytes is not None]
         if instants:
             append(self._memory_parts, self._memory(instants))
-        self._halves += [event for event in piece if type(event) in (Begin, End)]
+        self._add_others(piece)
+
+    def _add_others(self, events: list[Any]) -> None:
+        self._halves += [event for event in events if type(event) in (Begin, End)]
+        self.counters += sum(type(event) is Counter for event in events)
 
     def add_scanned(self) -> None:
         """Append the events that were scanned since the last call."""
@@ -314,6 +318,7 @@ class _Columns:
             details=tuple(self._details)[1:],
             memory=Memory(**memory),
             recorded=self.recorded,
+            counters=self.counters,
             left_out=found - len(columns["name"]) - len(memory["time_ns"]) - len(halves),
             negative_durations=negative,
             **(columns | about),

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from instrument.trace.columns import append, joined, repeated, taken
 from instrument.trace.events import Codes
-from instrument.trace.schema import BAD, Begin, End, decode
+from instrument.trace.schema import BAD, Begin, Counter, End, decode
 
 compiled: ModuleType | None
 try:
@@ -67,13 +67,13 @@ class Scanned(NamedTuple):
 
     Attributes:
         recorded: the number of all events in the piece.
-        halves: the starts and ends of events whose start and end are two entries of the file.
-            `take` does not return these events.
+        others: the events that `take` does not return: the starts and ends of events whose start
+            and end are two entries of the file, and counter events.
         is_full: whether `Scanner.take` must be called before the next piece is scanned.
     """
 
     recorded: int
-    halves: list[Begin | End]
+    others: list[Begin | End | Counter]
     is_full: bool
 
 
@@ -139,12 +139,12 @@ class Scanner:
             return None
         try:
             # The events of the third list have no columns; they are decoded to check their JSON.
-            kinds, memory_kinds, _, halves = (decode(b"[%b]" % events) for events in found[1:])
+            kinds, memory_kinds, _, others = (decode(b"[%b]" % events) for events in found[1:])
         except BAD:
             return None
         self._kinds.add(kinds)
         self._memory_kinds.add(memory_kinds)
-        return Scanned(found[0], halves, self._compiled.keep() > _MOST_BYTES)
+        return Scanned(found[0], others, self._compiled.keep() > _MOST_BYTES)
 
     def take(self) -> Taken | None:
         """Remove and return the events of all pieces that were scanned since the last call.

@@ -118,6 +118,10 @@ class End(_Timed, tag_field="ph", tag="E"):
     """The end of the event that the last unfinished `Begin` of the same thread started."""
 
 
+class Counter(Struct, tag_field="ph", tag="C", gc=False):
+    """A value at a point in time. Counter events are only counted."""
+
+
 _KEPT: dict[str, type[_Timed]] = {"X": Complete, "i": Instant, "B": Begin, "E": End}
 
 _TIMED = frozenset(_KEPT.values())
@@ -125,13 +129,13 @@ _TIMED = frozenset(_KEPT.values())
 # Events with any other `ph` are counted and not kept. A struct without fields skips their text.
 _SKIPPED = tuple(
     msgspec.defstruct(f"Skipped{ord(phase)}", [], tag_field="ph", tag=phase, gc=False)
-    for phase in "ICbneSTpFstfPNODMVvRc()"
+    for phase in "IbneSTpFstfPNODMVvRc()"
 )
 
 
 def _list_of(kinds: Iterable[type]) -> Any:
     union: Any = None
-    for kind in (*kinds, *_SKIPPED):
+    for kind in (*kinds, Counter, *_SKIPPED):
         union = kind if union is None else union | kind
     return list[union]
 
@@ -180,13 +184,13 @@ _fields = cache(msgspec.structs.fields)  # reads all annotations, which takes a 
 
 
 def coerced(event: dict[str, Any], text: str) -> Any:
-    """Convert one event to a struct; None for an event of a type (`ph`) that is not kept.
+    """Convert one event to a struct; None for an event of a type (`ph`) that is not read.
 
     A field whose value has the wrong type gets its default.
     """
     kind = _KEPT.get(str(event.get("ph")))
     if kind is None:
-        return None
+        return Counter() if event.get("ph") == "C" else None
     args = event.get("args")
     plain = {
         field.name: _fit(event[field.encode_name], field.type)

@@ -90,7 +90,7 @@ def test_other_phases_are_counted_and_left_out(tmp_path) -> None:
     ]
     events = read(tmp_path, [*others, {"ph": "i", "name": "Record Window End", "ts": 3}, *EVENTS])
     assert columns(events) == EXPECTED
-    assert events.recorded == len(others) + 4
+    assert (events.recorded, events.counters) == (len(others) + 4, 1)
 
 
 def test_the_base_time_is_kept(tmp_path) -> None:

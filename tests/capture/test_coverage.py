@@ -298,6 +298,15 @@ def test_a_truncated_file_says_so(tmp_path) -> None:
     )
 
 
+def test_counter_events_are_counted(tmp_path) -> None:
+    counter = {"ph": "C", "name": "Queue Length", "pid": 0, "tid": 0, "ts": 1, "args": {"7": 3}}
+    found = capture(tmp_path, [*steps(), counter, {**counter, "args": {"7": float("nan")}}])
+    assert shares(found)[rows.READ] == 1
+    (row,) = found.coverage.where(name=rows.READ)
+    assert row.why.startswith("The trace has 2 counter events, such as the length of a queue")
+    assert line(found) == ""
+
+
 def test_rows_that_do_not_apply_are_left_out(tmp_path) -> None:
     assert list(shares(capture(tmp_path, [span("aten::mm", 0, 1)]))) == [
         rows.CPU_IN_RANGES,
