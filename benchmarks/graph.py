@@ -12,7 +12,9 @@ import torch
 from rounds import Row, medians, report
 from torch import fx, nn
 
-from instrument.fx import NodeProfiler, profile_graph
+from instrument.fx import profile_graph
+from instrument.fx.graph_capture import trace
+from instrument.fx.interpreter import NodeInterpreter
 
 RESNET = Path(__file__).parents[1] / "examples" / "resnet_inference.py"
 NODES = 300
@@ -51,20 +53,22 @@ class Chain(nn.Module):
 def overhead() -> list[Row]:
     """What each node costs on top of the model run as it is, and what of that its own time shows."""
     model, x = Chain(), torch.ones(1)
-    ours, theirs = NodeProfiler(model), Tutorial(model)
-    ours.run(x)
+    theirs = Tutorial(model)
     with torch.no_grad():
+        traced = trace(model, ((x,), {}))
+        ours = NodeInterpreter(model, traced.graph, traced.constants)
         took = medians(
             {
                 "bare": lambda: model(x),
-                "ours": lambda: ours.run(x),
+                "ours": lambda: ours.run_timed([x]),
                 "theirs": lambda: theirs.run(x),
             },
             calls=20,
         )
-        shown = {"ours": ours.profile().nodes, "theirs": list(theirs.node_s.values())[1:-1]}
-    mine = sorted(shown["ours"].where(op="call_function").column("median_ns"))[NODES // 2]
-    other = sorted(sorted(values)[len(values) // 2] for values in shown["theirs"])[NODES // 2] * 1e9
+        nodes = profile_graph(model, x, runs=20).nodes.where(op="call_function")
+    mine = sorted(nodes.column("median_ns"))[NODES // 2]
+    shown = list(theirs.node_s.values())[1:-1]
+    other = sorted(sorted(values)[len(values) // 2] for values in shown)[NODES // 2] * 1e9
     per_node = {name: (value - took["bare"]) / NODES for name, value in took.items()}
     peer = "the tutorial's interpreter"
     return [
@@ -85,8 +89,6 @@ def sums() -> list[Row]:
     model, x = runpy.run_path(str(RESNET))["ResNet18"]().eval(), torch.randn(1, 3, 224, 224)
     with torch.no_grad():
         found = profile_graph(model, x, runs=51, warmup=3).overhead
-    assert found.model_ns is not None
-    assert found.of_model is not None
     off = abs(found.of_model - 1) * found.model_ns
     return [
         Row(

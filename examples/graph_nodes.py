@@ -23,7 +23,7 @@ def main() -> None:
     print(slowest.select(["name", "median_ns", "share", "flops_per_second", "intensity", "source"]))
 
     print("\nBy stage, and by kind of module:\n")
-    for table in (profile.nodes.by("module_path", depth=1), profile.nodes.by("module_type")):
+    for table in (profile.by("module_path", depth=1), profile.by("module_type")):
         print(
             table.select([table.columns[0], "nodes", "median_ns", "share", "flops", "new_bytes"]),
             end="\n\n",

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import import_module
-from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +14,9 @@ from torch import Tensor, nn
 from instrument.analysis.section import Section, is_every_column
 from instrument.cli.output import Parts, writing
 from instrument.errors import ConfigError
-from instrument.fx.machine import Machine
+from instrument.fx.outcome import first_sentence
 from instrument.fx.profiler import profile_graph
-from instrument.fx.result import SHOWN, GraphProfile
+from instrument.fx.result import SHOWN
 
 
 def report(options: argparse.Namespace) -> Parts:
@@ -27,8 +25,8 @@ def report(options: argparse.Namespace) -> Parts:
     The options choose the rows and columns.
 
     Raises:
-        ConfigError: the model, an input, a column or the device does not exist, or the page of
-            --html cannot be written.
+        ConfigError: the model, an input, a column or the device does not exist, or a file cannot be
+            written.
         GraphError: the model cannot be captured as a graph.
     """
     device = _device(options.device)
@@ -36,32 +34,30 @@ def report(options: argparse.Namespace) -> Parts:
     args, kwargs = made_inputs(options.inputs, device)
     with nullcontext() if options.train else torch.no_grad():
         profile = profile_graph(model, *args, runs=options.runs, **kwargs)
-    machine = profile.machine if options.roofline or options.html else None
-    table = profile.nodes.by(options.by, depth=options.depth) if options.by else profile.nodes
-    table = profile.roofline(machine) if options.roofline else table
+    remarks = [*profile.foot]
+    table, default = profile.nodes, SHOWN
+    if options.by:
+        table = profile.by(options.by, depth=options.depth)
+        default = [*table.columns]
+    elif options.roofline:
+        table = profile.roofline()
+        default = [*table.columns]
+        remarks.append(profile.machine.note)
     try:
         table = table.sort(options.sort) if options.sort else table
-        default = table.columns if options.by or options.roofline else SHOWN
         columns = table.columns if is_every_column(options.columns) else options.columns or default
         table = table.head(options.rows or len(table)).select(columns)
     except KeyError as error:
         raise ConfigError(error.args[0]) from None
-    remarks = [*profile.foot]
-    if options.roofline:
-        remarks.append(f"The bounds are computed from the rates of {machine}.")
-    remarks += (
-        [f"The picture is in {_written(profile, options.html, machine)}."] if options.html else []
-    )
+    if options.html:
+        with writing(options.html):
+            remarks.append(f"The page is in {profile.save_html(options.html)}.")
+    if options.dot:
+        with writing(options.dot):
+            remarks.append(f"The graph for Graphviz is in {profile.save_dot(options.dot)}.")
     chosen = options.columns is not None
-    return [
-        Section(table, table.columns, chosen=chosen, key=options.sort, text_width=None),
-        remarks,
-    ]
-
-
-def _written(profile: GraphProfile, path: Path, machine: Machine | None) -> Path:
-    with writing(path):
-        return profile.save_html(path, machine)
+    section = Section(table, table.columns, chosen=chosen, key=options.sort, text_width=None)
+    return [section, remarks]
 
 
 def named_model(name: str) -> nn.Module:
@@ -76,35 +72,24 @@ def named_model(name: str) -> nn.Module:
         for part in path.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
-        if isinstance(error, ImportError) and not f"{module}.".startswith(f"{error.name}."):
-            raise ConfigError(
-                f"{module} cannot be imported ({error}): install the missing package, or correct "
-                "the module."
-            ) from None
         raise ConfigError(
-            f"There is no model {name!r} ({error}): give it as package.module:name."
+            f"There is no model {name!r} ({error}): give it as package.module:name, and install "
+            "the packages that it needs."
         ) from None
-    made = found if isinstance(found, nn.Module) or not callable(found) else _called(name, found)
-    if not isinstance(made, nn.Module):
+    if callable(found) and not isinstance(found, nn.Module):
+        try:
+            found = found()
+        except TypeError as error:
+            raise ConfigError(
+                f"{name!r} cannot make a model without arguments ({error}): name a function that "
+                "needs none."
+            ) from error
+    if not isinstance(found, nn.Module):
         raise ConfigError(
-            f"{name!r} is or returns a {type(made).__name__}: "
+            f"{name!r} is or returns a {type(found).__name__}: "
             "give an nn.Module, its class, or a function that makes it."
         )
-    return made
-
-
-def _called(name: str, found: Callable[..., Any]) -> Any:
-    try:
-        signature(found).bind()
-    except TypeError as error:
-        why = (
-            f"{name!r} cannot be called without arguments ({error}): "
-            "name a function that makes the model without arguments."
-        )
-        raise ConfigError(why) from None
-    except ValueError:  # some built-ins have no signature
-        pass
-    return found()
+    return found
 
 
 def made_inputs(given: Sequence[str], device: torch.device) -> tuple[list[Tensor], dict[str, Any]]:
@@ -119,10 +104,11 @@ def made_inputs(given: Sequence[str], device: torch.device) -> tuple[list[Tensor
     kwargs: dict[str, Any] = {}
     for text in given:
         name, _, shape = text.rpartition("=")
+        made = _made(text, shape, device)
         if name:
-            kwargs[name] = _made(text, shape, device)
+            kwargs[name] = made
         else:
-            args.append(_made(text, shape, device))
+            args.append(made)
     return args, kwargs
 
 
@@ -144,8 +130,10 @@ def _made(text: str, spec: str, device: torch.device) -> Tensor:
         return torch.full(shape, dtype is torch.bool, dtype=dtype, device=device)
     # torch may have no random numbers of this type, or the memory may be too small.
     except (RuntimeError, TypeError) as error:
-        why = f"--input {text} cannot be made ({_first_line(error)}): choose another shape or type."
-        raise ConfigError(why) from None
+        raise ConfigError(
+            f"--input {text} cannot be made ({first_sentence(error)}): choose another shape or "
+            "type."
+        ) from None
 
 
 def _device(name: str) -> torch.device:
@@ -153,13 +141,8 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        why = (
-            f"--device {name} cannot be used here ({_first_line(error)}): leave out --device to "
+        raise ConfigError(
+            f"--device {name} cannot be used here ({first_sentence(error)}): leave out --device to "
             "use the CPU."
-        )
-        raise ConfigError(why) from None
+        ) from None
     return device
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".")

@@ -30,75 +30,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     shape = (
         "an input: its shape (1,3,224,224), shape and type (8,128:int64), or name, shape and type "
-        "(input_ids=8,128:int64)"
+        "(input_ids=8,128:int64); repeat --input for each input"
     )
-    add(
-        "--input",
-        metavar="SHAPE",
-        dest="inputs",
-        action="append",
-        default=[],
-        help=f"{shape}; repeat --input for each input",
-    )
-    add(
-        "--runs",
-        metavar="N",
-        type=positive,
-        default=10,
-        help="number of timed runs (default: %(default)s)",
-    )
-    add(
-        "--train",
-        action="store_true",
-        help="run in training mode, with gradients (default: inference)",
-    )
-    add(
-        "--device",
-        metavar="NAME",
-        default="cpu",
-        help="the device that runs the model (default: %(default)s)",
-    )
-    add(
-        "--sort",
-        metavar="KEY",
-        help="column to sort by, such as mean_ns (default: in the order of the graph)",
-    )
+    add("--input", metavar="SHAPE", dest="inputs", action="append", default=[], help=shape)
+    runs = "number of timed runs (default: %(default)s)"
+    add("--runs", metavar="N", type=positive, default=10, help=runs)
+    train = "run in training mode, with gradients (default: inference)"
+    add("--train", action="store_true", help=train)
+    device = "the device that runs the model (default: %(default)s)"
+    add("--device", metavar="NAME", default="cpu", help=device)
+    sort = "column to sort by, such as mean_ns (default: in the order of the graph)"
+    add("--sort", metavar="KEY", help=sort)
     add("--rows", metavar="N", type=row_count, help="rows to show (default: all)")
     alone("--by", choices=GROUPINGS, help="group nodes by this property")
-    alone(
-        "--roofline",
-        action="store_true",
-        help="show for each node of the graph whether compute or memory bandwidth limits it on "
-        "this machine, and the time that the node would take at this limit",
+    roofline = (
+        "show for each node of the graph whether compute or memory bandwidth limits it on this "
+        "machine, and the time that the node would take at this limit"
     )
-    add(
-        "--depth",
-        metavar="N",
-        type=positive,
-        help="with --by module_path: nodes of deeper modules count for the module at this depth",
-    )
-    add(
-        "--columns",
-        metavar="A,B",
-        type=column_names,
-        help="columns to show (default: the main columns); all: every column",
-    )
-    add(
-        "--html",
-        metavar="FILE",
-        type=Path,
-        help="also write an HTML page with a picture of the graph and a table of its nodes",
-    )
+    alone("--roofline", action="store_true", help=roofline)
+    depth = "with --by module_path: nodes of deeper modules count for the module at this depth"
+    add("--depth", metavar="N", type=positive, help=depth)
+    columns = "columns to show (default: the main columns); all: every column"
+    add("--columns", metavar="A,B", type=column_names, help=columns)
+    html = "also write an HTML page with the time of each module and a table of the nodes"
+    add("--html", metavar="FILE", type=Path, help=html)
+    drawn = "also write the graph for Graphviz: dot -Tsvg FILE > graph.svg"
+    add("--dot", metavar="FILE", type=Path, help=drawn)
 
 
 def run(arguments: argparse.Namespace) -> Parts:
-    """Return the table of the nodes of the model's torch.fx graph.
-
-    Raises:
-        ConfigError: the model, an input, a column or the device does not exist, or the page of
-            --html cannot be written.
-        GraphError: the model cannot be captured as a graph.
-    """
+    """Return the table of the nodes of the model's torch.fx graph; see `cli.fx.report`."""
     from instrument.cli.fx import report
 
     sys.path.insert(0, str(Path.cwd()))  # finds a model in the current folder, as python -m does

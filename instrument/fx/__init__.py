@@ -1,6 +1,6 @@
 """Time each node of a model's `torch.fx` graph, without changes to the model's source.
 
-The names below are loaded when they are first used, so `import instrument.fx` does not load torch.
+Names are loaded when they are first used, so `import instrument.fx` does not load torch.
 """
 
 from __future__ import annotations
@@ -9,17 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from instrument.fx.profiler import NodeProfiler, profile_graph
+    from instrument.fx.profiler import profile_graph
     from instrument.fx.result import GraphProfile, Overhead
 
-__all__ = ["GraphProfile", "NodeProfiler", "Overhead", "profile_graph"]
+__all__ = ["GraphProfile", "Overhead", "profile_graph"]
 
-_HOMES = {
-    "GraphProfile": "result",
-    "NodeProfiler": "profiler",
-    "Overhead": "result",
-    "profile_graph": "profiler",
-}
+_HOMES = {"GraphProfile": "result", "Overhead": "result", "profile_graph": "profiler"}
 
 
 def __getattr__(name: str) -> Any:

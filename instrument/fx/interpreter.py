@@ -17,31 +17,20 @@ from instrument.range_names import to_trace
 class NodeInterpreter(fx.Interpreter):
     """Runs `graph` with the parameters and modules of `model`, and times each node.
 
-    `constants` holds the attributes that the graph uses and the model does not have.
-
     The time of a node is the time of its call, without the look-up of its arguments. Values are
     freed after their last use. The modes of the caller apply (training, gradients, autocast).
 
-    A node is timed in one of three ways:
-
-    - Without `device`: by the clock of the CPU.
-    - With `device`: by events in the stream of the device, which measure device time. The events
-      are read after the run.
-    - With `device` and `sync`, or for a device without events: by the clock of the CPU. The
-      interpreter waits for the device before and after each node.
+    Without `device`, a node is timed by the clock of the CPU. With `device`, it is timed by events
+    in the stream of the device, which are read after the run.
 
     Attributes:
         times_ns: the time of each node in the last run, in graph order.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        graph: fx.Graph,
-        constants: nn.Module,
-        device: str | None = None,
-        sync: bool = False,
+        self, model: nn.Module, graph: fx.Graph, constants: nn.Module, device: str | None = None
     ) -> None:
+        """`constants` holds the attributes that the graph uses and the model does not have."""
         super().__init__(model, graph=graph)
         self.extra_traceback = False  # add no text to errors of the model
         self.times_ns: list[int] = []
@@ -51,12 +40,7 @@ class NodeInterpreter(fx.Interpreter):
         # The module of the device, such as torch.cuda, torch.xpu or torch.mps.
         self._device: Any = getattr(torch, device) if device else None
         self._events: list[tuple[Any, Any]] = []  # the start and end of each node
-        if self._device is None:
-            self._timed = self._by_cpu
-        elif sync or not hasattr(self._device, "Event"):
-            self._timed = self._by_waiting
-        else:
-            self._timed = self._by_events
+        self._timed = self._by_events if device else self._by_clock
 
     def run_timed(self, values: list[Any]) -> Any:
         """Run the graph on the values of its placeholders and set `times_ns`."""
@@ -107,7 +91,7 @@ class NodeInterpreter(fx.Interpreter):
                 return owner
         return self._constants.get_submodule(path)
 
-    def _by_cpu(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _by_clock(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         start_ns = perf_counter_ns()
         result = call(*args, **kwargs)
         self.times_ns.append(perf_counter_ns() - start_ns)
@@ -119,14 +103,6 @@ class NodeInterpreter(fx.Interpreter):
         result = call(*args, **kwargs)
         end.record()
         self._events.append((begin, end))
-        return result
-
-    def _by_waiting(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        self._device.synchronize()
-        start_ns = perf_counter_ns()
-        result = call(*args, **kwargs)
-        self._device.synchronize()
-        self.times_ns.append(perf_counter_ns() - start_ns)
         return result
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 from instrument.analysis.table import Table
 from instrument.units import size
@@ -15,17 +14,10 @@ from instrument.units import size
 class Liveness:
     """The memory of the activations of a graph in one run, node by node.
 
-    A value is freed after its last use, as in the interpreter. The result and unused values live to
-    the end of the run. A view, an item of a tuple, and the result of a write in place have no
-    memory of their own: they keep the memory of another value alive. Sizes are the bytes that
-    tensors request; an allocator may use more.
-
-    These do not count as activations:
-
-    - parameters and buffers; see `model_bytes`.
-    - the inputs, because the caller holds them; see `input_bytes`.
-    - memory that a node allocates and frees while it runs, such as workspaces.
-    - tensors that autograd keeps for the backward pass.
+    A value is freed after its last use. The result and unused values live to the end of the run.
+    Views and results of writes in place keep the memory of another value alive. Sizes are the bytes
+    that tensors request; an allocator may use more. The inputs, the parameters, the memory that a
+    node frees before it returns, and tensors that autograd keeps are no activations.
 
     Attributes:
         nodes: a row for each node. `new_bytes` is the memory that the node allocates. `alive_bytes`
@@ -59,18 +51,6 @@ class Liveness:
     __repr__ = __str__
 
 
-@dataclass
-class _Storage:
-    """A piece of memory: its size in bytes, and the row of the node that allocates it.
-
-    `freed` is the row of the last use; None for memory that lives to the end.
-    """
-
-    size: int
-    made: int
-    freed: int | None = None
-
-
 def liveness(
     nodes: Table, storages: Sequence[Sequence[tuple[int, int]]], model_bytes: int = 0
 ) -> Liveness:
@@ -82,57 +62,60 @@ def liveness(
             the same memory have the same id.
         model_bytes: the memory of the parameters and buffers.
     """
-    names, ops = nodes.column("name"), nodes.column("op")
+    names, ops, end = nodes.column("name"), nodes.column("op"), len(nodes)
     last_use = _last_uses(nodes)
-    known: dict[int, _Storage] = {}
+    # By id of a storage: its bytes, the row that allocates it, and the row of its last use.
+    sizes: dict[int, int] = {}
+    made: dict[int, int] = {}
+    freed: dict[int, int] = {}
     for at, given in enumerate(storages):
         for number, size_bytes in given:
-            storage = known.setdefault(number, _Storage(size_bytes, at, at))
-            used = last_use[at]
-            stays = used is None or storage.freed is None
-            storage.freed = None if stays else max(storage.freed, used)  # type: ignore[type-var]
-    inputs = [storage for storage in known.values() if ops[storage.made] == "placeholder"]
-    made = [
-        storage
-        for storage in known.values()
-        if ops[storage.made] not in ("placeholder", "get_attr")
-    ]
-    new, freed = [0] * len(nodes), [0] * len(nodes)
-    for storage in made:
-        new[storage.made] += storage.size
-        if storage.freed is not None:
-            freed[storage.freed] += storage.size
-    alive = [total - gone for total, gone in zip(accumulate(new), accumulate([0, *freed]))]
-    peak = max(range(len(nodes)), key=alive.__getitem__)
+            sizes.setdefault(number, size_bytes)
+            made.setdefault(number, at)
+            freed[number] = max(freed.get(number, at), last_use[at])
+    inputs = [number for number, at in made.items() if ops[at] == "placeholder"]
+    own = [n for n, at in made.items() if ops[at] not in ("placeholder", "get_attr")]
+    new_bytes, freed_bytes = [0] * end, [0] * (end + 1)
+    for number in own:
+        new_bytes[made[number]] += sizes[number]
+        freed_bytes[freed[number]] += sizes[number]
+    gone = accumulate([0, *freed_bytes])
+    alive = [total - less for total, less in zip(accumulate(new_bytes), gone)]
+    peak = max(range(end), key=alive.__getitem__)
+    held: dict[tuple[str, str | None], int] = {}
+    for number in own:
+        if made[number] <= peak <= freed[number]:
+            last = freed[number]
+            key = names[made[number]], names[last] if last < end else None
+            held[key] = held.get(key, 0) + sizes[number]
     return Liveness(
-        Table({"name": names, "new_bytes": new, "alive_bytes": alive, "freed_bytes": freed}),
-        alive[peak],
-        names[peak],
-        _holders(made, peak, names),
-        sum(storage.size for storage in inputs),
-        model_bytes,
+        nodes=Table(
+            {
+                "name": names,
+                "new_bytes": new_bytes,
+                "alive_bytes": alive,
+                "freed_bytes": freed_bytes[:end],
+            }
+        ),
+        peak_bytes=alive[peak],
+        peak_node=names[peak],
+        at_peak=Table(
+            {
+                "name": [name for name, _ in held],
+                "alive_bytes": list(held.values()),
+                "last_use": [last_name for _, last_name in held],
+            }
+        ).sort("alive_bytes"),
+        input_bytes=sum(sizes[number] for number in inputs),
+        model_bytes=model_bytes,
     )
 
 
-def _last_uses(nodes: Table) -> list[int | None]:
-    """For each row, the last row that uses its value; None for the result and unused values."""
+def _last_uses(nodes: Table) -> list[int]:
+    """For each row, the last row that uses its value; `len(nodes)` if no row uses it."""
     index = {name: at for at, name in enumerate(nodes.column("name"))}
-    last: list[int | None] = [None] * len(nodes)
+    last = [len(nodes)] * len(nodes)
     for at, inputs in enumerate(nodes.column("inputs")):
         for name in filter(None, inputs.split(", ")):
             last[index[name]] = at
     return last
-
-
-def _holders(made: Sequence[_Storage], peak: int, names: Sequence[str]) -> Table:
-    held: dict[tuple[str, Any], int] = {}
-    for storage in made:
-        if storage.made <= peak and (storage.freed is None or storage.freed >= peak):
-            key = names[storage.made], None if storage.freed is None else names[storage.freed]
-            held[key] = held.get(key, 0) + storage.size
-    columns: dict[str, Sequence[Any]] = {
-        "name": [name for name, _ in held],
-        "alive_bytes": list(held.values()),
-        "last_use": [last for _, last in held],
-    }
-    return Table(columns).sort("alive_bytes")

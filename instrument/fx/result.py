@@ -9,74 +9,56 @@ from typing import Any
 
 from instrument.analysis.table import Table, to_text
 from instrument.fx import roofline
-from instrument.fx.draw.html import page
-from instrument.fx.liveness import Liveness, liveness
-from instrument.fx.machine import Machine, measured
-from instrument.fx.node_table import NodeTable
-from instrument.fx.tensor_sizes import Storages
+from instrument.fx.dot import dot
+from instrument.fx.groupings import Grouping
+from instrument.fx.liveness import Liveness
+from instrument.fx.node_table import grouped
+from instrument.fx.page import page
+from instrument.fx.roofline import Machine, measured
 from instrument.printable import printable_lines
 from instrument.templates import render
+from instrument.trace.events import Ints
 from instrument.units import duration
 
 #: The columns of the nodes that a printed profile shows.
 SHOWN = [
-    "op",
-    "name",
-    "target",
-    "mean_ns",
-    "median_ns",
-    "p95_ns",
-    "share",
-    "calls",
-    "output_shape",
-    "flops",
+    *("op", "name", "target", "mean_ns", "median_ns", "p95_ns", "share", "calls"),
+    *("output_shape", "flops"),
 ]
-# If the quartiles of the ratios are further apart, other work on the machine slowed some runs.
-_UNEQUAL = 0.2
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """The cost of running a model node by node: medians over the runs, in nanoseconds.
+    """How the times of the nodes add up: medians over the runs, in nanoseconds.
 
     Attributes:
-        model_ns: the time of a run of the model without its graph; None if there was no such run.
-        interpreted_ns: the time of a run of the graph node by node.
+        model_ns: the time of a run of the model without its graph.
         nodes_ns: the sum of the times of the nodes in a run.
         node_ns: the time that measuring adds to each node, measured with nodes that do nothing.
         nodes: the number of nodes.
         of_model: the time of the nodes, without the time that measuring adds, divided by the time
-            of the model; 1.0 means equally long. Each run with the graph is compared with the
-            neighbouring run without the graph, because other work on the machine slows both. The
-            value is the median of these ratios; None if the model never ran without its graph.
-        quartiles: the first and third quartile of these ratios; None for fewer than two ratios.
+            of the model in the neighbouring run, because other work on the machine slows both. The
+            value is the median of these ratios.
+        quartiles: the first and third quartile of these ratios; None for a single run.
     """
 
-    model_ns: int | None
-    interpreted_ns: int
+    model_ns: int
     nodes_ns: int
     node_ns: int
     nodes: int
-    of_model: float | None = None
-    quartiles: tuple[float, float] | None = None
+    of_model: float
+    quartiles: tuple[float, float] | None
 
     def __str__(self) -> str:
         added, each = duration(self.nodes * self.node_ns), duration(self.node_ns)
-        text = (
-            f"{self.nodes} nodes take {duration(self.nodes_ns)} in a run of "
-            f"{duration(self.interpreted_ns)}; measuring adds {added} ({each} for each node)."
-        )
-        if self.model_ns is None or self.of_model is None:
-            return text
-        spread, doubt = "", ""
+        spread = ""
         if self.quartiles is not None:
-            low, high = self.quartiles
-            spread = f" ({100 * low:.1f}–{high:.1%})"
-            doubt = ", but the runs vary too much for a conclusion" if high - low > _UNEQUAL else ""
-        share, model = f"{self.of_model:.1%}{spread}", duration(self.model_ns)
+            spread = f" ({100 * self.quartiles[0]:.1f}–{self.quartiles[1]:.1%})"
         return (
-            f"{text} Without the time for measuring, the nodes take {share} of the {model} that "
-            f"the model itself takes{doubt}."
+            f"{self.nodes} nodes take {duration(self.nodes_ns)} in a run; measuring adds {added} "
+            f"({each} for each node). Without the time for measuring, the nodes take "
+            f"{self.of_model:.1%}{spread} of the {duration(self.model_ns)} that the model itself "
+            "takes."
         )
 
 
@@ -85,25 +67,24 @@ class GraphProfile:
     """The result of `profile_graph`.
 
     Attributes:
-        nodes: a row for each node; see `NodeTable`.
+        nodes: a row for each node; docs/fx.md describes the columns.
+        times_ns: the times of the nodes, of shape (runs, nodes).
         how: the tool that captured the graph, as text. If `torch.fx` tracing failed, the text gives
             the reason.
         overhead: the cost of running node by node.
+        memory: which activations are alive after each node, and which hold memory at the peak.
         outputs: the result of the model in the first run, detached.
-        storages: for each node, the memory of its tensors, except parameters and buffers, as pairs
-            (id, bytes). Tensors in the same memory, such as a view and its base, have the same id.
-        model_bytes: the memory of the parameters and buffers.
         device: the kind of device that the model or its inputs are on, such as `cuda` or `cpu`.
         model: the name of the model's class.
         module_types: the class of each module whose call runs nodes, by the module's path.
     """
 
-    nodes: NodeTable
+    nodes: Table
+    times_ns: Ints
     how: str
     overhead: Overhead
+    memory: Liveness
     outputs: Any
-    storages: list[Storages]
-    model_bytes: int
     device: str
     model: str
     module_types: dict[str, str]
@@ -118,10 +99,29 @@ class GraphProfile:
         """Lines below a table of nodes: how the graph was captured, the overhead, the memory."""
         return [f"Captured by {self.how}.", str(self.overhead), str(self.memory)]
 
+    def by(self, what: Grouping, *, depth: int | None = None) -> Table:
+        """Group the nodes: one row for each group, in the order of the groups' first nodes.
+
+        The column `nodes` is the number of nodes in a group. The time of a group in a run is the
+        sum of the times of its nodes; `mean_ns median_ns p95_ns` are statistics over the runs.
+
+        Args:
+            what: the column to group by.
+            depth: with `module_path`, nodes of deeper modules count for the module around them at
+                this depth. The direct submodules of the model have depth 1.
+
+        Raises:
+            ConfigError: there is no such grouping.
+        """
+        return grouped(self.nodes, self.times_ns, what, depth)
+
     @cached_property
-    def memory(self) -> Liveness:
-        """Which activations are alive after each node, and which nodes hold memory at the peak."""
-        return liveness(self.nodes, self.storages, self.model_bytes)
+    def machine(self) -> Machine:
+        """How fast this machine copies memory, and multiplies matrices in the types of the nodes.
+
+        Cost: the first use measures these rates, which takes a second or two.
+        """
+        return measured(self.device, self.nodes)
 
     def roofline(self, machine: Machine | None = None) -> Table:
         """A row for each node: what limits the node on a machine, and its time at that limit.
@@ -130,47 +130,41 @@ class GraphProfile:
         """
         return roofline.roofline(self.nodes, machine or self.machine)
 
-    @cached_property
-    def machine(self) -> Machine:
-        """How fast this machine copies memory, and multiplies matrices in the dtypes of the nodes.
-
-        Cost: the first use measures these rates, which takes a second or two.
-        """
-        return measured(self.device, roofline.dtypes(self.nodes))
-
-    def to_html(self, machine: Machine | None = None) -> str:
-        """An HTML page with a picture of the graph and a table of the nodes.
-
-        The table also has columns for the memory of each node, and for its shortest possible time
-        on `machine` (see `roofline`). The page loads no other files. The same profile gives the
-        same page.
-        """
-        return self._page(machine or self.machine)
-
-    def save_html(self, path: str | Path, machine: Machine | None = None) -> Path:
-        """Write the page of `to_html` and return its path.
+    def save_dot(self, path: str | Path) -> Path:
+        """Write the graph in Graphviz's DOT language and return the path; see `instrument.fx.dot`.
 
         Raises:
             OSError: the file cannot be written.
         """
-        path = Path(path)
-        path.write_text(self.to_html(machine), encoding="utf-8", errors="replace")
-        return path
+        return _written(path, dot(self.nodes, self.module_types))
+
+    def save_html(self, path: str | Path, machine: Machine | None = None) -> Path:
+        """Write a page with the time of each module and a table of the nodes; return the path.
+
+        The page loads no other file. The table also has columns for the memory of each node, and
+        for its shortest possible time on `machine` (see `roofline`).
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        return _written(path, self._page(machine or self.machine))
 
     def _repr_html_(self) -> str:
-        """The page of `to_html` as an iframe, for a notebook.
+        """The page as an iframe, for a notebook, without `roofline`: nothing is measured."""
+        return render("report/templates/frame.html", page=self._page(None))
 
-        Here, the table lacks the columns `bound_by`, `bound_ns` and `bound_share`, because they
-        would need a measurement of the machine.
-        """
-        return render("report/templates/frame.html", page=self._page())
-
-    def _page(self, machine: Machine | None = None) -> str:
+    def _page(self, machine: Machine | None) -> str:
         columns = {name: self.nodes.column(name) for name in self.nodes.columns}
         columns |= {name: self.memory.nodes.column(name) for name in ("alive_bytes", "freed_bytes")}
         notes = self.foot
         if machine is not None:
             bounds = self.roofline(machine)
             columns |= {name: bounds.column(name) for name in roofline.COLUMNS}
-            notes.append(f"The bounds are computed from the rates of {machine}.")
+            notes.append(machine.note)
         return page(Table(columns), self.model, self.module_types, notes)
+
+
+def _written(path: str | Path, text: str) -> Path:
+    path = Path(path)
+    path.write_text(text, encoding="utf-8", errors="replace")
+    return path

@@ -1,65 +1,132 @@
-"""Find what limits each node on a machine, and the time that the node would take at this limit.
+"""The rates of this machine, and the time that each node would take at these rates.
 
 See `instrument.analysis.peak_rates` for the roofline model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import Any
+
+import torch
 
 from instrument.analysis.peak_rates import roof
 from instrument.analysis.table import Table
-from instrument.fx.machine import MEASURED, Machine
+from instrument.units import count, size
 
 #: The columns that `roofline` adds.
 COLUMNS = ("bound_by", "bound_ns", "bound_share")
+# The types whose rate is measured.
+_MEASURED = ("float32", "float64", "bfloat16", "float16")
+# Matrices grow until their product takes `_LONG_NS`, or until the matrices have `_LARGEST` rows.
+_LONG_NS, _LARGEST = 10_000_000, 8192
+_COPIED_BYTES = 2**28  # far larger than CPU and GPU caches
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The highest rates of a device.
+
+    Attributes:
+        device: the name of the device, and what else its rates depend on.
+        flops_per_second: the rate of matrix products for each type, such as `{"float32": ...}`; a
+            multiplication and an addition count as two FLOPs.
+        bytes_per_second: the bandwidth of a memory copy; bytes read and bytes written both count.
+    """
+
+    device: str
+    flops_per_second: Mapping[str, int]
+    bytes_per_second: int
+
+    def __str__(self) -> str:
+        rates = [f"{count(rate)} {name} FLOPs" for name, rate in self.flops_per_second.items()]
+        return f"{self.device}: {', '.join([*rates, size(self.bytes_per_second)])} a second"
+
+    @property
+    def note(self) -> str:
+        """The sentence below bounds."""
+        return f"The bounds are computed from the rates of {self}."
 
 
 def roofline(nodes: Table, machine: Machine) -> Table:
     """A row for each node: what limits the node on a machine, and its time at that limit.
 
-    The columns are `name median_ns flops moved_bytes intensity bound_by bound_ns bound_share`:
-
-    - `bound_ns`: the shortest possible time of the node. It is the longer of two times: the time to
-      compute `flops` at the machine's rate for the type of the result, and the time to move
-      `moved_bytes` at the machine's bandwidth. If a rate is not known, its time counts as 0.
-      `bound_ns` is None if both times are 0.
-    - `bound_by`: which of these two times is longer: `compute` or `bandwidth`. If both are equal,
-      it is `compute`. Operators without a formula for FLOPs (elementwise operators, norms, pooling)
-      get `bandwidth`, because they compute little for each byte. For operators that compute much,
-      such as an FFT or a custom kernel, `bandwidth` may be wrong, but `bound_ns` is still a lower
-      limit of their time. `bound_by` is None if the node has FLOPs and the rate for their type is
-      not known, or if the node has no FLOPs and moves no bytes.
-    - `bound_share`: `bound_ns` divided by `median_ns`; 0.5 means that half the time would be
-      enough. `bound_share` is above 1 if the data was in a cache.
+    The columns are `name median_ns flops moved_bytes intensity bound_by bound_ns bound_share`; see
+    docs/fx.md. The rate is that of the type of the node's result.
     """
-    rows = [_bound(row, machine) for row in nodes]
+    bounds = [_bound(row, machine) for row in nodes]
     kept = ("name", "median_ns", "flops", "moved_bytes", "intensity")
-    bounds = {name: [row[name] for row in rows] for name in COLUMNS}
-    return Table({**{name: nodes.column(name) for name in kept}, **bounds})
+    added = {name: [bound[name] for bound in bounds] for name in COLUMNS}
+    return Table({**{name: nodes.column(name) for name in kept}, **added})
 
 
-def dtypes(nodes: Table) -> list[str]:
-    """The element types whose rates `roofline` needs: the types of the results of nodes with FLOPs.
+def measured(device: str, nodes: Table) -> Machine:
+    """Measure the rates of a device, such as `cpu` or `cuda`, that the bounds of nodes need.
 
-    Only types in `machine.MEASURED` are included.
+    The best of five measurements counts. On a busy machine, measured rates are too low.
+
+    Cost: half a second for each type of the results of nodes with FLOPs, and 512 MiB of memory.
     """
-    found = (dtype_of(row) for row in nodes if row.flops)
-    return sorted({dtype for dtype in found if dtype is not None})
+    dtypes = {dtype for row in nodes if row.flops and (dtype := _dtype_of(row))}
+    flops = {dtype: _matmul_rate(device, dtype) for dtype in sorted(dtypes)}
+    if device == "cpu":
+        name = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    else:
+        name = getattr(torch, device).get_device_name()
+    precision = torch.get_float32_matmul_precision()
+    name = f"{name}, torch {torch.__version__}, float32 {precision}"
+    return Machine(name, flops, _copy_rate(device))
 
 
-def dtype_of(row: Any) -> str | None:
-    """The first type in `machine.MEASURED` among the element types of a node's result."""
+def _dtype_of(row: Any) -> str | None:
+    """The first measured type among the element types of a node's result."""
     given = (row.output_dtype or "").split(", ")
-    return next((dtype for dtype in given if dtype in MEASURED), None)
+    return next((dtype for dtype in given if dtype in _MEASURED), None)
 
 
-def _bound(row: Any, machine: Machine) -> Mapping[str, Any]:
-    rate = machine.flops_per_second.get(dtype_of(row) or "")
+def _bound(row: Any, machine: Machine) -> dict[str, Any]:
+    rate = machine.flops_per_second.get(_dtype_of(row) or "")
     bound_by, bound_ns = roof(row.flops or 0, row.moved_bytes or 0, rate, machine.bytes_per_second)
     return {
         "bound_by": bound_by,
         "bound_ns": round(bound_ns) if bound_ns else None,
         "bound_share": bound_ns / row.median_ns if bound_ns and row.median_ns else None,
     }
+
+
+@torch.no_grad()
+def _matmul_rate(device: str, dtype: str) -> int:
+    """The FLOPs per second of matrix products; a product of n × n matrices has 2 n³ FLOPs."""
+    rows, took_ns = 128, 0
+    while took_ns < _LONG_NS and rows < _LARGEST:
+        rows *= 2
+        one, other = (
+            torch.rand(rows, rows, device=device).to(getattr(torch, dtype)) for _ in range(2)
+        )
+        result = torch.empty_like(one)
+        # The closure is called in this iteration, so it uses the matrices of this iteration.
+        took_ns = _best_ns(lambda: torch.mm(one, other, out=result), device)  # noqa: B023
+    return 2 * rows**3 * 10**9 // took_ns
+
+
+@torch.no_grad()
+def _copy_rate(device: str) -> int:
+    """The bytes per second of a copy; bytes read and bytes written both count."""
+    source, target = (torch.ones(_COPIED_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
+    return 2 * _COPIED_BYTES * 10**9 // _best_ns(lambda: target.copy_(source), device)
+
+
+def _best_ns(run: Callable[[], object], device: str) -> int:
+    """The shortest time of `run` until the device has finished: other work only adds time."""
+    wait: Callable[[], object] = getattr(torch, device).synchronize
+    times = []
+    for _ in range(6):
+        wait()
+        start_ns = perf_counter_ns()
+        run()
+        wait()
+        times.append(perf_counter_ns() - start_ns)
+    return max(min(times[1:]), 1)

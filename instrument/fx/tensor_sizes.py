@@ -19,8 +19,8 @@ from instrument.fx.side_effects import tensors_of
 from instrument.range_names import to_trace
 from instrument.record.recorder import Recorder
 
-#: The memory of a node's tensors. For each storage: a number that identifies the storage, and the
-#: size of the storage in bytes. Storages of the model's parameters and buffers are left out.
+#: The memory of a node's tensors: pairs of a storage's id and its size in bytes. Storages of the
+#: model's parameters and buffers are left out.
 Storages = tuple[tuple[int, int], ...]
 
 #: Modules, functions, methods and operators that read only the elements that they return.
@@ -31,9 +31,10 @@ class Inspection(NodeInterpreter):
     """Runs a graph once and records the tensors of each node.
 
     Attributes:
-        columns: the columns `output_shape output_dtype output_bytes new_bytes moved_bytes` of
-            `NodeTable`, with a cell for each node.
-        storages: for each node, the memory of its tensors; see `GraphProfile.storages`.
+        columns: the columns `output_shape output_dtype output_bytes new_bytes moved_bytes`, with a
+            cell for each node.
+        storages: for each node, the memory of its tensors. Tensors in the same memory, such as a
+            view and its base, have the same id.
         model_bytes: the memory of the parameters and buffers; shared memory counts once.
     """
 
@@ -46,22 +47,16 @@ class Inspection(NodeInterpreter):
         # torch may use the address again after the storage is freed.
         self._numbers: dict[fx.Node, dict[int, int]] = {}
         self._count = 0
-        self._of_model = {
-            _address(tensor) for module in (model, constants) for tensor in _own_tensors(module)
-        }
-        self.model_bytes = sum(
-            {
-                _address(tensor): tensor.untyped_storage().nbytes()
-                for tensor in _own_tensors(model)
-            }.values()
-        )
+        sizes = {_address(tensor): tensor.untyped_storage().nbytes() for tensor in _held(model)}
+        self.model_bytes = sum(sizes.values())
+        self._of_model = {*sizes, *map(_address, _held(constants))}
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node and record the tensors that it takes and returns."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         taken = _stored((args, kwargs))
         if n.op == "call_module":
-            taken += _own_tensors(self._calls[n])
+            taken += _held(self._calls[n])
         before = [_version(tensor) for tensor in taken]
         result = self._calls[n](*args, **kwargs)
         wrote = before != [_version(tensor) for tensor in taken]
@@ -69,38 +64,37 @@ class Inspection(NodeInterpreter):
         return result
 
     def _record(self, node: fx.Node, taken: list[Tensor], given: list[Tensor], wrote: bool) -> None:
-        known = {
-            address: number
-            for source in node.all_input_nodes
-            for address, number in self._numbers[source].items()
-        }
-        own: dict[int, tuple[int, int]] = {}
+        known: dict[int, int] = {}
+        for source in node.all_input_nodes:
+            known |= self._numbers[source]
+        numbers: dict[int, int] = {}
+        sizes: dict[int, int] = {}
         new_bytes = 0
         for tensor in given:
             address, size = _address(tensor), tensor.untyped_storage().nbytes()
-            if address in self._of_model or address in own:
+            if address in self._of_model or address in numbers:
                 continue
-            if address in known:
-                own[address] = known[address], size
-            else:
-                own[address] = self._count, size
+            if address not in known:
+                known[address] = self._count
                 self._count += 1
                 new_bytes += size if node.op != "placeholder" else 0
-        self._numbers[node] = {address: number for address, (number, _) in own.items()}
-        self.storages.append(tuple(own.values()))
+            numbers[address] = known[address]
+            sizes[known[address]] = size
+        self._numbers[node] = numbers
+        self.storages.append(tuple(sizes.items()))
         moved_bytes = 0
         if node.op.startswith("call_") and (new_bytes or wrote):
             moved_bytes = _read_bytes(self._calls[node], taken, given) + _bytes(given)
         dtypes = dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in given)
-        cells = {
-            "output_shape": ", ".join(str(list(tensor.shape)) for tensor in given) or None,
-            "output_dtype": ", ".join(dtypes) or None,
-            "output_bytes": _bytes(given) if given else None,
-            "new_bytes": new_bytes,
-            "moved_bytes": moved_bytes,
-        }
-        for name, cell in cells.items():
-            self.columns[name].append(cell)
+        cells = (
+            ", ".join(str(list(tensor.shape)) for tensor in given) or None,
+            ", ".join(dtypes) or None,
+            _bytes(given) if given else None,
+            new_bytes,
+            moved_bytes,
+        )
+        for column, cell in zip(self.columns.values(), cells):
+            column.append(cell)
 
 
 def _stored(value: Any) -> list[Tensor]:
@@ -108,6 +102,10 @@ def _stored(value: Any) -> list[Tensor]:
     return [
         leaf for leaf in tensors_of(value) if leaf.layout is torch.strided and not leaf.is_nested
     ]
+
+
+def _held(module: Any) -> list[Tensor]:
+    return _stored([*module.parameters(), *module.buffers()])
 
 
 def _read_bytes(call: Any, taken: list[Tensor], given: list[Tensor]) -> int:
@@ -120,10 +118,6 @@ def _read_bytes(call: Any, taken: list[Tensor], given: list[Tensor]) -> int:
     if name.partition(".")[0].lower() not in _SELECTING:
         return _bytes(distinct)
     return sum(min(_bytes([tensor]), _bytes(given)) for tensor in distinct)
-
-
-def _own_tensors(module: Any) -> list[Tensor]:
-    return _stored([*module.parameters(), *module.buffers()])
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -9,7 +9,7 @@ import pytest
 from made_nodes import shown as shown_by_page
 
 from instrument.cli.command import main
-from instrument.fx.machine import Machine
+from instrument.fx.roofline import Machine
 
 MODEL = """
 import torch
@@ -97,14 +97,13 @@ def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "sentence"),
     [
         (["models_of_mine:Nat"], "There is no model 'models_of_mine:Nat' ("),
-        (["nowhere_at_all:Net"], "There is no model 'nowhere_at_all:Net' ("),
         (
             ["needs_what_is_not:Net"],
-            "needs_what_is_not cannot be imported (No module named 'nowhere_at_all'): install ",
+            "There is no model 'needs_what_is_not:Net' (No module named 'nowhere_at_all'): give ",
         ),
         (
             ["torch.nn:Linear"],
-            "'torch.nn:Linear' cannot be called without arguments (missing a required argument: ",
+            "'torch.nn:Linear' cannot make a model without arguments (",
         ),
         (
             ["models_of_mine:Net", "--input=-1,3"],
@@ -160,20 +159,24 @@ def test_the_bounds_by_the_machine(
     assert said.endswith(f"\nThe bounds are computed from the rates of {machine}.\n")
 
 
-def test_the_picture_is_written(
+def test_files_are_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine("this one", {"float32": 10**10}, 10**9)
     monkeypatch.setattr("instrument.fx.result.measured", lambda *_: machine)
-    call = ("models_of_mine:Net", "--input", "2,5:int64", "--runs", "1", "--html")
-    said = shown(capsys, *call, "graph.html")
-    assert said.endswith("\nThe picture is in graph.html.\n")
+    call = ("models_of_mine:Net", "--input", "2,5:int64", "--runs", "1")
+    said = shown(capsys, *call, "--html", "graph.html", "--dot", "graph.dot")
+    assert said.endswith("\nThe page is in graph.html.\nThe graph for Graphviz is in graph.dot.\n")
     text = (tmp_path / "graph.html").read_text(encoding="utf-8")
     assert "<title>Net</title>" in text
     sections = shown_by_page(text)["sections"]
     assert sections["graph"]["nodes"]["cells"]["name"][1] == "embedding"
-    assert f"The bounds are computed from the rates of {machine}." in sections["summary"]["notes"]
-    assert shown(capsys, *call, "nowhere/graph.html") == (
-        "instrument: nowhere/graph.html cannot be written (No such file or directory): name a file in an "
-        "existing folder that you may write to.\n"
-    )
+    assert machine.note in sections["summary"]["notes"]
+    drawn = (tmp_path / "graph.dot").read_text(encoding="utf-8")
+    assert drawn.startswith("digraph {")
+    assert "embedding (embedding)" in drawn
+    for option in ("--html", "--dot"):
+        assert shown(capsys, *call, option, "nowhere/graph") == (
+            "instrument: nowhere/graph cannot be written (No such file or directory): name a file "
+            "in an existing folder that you may write to.\n"
+        )

@@ -73,21 +73,6 @@ def test_events_time_each_node_and_are_waited_for_once(device: Device) -> None:
         device.did.clear()
 
 
-def test_sync_waits_around_each_node(device: Device) -> None:
-    interpreter = NodeInterpreter(nn.Module(), two_works(device), nn.Module(), "made_up", sync=True)
-    interpreter.run_timed([])
-    assert device.did == ["wait", "work", "wait", "wait", "work", "wait", "wait", "wait"]
-    assert len(interpreter.times_ns) == 3
-
-
-def test_a_device_without_events_is_waited_for(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(Device, "Event")
-    NodeInterpreter(nn.Module(), two_works(device), nn.Module(), "made_up").run_timed([])
-    assert device.did[:3] == ["wait", "work", "wait"]
-
-
 def test_values_are_let_go_after_their_last_use() -> None:
     class Chain(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from instrument import Session
 from instrument.analysis.table import Table
-from instrument.fx import GraphProfile, NodeProfiler, profile_graph
+from instrument.fx import GraphProfile, profile_graph
+from instrument.fx.graph_capture import trace
+from instrument.fx.interpreter import NodeInterpreter
 from instrument.fx.liveness import liveness
 
 KIB = 1024
@@ -121,19 +123,19 @@ class Simple(nn.Module):
 
 
 def test_the_peak_is_the_allocators(tmp_path: Path) -> None:
-    profiler = NodeProfiler(Simple())
-    x = torch.randn(500, 64)
+    model, x = Simple(), torch.randn(500, 64)
     with torch.no_grad():
-        profiler.run(x)
-        profiler.run(x)
+        memory = profile_graph(model, x, runs=1, warmup=0).memory
+        traced = trace(model, ((x,), {}))
+        interpreter = NodeInterpreter(model, traced.graph, traced.constants)
+        interpreter.run_timed([x])
         with Session(
             "memory", wait=0, warmup=0, active=1, output_dir=str(tmp_path), export="inline"
         ) as session:
-            held = profiler.run(x)
+            held = interpreter.run_timed([x])
             session.step()
     assert held.nbytes == 4 * x.numel()
     (device,) = session.captures[0].memory.devices
-    memory = profiler.profile().memory
     assert memory.peak_bytes == device.peak_net_bytes > 4 * 4 * x.numel()
     assert memory.nodes.column("alive_bytes")[-1] == device.net_bytes
     assert sum(memory.nodes.column("new_bytes")) <= device.allocated_bytes, (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from instrument.errors import GraphError
-from instrument.fx import NodeProfiler, profile_graph
+from instrument.fx import profile_graph
 from instrument.fx.side_effects import unchanged
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -62,12 +62,6 @@ def test_objects_among_the_inputs_are_refused_before_any_run() -> None:
     ):
         profile_graph(model, Data(X))
     assert not RUNS
-    profiler = NodeProfiler(
-        Counting(lambda self, x: self.layer(x if isinstance(x, Tensor) else x.x))
-    )
-    profiler.run(X)
-    with pytest.raises(GraphError, match="takes a Data"):
-        profiler.run(Data(X))
 
 
 def test_a_dict_that_the_model_empties_is_refused_and_stays_full() -> None:
@@ -84,53 +78,22 @@ def counts_in_place(self: Counting, x: Tensor) -> Tensor:
     return self.layer(x)
 
 
-def counts_in_python(self: Counting, x: Tensor) -> Tensor:
-    self.alpha += 1
-    return self.layer(x)
-
-
-def remembers(self: Counting, x: Tensor) -> Tensor:
-    self.last = self.layer(x)
-    return self.last
-
-
-def appends(self: Counting, x: Tensor) -> Tensor:
-    self.runs.append(1)
-    return self.layer(x)
-
-
 def test_a_buffer_written_in_place_needs_export_and_is_put_back() -> None:
     model = Counting(counts_in_place)
     how = profile_graph(model, X, runs=1, warmup=0).how
     assert how.startswith("torch.export, because torch.fx.symbolic_trace changes buffers")
     assert model.n.item() == 0
-    profiler = NodeProfiler(model)
-    for _ in range(2):
-        profiler.run(X)
-    assert model.n.item() == 2
 
 
-@pytest.mark.parametrize(
-    ("forward", "name"), [(counts_in_python, "alpha"), (remembers, "last"), (appends, "runs")]
-)
-def test_attributes_that_a_call_changes_are_no_graphs(forward: Forward, name: str) -> None:
+def test_attributes_that_a_call_changes_are_put_back() -> None:
+    def forward(self: Counting, x: Tensor) -> Tensor:
+        self.alpha += 1
+        self.last = self.layer(x)
+        return self.last
+
     model = Counting(forward)
-    with pytest.raises(
-        GraphError,
-        match=f"symbolic_trace (does not change the module attribute {name} in the same way as|.*; torch.export)",
-    ):
-        profile_graph(model, X)
+    profile_graph(model, X, runs=1, warmup=0)
     assert (model.alpha, model.last) == (1, None)
-
-
-def test_a_graph_is_not_used_for_another_value_of_an_attribute() -> None:
-    model = Counting(lambda self, x: self.layer(x) * self.alpha)
-    profiler = NodeProfiler(model)
-    profiler.run(X)
-    model.alpha = 2.0
-    with pytest.raises(GraphError, match="first run gives other numbers than the model"):
-        profiler.run(X)
-    torch.testing.assert_close(NodeProfiler(model).run(X), model.layer(X) * 2)
 
 
 def test_a_branch_on_gradients_and_autocast_is_followed() -> None:
@@ -139,30 +102,17 @@ def test_a_branch_on_gradients_and_autocast_is_followed() -> None:
         return x * (2 if x.requires_grad else 3) * (5 if half else 1)
 
     model, x = Counting(forward), X.clone().requires_grad_()
-    torch.testing.assert_close(NodeProfiler(model).run(X), X * 3)
-    torch.testing.assert_close(NodeProfiler(model).run(x), x * 2)
+    torch.testing.assert_close(profile_graph(model, X, runs=1).outputs, X * 3)
+    torch.testing.assert_close(profile_graph(model, x, runs=1).outputs, X * 2)
     with torch.autocast("cpu", dtype=torch.float16):
-        torch.testing.assert_close(NodeProfiler(model).run(X), X * 15)
+        torch.testing.assert_close(profile_graph(model, X, runs=1).outputs, X * 15)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_within_is_refused(reentrant: bool) -> None:
-    model = Counting(lambda self, x: checkpoint(self.layer, x, use_reentrant=reentrant))
-    with pytest.raises(
-        GraphError,
-        match=r"packs tensors that autograd saves \(checkpointing, offloading\); a graph cannot",
-    ):
-        profile_graph(model, X.clone().requires_grad_())
-
-
-def test_a_run_keeps_nothing() -> None:
-    profiler = NodeProfiler(Counting())
-    for _ in range(2):
-        assert profiler.run(X).requires_grad
-    (interpreter,) = profiler._interpreters.values()
-    assert not interpreter.env
-    assert not profiler._captured.inspection.env
-    assert not profiler.profile().outputs.requires_grad
+def test_a_model_that_checkpoints_is_profiled_without() -> None:
+    model = Counting(lambda self, x: checkpoint(self.layer, x, use_reentrant=False))
+    profile = profile_graph(model, X.clone().requires_grad_(), runs=1)
+    torch.testing.assert_close(profile.outputs, model.layer(X))
+    assert "layer" in profile.nodes.column("name")
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ function frameTree(graph) {
     const name = graph.names[code];
     const isRange = graph.is_range[code];
     const label = graph.labels ? graph.labels[code] : labelOf(name);
-    const target = graph.targets ? graph.targets[code] : null;
     stack.length = depth + 1;
     const parent = stack[depth];
     const node = {
-      name, label, target, parent, depth: depth + 1, self: graph.self[at], total: 0, calls: [],
+      name, label, parent, depth: depth + 1, self: graph.self[at], total: 0, calls: [],
       range: isRange ? name : parent.range, isRange,
     };
     parent.calls.push(node);
@@ -129,9 +128,8 @@ function colourOfCall(node, isInverted) {
 }
 
 // Draw the graphs with their controls. A graph has the keys of `section` in report/page/flame.py.
-// For each of its `names`, it may also have a text for the box, in `labels`, and a link to another
-// part of the page, in `targets`. `list` has the options of the table of frames. The table is open
-// at first if `isListed`.
+// For each of its `names`, it may also have a text for the box, in `labels`. `list` has the options
+// of the table of frames. The table is open at first if `isListed`.
 function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, list}) {
   const resolve = colourResolver();
   let graph = graphs[0];
@@ -209,7 +207,6 @@ function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, li
       ? `All ${graph.value}: ${duration(tree.total)}, ${about}. Click a frame to zoom. Press `
         + "Escape to show all frames."
       : printable(`${node.name}: ${textOf(node)}`));
-    if (node.target) details.append(" ", element("a", {href: node.target, text: "Show in the graph"}));
     repaint();
   };
   const zoom = node => {

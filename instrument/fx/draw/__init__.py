@@ -1,1 +1,0 @@
-"""The picture of an FX graph: layout, SVG, HTML."""
