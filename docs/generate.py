@@ -25,6 +25,7 @@ from pydantic import BaseModel
 
 from instrument.analysis.coverage_rows import ROWS
 from instrument.analysis.events_to_arrow import EVENTS
+from instrument.analysis.timings_file import TIMINGS
 from instrument.analysis.views import VIEWS
 from instrument.cli import command
 from instrument.cli.ls import CAPTURES
@@ -39,7 +40,6 @@ from instrument.compare.step_change import PARTS
 from instrument.config.presets import preset, presets, shipped
 from instrument.config.schema import ModulesConfig, ProfilerConfig, TimingsConfig
 from instrument.runs.run import SCHEMAS
-from instrument.runs.timings_file import TIMINGS
 from instrument.whatif.causal_profile import CAUSAL_PROFILE
 from instrument.whatif.critical_path import CRITICAL_PATH
 

@@ -10,9 +10,9 @@ import torch
 from collected import Log
 
 from instrument import Session, profiled
+from instrument.analysis.timings_file import read_timings
 from instrument.record import timings
 from instrument.record.timings import DeviceTimes
-from instrument.runs.timings_file import read_timings
 
 
 class FakeEvent:

@@ -25,6 +25,7 @@ from test_nests import start as run_program
 from torch import nn
 
 from instrument import ProfilerConfig, Session, instrument_model, profiled
+from instrument.analysis.timings_file import read_timings
 from instrument.annotate import backends
 from instrument.annotate.modules import forget
 from instrument.cli.command import main
@@ -32,7 +33,6 @@ from instrument.errors import CaptureError, MissingPackage
 from instrument.record import timings
 from instrument.record.step_loop import StepLoop
 from instrument.record.timings import OTHERS, STEP, CpuTimes, DurationHistogram, Rows
-from instrument.runs.timings_file import read_timings
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 

@@ -339,6 +339,7 @@ class Views:
             MissingPackage: a package for the URL's protocol is not installed.
         """
         from instrument import storage
+        from instrument.analysis.find_captures import kind_of
         from instrument.trace import capture_json
 
         url = path if storage.is_url(path) else None
@@ -354,8 +355,6 @@ class Views:
             capture = cls(trace, path, about, communication, peak_flops)
             capture.url = url
             return capture
-        if kind is None:
-            raise no_capture_at(path)
         if not path.is_file():  # reading a named pipe without a writer would block
             raise CaptureError(
                 f"{path} is not a regular file: give a capture folder or a trace file."
@@ -684,22 +683,3 @@ class Views:
     def __repr__(self) -> str:
         where = self.url or self.folder or self.trace_path
         return printable(f"<{type(self).__name__} {self.name!r} at {where}>")
-
-
-def kind_of(path: Path) -> Literal["folder", "file"] | None:
-    """Return whether a path is a folder or a file; None if nothing is there.
-
-    Symbolic links are followed.
-
-    Raises:
-        CaptureError: the path cannot be read.
-    """
-    try:
-        return "folder" if path.is_dir() else "file" if path.exists() else None
-    except OSError as error:  # for example, a name that is too long
-        raise CaptureError(f"{path} cannot be read: {error.strerror}.") from None
-
-
-def no_capture_at(path: Path) -> CaptureError:
-    """Return the error for a path that does not exist."""
-    return CaptureError(f"There is no capture at {path}; give a capture folder or a trace file.")

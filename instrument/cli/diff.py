@@ -128,15 +128,14 @@ def _shown(
 
 
 def _side(path: Path | str, is_baseline: bool, has_said: bool) -> Side:
+    from instrument.analysis.find_captures import captures_at, of_newest_run
     from instrument.analysis.views import Views
-    from instrument.cli.paths import captures_at
     from instrument.compare.baseline import read
     from instrument.compare.gate import Side, side
-    from instrument.runs.newest import of_newest_run
 
     if is_baseline:
         return Side([read(Path(path))])
-    found, _, left_out = of_newest_run(captures_at(path))
+    found, _, left_out = of_newest_run(captures_at(path, or_traces=True))
     if left_out and not has_said:
         say(left_out)
     return side(Views.load(each) for each in found)

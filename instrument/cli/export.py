@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from instrument.cli.arguments import path_or_url
 from instrument.cli.output import Parts
-from instrument.cli.paths import captures_at, captures_in
 from instrument.errors import CaptureError, ConfigError, InstrumentError
 
 if TYPE_CHECKING:
@@ -68,6 +67,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         from instrument.finish.leftovers import finish_all
 
         return [finish_all(arguments.path, arguments.upload_to)]
+    from instrument.analysis.find_captures import captures_at, captures_below
     from instrument.capture import Capture
     from instrument.config.instantiate import parse_options, sink_of_class
     from instrument.files import importable_here
@@ -83,9 +83,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     chosen: Sequence[Path | str]
     if not isinstance(path, str) and to is None and (queued := queued_at(path)):
         finished, _, failures = finish_queued(queued, {arguments.sink: sink})
-        chosen = sorted(
-            {*finished, *([] if path in queued else captures_in(path))} - {*finished}, key=str
-        )
+        chosen = [] if path in queued else sorted({*captures_below(path)} - {*finished})
     else:
         finished, chosen = [], sorted(captures_at(path), key=str)
     for each in chosen:

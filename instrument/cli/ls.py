@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from instrument.analysis.table import Schema, Table, known_columns, names_of, schema
 from instrument.cli.arguments import ROWS, path_or_url, row_count
 from instrument.cli.output import Parts, Written
-from instrument.cli.paths import captures_at
 from instrument.errors import InstrumentError
 from instrument.units import counted
 
@@ -65,6 +64,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     Raises:
         CaptureError: there are no captures, or the path does not exist.
     """
+    from instrument.analysis.find_captures import captures_at
+
     found = captures_at(arguments.path)
     newest = found[::-1][: arguments.rows]
     rows = [_row(place, verdicts=not arguments.no_verdict) for place in newest]

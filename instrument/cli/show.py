@@ -21,7 +21,7 @@ from instrument.cli.arguments import (
     row_count,
 )
 from instrument.cli.output import Parts, Written, say
-from instrument.cli.paths import TIMINGS_FILES, newest_capture, tell_others
+from instrument.cli.paths import newest_capture, tell_others
 from instrument.errors import CaptureError, ConfigError
 from instrument.files import regular_files
 
@@ -154,8 +154,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
 
 def _timings(arguments: argparse.Namespace) -> str | Parts:
+    from instrument.analysis.timings_file import read_timings
     from instrument.report.text import chosen_columns, view_part
-    from instrument.runs.timings_file import read_timings
 
     table, heading = read_timings(_timings_file(arguments.path))
     options = {"sort": arguments.sort, "columns": arguments.columns}
@@ -175,6 +175,8 @@ def _timings_file(path: Path | str) -> Path:
 
     If the path is a folder, return its newest timings file, and list the others on stderr.
     """
+    from instrument.analysis.find_captures import TIMINGS_FILES
+
     if isinstance(path, str):
         from instrument.storage import fetch
 

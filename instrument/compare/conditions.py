@@ -15,8 +15,7 @@ from instrument.analysis.breakdown import KERNEL, KINDS
 from instrument.analysis.coverage import losses
 from instrument.analysis.views import TRAIN, Views
 from instrument.compare.totals import Rows, Totals
-from instrument.findings.busy_cpus import LEAST_SHARE
-from instrument.trace.capture_json import Environment
+from instrument.trace.capture_json import DISTURBING_CPU_WAIT, Environment
 from instrument.trace.events import Events
 from instrument.units import few, percent
 
@@ -270,7 +269,7 @@ def _clocks(was: Totals, now: Totals) -> Iterator[Unlike]:
 
 def _busy_cpus(before: Conditions, after: Conditions) -> Iterator[Unlike]:
     for conditions, side in zip((before, after), _SIDES):
-        if conditions.cpu_wait >= LEAST_SHARE:
+        if conditions.cpu_wait >= DISTURBING_CPU_WAIT:
             yield Unlike(
                 f"For {percent(conditions.cpu_wait)} of a window of {side}, the thread of the "
                 "steps was ready to run, but got no CPU: the steps may be shorter on an idle "

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from instrument.analysis.find_captures import TIMINGS_FILES, captures_below
 from instrument.analysis.step_parts import ranges_of_steps
+from instrument.analysis.timings_file import read_intervals
 from instrument.analysis.views import TRAIN, Views
 from instrument.compare.counters import Count, counters
 from instrument.errors import CaptureError
 from instrument.range_names import STEP
-from instrument.runs.run import captures_below
-from instrument.runs.timings_file import read_intervals
 
 _NO_STEPS = (
     "no window with two steps and no timings file with two lines: train in a Session with "
@@ -58,7 +58,7 @@ def read_run(folder: Path) -> RunRecord:
     windows = [each for each in windows if len(each.links.steps) > 1]
     if windows:
         return _of_windows(windows)
-    timings = sorted(folder.glob("timings_rank*.jsonl"), key=lambda path: (len(path.name), path))
+    timings = sorted(folder.glob(TIMINGS_FILES), key=lambda path: (len(path.name), path))
     intervals = read_intervals(timings[0])[1:] if timings else []
     if not intervals:
         raise CaptureError(f"The run has recorded {_NO_STEPS}.")

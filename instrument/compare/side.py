@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from os import PathLike, fspath
-from pathlib import Path
-from typing import TypeAlias
+from os import PathLike
+from typing import Protocol, TypeAlias
 
-from instrument import storage
+from instrument.analysis.find_captures import NewestRun, Place, captures_at, of_newest_run, place_of
 from instrument.analysis.private_words import private_words, words_of_path
 from instrument.analysis.views import TRAIN, Views
 from instrument.compare.conditions import Conditions, conditions, joined
 from instrument.compare.totals import Totals, added, totals
 from instrument.errors import CaptureError, TraceError
-from instrument.runs.newest import of_newest_run
-from instrument.runs.run import Ranks, Run, paths_at
+
+
+class Recorded(Protocol):
+    """Several captures with one name: a run, or one window of a run."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run or window."""
+
+    @property
+    def paths(self) -> Sequence[Place]:
+        """The captures."""
+
 
 #: What can be compared: a capture, a run, one window of a run, or the path or URL of one of them.
-Comparable: TypeAlias = "str | PathLike[str] | Views | Run | Ranks"
+Comparable: TypeAlias = "str | PathLike[str] | Views | Recorded"
 
 
 @dataclass
@@ -71,45 +81,25 @@ def load(given: Comparable) -> Side:
         side = Side(given.name)
         side.add(given)
         return side
-    side = Side(_name(given))
-    paths, older, left_out = _paths(given)
+    if isinstance(given, str | PathLike):
+        place = place_of(given)
+        side, run = Side(str(place)), of_newest_run(captures_at(place, or_traces=True))
+    else:
+        side, run = Side(given.name), NewestRun([*given.paths], [], "")
     unread = 0
-    for path in paths:
+    for path in run.captures:
         try:
             side.add(Views.load(path))
         except (CaptureError, TraceError) as error:
             side.private.update(words_of_path(path))
             side.notes.append(f"Left out: {error}")
             unread += 1
-            if unread == len(paths):
+            if unread == len(run.captures):
                 raise
-    if left_out:
-        side.notes.append(f"{side.name}: {left_out}")
-        side.private.update(word for path in older for word in words_of_path(path))
+    if run.left_out:
+        side.notes.append(f"{side.name}: {run.left_out}")
+        side.private.update(word for path in run.older for word in words_of_path(path))
     return side
-
-
-def _name(given: str | PathLike[str] | Run | Ranks) -> str:
-    """The name of a window or run, or the path without needless parts such as `./`."""
-    if isinstance(given, Ranks):
-        return given.name
-    if isinstance(given, Run):
-        names = [window.name for window in given.windows]
-        return " to ".join([*names[:1], *names[1:][-1:]])
-    path = fspath(given)
-    return path if storage.is_url(path) else str(Path(path))
-
-
-def _paths(
-    given: str | PathLike[str] | Run | Ranks,
-) -> tuple[list[Path | str], list[Path | str], str]:
-    """The captures of a side, those of older runs, and a sentence on these; see `of_newest_run`."""
-    if isinstance(given, Run):
-        return [path for window in given.windows for path in window.paths], [], ""
-    if isinstance(given, Ranks):
-        return given.paths, [], ""
-    path = fspath(given)
-    return of_newest_run(paths_at(path if storage.is_url(path) else Path(path)))
 
 
 def common_phase(before: Side, after: Side) -> str:

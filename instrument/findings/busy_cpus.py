@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING
 
 from instrument.analysis.views import Views
 from instrument.findings.finding import RECORD_AGAIN, Check, Finding, NotRecorded
+from instrument.trace.capture_json import DISTURBING_CPU_WAIT
 from instrument.units import duration, percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
-
-#: A window is disturbed if the thread of its steps waits for a CPU for this share of the window.
-LEAST_SHARE = 0.1
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
@@ -33,7 +31,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
             "the capture does not show how long the thread of the steps waited for a CPU",
             f"{RECORD_AGAIN} on Linux",
         )
-    if share < LEAST_SHARE:
+    if share < DISTURBING_CPU_WAIT:
         return
     yield Finding(
         code=CHECK.code,

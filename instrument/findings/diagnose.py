@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from instrument.analysis.find_captures import left_out, newest_run
 from instrument.analysis.views import TRAIN, Views
 from instrument.errors import CaptureError, TraceError, reason_of
 from instrument.findings import (
@@ -47,7 +48,6 @@ from instrument.findings import (
 from instrument.findings.diagnosis_text import as_markdown, as_text
 from instrument.findings.finding import Check, Finding, NotRecorded, RanksCheck
 from instrument.printable import printable
-from instrument.runs.newest import left_out, newest_run
 from instrument.runs.rank_summary import RankSummary, summarize
 from instrument.runs.run import Run
 from instrument.units import counted, few
@@ -155,10 +155,8 @@ def diagnose(
     """
     given = [captures] if isinstance(captures, Views) else captures
     newest, older = newest_run(given, lambda capture: capture.about)
-    sentences = []
-    if older:
-        named = [(capture.name, capture.place) for capture in older]
-        sentences.append(left_out(named, [capture.name for capture in newest]))
+    named = [(capture.name, capture.place) for capture in older]
+    sentences = filter(None, [left_out(named, [capture.name for capture in newest])])
     one_by_one = (newest.pop(0) for _ in range(len(newest)))
     diagnosis = diagnose_all(one_by_one, checks, ranks_checks)
     return replace(diagnosis, not_checked=(*sentences, *diagnosis.not_checked))

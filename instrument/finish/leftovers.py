@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from instrument.analysis.find_captures import DEPTH, captures_below
 from instrument.capture import Capture
 from instrument.config.instantiate import sink_of_class
 from instrument.config.presets import shipped
@@ -20,7 +21,6 @@ from instrument.file_lock import FileLock, is_held
 from instrument.files import METADATA_FILE
 from instrument.finish import queue, upload
 from instrument.finish.window import finish
-from instrument.runs.run import DEPTH, captures_below
 from instrument.signals import interruptibly
 
 _DEFAULTS = ("table", "chrome_trace", "stacks", "memory")

@@ -338,7 +338,7 @@ class Timings:
 
     def table(self) -> Table:
         """One row for each range of the run up to the last write, longest total time first."""
-        from instrument.runs.timings_file import summary_table
+        from instrument.analysis.timings_file import summary_table
 
         runs: dict[str, dict[str, int]] = {}
         for prefix, rows in self._rows_by_prefix():

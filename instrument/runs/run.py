@@ -5,19 +5,16 @@ A window is a series of consecutive steps that were recorded. Each rank writes o
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from instrument import files, storage
+from instrument.analysis.find_captures import TOGETHER_S, Place, captures_at, place_of
 from instrument.analysis.table import Schema, Table
-from instrument.analysis.views import kind_of
 from instrument.errors import CaptureError
-from instrument.files import METADATA_FILE
 from instrument.printable import printable
 from instrument.runs import clock_skew, collective_comparison, rank_comparison, rank_summary
 from instrument.runs.matched_collectives import MatchedCollectives, match
@@ -25,13 +22,6 @@ from instrument.runs.rank_summary import RankSummary
 from instrument.trace.capture_json import unix_time
 from instrument.units import few
 
-# Captures are searched at most this many levels below a folder. Hydra's folders
-# outputs/<day>/<time>/profile/<capture> need four levels.
-DEPTH = 5
-_TRACES = ("*.json", "*.json.gz")
-#: Captures of the same steps belong to different runs if they began more than this many seconds
-#: apart, because the ranks of a job reach a step at about the same time.
-TOGETHER_S = 600
 #: The columns of each table of `Ranks`, by its name.
 SCHEMAS: dict[str, Schema] = {
     "ranks": rank_comparison.RANKS,
@@ -41,7 +31,7 @@ SCHEMAS: dict[str, Schema] = {
     "collectives": collective_comparison.RANK_COLLECTIVES,
     "clocks": clock_skew.CLOCKS,
 }
-_Found = tuple[Path | str, RankSummary]
+_Found = tuple[Place, RankSummary]
 _ByRank = dict[int | None, _Found]
 
 
@@ -72,11 +62,7 @@ class Run:
             CaptureError: a path does not exist or holds no captures or traces, or no capture or
                 trace can be read.
         """
-        chosen = [
-            each
-            for path in paths
-            for each in paths_at(path if storage.is_url(path) else Path(path))
-        ]
+        chosen = [each for path in paths for each in captures_at(place_of(path), or_traces=True)]
         answers = sorted(rank_summary.read_all(chosen), key=lambda answer: str(answer[0]))
         unread = [answer for _, answer in answers if isinstance(answer, str)]
         found = [(path, answer) for path, answer in answers if isinstance(answer, RankSummary)]
@@ -88,6 +74,17 @@ class Run:
             )
             raise CaptureError(f"{unread[0]}{others}")
         return cls(found, unread)
+
+    @property
+    def name(self) -> str:
+        """The names of the first and the last window."""
+        names = [window.name for window in self.windows]
+        return " to ".join([*names[:1], *names[1:][-1:]])
+
+    @property
+    def paths(self) -> list[Place]:
+        """The captures of all windows."""
+        return [path for window in self.windows for path in window.paths]
 
     def window(self, name: str) -> Ranks:
         """Return a window by its name, or by folder and name, as in `run2/steps_000010-000012`.
@@ -220,47 +217,6 @@ class Ranks:
         return printable(f"<Ranks: {self.name!r} on {of} ranks>")
 
 
-def captures_below(folder: Path) -> Iterator[Path]:
-    """List the finished captures below a folder, at most five levels down.
-
-    Links below the folder are not followed.
-    """
-    for parent, inner, names in os.walk(folder):
-        depth = len(Path(parent).relative_to(folder).parts)
-        inner[:] = (
-            sorted(name for name in inner if not name.startswith(".")) if depth < DEPTH else []
-        )
-        if depth and METADATA_FILE in names and files.is_regular(Path(parent, METADATA_FILE)):
-            yield Path(parent)
-
-
-def paths_at(path: Path | str) -> Sequence[Path | str]:
-    """Return the captures at or below a path or URL, or the traces of a folder without captures.
-
-    Raises:
-        CaptureError: there are no captures and no traces.
-    """
-    if isinstance(path, str):
-        return storage.captures(path)
-    kind = kind_of(path)
-    if kind is None:
-        raise CaptureError(
-            f"There is nothing at {path}: give captures, a run's folder, or the traces of its "
-            "ranks."
-        )
-    if kind == "file" or files.exists(path / METADATA_FILE):
-        return [path]
-    traces = (
-        file for pattern in _TRACES for file in path.glob(pattern) if not file.name.startswith(".")
-    )
-    found = list(captures_below(path)) or [file for file in traces if files.is_regular(file)]
-    if not found:
-        raise CaptureError(
-            f"{path} holds no captures and no traces: give the folder that a run has recorded into."
-        )
-    return found
-
-
 def _windows(found: Iterable[_Found]) -> list[Ranks]:
     """Group captures into windows; a window has at most one capture of each rank.
 
@@ -305,7 +261,7 @@ def _numbered(windows: Iterable[Ranks]) -> list[Ranks]:
     return numbered
 
 
-def _apart(ranks: _ByRank, path: Path | str, summary: RankSummary) -> tuple[bool, float]:
+def _apart(ranks: _ByRank, path: Place, summary: RankSummary) -> tuple[bool, float]:
     """Return how far a capture is from the captures in `ranks`, by folder and by time.
 
     The first value says whether no capture in `ranks` is in the same folder. The second value is

@@ -123,6 +123,10 @@ class GarbageCollection(Struct):
     longest_ns: Count | None = None
 
 
+#: A window is disturbed if the thread of its steps waits for a CPU for this share of the window.
+DISTURBING_CPU_WAIT = 0.1
+
+
 class CpuWait(Struct):
     """How long the thread that began the window was ready to run, but had no CPU.
 

@@ -500,9 +500,9 @@ def test_a_run_at_a_url_is_read_from_its_summaries(
 
 
 def test_what_cannot_be_read_at_all(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match="There is nothing at"):
+    with pytest.raises(CaptureError, match="There is no capture at"):
         Run.load(tmp_path / "none")
-    with pytest.raises(CaptureError, match="holds no captures and no traces"):
+    with pytest.raises(CaptureError, match="holds no capture"):
         Run.load(tmp_path)
     (tmp_path / "settings.json").write_text("{}")
     with pytest.raises(CaptureError, match="JSON, but not a trace"):

@@ -412,7 +412,7 @@ def test_a_capture_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> 
 
 def test_nothing_at_a_path_is_said_in_one_sentence(tmp_path: Path) -> None:
     path = saved(tmp_path, "a", training(40))
-    with pytest.raises(CaptureError, match=r"There is nothing at .*missing"):
+    with pytest.raises(CaptureError, match=r"There is no capture at .*missing"):
         diff(path, tmp_path / "missing")
 
 

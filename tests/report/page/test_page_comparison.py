@@ -167,10 +167,10 @@ def test_sides_that_are_too_unlike_leave_a_sentence(
 def test_a_side_that_is_not_there_is_an_error(
     pair: tuple[Capture, Capture], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(CaptureError, match="There is nothing at"):
+    with pytest.raises(CaptureError, match="There is no capture at"):
         pair[1].report(before=tmp_path / "missing")
     assert main(["report", str(pair[1].folder), "--before", str(tmp_path / "missing")]) == 2
-    assert "There is nothing at" in capsys.readouterr().err
+    assert "There is no capture at" in capsys.readouterr().err
     assert "comparison" not in payload([pair[1]])["sections"]
 
 
