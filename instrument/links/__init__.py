@@ -5,16 +5,13 @@
 - `cuda_graphs`: which device events a launch of a CUDA graph replayed.
 - `autograd`: the range around the forward operator of each backward node.
 - `attribution`: the range and the kind of work that each nanosecond belongs to.
-- `paths`: the path of each range, such as `train/forward/layer`. Ranges can have equal paths.
-- `synchronisation`: which device work a synchronising call, such as `cudaStreamSynchronize`, waits
-  for.
+- `paths`: the path of each range, such as `train/forward/layer`.
+- `synchronisation`: which device work a call such as `cudaStreamSynchronize` waits for.
 - `collective_records`: what torch recorded about the collective of each communication kernel.
-- `step_index`: the step in which a point in time lies.
+- `step_index`: the steps, those that count, and the step in which a time lies.
 - `intervals`: merges intervals, and measures the time that several lists of intervals cover.
-- `flops`: the FLOPs of operators, computed by formula.
-- `traffic`: the bytes that operators read and write, computed by formula.
+- `flops`, `traffic`: the FLOPs and the bytes of operators, by formula.
 - `groupby`: sums, minima and quantiles of groups of rows, for links and for the tables.
 
-The class `Links` in `links.links` computes most of these relations for one trace, each at its first
-use.
+`Links` in `links.links` computes most of them for one trace, each at its first use.
 """

@@ -1,13 +1,8 @@
-"""Find the range and the kind of work that each nanosecond of a trace belongs to.
+"""Sum CPU time, device time and FLOPs for each range and kind of work.
 
-A scope is a range or a backward node (see `instrument.links.autograd`). Each nanosecond that an
-event covers on a thread counts for only one scope: the innermost scope that is open at this time.
-The own time of a scope is the sum of the nanoseconds that count for the scope. If no scope is open,
-the nanosecond lies outside all scopes.
-
-`instrument.links.autograd` finds the range that a scope belongs to. A range belongs to itself, even
-inside a backward node, as in recomputation. A backward node belongs to the range around its forward
-operator, even if the autograd engine ran the node on another thread.
+A scope is a range or a backward node (see `instrument.links.autograd`). Each nanosecond of a thread
+counts for the innermost scope that is open then, and a scope's time for the range that it belongs
+to.
 """
 
 from __future__ import annotations
@@ -32,26 +27,23 @@ class AttributedWork:
     """All work of a trace, in groups with equal `enclosing`, `attributed` and `kind`.
 
     Attributes:
-        enclosing: for each group, the path of the innermost range in which the work ran; -1 if
-            there is no range. A path is an index into `Scopes.paths`.
-        attributed: for each group, the path of the range that the work belongs to; -1 if there is
-            no range.
+        enclosing: for each group, the path of the innermost range in which the work ran, as an
+            index into `Scopes.paths`; -1 if there is no range.
+        attributed: for each group, the path of the range that the work belongs to; -1 for none.
         kind: the kind of work of each group, as an index into `KINDS`.
         cpu_ns: the CPU time of each group.
         device_ns: the time of the device events that each group launched; None if the trace has no
             device events.
         counted_cpu_ns: the part of `cpu_ns` in the steps that count; all of it if no step finished.
-            The same holds for the other counted times. Percentages in tables are shares of the
-            counted times.
-        counted_device_ns: as `device_ns`, but only for device events that were launched in
-            the steps that count.
+            Percentages in tables are shares of the counted times.
+        counted_device_ns: as `device_ns`, for device events launched in the steps that count.
         flops: the FLOPs of each group, by formula; None if the trace has no input shapes.
         operations: for each group, the number of operators whose FLOPs are in `flops`; None if the
             trace has no input shapes.
-        unlaunched_ns: the time of the device events whose launch is not known. These device events
-            are in no group.
-        counted_unlaunched_ns: as `unlaunched_ns`, but only for device events that began in
-            the steps that count.
+        unlaunched_ns: the time of the device events whose launch is not known; they are in no
+            group.
+        counted_unlaunched_ns: as `unlaunched_ns`, for device events that began in the steps that
+            count.
         device: the group, start and end of each device event whose launch is known.
     """
 
@@ -81,10 +73,7 @@ def attributed_work(links: Links) -> AttributedWork:
     node_of_scope = links.call_tree.nodes_of(scopes.nodes.index)
 
     def own(total_ns: Ints) -> Ints:
-        """The own time of each scope (range or backward node), then the time outside all scopes.
-
-        `total_ns` is the time of each node of the call tree, with the nodes inside it.
-        """
+        """The time of each scope without inner scopes, then the time outside all scopes."""
         of_scopes = total_ns[node_of_scope]
         outside = total_ns[roots].sum() - of_scopes[scopes.nodes.parent < 0].sum()
         return np.append(scopes.nodes.own(of_scopes), outside)
@@ -115,10 +104,6 @@ def attributed_work(links: Links) -> AttributedWork:
 
 
 def _kinds(links: Links) -> Ints:
-    """The kind of work of each scope (a range or a backward node), as an index into `KINDS`.
-
-    The work in an inner scope belongs only to the inner scope.
-    """
     events, scopes = links.events, links.scopes
     under_step = np.append(_under_step(links), False)
     of_range = np.where(
@@ -131,9 +116,7 @@ def _kinds(links: Links) -> Ints:
 def _under_step(links: Links) -> Flags:
     """A mask of the paths that are work of an optimizer: `Optimizer.step` and the ranges in it.
 
-    `Optimizer.step` can call a closure that runs a forward and a backward pass. If operators run in
-    grad mode in a range, the range belongs to such a closure. So the mask does not contain this
-    range and the ranges in it.
+    A range in whose operators gradients are recorded belongs to the closure that `step` called.
     """
     paths = links.scopes.paths
     is_step = np.array([name.startswith(OPTIMIZER_STEP) for name in paths.names], np.bool_)
@@ -143,10 +126,6 @@ def _under_step(links: Links) -> Flags:
 
 
 def _recording_gradients(links: Links) -> Ints:
-    """For each path, how many operators run in grad mode in the ranges of the path.
-
-    The operators of an optimizer itself do not run in grad mode.
-    """
     scopes = links.scopes
     scope = scopes.innermost[scopes.recording]
     scope = scope[scope >= 0]
@@ -155,7 +134,6 @@ def _recording_gradients(links: Links) -> Ints:
 
 
 def _operations(links: Links, groups: Groups) -> tuple[Ints | None, Ints | None]:
-    """The FLOPs of each group, and the number of operators that these FLOPs come from."""
     flops = links.flops
     if flops is None:
         return None, None

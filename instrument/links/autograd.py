@@ -1,38 +1,8 @@
 """Find the scopes of a trace, and the range that each scope belongs to.
 
-A scope is a range or a backward node. The user marks ranges; a backward node is a function that the
-autograd engine runs. The time of an operator belongs to the innermost scope around it. The time of
-a range belongs to that range. The time of a backward node belongs to the range around its forward
-operator, so that a layer has its backward time too.
-
-The forward operator of a backward node is found without a hook (NOTE [ Sequence Number] in
-torch/csrc/autograd/node.h):
-
-- In grad mode (while autograd records operations), torch writes a sequence number on every
-  operator. The next backward node that this thread makes gets the same number. Several operators
-  can have the same number. The last of these operators made the node.
-- When the engine runs the node, torch writes this sequence number and the forward thread on the
-  event of the node (`Node::operator()` in the same file). torch's own arrows from forward to
-  backward use the same two values (`generateForwardBackwardLink` in
-  torch/csrc/profiler/collection.cpp).
-- torch writes the forward thread as torch's own thread number
-  (`RecordFunction::currentThreadId`), but operators have the thread ids of the operating system. So
-  for each thread number, the thread id that fits best is chosen. An operator with this thread id
-  fits a node with this thread number if both have the same sequence number. It fits better if their
-  names agree too, such as `aten::addmm` and `AddmmBackward0`. The thread id with the most agreeing
-  names is chosen. If several thread ids have equally many agreeing names, the one whose operators
-  fit the most nodes is chosen.
-
-Three more rules:
-
-- A node that accumulates the gradient of a leaf tensor has no sequence number. The engine runs such
-  nodes before all other nodes that are ready. So the node usually runs directly after the backward
-  node that computed the gradient. The node gets the range of the backward node just before it on
-  the same thread. Because this is a guess, tables show such time as a separate kind of work.
-- If a backward node has no forward operator and lies inside another backward node, it gets the
-  range of the outer node.
-- With activation checkpointing, a backward node repeats a forward pass. `_recomputed` finds the
-  ranges of such a pass. They get the suffix " (recomputed)".
+A scope is a range or a backward node: a function that the autograd engine runs. The time of a range
+belongs to this range, and the time of a backward node to the range around its forward operator.
+docs/relations.md says how this operator is found without a hook.
 """
 
 from __future__ import annotations
@@ -76,27 +46,23 @@ class Scopes:
 
     Attributes:
         nodes: the call tree of the scopes alone.
-        innermost: for each node of the whole call tree, the innermost scope at or above the node;
-            -1 if there is none.
-        backward: a mask of the scopes that are backward nodes; all other scopes are ranges.
+        innermost: for each node of the whole call tree, the innermost scope at or above it; -1 for
+            none.
+        backward: a mask of the scopes that are backward nodes.
         ranges: the call tree of the ranges alone.
         opened: the path of each range.
         paths: all paths of ranges, as a tree.
         enclosing: for each scope, the path of the innermost range at or above it.
-        attributed: for each scope, the path that its own time belongs to. A range has its own path.
-            A backward node has the path of the innermost range around its forward operator. The
-            module's docstring has the rules for nodes without a forward operator.
+        attributed: for each scope, the path that its own time belongs to.
         unattributed: a mask of the backward nodes whose range is not known. A node whose forward
             operator ran outside all ranges is not in the mask.
-        recomputed: a mask of the ranges that are part of a forward pass which a backward node
-            repeats.
+        recomputed: a mask of the ranges of a forward pass that a backward node repeats.
         too_deep: the number of ranges that are left out, because they lie inside `DEEPEST_RANGE`
-            other ranges. Their time belongs to the scope around them.
+            others. Their time belongs to the scope around them.
         recording: a mask of the nodes of the whole call tree that are operators and ran in grad
             mode.
-        path_of_node: for each node of the whole call tree, the path that its time belongs to. At
-            the end is one more entry with the value -1. So an unknown node, whose index is -1,
-            gets the path -1.
+        path_of_node: for each node of the whole call tree, the path that its time belongs to. One
+            more entry with the value -1 is for the node -1.
     """
 
     nodes: CallTree
@@ -115,11 +81,7 @@ class Scopes:
 
 
 def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
-    """Find the scopes (ranges and backward nodes) of a call tree.
-
-    Also find the range that each scope belongs to. A range belongs to itself, and a backward node
-    to the range around its forward operator, if this operator is known.
-    """
+    """Find the scopes (ranges and backward nodes) of a call tree, and the range of each."""
     is_range = events.among(ANNOTATION) & ~events.named(
         lambda name: is_step(name) or is_moment(name) or is_compiler_note(name)
     )
@@ -159,31 +121,19 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
 
 
 def _plain_names(events: Events) -> tuple[Ints, list[str]]:
-    """The names of events; the suffix of resumed ranges is removed.
-
-    A range that was suspended and resumed has several events in the trace. The names of the later
-    events have a suffix. Without the suffix, all these events have one name.
-
-    Returns:
-        Two values: for each of `events.names`, an index into the names without suffix; and the
-            names without suffix.
-    """
+    """Number the names of events without the suffix of ranges that were suspended and resumed."""
     return intern(name.removesuffix(RESUMED) for name in events.names)
 
 
 def is_backward(events: Events) -> Flags:
-    """A mask of the backward nodes.
-
-    Backward nodes are recognised by name. In traces of torch before 1.10, they are recognised by
-    their forward thread.
-    """
+    """A mask of the backward nodes, by name; before torch 1.10, by their forward thread."""
     named = events.named(lambda name: name.startswith(_ENGINE) or name == ACCUMULATION)
     found: Flags = events.among(OPERATOR) & (named | (events.forward_thread != 0))
     return found
 
 
 def is_accumulation(events: Events, nodes: Ints) -> Flags:
-    """For each position in `nodes`, whether this event accumulates the gradient of a leaf."""
+    """For each of `nodes`, whether this event accumulates the gradient of a leaf."""
     return flags(lambda name: name.endswith(ACCUMULATION), events.names)[events.name[nodes]]
 
 
@@ -198,23 +148,8 @@ def _recomputed(
 ) -> Flags:
     """A mask of the ranges that run again because a backward node repeats a forward pass.
 
-    A range inside a backward node is in the mask if three conditions hold:
-
-    - At least one operator inside the node ran in grad mode.
-    - At least one operator that the node called directly, not through another operator, did not run
-      in grad mode. This excludes `create_graph`: with it, all operators of a node run in grad mode,
-      although nothing is repeated.
-    - The name of the range also occurs outside backward nodes. This excludes the range of a hook,
-      which occurs only in backward nodes.
-
-    Args:
-        events: the events of the trace.
-        call_tree: the whole call tree.
-        recording: a mask of the nodes that are operators and ran in grad mode.
-        scopes: the call tree of the scopes (ranges and backward nodes) alone.
-        innermost: the innermost scope at or above each node of `call_tree`.
-        backward: a mask of the scopes that are backward nodes.
-        name: for each scope, a number that stands for its name.
+    `scopes` is the call tree of the scopes alone, and `name` has a number for each scope's name;
+    the other arguments are attributes of `Scopes`.
     """
     holder = np.append(scopes.nearest(backward), -1)  # the backward node at or above each scope
     if not ((holder[:-1] >= 0) & ~backward).any():
@@ -245,25 +180,11 @@ def _owners(
     innermost: Ints,
     backward: Flags,
 ) -> tuple[Ints, Flags]:
-    """For each scope (a range or a backward node), its owner: the range that its time belongs to.
+    """For each scope, the range that its time belongs to, as an index into `scopes`; -1 for none.
 
-    A range is its own owner. The owner of a backward node is the innermost range around its forward
-    operator. If that operator itself ran inside another backward node, as for a second derivative,
-    the two backward nodes have the same owner. A backward node without a forward operator has the
-    owner of the backward node around it. For a node that accumulates a gradient, see
-    `_target_accumulations`.
-
-    Args:
-        events: the events of the trace.
-        call_tree: the whole call tree.
-        recording: a mask of the nodes that are operators and ran in grad mode.
-        scopes: the call tree of the scopes alone.
-        innermost: the innermost scope at or above each node of `call_tree`.
-        backward: a mask of the scopes that are backward nodes.
-
-    Returns:
-        Two arrays: for each scope, its owner as an index into `scopes`, or -1 if it has no owner;
-            and a mask of the backward nodes whose owner is not known.
+    The second result is a mask of the backward nodes whose range is not known. For the arguments,
+    see `_recomputed`. If a node's forward operator ran inside another backward node, as for a
+    second derivative, both nodes have the same range.
     """
     count = len(scopes)
     # Two more targets stand for a missing owner. Each of them is its own target.
@@ -292,18 +213,8 @@ def _target_accumulations(
 ) -> None:
     """Set `target` for the backward nodes that accumulate a gradient.
 
-    Such a node gets the owner of an earlier backward node: the last backward node that began before
-    on the same thread and accumulates no gradient. The function writes the index of this earlier
-    node into `target`, or `unknown` if there is no earlier node. If a node that accumulates a
-    gradient is directly inside another one, its target does not change.
-
-    Args:
-        events: the events of the trace.
-        scopes: the call tree of the scopes (ranges and backward nodes) alone.
-        backward: a mask of the scopes that are backward nodes.
-        target: for each scope, another scope with the same owner; for a range, the range itself.
-            Two numbers above all scopes stand for a missing owner; see `_owners`.
-        unknown: the target for nodes whose owner is not known.
+    It becomes the last backward node that began before on the same thread and accumulates no
+    gradient, or `unknown`. A node directly inside another one that accumulates keeps its target.
     """
     is_sum = is_accumulation(events, scopes.index)
     nodes = np.arange(len(scopes))
@@ -318,17 +229,10 @@ def _forward_operators(events: Events, numbered: Ints, nodes: Ints) -> Ints:
     """The operator that made each backward node, as a position among the events; -1 if not known.
 
     `numbered` holds the operators that ran in grad mode, in the order of the call tree. A node fits
-    the last operator with its sequence number on each thread. So each pair of torch's forward
-    thread number and a thread id of the operating system has nodes and operators that fit. Each
-    number and each id is in at most one chosen pair. Pairs are chosen in this order:
-
-    1. The pairs with the most nodes whose name agrees with the name of their operator (`_stems`).
-    2. Of these, the pairs with the most nodes that have an operator.
-    3. Of these, the pair with the lowest number, and then with the thread that began first. torch
-       numbers threads in the same order: a thread gets its number when it first records something.
-
-    If more than `_MOST_THREADS` threads have a node's sequence number, only those that began first
-    count.
+    the last operator with its sequence number on each thread. Pairs of torch's thread number and a
+    thread are chosen so that each number and each thread is in one pair: first those in which most
+    names agree (`_stems`), then those with the most fits, then the lowest number and the thread
+    that began first.
     """
     found = np.full(len(nodes), -1)
     keyed = np.flatnonzero((events.sequence[nodes] >= 0) & (events.forward_thread[nodes] != 0))

@@ -1,19 +1,8 @@
 """The call tree of a trace: which CPU event lies inside which.
 
-A trace gives each event a thread, a start and an end, but no parent. Parents are found from the
-times, by the rule of torch's own profiler (`EventList._populate_cpu_children` in
-torch/autograd/profiler_util.py):
-
-- Each thread has separate trees. Its events are sorted by start. If several events start at the
-  same time, the longest comes first.
-- A child lies completely inside its parent. If an event overlaps an earlier event only in part, it
-  is not a child of the earlier event, and the earlier event gets no more children.
-- An event without a duration is not a child of an event that ends at the same moment.
-
-So the parent of an event A is the nearest event before A, in the order of A's thread, that does not
-end before A. If A has no duration, the parent must end later than A.
-
-The C extension `_loops` finds the parents one after the other, and without it a loop in Python.
+Parents are found from the times, by the rule of torch's own profiler
+(`EventList._populate_cpu_children` in torch/autograd/profiler_util.py; docs/relations.md): the
+parent of an event is the nearest event before it on its thread that does not end before it.
 """
 
 from __future__ import annotations
@@ -62,18 +51,11 @@ class CallTree:
         return self.end_ns - self.start_ns
 
     def nodes_of(self, events: Ints) -> Ints:
-        """The node of each event; -1 for an event without a node.
-
-        `events` holds positions among the events of the trace. A position of -1 gives the node -1.
-        """
+        """The node of each event; -1 for an event without a node, and for the position -1."""
         return self._node_of_event[np.minimum(events, len(self._node_of_event) - 1)]
 
     @cached_property
     def _node_of_event(self) -> Ints:
-        """The node of each event, up to the last event with a node.
-
-        One more entry at the end, with the value -1, stands for all later events.
-        """
         node = np.full(int(self.index.max(initial=-1)) + 2, -1)
         node[self.index] = np.arange(len(self))
         return node
@@ -86,9 +68,9 @@ class CallTree:
     def ends_before_overlap(self) -> Ints:
         """The end of each node, or the start of its next sibling if this start is earlier.
 
-        Siblings can overlap if they belong to coroutines that take turns on a thread. With these
-        ends, each nanosecond of a thread counts once, for the sibling that started later. If a node
-        gets an earlier end, its descendants end at this time at the latest.
+        Siblings can overlap if they are coroutines that take turns on a thread. With these ends,
+        each nanosecond of a thread counts once, for the sibling that started later. The descendants
+        of a node with an earlier end are cut too.
         """
         one, other = self.overlapping_siblings
         if not len(one):
@@ -124,11 +106,9 @@ class CallTree:
         return found
 
     def nearest(self, chosen: Flags, at: Ints | None = None) -> Ints:
-        """For each node, the node itself if it is chosen, else its nearest chosen ancestor.
+        """For each node, itself if it is chosen, else its nearest chosen ancestor; -1 if none.
 
-        The result is -1 for a node if neither the node nor an ancestor is chosen. If `at` is given,
-        the result is only for the nodes in `at`; an unknown node, whose index is -1, gets the
-        result -1.
+        If `at` is given, the result is only for the nodes in `at`; the node -1 gets -1.
         """
         found = self._nearest(chosen)
         return found if at is None else np.append(found, -1)[at]
@@ -150,10 +130,9 @@ class CallTree:
         return hop[:-1]
 
     def nearest_of(self, nodes: Ints, at: Ints | None = None) -> Ints:
-        """For each node, the index in `nodes` of the node itself, else of its nearest ancestor.
+        """For each node, the index in `nodes` of itself, else of its nearest ancestor there.
 
-        Ancestors that are not in `nodes` are skipped. The result is -1 if neither the node nor an
-        ancestor is in `nodes`. For `at`, see `nearest`.
+        The result is -1 if there is none. For `at`, see `nearest`.
         """
         number = np.full(len(self) + 1, -1)  # the last entry is for the node -1
         number[nodes] = np.arange(len(nodes))
@@ -177,10 +156,9 @@ class CallTree:
         return found
 
     def top_of_chain(self, chosen: Flags, nodes: Ints) -> Ints:
-        """For each given node, the highest node of its chain of chosen nodes.
+        """For each given node, the highest node of its unbroken chain of chosen nodes.
 
-        The chain goes up from the node, from parent to parent, and ends before the first parent
-        that is not chosen. The result is -1 for nodes that are not chosen, and for the node -1.
+        The result is -1 for nodes that are not chosen, and for the node -1.
         """
         goes_up = chosen & np.append(chosen, False)[self.parent]
         top = np.where(chosen, self.nearest(~goes_up), -1)
@@ -204,13 +182,11 @@ class CallTree:
         )
 
     def node_at(self, thread: Codes, time_ns: Ints, *, with_end: bool = True) -> Ints:
-        """For each given thread and time, the innermost node that runs on the thread at the time.
+        """For each given thread and time, the innermost node that runs there then; -1 for none.
 
-        The result is -1 if no node runs. A node runs from its start to its end. With `with_end`, it
-        still runs at the time of its end.
+        With `with_end`, a node still runs at the time of its end.
 
-        Cost: two binary searches for each time: one in the starts of all nodes, and one among the
-        ancestors of the node that it finds.
+        Cost: two binary searches for each time.
         """
         if not len(self):
             return np.full(len(time_ns), -1)
@@ -243,12 +219,9 @@ class CallTree:
 
 
 def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> CallTree:
-    """Build the call tree of the chosen events.
+    """Build the call tree of the chosen events. `thread`, if given, replaces their threads.
 
-    If `thread` is given, it replaces the threads of all events.
-
-    Cost: a sort, and a pass over the events; about 0.05 µs for each event with the C extension
-    `_loops`, and 0.5 µs without it.
+    Cost: a sort, and 0.05 µs for each event with the C extension `_loops`, or 0.5 µs without it.
     """
     index, threads = np.flatnonzero(chosen), events.thread if thread is None else thread
     start, end = events.start_ns, events.end_ns
@@ -264,7 +237,6 @@ def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> CallTree
 
 
 def _are_in_order(thread: Codes, start: Ints, end: Ints) -> bool:
-    """Whether events are in the order of `_nesting_order`; the events of one thread often are."""
     wrong, equal = thread[1:] < thread[:-1], thread[1:] == thread[:-1]
     wrong |= equal & (start[1:] < start[:-1])
     equal &= start[1:] == start[:-1]
@@ -273,10 +245,7 @@ def _are_in_order(thread: Codes, start: Ints, end: Ints) -> bool:
 
 
 def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
-    """The order by thread, then by start, then by duration, the longest first.
-
-    Few events of a thread have equal starts, so the last sort is done only on those events.
-    """
+    """The order by thread, then by start, then by duration, the longest first."""
     order = np.argsort(start, kind="stable")
     order = order[np.argsort(thread[order], kind="stable")]
     thread, start = thread[order], start[order]
@@ -287,7 +256,6 @@ def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
 
 
 def _nested(thread: Codes, start: Ints, end: Ints) -> tuple[Ints, Codes, Codes]:
-    """The columns `parent`, `depth` and `until`, from the C extension if it is installed."""
     if loops.compiled is None or not len(thread):
         return _nested_in_python(thread, start, end)
     given = (thread.astype(np.int32, copy=False), start, end)
@@ -297,7 +265,6 @@ def _nested(thread: Codes, start: Ints, end: Ints) -> tuple[Ints, Codes, Codes]:
 
 
 def _nested_in_python(thread: Codes, start: Ints, end: Ints) -> tuple[Ints, Codes, Codes]:
-    """The same as `loops.compiled.nest`: all open events are on a stack, the innermost on top."""
     parents, depths, until = [], [], list(range(1, len(thread) + 1))
     stack: list[int] = []
     threads, ends = thread.tolist(), end.tolist()
@@ -329,8 +296,8 @@ def number_paths(call_tree: CallTree, name: Ints) -> tuple[Ints, Ints, Ints]:
     """Number the distinct paths of names in a call tree, in the order of their first nodes.
 
     Returns:
-        Three arrays: the path of each node; the parent of each path, or -1 for a root; and the last
-            name of each path. The number of a path is larger than that of its parent.
+        The path of each node; the parent of each path, or -1; the last name of each path. A path
+            has a larger number than its parent.
     """
     width, numbers = int(name.max(initial=0)) + 1, Interned()
     paths: list[int] = []

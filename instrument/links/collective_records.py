@@ -1,10 +1,7 @@
 """Find what torch recorded about the collective of each communication kernel.
 
-torch records each collective as a CPU event `record_param_comms`, with its name, its process group
-and its sizes (`RECORD_PARAM_COMMS` in torch/csrc/distributed/c10d/ParamCommsUtils.hpp). Kineto
-copies most of these values to the kernels (libkineto/src/output_json.cpp), but not the sequence
-number. Older versions of torch record fewer values, and older versions of Kineto copy none. The
-process group also writes an annotation around the collective, such as `nccl:all_reduce`.
+torch records each collective as a CPU event `record_param_comms` (docs/relations.md), and the
+process group writes an annotation around it, such as `nccl:all_reduce`.
 """
 
 from __future__ import annotations
@@ -35,14 +32,10 @@ def records(events: Events) -> Flags:
 
 
 def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints, Ints]:
-    """For each communication kernel, find the record and the annotation of its collective.
+    """For each communication kernel, the record and the annotation of its collective.
 
-    A record is torch's event `record_param_comms`, which describes a collective. An annotation is
-    an event around a collective, such as "nccl:all_reduce".
-
-    If the external id of a kernel names a record, the kernel has this record. Otherwise, the kernel
-    has the record around the call that launched the kernel. The annotation of a kernel is always
-    the annotation around the call that launched the kernel.
+    The record is the one that the external id of the kernel names, else the one around the call
+    that launched the kernel. The annotation is always the one around this call.
 
     Args:
         events: the events of the trace.
@@ -50,8 +43,7 @@ def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints
         call: for each kernel, the call that launched it; -1 if there is none.
 
     Returns:
-        Two arrays: the record and the annotation of each kernel, as positions among the events; -1
-            for a kernel without a record or annotation.
+        Two arrays of positions among the events; -1 for none.
     """
     if not len(operator):
         return operator, operator
@@ -67,13 +59,12 @@ def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints
 
 
 def collective_details(events: Events, kernel: Ints, record: Ints) -> tuple[Ints, list[Details]]:
-    """The details of each collective, from its kernel and its record.
+    """The details of each collective: those of its kernel, completed from its record.
 
-    A value is taken from the record only if the kernel does not have this value. `kernel` and
-    `record` hold positions among the events; -1 stands for a missing kernel or record.
+    `kernel` and `record` hold positions among the events, or -1.
 
     Returns:
-        Two values: for each collective, an index into the list of details; and this list.
+        For each collective an index into the list of details; and this list.
     """
     codes = np.append(events.detail.astype(np.int64), -1)
     one, other = codes[kernel], codes[record]

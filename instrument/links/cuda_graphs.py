@@ -1,10 +1,7 @@
 """Find the device events that a launch of a CUDA graph replayed.
 
-All device events of a replay have the same correlation as the call that launched the graph. This
-holds on CUDA (`correlationId` of CUPTI's activity records) and on ROCm. If such a device event has
-an External id, this id is equal to the External id of that call. From CUDA 12, Kineto also writes
-on each device event the id of the graph and the id of the graph's node. On ROCm, Kineto does not
-write these ids. In this module, a node is a node of a CUDA graph, not of the call tree.
+All device events of a replay have the correlation of the call that launched the graph, on CUDA and
+on ROCm. From CUDA 12, Kineto also writes the ids of the graph and of the graph's node on each.
 """
 
 from __future__ import annotations
@@ -22,12 +19,8 @@ def is_graph_launch(name: str) -> bool:
 def replayed(events: Events, device: Ints, call: Ints) -> Flags:
     """A mask of the device events that a launch of a CUDA graph replayed.
 
-    Args:
-        events: the events of the trace.
-        device: the device events, as positions among the events.
-        call: for each device event, the call that launched it; -1 if the call is not known.
-
-    On ROCm, replays whose launch is not in the trace are not found.
+    `device` holds positions among the events, and `call` the call that launched each of them, or
+    -1. On ROCm, replays whose launch is not in the trace are not found.
     """
     launches_graph = events.among(is_runtime) & events.named(is_graph_launch)
     in_graph = flags(
@@ -42,9 +35,8 @@ def graph_ids(events: Events, device: Ints) -> tuple[Ints, Ints, list[int], list
     """The ids that the trace gives to the graph and the node of each device event.
 
     Returns:
-        Four values: the graph of each device event, as an index into the third value; the node of
-            each device event, as an index into the fourth value; the sorted ids of the graphs; the
-            sorted ids of the nodes. An index is -1 if the trace gives the event no such id.
+        The graph of each device event, as an index into the third value, or -1; its node, as an
+            index into the fourth value, or -1; the sorted ids of the graphs; those of the nodes.
     """
     graphs = sorted({found.graph for found in events.details if found.graph is not None})
     nodes = sorted({found.graph_node for found in events.details if found.graph_node is not None})

@@ -1,23 +1,8 @@
 """Count floating-point operations by formula, from the shapes and arguments in a trace.
 
-A multiplication and the addition after it count as two operations. The formula for an operator is
-called its rule. If an operator with a rule calls another operator with a rule (`aten::convolution`
-calls `aten::addmm`), only the outer operator counts. If an operator calls itself again with other
-types, as under autocast, only the inner call counts, because the device multiplies in the types of
-the inner call. Operators without a rule are not counted, for example elementwise operators, norms,
-pooling and embeddings. For a trace, `capture.operators.ops_without_flops` lists the operators that
-are not counted.
-
-Unless a docstring says otherwise, the rules are those of `torch.utils.flop_counter`. The totals are
-equal to those of `FlopCounterMode`, except in two cases:
-
-- `FlopCounterMode` has no rule for attention on the CPU, for recurrent layers of oneDNN, cuDNN and
-  MIOpen, and for products with vectors.
-- For the weight gradient of a convolution with n groups, the count of `FlopCounterMode` is n times
-  too high.
-
-With a causal mask, attention needs only about half of the products that `FlopCounterMode` counts.
-Fused kernels compute only the needed products. `needed_flops` counts only these products.
+A multiplication and the addition after it are two operations. The formula of an operator is called
+its rule. Unless a docstring says otherwise, the rules are those of `torch.utils.flop_counter`;
+docs/relations.md says where the totals differ from those of `FlopCounterMode`.
 """
 
 from __future__ import annotations
@@ -44,10 +29,10 @@ _MOST_DIMS = 64  # torch allows no more
 
 
 def node_flops(events: Events, call_tree: CallTree) -> Ints | None:
-    """The FLOPs of each node of the call tree; `UNKNOWN` for a node that is not counted.
+    """The FLOPs of each node of the call tree; None if the trace has no input shapes.
 
-    A node is not counted if it has no rule, or if its FLOPs are already in the count of an ancestor
-    or of a descendant. The result is None if the trace has no input shapes.
+    A node is `UNKNOWN` if it has no rule, or if its FLOPs are in the count of an ancestor or of a
+    descendant.
 
     Cost: one evaluation for each distinct combination of operator and arguments.
     """
@@ -88,11 +73,9 @@ def has_rule(name: str) -> bool:
 
 
 def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -> Flags:
-    """A mask of the operators for which no FLOPs are counted.
+    """A mask of the outermost operators without FLOPs of their own, above or below.
 
-    FLOPs are counted for an operator if it has FLOPs itself, or if an operator above or below it in
-    the call tree has FLOPs. Of nested operators that are not counted, the mask has only the
-    outermost. `own` is the result of `node_flops`.
+    `own` is the result of `node_flops`.
     """
     operator = events.among(OPERATOR)[call_tree.index] & ~events.named(is_step)[call_tree.index]
     counted = np.zeros(len(call_tree), np.bool_) if own is None else own != UNKNOWN
@@ -110,11 +93,7 @@ def is_fused_attention(name: str) -> bool:
 
 
 def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> Ints:
-    """Count the FLOPs only once if an operator calls itself, as under autocast.
-
-    If exactly one inner call has the name and the FLOPs of the outer call, the FLOPs of the outer
-    call become `UNKNOWN`.
-    """
+    """If one inner call has the name and FLOPs of its outer call, the outer becomes `UNKNOWN`."""
     codes, _ = intern([split_overload(name)[0] for name in events.names])
     name = codes[events.name[call_tree.index]]
     inner = np.flatnonzero(flops != UNKNOWN)
@@ -125,7 +104,6 @@ def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> In
 
 
 def _outermost(call_tree: CallTree, flops: Ints) -> Ints:
-    """Set the FLOPs of a node to `UNKNOWN` if a node above it has known FLOPs."""
     return np.where(call_tree.inside(flops != UNKNOWN), UNKNOWN, flops)
 
 
@@ -157,38 +135,26 @@ def elements(dims: list[int]) -> int:
 
 
 def _product(a: list[int], b: list[int]) -> int:
-    """The FLOPs of a matrix product, [*, m, k] by [*, k, n], as in torch's mm_flop and bmm_flop.
-
-    For each matrix in the batch, m * n dot products of length k are computed.
-    """
+    """The FLOPs of a matrix product, [*, m, k] by [*, k, n]: torch's mm_flop and bmm_flop."""
     *batch, m, k = a
     *_, n = b
     return 2 * elements(batch) * m * n * k
 
 
 def _matrix_product(first: int) -> Rule:
-    """A rule for the FLOPs of a matrix product. The addition of `addmm` is not counted.
-
-    The operands are the arguments at the positions `first` and `first + 1`.
-    """
+    """A rule for a matrix product of the arguments at the positions `first` and `first + 1`."""
     return lambda dims, _: _product(dims[first], dims[first + 1])
 
 
 def _matrix_vector(first: int) -> Rule:
-    """A rule for the FLOPs of a product of two operands, of which the second is a vector [k].
-
-    The first operand is a matrix [m, k] or a vector [k], at position `first` of the arguments.
-    torch.utils.flop_counter has no such rule.
-    """
+    """A rule for a product with a vector; torch.utils.flop_counter has none."""
     return lambda dims, _: 2 * elements(dims[first])
 
 
 def _convolution(dims: Shapes, arguments: list[str]) -> int:
-    """The FLOPs of a convolution, as in torch's conv_flop_count.
+    """The FLOPs of a convolution: torch's conv_flop_count.
 
-    The filter is applied at each point of the output. A transposed convolution applies the filter
-    at each point of the input. A trace does not have the shape of the output, so
-    `convolution_output` computes this shape from the inputs.
+    The filter is applied at each point of the output, or of the input if it is transposed.
     """
     image, weight = dims[0], dims[1]
     is_transposed = arguments[6] == "True"
@@ -218,19 +184,15 @@ def convolution_output(dims: Shapes, arguments: list[str]) -> list[int]:
 
 
 def _applications(points: list[int], weight: list[int]) -> int:
-    """The FLOPs to apply a filter at each point of an image.
-
-    The shape of the filter is [out, in / groups, …]. The shape of the image is `points`: [batch,
-    channels, …].
-    """
+    """The FLOPs to apply a filter [out, in / groups, …] at each point of [batch, channels, …]."""
     return 2 * points[0] * elements(points[2:]) * elements(weight)
 
 
 def _convolution_backward(dims: Shapes, arguments: list[str]) -> int:
-    """The FLOPs of the backward pass of a convolution, as in torch's conv_backward_flop.
+    """The FLOPs of the backward of a convolution: torch's conv_backward_flop.
 
-    The FLOPs of the forward pass count once for each gradient that is computed. The argument
-    `output_mask` of the operator says which of the gradients of input and weight are computed.
+    The FLOPs of the forward count once for each of the gradients of input and weight that is
+    computed.
     """
     gradient, image, weight = dims[:3]
     gradients = arguments[10].strip("[]").split(", ")[:2].count("True")  # `output_mask`
@@ -245,10 +207,9 @@ def _numbers(text: str, length: int) -> list[int]:
 
 
 def _attention(dims: Shapes, _: list[str]) -> int:
-    """The FLOPs of attention, as in torch's sdpa_flop_count.
+    """The FLOPs of attention: torch's sdpa_flop_count.
 
-    Two matrix products are counted: query by key, which gives the scores, and scores by value. A
-    mask does not change the count.
+    Query by key gives the scores, and scores by value the output. A mask does not change the count.
     """
     query, key, value = dims[:3]
     (batch, heads, rows, width), columns = query, key[2]
@@ -256,9 +217,9 @@ def _attention(dims: Shapes, _: list[str]) -> int:
 
 
 def _attention_backward(dims: Shapes, _: list[str]) -> int:
-    """The FLOPs of the backward pass of attention, as in torch's sdpa_backward_flop_count.
+    """The FLOPs of the backward of attention: torch's sdpa_backward_flop_count.
 
-    The scores are computed again. Then four gradients are computed: of scores, values, query, key.
+    The scores are computed again, then four gradients: of scores, values, query and key.
     """
     _gradient, query, key, value = dims[:4]
     (batch, heads, rows, width), columns = query, key[2]
@@ -268,9 +229,8 @@ def _attention_backward(dims: Shapes, _: list[str]) -> int:
 def _unmasked(events: Events, name: int, shapes: int, concrete: int, flops: int) -> int:
     """The FLOPs of an attention call; products that its mask makes unnecessary do not count.
 
-    `flops` is the number with all products. Without a causal mask, the result is `flops`. With a
-    causal mask, row i of the scores needs only the first i columns (i counts from 1), as in
-    torch.nn.functional.scaled_dot_product_attention.
+    With a causal mask, row i of the scores needs only the first i columns (i counts from 1), as in
+    torch.nn.functional.scaled_dot_product_attention. `flops` is the number with all products.
     """
     dims: Shapes = decoded(events.texts[shapes])
     arguments: list[str] = decoded(events.texts[concrete]) if concrete >= 0 else []
@@ -291,11 +251,10 @@ def _unmasked(events: Events, name: int, shapes: int, concrete: int, flops: int)
 
 
 def _recurrent(times: int) -> Rule:
-    """A rule for the FLOPs of a recurrent layer of oneDNN.
+    """A rule for a recurrent layer of oneDNN; torch.utils.flop_counter has none.
 
     For each time step of each sequence, there is a product with each weight matrix. `times` is 1
-    for the forward pass. It is 2 for the backward pass, which computes two gradients: of the inputs
-    and of the weights. torch.utils.flop_counter has no such rule.
+    for the forward, and 2 for the backward: the gradients of the inputs and of the weights.
     """
 
     def rule(dims: Shapes, _: list[str]) -> int:
@@ -306,12 +265,7 @@ def _recurrent(times: int) -> Rule:
 
 
 def _recurrent_stack(times: int) -> Rule:
-    """A rule for the FLOPs of all layers of a recurrent network of cuDNN or MIOpen.
-
-    For each time step of each sequence, there is a product with each weight matrix. `times` is 1
-    for the forward pass. It is 2 for the backward pass, which computes two gradients: of the inputs
-    and of the weights. torch.utils.flop_counter has no such rule.
-    """
+    """A rule for all layers of a recurrent network of cuDNN or MIOpen; see `_recurrent`."""
 
     def rule(dims: Shapes, _: list[str]) -> int:
         data, weights = dims[:2]

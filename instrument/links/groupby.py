@@ -24,10 +24,7 @@ def intern(values: Iterable[Hashable]) -> tuple[Ints, list[Any]]:
 
 
 def groupby(keys: Ints | Codes) -> tuple[Ints, Groups]:
-    """Group rows by an integer.
-
-    Returns:
-        The key of each group, in increasing order, and the groups.
+    """Group rows by an integer; return the sorted key of each group, and the groups.
 
     Cost: linear time if all keys are between 0 and four times the number of rows; otherwise a sort.
     """
@@ -42,9 +39,7 @@ def groupby(keys: Ints | Codes) -> tuple[Ints, Groups]:
 
 
 def group_rows(*columns: Ints | Codes | Flags) -> Groups:
-    """Group rows by several columns of integers; the rows of a group are equal in all columns.
-
-    The groups are sorted by the first column, then by the second, and so on.
+    """Group rows by several columns of integers; groups are sorted by the first, then the next.
 
     Cost: two sorts for each column.
     """
@@ -56,9 +51,9 @@ def group_rows(*columns: Ints | Codes | Flags) -> Groups:
 
 
 def groupby_rows(*columns: Ints | Codes) -> tuple[Ints, Groups]:
-    """Group rows as `group_rows` does; also return the values of each group.
+    """Group rows as `group_rows` does; the first result has the values of each group.
 
-    The first result has a row for each of `columns`, and a column for each group.
+    It has a row for each of `columns`, and a column for each group.
     """
     groups = group_rows(*columns)
     row = np.zeros(groups.count, np.int64)
@@ -69,9 +64,9 @@ def groupby_rows(*columns: Ints | Codes) -> tuple[Ints, Groups]:
 def distinct(values: Ints | Codes) -> Ints:
     """The distinct values, in increasing order.
 
-    Cost: a sort. It takes linear time if `values` consists of a few parts, each of them sorted, as
-    is usual. Since NumPy 2.3, `np.unique` uses a hash table, which takes more than ten times as
-    long for a million different values. It also loads `numpy.ma`, which takes 15 ms.
+    Cost: a sort, in linear time if `values` consists of a few sorted parts. Since NumPy 2.3,
+    `np.unique` uses a hash table, which takes more than ten times as long for a million different
+    values.
     """
     ordered = np.sort(values[:1] if is_repeated(values) else values, kind="stable")
     changes = ordered[1:] != ordered[:-1]
@@ -82,8 +77,8 @@ def distinct(values: Ints | Codes) -> Ints:
 def isin(values: Ints, wanted: Ints) -> Flags:
     """A mask of the values that are in `wanted`.
 
-    Cost: that of `distinct` for `wanted`, and a binary search for each value. If the values are far
-    apart, `np.isin` takes longer, because it calls `np.unique`.
+    Cost: that of `distinct` for `wanted`, and a binary search for each value; `np.isin` calls
+    `np.unique`.
     """
     ordered = distinct(wanted)
     if not len(ordered):
@@ -114,8 +109,7 @@ class TimesOfGroups:
     ) -> Ints:
         """For each given group and time, the index in `order` at which the time would be inserted.
 
-        With "left", the index is before the rows of the group that have this time, with "right" it
-        is after them. So the rows of a group in a span of time are those between two indices.
+        With "left", it is before the group's rows of this time, with "right" after them.
         """
         return np.searchsorted(self._keys, self._key(group.astype(np.int64), time_ns, side))
 
@@ -143,8 +137,8 @@ class TimesOfGroups:
 class Groups:
     """Rows in groups: `of` holds the group of each row, a number from 0 to `count` - 1.
 
-    A row without a group has -1 in `of`. `sum` leaves such rows out. With such rows, the other
-    methods need the argument `where`: a mask that is False for these rows.
+    A row without a group has -1 in `of`. `sum` leaves such rows out; the other methods need a mask
+    `where` that is False for them.
     """
 
     of: Ints
@@ -178,18 +172,17 @@ class Groups:
         return least
 
     def cells(self, values: Ints | None, known: Flags | None = None) -> list[int | None]:
-        """The value of each group, as a cell of a table.
+        """The value of each group as a cell of a table; None where `known` is False.
 
-        The cell of a group is None if `known` is False for this group. All cells are None if
-        `values` is None.
+        All cells are None if `values` is None.
         """
         return [None] * self.count if values is None else cells(values, known)
 
     def sums(self, values: Ints | None, where: Flags | None = None) -> list[int | None]:
-        """The sum of the values of each group, as a cell of a table.
+        """The sum of the values of each group as a cell of a table.
 
-        All cells are None if `values` is None. If the mask `where` is given, the sum contains only
-        the rows that it selects, and the cell of a group without such a row is None.
+        All cells are None if `values` is None. With `where`, only these rows count, and the cell of
+        a group without such a row is None.
         """
         total = None if values is None else self.sum(values, where)
         return self.cells(total, None if where is None else self.number(where) > 0)
@@ -212,10 +205,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class SortedGroups:
-    """The rows of all groups, one group after the other.
-
-    The rows of group k are `order[start[k] : start[k] + size[k]]`.
-    """
+    """The rows of all groups: those of group k are `order[start[k] : start[k] + size[k]]`."""
 
     order: Ints
     start: Ints
@@ -224,9 +214,8 @@ class SortedGroups:
     def row(self, percent: int) -> Ints:
         """For each group, the row at a percentile; -1 for an empty group.
 
-        Percentile 0 is the first row of the group, 50 is the median, and 100 is the last row. If a
-        group has two middle rows, the first of them is the median. The result is always a row of
-        the group, because nothing is interpolated.
+        Percentile 0 is the first row, 50 the median (the first of two middle rows), and 100 the
+        last. Nothing is interpolated.
         """
         rank = np.maximum(-(-percent * self.size // 100), 1) - 1
         at = np.where(self.size > 0, self.start + rank, len(self.order))
@@ -238,7 +227,7 @@ class SortedGroups:
         return np.split(self.order, self.start[1:])[: len(self.start)]
 
     def ordinals(self) -> Ints:
-        """The index of each row within its sorted group; the first row of a group has index 0."""
+        """The index of each row within its sorted group."""
         found = np.zeros(len(self.order), np.int64)
         found[self.order] = np.arange(len(self.order)) - np.repeat(self.start, self.size)
         return found
@@ -260,7 +249,7 @@ def cells(values: Ints, known: Flags | None = None) -> list[int | None]:
 def differences(values: Ints | Sequence[int]) -> list[int]:
     """Each integer minus the integer before it; the first integer is kept.
 
-    If values change slowly, the differences are small and take less space in a compressed file.
+    Slowly changing values then take less space in a compressed file.
     """
     found: list[int] = np.diff(np.asarray(values, np.int64), prepend=0).tolist()
     return found

@@ -19,9 +19,9 @@ Intervals = tuple[Ints, Ints]
 class Timeline:
     """Segments of time, cut at each point where an interval of any layer starts or ends.
 
-    A layer is one of several lists of intervals. Masks of segments combine layers: the mask
-    `active[0] & ~active[1]` selects the time in layer 0 and not in layer 1. Times are integers, so
-    nothing is rounded. If the intervals are in groups, each group has segments of its own.
+    A layer is one of several lists of intervals. The mask `active[0] & ~active[1]` selects the time
+    in layer 0 and not in layer 1. If the intervals are in groups, each group has segments of its
+    own.
 
     Attributes:
         start_ns, end_ns: the start and end of each segment.
@@ -41,14 +41,14 @@ class Timeline:
     def within(self, where: Flags, start_ns: Ints, end_ns: Ints) -> Ints:
         """For each given span of time, how much of it lies in the segments that `where` selects.
 
-        The spans last from `start_ns` to `end_ns`. All segments must have the same `group`.
+        All segments must have the same `group`.
         """
         return within(self.merged(where), start_ns, end_ns)
 
     def merged(self, where: Flags) -> Intervals:
         """The segments that `where` selects, as intervals; adjacent segments are merged.
 
-        All segments of this object must have the same `group`.
+        All segments must have the same `group`.
         """
         inside = np.concatenate([[False], where[self._lasting], [False]])
         change = np.flatnonzero(inside[1:] != inside[:-1])
@@ -57,23 +57,15 @@ class Timeline:
 
     @cached_property
     def _lasting(self) -> Ints:
-        """The indices of the segments with a duration above 0.
-
-        Time is cut at each start and each end of an interval. Two cuts at the same time have a
-        segment with the duration 0 between them.
-        """
         return np.flatnonzero(self.end_ns > self.start_ns)
 
 
 def sweep(layers: Sequence[Intervals], groups: Sequence[Ints] | None = None) -> Timeline:
-    """Build a timeline from layers of intervals.
-
-    Intervals of a layer may overlap. An interval without a duration covers nothing.
+    """Build a timeline from layers of intervals, which may overlap in a layer.
 
     Args:
         layers: the starts and ends of each layer's intervals.
-        groups: for each layer, the group of each interval, a number that the caller chooses; None
-            puts all intervals into group 0.
+        groups: for each layer, the group of each interval; None puts all intervals into group 0.
 
     Cost: a sort of all starts and ends, and a pass over them for each layer; about 0.3 µs per
     interval.
@@ -104,8 +96,7 @@ def sweep(layers: Sequence[Intervals], groups: Sequence[Ints] | None = None) -> 
 def merged(start_ns: Ints, end_ns: Ints) -> Intervals:
     """Merge intervals that touch or overlap; the result is sorted by start.
 
-    Cost: a sort, which is fast if the intervals are nearly sorted. Intervals are merged before
-    `sweep` to save time: merged intervals have fewer starts and ends to sort.
+    Cost: a sort, which is fast if the intervals are nearly sorted.
     """
     order = np.argsort(start_ns, kind="stable")
     start, until = start_ns[order], np.maximum.accumulate(end_ns[order])
@@ -141,7 +132,7 @@ def within(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
 def overlap(begin_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
     """For each time, the sum of the parts of all intervals before the time.
 
-    The intervals may overlap: where two of them overlap, the time counts twice.
+    Where two intervals overlap, the time counts twice.
     """
 
     def since(sides: Ints) -> Ints:
@@ -154,10 +145,7 @@ def overlap(begin_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
 
 
 def merged_in_groups(group: Ints, start_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints, Ints]:
-    """Merge the intervals of each group; the groups, starts and ends of the merged intervals.
-
-    The result is sorted by group and start.
-    """
+    """Merge the intervals of each group; the result is sorted by group and start."""
     times = distinct(np.concatenate([start_ns, end_ns]))
     # Each group has its own range of numbers, in which a number stands for a time.
     width = len(times) + 1
@@ -172,8 +160,7 @@ def within_groups(
 ) -> Ints:
     """For each span of time, how many nanoseconds lie in the intervals of its group.
 
-    `intervals` holds the groups, starts and ends of intervals. Intervals of a group must not
-    overlap.
+    `intervals` holds the groups, starts and ends of intervals, which must not overlap in a group.
     """
     of, starts, ends = intervals
     times = TimesOfGroups(of, starts)
@@ -192,8 +179,8 @@ def within_groups(
 def begun_by(starts: Ints, time_ns: Ints) -> Ints:
     """For each time, how many of the sorted starts are at or before the time.
 
-    Cost: if there are more times than starts and the times are sorted, a search for each start and
-    a pass over the times; otherwise a search for each time.
+    Cost: a search for each time; if there are more times than starts and the times are sorted, a
+    search for each start and a pass over the times.
     """
     if len(starts) > len(time_ns) or (time_ns[1:] < time_ns[:-1]).any():
         return np.searchsorted(starts, time_ns, "right")
@@ -204,9 +191,8 @@ def begun_by(starts: Ints, time_ns: Ints) -> Ints:
 def interval_at(intervals: Intervals, time_ns: Ints) -> Ints:
     """For each time, the index of the interval that contains the time; -1 if there is none.
 
-    An interval does not contain its own end. The intervals must be sorted by start. For each time,
-    only the last interval that starts at or before it is checked. So if intervals overlap, the
-    result can be -1 although an earlier interval contains the time.
+    The intervals must be sorted by start, and do not contain their ends. Only the last interval
+    that starts at or before the time is checked, so they should not overlap.
     """
     starts, ends = intervals
     at = begun_by(starts, time_ns) - 1

@@ -1,22 +1,8 @@
 """Find the CPU call that launched each device event: each kernel, copy and memset.
 
-A trace links a device event to the CPU in two ways (both written by Kineto, torch's trace library):
-
-- `correlation`: the driver gives this id to a runtime call, such as `cudaLaunchKernel`, and to the
-  work that the call launched. So the id leads from the work to the runtime call. The time of the
-  call shows which operators and annotations lie around the call.
-- `External id`: torch gives Kineto an id for each operator (`pushCorrelationId` in
-  torch/csrc/profiler/kineto_shim.h), and Kineto writes this id on the runtime call and the device
-  event. The id names the innermost operator, but not a range inside that operator. In some traces,
-  the id names an event that does not lie around the call.
-
-So a launch belongs to the innermost operator or annotation around its runtime call, on the thread
-of the call. The external id decides only if nothing lies around the call, or if the trace does not
-have the call. torch itself uses the external id (`_parse_kineto_results` in
-torch/autograd/profiler.py).
-
-All device events that a CUDA graph replays have the correlation of the call that launched the
-graph. So these events belong to the operator or annotation around that call.
+Kineto links a device event to the runtime call by `correlation`, and to an operator by `External
+id`. A launch belongs to the innermost operator or annotation around its runtime call; the external
+id decides only if there is none, or if the trace does not have the call (docs/relations.md).
 """
 
 from __future__ import annotations
@@ -45,8 +31,7 @@ _LINKED = ANNOTATION | OPERATOR
 class Launches:
     """Device events and the CPU events that launched them, as positions among the events.
 
-    The position -1 stands for a CPU event that is not in the trace, for example because it ran
-    before the trace began.
+    The position -1 stands for a CPU event that is not in the trace.
 
     Attributes:
         device: the device events.
@@ -78,9 +63,8 @@ def launches(events: Events, operators: Ints) -> Launches:
 def named_operators(events: Events) -> Ints:
     """For each event, such as a call, the operator or annotation that its external id names.
 
-    The value is -1 if the id names no operator or annotation, or if the event itself is an operator
-    or annotation. The result has one more entry than there are events: a last value of -1, for the
-    position -1.
+    The value is -1 if the id names none, or if the event itself is an operator or annotation. One
+    more entry with the value -1 is for the position -1.
     """
     is_linked, found = events.among(_LINKED), np.full(len(events) + 1, -1)
     # Some versions of torch write the correlation as the external id. Such an id names no operator.
@@ -92,10 +76,9 @@ def named_operators(events: Events) -> Ints:
 
 
 def find(key: Ints, among: Flags, wanted: Ints) -> Ints:
-    """For each wanted key, the first event in `among` with this key.
+    """For each wanted key, the first event in `among` with this key; -1 for none or the key 0.
 
-    The result is -1 if no event has the key. It is also -1 for the key 0, because an id of 0 means
-    that the event has no id.
+    An id of 0 means that the event has no id.
 
     Cost: linear time if no key is negative or very large, as is usual; otherwise a sort.
     """
@@ -118,8 +101,7 @@ def find(key: Ints, among: Flags, wanted: Ints) -> Ints:
 def launches_kernel(name: str) -> bool:
     """Whether a runtime call of this name launches one kernel, such as `cudaLaunchKernel`.
 
-    Such names of CUDA, its driver, ROCm and XPU contain "launch" and "kernel". On MTIA, the call is
-    named `runFunction`.
+    On MTIA, the call is named `runFunction`.
     """
     plain = name.lower()
     return ("launch" in plain and "kernel" in plain) or plain.startswith("runfunction")
@@ -128,8 +110,7 @@ def launches_kernel(name: str) -> bool:
 def have_work(events: Events, device: Ints, calls: Ints) -> Flags:
     """A mask of the calls with the same correlation as a device event; False for correlation 0.
 
-    If a driver call lies inside a runtime call, both have the same correlation. `Launches.call` has
-    only one of these two calls, but the mask has both.
+    A driver call inside a runtime call has the same correlation, so the mask has both.
     """
     wanted = events.correlation[calls]
     on_device = np.zeros(len(events), np.bool_)
@@ -140,9 +121,9 @@ def have_work(events: Events, device: Ints, calls: Ints) -> Flags:
 def ran_first(events: Events, device: Ints, is_known: Flags) -> Flags:
     """A mask of the device events that were probably launched before the recording began.
 
-    Such an event has no known launch, and starts before all events of its stream that have a known
-    launch. As a stream runs its work in the order of the launches, the event was launched before
-    those events. If no launch of a stream is known, the mask is False for all its events.
+    Such an event has no known launch, and starts before all events of its stream that have one: a
+    stream runs its work in the order of the launches. The mask is False if no launch of a stream is
+    known.
     """
     stream, start_ns = events.thread[device].astype(np.int64), events.start_ns[device]
     known = Groups(stream[is_known], len(events.threads))
@@ -154,9 +135,8 @@ def ran_first(events: Events, device: Ints, is_known: Flags) -> Flags:
 def threads_of_calls(events: Events, others: Flags, operators: Ints) -> Codes:
     """The thread of each event; some runtime calls get the thread of their operator.
 
-    A runtime call gets the thread of its operator if no operator or annotation (`others`) lies
-    around the call on its own thread. torch uses the same rule (`_parse_kineto_results` in
-    torch/autograd/profiler.py). `operators` is the result of `named_operators`.
+    A call gets it if no operator or annotation (`others`) lies around the call on its own thread,
+    as in torch's `_parse_kineto_results`. `operators` is the result of `named_operators`.
     """
     calls = np.flatnonzero(events.among(is_runtime))
     operator = operators[calls]

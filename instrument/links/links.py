@@ -29,9 +29,8 @@ _HIDDEN = frozenset(
 
 
 class Links:
-    """The relations between the events of one trace.
+    """The relations between the events of one trace, each computed at its first use.
 
-    Each relation is computed at its first use and kept. Times of nodes are in nanoseconds.
     The properties `counted_*` hold the time in the steps that count, or all time if no step
     finished. Percentages in tables are shares of these times.
     """
@@ -92,17 +91,11 @@ class Links:
         return found.device, self._launching_nodes(found.call, found.operator)
 
     def nodes_of_calls(self, calls: Ints) -> Ints:
-        """The node of the operator or annotation that each runtime call belongs to; -1 for none.
-
-        With `python`, it can also be the node of a Python frame.
-        """
+        """The node of the operator, annotation or frame of each runtime call; -1 for none."""
         return self._launching_nodes(calls, self.named_operators[calls])
 
     def _launching_nodes(self, call: Ints, operator: Ints) -> Ints:
-        """For each runtime call, its nearest ancestor in the call tree that is no runtime call.
-
-        If there is none, the result is the node of the call's operator in `operator`, or -1.
-        """
+        """For each call, the nearest ancestor that is no call, else the node of `operator`."""
         if not len(call):
             return call  # many traces of CPUs have no calls
         around = self._not_calls[self.call_tree.nodes_of(call)]
@@ -110,10 +103,6 @@ class Links:
 
     @cached_property
     def _not_calls(self) -> Ints:
-        """For each node, the nearest node at or above it that is no runtime call; -1 for none.
-
-        At the end is one more entry with the value -1.
-        """
         is_call = self.events.among(is_runtime)[self.call_tree.index]
         return np.append(self.call_tree.nearest(~is_call), -1)
 
@@ -151,8 +140,8 @@ class Links:
     def counted_device_ns(self) -> Ints:
         """The time of each device event, or 0 if it was not launched in a step that counts.
 
-        If the launch of a device event is not in the trace, the time counts if the event itself
-        started in such a step. If no step finished, all times count.
+        An event without a launch in the trace counts if it started in such a step. If no step
+        finished, all times count.
         """
         events, (device, node) = self.events, self.launched
         if not len(self.steps):
@@ -169,8 +158,7 @@ class Links:
     def device_own_ns(self) -> Ints | None:
         """For each node, the time of the device events that the node itself launched.
 
-        Device events that a descendant launched do not count. The result is None if the trace has
-        no device event. A device event whose launch is not in the trace counts for no node.
+        None if the trace has no device event.
         """
         return self._own_of_device(self.events.duration_ns[self.launches.device])
 

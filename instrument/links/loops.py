@@ -1,8 +1,7 @@
 """The C extension `_loops`, or None where it is not installed.
 
-The extension is built during the installation if there is a C compiler. Its functions are loops in
-which each row depends on rows before it, so one NumPy operation cannot express them. Without
-the extension, each caller gets the same result with NumPy or Python, which is slower.
+Its functions are loops in which each row depends on rows before it. Without the extension, each
+caller gets the same result with NumPy or Python, which is slower.
 """
 
 from __future__ import annotations

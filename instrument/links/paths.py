@@ -20,21 +20,16 @@ _AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The distinct paths. A parent comes before its children.
-
-    Siblings are sorted by the start of their first node in the call tree.
-
-    Cost: the time of the method `summed` grows linearly with the number of paths plus the number of
-    items. For items with two paths, the time also grows with the depth of these paths.
+    """The distinct paths as a tree: parents first, siblings by the start of their first node.
 
     Attributes:
         above: the parent of each path; -1 for a root.
-        after: for each path, the index after the last descendant. So the descendants of path k are
-            the paths k + 1 to `after[k]` - 1.
+        after: for each path, the index after its last descendant. The descendants of path k are the
+            paths k + 1 to `after[k]` - 1.
         names: the last name of each path.
-        texts: the names from the root to the path, joined by "/". If such a text has more than
-            `LONGEST_PATH` characters, a hash of the text replaces its middle. So texts stay
-            distinct, and equal paths of different traces have equal texts.
+        texts: the names from the root to the path, joined by "/". In a text of more than
+            `LONGEST_PATH` characters, a hash of the text replaces the middle: texts stay distinct,
+            and equal paths of different traces have equal texts.
         depths: the number of ancestors of each path.
     """
 
@@ -79,6 +74,8 @@ class Paths:
             count: the number of groups.
             path: the path of each item; -1 for an item without a path.
             second: a second path of each item; -1 for an item without a second path.
+
+        Cost: linear in the paths and items; with second paths, also in the depth of these paths.
         """
         own = np.zeros(len(self.names) + 1, np.int64)  # the last slot is for items without a path
         np.add.at(own, path, values)
@@ -111,13 +108,10 @@ class Paths:
     def _counted_twice(
         self, group: Ints, one: Ints, other: Ints, common: Ints
     ) -> tuple[Ints, Ints]:
-        """Find the items that are counted twice in a sum over the outermost paths of a group.
+        """The items and groups in which an item counts twice, as two arrays.
 
-        This happens if the item's paths in `one` and in `other` lie at or below two different
-        outermost paths of the group. `common` is the innermost path at or above both.
-
-        Returns:
-            Two arrays with one entry for each such case: the item, and the group.
+        Its paths in `one` and `other` are then at or below two different outermost paths of the
+        group. `common` is the innermost path at or above both.
         """
         item = np.flatnonzero((one >= 0) & (other >= 0) & (common != one) & (common != other))
         ends = common[item]
@@ -130,11 +124,10 @@ class Paths:
         return pairs // len(self.names), pairs % len(self.names)
 
     def _groups_above(self, group: Ints, item: Ints, path: Ints, end: Ints) -> Ints:
-        """For each item, the groups of its path and of the ancestors of this path.
+        """For each item, the groups of its path and of the path's ancestors before the path `end`.
 
-        The search goes up and stops before the path `end`. Each pair of an item and a group is
-        returned as the number item * n + group, where n is the number of paths. Different pairs
-        have different numbers, because all groups have numbers below n.
+        A pair of an item and a group is the number item * n + group, where n is the number of
+        paths.
         """
         found = [np.zeros(0, np.int64)]
         while (below := path != end).any():
@@ -161,10 +154,6 @@ def paths_of(call_tree: CallTree, name: Ints, names: list[str]) -> tuple[Paths, 
 
 
 def _tree_order(above: Ints, call_tree: CallTree, path: Ints) -> tuple[list[int], list[int]]:
-    """The paths in tree order, and the depth of each path.
-
-    Parents come before their children. Siblings are sorted by the start of their first node.
-    """
     first = np.full(len(above), np.iinfo(np.int64).max)
     np.minimum.at(first, path, call_tree.start_ns)
     children: dict[int, list[int]] = {}  # latest first: the stack reverses it
@@ -181,7 +170,6 @@ def _tree_order(above: Ints, call_tree: CallTree, path: Ints) -> tuple[list[int]
 
 
 def _ends(above: Ints) -> Ints:
-    """For each path, the index after its last descendant."""
     after = list(range(1, len(above) + 1))
     for k, parent in zip(range(len(above) - 1, -1, -1), above[::-1].tolist()):
         if parent >= 0:
@@ -197,11 +185,6 @@ def _texts(above: Ints, names: list[str]) -> list[str]:
 
 
 def _shortened(path: str) -> str:
-    """Replace the middle of a path by a hash if the path has more than `LONGEST_PATH` characters.
-
-    `path` begins with the text of its parent. If this text is shortened too, it contains a hash of
-    the parent's whole path. So the new hash depends on all names of the whole path.
-    """
     if len(path) <= LONGEST_PATH:
         return path
     digest = blake2b(path.encode(), digest_size=8).hexdigest()

@@ -1,50 +1,9 @@
 """Find which device work each synchronising call waits for.
 
-The result is a list of edges. An edge leads from the device work to the event that waits for it.
-
-A synchronising call, here called a wait, is a CPU call of one of these kinds:
-
-- `cudaDeviceSynchronize` returns after the work of a device has ended.
-- `cudaStreamSynchronize` returns after the work of a stream has ended.
-- `cudaEventSynchronize` returns after the work before a CUDA event has ended.
-- A blocking copy returns after the copy has ended: `cudaMemcpy`, and `cudaMemcpyAsync` from the
-  device to pageable memory. `cudaMemcpyAsync` from pageable memory to the device can block, too.
-- `cudaStreamWaitEvent` returns at once. The next work on the waiting stream starts after the work
-  before the CUDA event has ended.
-
-The names of ROCm (`hip…`) and of CUDA's driver (`cu…`) count too.
-
-An edge is called recorded if the trace states what the call waits for. For this, Kineto writes a
-`cuda_sync` event for each wait if `enable_cuda_sync_events` of torch's `_ExperimentalConfig` is
-set (`handleCudaSyncActivity` in libkineto/src/CuptiActivityProfiler.cpp):
-
-- If the call waits for a CUDA event, the `cuda_sync` event names the call that recorded this CUDA
-  event, and the stream of that call. The edge starts at the last work that was launched on this
-  stream before the CUDA event was recorded. HTA's critical path uses the same rule.
-- If the call waits for a stream, the `cuda_sync` event names the stream. The edge starts at the
-  last work that was launched on this stream before the wait began.
-- If the call waits for a device, the rule for streams holds for each stream of the device.
-- `cudaEventQuery` has a `cuda_sync` event too, but does not wait, so it has no edge.
-
-Without `cuda_sync` events, a call names neither its stream nor its CUDA event. An edge is then
-inferred from times, and only where the times show one cause:
-
-- A device synchronisation waits for the last work of each stream, if the trace has one device. If
-  the trace has several devices, the rule for event synchronisations holds.
-- A stream synchronisation waits for the stream whose last work ended during the call, at most 30 µs
-  before the call returned. If there is no such stream, the call waits for the last work of the
-  stream on which its thread launched last. This work must have ended when the call returned.
-- An event synchronisation waits for the work that ended last during the call. There is an edge only
-  if this work ended at most 30 µs before the call returned.
-- A copying call waits for its copy if the call always blocks (such as `cudaMemcpy`), or if the host
-  memory is pageable. There is an edge only if the copy ended before the call returned.
-- Work B waits for work A on another stream of the same device if all these conditions hold:
-  - A thread called `cudaStreamWaitEvent` and then launched B. Nothing else was launched on B's
-    stream in between.
-  - A was launched before this call of `cudaStreamWaitEvent`. If the trace has calls that record
-    CUDA events, there is such a call between the launch of A and the `cudaStreamWaitEvent`.
-  - A ended at most 30 µs before B started.
-  - A ended after B was launched, and after the previous work on B's stream ended.
+The result is a list of edges. An edge leads from device work to the event that waits for it: a CPU
+call such as `cudaStreamSynchronize`, or work on another stream after `cudaStreamWaitEvent`. An edge
+is recorded if a `cuda_sync` event of the trace states what the call waits for; otherwise it is
+inferred from times, where these show one cause. docs/relations.md has the rules.
 """
 
 from __future__ import annotations
@@ -101,8 +60,7 @@ _MOST_TRIED = 64
 class Synchronisations:
     """The waits of a trace, in the order of the file, and the device work that each waits for.
 
-    An edge leads from device work to the event that waits for it. `call` and `kind` have an entry
-    for each wait. The other attributes have an entry for each edge.
+    `call` and `kind` have an entry for each wait, the other attributes for each edge.
 
     Attributes:
         call: the CPU call of each wait, as a position among the events; the `cuda_sync` event if
@@ -110,13 +68,12 @@ class Synchronisations:
         kind: the kind of each wait, as an index into `KINDS`.
         wait: the wait of each edge, as an index into `call`.
         earlier: the device event that has to end first, as a position among the events.
-        later: the event that waits, as a position among the events. It is a device event if the
-            wait's kind is "stream wait", else the call.
+        later: the event that waits, as a position among the events: a device event if the wait's
+            kind is "stream wait", else the call.
         recorded: whether the trace states the edge; otherwise the edge is inferred.
-        waited_ns: how long the event in `later` waited for the end of the event in `earlier`. A
-            call waits from its start. A device event waits from the time at which its launch has
-            begun and its stream is free. The value is 0 if the event in `earlier` ended before the
-            wait began.
+        waited_ns: how long `later` waited for the end of `earlier`; 0 if it ended before. A call
+            waits from its start, a device event from when its launch has begun and its stream is
+            free.
     """
 
     call: Ints
@@ -130,11 +87,6 @@ class Synchronisations:
 
 def synchronisations(events: Events, found: Launches) -> Synchronisations:
     """Find the waits of a trace, and what each of them waits for.
-
-    An edge leads from device work to the event that waits for it. A device synchronisation waits
-    for each stream on which work was launched after the previous device synchronisation: an edge
-    leads from the last work of this stream to the synchronisation. One more edge leads from the
-    work that ended last on the device.
 
     Cost: some tens of array operations on the device events and waits.
     """
@@ -178,14 +130,10 @@ _Edges = tuple[Ints, Ints, Ints, Flags]
 
 
 class _Latest:
-    """Finds which work ends last, among the work that was queued before a given time.
+    """Finds which work of a group (stream or device) ends last, of that queued before a time.
 
-    Only the work of one group counts. A group is a stream or a device. The work may end after the
-    given time. A row is a piece of device work.
-
-    The search compares the ends of the work, not the starts of the launching calls. The order of
-    these starts can be wrong: if several threads launch on one stream, a call can start first
-    although its work runs last.
+    The ends are compared, not the starts of the launching calls: if several threads launch on one
+    stream, a call can start first although its work runs last.
     """
 
     def __init__(self, group: Ints, queued_ns: Ints, end_ns: Ints) -> None:
@@ -199,11 +147,7 @@ class _Latest:
         self._index = TimesOfGroups(group, queued_ns)
 
     def before(self, group: Ints, time_ns: Ints) -> Ints:
-        """For each given group (a stream or device) and time, the work that ends last.
-
-        Only work that was queued before the time counts. The result is the row of the work; -1 if
-        there is none.
-        """
+        """For each given group and time, the row of the work that ends last; -1 if none."""
         found: Ints = self._latest[self._index.before(group, time_ns)]
         return found
 
@@ -212,8 +156,7 @@ class _Work:
     """The device work of a trace as rows, and the streams and devices as numbers.
 
     `queued_ns` is the start of the call that launched the work. If this call is not in the trace,
-    `queued_ns` is a guess: a time before the trace begins if the work was probably launched before
-    the recording (see `ran_first`), else the start of the work.
+    it is a time before the trace if `ran_first` holds, else the start of the work.
     """
 
     def __init__(self, events: Events, found: Launches) -> None:
@@ -247,19 +190,15 @@ class _Work:
         self.by_end = np.argsort(self.end_ns, kind="stable")
 
     def next_launched(self, stream: Ints, time_ns: Ints) -> Ints:
-        """For each stream and time, the first work that was launched there at the time or later.
-
-        The result is the row of this device work; -1 if there is none.
-        """
+        """The row of the first work launched on each stream from a time on; -1 for none."""
         found: Ints = np.append(self.first, -1)[self.by_launch.since(stream, time_ns)]
         return found
 
     def last_ended(self, after_ns: Ints, until_ns: Ints, accepts: Callable[[Ints], Flags]) -> Ints:
-        """For each given span of time, the last accepted work that ended in the span, as a row.
+        """For each span of time, the row of the last accepted work in it; -1 for none.
 
-        A row is a piece of device work. `accepts` gets one row for each span, and returns a mask of
-        the accepted rows. In each span, only the last `_MOST_TRIED` rows are tried. The result is
-        -1 if none of them is accepted.
+        `accepts` gets one row for each span, and returns a mask. Only the last `_MOST_TRIED` rows
+        of a span are tried.
         """
         found = np.full(len(until_ns), -1)
         rows, ends = np.append(self.by_end, -1), np.append(self.end_ns[self.by_end], 0)
@@ -321,10 +260,9 @@ class _Waits:
         """Read the device, stream and awaited work of the waits that have a `cuda_sync` event.
 
         A wait for a CUDA event waits for the work that was launched on the stream `source` before
-        `cudaEventRecord` was called for this CUDA event. `since_ns` is the time of that call. If
-        this time is not known, `since_ns` is the start of the wait's call, and `is_exact` is False.
-        The number of a stream or device is -1 if no work ran on it, or if the wait has no
-        `cuda_sync` event.
+        the call of `cudaEventRecord` at `since_ns`. If this call is not known, `since_ns` is the
+        start of the wait, and `is_exact` is False. The number of a stream or device is -1 if it is
+        not known.
         """
         threads, self.device = events.threads, np.full(len(self), -1)
         self.stream, self.source = self.device.copy(), self.device.copy()
@@ -354,7 +292,6 @@ def _kind_of_call(name: str) -> int:
 
 
 def _cuda_syncs(events: Events) -> tuple[Ints, Ints]:
-    """The `cuda_sync` events, and their kinds."""
     sync = np.flatnonzero(events.among(_SYNC))
     names, of = np.unique(events.name[sync], return_inverse=True)
     kinds = [_KIND_OF_SYNC.get(events.names[code], -1) for code in names.tolist()]
@@ -363,10 +300,7 @@ def _cuda_syncs(events: Events) -> tuple[Ints, Ints]:
 
 
 def _place(thread: Thread, work: _Work) -> tuple[int, int]:
-    """The numbers of the device and of the stream to which a `cuda_sync` event belongs.
-
-    A number is -1 if no work ran on the device or the stream. `thread` is the thread of the event.
-    """
+    """The numbers of the device and stream of a `cuda_sync` event; -1 where no work ran."""
     device, stream = thread
     if isinstance(stream, int) and stream >= _ROW_OF_SYNC:
         stream -= _ROW_OF_SYNC
@@ -387,7 +321,6 @@ def _blocking_copies(events: Events, found: Launches) -> Ints:
 
 
 def _device_edges(work: _Work, waits: _Waits) -> _Edges:
-    """Edges from the last work of each stream to the device synchronisation that waits for it."""
     chosen = np.flatnonzero(waits.kind == DEVICE)
     stated = waits.is_stated[chosen]
     device = np.where(stated, waits.device[chosen], 0 if len(work.devices) == 1 else -1)
@@ -412,7 +345,6 @@ def _device_edges(work: _Work, waits: _Waits) -> _Edges:
 
 
 def _stream_edges(work: _Work, waits: _Waits) -> _Edges:
-    """Edges from the last work of a stream to the call that waits for the stream."""
     stated, guessed = (waits.of_kind(STREAM, stated=known) for known in (True, False))
     start_ns = waits.start_ns[guessed]
 
@@ -434,7 +366,6 @@ def _stream_edges(work: _Work, waits: _Waits) -> _Edges:
 
 
 def _event_edges(work: _Work, waits: _Waits) -> _Edges:
-    """Edges from the last work before a CUDA event to the call that waits for the event."""
     stated, guessed = (waits.of_kind(EVENT, stated=known) for known in (True, False))
     row = np.concatenate(
         [
@@ -447,7 +378,6 @@ def _event_edges(work: _Work, waits: _Waits) -> _Edges:
 
 
 def _copy_edges(work: _Work, waits: _Waits) -> _Edges:
-    """Edges from a copy to the call that waits for the copy."""
     row = waits.copy_rows
     wait = np.searchsorted(waits.call, work.call[row])
     is_copy = waits.kind[wait] == COPY
@@ -469,10 +399,6 @@ def _recorded_stream_waits(work: _Work, waits: _Waits) -> _Edges:
 
 
 def _inferred_stream_waits(work: _Work, waits: _Waits) -> _Edges:
-    """Edges as in `_recorded_stream_waits`, but inferred from times.
-
-    If the trace records stream waits as `cuda_sync` events, the result is empty.
-    """
     chosen = waits.of_kind(STREAM_WAIT, stated=False)
     if len(waits.of_kind(STREAM_WAIT, stated=True)):
         chosen = chosen[:0]
@@ -509,10 +435,9 @@ def _inferred_stream_waits(work: _Work, waits: _Waits) -> _Edges:
 def _ended_within(
     work: _Work, waits: _Waits, wait: Ints, accepts: Callable[[Ints], Flags] | None = None
 ) -> Ints:
-    """For each wait, the row of the last work that ended in the final 30 µs of the waiting call.
+    """For each wait, the row of the last work that ended in the last 30 µs of its call; -1 if none.
 
-    The work must be queued before the call began, and `accepts` must accept the row. The result is
-    -1 if there is no such row.
+    The work must be queued before the call began, and `accepts` must accept the row.
     """
     start_ns, end_ns = waits.start_ns[wait], waits.end_ns[wait]
 
@@ -526,9 +451,8 @@ def _ended_within(
 def _forward(work: _Work, wait: Ints, row: Ints, end_ns: Ints, recorded: Flags) -> _Edges:
     """The edges from device work to the calls that wait for this work.
 
-    An edge is left out if no work is known (its row is -1), or if the work ended after the call
-    returned. If the trace states the edge, the work may end at most `_SKEW_NS` after the call
-    returned, because the clocks of CPU and device can differ.
+    An edge is left out if no work is known (row -1), or if the work ended after the call returned;
+    if the trace states the edge, at most `_SKEW_NS` after it.
     """
     until_ns = end_ns[wait] + np.where(recorded, _SKEW_NS, 0)
     kept = (row >= 0) & (np.append(work.end_ns, 0)[row] <= until_ns)

@@ -1,13 +1,7 @@
 """Count the bytes that an operator must read and write, from shapes and types in a trace.
 
-The count assumes that each input is read once and each output is written once. The bytes of a
-tensor are the number of its elements times the size of an element. The traffic of the device's
-memory is higher if a kernel reads an input several times, and lower if an input is in a cache.
-There are rules for products of matrices and vectors, convolutions and attention.
-
-Strides are ignored. So the count is too high for a tensor that repeats its elements (`expand`). The
-mask of attention is usually such a tensor, so its bytes are not counted. The bytes of `logsumexp`,
-which attention keeps for its backward pass, are not counted either.
+Each input counts once and each output once (docs/efficiency.md says what is left out). There are
+rules for products of matrices and vectors, convolutions and attention.
 """
 
 from __future__ import annotations
@@ -63,7 +57,7 @@ class _Call:
         return elements(self.dims[at]) * self.size(at) if self.types[at] else 0
 
     def scalars(self, first: int) -> list[str]:
-        """The arguments that are not tensors; those before the position `first` are left out."""
+        """The arguments from the position `first` on that are not tensors."""
         pairs = zip(self.types[first:], self.arguments[first:])
         return [text for kind, text in pairs if kind not in ELEMENT_TYPES]
 
@@ -74,8 +68,8 @@ _Rule = Callable[[_Call], int]
 def moved_bytes(name: str, shapes: bytes, types: bytes, arguments: bytes | None) -> int:
     """The number of bytes that a call must at least read and write.
 
-    The result is `UNKNOWN` if there is no rule for the operator, or if a shape or type is not
-    known. `shapes`, `types` and `arguments` are items of `Events.texts`.
+    `UNKNOWN` if there is no rule for the operator, or if a shape or type is not known. `shapes`,
+    `types` and `arguments` are items of `Events.texts`.
     """
     if (rule := _RULES.get(split_overload(name)[0])) is None:
         rule = _unknown
@@ -97,10 +91,9 @@ def _unknown(_: _Call) -> int:
 
 
 def _product(call: _Call, first: int, size: int) -> int:
-    """The bytes of a matrix product: both operands and the result.
+    """The bytes of both operands of a matrix product, and of its result.
 
-    `first` is the position of the first operand among the arguments, and `size` is the size of an
-    element of the result.
+    `first` is the position of the first operand, and `size` the size of an element of the result.
     """
     *batch, rows, _ = call.dims[first]
     result = elements(batch) * rows * call.dims[first + 1][-1] * size
@@ -108,7 +101,6 @@ def _product(call: _Call, first: int, size: int) -> int:
 
 
 def _matrix_product(call: _Call) -> int:
-    """The bytes of `mm` or `bmm`. An optional argument gives the type of the result."""
     given = call.scalars(2)
     return _product(call, 0, _SIZES[int(given[0])] if given else call.size(0))
 
@@ -125,10 +117,7 @@ def _scaled_product(call: _Call) -> int:
 
 
 def _added_product(call: _Call) -> int:
-    """The bytes of `addmm` or `baddbmm`.
-
-    If three arguments follow the tensors, the first of the three is the type of the result.
-    """
+    """The bytes of `addmm` or `baddbmm`; the first of three scalars is the type of the result."""
     given = call.scalars(3)
     size = _SIZES[int(given[0])] if len(given) == 3 else call.size(1)
     return _product(call, 1, size) + _addend(call, given[-2:])
@@ -145,10 +134,7 @@ def _summed_product(call: _Call) -> int:
 
 
 def _addend(call: _Call, scalars: list[str]) -> int:
-    """The bytes of the tensor that is added to a product.
-
-    If `beta` is 0, torch does not read this tensor, and the result is 0.
-    """
+    """The bytes of the tensor that is added to a product; torch does not read it if `beta` is 0."""
     return call.bytes(0) if scalars and scalars[0] and float(scalars[0]) else 0
 
 
@@ -166,18 +152,12 @@ def _dot_product(call: _Call) -> int:
 
 
 def _convolution(call: _Call) -> int:
-    """The bytes of image, weight, bias and output. The output has the type of the image."""
     output = elements(convolution_output(call.dims, call.arguments)) * call.size(0)
     return call.bytes(0) + call.bytes(1) + call.bytes(2) + output
 
 
 def _convolution_backward(call: _Call) -> int:
-    """The bytes of the backward pass of a convolution.
-
-    The gradient of the output is read once. To compute the gradient of the image, the weight is
-    read and the gradient of the image is written. To compute the gradient of the weight, the image
-    is read and the gradient of the weight is written. The gradient of the bias is written.
-    """
+    """The gradient of the output is read once; each gradient reads one tensor and writes one."""
     gradient, image, weight = (call.bytes(at) for at in range(3))
     mask = [text == "True" for text in call.arguments[10].strip("[]").split(", ")]
     total = gradient if any(mask) else 0
@@ -187,18 +167,13 @@ def _convolution_backward(call: _Call) -> int:
 
 
 def _attention(call: _Call) -> int:
-    """The bytes of attention: query, key, value and output."""
     query, value = call.dims[0], call.dims[2]
     output = elements(query[:-1]) * value[-1] * call.size(0)
     return call.bytes(0) + call.bytes(1) + call.bytes(2) + output
 
 
 def _attention_backward(call: _Call) -> int:
-    """The bytes of the backward pass of attention.
-
-    Query, key, value, the output and its gradient are read. The gradients of query, key and value
-    are written.
-    """
+    """Query, key, value and output (or its gradient) are read, and as many bytes written."""
     return 2 * sum(call.bytes(at) for at in range(4))
 
 
