@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from instrument.analysis.table import Table
 from instrument.units import size
@@ -20,9 +21,6 @@ class Liveness:
     node frees before it returns, and tensors that autograd keeps are no activations.
 
     Attributes:
-        nodes: a row for each node. `new_bytes` is the memory that the node allocates. `alive_bytes`
-            is the memory that is alive when the node returns. Of this memory, `freed_bytes` is
-            freed afterwards, because the node is its last use.
         peak_bytes: the maximum of `alive_bytes`; 0 for a graph that allocates nothing.
         peak_node: the first node at which `alive_bytes` has its maximum.
         at_peak: the nodes whose values are alive at the peak, the largest first. The columns are
@@ -31,7 +29,6 @@ class Liveness:
         model_bytes: the memory of the parameters and buffers.
     """
 
-    nodes: Table
     peak_bytes: int
     peak_node: str
     at_peak: Table
@@ -53,8 +50,8 @@ class Liveness:
 
 def liveness(
     nodes: Table, storages: Sequence[Sequence[tuple[int, int]]], model_bytes: int = 0
-) -> Liveness:
-    """Find which memory is alive after each node.
+) -> tuple[Table, Liveness]:
+    """Return the nodes with the columns `alive_bytes` and `freed_bytes`, and the peak of memory.
 
     Args:
         nodes: a table with the columns `name op inputs`; a node comes after its inputs.
@@ -88,24 +85,17 @@ def liveness(
             last = freed[number]
             key = names[made[number]], names[last] if last < end else None
             held[key] = held.get(key, 0) + sizes[number]
-    return Liveness(
-        nodes=Table(
-            {
-                "name": names,
-                "new_bytes": new_bytes,
-                "alive_bytes": alive,
-                "freed_bytes": freed_bytes[:end],
-            }
-        ),
+    at_peak: dict[str, Sequence[Any]] = {
+        "name": [name for name, _ in held],
+        "alive_bytes": list(held.values()),
+        "last_use": [last_name for _, last_name in held],
+    }
+    columns = {name: nodes.column(name) for name in nodes.columns}
+    columns |= {"alive_bytes": alive, "freed_bytes": freed_bytes[:end]}
+    return Table(columns), Liveness(
         peak_bytes=alive[peak],
         peak_node=names[peak],
-        at_peak=Table(
-            {
-                "name": [name for name, _ in held],
-                "alive_bytes": list(held.values()),
-                "last_use": [last_name for _, last_name in held],
-            }
-        ).sort("alive_bytes"),
+        at_peak=Table(at_peak).sort("alive_bytes"),
         input_bytes=sum(sizes[number] for number in inputs),
         model_bytes=model_bytes,
     )

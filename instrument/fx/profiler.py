@@ -79,12 +79,13 @@ def profile_graph(
     times_ns = np.array(by_run[warmup:], np.int64)
     facts = {**inspection.columns, "flops": flops}
     nodes = node_table(node_labels(traced.graph, model), times_ns, facts)
+    nodes, memory = liveness(nodes, inspection.storages, inspection.model_bytes)
     return GraphProfile(
         nodes=nodes,
         times_ns=times_ns,
         how=traced.how,
         overhead=_overhead(times_ns, model_ns[warmup:], _node_ns(device)),
-        memory=liveness(nodes, inspection.storages, inspection.model_bytes),
+        memory=memory,
         # Otherwise the tensors that autograd saved would live as long as the profile.
         outputs=tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, outputs),
         device=device or "cpu",

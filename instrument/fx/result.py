@@ -72,7 +72,7 @@ class GraphProfile:
         how: the tool that captured the graph, as text. If `torch.fx` tracing failed, the text gives
             the reason.
         overhead: the cost of running node by node.
-        memory: which activations are alive after each node, and which hold memory at the peak.
+        memory: the peak of the memory of activations, and the nodes that hold it.
         outputs: the result of the model in the first run, detached.
         device: the kind of device that the model or its inputs are on, such as `cuda` or `cpu`.
         model: the name of the model's class.
@@ -155,7 +155,6 @@ class GraphProfile:
 
     def _page(self, machine: Machine | None) -> str:
         columns = {name: self.nodes.column(name) for name in self.nodes.columns}
-        columns |= {name: self.memory.nodes.column(name) for name in ("alive_bytes", "freed_bytes")}
         notes = self.foot
         if machine is not None:
             bounds = self.roofline(machine)

@@ -52,7 +52,8 @@ def unchanged(model: nn.Module, inputs: Any, *, seed: int | None = None) -> Iter
         random.setstate(pythons)
         np.random.set_state(numpys)
         for current, before in attributes:
-            current.clear()
+            for name in current.keys() - before.keys():
+                del current[name]
             current.update(before)
         _restore(saved)
 

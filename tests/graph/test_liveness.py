@@ -24,9 +24,7 @@ def profiled(model: nn.Module, *inputs: Tensor) -> GraphProfile:
 
 
 def rows(profile: GraphProfile) -> dict[str, tuple[int, int, int]]:
-    return {
-        row.name: (row.new_bytes, row.alive_bytes, row.freed_bytes) for row in profile.memory.nodes
-    }
+    return {row.name: (row.new_bytes, row.alive_bytes, row.freed_bytes) for row in profile.nodes}
 
 
 class Chain(nn.Module):
@@ -105,12 +103,12 @@ def test_a_residual_is_held_until_it_is_added() -> None:
         {"name": "unused", "inputs": "add"},
         {"name": "output", "op": "output", "inputs": "add"},
     )
-    memory = liveness(
+    nodes_then, memory = liveness(
         table,
         [[(0, 7)], [(6, 5)], [(1, 10)], [(2, 20)], [(3, 40)], [(4, 80)], [(5, 160)], [(4, 80)]],
     )
-    assert memory.nodes.column("alive_bytes") == [0, 0, 10, 30, 70, 130, 240, 240]
-    assert memory.nodes.column("freed_bytes") == [0, 0, 0, 0, 20, 50, 0, 0]
+    assert nodes_then.column("alive_bytes") == [0, 0, 10, 30, 70, 130, 240, 240]
+    assert nodes_then.column("freed_bytes") == [0, 0, 0, 0, 20, 50, 0, 0]
     assert [row.last_use for row in memory.at_peak] == [None, None]
     assert memory.input_bytes == 7
 
@@ -125,7 +123,7 @@ class Simple(nn.Module):
 def test_the_peak_is_the_allocators(tmp_path: Path) -> None:
     model, x = Simple(), torch.randn(500, 64)
     with torch.no_grad():
-        memory = profile_graph(model, x, runs=1, warmup=0).memory
+        profile = profile_graph(model, x, runs=1, warmup=0)
         traced = trace(model, ((x,), {}))
         interpreter = NodeInterpreter(model, traced.graph, traced.constants)
         interpreter.run_timed([x])
@@ -136,9 +134,9 @@ def test_the_peak_is_the_allocators(tmp_path: Path) -> None:
             session.step()
     assert held.nbytes == 4 * x.numel()
     (device,) = session.captures[0].memory.devices
-    assert memory.peak_bytes == device.peak_net_bytes > 4 * 4 * x.numel()
-    assert memory.nodes.column("alive_bytes")[-1] == device.net_bytes
-    assert sum(memory.nodes.column("new_bytes")) <= device.allocated_bytes, (
+    assert profile.memory.peak_bytes == device.peak_net_bytes > 4 * 4 * x.numel()
+    assert profile.nodes.column("alive_bytes")[-1] == device.net_bytes
+    assert sum(profile.nodes.column("new_bytes")) <= device.allocated_bytes, (
         "nodes have scratch memory besides"
     )
 
@@ -151,8 +149,6 @@ def test_memory_that_the_result_lies_in_is_kept_whoever_else_takes_a_part_of_it(
             "inputs": ["", "x", "x", "part"],
         }
     )
-    found = liveness(nodes, [[(0, 8)], [(1, 64)], [(1, 64)], [(2, 4)]])
-    assert found.nodes.column("freed_bytes") == [0, 0, 0, 0], (
-        "`made` is a result, and `part` lies in it"
-    )
-    assert found.nodes.column("alive_bytes") == [0, 64, 64, 68]
+    found, _ = liveness(nodes, [[(0, 8)], [(1, 64)], [(1, 64)], [(2, 4)]])
+    assert found.column("freed_bytes") == [0, 0, 0, 0], "`made` is a result, and `part` lies in it"
+    assert found.column("alive_bytes") == [0, 64, 64, 68]
