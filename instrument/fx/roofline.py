@@ -75,7 +75,7 @@ def measured(device: str, nodes: Table) -> Machine:
     if device == "cpu":
         name = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
     else:
-        name = getattr(torch, device).get_device_name()
+        name = getattr(getattr(torch, device), "get_device_name", lambda: device)()
     precision = torch.get_float32_matmul_precision()
     name = f"{name}, torch {torch.__version__}, float32 {precision}"
     return Machine(name, flops, _copy_rate(device))
