@@ -1,8 +1,9 @@
 """Simulate how long a step of a recorded window takes if a part of it is faster or removed.
 
-- `model`: the moments (starts and ends of events) of a window, and which moments each of them
-  waits for.
-- `builder`: finds these moments and waits in a trace.
+docs/what-if.md says how. A moment is the start or the end of an event; an arc says that one moment
+waits for another: the vertices and edges of the simulated graph.
+
+- `model`: the moments and arcs of a window; `builder` finds them in a trace.
 - `cpu_time`: the CPU time of each thread, with waits left out and edits applied.
 - `window`: the models of several ranks, joined by their collectives.
 - `program`: the moments in order, and the computation of when each moment happens.

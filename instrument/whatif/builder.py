@@ -1,38 +1,7 @@
 """`build_model`: find the moments of a recorded window, and which moments each of them waits for.
 
-A moment is a point in time: the start or the end of an event. A thread has moments only where it
-launches work, where a wait ends, where a batch arrives, where another thread takes over, and where
-a step begins or ends. Each device event has a moment at its end. A device event also has a moment
-at its start if another moment waits for this start. A device row is the row of a device event in
-the table `Work`. An arc leads from a moment, the source, to a later moment that waits for the
-source. There are these arcs:
-
-- From each CPU moment to the next CPU moment on its thread, with the CPU time between the two
-  (`cpu_time`).
-- From the launch of a device event to the start of the event, with the usual delay.
-- From the end of a device event to the start of the next event on its stream, with the usual gap.
-- From the end of work on a stream to the start of work on another stream that waits for this end.
-- From the end of device work to the end of the CPU's wait for this work
-  (`instrument.links.synchronisation`).
-- From the start of device work to the end of the launch that comes `FULL_QUEUE` launches later on
-  the same stream. This launch waits until the launch queue has a free place.
-- From the end of a thread's work to the end of another thread's wait for this work. The main thread
-  waits while the thread of the autograd engine works. The main thread waits for another thread if
-  the main thread has no events while the other thread works, and has its next event just after this
-  work.
-- From the main thread to the start of another thread's work, if the other thread has paused before
-  this work: the main thread has given it the work.
-- From the start of the trace to the arrival of each batch from worker processes of a data loader.
-  So these batches arrive at the same times as in the recording.
-
-The usual delays and gaps are medians over the trace. A device event can start later or earlier than
-the usual delays and gaps predict. The difference is the residue of the event. With the residues,
-the model always repeats the recording exactly, even if the model is wrong. `Model.typical` leaves
-the residues out.
-
-The idea is from Daydream (Zhu et al., USENIX ATC 2020). Daydream also builds a graph of kernels and
-launches, changes the graph, and simulates how long the changed graph takes. This model adds the
-launch queue, the waits between threads and the data loader.
+docs/what-if.md lists the arcs. A device row is the row of a device event in the table `Work`; a
+device event has a moment at its end, and one at its start if another moment waits for this start.
 """
 
 from __future__ import annotations
@@ -97,7 +66,7 @@ _WORKERS, _IN_PROCESS = "_MultiProcessing", "_SingleProcess"
 
 
 class _Builder:
-    """Collects the moments and arcs (vertices and edges) of the simulated graph."""
+    """Collects the moments and arcs of the simulated graph."""
 
     def __init__(self, links: Links, work: Work) -> None:
         self.links, self.work, self.events = links, work, links.events
@@ -146,7 +115,6 @@ class _Builder:
         self.typical.append(np.broadcast_to(np.asarray(typical, np.int64), len(columns[0])))
 
     def columns(self) -> Arcs:
-        """All arcs that were added, as columns."""
         return Arcs(*(np.concatenate(side) for side in zip(*self.arcs)))
 
     def wait(self, thread: Ints | Codes, start_ns: Ints, end_ns: Ints) -> None:
@@ -160,11 +128,10 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
     Args:
         links: the relations of the trace.
         work: the device work of the trace.
-        meets: the collectives in which other ranks of the window take part, as rows of `work`; see
-            `window`. The simulated graph gets a moment (a vertex) at the start of each collective.
+        meets: the collectives in which other ranks of the window take part, as rows of `work`. Each
+            gets a moment at its start.
 
-    Cost: a few hundred array operations on the launches, the waits, the device events and the call
-    tree.
+    Cost: a few hundred array operations on launches, waits, device events and the call tree.
 
     Raises:
         CaptureError: the trace is too long to simulate.
@@ -253,8 +220,8 @@ def _finish(made: _Builder, moments: Moments, has_steps: bool, step_of: Ints) ->
 def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs]:
     """Make the `Program` of a model, and the columns of its arcs.
 
-    If the clocks of CPU and device differ, some arcs contradict the recorded times. Such arcs are
-    left out. If all arcs to a moment are left out, the moment happens at the recorded time.
+    If the clocks of CPU and device differ, some arcs contradict the recorded times, and are left
+    out. A moment without any other arc happens at the recorded time.
     """
     arcs = made.columns()
     kept = in_order(order, arcs.target, arcs.source)
@@ -286,7 +253,6 @@ def _residues(found: Model) -> Ints:
 
 
 def _threads(links: Links) -> Ints:
-    """The thread of each event: for a node, its thread in the call tree, else that in the trace."""
     thread = links.events.thread.astype(np.int64)
     thread[links.call_tree.index] = links.call_tree.thread
     return thread
@@ -296,12 +262,8 @@ def _steps(made: _Builder) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], Ints, 
     """Find the steps; if no step finished, the whole time of the main thread is one step.
 
     Returns:
-        Four values:
-
-        1. The thread and the time of each step's start.
-        2. The thread and the time of each step's end.
-        3. For each device row, the step that launched this work; -1 if no step did.
-        4. Whether a step finished.
+        The threads and times of the steps' starts; those of their ends; for each device row, the
+            step that launched it, or -1; whether a step finished.
     """
     events, links = made.events, made.links
     index = links.steps
@@ -322,7 +284,6 @@ def _steps(made: _Builder) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], Ints, 
 
 
 def _cpu_arcs(made: _Builder, moments: Moments) -> None:
-    """Add an arc from each CPU moment to the next moment of its thread."""
     count = len(moments.thread)
     order = np.lexsort((moments.phase[:count], moments.time_ns[:count], moments.thread))
     before = np.append(-1, order[:-1])[:count]
@@ -342,14 +303,11 @@ def _axis(made: _Builder) -> CpuTime:
 def _hand_overs(made: _Builder) -> None:
     """Add moments and arcs where the main thread and another thread wait for each other.
 
-    Moments and arcs are the vertices and edges of the simulated graph. The bounds are the times at
-    which events of the main thread start or end. The main thread waits between two consecutive
-    bounds if another thread ends an interval of work between the bounds, and does not work at the
-    second bound. If the other thread is not the autograd engine's, there are three more conditions:
-
-    - The time between the bounds is at least 50 µs.
-    - The other thread works for most of the time from the first bound to the end of its work.
-    - The second bound comes just after the end of this work.
+    The bounds are the times at which events of the main thread start or end. The main thread waits
+    between two bounds if another thread ends an interval of work there and does not work at the
+    second bound. If it is not the autograd engine's thread, it must also work for most of this
+    time, which must be at least 50 µs, and the second bound must come just after the end of its
+    work.
     """
     links, tree, axis = made.links, made.links.call_tree, made.axis
     if not len(tree):
@@ -410,10 +368,7 @@ def _hand_overs(made: _Builder) -> None:
 
 
 def _loader_waits(made: _Builder) -> None:
-    """Add arcs so that data batches from worker processes arrive at the recorded times.
-
-    An arc is an edge of the simulated graph.
-    """
+    """Add arcs so that data batches from worker processes arrive at the recorded times."""
     events = made.events
     loads = is_loading(events) & events.finished
     _next_batches(made, np.flatnonzero(loads & loads_here(events)))
@@ -430,7 +385,7 @@ def _loader_waits(made: _Builder) -> None:
 
 
 def loads_here(events: Events) -> Flags:
-    """A mask of the events whose names show that a data loader loads in the training process."""
+    """A mask of the events in which a data loader loads in the training process."""
     return events.named(lambda name: _IN_PROCESS in (loader_iterator(name) or ""))
 
 
@@ -460,8 +415,7 @@ class _Waits:
     Attributes:
         moment: the moment at the end of the call.
         call: the call.
-        row: the device row that the call waits for. A call that finds a full launch queue waits for
-            the start of the row. Any other call waits for the end of the row.
+        row: the device row for whose start (in a full launch queue) or end the call waits.
         lag_ns: the time from this start or end to the end of the call.
         usual_ns: the usual value of `lag_ns`.
     """
@@ -474,10 +428,7 @@ class _Waits:
 
 
 def _queue_moments(made: _Builder, thread_of: Ints) -> _Waits:
-    """Add a moment at the end of each launch that may find a full launch queue.
-
-    Such a launch waits for the start of earlier work of its stream.
-    """
+    """Add a moment at the end of each launch that may find a full launch queue."""
     events, work = made.events, made.work
     is_cuda = events.named(lambda name: name.startswith("cu"))
     known = np.flatnonzero((work.call >= 0) & is_cuda[work.call])
@@ -519,15 +470,11 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> _Waits:
 
 
 def _returns(start_ns: Ints, end_ns: Ints) -> Ints:
-    """The number that orders each call's end among moments at the same time (`Moments.phase`).
-
-    If a call has no duration, its end comes after its start.
-    """
+    """The phase of each call's end (`Moments.phase`); without a duration, it follows its start."""
     return np.where(end_ns > start_ns, _RETURNS, _LEAVES)
 
 
 def _wait_moments(made: _Builder, thread_of: Ints) -> _Waits:
-    """Add a moment at the end of each call that waits for the end of known device work."""
     events, found, work = made.events, made.links.synchronisations, made.work
     earlier = made.row_of[found.earlier]
     edge = np.flatnonzero((found.kind[found.wait] != STREAM_WAIT) & (earlier >= 0))
@@ -568,15 +515,11 @@ def _unknown_wait_ns(made: _Builder) -> int:
 
 
 def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
-    """Add edges to device synchronisations, and return all edges.
+    """Add the waits of repeated device synchronisations; `wait[k]` is for the row `row[k]`.
 
-    An edge says that the wait `wait[k]` (see `Synchronisations`) is for the device row `row[k]`.
-
-    Two device synchronisations can follow each other without new work on a stream in between. The
-    trace then has an edge from the stream's last work to the first synchronisation only. This
-    function adds the edge to the second synchronisation. The added edge has no effect until an edit
-    lets the first synchronisation return at once. In a trace with very many synchronisations and
-    streams, no edges are added.
+    If no work comes between two device synchronisations, the trace has the stream's last work only
+    for the first. The added wait of the second has no effect until an edit lets the first return at
+    once. In a trace with very many synchronisations and streams, nothing is added.
     """
     events, found, work = made.events, made.links.synchronisations, made.work
     on_device = found.kind[wait] == DEVICE_WAIT
@@ -607,7 +550,6 @@ def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
 
 
 def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) -> None:
-    """Add arcs that lead to device events: from the launch, the same stream, and other streams."""
     events, work = made.events, made.work
     count = len(work.event)
     if not count:
@@ -674,7 +616,7 @@ def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) 
 
 
 def _stream_waits(made: _Builder) -> tuple[Ints, Ints]:
-    """Pairs of device rows on two streams: the earlier row, and the later row that waits for it."""
+    """Pairs of device rows on two streams: the earlier row, and the row that waits for it."""
     found, work = made.links.synchronisations, made.work
     across = np.flatnonzero(found.kind[found.wait] == STREAM_WAIT)
     earlier, later = (made.row_of[side[across]] for side in (found.earlier, found.later))
@@ -685,23 +627,14 @@ def _stream_waits(made: _Builder) -> tuple[Ints, Ints]:
 def _usual_delays(
     made: _Builder, before: Ints, follows: Flags, waits: Flags, launch_ns: Ints
 ) -> tuple[Ints, Ints]:
-    """The usual delay and the usual gap of each device event.
+    """The usual delay from launch to start, and the usual gap after the work before, in ns.
 
-    The delay is the time from the launch of an event to its start. Each name of a launching call,
-    such as `cudaLaunchKernel`, has a usual delay: the median delay of its events that started at
-    most 1 ms after the launch, on a stream that was free at the launch.
-
-    The gap is the time from the end of the previous event on the stream to the start of the event.
-    Each stream has two usual gaps:
-
-    - For events that were launched by the same call as the previous event, as in a CUDA graph: the
-      median gap of these events.
-    - For all other events: the median gap of those that were launched early enough. An event was
-      launched early enough if the time from its launch to the end of the previous event is at least
-      the usual delay. Events whose launch is not known count too.
-
-    These medians leave out events that wait for another stream. If an event began before the
-    previous event ended, its gap is negative and stays as recorded.
+    The delay is the median over the events of the same launching call that started at most 1 ms
+    after the launch, on a stream that was free. The gap has two medians for each stream: over the
+    events that the call of the event before launched, as in a CUDA graph, and over those launched
+    at least the usual delay before that event ended. Events that wait for another stream count for
+    neither. The gap of an event that began before the previous one ended is negative, and stays as
+    recorded.
     """
     events, work = made.events, made.work
     launched = work.call >= 0
@@ -722,9 +655,8 @@ def _usual_delays(
 def _medians(group: Ints, values: Ints, chosen: Flags) -> Ints:
     """For each row: the median of the chosen values in the group of the row.
 
-    A group with fewer than `_FEW` chosen values gets the smallest of these values, because one
-    exceptional value could decide the median. A group without chosen values gets the median of the
-    chosen values of all groups.
+    Of fewer than `_FEW` values, the smallest counts, because one exceptional value could decide the
+    median; without any, the median of all groups.
     """
     rows = np.flatnonzero(chosen)
     if not len(rows):

@@ -1,10 +1,7 @@
 """The causal profile: how much shorter a step is if a range, an operator or a kernel is faster.
 
-A faster kernel does not always make the step shorter: the kernel may run beside slower work. So the
-simulation lets each range, operator and kernel take 10, 25, 50 and 100 % less time, and compares
-the simulated step with the step before this change. Coz (Curtsinger and Berger, SOSP 2015) measures
-such savings while the program runs, by slowing down the rest of the program. Here, one recording is
-enough.
+Each takes 10, 25, 50 and 100 % less time in the simulation. Coz (Curtsinger and Berger, SOSP 2015)
+measures such savings in a running program, by slowing down the rest.
 """
 
 from __future__ import annotations
@@ -46,13 +43,7 @@ CAUSAL_PROFILE: Schema = schema(
 
 
 class _Part(NamedTuple):
-    """The CPU time and the device work of a range, operator or kernel on one rank.
-
-    Attributes:
-        cpu: the CPU time, as intervals on the axis that joins the times of all threads, one thread
-            after another.
-        rows: a mask of the rows of `Model.work`.
-    """
+    """The CPU time (on `Model.axis`) and device rows of a range, operator or kernel."""
 
     cpu: Intervals
     rows: Flags
@@ -61,15 +52,12 @@ class _Part(NamedTuple):
 def causal_profile(window: Window, costs: Sequence[Costs], step_ns: int, rows: int = 12) -> Table:
     """Return how much shorter a step is if a range, an operator or a kernel is faster.
 
-    `CAUSAL_PROFILE` explains the columns. The row with the largest `saving_50_ns` comes first.
-
     Args:
         window: the window.
-        costs: the costs of each rank, after the edits of the scenario. The savings are relative to
-            a step with these costs.
+        costs: the costs of each rank, after the edits of the scenario.
         step_ns: how long a step takes with these costs; see `Scenario.step_ns`.
-        rows: the number of ranges, of operators and of kernels to simulate for each rank. Those
-            with the most time are chosen, because they can save the most.
+        rows: the number of ranges, of operators and of kernels to simulate for each rank: those
+            with the most time.
 
     Cost: for each row, some array operations on all arcs, and a simulation of four scenarios.
     """
@@ -109,11 +97,7 @@ _Chosen = dict[int, _Part]
 
 
 def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
-    """On each rank, find the ranges, operators and kernels that take the most time.
-
-    The key is the kind ("range", "operator" or "kernel") and the name. The value holds the
-    CPU time and the device work on each rank on which the name is among the largest.
-    """
+    """The ranges, operators and kernels that take the most time on each rank, by kind and name."""
     found: dict[tuple[str, str], _Chosen] = {}
     for rank, model in enumerate(window.models):
         for kind, find in (("range", _ranges), ("operator", _operators), ("kernel", _kernels)):
@@ -123,10 +107,9 @@ def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
 
 
 def _spent(window: Window, costs: Sequence[Costs], chosen: _Chosen) -> tuple[int, int | None]:
-    """The CPU time and the device time of a range, operator or kernel, after edits.
+    """The mean CPU time and device time per step and rank, after edits.
 
-    Both are averages over the steps, and over the ranks in `chosen`. The device time is None if no
-    rank has device work.
+    The device time is None if no rank has device work.
     """
     cpu = device = 0
     for rank, own in chosen.items():

@@ -1,9 +1,7 @@
 """The time of all threads on one axis, and the CPU time between two positions on this axis.
 
-The parts of the threads follow each other on the axis: each thread has its own part, which is as
-long as the trace. So one number, a position, stands for a thread and a time. Waits do not count as
-CPU time. An edit multiplies the CPU time in some intervals by a factor: 0.5 makes a range twice as
-fast.
+Each thread has its own part of the axis, as long as the trace, so one number stands for a thread
+and a time. Waits are no CPU time. An edit multiplies the CPU time in some intervals by a factor.
 """
 
 from __future__ import annotations
@@ -29,8 +27,6 @@ Edits = Sequence[tuple[Intervals, float]]
 class CpuTime:
     """The axis that joins the times of all threads, one thread after another.
 
-    `waits` says where on this axis the threads only wait, so that waits do not count as CPU time.
-
     Attributes:
         begin_ns: the time in the trace at which each thread's part of the axis starts.
         span_ns: the length of each thread's part, in ns.
@@ -42,22 +38,15 @@ class CpuTime:
     waits: Intervals
 
     def place(self, thread: Codes | Ints, time_ns: Ints) -> Ints:
-        """Convert a thread and a time of the trace to a position on the axis.
-
-        The axis joins the times of all threads, one thread after another.
-        """
+        """Convert a thread and a time of the trace to a position on the axis."""
         found: Ints = thread.astype(np.int64) * self.span_ns + (time_ns - self.begin_ns)
         return found
 
     def spent(self, at: Ints, edits: Edits = (), inside: Intervals | None = None) -> Ints:
         """For each position, the edited CPU time that its thread has used before this position.
 
-        Waits do not count.
-
-        Args:
-            at: positions on the axis that joins the times of all threads, one thread after another.
-            edits: the edits. Where several edits overlap, their factors are multiplied.
-            inside: intervals on the axis. If given, only CPU time in these intervals counts.
+        Where several edits overlap, their factors are multiplied. If `inside` is given, only CPU
+        time in these intervals counts.
 
         Cost: sorts all intervals, then does a binary search for each position.
         """
@@ -77,8 +66,8 @@ class CpuTime:
     def spent_within(self, start_ns: Ints, end_ns: Ints, edits: Edits, inside: Intervals) -> int:
         """The edited CPU time of all threads in the intervals `inside` and within spans of time.
 
-        The spans, such as steps, are given by their times since the start of the trace. The time in
-        which two spans overlap counts twice.
+        The spans, such as steps, count from the start of the trace; where two overlap, the time
+        counts twice.
         """
         threads = int(inside[1].max(initial=0)) // self.span_ns + 1
         pieces, rate = self._rates(threads, edits, inside)
@@ -104,9 +93,7 @@ class CpuTime:
 
 
 def axis_of(events: Events) -> tuple[int, int]:
-    """Return the start and the length of the trace, in ns, for a common axis of all threads.
-
-    On this axis, each thread has a part of this length, one part after another.
+    """Return the start and the length of each thread's part of a common axis, in ns.
 
     Raises:
         CaptureError: the trace is so long that the axis of all its threads exceeds 64 bits.

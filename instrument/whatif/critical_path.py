@@ -1,7 +1,7 @@
 """The critical path: the chain of work and waits that decides how long a step takes.
 
-HTA (Holistic Trace Analysis) computes the same longest path. Here, the path also contains the CPU
-time of each thread, so that this time can be assigned to ranges.
+HTA (Holistic Trace Analysis) computes the same longest path. Here, it also has the CPU time of each
+thread, which belongs to ranges.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ _FAR = 2**62
 def critical_path(window: Window, costs: Sequence[Costs]) -> Table:
     """Return the parts of the critical path, the longest first; see `CRITICAL_PATH`.
 
-    The sum of all rows is the time from the end of the first step to the end of the last step,
-    including the time between steps. If there is only one step, the sum is the duration of
-    this step. If no step finished, the whole window counts as one step.
+    Their sum is the time from the end of the first step to the end of the last step; if there is
+    only one step, its duration.
     """
     weights = window.weights(costs)
     times = window.program.run(weights)
@@ -116,10 +115,7 @@ class _Found:
         self._add(WORK_KINDS[COMMUNICATION], None, int(lasts[joining].sum()))
 
     def _add_arc(self, arc: int, total_ns: int) -> None:
-        """Add the time of one arc, split into device work, unexplained time and a wait.
-
-        An arc is an edge of the simulated graph.
-        """
+        """Add the time of one arc, split into device work, unexplained time and a wait."""
         model, arcs, events = self._model, self._model.arcs, self._model.links.events
         kind, row, event = int(arcs.kind[arc]), int(arcs.row[arc]), int(arcs.event[arc])
         if row >= 0:
@@ -142,10 +138,7 @@ class _Found:
             self.total_ns[key] = self.total_ns.get(key, 0) + total_ns
 
     def _add_cpu(self, arc: Ints, total_ns: int) -> None:
-        """Add the CPU time of some arcs to the ranges in which it was spent.
-
-        An arc is an edge of the simulated graph.
-        """
+        """Add the CPU time of some arcs to the ranges in which it was spent."""
         model, scopes = self._model, self._model.links.scopes
         target, source = model.arcs.target[arc], model.arcs.source[arc]
         places, axis = model.places, model.axis

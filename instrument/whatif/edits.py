@@ -1,11 +1,7 @@
 """The edits: each function takes the costs of a scenario, and returns the costs after the edit.
 
-The costs are the times from which the steps are simulated (`instrument.whatif.model.Costs`). An
-edit multiplies CPU time by a factor, changes the duration of device work, or removes waits.
-
-If the effect of an edit is uncertain, the edit has two forms. The expected form gives the estimate
-of the saving. The modest form assumes a smaller effect, and gives a lower estimate. A selection
-holds the CPU time and the device work to change (`instrument.whatif.selection`).
+If the effect of an edit is uncertain, the edit has two forms: the expected form gives the estimate
+of the saving, the modest form assumes a smaller effect.
 """
 
 from __future__ import annotations
@@ -39,8 +35,8 @@ def scale(model: Model, costs: Costs, chosen: Selection, *, by: float) -> Costs:
 def _with_durations(model: Model, costs: Costs, device_ns: Ints) -> Costs:
     """Replace the durations of device work.
 
-    In a scenario in which the other ranks do not change (`others_stay`), a collective cannot end
-    before a given time. If the duration of a collective changes, this time moves by the change.
+    If the other ranks do not change (`others_stay`), the time before which a collective cannot end
+    moves by the change of its duration.
     """
     meets, row = model.ranks_arcs
     fixed_ns, binds = costs.fixed_ns.copy(), costs.fixed_ns[meets] != NEVER
@@ -49,10 +45,7 @@ def _with_durations(model: Model, costs: Costs, device_ns: Ints) -> Costs:
 
 
 def remove(model: Model, costs: Costs, chosen: Selection) -> Costs:
-    """Remove the CPU time of a selection, the waits in this time, and the selected device work.
-
-    Also remove the gaps before the device work, and the calls that launched only this work.
-    """
+    """Remove CPU time with its waits, and device work with its gaps and the calls for it alone."""
     scaled = scale(model, costs, _with_launches(model, chosen), by=0.0)
     arcs, fixed_ns = model.arcs, scaled.fixed_ns.copy()
     of_rows = np.append(chosen.rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))
@@ -67,7 +60,6 @@ def remove(model: Model, costs: Costs, chosen: Selection) -> Costs:
 
 
 def _with_launches(model: Model, chosen: Selection) -> Selection:
-    """The selection, plus the CPU time of its runtime calls."""
     launches = chosen.calls[model.links.call_tree.index]
     start, end = model.node_spans
     cpu = concatenated([chosen.cpu, (start[launches], end[launches])])
@@ -100,9 +92,8 @@ def overlap(model: Model, costs: Costs, chosen: Selection, *, modest: bool = Fal
 def graph_launch(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False) -> Costs:
     """Replace each call of the selected ranges by one launch of a CUDA graph.
 
-    The CPU time of the ranges and the waits during this time are removed. Instead, each call takes
-    the time of one graph launch. The gaps between the kernels are removed; the modest form keeps
-    these gaps.
+    The CPU time of the ranges and the waits in it are removed, and so are the gaps between the
+    kernels; the modest form keeps these gaps.
     """
     arcs = model.arcs
     cut = replace(costs, cpu=(*costs.cpu, (chosen.cpu, 0.0)))
@@ -130,7 +121,6 @@ def bandwidth(model: Model, costs: Costs, chosen: Selection, *, factor: float) -
     """Multiply the bandwidth of the selected communication; waits for other ranks do not change.
 
     The transfer time of a collective is the shortest time of a kernel with the same name and size.
-    The rest of the collective's time is a wait for other ranks.
     """
     device_ns, rows = costs.device_ns.copy(), chosen.rows
     transfer = np.minimum(model.transfer_ns[rows], device_ns[rows])
@@ -141,12 +131,10 @@ def bandwidth(model: Model, costs: Costs, chosen: Selection, *, factor: float) -
 def workers(
     model: Model, costs: Costs, chosen: Selection, *, count: int, modest: bool = False
 ) -> Costs:
-    """Load batches in worker processes.
+    """Load batches in worker processes instead of the training process.
 
-    Loaders that load in the training process use worker processes instead. The time between two
-    batches is at least the loading time of a batch divided by the number of workers. The training
-    process spends no time on loading. The modest form assumes half as many workers, but at least
-    one.
+    The time between two batches is at least the loading time of a batch divided by the number of
+    workers. The modest form assumes half as many workers, but at least one.
     """
     helping = max(count / 2, 1) if modest else count
     fixed_ns = costs.fixed_ns.copy()
@@ -176,14 +164,10 @@ def others_stay(model: Model, costs: Costs) -> Costs:
 
 
 def _without_gaps(model: Model, costs: Costs, rows: Flags) -> Ints:
-    """The fixed times of all arcs (edges of the simulated graph), without gaps before some work.
+    """The fixed times of all arcs, without gaps before the device rows in the mask `rows`.
 
-    `rows` is a mask of device work (rows of `Work`). Two fixed times change for each selected row:
-
-    - The gap between the row and the previous work on its stream becomes 0.
-    - The delay from the launch of the row to its start becomes at most the usual delay.
-
-    All other fixed times are those of `costs`. Arcs that an edit has removed stay removed.
+    The gap to the previous work on the stream becomes 0, and the delay after the launch at most the
+    usual delay. Arcs that an edit has removed stay removed.
     """
     arcs, fixed_ns = model.arcs, costs.fixed_ns.copy()
     inside = np.append(rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))

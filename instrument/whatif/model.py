@@ -1,8 +1,7 @@
 """`Model`: the moments of a recorded window, and the arcs between them.
 
-A moment is the start or the end of an event. An arc says that one moment, the target, happens at
-least a given time after another moment, the source. A device row is a row of `Work`: a kernel, a
-copy or a memset. `builder` finds the moments and arcs in a trace.
+An arc says that one moment, the target, happens at least a given time after another moment, the
+source. A device row is a row of `Work`: a kernel, a copy or a memset.
 """
 
 from __future__ import annotations
@@ -53,24 +52,21 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """The moments of a window: the starts and ends of events that the simulation uses.
+    """The starts and ends of events that the simulation uses.
 
-    A moment is an index into `time_ns` and `phase`. The moments on CPU threads have the first
-    indices, then come the ends of device events, then the starts of device events. `thread` and
-    `call` have entries only for the moments on CPU threads.
+    A moment is an index into `time_ns` and `phase`. First come the moments on CPU threads, then the
+    ends of device events, then the starts of device events. `thread` and `call` have entries only
+    for the moments on CPU threads.
 
     Attributes:
-        time_ns: the recorded time of each moment in ns, from the start of the trace.
-        phase: the kind of each moment. It orders moments at the same time: 0 is a start of a device
-            event, 1 an end of a device event, 2 an end of a wait on the CPU, 3 a start on the CPU,
-            and 4 another end on the CPU. Device moments of the same time are first ordered by the
-            starts of their events. For example, if kernel A ends when kernel B starts, the end of
-            A comes before the start of B.
+        time_ns: the recorded time of each moment, from the start of the trace.
+        phase: orders moments at the same time: 0 is a start of a device event, 1 an end of a device
+            event, 2 an end of a wait on the CPU, 3 a start on the CPU, and 4 another end on the
+            CPU. Device moments of the same time are first ordered by the starts of their events.
         thread: the thread of each CPU moment.
         call: the event of each CPU moment; -1 if there is none.
-        end_of: for each device event (row of `Work`), the moment at its end.
-        start_of: for each device event (row of `Work`), the moment at its start; -1 if the
-            simulation does not need this moment.
+        end_of: for each device row, the moment at its end.
+        start_of: for each device row, the moment at its start; -1 if the simulation needs none.
         step_start, step_end: the moments at the start and the end of each step.
     """
 
@@ -85,10 +81,7 @@ class Moments:
 
     @property
     def ended_row(self) -> Ints:
-        """For each moment, the device work (row of `Work`) that ends then; -1 if there is none.
-
-        A moment is a start or an end of an event.
-        """
+        """For each moment, the device row that ends then; -1 if there is none."""
         row = np.full(len(self.time_ns), -1)
         row[self.end_of] = np.arange(len(self.end_of))
         return row
@@ -96,16 +89,13 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Arcs:
-    """What each moment (start or end of an event) waits for: the arcs, as parallel columns.
-
-    An arc says that one moment, the target, waits for another moment, the source.
+    """What each moment waits for: the arcs, as parallel columns.
 
     Attributes:
         target, source: moments; a source of -1 is the origin: the start of the trace, at time 0.
         kind: an index into `KINDS`.
         fixed_ns: the time from the source to the target, without CPU time and device time.
-        row: the device work (row of `Work`) whose start or end is the target; -1 if there is none,
-            or if the simulation does not need it.
+        row: the device row whose start or end is the target; -1 if there is none or none is needed.
         event: the waiting call or the device event that the arc belongs to; -1 if there is none.
     """
 
@@ -122,16 +112,13 @@ class Arcs:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The times of a scenario: CPU time, durations of device work, and delays.
-
-    From these, `Model.weights` computes the weights of the arcs (edges of the simulated graph).
+    """The times of a scenario, from which `Model.weights` computes the weights of the arcs.
 
     Attributes:
         cpu: for each edit, intervals on `Model.axis`, and the factor for the CPU time in them.
-        device_ns: the duration of each device row (row of `Work`).
+        device_ns: the duration of each device row.
         fixed_ns: the fixed time of each arc, as in `Arcs.fixed_ns`; `NEVER` removes the arc.
-        added_ns: for each CPU moment (start or end of an event on a thread), the CPU time to add
-            directly before this moment.
+        added_ns: for each CPU moment, the CPU time to add directly before it.
     """
 
     cpu: tuple[tuple[Intervals, float], ...]
@@ -144,12 +131,9 @@ class Costs:
 class Model:
     """The simulated graph of one window on one rank.
 
-    Its vertices are moments: starts and ends of events. Its edges are arcs: an arc says that one
-    moment, the target, waits for another moment, the source.
-
     Attributes:
         links, work: the relations and the device work of the capture.
-        axis: the axis that joins the times of all threads, one thread after another.
+        axis: the axis that joins the times of all threads; see `CpuTime`.
         moments, arcs: see `Moments` and `Arcs`.
         program: the `Program` that computes when each moment happens.
         residue_ns: for each device row, how much later it started than its arcs explain; negative
@@ -193,12 +177,10 @@ class Model:
 
     @cached_property
     def typical(self) -> Costs:
-        """The recorded costs, but with usual delays instead of the recorded delays.
+        """The recorded costs, but with usual delays instead of the recorded ones.
 
-        - Device work starts without its unexplained delay (`residue_ns`).
-        - When a call on the CPU waits for the end of device work, the call returns a short time
-          after this end. This time has its usual length. The same is true of a call that waits for
-          the start of device work because the launch queue is full.
+        Device work starts without its residue, and calls that wait for device work return after the
+        usual time.
         """
         return self._costs(self._typical_ns)
 
@@ -207,7 +189,7 @@ class Model:
         return Costs((), durations, fixed_ns, np.zeros(len(self.moments.thread), np.int64))
 
     def weights(self, costs: Costs) -> Ints:
-        """The weight of each arc (edge of the simulated graph) in nanoseconds."""
+        """The weight of each arc, in nanoseconds."""
         weights = costs.fixed_ns.copy()
         arcs, rows = self._work_arcs
         weights[arcs] += costs.device_ns[rows]
@@ -217,11 +199,10 @@ class Model:
         return weights
 
     def change(self, costs: Costs, cpu: Intervals, rows: Flags) -> Ints:
-        """How much the weight of each arc changes if the given CPU time and work take no time.
+        """The change of each arc's weight in ns if the given CPU time and work take no time.
 
-        An arc is an edge of the simulated graph, and its weight is a time in ns. `cpu` holds
-        intervals on `axis`, and `rows` is a mask of the rows of `work`. The change is the same as
-        with `edits.scale(…, by=0)`, but this method is faster.
+        `cpu` holds intervals on `axis`, and `rows` is a mask of device rows. This is
+        `edits.scale(…, by=0)`, but faster.
         """
         change = np.zeros(len(self.arcs), np.int64)
         device_ns = np.where(rows, -costs.device_ns, 0)
@@ -235,33 +216,20 @@ class Model:
         return change
 
     def _of_arcs(self, spent_ns: Ints) -> Ints:
-        """The CPU time of each CPU arc (see `_cpu_arcs`).
-
-        `spent_ns` is the CPU time of the arc's thread from the start of the trace to the arc's end.
-        """
+        """The CPU time of each CPU arc, from its thread's CPU time until the arc's end."""
         before = np.append(0, spent_ns[:-1])[: len(spent_ns)]
         # The first arc of a thread has no source, so all CPU time until its target counts.
         return spent_ns - np.where(self._has_source, before, 0)
 
     @cached_property
     def _work_arcs(self) -> tuple[Ints, Ints]:
-        """The arcs (edges of the simulated graph) whose time includes a duration of device work.
-
-        Returns:
-            Two arrays of the same length: the index of each of these arcs; and for each of them,
-                the device work, as a row of `work`.
-        """
+        """The arcs whose time includes a duration of device work, and the device row of each."""
         arcs = np.flatnonzero(self.lasting >= 0)
         return arcs, self.lasting[arcs]
 
     @cached_property
     def _cpu_arcs(self) -> Ints:
-        """The indices of the CPU arcs, sorted by the position of their target on `axis`.
-
-        A CPU arc is an edge of the simulated graph: it leads from a moment (a start or an end of an
-        event) on a thread to the next moment on this thread, the target. In this order, each arc
-        starts where the previous arc of the same thread ends.
-        """
+        """The arcs between moments of a thread, sorted by the place of their target on `axis`."""
         arcs = np.flatnonzero(self.arcs.kind == CPU)
         return arcs[np.argsort(self.places[self.arcs.target[arcs]], kind="stable")]
 
@@ -271,44 +239,28 @@ class Model:
 
     @cached_property
     def _cpu_ends(self) -> Ints:
-        """For each CPU arc (see `_cpu_arcs`), the position on `axis` at which the arc ends."""
         return self.places[self._cpu_targets]
 
     @cached_property
     def _spent_ns(self) -> Ints:
-        """The CPU time of each CPU arc's thread from the start of the trace to the end of the arc.
-
-        For CPU arcs, see `_cpu_arcs`.
-        """
         return self.axis.spent(self._cpu_ends)
 
     @cached_property
     def _has_source(self) -> Flags:
-        """For each CPU arc (see `_cpu_arcs`), False if the arc is the first one on its thread.
-
-        The first arc on a thread begins at the start of the trace. Each later arc begins where the
-        previous arc on the thread ends.
-        """
+        """For each CPU arc, whether it begins at another arc and not at the start of the trace."""
         found: Flags = self.arcs.source[self._cpu_arcs] >= 0
         return found
 
     @cached_property
     def places(self) -> Ints:
-        """For each moment on a CPU thread, its position on `axis`.
-
-        A moment is a start or an end of an event. The axis joins the times of all threads, one
-        thread after another.
-        """
+        """For each moment on a CPU thread, its position on `axis`."""
         moments = self.moments
         count = len(moments.thread)
         return self.axis.place(moments.thread, moments.time_ns[:count] + self.axis.begin_ns)
 
     @cached_property
     def node_spans(self) -> Intervals:
-        """The start and the end of each node of the call tree, as positions on `axis`.
-
-        The axis joins the times of all threads, one thread after another.
-        """
+        """The start and the end of each node of the call tree, as positions on `axis`."""
         tree, place = self.links.call_tree, self.axis.place
         return place(tree.thread, tree.start_ns), place(tree.thread, tree.end_ns)
 
@@ -326,15 +278,11 @@ class Model:
         return found
 
     def ends_ns(self, times: Ints, first: int = 0) -> Floats:
-        """The time at which each step ends.
+        """The time at which each step ends; with several scenarios, a row for each.
 
-        A step ends when both the CPU has ended the step and the device has ended the work that the
-        step launched, but not before the previous step. If there are several scenarios, the result
-        has one row for each.
-
-        Args:
-            times: the simulated time of each moment (start or end of an event).
-            first: the index in `times` of the first moment of this simulation model.
+        A step ends when the CPU has ended it and the device has ended the work that it launched,
+        but not before the previous step. `first` is the index in `times` of the model's first
+        moment.
         """
         ends = times[..., self.moments.step_end + first].astype(np.float64)
         last, step, of_step = self._last
@@ -346,18 +294,13 @@ class Model:
 
     @cached_property
     def _last(self) -> tuple[Ints, Ints, Ints]:
-        """For each step, the ends of the device work that can finish last in the step.
+        """The ends of the device work that can finish last in its step.
 
-        Device work that cannot finish last is left out. For example, kernel B comes directly after
-        kernel A on the same stream and in the same step. If B never starts before the end of A, A
-        cannot finish last.
+        Work after which other work of its step follows on its stream is left out.
 
         Returns:
-            Three arrays:
-
-            1. The moments of these ends, sorted by step.
-            2. The steps that launched this work, each once.
-            3. For each of these steps, the index of its first moment in the first array.
+            The moments of these ends, sorted by step; the steps that have some; for each of these
+                steps, the index of its first moment in the first array.
         """
         arcs = self.arcs
         gap_ns = np.minimum(self.measured.fixed_ns, self.typical.fixed_ns)
@@ -377,11 +320,7 @@ class Model:
 
     @cached_property
     def ranks_arcs(self) -> tuple[Ints, Ints]:
-        """The arcs that stand for waits for other ranks, and the device row of each arc.
-
-        Arcs are edges of the simulated graph. Each of these arcs leads to the end of a collective,
-        and its device row is the row of this collective in `work`.
-        """
+        """The arcs for waits for other ranks, and the device row of the collective of each."""
         arcs = np.flatnonzero(self.arcs.kind == RANKS)
         return arcs, self.moments.ended_row[self.arcs.target[arcs]]
 
@@ -389,8 +328,8 @@ class Model:
     def transfer_ns(self) -> Ints:
         """For each device row, the shortest duration of a row with the same name and size.
 
-        For a collective, this is the transfer time. The rest of the collective's duration is a wait
-        for other ranks.
+        For a collective, this is the transfer time; the rest of its duration is a wait for other
+        ranks.
         """
         events, event = self.links.events, self.work.event
         sizes = [min(max(each.input_elements or 0, 0), _LARGEST) for each in events.details]

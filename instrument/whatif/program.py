@@ -1,10 +1,8 @@
 """`Program`: moments in order, and the computation of when each moment happens.
 
-Moments are the vertices of the simulated graph: starts and ends of events. Arcs are its edges.
-Each arc has a weight in ns: its target happens at least this time after its source. A moment
-happens as soon as all arcs to it allow. The times of all moments are the longest paths in a graph
-without cycles. One pass over the arcs, in the order of their targets, computes these times. This is
-also known as a max-plus program.
+Each arc has a weight in ns: its target happens at least this time after its source, and a moment as
+soon as all arcs to it allow. So the times are the longest paths in a graph without cycles. One pass
+over the arcs, in the order of their targets, computes them (a max-plus program).
 """
 
 from __future__ import annotations
@@ -26,12 +24,10 @@ NEVER = -(2**60)
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The critical path to a moment: the arcs of the path, and when each arc begins and ends.
+    """The critical path to a moment: its arcs in order of time, and when each begins and ends.
 
-    Moments (starts and ends of events) are the vertices of the simulated graph, and arcs are its
-    edges. The arcs are in order of time, and the path has no holes: the first arc begins at time 0,
-    and each other arc begins when the previous arc ends. So an arc from the origin (time 0) can
-    begin later here than in the graph; see `Program.critical`.
+    The path has no holes: the first arc begins at time 0, and each other arc when the previous one
+    ends. So an arc from the origin can begin later here than in the graph; see `Program.critical`.
     """
 
     arc: Ints
@@ -40,11 +36,7 @@ class Path:
 
 
 class _Arcs(NamedTuple):
-    """Arcs (edges of the simulated graph) in the order in which a computation visits them.
-
-    `target` and `source` are the indices of the vertices at which each arc ends and starts.
-    `number` is the index of each arc in `Program`.
-    """
+    """Arcs in the order in which they are visited; `number` is the index of each in `Program`."""
 
     target: NDArray[np.int32]
     source: NDArray[np.int32]
@@ -53,10 +45,7 @@ class _Arcs(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """The simulated graph.
-
-    Its vertices are moments: starts and ends of events. Its edges are arcs: an arc says that one
-    moment, the target, waits for another moment, the source.
+    """The simulated graph of moments and arcs.
 
     Attributes:
         moment_order: the moments, each after the sources of the `kept` arcs that lead to it.
@@ -73,8 +62,6 @@ class Program:
     def run(self, of_arcs: Ints) -> Ints:
         """The simulated time of each moment in ns; `of_arcs` holds the weight of each arc in ns.
 
-        Moments are the vertices of the simulated graph, and arcs are its edges.
-
         Cost: about 5 ns for each arc with the C extension, and 0.2 µs without it.
         """
         found: Ints = self.run_shares(of_arcs, np.zeros_like(of_arcs), np.zeros(1))[0]
@@ -83,34 +70,26 @@ class Program:
     def run_shares(self, of_arcs: Ints, change: Ints, shares: Floats) -> Ints:
         """The simulated time of each moment; the result has a row for each of several scenarios.
 
-        Moments are the vertices of the simulated graph, and arcs are its edges.
-
         Args:
             of_arcs: the weights of the arcs in nanoseconds.
             change: how much each weight changes.
-            shares: for each scenario, the share of `change` to add to the weights. The product of
-                share and change is cut to whole nanoseconds.
+            shares: for each scenario, the share of `change` to add to the weights, in whole
+                nanoseconds.
 
-        Cost: the first scenario costs as much as `run`, and each further scenario about 2 ns for
-        each arc. Without the C extension, each scenario costs as much as `run`.
+        Cost: the first scenario costs as much as `run`, each further one about 2 ns for each arc;
+        without the C extension, as much as `run`.
         """
         return _longest_paths(self._ordered, of_arcs, change, shares, self._earliest)
 
     @cached_property
     def _earliest(self) -> Ints:
-        """For each moment, the start value of its time in `run_shares`, in ns.
-
-        The start value is 0 if no arc leads to the moment. Otherwise it is far below 0, so that the
-        arcs decide the time. Moments are the vertices of the simulated graph, and arcs are its
-        edges.
-        """
+        """The start value of each moment's time: 0, or far below 0 if an arc leads to it."""
         found = np.zeros(len(self.moment_order), np.int64)
         found[self._ordered.target] = 2 * NEVER
         return found
 
     @cached_property
     def _ordered(self) -> _Arcs:
-        """The arcs in the order of their targets."""
         rank = np.empty(len(self.moment_order), np.int64)
         rank[self.moment_order] = np.arange(len(rank))
         arcs = np.flatnonzero(self.kept)
@@ -121,17 +100,10 @@ class Program:
     def critical(self, of_arcs: Ints, times: Ints, moment: int) -> Path:
         """The arcs that decide when a moment happens.
 
-        Moments are the vertices of the simulated graph, and arcs are its edges. An arc ends at the
-        time of its source plus its weight. Of all arcs to a moment, the arc with the latest end
-        decides. If several arcs have the latest end, the first of them decides.
-
-        The path is built backwards in time. At each moment, the deciding arc is added to the path.
-        The path then goes on at the source of this arc.
-
-        An arc from the origin (time 0) has no moment as its source. But such an arc can decide too,
-        for example if a moment waits for a batch from another process. Then the arc is added to the
-        path, and the path goes on as if this arc did not exist: at the source of the latest of
-        those arcs to the moment that have a source. If there are none, the path is complete.
+        Of all arcs to a moment, the first of those that end last decides; the path goes on at its
+        source. If this is an arc from the origin, such as the arrival of a batch from another
+        process, the path goes on at the source of the latest arc that has one. If there is none,
+        the path is complete.
 
         Args:
             of_arcs: the weight of each arc in ns.
@@ -155,10 +127,9 @@ class Program:
 
 
 def _latest(target: NDArray[np.int32], reached: Ints, moments: int) -> Ints:
-    """For each moment, the arc to it with the latest end; -1 if no arc leads to it.
+    """For each moment, the first of the arcs to it that end last; -1 if no arc leads to it.
 
-    `reached` holds the time at which each arc ends. If several arcs to a moment have the latest
-    end, the first of them counts. Equal values in `target` must be adjacent.
+    `reached` holds the time at which each arc ends. Equal values in `target` must be adjacent.
     """
     found = np.full(moments, -1)
     begin = np.flatnonzero(np.diff(target, prepend=-1))
@@ -171,11 +142,9 @@ def _latest(target: NDArray[np.int32], reached: Ints, moments: int) -> Ints:
 
 
 def _longest_paths(arcs: _Arcs, own: Ints, change: Ints, shares: Floats, earliest: Ints) -> Ints:
-    """For each moment, the length in ns of the longest path to it, at least `earliest`.
+    """For each share (row) and moment (column), the longest path to it, at least `earliest`, in ns.
 
-    The result has a row for each value in `shares`, and a column for each moment. For a share of
-    0.1, for example, the weight of each arc is `own` + 0.1 · `change`. The product is cut to whole
-    nanoseconds.
+    The weight of each arc is `own` + share · `change`, with the product cut to whole nanoseconds.
     """
     if loops.compiled is not None:
         columns = (*arcs, own, change, shares, earliest)
@@ -196,7 +165,7 @@ def _longest_paths(arcs: _Arcs, own: Ints, change: Ints, shares: Floats, earlies
 def in_order(order: Ints, target: Ints, source: Ints) -> Flags:
     """A mask of the arcs whose source comes before their target in `order`.
 
-    All other arcs contradict the clocks of the trace, so the simulation does not use them.
+    All others contradict the clocks of the trace, so the simulation does not use them.
     """
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))

@@ -47,14 +47,9 @@ _SELECT = {
 
 @dataclass(frozen=True)
 class _Variant:
-    """The costs after the edits, under one assumption.
+    """The costs of each rank after the edits, under one assumption (an index into `assumptions`).
 
-    The smallest and the largest saving of all variants are the bounds of the saving.
-
-    Attributes:
-        costs: the costs of each rank.
-        assumption: an index into `Window.assumptions`.
-        is_modest: whether edits with an uncertain effect have their modest form (see `edits`).
+    `is_modest` says whether edits with an uncertain effect have their modest form (see `edits`).
     """
 
     costs: tuple[Costs, ...]
@@ -70,16 +65,12 @@ class Scenario:
     so that edits can be chained: `capture.whatif.workers(4).scale(kernel="*conv*", by=0.5)`. Globs
     choose what to edit: `*` stands for any text, `?` for one character.
 
-    The simulation does not contain effects that the recording does not show, such as faster caches,
-    other clock rates and contention for cores. A recorded step takes longer than a step without a
-    profiler.
-
     Attributes:
         window: the models of all ranks.
         edits: a description of each edit.
-        variants: the costs after the edits. There is one variant for each of `Window.assumptions`.
-            If an edit also has a modest form, which assumes a smaller effect, there is one more
-            variant, with the modest forms. The first variant gives the estimate.
+        variants: the costs after the edits, for each of `Window.assumptions`; if an edit has a
+            modest form, one more variant has the modest forms. The first variant gives the
+            estimate.
         losses: a sentence for each thing that is missing from the captures.
     """
 
@@ -108,16 +99,13 @@ class Scenario:
     def saving_ns(self) -> int:
         """How much shorter a step is with the edits, in nanoseconds; negative if it is longer.
 
-        If all steps together become shorter by 10 %, the saving is 10 % of the median step
-        (`baseline_ns`). The median of the simulated steps is not used, because it may belong to
-        another step than the median of the recorded steps. The first step does not count, because
-        no work of an earlier step is queued on the device when the first step begins.
+        If all steps except the first become 10 % shorter together, it is 10 % of `baseline_ns`: the
+        median of the simulated steps may belong to another step than the recorded median.
         """
         return self._saved(0, self.steps)
 
     @cached_property
     def _savings(self) -> list[int]:
-        """The saving of each of `variants` (the edits under different assumptions), in ns."""
         others = [
             self._saved(each.assumption, self.window.simulated(each.costs))
             for each in self.variants[1:]
@@ -125,7 +113,6 @@ class Scenario:
         return [self.saving_ns, *others]
 
     def _saved(self, assumption: int, after: Sequence[int]) -> int:
-        """The saving per step; `after` has the steps' durations with the edits. See `saving_ns`."""
         before = self.window.recorded_steps(assumption)
         kept = counting(len(before))
         share = 1 - sum(after[kept]) / max(sum(before[kept]), 1)
@@ -145,7 +132,7 @@ class Scenario:
     def unexplained(self) -> float:
         """The part of the window, 0 to 1, in which device work is late for an unknown reason.
 
-        If the scenario has several ranks, this is the largest of their parts.
+        Of several ranks, the largest.
         """
         return max(each.unexplained for each in self.window.models)
 
@@ -183,10 +170,7 @@ class Scenario:
 
     @cached_property
     def critical_path(self) -> Table:
-        """The work and waits that decide how long a step takes.
-
-        See `instrument.whatif.critical_path.CRITICAL_PATH`.
-        """
+        """The work and waits that decide how long a step takes; see `CRITICAL_PATH`."""
         return critical_path(self.window, self.variants[0].costs)
 
     def profile(self, rows: int = 12) -> Table:
@@ -232,9 +216,8 @@ class Scenario:
     def scale_events(self, positions: Ints, by: float) -> Scenario:
         """Multiply the time of CPU events and device events by a factor.
 
-        For a CPU event, the factor also applies to all that runs inside the event, and to the
-        device work that is launched there. But for a runtime call, such as `cudaLaunchKernel`, the
-        factor applies only to the CPU time of the call.
+        A CPU event includes all that runs inside and the device work that is launched there, but of
+        a runtime call only its CPU time.
 
         Args:
             positions: positions in `capture.events`.
@@ -290,9 +273,7 @@ class Scenario:
         return self._with(f"copies {copy} overlapped", edits.overlap, chosen, modest)
 
     def asynchronous(self, *, sync: str = "*", positions: Ints | None = None) -> Scenario:
-        """Let waiting calls return at once.
-
-        The simulation assumes that the program works without the results of these calls.
+        """Let waiting calls return at once, as if the program worked without their results.
 
         Args:
             sync: calls by their name or by an operator around them, such as `aten::item`.
@@ -350,10 +331,9 @@ class Scenario:
     def balance(self) -> Scenario:
         """Give each rank the same amount of work, so that no collective waits for a slower rank.
 
-        The work of a rank is its time without the waits in collectives. If a rank has more work
-        than the average, its CPU and device times are multiplied so that its work becomes the
-        average. The other ranks do not change: they would do the additional work in the time in
-        which they now wait.
+        The work of a rank is its time without the waits in collectives. The CPU and device times of
+        ranks with more work than the average are multiplied down to it. The other ranks do not
+        change: they would do the additional work while they now wait.
 
         Raises:
             CaptureError: the scenario has one rank, or its ranks have no collective in common.
@@ -390,10 +370,9 @@ class Scenario:
         chosen: Sequence[Any | None],
         modest: Callable[..., Costs] | None = None,
     ) -> Scenario:
-        """The scenario with one more edit.
+        """The scenario with one more edit, which changes `chosen` of each rank (None: nothing).
 
-        `chosen` holds what the edit changes on each rank; None leaves the rank as it is. If the
-        effect of the edit is uncertain, `modest` is the same edit with a smaller effect.
+        `modest` is the same edit with a smaller effect, if its effect is uncertain.
         """
         variants = self.variants
         if modest and not any(variant.is_modest for variant in variants):
@@ -452,9 +431,6 @@ def scenario(capture: Views) -> Scenario:
 def joint_scenario(ranks: Ranks) -> Scenario:
     """Return a scenario without edits, of several ranks that wait for each other.
 
-    The capture of one rank does not show when the other ranks begin a collective. The captures of
-    several ranks do.
-
     Raises:
         CaptureError: a trace has no CPU events, or the ranks have no collective in common.
         TraceError: a trace cannot be read.
@@ -491,10 +467,7 @@ def joint_scenario(ranks: Ranks) -> Scenario:
 
 
 def _communication_rows(capture: Views, start_ns: Ints, end_ns: Ints) -> Ints:
-    """For each start and end, the row of the communication at this time in `capture.work`.
-
-    The row is -1 if there is no communication with exactly this start and end.
-    """
+    """The row in `capture.work` of the communication with each start and end; -1 for none."""
     work = capture.work
     rows = np.flatnonzero(work.kind == COMMUNICATION)
     times = zip(work.start_ns[rows].tolist(), work.end_ns[rows].tolist())

@@ -1,7 +1,4 @@
-"""`Selection`: the CPU time and the device work that an edit changes.
-
-Each function makes a selection by name, by position or by kind.
-"""
+"""`Selection`: the CPU time and the device work that an edit changes, by name, position or kind."""
 
 from __future__ import annotations
 
@@ -33,11 +30,10 @@ class Selection:
     """The parts of a window that an edit changes.
 
     Attributes:
-        cpu: the chosen CPU time, as intervals on the axis that joins the times of all threads end
-            to end.
-        rows: a mask of the rows of `Model.work`: the chosen device work.
-        calls: a mask of events. It selects the runtime calls in the chosen CPU time, and all other
-            runtime calls that launched only chosen rows.
+        cpu: the chosen CPU time, as intervals on `Model.axis`.
+        rows: a mask of the device rows.
+        calls: a mask of events: the runtime calls in the chosen CPU time, and all other runtime
+            calls that launched only chosen rows.
     """
 
     cpu: Intervals
@@ -46,11 +42,10 @@ class Selection:
 
 
 def by_range(model: Model, pattern: str) -> Selection:
-    """Select ranges by path or name.
+    """Select ranges by path or name, with their backward pass and device work.
 
-    The selection contains all that runs inside the ranges, their backward pass, and their device
-    work. A pattern that begins with "/" must match the whole path, from the root on. Any other
-    pattern can match the name or the path of a range.
+    A pattern that begins with "/" must match the whole path, from the root on; any other the name
+    or the path.
 
     Raises:
         ConfigError: no range matches.
@@ -78,8 +73,7 @@ def of_paths(model: Model, chosen: Flags) -> Selection:
 def by_operator(model: Model, pattern: str) -> Selection:
     """Select operators, runtime calls and backward nodes by name, with all that runs inside.
 
-    The selection contains the device work that an operator launches. For a runtime call, it
-    contains only the CPU time.
+    Their device work is selected too, but not that of runtime calls.
 
     Raises:
         ConfigError: no operator matches.
@@ -93,9 +87,7 @@ def by_operator(model: Model, pattern: str) -> Selection:
 
 
 def by_kernel(model: Model, pattern: str) -> Selection:
-    """Select kernels, copies and memsets by name, without the CPU time of their launches.
-
-    The pattern must match the whole name of a kernel, or its name as `short_name` returns it.
+    """Select kernels, copies and memsets by name or `short_name`, without their launches' CPU time.
 
     Raises:
         ConfigError: no device event matches.
@@ -165,7 +157,7 @@ def communication(model: Model) -> Selection:
 
 
 def loading(model: Model) -> Selection:
-    """Select the calls in which data loaders without workers load a batch in the training process.
+    """Select the calls in which a data loader loads a batch in the training process.
 
     Raises:
         CaptureError: there is no such loader.
@@ -196,7 +188,7 @@ def launching(model: Model, pattern: str) -> Selection:
 
 
 def calls_named(model: Model, pattern: str) -> Ints:
-    """Find calls that wait for the device, by their name or the name of an operator around them.
+    """Find calls that wait for the device, by their name or that of an operator around them.
 
     Raises:
         ConfigError: no waiting call matches.
@@ -213,10 +205,9 @@ def calls_named(model: Model, pattern: str) -> Ints:
 
 
 def short_name(name: str) -> str:
-    """The name of a kernel without its return type, template arguments and parameters.
+    """The name of a kernel without return type, template arguments and parameters.
 
-    The name of other device work loses the text in brackets: `Memcpy HtoD (Pinned -> Device)`
-    becomes `Memcpy HtoD`.
+    Other device work loses the text in brackets: `Memcpy HtoD (Pinned -> Device)` is `Memcpy HtoD`.
     """
     text, found, end = _UNNAMED.sub("", name), "", 0
     opened: list[str] = []

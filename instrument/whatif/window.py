@@ -1,11 +1,9 @@
 """`Window`: the simulation models of one or several ranks, joined into one simulation.
 
-In a synchronising collective, such as an all-reduce, each rank waits for all other ranks. So the
-collective joins the models of these ranks. The transfer begins when the last rank has begun its
-kernel, and all ranks end their kernels after the transfer. The last rank does not wait for other
-ranks. So the transfer takes as long as the shortest of the collective's kernels. For Megatron on
-eight A100, the simulated ends of the collectives are within 25 µs of the measured ends.
-`instrument.runs.clock_skew` gives the differences between the ranks' clocks.
+In a synchronising collective, such as an all-reduce, the transfer begins when the last rank has
+begun its kernel, and all kernels end after it. The last rank does not wait, so the transfer takes
+as long as the shortest kernel. For Megatron on eight A100, the simulated ends of the collectives
+are within 25 µs of the measured ends.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ from instrument.whatif.program import NEVER, Floats, Program, in_order
 
 @dataclass(frozen=True, slots=True)
 class Meetings:
-    """The collectives that join ranks, as columns with a row for each rank of each collective.
+    """The collectives that join ranks, with a row for each rank of each collective.
 
     Attributes:
         collective: the number of the collective, from 0.
         rank: the index of the rank in `Window.models`.
-        row: the device row of the rank's kernel: its row in `Model.work`.
+        row: the device row of the rank's kernel.
     """
 
     collective: Ints
@@ -64,19 +62,15 @@ class Window:
 
     @cached_property
     def typical(self) -> tuple[Costs, ...]:
-        """The costs with the usual delays and gaps, without unexplained delays of device work.
-
-        See `Model.typical`.
-        """
+        """The costs with the usual delays and gaps; see `Model.typical`."""
         return self._with_transfers([model.typical for model in self.models])
 
     @cached_property
     def assumptions(self) -> tuple[tuple[Costs, ...], ...]:
-        """The costs without edits: an entry for each assumption.
+        """The costs without edits, for each assumption.
 
-        The first assumption is that all times are as recorded. The second is that all delays and
-        gaps have their usual lengths. The third is that the other ranks do not change. The
-        third is made only for a single capture whose rank communicates with other ranks.
+        All times are as recorded; or all delays and gaps have their usual lengths; or, for a single
+        capture with communication, the other ranks do not change.
         """
         found = [self.measured, self.typical]
         if len(self.models) == 1 and (self.models[0].work.kind == COMMUNICATION).any():
@@ -84,10 +78,7 @@ class Window:
         return tuple(found)
 
     def recorded_steps(self, assumption: int) -> list[int]:
-        """The simulated duration of each step, in ns, if nothing of the recording is changed.
-
-        `assumption` is an index into `assumptions`.
-        """
+        """The duration of each step without edits, in ns, for an index into `assumptions`."""
         if assumption not in self._recorded:
             self._recorded[assumption] = self.simulated(self.assumptions[assumption])
         return self._recorded[assumption]
@@ -99,10 +90,7 @@ class Window:
         return found
 
     def waits_for_workers(self, costs: Sequence[Costs]) -> bool:
-        """Whether a step but the first waits for a batch from worker processes of a data loader.
-
-        The simulation lets such a batch arrive at its recorded time.
-        """
+        """Whether a step but the first waits for a batch from worker processes of a data loader."""
         batches = [
             np.flatnonzero((model.arcs.kind == LOADER) & (model.arcs.source < 0))
             for model in self.models
@@ -121,10 +109,7 @@ class Window:
         return False
 
     def _with_transfers(self, costs: Sequence[Costs]) -> tuple[Costs, ...]:
-        """The costs if each kernel in `meetings` takes only the transfer time of its collective.
-
-        `meetings` lists the kernels of collectives in which ranks wait for each other.
-        """
+        """The costs if each kernel in `meetings` takes only its collective's transfer time."""
         if self.meetings is None:
             return tuple(costs)
         found = []
@@ -138,11 +123,9 @@ class Window:
         return tuple(found)
 
     def _transfers(self, rank: int) -> Flags:
-        """A mask of a rank's arcs that lead from the start of a kernel in `meetings` to its end.
+        """A mask of a rank's arcs from the start of a kernel in `meetings` to its end.
 
-        Arcs are edges of the simulated graph. `meetings` lists the kernels of collectives in which
-        ranks wait for each other. These arcs are removed, because such a kernel ends when the
-        collective ends.
+        They are removed, because such a kernel ends when the collective ends.
         """
         assert self.meetings is not None
         rows, arcs = self.meetings.row[self.meetings.rank == rank], self.models[rank].arcs
@@ -151,19 +134,15 @@ class Window:
 
     @cached_property
     def program(self) -> Program:
-        """The `Program` that computes when the moments of all ranks and of the collectives happen.
-
-        The moments are starts and ends of events, and the start of each collective's transfer.
-        """
+        """The `Program` of all ranks and collectives."""
         return self._built[0]
 
     @cached_property
     def _built(self) -> tuple[Program, Ints]:
         """The graph of all ranks, and how much later each kernel ended than its transfer, in ns.
 
-        These are the kernels of collectives in `meetings`. Each collective has a moment (a
-        vertex of the graph), at which its transfer begins. Arcs (edges) lead from the starts of the
-        collective's kernels to this moment, and from this moment to the ends of the kernels.
+        Each collective has a moment at which its transfer begins, with arcs from the starts of its
+        kernels and to their ends.
         """
         if self.meetings is None:
             return self.models[0].program, np.zeros(0, np.int64)
@@ -189,7 +168,6 @@ class Window:
         return program, late - self._transfer_ns[meetings.collective]
 
     def _order(self, times: Ints) -> Ints:
-        """All moments in order of time; at equal times, the moments of a rank keep their order."""
         place = np.zeros(len(times), np.int64)
         for model, begin in zip(self.models, self.first_moment):
             order = model.program.moment_order
@@ -200,18 +178,12 @@ class Window:
 
     @cached_property
     def first_arc(self) -> list[int]:
-        """For each rank, the index of its first arc (edge) in `program`.
-
-        The last entry is the index at which the arcs of the collectives begin.
-        """
+        """The index of each rank's first arc in `program`, then that of the collectives."""
         return [0, *np.cumsum([len(model.arcs) for model in self.models]).tolist()]
 
     @cached_property
     def first_moment(self) -> list[int]:
-        """For each rank, the index of its first moment (start or end of an event) in `program`.
-
-        The last entry is the index at which the moments of the collectives begin.
-        """
+        """The index of each rank's first moment in `program`, then the collectives'."""
         sizes = [len(model.moments.time_ns) for model in self.models]
         return [0, *np.cumsum(sizes).tolist()]
 
@@ -248,7 +220,7 @@ class Window:
         return [model.span_ns - waited for model, waited in zip(self.models, of_ranks)]
 
     def weights(self, costs: Sequence[Costs]) -> Ints:
-        """The weights in ns of all arcs (edges of the simulated graph), from each rank's costs."""
+        """The weights in ns of all arcs, from each rank's costs."""
         own = [model.weights(each) for model, each in zip(self.models, costs)]
         if self.meetings is None:
             return own[0]
@@ -260,14 +232,10 @@ class Window:
         return np.concatenate([*found, np.zeros_like(transfers), transfers + self._built[1]])
 
     def change(self, costs: Sequence[Costs], parts: Mapping[int, tuple[Intervals, Flags]]) -> Ints:
-        """How much the weight of each arc changes if the work in `parts` takes no time.
+        """How much the weight of each arc changes if the work in `parts` takes no time, in ns.
 
-        An arc is an edge of the simulated graph, and its weight is a time in ns.
-
-        Args:
-            costs: the costs of each rank.
-            parts: the CPU time and the device work of some ranks, as for `Model.change`; the key is
-                the index of the rank in `models`.
+        `parts` has the CPU time and the device rows of some ranks (indices into `models`); see
+        `Model.change`.
         """
         models = enumerate(zip(self.models, costs))
         own = [
@@ -289,11 +257,7 @@ class Window:
         return np.concatenate([*own, np.zeros_like(transfers), transfers])
 
     def _of_meetings(self, values: Sequence[Ints]) -> Ints:
-        """For each kernel in `meetings`, its value in `values`.
-
-        `meetings` lists the kernels of collectives in which ranks wait for each other. `values` has
-        an array for each rank, with a value for each row of `Model.work`.
-        """
+        """For each kernel in `meetings`, its value in `values`, which has device rows by rank."""
         assert self.meetings is not None
         found = np.zeros_like(self.meetings.row)
         for rank, each in enumerate(values):
@@ -307,11 +271,10 @@ class Window:
         return [model.ends_ns(times, k) for model, k in bounds]
 
     def steps_ns(self, times: Ints) -> Floats:
-        """The duration of each step.
+        """The duration of each step; with several scenarios, a row for each.
 
-        A step ends when all ranks have ended the step. It begins when the first rank begins the
-        step on the CPU, but not before the previous step has ended: a device can still do work of
-        the previous step. If there are several scenarios, the result has one row for each.
+        A step ends when all ranks have ended it. It begins when the first rank begins it on the
+        CPU, but not before the previous step has ended.
         """
         ends, bounds = self.ends_ns(times), zip(self.models, self.first_moment)
         steps = min(each.shape[-1] for each in ends)
@@ -324,14 +287,10 @@ class Window:
 
 
 def meetings(matches: Sequence[tuple[Ints, Ints]]) -> Meetings | None:
-    """Collect the collectives that at least two ranks have.
+    """Collect the collectives that at least two ranks have; None if there are none.
 
-    Args:
-        matches: for each rank, the keys and the device rows of its collectives. A collective has
-            the same key on all ranks that take part.
-
-    Returns:
-        The collectives; None if no two ranks have one in common.
+    `matches` has, for each rank, the keys and the device rows of its collectives. A collective has
+    the same key on all ranks that take part.
     """
     key = np.concatenate([keys for keys, _ in matches])
     row = np.concatenate([rows for _, rows in matches])
