@@ -23,7 +23,7 @@ CAPTURES_VARIABLE = "INSTRUMENT_DIR"
 
 #: The file of a capture that describes the run and the window.
 METADATA_FILE = "capture.json"
-#: The format of capture.json. Format 2 has `compiled_ranges`, which format 1 calls `swallowed`.
+#: The format of capture.json.
 FORMAT = 2
 #: The format of a line of a timings file. A line without the field `format` has format 1.
 TIMINGS_FORMAT = 1

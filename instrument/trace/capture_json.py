@@ -1,8 +1,7 @@
-"""Read `capture.json` and check the types of its values.
+"""Read `capture.json` and check the types of its values, because a stranger may have written it.
 
-A capture may come from a stranger. So this module checks the metadata once, when the capture is
-opened. Every key may be missing; the value of a missing key is None or empty. Keys that this module
-does not know are kept for the user and not checked.
+Every key may be missing; the value of a missing key is None or empty. Unknown keys are kept for the
+user and not checked.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class Config(Struct):
 
 
 class InRegion(Struct):
-    """A range inside code that torch.compile has compiled. The times of such ranges are unknown.
+    """A range inside code that torch.compile has compiled, whose times are unknown.
 
     `region` is torch's id of the compiled region, such as "0/0".
     """
@@ -87,9 +86,8 @@ class InRegion(Struct):
 class Threads(Struct):
     """The number of torch's threads, of the CPUs they may use, and of the job's processes.
 
-    `cpus` is the number of CPUs that the process may use: the number of CPUs in its affinity. If
-    the CPU quota of its cgroup, rounded up, is smaller, `cpus` is this rounded quota. `local_ranks`
-    is the number of processes of the job on this machine.
+    `cpus` is the process's affinity, or the CPU quota of its cgroup, rounded up, if that is
+    smaller. `local_ranks` counts the processes of the job on this machine.
     """
 
     intra_op: Count | None = None
@@ -101,12 +99,10 @@ class Threads(Struct):
 class Dynamo(Struct):
     """What torch.compile did within the window.
 
-    `graph_breaks` is the number of graph breaks for each reason. A recompilation compiles a
-    function again, because a guard has failed. `failed_guards` says how often each guard failed. A
-    recompilation needs a failed guard in every earlier compilation of the function. So if the
-    function was compiled n times before, one recompilation adds n failures to `failed_guards`. A
-    count is None if the program reset torch.compile's counter within the window, or if torch has no
-    such counter.
+    `graph_breaks` is the number for each reason. A recompilation needs a failed guard in every
+    earlier compilation of the function: after n of them, it adds n to `failed_guards`. A count is
+    None if the program reset torch.compile's counter within the window, or if torch has no such
+    counter.
     """
 
     graphs: Count | None = None
@@ -128,10 +124,7 @@ DISTURBING_CPU_WAIT = 0.1
 
 
 class CpuWait(Struct):
-    """How long the thread that began the window was ready to run, but had no CPU.
-
-    `waited_ns` is this time, and `window_ns` the duration of the window.
-    """
+    """How long the thread that began the window was ready to run, but had no CPU."""
 
     waited_ns: Count | None = None
     window_ns: Count | None = None
@@ -147,8 +140,8 @@ class CpuWait(Struct):
 class Loader(Struct):
     """The settings of a `DataLoader` from which the program read batches within the window.
 
-    `phase` is the phase in which the program read the batches, such as "train" or "validation".
-    `iterable` says whether the dataset is an `IterableDataset`.
+    `phase` is the phase of the program, such as "train"; `iterable` whether the dataset is an
+    `IterableDataset`.
     """
 
     phase: str | None = None
@@ -163,9 +156,8 @@ class Loader(Struct):
 class Hooks(Struct):
     """How many hooks were registered with torch when the window began.
 
-    `every_module` counts hooks for all modules, such as those of `register_module_forward_hook`.
-    `modules` counts hooks on the submodules of the session's model, and `parameters` counts hooks
-    on its parameters; both are None if the session has no model.
+    `every_module` counts hooks for all modules; `modules` and `parameters` those of the session's
+    model, and are None without one.
     """
 
     every_module: Count | None = None
@@ -176,9 +168,9 @@ class Hooks(Struct):
 class Environment(Struct):
     """Facts about a window that its trace does not hold; None stands for unknown.
 
-    torch's settings were read when the window began, on the thread that began the window.
-    `allow_tf32` is for matrix products on CUDA. `cpu_wait` is known only on Linux. `dynamo` is None
-    if torch.compile was never loaded. `loaders` is None if the session has seen no `DataLoader`.
+    torch's settings were read when the window began, on the thread that began it. `allow_tf32` is
+    for matrix products on CUDA. `cpu_wait` is known only on Linux. `dynamo` is None if
+    torch.compile was never loaded, `loaders` if the session has seen no `DataLoader`.
     """
 
     threads: Threads | None = None
@@ -233,8 +225,6 @@ class Metadata(Struct):
 def read(folder: Path) -> dict[str, Any]:
     """Read the `capture.json` in a folder, and check the types of the keys in `Metadata`.
 
-    Keys that an older version wrote under other names get their current names.
-
     Raises:
         CaptureError: the file is missing, is a symbolic link, is not JSON or has a newer format, or
             the value of a key has the wrong type.
@@ -259,9 +249,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def decoded(file: bytes, path: Path | str) -> dict[str, Any]:
-    """Decode the content of a `capture.json`, as `read` does for a file.
-
-    `path` is the path or URL of the file, for error messages.
+    """Decode a `capture.json`; `path` is its path or URL, for error messages.
 
     Raises:
         CaptureError: as `read`.
@@ -278,16 +266,12 @@ def decoded(file: bytes, path: Path | str) -> dict[str, Any]:
             f"The file {path} has format {written}, but this version of torch-instrument reads "
             f"formats up to {FORMAT}: upgrade torch-instrument, or give the path of the trace file."
         )
-    if "swallowed" in content and written == 1:
-        content["compiled_ranges"] = content.pop("swallowed")
     typed(content, path)
     return content
 
 
 def typed(content: dict[str, Any], path: Path | str | None = None) -> Metadata:
     """Convert the decoded JSON of a `capture.json` to `Metadata`.
-
-    `path` is the path of the file, for error messages.
 
     Raises:
         CaptureError: the value of a key has the wrong type.

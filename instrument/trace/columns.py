@@ -53,32 +53,19 @@ def as_int64(values: Sequence[int] | NDArray[Any]) -> Ints:
 
 
 class Interned(dict[Any, int]):
-    """A mapping from each distinct value to its code.
-
-    Codes count from 0, in the order in which the values are first used.
-    """
+    """A mapping from each distinct value to its code, from 0 in the order of first use."""
 
     def __missing__(self, value: Hashable) -> int:
         position = self[value] = len(self)
         return position
 
     def codes(self, values: Iterable[Hashable], count: int) -> Codes:
-        """The code of each value in `values`; a value without a code gets the next code.
-
-        `count` is the number of items in `values`.
-        """
+        """The code of each of `count` values; a new value gets the next code."""
         return np.fromiter(map(self.__getitem__, values), np.int32, count)
 
 
 def fields_of(kind: type[Struct], values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-    """Return the values of each field in all given structs; the key is the name of the field.
-
-    Args:
-        kind: the type of the structs.
-        values: the structs.
-
-    This is the fastest way to read the fields of many structs.
-    """
+    """The values of each field of many structs of one type, by the name of the field."""
     columns = zip(*map(astuple, values)) if values else [()] * len(kind.__struct_fields__)
     return dict(zip(kind.__struct_fields__, columns))
 
@@ -86,8 +73,7 @@ def fields_of(kind: type[Struct], values: Sequence[Any]) -> dict[str, Sequence[A
 def ints(values: Sequence[int | None], missing: int) -> Ints:
     """Convert numbers to a column, with `missing` for None.
 
-    Most columns hold the same value in all rows of a piece of the file. This case has its own code,
-    which takes a third of the time of the general code.
+    Most columns hold one value in all rows of a piece; then this takes a third of the time.
     """
     if len(values) > 1 and values.count(values[0]) == len(values):
         return np.repeat(ints(values[:1], missing), len(values))
@@ -105,10 +91,7 @@ def repeated(value: NDArray[Any], count: int) -> NDArray[Any]:
 
 
 def compact(column: NDArray[Any]) -> NDArray[Any]:
-    """The same column. If all its values are equal, the result stores the value only once.
-
-    See `repeated`. NaN equals NaN.
-    """
+    """The same column, stored as by `repeated` if all its values are equal; NaN equals NaN."""
     if is_repeated(column):
         return column
     bits = column.view(f"i{column.itemsize}")
@@ -123,11 +106,7 @@ def is_repeated(column: NDArray[Any]) -> bool:
 
 
 def taken(values: NDArray[Any], codes: Codes | Ints) -> NDArray[Any]:
-    """The column of the values at the given codes.
-
-    If all `codes` or all `values` are equal and stored only once (see `repeated`), the result also
-    stores its value only once.
-    """
+    """The column of the values at the given codes; equal values stay stored once (`repeated`)."""
     if is_repeated(codes):
         return repeated(values[codes[:1]], len(codes))
     if is_repeated(values):
@@ -146,8 +125,7 @@ def joined(
 ) -> dict[str, NDArray[Any]]:
     """Join the pieces of each column and remove them from `parts`.
 
-    A column without pieces is taken from `empty`. If all pieces hold the same value, and each piece
-    stores it only once (see `repeated`), the joined column also stores it only once.
+    A column without pieces is taken from `empty`. Equal values stay stored once (see `repeated`).
     """
     return {name: _joined(parts.pop(name, [column])) for name, column in empty.items()}
 

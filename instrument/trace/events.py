@@ -70,7 +70,7 @@ def is_loader(name: str) -> bool:
 
 
 def loader_iterator(name: str) -> str | None:
-    """The class of the DataLoader's iterator in an event's name; None if the name has no class."""
+    """The class of the DataLoader's iterator in an event's name; None if it has none."""
     found = _LOADER.match(name)
     return (found[1] or None) if found else None
 
@@ -93,8 +93,7 @@ def is_blocking_copy(name: str) -> bool:
 def split_overload(name: str) -> tuple[str, str]:
     """Split the name of an operator: `aten::add.Tensor` gives `aten::add` and `Tensor`.
 
-    The default overload is "". In some traces, a user's range has the category of an operator. The
-    name of such a range is split too if it looks like the name of an overload.
+    The default overload is "".
     """
     found = _WITH_OVERLOAD.fullmatch(name)
     return (found[1], found[2]) if found else (name, "")
@@ -134,23 +133,20 @@ class Details(NamedTuple):
     A value is None if the trace does not have it.
 
     Attributes:
-        collective: the name of a collective, such as `allreduce`. The kernel of the collective has
-            this argument, and so does the event `record_param_comms` on the CPU.
+        collective: the name of a collective, such as `allreduce`, on its kernel and on the CPU
+            event `record_param_comms`.
         element_type: the type of the collective's elements, such as `Float`.
         input_elements, output_elements: the number of elements on this rank.
         ranks: the ranks that take part, as text such as "[0, 1]"; torch shortens a long list.
         group_size: how many ranks take part.
-        process_group, group_description: the name of the process group, such as "0", and its
-            description, such as "default_pg".
+        process_group, group_description: the process group, such as "0", and its description.
         collective_number: torch's sequence number of the collective in its process group.
         source_rank, destination_rank: the two ranks of a transfer.
         graph, graph_node: the CUDA graph that launched a device event, and the node of the graph.
         sync_kind: the kind of a `cuda_sync` event, such as "Stream Wait Event".
-        waits_for_stream, waits_for_event: the stream and the CUDA event that a `cuda_sync` event
-            waits for.
+        waits_for_stream, waits_for_event: what a `cuda_sync` event waits for.
         waits_for_correlation: the correlation of the call that recorded this CUDA event.
-        launched_kernel: the name of the kernel that a call launches. Traces of ROCm have this
-            argument, traces of CUDA do not.
+        launched_kernel: the name of the kernel that a call launches; only ROCm records this.
         annotation: the name that `torch.cuda._graph_annotations.mark_kernels` gave to the node of a
             CUDA graph, if torch's tool `_annotate_cuda_graph_trace` wrote this name into the trace.
     """
@@ -186,11 +182,11 @@ class Device(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One event of a trace as a row; a value is None if the trace does not have it for this event.
+    """One event of a trace as a row; a value is None if the trace does not have it.
 
     Times are in nanoseconds on the clock of the trace. `process` and `thread` of a device event are
-    its device and stream. `input_shapes`, `concrete_inputs`, `input_types` and `call_stack` are
-    decoded from JSON. `occupancy` is a fraction: 1 is full occupancy.
+    its device and stream. Texts of arguments are decoded from JSON. `occupancy` 1 is full
+    occupancy.
     """
 
     category: str
@@ -220,18 +216,14 @@ class Event(NamedTuple):
 class Events:
     """All events of a trace that have a duration, as parallel columns in the order of the file.
 
-    Iterating and indexing give rows of type `Event`. Each row takes about 5 µs; computing with the
-    columns is much faster.
-
-    The columns do not hold flows (the arrows between events) and thread labels. An argument of an
-    event is kept only if it has a column here or a field in `Details`.
-
-    A column whose values are all equal may be a read-only array that takes no memory for each event
-    (its stride is 0).
+    Iterating and indexing give rows of type `Event`, about 5 µs each; computing with the columns is
+    much faster. Flows (the arrows between events), thread labels, and arguments without a column
+    here or a field in `Details` are not kept. A column of equal values may be a read-only array of
+    stride 0.
 
     Attributes:
-        categories, names: the distinct categories and names. The name of an MTIA copy ends with the
-            direction of the copy.
+        categories, names: the distinct categories and names. The name of an MTIA copy ends with its
+            direction.
         threads: the distinct pairs of process and thread; for device events, of device and stream.
         texts, grids: the distinct arguments of events, as JSON text.
         details: the distinct details of events.
@@ -240,35 +232,32 @@ class Events:
         external_id, correlation: the ids that join device events to the CPU events that launched
             them; 0 if missing.
         sequence: the sequence number of autograd; -1 if missing.
-        forward_thread: for a backward node, torch's number for the thread of its forward pass; 0 if
+        forward_thread: for a backward node, torch's number for the thread of its forward; 0 if
             missing.
         shapes, concrete, types: the input shapes, concrete inputs and input types of an operator,
             as indices into `texts`; -1 if missing.
         finished: false if the event had not ended when recording stopped, or if its end is unknown.
-            A Python frame whose end is unknown ends with its caller: CPython 3.12.0 to 3.12.4 does
-            not report the end of some calls of C functions.
-        call_stack: an index into `texts`; -1 if missing. All are -1 if the trace has Python frames
-            as events.
+            A Python frame whose end CPython 3.12.0 to 3.12.4 does not report ends with its caller.
+        call_stack: an index into `texts`; -1 if missing, or if the trace has Python frames as
+            events.
         python_id, python_parent: the ids of a Python frame and of its parent; -1 if missing.
         moved_bytes: the bytes that a copy or memset moves; -1 if missing.
         grid, block: the grid and block sizes of a kernel, as indices into `grids`; -1 if missing.
-        blocks_per_sm: the number of blocks of a kernel divided by the number of multiprocessors of
-            its device; NaN if missing.
-        occupancy: Kineto's estimate of the occupancy in percent; 0 if Kineto made no estimate, NaN
-            if missing.
+        blocks_per_sm: the blocks of a kernel per multiprocessor of its device; NaN if missing.
+        occupancy: Kineto's estimate of the occupancy in percent; 0 if Kineto made none, NaN if
+            missing.
         detail: an index into `details`; -1 if the event has none of the arguments in `Details`.
         memory: allocations and frees.
         recorded: the number of all events in the file.
-        counters: the number of counter events in the file (`ph` is "C"). Their values are not read.
+        counters: the number of counter events in the file (`ph` is "C"), whose values are not read.
         base_ns: what to add to `start_ns` and `end_ns` to get Unix time; 0 if missing.
         cut_short: whether the file is truncated. The columns then hold the events before the cut.
-        rank, world_size: the rank of the recording process, and the number of ranks; None if the
-            trace does not have them.
+        rank, world_size: those of the recording process; None if missing.
         devices: the devices of the machine.
         messages: what Kineto logged while it recorded, if torch kept it.
         left_out: the number of events that are left out because their times are out of range.
-        negative_durations: the number of events that end before they begin. This happens if the
-            clock was set back. In the columns, these events last 0 ns and are not finished.
+        negative_durations: the number of events that end before they begin, because the clock was
+            set back. In the columns, they last 0 ns and are not finished.
     """
 
     categories: tuple[str, ...]
@@ -400,7 +389,6 @@ _MOST_COMPARED = 4
 
 
 def _taken(chosen: Flags, code: Codes) -> Flags:
-    """The value `chosen[k]` for each code k."""
     codes = np.flatnonzero(chosen).tolist()
     if len(codes) > _MOST_COMPARED:
         return chosen.take(code)
@@ -419,7 +407,7 @@ def _argument(texts: tuple[bytes, ...], code: np.integer[Any]) -> Any:
 
 
 def decoded(text: bytes) -> Any:
-    """Decode a JSON text; return the text itself if Python cannot hold its value, such as 1e400."""
+    """Decode a JSON text; return the text itself if Python cannot hold its value, as 1e400."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):

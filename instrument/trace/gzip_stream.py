@@ -26,10 +26,9 @@ RATIO_VARIABLE = "INSTRUMENT_MAX_INFLATION"
 def chunks(path: Path) -> Iterator[bytes]:
     """Yield the bytes of a file, decompressed if it is gzip, in chunks of at most 1 MiB.
 
-    The first bytes of a file show whether it is gzip; its name does not matter. isal or zlib-ng
-    decompresses the file if one of them is installed, else the standard library. A file is refused
-    when its decompressed bytes exceed both 32 MiB and 200 times the compressed bytes read so far.
-    INSTRUMENT_MAX_INFLATION replaces the ratio 200.
+    isal or zlib-ng decompresses the file if one of them is installed, else the standard library. A
+    file is refused when its decompressed bytes exceed both 32 MiB and 200 times
+    (INSTRUMENT_MAX_INFLATION) the compressed bytes read so far.
 
     Raises:
         TraceError: the file is missing, cannot be read, is damaged gzip, or exceeds the ratio.
@@ -48,12 +47,11 @@ def chunks(path: Path) -> Iterator[bytes]:
 class Source:
     """The bytes of a file, decompressed if it is gzip, for a caller that reads them piece by piece.
 
-    A thread decompresses ahead of the caller. If the file is not gzip, the caller's thread reads
-    it, because reading bytes costs less than passing them from one core to another.
+    A thread decompresses ahead of the caller. The caller's thread reads plain files, because that
+    costs less than passing bytes from one core to another.
 
     Attributes:
-        cut_short: whether the gzip data ends too early. This is known only after all bytes before
-            that end are read; until then, the value is False.
+        cut_short: whether the gzip data ends too early; known only after all bytes before that end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,7 +75,6 @@ class Source:
             return self._plain.read(len(rest) + size)
 
     def _next(self, size: int) -> Iterator[memoryview]:
-        """Yield the next `size` bytes of the chunks."""
         while size > 0:
             try:
                 chunk = self._rest or memoryview(next(self._chunks, b""))
@@ -97,10 +94,7 @@ class Source:
 
 
 def _opened_if_plain(path: Path) -> FileIO | None:
-    """Open a file without a buffer; return None if it is gzip, or if it is not a regular file.
-
-    Only a regular file can be read again from its start; a pipe cannot.
-    """
+    """Open a regular file without a buffer; None if it is gzip, or no regular file."""
     with _with_reason(path):
         if not path.is_file():
             return None
@@ -114,7 +108,6 @@ def _opened_if_plain(path: Path) -> FileIO | None:
 
 @contextmanager
 def _with_reason(path: Path) -> Iterator[None]:
-    """Turn an OSError into a `TraceError` with the reason."""
     try:
         yield
     except FileNotFoundError:
@@ -126,14 +119,13 @@ def _with_reason(path: Path) -> Iterator[None]:
 
 
 def _is_gzip(first: bytes) -> bool:
-    """Whether a file that begins with these bytes is gzip."""
     return first != b"" and b"\x1f\x8b".startswith(first[:2])
 
 
 def ahead(source: Iterator[bytes]) -> Generator[bytes, None, None]:
-    """Yield the chunks of `source`. A thread reads the next chunks while the caller works.
+    """Yield the chunks of `source`, which a thread reads while the caller works.
 
-    The thread does not slow down the caller, because reading and decompressing release the GIL.
+    Reading and decompressing release the GIL.
     """
     with ThreadPoolExecutor(1) as thread:
         try:

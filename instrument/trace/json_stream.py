@@ -1,13 +1,11 @@
 """Decode the events of a trace file piece by piece, so that memory never holds the whole text.
 
-A piece is a part of the text that must end where an event ends. The layout of the text does not
-show the ends of events, because the layout differs between versions of torch. So `Pieces` guesses
-that a `}` before `, {` ends an event, and decoding checks this guess. The text from the start of an
-event to this `}` is put between brackets. The result is a JSON list if and only if the guess is
-right. If decoding fails, the guess or the text is wrong, and `Pieces` tries a smaller piece. The
-smallest piece is decoded event by event, with a parser that accepts the errors that Kineto is known
-to write: NaN, bad escapes, control characters, broken UTF-8, and arguments with a stray quotation
-mark. An event with such arguments loses only its arguments.
+A piece must end where an event ends, which the layout of the text does not show. So `Pieces`
+guesses that a `}` before `, {` ends an event; the text up to there, between brackets, is a JSON
+list if and only if the guess is right. If decoding fails, a smaller piece is tried. The smallest is
+decoded event by event, with a parser that accepts the errors that Kineto is known to write: NaN,
+bad escapes, control characters, broken UTF-8, and arguments with a stray quotation mark, which are
+then lost.
 """
 
 from __future__ import annotations
@@ -55,10 +53,7 @@ _FORGIVING = json.JSONDecoder(
 
 
 class _Document(msgspec.Struct):
-    """The keys that are read from the JSON object of a trace.
-
-    The events are read separately, so `traceEvents` is always empty here.
-    """
+    """The keys that are read from the JSON object of a trace; `traceEvents` is empty here."""
 
     traceEvents: list[Any]  # noqa: N815 - the format's own name
     baseTimeNanoseconds: Any = None  # noqa: N815
@@ -70,18 +65,17 @@ class _Document(msgspec.Struct):
 
 
 class Pieces:
-    """Iterates over the events of a trace, one piece at a time. It can be iterated only once.
+    """Iterates once over the events of a trace, one piece at a time.
 
-    Each item is the result of `scan` for one piece, or the result of `decode` if `scan` returns
-    None.
+    Each item is the result of `scan` for one piece, or that of `decode` if `scan` returns None.
 
     Args:
         source: the bytes of the file.
         path: the file, for error messages.
         scan: reads the events between two positions of a text; returns None if that fails.
         decode: reads the text of a JSON list of events; raises the errors of msgspec if that fails.
-        coerce: makes a struct of an event that `decode` cannot read. The arguments of `coerce` are
-            the event as a dict, and the repaired text of the event.
+        coerce: makes a struct of an event that `decode` cannot read, from the event as a dict and
+            its repaired text.
 
     Attributes (valid after the iteration):
         base_ns: what to add to the times of the trace to get Unix time; 0 if missing.
@@ -91,8 +85,7 @@ class Pieces:
         cut_short: whether the JSON text is truncated.
 
     Raises:
-        TraceError: the text is empty, not JSON, or JSON but not a trace. The iteration raises this
-            error, not the constructor.
+        TraceError: on iteration, if the text is empty, not JSON, or JSON but not a trace.
     """
 
     def __init__(
@@ -145,8 +138,8 @@ class Pieces:
     def _fill(self, size: int) -> None:
         """Read until at least `size` bytes follow the current position, or the file ends.
 
-        Each read makes a new text. Most of these texts have the same length. So Python can reuse
-        the memory of an earlier text.
+        Most texts that are read have the same length, so that Python can reuse the memory of an
+        earlier one.
         """
         while not self._at_end and len(self._text) - self._at < size:
             rest = memoryview(self._text)[self._at :]
@@ -219,10 +212,7 @@ class Pieces:
         return True
 
     def _one_by_one(self) -> tuple[list[Any], bool]:
-        """Decode the next few events one by one.
-
-        Returns the events, and whether more events may follow.
-        """
+        """Decode the next few events one by one; return them, and whether more may follow."""
         events: list[Any] = []
         size = SMALLEST
         while True:
@@ -241,10 +231,7 @@ class Pieces:
                 raise self._too_long("an event")
 
     def _take(self, events: list[Any], stop: int) -> bool:
-        """Append the events that end before position `stop` to `events`.
-
-        Returns whether the list of events has ended.
-        """
+        """Append the events before `stop` to `events`; return whether their list has ended."""
         while True:
             begin = self._at = _skip(self._text, self._at, _BLANK + b",")
             character = self._text[begin : begin + 1]
@@ -275,7 +262,6 @@ class Pieces:
         return self._coerce(event, repaired)
 
     def _close(self, is_list: bool) -> None:
-        """Read the text after the list of events."""
         while not self._at_end:
             self._at = _skip(self._text, self._at, _BLANK)
             if len(self._text) - self._at > LONGEST:
@@ -295,7 +281,6 @@ class Pieces:
         self.cut_short = True
 
     def _not_a_trace(self) -> TraceError:
-        """The error for a text without a list of events."""
         if self._source.cut_short:
             return cut_short(self._path, gzip=True)
         try:
@@ -307,7 +292,6 @@ class Pieces:
         return self._other_json()
 
     def _not_an_event(self, character: bytes, at: int) -> TraceError:
-        """The error for an item in the list of events that is not an object."""
         if character in b'"-0123456789tfn[':
             return self._other_json()
         return self._not_json(f"invalid character (byte {at})")
@@ -343,9 +327,9 @@ def _items(found: Any, kind: type[Any]) -> list[Any]:
 def forgiving(text: bytes) -> tuple[Any, str]:
     """Repair a JSON text and decode it; return the value and the repaired text.
 
-    The backslash of an unknown escape is taken literally. Half of a surrogate pair becomes U+FFFD,
-    so no text of a trace contains one. NaN and Infinity become None, and a number beyond all floats
-    becomes the largest float. If a time has two minus signs, one is removed.
+    The backslash of an unknown escape is taken literally. Half of a surrogate pair becomes U+FFFD.
+    NaN and Infinity become None, and a number beyond all floats the largest float. If a time has
+    two minus signs, one is removed.
 
     Raises:
         ValueError: the text is not JSON even after the repairs.
@@ -372,10 +356,7 @@ def with_one_sign(text: bytes) -> bytes:
 
 
 def _skip(text: bytes, at: int, characters: bytes) -> int:
-    """Return the first position, from `at` on, whose byte is not in `characters`.
-
-    The result is the length of the text if there is no such byte.
-    """
+    """The first position, from `at` on, whose byte is not in `characters`, or the end."""
     size = 16
     while at < len(text):
         part = text[at : at + size]
@@ -386,14 +367,10 @@ def _skip(text: bytes, at: int, characters: bytes) -> int:
 
 
 def _piece_end(text: bytes, begin: int, end: int) -> int:
-    """Guess a position such that `text[begin:position]` holds only whole events.
+    """Guess a position such that `text[begin:position]` holds only whole events; -1 if none.
 
-    An event looks like `{…}`. Between two events, the text contains `}, {`, with or without blanks.
-    The position is directly after the `}` of the last `}, {` before `end`. If there is no `}, {`,
-    the position is directly after the event at `begin`, which may be the last event of the trace.
-
-    The result is -1 if there is no `}, {`, and no event that begins at `begin` and ends before
-    `end`.
+    It is directly after the `}` of the last `}, {` before `end`, with or without blanks, or after
+    the event at `begin`, which may be the last event of the trace.
     """
     at = text.rfind(b"{", begin, end)
     while at > begin:
@@ -407,7 +384,6 @@ def _piece_end(text: bytes, begin: int, end: int) -> int:
 
 
 def _skip_back(text: bytes, at: int) -> int:
-    """The last position before `at` whose byte is not blank; 0 if all bytes there are blank."""
     size = 16
     while at > 0:
         begin = max(at - size, 0)
@@ -420,9 +396,8 @@ def _skip_back(text: bytes, at: int) -> int:
 def _event_end(text: bytes, begin: int, end: int) -> int:
     """The position after the event at `begin`; -1 if the event does not end before `end`.
 
-    A stray quotation mark makes the brackets after it look like a part of a string. The event would
-    then seem to include later events. So an event that is not valid JSON ends at the latest
-    where Kineto's next event seems to begin.
+    After a stray quotation mark, brackets look like a part of a string. So an event that is not
+    valid JSON ends at the latest where Kineto's next event seems to begin.
     """
     found = _object_end(text, begin, end)
     following = _NEXT_EVENT.search(text, begin, found if found >= 0 else end)
@@ -448,10 +423,7 @@ def _without_args(text: bytes) -> bytes:
 
 
 def _object_end(text: bytes, begin: int, end: int) -> int:
-    """The position after the bracket that closes the bracket at `begin`.
-
-    The result is -1 if the closing bracket is not before `end`.
-    """
+    """The position after the bracket that closes the one at `begin`; -1 if not before `end`."""
     depth = 0
     for token in _TOKEN.finditer(text, begin, end):
         character = text[token.start()]

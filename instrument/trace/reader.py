@@ -1,16 +1,15 @@
 """Read a Chrome/Kineto trace file into columns.
 
-A C extension fills the columns from the text (`scanner`). If the extension is not installed, or
-does not understand the text, the text is decoded as JSON (`schema`). Events with a duration and
-memory events become columns. All other events are only counted.
+A C extension fills the columns from the text (`scanner`). If it is not installed, or does not
+understand the text, the text is decoded as JSON (`schema`). Events with a duration and memory
+events become columns. All other events are only counted.
 
-Cost: with the C extension, reading takes a third of the time that msgspec takes to decode the same
-text into typed objects. Without it, reading takes twice as long as msgspec. Peak memory is 1.3
-times the size of the columns, which take 40 to 120 bytes for each event.
+Cost: with the C extension, a third of the time that msgspec takes to decode the same text into
+typed objects, without it twice that time. Peak memory is 1.3 times the size of the columns, which
+take 40 to 120 bytes for each event.
 
-Times are decimal microseconds in the file and integer nanoseconds in the columns, without loss.
-Below 2**43 µs a float is exact to the nanosecond: half the distance between two neighbouring floats
-is 0.488 ns. For larger times, the decimal text is read a second time.
+Times are decimal microseconds in the file and integer nanoseconds in the columns, without loss:
+below 2**43 µs a float is exact to the nanosecond; larger times are read a second time as decimals.
 """
 
 from __future__ import annotations
@@ -68,10 +67,8 @@ from instrument.trace.schema import Args, Begin, Complete, Counter, End, Instant
 def read(path: Path) -> Events:
     """Read the events of a trace file, plain or gzip, whose JSON is an object or a list of events.
 
-    A truncated file is read up to its last complete event, and `Events.cut_short` is true. An event
-    that ends before it begins gets the duration 0 and counts as not finished. An event whose times
-    are out of range is left out. `Events.negative_durations` and `Events.left_out` count these two
-    kinds of events.
+    A truncated file is read up to its last complete event (`Events.cut_short`). For events with
+    impossible times, see `Events.negative_durations` and `Events.left_out`.
 
     Raises:
         TraceError: the file is missing, empty, not JSON, JSON but not a trace, or truncated before
@@ -136,7 +133,6 @@ class _Columns:
         self.scanner = Scanner(self.of_spans, self._memory)
 
     def add(self, piece: list[Any] | Scanned) -> None:
-        """Append the events of one piece, which was either scanned or decoded."""
         if isinstance(piece, Scanned):
             self.recorded += piece.recorded
             self._add_others(piece.others)
@@ -156,7 +152,6 @@ class _Columns:
         self.counters += sum(type(event) is Counter for event in events)
 
     def add_scanned(self) -> None:
-        """Append the events that were scanned since the last call."""
         scanned = self.scanner.take()
         if scanned is None:
             return
@@ -166,10 +161,6 @@ class _Columns:
         append(self._memory_parts, scanned.memory)
 
     def _texts_at(self, name: str, codes: Codes, distinct: list[bytes]) -> Codes:
-        """Intern distinct texts; return the column of indices into `Events.texts`.
-
-        An event without a text gets -1.
-        """
         if not distinct or (name == "call_stack" and self._has_frames()):
             return repeated(_NONE, len(codes))
         known = self._texts.codes(distinct, len(distinct)) - np.int32(1)
@@ -237,10 +228,7 @@ class _Columns:
     def _codes_of_details(
         self, categories: Sequence[str], name: Codes, args: Sequence[Args], kernels: Sequence[Any]
     ) -> Codes:
-        """Intern the details of events; return the column of indices into `Events.details`.
-
-        An event without details gets -1.
-        """
+        """The details of each event, as an index into `Events.details`; -1 for none."""
         can_have = flags(_has_details, categories)
         can_have |= name == self._names.get(_COLLECTIVE_ON_CPU, -1)
         if kernels.count(None) < len(kernels):
@@ -264,10 +252,7 @@ class _Columns:
         }
 
     def _call_stacks(self, raws: Sequence[Raw]) -> Codes:
-        """Intern call stacks; return the column of indices into `Events.texts`.
-
-        All indices are -1 if the trace has Python frames as events.
-        """
+        """The call stack of each event; all are -1 if the trace has Python frames as events."""
         if self._has_frames():
             return repeated(_NONE, len(raws))
         return self._codes_of_texts(raws)
@@ -276,10 +261,7 @@ class _Columns:
         return any(category in self._categories for category in PYTHON)
 
     def _codes_of_texts(self, raws: Sequence[Raw], texts: Interned | None = None) -> Codes:
-        """Intern JSON texts; return the column of indices into the distinct texts.
-
-        An empty text gets -1.
-        """
+        """The JSON text of each event, as an index into the distinct texts; -1 if empty."""
         if raws and raws.count(raws[0]) == len(raws) and not bytes(raws[0]):
             return repeated(_NONE, len(raws))
         return (self._texts if texts is None else texts).codes(
@@ -287,10 +269,9 @@ class _Columns:
         ) - np.int32(1)
 
     def finish(self, **about: Any) -> Events:
-        """Join the pieces of all columns into `Events`.
+        """Join the pieces of all columns into `Events`, and free them one by one.
 
-        `about` holds further attributes of `Events`. The pieces of a column are freed as soon as
-        they are joined, to save memory.
+        `about` holds further attributes of `Events`.
         """
         halves = [half for half in self._halves if abs(half.ts) < BEYOND_US]
         self._add_spans(_paired(halves))
@@ -336,7 +317,7 @@ def _with_directions(names: Sequence[str], directions: Sequence[str | None]) -> 
 
 
 def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], int]:
-    """Keep the events whose times are in range. Count the kept events that end before they begin.
+    """Keep the events with times in range; count those that end before they begin.
 
     Raises:
         OverflowError: the sum of the durations is out of range.
@@ -359,11 +340,9 @@ def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArra
 def _end_with_callers(columns: dict[str, NDArray[Any]]) -> None:
     """If a Python frame ends after its caller, give it the caller's end and mark it unfinished.
 
-    CPython 3.12.0 to 3.12.4 does not report the end of some calls of C functions. torch lets such a
-    call last until recording stops, so it overlaps all later frames.
-
-    A frame with a caller on another thread is not changed, because such a caller may end earlier.
-    For example, the call of `backward` is the caller of frames that the autograd engine runs.
+    CPython 3.12.0 to 3.12.4 does not report the end of some calls of C functions, and torch lets
+    them last until recording stops. A caller on another thread, such as the call of `backward`, may
+    end earlier than its frame.
     """
     frames = np.flatnonzero(columns["python_id"] >= 0)
     if not len(frames):
@@ -383,7 +362,7 @@ def _end_with_callers(columns: dict[str, NDArray[Any]]) -> None:
 
 
 def _is_within(values: Ints, limit: int) -> Flags | None:
-    """A mask of the values between `-limit` and `limit`; None if all values lie between them."""
+    """A mask of the values between `-limit` and `limit`; None if all are."""
     is_within = -limit < values.min(initial=0) and values.max(initial=0) < limit
     return None if is_within else np.abs(values) < limit
 
@@ -396,7 +375,6 @@ def _where(chosen: Flags | None, columns: dict[str, NDArray[Any]]) -> dict[str, 
 
 
 def _of_rank(distributed: dict[str, Any]) -> dict[str, int | None]:
-    """The rank and world size that torch writes beside the events; None for an invalid value."""
     found = {name: distributed.get(name) for name in ("rank", "world_size")}
     return {
         name: value if type(value) is int and 0 <= value <= MOST_RANKS else None
@@ -405,7 +383,6 @@ def _of_rank(distributed: dict[str, Any]) -> dict[str, int | None]:
 
 
 def _device(found: dict[str, Any]) -> Device:
-    """Convert an item of the list `deviceProperties` in a trace."""
     name = found.get("name")
     id, memory, multiprocessors = (
         value if type(value := found.get(key)) is int and 0 <= value < 2**63 else None

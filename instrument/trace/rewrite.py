@@ -29,12 +29,8 @@ def rewrite(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
     """Copy the trace `source` to `target`, with `metadata` as its first keys.
 
     The copy is gzip if the name of `target` ends in `.gz`. `target` appears whole or not at all,
-    and may be the same file as `source`.
-
-    If the clock was set back, a trace has negative times, and torch writes these times in a form
-    that is not JSON. They become valid JSON in the copy, so that Perfetto opens the copy. There is
-    one exception: if the copy has the same compression as the trace and no key is added, all bytes
-    are copied as they are.
+    and may be `source`. Negative times, which torch writes in a form that is not JSON, become valid
+    JSON; but if the compression stays and no key is added, all bytes are copied as they are.
 
     Raises:
         TraceError: the file cannot be read; its gzip data is cut short, is damaged or expands too
@@ -56,7 +52,6 @@ def rewrite(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
 
 
 def _pieces(source: Path) -> Iterator[bytes]:
-    """The text of a trace, decompressed if it is gzip."""
     for chunk in chunks(source):
         for begin in range(0, len(chunk), _PIECE):
             yield chunk[begin : begin + _PIECE]
@@ -65,7 +60,7 @@ def _pieces(source: Path) -> Iterator[bytes]:
 def _copy_times(rest: bytes, pieces: Iterator[bytes], after: IO[bytes]) -> None:
     """Copy a trace and make its negative times valid JSON.
 
-    The text is cut into pieces at commas, because no number contains a comma.
+    The text is cut at commas, because no number contains a comma.
     """
     for piece in pieces:
         chunk = rest + piece
@@ -83,10 +78,7 @@ def _is_gzip(path: Path) -> bool:
 def _insert_first(
     metadata: Mapping[str, Any], pieces: Iterator[bytes], after: IO[bytes], source: Path
 ) -> bytes:
-    """Write an opening brace and the metadata; return the rest of the first piece of the trace.
-
-    The rest is the text after the trace's own opening brace. It is not written yet.
-    """
+    """Write an opening brace and the metadata; return what follows the trace's own brace."""
     head = next(pieces, b"").lstrip()  # a trace of torch begins with a line break
     if not head.startswith(b"{"):
         raise TraceError(

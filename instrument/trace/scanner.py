@@ -1,12 +1,8 @@
 """Read the events of a piece of a trace's text with the C extension `_scanner`, if it is installed.
 
-The C extension is built during the installation if there is a C compiler. Without it, each piece is
-decoded as JSON (`schema`). The result is the same, but reading takes about six times as long.
-
-Most events of a trace differ only in their numbers and long texts. So `_scanner` divides each event
-into three parts: its numbers, its long texts, and its kind. The kind is the JSON text of all other
-values that become columns. A trace has few kinds, and each kind is decoded only once. The columns
-of an event come from its kind, its own numbers and its own long texts.
+Without it, each piece is decoded as JSON (`schema`), with the same result in about six times as
+long. `_scanner` divides each event into its numbers, its long texts, and its kind: the JSON text of
+all other values that become columns. A trace has few kinds, and each is decoded only once.
 """
 
 from __future__ import annotations
@@ -63,8 +59,6 @@ _MOST_BYTES = 1 << 25
 class Scanned(NamedTuple):
     """What `Scanner.scan` returns for a piece of a trace's text.
 
-    `Scanner.take` returns the events of the piece later.
-
     Attributes:
         recorded: the number of all events in the piece.
         others: the events that `take` does not return: the starts and ends of events whose start
@@ -80,8 +74,8 @@ class Scanned(NamedTuple):
 class Taken(NamedTuple):
     """The events that were scanned so far, as columns.
 
-    `texts` holds two items for each column of `TEXTS`: for each event the index of its text, and
-    the list of distinct texts. The index is -1 if the event has no such text.
+    `texts` holds for each column of `TEXTS` the index of each event's text, or -1, and the distinct
+    texts.
     """
 
     spans: Columns
@@ -90,27 +84,21 @@ class Taken(NamedTuple):
 
 
 class Kinds:
-    """The kinds that were added since the last call of `columns_at`, as columns.
-
-    A kind holds the values that many events share (see the docstring of the module). `columns_of`
-    converts decoded events to columns.
-    """
+    """The kinds that were added since the last call of `columns_at`, as columns."""
 
     def __init__(self, columns_of: Callable[[list[Any]], Columns]) -> None:
         self._columns_of = columns_of
         self._parts: dict[str, list[NDArray[Any]]] = {}
 
     def add(self, new: list[Any]) -> None:
-        """Add kinds (values that many events share). `new` holds one decoded event of each kind."""
+        """Add kinds; `new` holds one decoded event of each."""
         if new:
             append(self._parts, self._columns_of(new))
 
     def columns_at(self, rows: Columns) -> Columns:
         """Return the columns of events, and forget all kinds that were added.
 
-        `rows` holds the columns of each event's own values, such as times, and the column `kind`:
-        the index of each event's kind. A kind holds the values that many events share. The columns
-        that `rows` lacks are made from the kinds.
+        `rows` holds the columns of each event's own values, and the index of its kind in `kind`.
         """
         return {
             name: rows[name].astype(column.dtype, copy=False)
@@ -132,8 +120,8 @@ class Scanner:
     def scan(self, text: bytes, begin: int, end: int) -> Scanned | None:
         """Read the events between two positions of a text.
 
-        Returns None if the whole text must be decoded as JSON: the C extension is missing or does
-        not understand the text, or `decode` rejects a part of the text.
+        Returns None if the text must be decoded as JSON: the C extension is missing or does not
+        understand it, or `decode` rejects a part of it.
         """
         if self._compiled is None or (found := self._compiled.scan(text, begin, end)) is None:
             return None
@@ -147,7 +135,7 @@ class Scanner:
         return Scanned(found[0], others, self._compiled.keep() > _MOST_BYTES)
 
     def take(self) -> Taken | None:
-        """Remove and return the events of all pieces that were scanned since the last call.
+        """Remove and return all events that were scanned since the last call.
 
         Returns None if the C extension is missing.
         """
@@ -163,7 +151,6 @@ class Scanner:
 
 
 def _rows(dtypes: dict[str, Any], count: int, columns: list[bytearray]) -> Columns:
-    """The columns of `count` rows as arrays, without a copy."""
     found = {}
     for (name, dtype), column in zip(dtypes.items(), columns):
         values = np.frombuffer(column, dtype)

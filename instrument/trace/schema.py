@@ -158,10 +158,7 @@ _EXACT: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(
 
 
 def decode(text: bytes) -> list[Any]:
-    """Decode a list of events.
-
-    The times are `Decimal` if a float would not be exact to the nanosecond.
-    """
+    """Decode a list of events; times are `Decimal` if a float would not be exact to the ns."""
     events = _EVENTS.decode(text)
     if not _floats_hold(events):
         for event, exact in zip(events, _EXACT.decode(text)):
@@ -171,7 +168,6 @@ def decode(text: bytes) -> list[Any]:
 
 
 def _floats_hold(events: list[Any]) -> bool:
-    """Whether all times are exact to the nanosecond: each is an integer or a small enough float."""
     times = [event.ts for event in events if type(event) in _TIMED]
     hold = (
         min(times, default=0) > -FLOAT_HOLDS_NS_BELOW

@@ -29,13 +29,6 @@ def described(folder: Path, metadata: Any) -> Path:
     return made
 
 
-def test_names_of_an_older_format_are_read(tmp_path: Path) -> None:
-    inside = [{"range": "a", "region": "0/0"}]
-    capture = Capture.load(described(tmp_path, {"format": 1, "swallowed": inside}))
-    assert capture.metadata["compiled_ranges"] == inside
-    assert "swallowed" not in capture.metadata
-
-
 def test_a_newer_format_is_refused_in_one_sentence(tmp_path: Path) -> None:
     made = described(tmp_path, {"format": 3})
     with pytest.raises(
