@@ -13,7 +13,8 @@ Only tests that use the fixture load torch and the rest of this package.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,8 +23,8 @@ import pytest
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
-    from instrument.compare.budget import Budget
     from instrument.compare.counters import Counters
+    from instrument.compare.guard import Condition
     from instrument.record.facts import DynamoCounts
     from instrument.record.session import Session
 
@@ -145,12 +146,6 @@ def pytest_terminal_summary(
         test = nodeid
 
 
-class _Measured(NamedTuple):
-    capture: Capture
-    counted: Counters
-    stored: Counters | None
-
-
 class _Recording(NamedTuple):
     session: Session
     compiled_before: DynamoCounts
@@ -162,34 +157,54 @@ def _judge(item: pytest.Item, recording: _Recording) -> None:
     With `--perf-update`, the counters become the new budget in the test's file, and only limits
     that the marker itself gives are compared.
     """
-    from instrument.compare.baseline import as_text
+    from instrument.compare import baseline, guard
+    from instrument.compare.counters import Occurred
+    from instrument.compare.increases import calls_behind
     from instrument.errors import InstrumentError
     from instrument.files import write
     from instrument.printable import printable_lines
 
     try:
-        measured = _measured(item, recording)
+        capture, counted = _counted(recording)
+        path = _file(item, counted)
+        stored = baseline.read(path) if path.exists() else None
+        updates = item.config.getoption("--perf-update")
+        limits = _budget(item)
+        if limits == [] and not updates:
+            if stored is None:
+                pytest.fail(
+                    f"{MARKER} has no limits, and the file {path} does not exist: run pytest with "
+                    "--perf-update, and add the file to the repository.",
+                    pytrace=False,
+                )
+            limits = guard.limits_of(stored)
+        verdicts = guard.judge_budget(limits or (), capture, stored, counted)
+        item.user_properties += _properties(counted, limits or ())
+        if updates:
+            path.parent.mkdir(exist_ok=True)
+            write(path, baseline.as_text(counted))
     except InstrumentError as error:
         pytest.fail(str(error), pytrace=False)
-    given, path = _budget(item), _file(item, measured.counted)
-    budget = given if given is None or given.limits or given.shares else _stored(item, measured)
-    item.user_properties += _properties(measured.counted, budget)
-    if item.config.getoption("--perf-update"):
-        path.parent.mkdir(exist_ok=True)
-        write(path, as_text(measured.counted))
-        budget = given
-    failures = _failures(budget, measured) if budget is not None else []
-    if failures:
-        pytest.fail(printable_lines(*failures), pytrace=False)
+    broken = [each for each in verdicts if guard.breaks_budget(each, counted)]
+    if broken:
+        occurred = Occurred(capture)
+        lines = [
+            line
+            for each in broken
+            for line in guard.as_lines(
+                each,
+                partial(calls_behind, each.condition.name, occurred, stored, counted),
+            )
+        ]
+        pytest.fail(printable_lines(*lines), pytrace=False)
 
 
-def _measured(item: pytest.Item, recording: _Recording) -> _Measured:
+def _counted(recording: _Recording) -> tuple[Capture, Counters]:
     """Stop the session, and compute the counters of its last capture.
 
     Graph breaks and recompilations are counted from the start of the test, because torch.compile
     compiles in the first step, which is not recorded.
     """
-    from instrument.compare.baseline import read
     from instrument.compare.counters import counters, with_compilations
     from instrument.record.facts import compilations, dynamo_counts
 
@@ -203,62 +218,30 @@ def _measured(item: pytest.Item, recording: _Recording) -> _Measured:
         )
     capture = session.captures[-1]
     compiled = compilations(recording.compiled_before, dynamo_counts())
-    counted = with_compilations(counters(capture), compiled)
-    path = _file(item, counted)
-    return _Measured(capture, counted, read(path) if path.exists() else None)
+    return capture, with_compilations(counters(capture), compiled)
 
 
-def _stored(item: pytest.Item, measured: _Measured) -> Budget | None:
-    """The counters in a test's file as limits; None with --perf-update, which writes the file."""
-    from instrument.compare.budget import stored_limits
+def _properties(counted: Counters, limits: Iterable[Condition]) -> list[tuple[str, object]]:
+    from instrument.compare.guard import amount_of
 
-    if item.config.getoption("--perf-update"):
-        return None
-    if measured.stored is None:
-        path = _file(item, measured.counted)
-        pytest.fail(
-            f"{MARKER} has no limits, and the file {path} does not exist: run pytest with "
-            "--perf-update, and add the file to the repository.",
-            pytrace=False,
-        )
-    return stored_limits(measured.stored)
-
-
-def _failures(budget: Budget, measured: _Measured) -> list[str]:
-    """A sentence for each counter or share that breaks the budget, and the calls behind it."""
-    from instrument.compare.budget import excesses, what_is_new
-    from instrument.compare.counters import Occurred
-
-    occurred = Occurred(measured.capture)
-    lines = []
-    for excess in excesses(budget, measured.capture, measured.counted):
-        lines.append(excess.sentence)
-        if excess.counter:
-            lines += what_is_new(excess.counter, occurred, measured.stored, measured.counted)
-    return lines
-
-
-def _properties(counted: Counters, budget: Budget | None) -> list[tuple[str, object]]:
-    from instrument.compare.gate import amount_of
-
-    limits = {} if budget is None else budget.limits
+    limit_of = {each.name: f", limit {each.limit}" for each in limits}
     found: list[tuple[str, object]] = []
     for name, count in counted.counts.items():
+        text, limit = amount_of(name), limit_of.get(name, "")
         if count is None:
-            continue
-        text = amount_of(name)
-        value = (
-            text(count.most)
-            if count.per_step is not None
-            else (f"{text(count.least)} to {text(count.most)}, varies")
-        )
-        limit = f", limit {text(limits[name])}" if name in limits else ""
-        found.append((_PROPERTY + name, value + limit))
+            value = "not recorded" if limit else ""
+        elif count.per_step is None:
+            value = f"{text(count.least)} to {text(count.most)}, varies"
+        else:
+            value = text(count.most)
+        if value:
+            found.append((_PROPERTY + name, value + limit))
     return found
 
 
-def _budget(item: pytest.Item) -> Budget | None:
-    from instrument.compare.budget import budget_of
+def _budget(item: pytest.Item) -> list[Condition] | None:
+    """The limits of a test's markers; None without a marker."""
+    from instrument.compare.guard import budget
     from instrument.errors import ConfigError
 
     markers = [*item.iter_markers(MARKER)]
@@ -271,7 +254,7 @@ def _budget(item: pytest.Item) -> Budget | None:
                 "such as syncs=0."
             )
     # pytest lists the marker of the test first. In reverse order, it overrides the other markers.
-    return budget_of({k: v for marker in reversed(markers) for k, v in marker.kwargs.items()})
+    return budget({k: v for marker in reversed(markers) for k, v in marker.kwargs.items()})
 
 
 def _file(item: pytest.Item, counted: Counters) -> Path:

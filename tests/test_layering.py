@@ -105,7 +105,7 @@ def test_public_names_are_sorted_and_importable() -> None:
             {"torch", "pydantic", "hydra"},
         ),
         (
-            "import instrument.compare.budget, instrument.report.gate, instrument.cli.baseline",
+            "import instrument.compare.guard, instrument.cli.baseline",
             {"torch", "pydantic", "hydra"},
         ),
         (

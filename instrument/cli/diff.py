@@ -13,7 +13,7 @@ from instrument.errors import ConfigError
 
 if TYPE_CHECKING:
     from instrument.compare.diff import Difference
-    from instrument.compare.gate import Side, Verdict
+    from instrument.compare.guard import Verdict
 
 HELP = "compare two captures or runs: how much slower or faster a step is, and where"
 
@@ -74,10 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    """Return the comparison as text, JSON or Markdown, with the exit status of the command.
-
-    The two sides of the comparison are BEFORE and AFTER. The conditions are those of --fail-on;
-    they decide the exit status.
+    """Return the comparison as text, JSON or Markdown; the conditions decide the exit status.
 
     Raises:
         CaptureError: a side has no capture, or the sides are too unlike to be compared.
@@ -85,11 +82,12 @@ def run(arguments: argparse.Namespace) -> Result:
             is a baseline, but no condition is given.
         TraceError: no trace of a side can be read.
     """
-    from instrument.compare import gate
-    from instrument.compare.baseline import is_baseline
+    from instrument.compare import guard
+    from instrument.compare.baseline import is_baseline, read
     from instrument.compare.diff import diff
+    from instrument.compare.side import load
 
-    conditions = [gate.parse(text) for text in arguments.fail_on]
+    conditions = [guard.parse(text) for text in arguments.fail_on]
     paths = (arguments.before, arguments.after)
     baselines = [path for path in paths if isinstance(path, Path) and is_baseline(path)]
     if baselines and not conditions:
@@ -97,45 +95,40 @@ def run(arguments: argparse.Namespace) -> Result:
             f"{baselines[0]} is a baseline, which holds only counters: add a condition, such as "
             "--fail-on 'operators>+0', or give the capture."
         )
-    found = None if baselines else diff(*paths, force=arguments.force)
-    has_said = found is not None  # which captures it left out
-    sides = [_side(path, path in baselines, has_said) for path in paths] if conditions else []
-    verdicts = [gate.judge(condition, *sides) for condition in conditions]
-    return Result(_shown(arguments, found, verdicts), gate.exit_status(verdicts))
+    sides = {
+        path: load(path, for_guard=bool(conditions)) for path in paths if path not in baselines
+    }
+    if baselines:
+        for side in sides.values():
+            say(*side.notes)
+        found = None
+    else:
+        found = diff(*(sides[path] for path in paths), force=arguments.force)
+    guarded = [
+        sides[path].guarded if path in sides else [guard.Window(read(path))]
+        for path in paths
+        if conditions
+    ]
+    verdicts = [guard.judge(condition, *guarded) for condition in conditions]
+    return Result(_shown(arguments, found, verdicts), guard.exit_status(verdicts))
 
 
 def _shown(
     arguments: argparse.Namespace, found: Difference | None, verdicts: Sequence[Verdict]
 ) -> str | Parts:
-    """Return the verdicts on the conditions, and the comparison, as text, JSON or Markdown.
-
-    If a side is a baseline, `found` is None, and only the verdicts are shown.
-    """
+    """Return the verdicts, and the comparison; `found` is None if a side is a baseline."""
     import json
 
+    from instrument.compare import guard
     from instrument.compare.difference_text import as_dict, as_markdown, parts
-    from instrument.report import gate
 
     if arguments.json:
         content = {} if found is None else as_dict(found)
-        conditions = {"conditions": gate.as_dicts(verdicts)} if verdicts else {}
+        conditions = {"conditions": guard.as_dicts(verdicts)} if verdicts else {}
         return Written(json.dumps({**content, **conditions}, indent=2))
     if arguments.markdown:
         text = [] if found is None else [as_markdown(found, rows=arguments.rows)]
-        return Written("\n\n".join([*([gate.as_markdown(verdicts)] if verdicts else []), *text]))
+        return Written("\n\n".join([*([guard.as_markdown(verdicts)] if verdicts else []), *text]))
     tables = [] if found is None else parts(found, rows=arguments.rows, by=arguments.by)
-    return [*([gate.as_lines(verdicts)] if verdicts else []), *tables]
-
-
-def _side(path: Path | str, is_baseline: bool, has_said: bool) -> Side:
-    from instrument.analysis.find_captures import captures_at, of_newest_run
-    from instrument.analysis.views import Views
-    from instrument.compare.baseline import read
-    from instrument.compare.gate import Side, side
-
-    if is_baseline:
-        return Side([read(Path(path))])
-    found, _, left_out = of_newest_run(captures_at(path, or_traces=True))
-    if left_out and not has_said:
-        say(left_out)
-    return side(Views.load(each) for each in found)
+    lines = [line for verdict in verdicts for line in guard.as_lines(verdict)]
+    return [*([lines] if lines else []), *tables]

@@ -90,7 +90,7 @@ class Difference:
         return f"<Difference: {self.quantity} {times}>"
 
 
-def diff(before: Comparable, after: Comparable, *, force: bool = False) -> Difference:
+def diff(before: Comparable | Side, after: Comparable | Side, *, force: bool = False) -> Difference:
     """Compare two captures, two runs, or their traces.
 
     The steps of all windows of a run are compared together. If a path is a folder with several

@@ -12,8 +12,8 @@ from instrument.compare.counters import Count, Counters, Occurred
 from instrument.links.groupby import groupby
 from instrument.trace.events import split_overload
 
-#: The number of frames of a stack that are shown.
-FRAMES = 5
+# At most this many calls, and frames of their stacks, are shown.
+_SHOWN, _FRAMES = 3, 5
 
 
 class Increase(NamedTuple):
@@ -30,24 +30,22 @@ class Increase(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call that adds to a counter, such as the number of allocations.
-
-    The call is the outermost operator that contains the counted event or is this event. If the
-    event is in no operator, the call is the event itself.
+    """A call that adds to a counter: the outermost operator that contains the counted event.
 
     Attributes:
-        name: the name of the operator or event.
+        name: the name of the operator; of the event itself, if it is in no operator.
         before, after: how often a step makes this call in the same range, in the earlier and in the
-            later capture. If the steps differ, the highest number of a step. Calls in inner ranges
-            do not count. `before` is None if the number of the earlier capture is not known. In
-            this case, `after` can be the mean number of counted events per step, rounded down.
-        event: the position of the first such call in the table of events of the later capture.
+            later capture, without calls in inner ranges. If the steps differ, the highest number of
+            a step. `before` is None if the number of the earlier capture is not known. In this
+            case, `after` can be the mean number of counted events per step, rounded down.
+        stack: the Python frames of the user's code around the first such call, the innermost first,
+            such as "model.py:31 in forward"; empty if the trace holds none, as in the backward.
     """
 
     name: str
     before: int | None
     after: int
-    event: int
+    stack: list[str]
 
 
 def increased_ranges(before: Counters, after: Counters, counter: str) -> list[Increase]:
@@ -65,11 +63,9 @@ def increased_ranges(before: Counters, after: Counters, counter: str) -> list[In
 def calls_behind(
     counter: str, occurred: Occurred, before: Counters | None, after: Counters, path: str | None
 ) -> list[Call]:
-    """The calls that a counter counts in a range, or in the whole step if `path` is None.
+    """The three calls that add most to a counter in a range, or in the whole step (None).
 
-    Only calls that a step makes more often than in `before` are returned. If there are no such
-    calls, or if `before` is None, all calls are returned. The call that adds most to the counter
-    comes first.
+    If some calls are more frequent than in `before`, only these are returned.
     """
     found = occurred.of(counter)
     if found is None:
@@ -84,31 +80,28 @@ def calls_behind(
     firsts = called[groups.sorted_by(events.start_ns[called]).row(0)]
     calls = []
     for k in np.argsort(-groups.sum(weight), kind="stable").tolist():
-        code, name = divmod(int(keys[k]), len(events.names))
+        code, of_name = divmod(int(keys[k]), len(events.names))
         text = paths.texts[code - 1] if code else ""
-        operator = split_overload(events.names[name])[0]
+        operator = split_overload(events.names[of_name])[0]
         now = after.calls.get(text, {}).get(operator)
         number = int(groups.size[k]) // after.steps if now is None else now.most
         earlier = None
         if before is not None and now is not None:
             earlier = before.calls.get(text, {}).get(operator, Count(0, 0, 0)).most
-        calls.append(Call(operator, earlier, number, int(firsts[k])))
-    new = [call for call in calls if call.before is None or call.after > call.before]
-    return new or calls
+        calls.append((operator, earlier, number, int(firsts[k])))
+    new = [call for call in calls if call[1] is None or call[2] > call[1]]
+    return [
+        Call(name, earlier, number, _stack_of(occurred.views, first))
+        for name, earlier, number, first in (new or calls)[:_SHOWN]
+    ]
 
 
-def stack_of(views: Views, event: int) -> list[str]:
-    """The Python frames of the user's code around an event, the innermost first.
-
-    A frame is a text such as "model.py:31 in forward". The result is empty if the trace holds no
-    Python frames around the event. For example, the backward pass runs on a thread without Python
-    frames.
-    """
+def _stack_of(views: Views, event: int) -> list[str]:
     events, frames = views.events, views.links.frames
     at = np.array([event])
     node = int(frames.node_at(events.thread[at], events.start_ns[at])[0])
     found: list[str] = []
-    while node >= 0 and len(found) < FRAMES:
+    while node >= 0 and len(found) < _FRAMES:
         source = users_source(events.names[events.name[frames.index[node]]])
         found += [source] if source is not None else []
         node = int(frames.parent[node])

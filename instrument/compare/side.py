@@ -11,6 +11,8 @@ from instrument.analysis.find_captures import NewestRun, Place, captures_at, of_
 from instrument.analysis.private_words import private_words, words_of_path
 from instrument.analysis.views import TRAIN, Views
 from instrument.compare.conditions import Conditions, conditions, joined
+from instrument.compare.counters import counters
+from instrument.compare.guard import Window, window_of
 from instrument.compare.totals import Totals, added, totals
 from instrument.errors import CaptureError, TraceError
 
@@ -43,6 +45,8 @@ class Side:
         notes: a sentence for each capture that could not be read or whose trace is cut short, and
             a sentence that names the captures of older runs.
         private: the words in these captures that a redacted report must hide.
+        windows: what conditions judge, by whether the phase is not training, and by rank; see
+            `guarded`.
     """
 
     name: str
@@ -50,11 +54,15 @@ class Side:
     conditions: dict[str, Conditions] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     private: set[str] = field(default_factory=set)
+    windows: dict[tuple[bool, int], list[Window]] = field(default_factory=dict)
 
-    def add(self, capture: Views) -> None:
-        """Add the totals and the conditions of one capture."""
-        phase = capture.phase
-        own, place = totals(capture), (phase, capture.rank)
+    def add(self, capture: Views, *, for_guard: bool = False) -> None:
+        """Add the totals and the conditions of one capture; with `for_guard`, also its window."""
+        phase, counted = capture.phase, counters(capture)
+        own, place = totals(capture, counted), (phase, capture.rank)
+        if for_guard:
+            windows = self.windows.setdefault((phase != TRAIN, capture.rank or 0), [])
+            windows.append(window_of(capture, counted))
         self.totals[place] = added([self.totals[place], own]) if place in self.totals else own
         known = [self.conditions[phase]] if phase in self.conditions else []
         self.conditions[phase] = joined([*known, conditions(capture)])
@@ -62,13 +70,22 @@ class Side:
         if capture.events.cut_short:
             self.notes.append(f"The trace of {capture.name} is cut short.")
 
+    @property
+    def guarded(self) -> list[Window]:
+        """The windows that conditions judge: those of training, or else of the other phases.
+
+        Of several ranks, only the lowest counts, because the times of several ranks in one window
+        are not independent.
+        """
+        return self.windows[min(self.windows)]
+
     def of_phase(self, phase: str) -> dict[int | None, Totals]:
         """The totals of one phase, by rank."""
         return {rank: each for (name, rank), each in self.totals.items() if name == phase}
 
 
-def load(given: Comparable) -> Side:
-    """Load and sum the captures of one side, one after the other.
+def load(given: Comparable | Side, *, for_guard: bool = False) -> Side:
+    """Load and sum the captures of one side, one after the other; a `Side` is returned as it is.
 
     If the path is a folder with several runs, only the newest run is loaded. `notes` names the
     captures of older runs, and the captures that cannot be read.
@@ -77,9 +94,11 @@ def load(given: Comparable) -> Side:
         CaptureError: there are no captures, or none can be read.
         TraceError: no trace can be read.
     """
+    if isinstance(given, Side):
+        return given
     if isinstance(given, Views):
         side = Side(given.name)
-        side.add(given)
+        side.add(given, for_guard=for_guard)
         return side
     if isinstance(given, str | PathLike):
         place = place_of(given)
@@ -89,7 +108,7 @@ def load(given: Comparable) -> Side:
     unread = 0
     for path in run.captures:
         try:
-            side.add(Views.load(path))
+            side.add(Views.load(path), for_guard=for_guard)
         except (CaptureError, TraceError) as error:
             side.private.update(words_of_path(path))
             side.notes.append(f"Left out: {error}")

@@ -17,7 +17,7 @@ from instrument.analysis.kernels import copies, kernels
 from instrument.analysis.step_parts import plain_path, step_parts
 from instrument.analysis.table import Table
 from instrument.analysis.views import Views
-from instrument.compare.counters import Counters, counters
+from instrument.compare.counters import Counters
 from instrument.links.flops import UNKNOWN
 from instrument.links.groupby import Groups
 from instrument.links.paths import Paths
@@ -92,7 +92,7 @@ class Totals:
     counted_steps: int = 0
 
 
-def totals(capture: Views) -> Totals:
+def totals(capture: Views, counted: Counters) -> Totals:
     """Return the sums over the compared steps of a capture; see `Totals`.
 
     Raises:
@@ -104,7 +104,6 @@ def totals(capture: Views) -> Totals:
     operators = capture.operators.during(span.start_ns, span.end_ns)
     shapes = operators.by("input_shapes")
     has_shapes = any(shapes.column("input_shapes"))
-    counted = counters(capture)
     return Totals(
         captures=(capture.name,),
         what=span.what,

@@ -11,7 +11,7 @@ from typing import Any
 from instrument.analysis.section import Part, Section
 from instrument.analysis.table import Table, known_columns
 from instrument.compare.ab import LABELS, Block, Comparison, CounterValues, Program, Quantity
-from instrument.compare.gate import amount_of
+from instrument.compare.guard import amount_of
 from instrument.compare.machine import MachineState
 from instrument.units import counted, durations_like, percent_change
 

@@ -71,7 +71,7 @@ def test_a_fault_flips_its_own_counters_only(name: str, accepted: Path, tmp_path
     (folder / "train.py").write_text(source.replace(before, after))
     done = run(folder, "-k", "no_more_than_before")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
-    exceeded = re.findall(r"^([\w.]+) is .*, and the budget is ", done.stdout, re.MULTILINE)
+    exceeded = re.findall(r"^fail: ([\w.]+)>", done.stdout, re.MULTILINE)
     assert set(exceeded) == expected, done.stdout
     if name != "graph break":  # torch.compile names its reasons in capture.json
         assert re.search(r"^ +train\.py:\d+ in \w+$", done.stdout, re.MULTILINE), done.stdout

@@ -11,8 +11,8 @@ import pytest
 from builders import annotation, capture, is_harmless, span, step, write_capture
 
 from instrument.cli.command import main
-from instrument.compare.counters import COUNTERS, Count, Counters
-from instrument.compare.gate import Side, exit_status, judge, parse, side
+from instrument.compare.counters import COUNTERS, Count, Counters, counters
+from instrument.compare.guard import Window, exit_status, judge, parse, window_of
 from instrument.compare.statistics import is_higher
 from instrument.errors import ConfigError
 
@@ -28,7 +28,7 @@ def counted(*, varying: tuple[int, int] | None = None, **values: int) -> Counter
 
 
 def result(text: str, before: Counters, after: Counters) -> str:
-    return judge(parse(text), Side([before]), Side([after])).result
+    return judge(parse(text), [Window(before)], [Window(after)]).result
 
 
 @pytest.mark.parametrize(
@@ -107,31 +107,30 @@ def test_a_range_that_is_gone_counts_nothing() -> None:
 
 def test_what_varies_or_is_unknown_is_undecided_and_says_why() -> None:
     steady = counted(operators=5)
-    verdict = judge(parse("operators>9"), Side([steady]), Side([counted(varying=(4, 6))]))
+    verdict = judge(parse("operators>9"), [Window(steady)], [Window(counted(varying=(4, 6)))])
     assert verdict.result == "undecided"
-    assert "varies between the steps after the change, from 4 to 6" in str(verdict)
+    assert "varies between the steps, from 4 to 6" in str(verdict)
     assert result("operators>9", counted(varying=(4, 6)), steady) == "pass"
     assert result("operators>+9", counted(varying=(4, 6)), steady) == "undecided"
-    verdict = judge(parse("flops>9"), Side([steady]), Side([steady]))
-    assert str(verdict).endswith(
-        "flops was not recorded after the change: record with with_flops=True"
-    )
+    verdict = judge(parse("flops>9"), [Window(steady)], [Window(steady)])
+    assert str(verdict).endswith("flops was not recorded: record with with_flops=True")
 
 
 def test_windows_that_differ_vary() -> None:
-    after = Side([counted(operators=5), counted(operators=6)])
+    after = [Window(counted(operators=5)), Window(counted(operators=6))]
     assert judge(parse("operators>9"), after, after).result == "undecided"
 
 
-def times(*steps: int) -> Side:
-    return Side([counted(operators=1)], steps)
+def times(*steps: int) -> list[Window]:
+    return [Window(counted(operators=1), step_ns) for step_ns in steps]
 
 
 def test_a_time_needs_several_windows_on_each_side() -> None:
     verdict = judge(parse("step>5%"), times(100, 101), times(200, 201, 202))
     assert (verdict.result, verdict.before, verdict.after) == ("undecided", 100, 201)
     assert "record at least 3 windows on each side" in verdict.reason
-    verdict = judge(parse("step>5%"), times(), times(1, 2, 3))
+    baseline = [Window(counted(operators=1))]
+    verdict = judge(parse("step>5%"), baseline, times(1, 2, 3))
     assert str(verdict).endswith("a baseline holds no times: give captures of both sides")
 
 
@@ -157,7 +156,7 @@ def test_the_test_of_ranks_counts_all_orders(low: int, high: int) -> None:
 
 
 def test_times_of_ranges_come_from_captures(tmp_path: Path) -> None:
-    def window(name: str, lasts_us: float) -> Side:
+    def window(name: str, lasts_us: float) -> list[Window]:
         (tmp_path / name).mkdir()
         events = [
             event
@@ -168,7 +167,8 @@ def test_times_of_ranges_come_from_captures(tmp_path: Path) -> None:
                 span("aten::mm", 1000 * number, lasts_us),
             )
         ]
-        return side([capture(tmp_path / name, events)] * 3)
+        recorded = capture(tmp_path / name, events)
+        return [window_of(recorded, counters(recorded))] * 3
 
     before, after = window("before", 100), window("after", 200)
     verdict = judge(parse("range:model.total>50%"), before, after)
@@ -181,7 +181,7 @@ def test_times_of_ranges_come_from_captures(tmp_path: Path) -> None:
 def test_the_exit_status_tells_a_failure_from_an_open_question() -> None:
     after = counted(operators=5)
     verdicts = {
-        text: judge(parse(text), Side([after]), Side([after]))
+        text: judge(parse(text), [Window(after)], [Window(after)])
         for text in ("operators>9", "operators>1", "flops>1")
     }
     passed, failed, open_ = verdicts.values()
