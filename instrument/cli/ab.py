@@ -86,8 +86,7 @@ def percentage(text: str) -> float:
 def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the comparison of A and B; print a line on stderr after each block.
 
-    A block is two runs of A and two runs of B. If a run fails or is interrupted, the result of the
-    finished blocks is printed before the error.
+    If a run fails or is interrupted, the result of the finished blocks is printed before the error.
 
     Raises:
         ConfigError: the arguments do not name two programs, or a program cannot be started.
@@ -131,7 +130,6 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 
 def _folder(given: Path | None) -> Path:
-    """Create a new folder for the runs: `given`, or a temporary folder if `given` is None."""
     if given is None:
         return Path(tempfile.mkdtemp(prefix="instrument-ab-"))
     try:
@@ -155,10 +153,7 @@ def _last_lines(output: Path) -> list[str]:
 
 @contextmanager
 def _programs(arguments: argparse.Namespace) -> Iterator[tuple[Program, Program]]:
-    """Yield the two programs that the arguments name.
-
-    If they are two git revisions, their worktrees are removed at the end of the `with` block.
-    """
+    """Yield the two programs that the arguments name; remove the worktrees of revisions after."""
     from instrument.compare.ab import LABELS, Program
     from instrument.compare.revisions import python_path, worktrees
 

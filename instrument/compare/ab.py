@@ -81,11 +81,7 @@ class Block(NamedTuple):
 
 
 class RunError(CaptureError):
-    """A run of a program failed, or recorded nothing.
-
-    Attributes:
-        output: the file with the output of the program.
-    """
+    """A run of a program failed, or recorded nothing; `output` is the file with its output."""
 
     def __init__(self, message: str, output: Path) -> None:
         super().__init__(message)
@@ -93,19 +89,10 @@ class RunError(CaptureError):
 
 
 def run_blocks(a: Program, b: Program, blocks: int, folder: Path, keep: bool) -> Iterator[Block]:
-    """Run A and B in blocks of four runs, and yield each block.
+    """Run A and B in blocks of four runs, in the order A B B A or B A A B, and yield each block.
 
-    Each block has the order A B B A or B A A B, drawn at random with a fixed seed.
-
-    Args:
-        a: the first program.
-        b: the second program.
-        blocks: the number of blocks.
-        folder: the folder in which each run gets its own folder, for its captures and its output.
-        keep: whether to keep the folders of runs that succeed.
-
-    Yields:
-        Each block when it is finished.
+    The order of each block is drawn at random with a fixed seed. Each run gets its own folder in
+    `folder` for its captures and its output; `keep` keeps those of runs that succeed.
 
     Raises:
         ConfigError: a program cannot be started.
@@ -126,8 +113,8 @@ def run_blocks(a: Program, b: Program, blocks: int, folder: Path, keep: bool) ->
 def run_once(program: Program, folder: Path) -> Run:
     """Run a program, and read its captures or its timings file.
 
-    The environment variable INSTRUMENT_DIR tells the program the folder for captures. The standard
-    input of the program is empty. If this function is interrupted, it ends the program.
+    INSTRUMENT_DIR tells the program the folder for captures. Its standard input is empty. If this
+    function is interrupted, it ends the program.
 
     Raises:
         ConfigError: the program cannot be started.
@@ -168,7 +155,7 @@ def run_once(program: Program, folder: Path) -> Run:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM to a program that still runs, and kill it if it has not ended after 10 s."""
+    """Send SIGTERM to a program that still runs, and kill it after 10 s."""
     process.terminate()
     try:
         process.wait(_ENDS_S)
@@ -177,16 +164,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """The step or a range: its time in A and B, and the change.
-
-    Attributes:
-        path: the path of the range; None for the whole step.
-        a_ns, b_ns: the median time over the runs of A, and over the runs of B.
-        change: the change from A to B.
-        verdict: "slower", "faster", "same" or "undecided"; see `Change.verdict`.
-    """
+class Quantity(NamedTuple):
+    """The time of the step (`path` None) or of a range, as medians of runs, and its change."""
 
     path: str | None
     a_ns: float
@@ -195,15 +174,8 @@ class Quantity:
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class CounterValues:
-    """The values of one counter in the steps of A and of B.
-
-    Attributes:
-        name: the name of the counter; see `instrument.compare.counters.COUNTERS`.
-        a: the lowest and the highest value in a step of A.
-        b: the lowest and the highest value in a step of B.
-    """
+class CounterValues(NamedTuple):
+    """The lowest and the highest value of a counter in the steps of A and of B."""
 
     name: str
     a: tuple[int, int]
@@ -219,11 +191,10 @@ class Comparison:
     """The result of an A/B comparison.
 
     Attributes:
-        blocks: at least one block; a block is two runs of A and two runs of B.
+        blocks: at least one block.
         margin: a time counts as the same if it changes by at most this share.
-        quantities: the step, then the compared ranges, the longest first. A range is compared if it
-            takes time in all runs and takes at least 1 % of the step. If there are more than
-            19 such ranges, only the 19 longest are compared.
+        quantities: the step, then the compared ranges, the longest first: at most 19, which take
+            time in all runs and at least 1 % of the step.
     """
 
     def __init__(self, blocks: Sequence[Block], margin: float = MARGIN) -> None:
@@ -248,33 +219,24 @@ class Comparison:
         return self.quantities[0]
 
     @property
-    def ranges(self) -> list[Quantity]:
-        """The compared ranges."""
-        return self.quantities[1:]
-
-    @property
     def changed(self) -> list[Quantity]:
         """The ranges whose verdict is "slower" or "faster"."""
-        return [each for each in self.ranges if each.verdict in ("slower", "faster")]
+        return [each for each in self.quantities[1:] if each.verdict in ("slower", "faster")]
 
     @property
     def blocks_missing(self) -> int | None:
-        """An estimate of how many more blocks are needed for a verdict on the step.
-
-        A block is two runs of A and two runs of B. The result is None if there is a verdict.
-        """
+        """About how many more blocks a verdict on the step needs; None if there is one."""
         if self.step.verdict != "undecided":
             return None
         return blocks_missing(self.step.change, len(self.blocks), len(self.quantities), self.margin)
 
     def only_in(self, label: Label) -> dict[str, float]:
         """The ranges that no run of the other side has, each with its median time in ns."""
-        other: Label = "B" if label == "A" else "A"
-        theirs = {path for record in self._records(other) for path in record.ranges_ns}
-        own = dict.fromkeys(path for record in self._records(label) for path in record.ranges_ns)
+        own, others = self._records(label), self._records("B" if label == "A" else "A")
+        theirs = {path for record in others for path in record.ranges_ns}
         return {
-            path: median(record.ranges_ns.get(path, 0) for record in self._records(label))
-            for path in own
+            path: median(record.ranges_ns.get(path, 0) for record in own)
+            for path in dict.fromkeys(path for record in own for path in record.ranges_ns)
             if path not in theirs
         }
 
@@ -292,7 +254,6 @@ class Comparison:
         return [record for block in self.blocks for record in block.side(label)]
 
     def _common_ranges(self) -> list[str]:
-        """The ranges that can be compared, the longest first; see `quantities`."""
         records = [*self._records("A"), *self._records("B")]
         least_ns = LEAST_SHARE * median(record.step_ns for record in records)
         middle_ns = {
@@ -304,7 +265,10 @@ class Comparison:
         return sorted(long, key=lambda path: -middle_ns[path])
 
     def _times(self, label: Label, path: str | None) -> list[float]:
-        return [_time_ns(record, path) for record in self._records(label)]
+        return [
+            record.step_ns if path is None else record.ranges_ns[path]
+            for record in self._records(label)
+        ]
 
     def _log_ratios(self, path: str | None) -> Floats:
         """For each block, the mean of log(B / A) over its two pairs of runs."""
@@ -313,7 +277,6 @@ class Comparison:
         return ratios
 
     def _counter_values(self, label: Label) -> dict[str, tuple[int, int]]:
-        """For each counter that all runs of one side recorded, its lowest and highest value."""
         runs = [record.counters for record in self._records(label)]
         found = {name: [counts.get(name) for counts in runs] for name in runs[0]}
         return {
@@ -321,7 +284,3 @@ class Comparison:
             for name, values in found.items()
             if len(counts := [count for count in values if count is not None]) == len(runs)
         }
-
-
-def _time_ns(record: RunRecord, path: str | None) -> float:
-    return record.step_ns if path is None else record.ranges_ns[path]

@@ -1,8 +1,4 @@
-"""The state of the machine while a program runs: load of other programs, clocks, temperatures.
-
-The values come from files of Linux and from nvidia-smi. A value is None if the machine does not
-offer it.
-"""
+"""The state of the machine while a program runs: load of other programs, clocks, temperatures."""
 
 from __future__ import annotations
 
@@ -10,9 +6,8 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -25,9 +20,8 @@ _QUERY = ["--query-gpu=clocks.sm,temperature.gpu", "--format=csv,noheader,nounit
 _BUSY = (0, 1, 2, 5, 6, 7)
 
 
-@dataclass(frozen=True, slots=True)
-class MachineState:
-    """The state of the machine during one run. A value is None if the machine does not offer it.
+class MachineState(NamedTuple):
+    """The state of the machine during one run; a value is None if the machine does not offer it.
 
     Attributes:
         foreign_cpus: how many CPUs other programs used, on average.
@@ -44,13 +38,6 @@ class MachineState:
     gpu_celsius: float | None
 
 
-class _Sample(NamedTuple):
-    cpu_mhz: float | None
-    cpu_celsius: float | None
-    gpu_mhz: float | None
-    gpu_celsius: float | None
-
-
 def watch(process: subprocess.Popen[bytes]) -> MachineState:
     """Wait until a process ends, and return the state of the machine while the process ran.
 
@@ -58,7 +45,7 @@ def watch(process: subprocess.Popen[bytes]) -> MachineState:
     Cost of a reading: 1 ms of one CPU; with a GPU, up to 0.1 s.
     """
     began_s, busy_s, own_s = time.monotonic(), _busy_s(), _children_s()
-    samples: list[_Sample] = []
+    samples: list[tuple[float | None, ...]] = []
     while process.poll() is None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_EVERY_S if samples else _EVERY_S / 5)
@@ -67,27 +54,25 @@ def watch(process: subprocess.Popen[bytes]) -> MachineState:
     foreign = None
     if busy_s is not None and ended_busy_s is not None:
         foreign = max(ended_busy_s - busy_s - (_children_s() - own_s), 0.0) / lasted_s
+    columns = list(zip(*samples)) or [()] * 4
+    cpu_mhz, cpu_celsius, gpu_mhz, gpu_celsius = (
+        [value for value in column if value is not None] for column in columns
+    )
     return MachineState(
         foreign,
-        _of_known(median, [each.cpu_mhz for each in samples]),
-        _of_known(max, [each.cpu_celsius for each in samples]),
-        _of_known(median, [each.gpu_mhz for each in samples]),
-        _of_known(max, [each.gpu_celsius for each in samples]),
+        median(cpu_mhz) if cpu_mhz else None,
+        max(cpu_celsius, default=None),
+        median(gpu_mhz) if gpu_mhz else None,
+        max(gpu_celsius, default=None),
     )
 
 
-def _of_known(
-    statistic: Callable[[list[float]], float], values: list[float | None]
-) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistic(known) if known else None
-
-
-def _sample() -> _Sample:
+def _sample() -> tuple[float | None, ...]:
+    """The last four values of `MachineState`, now."""
     clocks = _numbers(Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
     zones = _numbers(Path("/sys/class/thermal").glob("thermal_zone*/temp"))
     gpus = _gpus()
-    return _Sample(
+    return (
         median(clocks) / 1e3 if clocks else None,
         max(zones) / 1e3 if zones else None,
         min((mhz for mhz, _ in gpus), default=None),
@@ -96,7 +81,6 @@ def _sample() -> _Sample:
 
 
 def _numbers(paths: Iterable[Path]) -> list[float]:
-    """Read files that hold one number each; files that cannot be read are skipped."""
     found = []
     for path in paths:
         with suppress(OSError, ValueError):

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import median
-from typing import Any
 
 from instrument.analysis.section import Part, Section
 from instrument.analysis.table import Table, known_columns
@@ -30,10 +29,7 @@ _MACHINE = {
 
 
 def progress(number: int, blocks: int, block: Block) -> str:
-    """Return a line about a finished block, which is four runs: two of A and two of B.
-
-    The line shows the time of a step in A and in B, and the load by other programs.
-    """
+    """Return a line about a finished block: the time of a step, and the load by other programs."""
     text = durations_like(block.step_ns("A"))
     foreign = [run.machine.foreign_cpus for run in block.runs]
     known = [each for each in foreign if each is not None]
@@ -43,10 +39,7 @@ def progress(number: int, blocks: int, block: Block) -> str:
 
 
 def parts(a: Program, b: Program, comparison: Comparison) -> list[Part]:
-    """Return a comparison as text and tables: verdict, ranges, counters, state of the machine.
-
-    A counter is a number per step that does not depend on speed, such as the number of kernels.
-    """
+    """Return a comparison as text and tables: verdict, ranges, counters, state of the machine."""
     found: list[Part] = [
         [f"{each.label}: {each.name}" for each in (a, b)],
         _verdict(comparison),
@@ -60,7 +53,12 @@ def parts(a: Program, b: Program, comparison: Comparison) -> list[Part]:
 
 def as_json(a: Program, b: Program, comparison: Comparison) -> str:
     """Return a comparison as JSON, with times in nanoseconds; docs/ab.md describes the keys."""
-    step, *ranges = (_as_dict(each) for each in comparison.quantities)
+    step, *ranges = (
+        {"path": each.path, "a_ns": each.a_ns, "b_ns": each.b_ns}
+        | asdict(each.change)
+        | {"verdict": each.verdict}
+        for each in comparison.quantities
+    )
     content = {
         "version": VERSION,
         "a": a.name,
@@ -72,7 +70,7 @@ def as_json(a: Program, b: Program, comparison: Comparison) -> str:
         "ranges": ranges,
         "only_in_a": comparison.only_in("A"),
         "only_in_b": comparison.only_in("B"),
-        "counters": [{**asdict(each), "differs": each.differs} for each in comparison.counters],
+        "counters": [{**each._asdict(), "differs": each.differs} for each in comparison.counters],
         "blocks": [
             [
                 {
@@ -80,7 +78,7 @@ def as_json(a: Program, b: Program, comparison: Comparison) -> str:
                     "steps": run.record.steps,
                     "step_ns": run.record.step_ns,
                     "ranges_ns": run.record.ranges_ns,
-                    "machine": asdict(run.machine),
+                    "machine": run.machine._asdict(),
                 }
                 for run in block.runs
             ]
@@ -88,12 +86,6 @@ def as_json(a: Program, b: Program, comparison: Comparison) -> str:
         ],
     }
     return json.dumps(content, indent=2)
-
-
-def _as_dict(quantity: Quantity) -> dict[str, Any]:
-    change = asdict(quantity.change)
-    times = {"path": quantity.path, "a_ns": quantity.a_ns, "b_ns": quantity.b_ns}
-    return {**times, **change, "verdict": quantity.verdict}
 
 
 def _verdict(comparison: Comparison) -> list[str]:
@@ -123,10 +115,10 @@ def _change(quantity: Quantity) -> str:
 
 
 def _ranges(comparison: Comparison) -> str | Section:
-    if not comparison.ranges:
+    step, *rows = comparison.quantities
+    if not rows:
         return ""
-    text = durations_like(comparison.step.a_ns)
-    rows = comparison.ranges
+    text = durations_like(step.a_ns)
     table = Table(
         {
             "range": [each.path for each in rows],
@@ -142,7 +134,7 @@ def _ranges(comparison: Comparison) -> str | Section:
         "Time of a step by range. A and B are medians over the runs. change is estimated from the "
         "change within each block (two runs of A and two of B), so it is not exactly B / A."
     )
-    if comparison.step.change.low is not None:
+    if step.change.low is not None:
         title += " In 95 of 100 comparisons, the true change of every range is from low to high."
     return Section(
         table,
@@ -167,7 +159,6 @@ def _one_sided(comparison: Comparison) -> list[str]:
 
 
 def _counters(counters: Sequence[CounterValues]) -> list[str]:
-    """Return a line for each counter whose values are not all equal, and a list of the others."""
     if not counters:
         return ["Counters: none, because the runs recorded no window."]
     lines = []
@@ -190,7 +181,6 @@ def _values(counter: str, values: tuple[int, int]) -> str:
 
 
 def _machine(comparison: Comparison) -> list[str]:
-    """Return a line for each quantity in `_MACHINE` that is known in A and in B, with values."""
     lines = []
     for name, (title, unit, decimals) in _MACHINE.items():
         sides = [_spread(comparison.machine(label), name, decimals) for label in LABELS]

@@ -425,17 +425,17 @@ def test_ranges_that_only_one_side_has() -> None:
     a, b = record(1000.0, mlp=400.0, old=3.0), record(1000.0, mlp=400.0, new=5.0)
     found = Comparison(blocks_of(a, b))
     assert (found.only_in("A"), found.only_in("B")) == ({"old": 3.0}, {"new": 5.0})
-    assert [each.path for each in found.ranges] == ["mlp"]
+    assert [each.path for each in found.quantities[1:]] == ["mlp"]
 
 
 def test_only_the_longest_ranges_are_compared() -> None:
     ranges = {f"range{k}": float(k + 1) for k in range(50)}
     both = record(1000.0, **ranges)
     found = Comparison(blocks_of(both, both))
-    assert [each.path for each in found.ranges] == [f"range{k}" for k in range(49, 30, -1)]
+    assert [each.path for each in found.quantities[1:]] == [f"range{k}" for k in range(49, 30, -1)]
     both = record(4500.0, **ranges)  # 1 % are 45
     found = Comparison(blocks_of(both, both))
-    assert [each.path for each in found.ranges] == [f"range{k}" for k in range(49, 43, -1)]
+    assert [each.path for each in found.quantities[1:]] == [f"range{k}" for k in range(49, 43, -1)]
 
 
 def test_counters_are_compared_exactly() -> None:
