@@ -64,7 +64,7 @@ class Clock:
         return self.offset_ns + _gained_ns(self.drift_ppm or 0.0, time_ns - self.at_ns)
 
     def corrected_ns(self, times_ns: Ints) -> Ints:
-        """Convert times of this clock to the lowest rank's clock; clip results to ±`BEYOND_NS`."""
+        """Convert times to the lowest rank's clock, limited to ±`BEYOND_NS`."""
         times_ns = np.clip(times_ns, -BEYOND_NS, BEYOND_NS)
         shifted = times_ns - self.offset_ns
         gained = np.rint((self.drift_ppm or 0.0) / 1e6 * (times_ns - self.at_ns))
@@ -83,9 +83,11 @@ _Aligned = dict[int, tuple[int, Clock]]
 def measure(collectives: MatchedCollectives) -> list[Clock | None]:
     """Return the clock of each rank, measured at the ends of collectives; None if not possible.
 
-    A collective that synchronises ends at about the same moment on all ranks. If a rank and the
-    lowest rank both recorded a collective, their clocks show two times for its end. From the
-    differences between such times, three values are computed:
+    A rank without a collective in common with the lowest rank is compared with ranks whose clocks
+    are already measured; the largest of their uncertainties is added to its own. Only the last 128
+    collectives of each rank are compared, and those on the CPU only if none are on the device.
+
+    From the differences between the two clocks at the ends of the same collectives:
 
     - `drift_ppm` is the median slope between any two differences (Theil and Sen). A drift is used
       only if it makes `uncertainty_ns` at most half as large. Otherwise, and with fewer than eight
@@ -94,16 +96,6 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
       subtracted from the differences first.
     - `uncertainty_ns` is the median error: how far a difference is from the difference that
       `offset_ns` and `drift_ppm` give. With only one collective, `uncertainty_ns` is None.
-
-    A rank that has no collective in common with the lowest rank is compared with ranks whose clocks
-    are already measured. The largest uncertainty of these ranks is added to the rank's own
-    uncertainty. The sum is None if one of these uncertainties is None.
-
-    The clock of a rank is None in two cases: the rank has no collective in common with measured
-    ranks, or its offset is larger than `BEYOND_NS`, the largest time in a trace.
-
-    Only the last 128 collectives of each rank are compared. If a rank has collectives on the
-    device, its collectives on the CPU are not compared.
     """
     ends = _ends(collectives)
     found: dict[int, Clock | None] = {0: Clock(0, 0, len(ends[0]))} if ends else {}
@@ -123,10 +115,7 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
 
 
 def clocks(summaries: Sequence[RankSummary], measured: Sequence[Clock | None]) -> Table:
-    """Return one row for each summary, in the order of the summaries; see `CLOCKS`.
-
-    For a clock that was not measured, offset, drift and uncertainty are None, and `matched` is 0.
-    """
+    """Return one row for each summary; see `CLOCKS`."""
     return Table.of(
         CLOCKS,
         {
@@ -174,11 +163,7 @@ def _clock(ends: _Ends, aligned: _Aligned) -> Clock | None:
 
 
 def _compared(times: Sequence[int], ahead: Sequence[int]) -> Clock:
-    """Compute a rank's clock from measured differences to the lowest rank's clock.
-
-    When the rank's clock showed `times[k]`, it was ahead by `ahead[k]`. The uncertainty of other
-    ranks' clocks is not added here.
-    """
+    """Compute a clock that was ahead by `ahead[k]` when it showed `times[k]`."""
     offset_ns, at_ns = median(ahead), median(times)
     if len(ahead) == 1:
         return Clock(offset_ns, None, 1)

@@ -53,20 +53,13 @@ def collectives(
 ) -> Table:
     """Return one row for each process group and kind of collective; see `RANK_COLLECTIVES`.
 
-    The row with the longest waiting time comes first. A rank's time in a collective is the time
-    from the start of its first kernel to the end of its last kernel. The rank that arrives last
-    does not wait, so its time is the shortest, and is taken as the time of the transfer. If not all
-    ranks of a process group recorded, the time of the transfer is an upper bound.
+    The row with the longest waiting time comes first. The rank that arrives last does not wait, so
+    its time is the shortest, and is taken as the time of the transfer; an upper bound, if not all
+    ranks of a process group recorded. The order of two arrivals is uncertain if they are closer
+    than the uncertainty of the clocks.
 
-    The order in which ranks arrive depends on their clocks. So the times of arrival are first
-    converted to one clock; see `clock_skew`. The order of two arrivals is uncertain if they are
-    closer than the uncertainty of the clocks.
-
-    The table does not contain broadcasts, reduces, gathers, scatters and transfers between two
-    ranks. A rank can leave such a collective before the other ranks arrive, so the shortest time is
-    not the time of the transfer.
-
-    Cost: all collectives are sorted several times.
+    The table has only collectives that no rank can leave before the others arrive: no broadcasts,
+    reduces, gathers, scatters and transfers between two ranks.
     """
     several = np.bincount(found.key)[found.key] > 1
     owner, group = found.owner[several], found.group[several]
@@ -116,7 +109,7 @@ def collectives(
 def _arrivals(
     found: MatchedCollectives, clocks: Sequence[Clock | None], chosen: Flags
 ) -> tuple[Ints, Flags]:
-    """Return the starts of the chosen collectives on one clock, and a mask of the valid times."""
+    """The starts of the chosen collectives on one clock, and which of them are known."""
     arrival, known = found.start_ns.copy(), np.ones(len(found.owner), np.bool_)
     bounds = np.searchsorted(found.owner, np.arange(found.ranks + 1)).tolist()
     for clock, begin, end in zip(clocks, bounds, bounds[1:]):
@@ -132,7 +125,7 @@ def _arrivals(
 def _last(
     summaries: Sequence[RankSummary], groups: Groups, last: Ints, waiting: Ints, known: Flags
 ) -> dict[str, list[Any]]:
-    """Return the columns `last_…`: the rank that caused the most waiting because it came last."""
+    """The columns `last_…`: the rank that caused the most waiting because it came last."""
     pair, of = groupby(groups.of[known] * len(summaries) + last[known])
     times, caused = of.size, of.sum(waiting[known])
     most = Groups(pair // len(summaries), groups.count).sorted_by(caused, times).row(100)

@@ -82,33 +82,22 @@ def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
         np.where(numbered, column["number"], column["step"]),
         np.where(numbered, nth, column["ordinal"]),
     ).of
-    # Times are clipped, so that their sums fit into 64 bits.
-    base = np.clip(ints([each.base_ns for each in summaries], 0), -BEYOND_NS, BEYOND_NS)[owner]
+    base = np.array([each.base_ns for each in summaries], np.int64)[owner]
+    start, end = (np.clip(column[name], -BEYOND_NS, BEYOND_NS) for name in ("start_ns", "end_ns"))
     return MatchedCollectives(
-        owner,
-        key,
-        unnamed[own],
-        np.clip(column["start_ns"], -BEYOND_NS, BEYOND_NS) + base,
-        np.clip(column["end_ns"], -BEYOND_NS, BEYOND_NS) + base,
-        column["bytes"],
-        groups,
-        len(summaries),
+        owner, key, unnamed[own], start + base, end + base, column["bytes"], groups, len(summaries)
     )
 
 
 def _cells(
     summaries: Sequence[RankSummary], name: str, sizes: Sequence[int]
 ) -> Iterator[list[Any]]:
-    """Yield the cells of a column of `RankSummary.collectives`, one list for each rank."""
     for summary, size in zip(summaries, sizes):
         yield summary.collectives.get(name) or [None] * size
 
 
 def _groups(summary: RankSummary) -> list[tuple[Any, ...]]:
-    """Return the rows of a summary's `collective_groups` as tuples.
-
-    A tuple begins with the name of the collectives. The values of `OF_COLLECTIVE_GROUP` follow.
-    """
+    """The collectives' name and the values of `OF_COLLECTIVE_GROUP`, for each group."""
     columns = summary.collective_groups
     count = max((len(column or ()) for column in columns.values()), default=0)
     names = ("name", *OF_COLLECTIVE_GROUP)

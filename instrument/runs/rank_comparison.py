@@ -28,12 +28,6 @@ _OF_STEPS = (
     "exposed_copy_ns",
     "idle_ns",
 )
-_OF_RANGES = {
-    "cpu": "cpu_ns_per_step",
-    "device": "device_ns",
-    "forward": "forward_ns",
-    "backward": "backward_ns",
-}
 _UNKNOWN = -1
 
 RANKS: Schema = schema(
@@ -67,12 +61,6 @@ RANK_RANGES: Schema = schema(
     "events",
     device_median_ns="the median of the ranks' device times per step",
     device_max_ns="the highest of the ranks' device times per step",
-    forward_min_ns="the lowest of the ranks' `forward_ns` per step",
-    forward_median_ns="the median of the ranks' `forward_ns` per step",
-    forward_max_ns="the highest of the ranks' `forward_ns` per step",
-    backward_min_ns="the lowest of the ranks' `backward_ns` per step; None if there is no backward",
-    backward_median_ns="the median of the ranks' `backward_ns` per step",
-    backward_max_ns="the highest of the ranks' `backward_ns` per step",
 )
 STRAGGLERS: Schema = schema(
     rank="the rank that other ranks wait for",
@@ -97,35 +85,23 @@ def per_rank(summaries: Sequence[RankSummary]) -> Table:
 
     The times are None if no step of the rank ended.
     """
-    rows = [_mean_step(summary) for summary in summaries]
-    return Table.of(
-        RANKS,
-        {
-            "rank": [summary.rank for summary in summaries],
-            "host": [summary.host for summary in summaries],
-            "steps": [steps_of(summary) for summary in summaries],
-            "trace": ["cut short" if summary.cut_short else None for summary in summaries],
-            **{name: [row[name] for row in rows] for name in rows[0]},
-        },
-    )
+    return Table.of_rows(RANKS, [_rank_row(summary) for summary in summaries])
 
 
-def steps_of(summary: RankSummary) -> int:
-    """Return how many steps ended in the window."""
-    return len(summary.steps.get("number") or [])
-
-
-def _mean_step(summary: RankSummary) -> dict[str, Any]:
-    step = _mean(summary, "duration_ns")
-    means = {name: _mean(summary, name) for name in _OF_STEPS}
-    exposed = means["exposed_communication_ns"]
+def _rank_row(summary: RankSummary) -> tuple[Any, ...]:
+    step, *means = (_mean(summary, name) for name in ("duration_ns", *_OF_STEPS))
+    exposed = means[_OF_STEPS.index("exposed_communication_ns")]
     known = step is not None and exposed is not None
-    return {
-        "step_ns": step,
-        "own_ns": step - exposed if known else None,
-        **means,
-        "exposed_share": exposed / step if known and step else None,
-    }
+    return (
+        summary.rank,
+        summary.host,
+        steps_of(summary),
+        "cut short" if summary.cut_short else None,
+        step,
+        step - exposed if known else None,
+        *means,
+        exposed / step if known and step else None,
+    )
 
 
 def _mean(summary: RankSummary, name: str) -> Any:
@@ -133,27 +109,23 @@ def _mean(summary: RankSummary, name: str) -> Any:
     return sum(cells) // len(cells) if cells else None
 
 
+def steps_of(summary: RankSummary) -> int:
+    """Return how many steps ended in the window."""
+    return len(summary.steps.get("number") or [])
+
+
 def breakdown(summaries: Sequence[RankSummary]) -> Table:
     """Return one row for each rank: `rank`, and the columns of `capture.breakdown`."""
-    columns = {
-        name: [summary.breakdown.get(name) for summary in summaries] for name in names_of(BREAKDOWN)
-    }
-    return Table.of(RANK_BREAKDOWN, {"rank": [summary.rank for summary in summaries], **columns})
+    names = names_of(BREAKDOWN)
+    rows = [(each.rank, *map(each.breakdown.get, names)) for each in summaries]
+    return Table.of_rows(RANK_BREAKDOWN, rows)
 
 
 def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[int]:
-    """Return the ranks that should have recorded but have no capture.
-
-    The list is empty if it is not known which ranks should have recorded.
-    """
+    """Return the ranks that should have recorded but have no capture; [] if this is not known."""
     asked = summaries[0].ranks
-    planned = (
-        set(asked)
-        if isinstance(asked, list)
-        else set(range(world_size or 0))
-        if asked == "all"
-        else set()
-    )
+    every = range(world_size or 0) if asked == "all" else []
+    planned = {*asked} if isinstance(asked, list) else {*every}
     return sorted(planned - {summary.rank for summary in summaries if summary.rank is not None})
 
 
@@ -161,11 +133,13 @@ class _Cells(NamedTuple):
     """The ranges of all ranks, one rank after the other.
 
     Attributes:
+        summaries: the summaries of the ranks.
         paths: the distinct paths of ranges.
         path: for each range of each rank, an index into `paths`.
         owner: for each range of each rank, the index of the rank's summary.
     """
 
+    summaries: Sequence[RankSummary]
     paths: list[str]
     path: Ints
     owner: Ints
@@ -174,58 +148,58 @@ class _Cells(NamedTuple):
     def of(cls, summaries: Sequence[RankSummary]) -> _Cells:
         listed = [summary.ranges.get("path") or [] for summary in summaries]
         path, paths = intern(chain.from_iterable(listed))
-        return cls(paths, path, np.repeat(np.arange(len(listed)), [len(each) for each in listed]))
+        owner = np.repeat(np.arange(len(listed)), [len(each) for each in listed])
+        return cls(summaries, paths, path, owner)
 
-    def values(self, summaries: Sequence[RankSummary], name: str, *, per_step: bool = True) -> Ints:
-        """Return the column `name` for each range of each rank; unknown values are -1.
-
-        With `per_step`, values per step are returned. For a rank without finished steps, the values
-        are for the whole window.
-        """
-        parts = []
-        for summary, count in zip(
-            summaries, np.bincount(self.owner, minlength=len(summaries)).tolist()
-        ):
-            cells, steps = summary.ranges.get(name), steps_of(summary) if per_step else 1
-            if cells is None and name == "cpu_ns_per_step" and not steps:
-                cells = summary.ranges.get("cpu_ns")
-            column = np.full(count, _UNKNOWN) if cells is None else ints(cells, _UNKNOWN)
-            in_steps = name == "cpu_ns_per_step" or not steps
-            parts.append(column if in_steps else np.where(column >= 0, column // steps, _UNKNOWN))
+    def values(self, name: str) -> Ints:
+        """The column `name` for each range of each rank; unknown values are -1."""
+        counts = np.bincount(self.owner, minlength=len(self.summaries)).tolist()
+        columns = (summary.ranges.get(name) for summary in self.summaries)
+        parts = [
+            np.full(count, _UNKNOWN) if column is None else ints(column, _UNKNOWN)
+            for column, count in zip(columns, counts)
+        ]
         return np.concatenate(parts)
+
+    def per_step(self, name: str) -> Ints:
+        """The values of a step; of a rank without finished steps, those of the whole window."""
+        steps = np.maximum([steps_of(summary) for summary in self.summaries], 1)[self.owner]
+        values = self.values(name)
+        return np.where(values >= 0, values // steps, _UNKNOWN)
+
+    def cpu_ns(self) -> Ints:
+        """The CPU time of a step; of a rank without finished steps, that of the whole window."""
+        values = self.values("cpu_ns_per_step")
+        return np.where(values >= 0, values, self.per_step("cpu_ns"))
 
 
 def ranges(summaries: Sequence[RankSummary]) -> Table:
     """Return one row for each path of ranges; see `RANK_RANGES`.
 
     The paths of the first rank come first, in the order of its summary. Then come the paths that
-    only other ranks have. Times are per step. For a rank on which no step ended, times are sums
-    over the whole window.
-
-    Cost: about 1 µs for each range of each rank.
+    only other ranks have.
     """
     cells = _Cells.of(summaries)
     groups = Groups(cells.path, len(cells.paths))
-    calls = np.maximum(cells.values(summaries, "calls", per_step=False), 0)
+    number = np.array(
+        [_UNKNOWN if summary.rank is None else summary.rank for summary in summaries], np.int64
+    )[cells.owner]
+    low, middle, high, slowest = _spread(cells, cells.cpu_ns(), number)
     columns: dict[str, list[Any]] = {
         "path": cells.paths,
         "ranks": groups.size.tolist(),
-        "calls": groups.sum(calls).tolist(),
+        "calls": groups.sum(np.maximum(cells.values("calls"), 0)).tolist(),
+        "cpu_min_ns": low,
+        "cpu_median_ns": middle,
+        "cpu_max_ns": high,
+        "slowest": slowest,
+        "spread": [
+            (most - least) / usual if usual else None
+            for least, usual, most in zip(low, middle, high)
+        ],
     }
-    number = np.array(
-        [_UNKNOWN if summary.rank is None else summary.rank for summary in summaries], np.int64
-    )
-    for what, name in _OF_RANGES.items():
-        low, middle, high, slowest = _spread(
-            cells, cells.values(summaries, name), number[cells.owner]
-        )
-        columns |= {f"{what}_min_ns": low, f"{what}_median_ns": middle, f"{what}_max_ns": high}
-        if what == "cpu":
-            columns["slowest"] = slowest
-            columns["spread"] = [
-                (most - least) / usual if usual else None
-                for least, usual, most in zip(low, middle, high)
-            ]
+    names = ("device_min_ns", "device_median_ns", "device_max_ns")
+    columns |= zip(names, _spread(cells, cells.per_step("device_ns"), number))
     return Table.of(RANK_RANGES, columns)
 
 
@@ -244,10 +218,9 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
     """Return the slow ranks for which other ranks wait, the slowest first.
 
     In synchronous training, the steps of all ranks take equally long, because each rank waits in
-    the collectives for the slowest rank. The slowest rank waits least. So ranks are compared by
-    `own_ns`, the time of a step without waiting in collectives. A rank is a straggler if its
-    `own_ns` is above the median of all ranks by more than three robust standard deviations, and by
-    more than a tenth of the median.
+    the collectives for the slowest rank, which waits least. So ranks are compared by `own_ns`, the
+    time of a step without waiting in collectives. A rank is a straggler if its `own_ns` is above
+    the median by more than three robust standard deviations, and by more than a tenth.
 
     See `STRAGGLERS`. The table is empty if there is no straggler, or if the times of steps or of
     communication are not known.
@@ -287,9 +260,9 @@ def _beside_others(name: str, slow: Table, others: Table) -> dict[str, list[Any]
 def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:
     """For each rank, find the range that is slowest compared with the other ranks.
 
-    This is the range whose self time, on the CPU or on the device, is furthest above the median of
-    all ranks. For each rank, the result has the range's path, and the difference from the median in
-    ns. Ranges that a process group records, such as "nccl:all_reduce", are left out.
+    Its self time, on the CPU or on the device, is furthest above the median of all ranks. For each
+    rank, the result has the range's path, and the difference from the median in ns. Ranges that a
+    process group records, such as "nccl:all_reduce", are left out.
     """
     cells = _Cells.of(summaries)
     ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[
@@ -297,7 +270,7 @@ def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str,
     ]
     found: dict[int | None, tuple[str, int]] = {}
     for name in ("self_cpu_ns", "self_device_ns"):
-        values = cells.values(summaries, name)
+        values = cells.per_step(name)
         middle = _spread(cells, values, np.zeros_like(values))[1]
         usual = np.array([_UNKNOWN if value is None else value for value in middle], np.int64)
         above = np.where((values >= 0) & ours, values - usual[cells.path], 0)

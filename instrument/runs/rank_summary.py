@@ -1,6 +1,6 @@
 """The summary of a capture: a small file with the data that is needed to compare ranks.
 
-With summaries, ranks are compared without their traces. A thousand summaries are read in seconds.
+A thousand summaries are read in seconds, without their traces.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from instrument.trace.columns import BEYOND_NS
 
 SUMMARY_FILE = "summary.json"
 VERSION = 4
-#: The phase of training.
 # A summary keeps the 500 ranges with the most CPU time, and the last 512 collectives. So a file has
 # some tens of kilobytes.
 _MOST_RANGES, _MOST_COLLECTIVES = 500, 512
@@ -44,7 +43,6 @@ OF_COLLECTIVE_GROUP = (
     "group_size",
     "runs_on",
 )
-_NO_GROUP = -1
 # 4 MiB of compressed traces are read in 0.25 s, as long as a new process takes to start.
 _SMALL_BYTES = 4 << 20
 _NUMBERS = ("group_size",)
@@ -60,13 +58,14 @@ _OF_STEPS = (
     "copy_ns",
 )
 
-# A time in nanoseconds: on the trace's own clock, or Unix time.
-_Ns = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+# A time whose sum with another one fits into 64 bits.
+_Time = Annotated[int, msgspec.Meta(gt=-BEYOND_NS, lt=BEYOND_NS)]
 if TYPE_CHECKING:  # all cells of a column have one type
-    _Cell = Any
+    Columns = TimeColumns = dict[str, list[Any] | None]
 else:
-    _Cell = _Ns | str | None
-Columns = dict[str, list[_Cell] | None]
+    Columns = dict[str, list[_Number | str | None] | None]
+    TimeColumns = dict[str, list[_Time | None] | None]
 
 
 class RankSummary(msgspec.Struct, kw_only=True):
@@ -102,12 +101,12 @@ class RankSummary(msgspec.Struct, kw_only=True):
     cut_short: bool = False
     versions: dict[str, str] = {}
     devices: list[str] | None = None
-    base_ns: _Ns = 0
+    base_ns: _Time = 0
     ranges_left_out: int = 0
     ranges: Columns = {}
     steps: Columns = {}
-    breakdown: dict[str, _Ns | None] = {}
-    collectives: Columns = {}
+    breakdown: dict[str, _Number | None] = {}
+    collectives: TimeColumns = {}
     collective_groups: Columns = {}
 
 
@@ -115,8 +114,7 @@ def summarize(capture: Views) -> RankSummary:
     """Make the summary of a capture.
 
     Raises:
-        CaptureError: the capture holds no trace.
-        TraceError: the trace cannot be read.
+        CaptureError, TraceError: the capture holds no trace, or it cannot be read.
     """
     about, events = capture.about, capture.events
     window, numbers = about.window, capture.steps.column("number")
@@ -147,7 +145,6 @@ def summarize(capture: Views) -> RankSummary:
 
 
 def _collectives(calls: Table) -> tuple[Columns, Columns]:
-    """Return the columns `collectives` and `collective_groups` of a summary."""
     last = calls.where(kind=SYNCHRONISING.__contains__, end_ns=lambda _: True)
     last = Table({name: last.column(name)[-_MOST_COLLECTIVES:] for name in last.columns})
     names = ("name", *OF_COLLECTIVE_GROUP)
@@ -158,7 +155,6 @@ def _collectives(calls: Table) -> tuple[Columns, Columns]:
 
 
 def _chosen_ranges(table: Table) -> Table:
-    """Return the ranges with the most CPU time, in the order of the tree."""
     if len(table) <= _MOST_RANGES:
         return table
     cpu_ns = table.column("cpu_ns")
@@ -226,44 +222,23 @@ def _decoded(text: bytes) -> RankSummary | None:
 
 
 def _is_sound(found: RankSummary) -> bool:
-    """Whether a summary is valid: its columns are complete, and its times are in range."""
+    """Whether a summary can be compared: rows are complete, and indices valid."""
     try:
         unix_time(found.started_at)
     except ValueError:
         return False
-    complete = (found.collectives.get(name) for name in ("group", "start_ns", "end_ns"))
-    whole = [*found.steps.values(), found.ranges.get("path"), *complete]
-    known = all(None not in column for column in whole if column is not None)
-    named = found.ranges.get("path") is not None or not any(found.ranges.values())
-    tables = (found.ranges, found.steps, found.collectives, found.collective_groups)
-    return (
-        known
-        and named
-        and found.breakdown.keys() <= set(names_of(BREAKDOWN))
-        and all(map(_is_table, tables))
-        and _is_in_range(found)
-        and _are_grouped(found)
-    )
-
-
-def _is_in_range(found: RankSummary) -> bool:
-    """Whether all times of collectives are within ±`BEYOND_NS`, also after `base_ns` is added."""
-    columns = (found.collectives.get(name) or [0] for name in ("start_ns", "end_ns"))
-    times = [limit(column) for column in columns for limit in (min, max)]
-    return all(abs(base_ns + time) <= BEYOND_NS for base_ns in (0, found.base_ns) for time in times)
-
-
-def _are_grouped(found: RankSummary) -> bool:
-    """Whether collectives have `group`, `start_ns` and `end_ns`, and each `group` is valid."""
-    if not any(found.collectives.values()):
-        return True
+    group, *times = (found.collectives.get(name) for name in ("group", "start_ns", "end_ns"))
     count = max((len(column or ()) for column in found.collective_groups.values()), default=0)
-    named = ("group", "start_ns", "end_ns")
-    group = found.collectives.get("group") or [_NO_GROUP]
+    whole = [*found.steps.values(), found.ranges.get("path"), group, *times]
+    grouped = [each is None for each in (group, *times)]
     return (
-        all(found.collectives.get(name) is not None for name in named)
-        and min(group) >= 0
-        and max(group) < count
+        all(None not in column for column in whole if column is not None)
+        and (found.ranges.get("path") is not None or not any(found.ranges.values()))
+        and (not any(grouped) or not any(found.collectives.values()))
+        and all(0 <= each < count for each in group or ())
+        and found.breakdown.keys() <= set(names_of(BREAKDOWN))
+        and all(map(_is_table, (found.ranges, found.steps, found.collective_groups)))
+        and len({len(column) for column in found.collectives.values() if column is not None}) < 2
     )
 
 
@@ -277,14 +252,11 @@ def _is_table(columns: Columns) -> bool:
 
 
 def read_all(paths: Sequence[Path | str]) -> Iterator[tuple[Path | str, RankSummary | str]]:
-    """Yield each path with its summary, or with a sentence that says why there is none.
+    """Yield each path, in any order, with its summary or with a sentence that says why it has none.
 
-    The results are in no defined order.
-
-    Files with more than 4 MiB in total are read by as many processes as there are cores. Each
-    process is a new interpreter that runs this module. multiprocessing is not used, because its
-    processes would run the user's script again if the script has no `if __name__ == "__main__"`.
-    This process downloads what is at URLs, so that no trace is downloaded again later.
+    Files with more than 4 MiB in total are read by as many processes as there are cores. Each is a
+    new interpreter that runs this module: multiprocessing would run the user's script again if it
+    has no `if __name__ == "__main__"`.
     """
     found = written(paths)
     yield from ((path, summary) for path, summary in found.items() if summary is not None)
@@ -299,7 +271,6 @@ def read_all(paths: Sequence[Path | str]) -> Iterator[tuple[Path | str, RankSumm
 
 
 def _size(path: Path | str) -> float:
-    """The size of a file, or of all files in a folder, in bytes; infinite for a URL."""
     if isinstance(path, str) and storage.is_url(path):
         return float("inf")
     path = Path(path)
@@ -320,7 +291,7 @@ def _answer(path: Path | str) -> RankSummary | str:
 
 
 def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSummary | str]]:
-    """Make summaries in a new process; if it fails, return an error message for each path."""
+    """Make summaries in a new process; this process downloads, so that nothing is fetched twice."""
     unread: list[tuple[Path | str, RankSummary | str]] = []
     local: dict[Path | str, Path] = {}
     for path in paths:
@@ -343,8 +314,5 @@ def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSumma
 
 
 def main() -> None:
-    """Print a JSON list with a summary or an error message for each command-line argument.
-
-    Each argument is the path of a capture or trace.
-    """
+    """Print a JSON list with a summary or an error message for each path on the command line."""
     sys.stdout.buffer.write(msgspec.json.encode([_answer(path) for path in sys.argv[1:]]))

@@ -49,12 +49,11 @@ class Run:
 
     @classmethod
     def load(cls, *paths: str | PathLike[str]) -> Run:
-        """Read captures and traces, or all captures below a folder.
+        """Read captures and traces, or all captures below a folder or URL.
 
-        If a folder holds no captures, the traces in this folder are read. Of a capture at a URL,
-        such as `s3://bucket/run`, only the summary is downloaded, if the capture has one. Traces,
-        and captures without a summary, are read completely, in as many processes as there are
-        cores.
+        If a folder holds no captures, the traces in this folder are read. Of a capture with a
+        summary, only the summary is read or downloaded. All others are read completely, in as many
+        processes as there are cores.
 
         Cost: 0.2 to 2 ms for a capture with a summary, depending on its number of ranges.
 
@@ -67,12 +66,8 @@ class Run:
         unread = [answer for _, answer in answers if isinstance(answer, str)]
         found = [(path, answer) for path, answer in answers if isinstance(answer, RankSummary)]
         if not found:
-            others = (
-                f" This is the first of {len(unread)} paths that cannot be read."
-                if len(unread) > 1
-                else ""
-            )
-            raise CaptureError(f"{unread[0]}{others}")
+            others = f" This is the first of {len(unread)} paths that cannot be read."
+            raise CaptureError(f"{unread[0]}{others if len(unread) > 1 else ''}")
         return cls(found, unread)
 
     @property
@@ -116,23 +111,23 @@ class Ranks:
         world_size: how many ranks the job had; None if no capture records it.
     """
 
-    def __init__(self, found: Sequence[_Found], number: int = 1) -> None:
+    def __init__(self, found: Iterable[_Found]) -> None:
         found = sorted(found, key=lambda each: -1 if each[1].rank is None else each[1].rank)
         self.paths = [path for path, _ in found]
         self.summaries = [summary for _, summary in found]
         self.world_size = max(
             (s.world_size for s in self.summaries if s.world_size is not None), default=None
         )
-        self.name = _name(self.summaries[0]) + (f"-{number}" if number > 1 else "")
+        self.name = _name(self.summaries[0])
 
     @cached_property
     def ranks(self) -> Table:
-        """The mean times of the steps on each rank; see `rank_comparison.per_rank`."""
+        """The mean times of the steps on each rank; see `rank_comparison.RANKS`."""
         return rank_comparison.per_rank(self.summaries)
 
     @cached_property
     def ranges(self) -> Table:
-        """The times of each range on all ranks; see `rank_comparison.ranges`."""
+        """The times of each range on all ranks; see `rank_comparison.RANK_RANGES`."""
         return rank_comparison.ranges(self.summaries)
 
     @cached_property
@@ -167,11 +162,7 @@ class Ranks:
 
     @property
     def where(self) -> str:
-        """A text that identifies the window: FOLDER/NAME.
-
-        FOLDER is the folder or URL that holds the capture of the lowest rank, and NAME is the name
-        of the window.
-        """
+        """FOLDER/NAME: the folder or URL of the lowest rank's capture, and the window's name."""
         return f"{str(self.paths[0]).rpartition('/')[0]}/{self.name}"
 
     @property
@@ -181,35 +172,29 @@ class Ranks:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on what limits the comparison.
-
-        They state which ranks are missing, on which ranks the window ended early, the trace is cut
-        short or ranges were left out, and how the ranks differ in steps, devices and versions of
-        packages.
-        """
-        ended = [str(summary.rank) for summary in self.summaries if summary.truncated]
-        cut = [str(summary.rank) for summary in self.summaries if summary.cut_short]
-        left_out = [str(summary.rank) for summary in self.summaries if summary.ranges_left_out]
-        notes = [
-            f"Of {self.world_size} ranks, captures are missing for rank {few(self.missing)}."
-            if self.missing
-            else "",
-            f"The window was cut short on rank {few(ended)}." if ended else "",
-            f"The trace file of rank {few(cut)} is cut short: copy or record it again."
-            if cut
-            else "",
-            f"Only the ranges with the most CPU time are known for rank {few(left_out)}."
-            if left_out
-            else "",
-            _differing("steps", {s.rank: f"{s.first_step}–{s.last_step}" for s in self.summaries}),
-            _differing("devices", {s.rank: ", ".join(s.devices or ()) for s in self.summaries}),
-        ]
-        for package in sorted({name for summary in self.summaries for name in summary.versions}):
-            notes.append(
-                _differing(
-                    package, {s.rank: s.versions.get(package) or "?" for s in self.summaries}
-                )
-            )
+        """Sentences on missing ranks, cut or partial recordings, and differences of the ranks."""
+        every = self.summaries
+        about = {
+            "The window was cut short on rank {}.": [s.rank for s in every if s.truncated],
+            "The trace file of rank {} is cut short: copy or record it again.": [
+                s.rank for s in every if s.cut_short
+            ],
+            "Only the ranges with the most CPU time are known for rank {}.": [
+                s.rank for s in every if s.ranges_left_out
+            ],
+        }
+        missing = f"Of {self.world_size} ranks, captures are missing for rank {few(self.missing)}."
+        notes = [missing] if self.missing else []
+        notes += [text.format(few(map(str, ranks))) for text, ranks in about.items() if ranks]
+        differing = {
+            "steps": {s.rank: f"{s.first_step}–{s.last_step}" for s in every},
+            "devices": {s.rank: ", ".join(s.devices or ()) for s in every},
+            **{
+                package: {s.rank: s.versions.get(package) or "?" for s in every}
+                for package in sorted({name for s in every for name in s.versions})
+            },
+        }
+        notes += [_differing(what, values) for what, values in differing.items()]
         return [printable(note) for note in notes if note]
 
     def __repr__(self) -> str:
@@ -220,17 +205,11 @@ class Ranks:
 def _windows(found: Iterable[_Found]) -> list[Ranks]:
     """Group captures into windows; a window has at most one capture of each rank.
 
-    The captures of a window have the same phase and first step, but may be in different folders.
-    Captures of different runs can have the same phase and first step too. So the window of a
-    capture is chosen by rank, folder and time:
-
-    1. The candidates are the windows without a capture of this rank.
-    2. If some candidates have a capture in the same folder, only these candidates are kept.
-    3. Of these, the candidate whose start is nearest in time is chosen. If a start is not known,
-       the distance in time counts as 0.
-
-    The capture belongs to the chosen window if the two began at most `TOGETHER_S` seconds apart.
-    Otherwise, or without candidates, the capture begins a new window.
+    The captures of a window have the same phase and first step, but may be in different folders,
+    and captures of different runs can have the same phase and first step too. So a capture belongs
+    to the window without its rank that has a capture in the same folder, if there is one, and else
+    to the window that began nearest in time, but at most `TOGETHER_S` seconds apart. If a start is
+    not known, the distance in time counts as 0.
     """
     groups: dict[Any, list[_ByRank]] = {}
     for path, summary in sorted(
@@ -244,30 +223,18 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
             steps.append({summary.rank: (path, summary)})
         else:
             beside[nearest][summary.rank] = (path, summary)
-    windows = [Ranks(list(ranks.values())) for steps in groups.values() for ranks in steps]
-    return _numbered(
-        sorted(windows, key=lambda window: (window.summaries[0].started_at or "", window.name))
-    )
-
-
-def _numbered(windows: Iterable[Ranks]) -> list[Ranks]:
-    """Give a number to each window that has the same folder and name as an earlier window."""
+    windows = [Ranks(ranks.values()) for steps in groups.values() for ranks in steps]
+    windows.sort(key=lambda window: (window.summaries[0].started_at or "", window.name))
     seen: Counter[str] = Counter()
-    numbered = []
     for window in windows:
-        seen[window.where] += 1
-        found = list(zip(window.paths, window.summaries))
-        numbered.append(Ranks(found, seen[window.where]))
-    return numbered
+        where = window.where
+        seen[where] += 1
+        window.name += f"-{seen[where]}" if seen[where] > 1 else ""
+    return windows
 
 
 def _apart(ranks: _ByRank, path: Place, summary: RankSummary) -> tuple[bool, float]:
-    """Return how far a capture is from the captures in `ranks`, by folder and by time.
-
-    The first value says whether no capture in `ranks` is in the same folder. The second value is
-    the number of seconds between the start of the capture and the first known start in `ranks`; 0
-    if one of them is not known.
-    """
+    """Whether a capture is in another folder than `ranks`, and how many seconds apart it began."""
     elsewhere = all(Path(other).parent != Path(path).parent for other, _ in ranks.values())
     began = [other.started_at for _, other in ranks.values() if other.started_at]
     if summary.started_at is None or not began:
@@ -287,10 +254,7 @@ def _name(summary: RankSummary) -> str:
 
 
 def _differing(what: str, values: dict[int | None, str]) -> str:
-    """Return a sentence that lists the values of the ranks, the most frequent value first.
-
-    The sentence is "" if all ranks have the same value.
-    """
+    """A sentence with the values of the ranks, the most frequent first; "" if all are the same."""
     by_value: dict[str, list[str]] = {}
     for number, value in values.items():
         by_value.setdefault(value or "none", []).append(str(number))
