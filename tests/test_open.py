@@ -104,7 +104,7 @@ def test_the_address_of_the_ui_names_the_trace_and_the_visible_time() -> None:
 def test_the_visible_time_is_around_the_longest_event_within_the_trace(tmp_path: Path) -> None:
     events = [span("aten::mm", 1_000, 300), span("aten::add", 1_000, 2), span("aten::mm", 2_000, 1)]
     found = capture(tmp_path, events)
-    evidence = (Evidence("nothing", 1), Evidence("aten::mm", 1, start_ns=1_000_000))
+    evidence = (Evidence("nothing", 1), Evidence("aten::mm", 1, None, 1_000_000, 1_300_000))
     finding = Finding("code", "title", "change", "verify", evidence=evidence)
     assert perfetto.finding_view(found, finding) == {
         "ts": 1_000_000,

@@ -1,80 +1,62 @@
 """`attention-not-fused`: attention is computed as a matrix product, a softmax and a matrix product.
 
-The check looks for each softmax between two batched matrix products on the same thread, outside
-`scaled_dot_product_attention`. At most 12 other operators (scaling, mask, dropout, reshaping) may
-run between the first product and the softmax, and at most 12 between the softmax and the second
-product. If shapes were recorded, the shapes must fit: the softmax has the rows and columns of the
-first product's result.
-
-There is a finding if the softmax and these operators take at least 5 % of the step on the device.
-If nothing ran on a device, their CPU time counts. There is no finding if the simulation saves less
-than 1 % of the step.
-
-The simulation removes the softmax and these operators, because a fused kernel never writes the
-matrix of scores to memory. The matrix products stay. A fused backward would save more time, but the
-simulation does not change the backward.
-
-The check does not find attention that torch.compile has fused. It cannot tell whether a fused
-kernel supports all that the program does with the scores, such as its mask.
+The check looks for a softmax between two batched matrix products on the same thread, with at most
+12 other operators on either side, outside `scaled_dot_product_attention`. Recorded shapes must fit.
+The simulation removes the softmax and these operators: a fused kernel never writes the matrix of
+scores to memory. It does not change the backward, where a fused kernel would save more. The check
+cannot tell whether a fused kernel supports the program's mask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from instrument.analysis.coverage_rows import LAUNCHERS
 from instrument.analysis.places import common_place, input_shapes
 from instrument.analysis.views import Views
-from instrument.findings.costs import cost_share, evidence_of_nodes
-from instrument.findings.device_time import LEAST_SAVING
-from instrument.findings.finding import Check, Finding, show_command
-from instrument.findings.saving import is_worth, scaled
+from instrument.findings.check import Check, Problem
+from instrument.findings.share import cost_share, evidence_by_cost
 from instrument.trace.events import OPERATOR, Events, Ints, split_overload
 from instrument.units import counted, percent
 
-if TYPE_CHECKING:
-    from instrument.whatif.scenario import Scenario
-
-_LEAST_SHARE = 0.05
 _MOST_BETWEEN = 12
 _BATCHED = frozenset({"aten::bmm", "aten::baddbmm"})
 _FUSED = "scaled_dot_product"
 _BACKWARD = "Backward"
 
 
-def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding for all attention that is not fused."""
+def find(capture: Views) -> Iterator[Problem]:
+    """Yield one problem for all attention that is not fused."""
+    tree, steps = capture.links.call_tree, capture.links.counted_steps
     softmax, between = _attention(capture)
-    if not len(softmax):
+    share = cost_share(capture, between) if len(softmax) else 0.0
+    if share < CHECK.least_share:
         return
-    time = capture.links.counted_steps
-    share = cost_share(capture, time, between)
-    if share < _LEAST_SHARE:
-        return
-    chosen = capture.links.call_tree.index[between]
-    saving = scaled(whatif, chosen)
-    if not is_worth(saving, LEAST_SAVING):
-        return
-    path, source = common_place(capture, capture.links.call_tree.index[softmax])
-    count = int((time.holds(capture.links.call_tree.start_ns[softmax]) >= 0).sum()) / time.count
-    yield Finding(
-        code="attention-not-fused",
-        title=f"{percent(share)} of the {time.what} is softmax and the other operators between the "
+    count = int((steps.holds(tree.start_ns[softmax]) >= 0).sum()) / steps.count
+    yield Problem(
+        f"{percent(share)} of the {steps.what} is softmax and the other operators between the "
         f"two matrix products of attention: {counted(round(count), 'softmax call')} a "
-        f"{time.what}",
-        change="Use torch.nn.functional.scaled_dot_product_attention(query, key, value, "
-        "attn_mask=mask, is_causal=...) instead of the two products and the softmax.",
-        verify=show_command(capture, "--ops"),
-        share=share,
-        saving=saving,
-        range=path,
-        source=source,
-        evidence=evidence_of_nodes(capture, between),
-        coverage=LAUNCHERS,
+        f"{steps.what}",
+        tree.index[between],
+        share,
+        place=common_place(capture, tree.index[softmax]),
+        evidence=evidence_by_cost(capture, between),
     )
+
+
+CHECK = Check(
+    "attention-not-fused",
+    find,
+    change="Use torch.nn.functional.scaled_dot_product_attention(query, key, value, "
+    "attn_mask=mask, is_causal=...) instead of the two products and the softmax.",
+    verify="--ops",
+    least_share=0.05,
+    least_saving=0.01,
+    factor=0,
+    coverage=LAUNCHERS,
+)
 
 
 def _attention(capture: Views) -> tuple[Ints, Ints]:
@@ -136,6 +118,3 @@ def _fits(events: Events, first: int, softmax: int, last: int) -> bool:
 def _matrices(events: Events, event: int) -> list[list[int]]:
     """Return the shapes of those inputs of an operator that have at least three dimensions."""
     return [shape for shape in input_shapes(events, event) if shape is not None and len(shape) > 2]
-
-
-CHECK = Check("attention-not-fused", find)

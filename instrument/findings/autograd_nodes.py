@@ -9,12 +9,19 @@ number.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.links.autograd import is_backward
-from instrument.links.groupby import distinct, isin
+from instrument.links.groupby import distinct, groupby, isin
 from instrument.trace.events import Ints
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_MOST_NAMES = 10
 
 
 def makers(capture: Views) -> Ints:
@@ -40,6 +47,22 @@ def ran(capture: Views) -> Ints:
     events = capture.events
     chosen = is_backward(events) & (events.sequence >= 0) & (events.forward_thread != 0)
     return distinct(events.sequence[chosen])
+
+
+def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) -> Scenario:
+    """Return the simulation in which each of the given operators takes about `each_ns` less time.
+
+    All operators of a name are scaled by one factor. With this factor, the operator with the median
+    duration takes `each_ns` less. The simulation shortens an operator by more than `each_ns` if it
+    took longer than the median, for example because it waited for a CPU. Only the ten names with
+    the most operators are scaled.
+    """
+    table = capture.events
+    _, groups = groupby(table.name[events].astype(np.int64))
+    for row in sorted(groups.rows(), key=len, reverse=True)[:_MOST_NAMES]:
+        median_ns = max(float(np.median(table.duration_ns[events[row]])), 1.0)
+        whatif = whatif.scale_events(events[row], by=max(1 - each_ns / median_ns, 0.0))
+    return whatif
 
 
 def _numbered(capture: Views) -> Ints:

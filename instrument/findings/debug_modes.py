@@ -1,39 +1,27 @@
-"""Find out whether anomaly detection, a debugging mode of torch that slows training, is on.
+"""`debug-modes`: anomaly detection, a debugging mode of torch that slows training, is on.
 
-The check reads `anomaly_mode` in `capture.json`. It also looks for the effect of the mode: at the
-end of each backward node, the engine searches the gradients for NaN with `aten::isnan`. The mode
-has two costs:
-
-- In the backward, the engine searches each gradient, and waits for the device each time.
-- In the forward, each operator that makes a backward node also stores the Python stack, which takes
-  about 100 µs. The trace has no event for this time: it is part of the operator's self time. The
-  check estimates this time as the 25th percentile of the self times of operators that make a node,
-  minus the median self time of operators that cannot make a node. The simulation subtracts the
-  estimate from each operator that makes a node.
-
-There is a finding even if the mode takes little time, because the mode is only for debugging.
+`capture.json` says so, or most backward nodes of the trace search their gradients with
+`aten::isnan`. There is a finding even if the mode takes little time. In the forward, each operator
+that makes a backward node also stores the Python stack, for which the trace has no event: the time
+is estimated as the 25th percentile of the self times of operators that make a node, minus the
+median self time of those that cannot. The simulation subtracts both costs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from instrument.analysis.coverage_rows import JOINED
 from instrument.analysis.views import Views
-from instrument.findings.autograd_nodes import makers
-from instrument.findings.event_time import share_of, shortened
-from instrument.findings.evidence import evidence
-from instrument.findings.finding import RECORD_AGAIN, Check, Finding, NotRecorded, show_command
-from instrument.findings.saving import scaled
+from instrument.findings.autograd_nodes import makers, shortened
+from instrument.findings.check import RECORD_AGAIN, Check, NotRecorded, Problem
+from instrument.findings.share import share_with_device
 from instrument.links.autograd import is_backward
 from instrument.links.groupby import isin
 from instrument.trace.events import OPERATOR, Flags, Ints
 from instrument.units import percent
-
-if TYPE_CHECKING:
-    from instrument.whatif.scenario import Scenario
 
 _SEARCH = frozenset({"aten::isnan", "aten::_is_any_true", "aten::any", "aten::item"})
 _FIRST = "aten::isnan"
@@ -44,8 +32,8 @@ _LEAST_SEARCHED = 0.5
 _CHEAP = 25
 
 
-def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding if anomaly mode was on."""
+def find(capture: Views) -> Iterator[Problem]:
+    """Yield one problem if anomaly mode was on."""
     environment = capture.about.environment
     recorded = None if environment is None else environment.anomaly_mode
     search, is_searched = _search(capture)
@@ -56,28 +44,29 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
                 RECORD_AGAIN,
             )
         return
+    if not len(search):
+        yield Problem("Anomaly detection is on")
+        return
     stored, stack_ns = _stacks(capture)
-    share = share_of(capture, search)
-    steps = capture.links.counted_steps
-    cost = (
-        f"; the search for NaN in the gradients takes {percent(share)} of the {steps.what}"
-        if len(search)
-        else ""
+    share = share_with_device(capture, search)
+    yield Problem(
+        "Anomaly detection is on; the search for NaN in the gradients takes "
+        f"{percent(share)} of the {capture.links.counted_steps.what}",
+        search,
+        share,
+        edit=lambda whatif: shortened(capture, whatif.scale_events(search, by=0), stored, stack_ns),
+        place=(None, None),
     )
-    saving = scaled(whatif, search) if len(search) else None
-    if saving is not None:
-        saving = shortened(capture, saving, stored, stack_ns)
-    yield Finding(
-        code=CHECK.code,
-        title=f"Anomaly detection is on{cost}",
-        change="Call torch.autograd.set_detect_anomaly(False), and remove "
-        "torch.autograd.detect_anomaly().",
-        verify=show_command(capture, "--ops", "aten::isnan is gone"),
-        share=share if len(search) else None,
-        saving=saving,
-        evidence=evidence(capture, search),
-        coverage=("backward time joined to its forward",),
-    )
+
+
+CHECK = Check(
+    "debug-modes",
+    find,
+    change="Call torch.autograd.set_detect_anomaly(False), and remove "
+    "torch.autograd.detect_anomaly().",
+    verify="--ops  # aten::isnan is gone",
+    coverage=(JOINED,),
+)
 
 
 def _search(capture: Views) -> tuple[Ints, bool]:
@@ -102,6 +91,3 @@ def _stacks(capture: Views) -> tuple[Ints, float]:
         return made, 0.0
     cheap_ns = np.percentile(own_ns[tree.nodes_of(made)], _CHEAP)
     return made, max(float(cheap_ns - np.median(own_ns[is_other])), 0.0)
-
-
-CHECK = Check("debug-modes", find)

@@ -1,43 +1,26 @@
 """`device-idle`: the device is idle for a long time, while the CPU does work other than launching.
 
-The check looks at gaps of at least 1 ms in which all devices are idle. A gap counts from its start
-until the call that launches the next work has returned. The time of the data loader, compilation,
-garbage collection, allocations and the profiler does not count, because other findings cover it.
-For the same reason, a gap does not count if the CPU waits for the device when the gap begins.
-
-The check names a cause: the operator or range with the most own time during the gaps, on the thread
-that launches the next work. There is a finding if the gaps take at least 5 % of the time of the
-steps. Even then, there is no finding if the simulation saves less than 1 % of the step.
-
-The simulation removes the calls that return during the gaps and launch nothing. The saving is
-unknown if these calls take less than half of the time of the gaps. The rest of the time lies in
-calls that also launch work, or outside all calls. The advice to run the cause elsewhere, such as in
-the workers of the DataLoader, is given only if the cause launches nothing.
-
-The check cannot see what Python code does outside operators and ranges. It cannot see other
-processes for which this process waits.
+Counted are the gaps of 1 ms and more in which all devices are idle (`launch_gaps`); shorter ones
+are `launch-bound`. The cause is the operator or range with the most own time in the gaps, on the
+thread that launches the next work. The simulation removes the calls that return in a gap and launch
+nothing; the saving is unknown if they take less than half of the gaps. The check cannot see what
+Python does outside operators and ranges, or what other processes do for which this one waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from instrument.analysis.coverage_rows import ORDERED
-from instrument.analysis.places import source_codes
+from instrument.analysis.places import source_of
 from instrument.analysis.synchronisations import callers
 from instrument.analysis.views import Views
-from instrument.findings.device_time import (
-    LEAST_SAVING,
-    LaunchGaps,
-    has_device_work,
-    launch_gaps,
-)
-from instrument.findings.finding import Check, Evidence, Finding, show_command
-from instrument.findings.launch_bound import LONG_NS
-from instrument.findings.saving import is_worth, scaled
+from instrument.findings.check import Check, Problem
+from instrument.findings.finding import Evidence
+from instrument.findings.launch_gaps import LONG_NS, LaunchGaps, launch_gaps
 from instrument.links.groupby import groupby
 from instrument.links.intervals import sweep, within_groups
 from instrument.trace.events import (
@@ -50,10 +33,6 @@ from instrument.trace.events import (
 )
 from instrument.units import percent
 
-if TYPE_CHECKING:
-    from instrument.whatif.scenario import Scenario
-
-_LEAST_SHARE = 0.05
 # If calls that launch nothing take a smaller share of the gaps than this, the saving is unknown.
 _EXPLAINED = 0.5
 _MOST_CAUSES = 5
@@ -73,48 +52,52 @@ class _Cause(NamedTuple):
     event: int
 
 
-def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding if the device is idle in long gaps that nothing else explains."""
-    if not has_device_work(capture):
-        return
-    found, time = launch_gaps(capture), capture.links.counted_steps
+def find(capture: Views) -> Iterator[Problem]:
+    """Yield one problem for all long gaps that nothing else explains."""
+    found, steps = launch_gaps(capture), capture.links.counted_steps
     long = found.only(found.wait_ns >= LONG_NS)
     idle_ns = int(long.wait_ns.sum())
-    share = time.share(idle_ns)
-    if share < _LEAST_SHARE:
+    share = steps.share(idle_ns)
+    if share < CHECK.least_share:
         return
     causes = _causes(capture, long)
+    top = causes[0]
     only_cpu, only_cpu_ns = _only_cpu(capture, long)
     # The scenario shortens only calls that launch nothing. If these calls explain little of the
     # gaps, the scenario's saving would be too small.
     explained = only_cpu_ns >= _EXPLAINED * idle_ns
-    saving = scaled(whatif, only_cpu) if explained else None
-    if not is_worth(saving, LEAST_SAVING):
-        return
-    top = causes[0]
-    sources, texts = source_codes(capture, np.array([max(top.event, 0)]))
     where = "in no range and no operator" if top.event < 0 else f"in {top.name}"
-    yield Finding(
-        code="device-idle",
-        title=f"The device is idle for {percent(share)} of the {time.what} in gaps "
+    yield Problem(
+        f"The device is idle for {percent(share)} of the {steps.what} in gaps "
         f"of over 1 ms; for {percent(top.time_ns / idle_ns)} of this time, the CPU is {where}",
-        change=_change(capture, top),
-        verify=show_command(capture, "--steps --launches"),
         share=share,
-        saving=saving,
-        range=top.range,
-        source=texts[sources[0]] if top.event >= 0 and sources[0] >= 0 else None,
-        evidence=tuple(
-            Evidence(
-                cause.name,
-                cause.calls,
-                cause.time_ns,
-                int(capture.events.start_ns[cause.event]) if cause.event >= 0 else None,
-                "own CPU time in the gaps" + (f", in {cause.range}" if cause.range else ""),
-            )
-            for cause in causes[:_MOST_CAUSES]
-        ),
-        coverage=ORDERED,
+        edit=(lambda whatif: whatif.scale_events(only_cpu, by=0)) if explained else None,
+        place=(top.range, source_of(capture, top.event) if top.event >= 0 else None),
+        evidence=tuple(_row(capture, cause) for cause in causes[:_MOST_CAUSES]),
+        change=_change(capture, top),
+    )
+
+
+CHECK = Check(
+    "device-idle",
+    find,
+    verify="--steps --launches",
+    least_share=0.05,
+    least_saving=0.01,
+    on_device=True,
+    coverage=ORDERED,
+)
+
+
+def _row(capture: Views, cause: _Cause) -> Evidence:
+    events, at = capture.events, cause.event
+    return Evidence(
+        cause.name,
+        cause.calls,
+        cause.time_ns,
+        int(events.start_ns[at]) if at >= 0 else None,
+        int(events.end_ns[at]) if at >= 0 else None,
+        "own CPU time in the gaps" + (f", in {cause.range}" if cause.range else ""),
     )
 
 
@@ -227,6 +210,3 @@ def _only_cpu(capture: Views, gaps: LaunchGaps) -> tuple[Ints, int]:
     outermost = np.flatnonzero(inside & ~np.append(inside, False)[tree.parent])
     lies_ns = tree.end_ns - np.maximum(tree.start_ns, gaps.start_ns[at])
     return tree.index[outermost], int(lies_ns[outermost].sum())
-
-
-CHECK = Check("device-idle", find, needs_device_work=True)

@@ -45,8 +45,9 @@ from instrument.findings import (
     unmarked_time,
     unused_autograd,
 )
+from instrument.findings.check import Check, NotRecorded, RanksCheck, run_check
 from instrument.findings.diagnosis_text import as_markdown, as_text
-from instrument.findings.finding import Check, Finding, NotRecorded, RanksCheck
+from instrument.findings.finding import Finding
 from instrument.printable import printable
 from instrument.runs.rank_summary import RankSummary, summarize
 from instrument.runs.run import Run
@@ -139,8 +140,7 @@ def diagnose(
     """Run the checks on the captures of a run: one capture, or several windows and ranks.
 
     If there are captures of several runs, only the newest run is diagnosed, and `not_checked` says
-    which captures were left out. After its checks, the events of a capture stay in memory only if
-    one of its findings has a saving, or if the caller keeps the capture.
+    which captures were left out. The diagnosis keeps no capture in memory.
 
     Args:
         captures: one capture, or several.
@@ -169,8 +169,8 @@ def diagnose_all(
 ) -> Diagnosis:
     """Diagnose all captures as if they were of one run.
 
-    Captures are read one after the other, so `captures` can be an iterator. A capture stays
-    in memory only if its findings have savings. The diagnosis says what failed, and why:
+    Captures are read one after the other, so `captures` can be an iterator. The diagnosis says what
+    failed, and why:
 
     - If a check fails with an unexpected error, the check counts as not checked. The other checks
       run.
@@ -224,21 +224,17 @@ class _Seen:
         """
         capture.events  # noqa: B018 - raises if the capture holds no trace
         self.captures.append(capture.name)
+        self.has_device_work |= len(capture.work.event) > 0
         window, rank = self._window(capture)
         whatif = self._scenario(capture)
         for check in self.checks:
-            find = partial(self._find, check, capture, whatif)
+            find = partial(run_check, check, capture, whatif)
             self._keep(check.code, find, capture.phase, window, rank, capture.name)
         world_size = capture.about.world_size or capture.events.world_size or 1
         place = capture.url or capture.folder or capture.trace_path
         if world_size > 1 and place is not None and self.ranks_checks:
             with self._noting(_RANKS, "The summary of a rank"):
                 self.summaries.append((place, summarize(capture)))
-
-    def _find(self, check: Check, capture: Capture, whatif: Scenario) -> Iterator[Finding]:
-        """Yield the findings of one check, and note whether the capture has device work."""
-        yield from check.find(capture, whatif)
-        self.has_device_work |= len(capture.work.event) > 0
 
     def compare_ranks(self) -> None:
         """Run the checks that compare the ranks of each window."""
@@ -331,7 +327,7 @@ class _Seen:
         )
         without = set()
         if not self.has_device_work:
-            without = silent & {check.code for check in self.checks if check.needs_device_work}
+            without = silent & {check.code for check in self.checks if check.on_device}
         codes = [
             *(check.code for check in self.checks),
             *(check.code for check in self.ranks_checks),

@@ -2,39 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
-
-from instrument.errors import CaptureError
-
-if TYPE_CHECKING:
-    from instrument.analysis.views import Views
-    from instrument.runs.run import Ranks
-    from instrument.whatif.scenario import Scenario
-
-
-class NotRecorded(CaptureError):  # noqa: N818
-    """A check cannot run because the capture lacks something.
-
-    A diagnosis has one sentence for all checks with the same remedy.
-
-    Args:
-        missing: what the capture lacks, such as "the trace has no Python stacks".
-        remedy: what to do, such as "record with profiler.with_stack=true".
-    """
-
-    def __init__(self, missing: str, remedy: str) -> None:
-        super().__init__(f"{missing[:1].upper()}{missing[1:]}: {remedy}.")
-        self.missing, self.remedy = missing, remedy
-
-
-# Remedies that several checks have in common.
-RECORD_SHAPES = "record with profiler.record_shapes=true"
-RECORD_STEPS = "record with profiler.active=4 or more"
-RECORD_DEVICE = "record with a device among profiler.activities"
-RECORD_AGAIN = "record with a session of this version of instrument"
+from typing import NamedTuple
 
 
 class Evidence(NamedTuple):
@@ -44,7 +13,8 @@ class Evidence(NamedTuple):
         name: the name of the events, such as "aten::item".
         calls: how often the events occurred in the window.
         total_ns: the time of the events in the window; None if this time has no meaning.
-        start_ns: the start of the longest event, on the trace's own clock; None if it is not known.
+        start_ns, end_ns: the start and end of the longest event, on the trace's own clock; None if
+            the row stands for no event of the trace.
         detail: further facts, such as a size or a shape; empty if there are none.
     """
 
@@ -52,7 +22,40 @@ class Evidence(NamedTuple):
     calls: int
     total_ns: int | None = None
     start_ns: int | None = None
+    end_ns: int | None = None
     detail: str = ""
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """The start and the end of the longest event; None if they are not known."""
+        if self.start_ns is None or self.end_ns is None:
+            return None
+        return self.start_ns, self.end_ns
+
+
+class Saving(NamedTuple):
+    """What a change saves according to the simulation, in nanoseconds.
+
+    Attributes:
+        baseline_ns: the median recorded step.
+        saving_ns: how much shorter a step is with the change; negative if it is longer.
+        low_ns, high_ns: the bounds of `saving_ns`.
+    """
+
+    baseline_ns: int
+    saving_ns: int
+    low_ns: int
+    high_ns: int
+
+    @property
+    def step_ns(self) -> int:
+        """How long a step takes with the change."""
+        return self.baseline_ns - self.saving_ns
+
+    @property
+    def share(self) -> float:
+        """The part of the step that is saved."""
+        return self.saving_ns / max(self.baseline_ns, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +68,10 @@ class Finding:
         title: the problem in one sentence, with a number, such as "80 % of the step waits for
             data".
         change: what to write, as a sentence or a line of PyTorch.
-        verify: how to check that the change helped. Usually, it is a shell command that
-            `show_command` makes: run it for this capture, and for a capture of the changed program.
-            Else it is a sentence.
-        saving: the simulation of the step without the problem; None if it cannot be simulated.
-            `saving.saving_ns` is how much shorter a step would be.
+        verify: how to check that the change helped. Usually, it is a shell command: run it for this
+            capture, and for a capture of the changed program. Else it is a sentence.
+        saving: how much shorter a simulated step is without the problem; None if it cannot be
+            simulated.
         range: the path of the range where the problem is; None if the problem is in no range, or in
             several.
         source: the file and line, such as "train.py:31"; None if the line is not known, or if there
@@ -88,7 +90,7 @@ class Finding:
     title: str
     change: str
     verify: str
-    saving: Scenario | None = None
+    saving: Saving | None = None
     range: str | None = None
     source: str | None = None
     evidence: tuple[Evidence, ...] = ()
@@ -97,45 +99,7 @@ class Finding:
     capture: str | None = None
     phase: str | None = None
 
-
-class Check(NamedTuple):
-    """A kind of problem and the function that looks for it.
-
-    Attributes:
-        code: the code of the findings, as in `Finding`.
-        find: yields the findings of one capture. Its arguments are the capture and
-            `capture.whatif`, the simulation without edits. It raises `NotRecorded` if the capture
-            lacks what it needs.
-        needs_device_work: whether only a trace with device work can show the problem. In a trace
-            without device work, such a check never counts as passed.
-    """
-
-    code: str
-    find: Callable[[Views, Scenario], Iterator[Finding]]
-    needs_device_work: bool = False
-
-
-class RanksCheck(NamedTuple):
-    """A kind of problem that only shows if the ranks of a window are compared.
-
-    Attributes:
-        code: the code of the findings, as in `Finding`.
-        find: yields the findings of one window on all its ranks. It raises `NotRecorded` if the
-            captures lack what it needs.
-    """
-
-    code: str
-    find: Callable[[Ranks], Iterator[Finding]]
-
-
-def show_command(capture: Views, options: str, expected: str = "") -> str:
-    """The command that prints tables of a capture, ready to paste into a shell.
-
-    Args:
-        capture: the capture.
-        options: the options of `instrument show`.
-        expected: what the tables show once the problem is solved; it is added to the command as a
-            shell comment.
-    """
-    comment = f"  # {expected}" if expected else ""
-    return f"instrument show {shlex.quote(str(capture.place))} {options}{comment}"
+    def spans_in(self, capture: str) -> list[tuple[int, int] | None]:
+        """The span of each item of evidence; None where it is not in the capture of this name."""
+        is_here = self.capture in (None, capture)
+        return [row.span if is_here else None for row in self.evidence]

@@ -1,52 +1,31 @@
-"""Find a first step that is much slower than the others, and why.
+"""`first-step`: the first step is much slower, so sums over all steps are too large.
 
-The check compares the first finished step of the window with the median of the other steps. There
-must be at least three other steps. There is a finding if the first step takes at least twice this
-median, and at least 10 ms more than the median. A smaller difference does not disturb the
-measurement.
-
-To find the cause, the check compares additional times. The additional time of an operator, for
-example, is its time in the first step, minus its median time in the other steps. The check first
-compares the kinds of `capture.interruptions`, such as compilation or the loader. The cause is the
-kind with the most additional time. The cause must have at least 20 % of the additional time of the
-step. If no kind has so much, the same rule selects an operator, a call or a range. If the cause is
-a convolution, and `torch.backends.cudnn.benchmark` is True in `capture.json`, the finding names
-cuDNN's search for the fastest algorithm.
-
-There is no saving: the simulation leaves the first step out, and in a long run the first step
-hardly matters. But all sums over the steps of the window contain the first step, so they are too
-large.
+It must take at least twice the median of the other steps, and at least 10 ms more. The cause is the
+kind of interruption whose time in the first step exceeds its median in the others most, if this is
+at least 20 % of the difference; else the operator, call or range, under the same condition. There
+is no saving: the simulation leaves the first step out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from instrument.analysis.coverage_rows import CPU_IN_STEPS
 from instrument.analysis.interruptions import KINDS, kinds_of
 from instrument.analysis.views import Views
-from instrument.findings.finding import (
-    RECORD_STEPS,
-    Check,
-    Evidence,
-    Finding,
-    NotRecorded,
-    show_command,
-)
+from instrument.findings.check import FOUR_STEPS, Check, Problem
+from instrument.findings.finding import Evidence
 from instrument.links.groupby import Groups, groupby
 from instrument.links.intervals import merged, within
 from instrument.links.step_index import step_at
 from instrument.trace.events import Ints
 from instrument.units import duration, percent
 
-if TYPE_CHECKING:
-    from instrument.whatif.scenario import Scenario
-
 _LEAST_FACTOR = 2.0
 _LEAST_NS = 10_000_000
-_LEAST_OTHERS = 3
 _LEAST_CAUSE = 0.2
 # What each kind of interruption is called in a title.
 _CAUSES = {
@@ -63,36 +42,34 @@ class _Cause(NamedTuple):
     calls: int
 
 
-def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
-    """Yield one finding if the first step takes at least twice the median of the others."""
-    events, steps = capture.events, capture.links.steps
-    if len(steps) < 1 + _LEAST_OTHERS:
-        raise NotRecorded(
-            f"at least {1 + _LEAST_OTHERS} finished steps are needed, but the trace has "
-            f"{len(steps)}",
-            RECORD_STEPS,
-        )
-    took = events.duration_ns[steps]
+def find(capture: Views) -> Iterator[Problem]:
+    """Yield one problem if the first step is much slower than the others."""
+    took = capture.events.duration_ns[capture.links.steps]
     others_ns = float(np.median(took[1:]))
     more_ns = float(took[0]) - others_ns
     if not others_ns or more_ns < _LEAST_NS or took[0] < _LEAST_FACTOR * others_ns:
         return
-    cause = _cause(capture, more_ns)
-    why = ""
+    cause, why, rows = _cause(capture, more_ns), "", []
     if cause is not None:
         why = f"; {percent(min(cause.more_ns / more_ns, 1))} of the difference is {cause.name}"
-    yield Finding(
-        code=CHECK.code,
-        title=f"The first step takes {duration(int(took[0]))}, {took[0] / others_ns:.1f} times "
+        detail = "more than in other steps"
+        rows = [Evidence(cause.name, cause.calls, cause.more_ns, detail=detail)]
+    yield Problem(
+        f"The first step takes {duration(int(took[0]))}, {took[0] / others_ns:.1f} times "
         f"as long as the others{why}",
-        change="Set profiler.warmup=3 or a larger profiler.wait. The window then begins later, and "
-        "holds only usual steps.",
-        verify=show_command(capture, "--steps"),
-        evidence=()
-        if cause is None
-        else (Evidence(cause.name, cause.calls, cause.more_ns, detail="more than in other steps"),),
-        coverage=("CPU time within finished steps",),
+        evidence=tuple(rows),
     )
+
+
+CHECK = Check(
+    "first-step",
+    find,
+    change="Set profiler.warmup=3 or a larger profiler.wait. The window then begins later, and "
+    "holds only usual steps.",
+    verify="--steps",
+    needs=(FOUR_STEPS,),
+    coverage=(CPU_IN_STEPS,),
+)
 
 
 def _cause(capture: Views, more_ns: float) -> _Cause | None:
@@ -149,6 +126,3 @@ def _names(capture: Views) -> Iterator[_Cause]:
 def _additional(in_steps: Ints) -> int:
     """How much longer the first step takes than the median of all others; 0 for no others."""
     return int(in_steps[0] - (np.median(in_steps[1:]) if len(in_steps) > 1 else 0))
-
-
-CHECK = Check("first-step", find)

@@ -1,36 +1,27 @@
 """`loader-wait`: steps wait for data.
 
-The check reads torch's own ranges around `DataLoader.__next__`, and the range `data` that
-`session.steps` and the integrations open around the wait for a batch. Only waits on the threads of
-the steps count, because the steps do not wait for a thread that loads in the background. If a
-device was recorded, a wait counts only while the device is idle: a busy device needs no data.
-
-There is a finding if the waits take at least 5 % of the time of the steps. With enough workers, the
-waits take 1 % or less. The threshold is higher because more worker processes also cost memory and
-CPU time.
-
-The check finds waits for a loader of another library only if the program gives the loader to a
-session. The trace does not show how long worker processes need for a batch, or what they wait for.
-So the saving is not known if worker processes already load the data.
+The check reads torch's ranges around `DataLoader.__next__`, and the range `data` that sessions open
+around the wait for a batch, on the threads of the steps. With a device, a wait counts only while
+the device is idle. With enough workers, waits take 1 % or less; the threshold is higher because
+workers cost memory and CPU time too. If worker processes load the data, the saving is not known:
+the trace does not show how long they need. Another library's loader is seen only in a session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from instrument.analysis.coverage_rows import STEPS
-from instrument.analysis.places import common_place
 from instrument.analysis.step_parts import waits_for_data
 from instrument.analysis.steps import is_loading
 from instrument.analysis.views import Views
+from instrument.findings.check import Check, Problem
 from instrument.findings.evidence import evidence
-from instrument.findings.finding import Check, Evidence, Finding, show_command
-from instrument.findings.saving import scaled, simulated
+from instrument.findings.finding import Evidence
 from instrument.links.intervals import merged, sweep
-from instrument.links.step_index import CountedSteps
 from instrument.trace.events import Ints, loader_iterator
 from instrument.units import duration, percent
 
@@ -38,7 +29,6 @@ if TYPE_CHECKING:
     from instrument.trace.capture_json import Loader
     from instrument.whatif.scenario import Scenario
 
-_LEAST_SHARE = 0.05
 _SINGLE = "_SingleProcess"
 # The check proposes at least the first number of workers if the number of CPUs is unknown, and at
 # most the second if it is known.
@@ -49,39 +39,6 @@ _IN_ONE_WAIT = 0.5
 # Where batches are loaded: by a DataLoader in the training process, by a DataLoader in worker
 # processes, or by an unknown iterator.
 _Kind = Literal["process", "workers", "iterator"]
-
-
-def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding if the steps wait for data; see the module's docstring."""
-    events, span = capture.events, capture.links.counted_steps
-    waits = waits_for_data(capture)
-    waits = waits[span.holds(events.start_ns[waits]) >= 0]
-    waited_ns = _waited_ns(capture, span, waits)
-    share = span.share(waited_ns)
-    if not len(waits) or share < _LEAST_SHARE:
-        return
-    loader, kind = _loader(capture), _kind(capture)
-    present = (loader.workers if loader else None) or (0 if kind == "process" else None)
-    workers = _workers(capture, present)
-    path, source = common_place(capture, waits)
-    in_each = " in each step" if span.what == "step" else ""
-    yield Finding(
-        code="loader-wait",
-        title=f"{percent(share)} of the {span.what} waits for data: "
-        f"{duration(waited_ns / span.count)}{in_each}{_TITLES[kind]}",
-        change=_change(capture, waits, loader, kind, workers),
-        verify=show_command(capture, "--interruptions --steps"),
-        share=share,
-        saving=_saving(capture, whatif, span, waits, kind, workers),
-        range=path,
-        source=source,
-        evidence=(*evidence(capture, waits), *_settings(loader)),
-        coverage=STEPS,
-    )
-
-
-CHECK = Check("loader-wait", find)
-
 _TITLES: dict[_Kind, str] = {
     "process": "; the training process loads it",
     "workers": "; worker processes load it",
@@ -89,9 +46,39 @@ _TITLES: dict[_Kind, str] = {
 }
 
 
-def _waited_ns(capture: Views, span: CountedSteps, waits: Ints) -> int:
+def find(capture: Views) -> Iterator[Problem]:
+    """Yield one problem for all waits for data."""
+    events, steps = capture.events, capture.links.counted_steps
+    waits = waits_for_data(capture)
+    waits = waits[steps.holds(events.start_ns[waits]) >= 0]
+    waited_ns = _waited_ns(capture, waits)
+    share = steps.share(waited_ns)
+    if not len(waits) or share < CHECK.least_share:
+        return
+    loader, kind = _loader(capture), _kind(capture)
+    present = (loader.workers if loader else None) or (0 if kind == "process" else None)
+    workers = _workers(capture, present)
+    in_each = " in each step" if steps.what == "step" else ""
+    yield Problem(
+        f"{percent(share)} of the {steps.what} waits for data: "
+        f"{duration(waited_ns / steps.count)}{in_each}{_TITLES[kind]}",
+        waits,
+        share,
+        edit=_edit(capture, waits, kind, workers),
+        evidence=(*evidence(capture, waits), *_settings(loader)),
+        change=_change(capture, waits, loader, kind, workers),
+    )
+
+
+CHECK = Check(
+    "loader-wait", find, verify="--interruptions --steps", least_share=0.05, coverage=STEPS
+)
+
+
+def _waited_ns(capture: Views, waits: Ints) -> int:
     """The time of the waits inside the steps, without the time in which a device worked."""
     events, device = capture.events, capture.links.launches.device
+    steps = capture.links.counted_steps
     timeline = sweep(
         [
             (events.start_ns[waits], events.end_ns[waits]),
@@ -99,7 +86,7 @@ def _waited_ns(capture: Views, span: CountedSteps, waits: Ints) -> int:
         ]
     )
     waiting = timeline.active[0] & ~timeline.active[1]
-    return int(timeline.within(waiting, span.start_ns, span.end_ns).sum())
+    return int(timeline.within(waiting, steps.start_ns, steps.end_ns).sum())
 
 
 def _kind(capture: Views) -> _Kind:
@@ -151,23 +138,20 @@ def _fewer_threads(capture: Views, workers: int) -> str:
     return f", and torch.set_num_threads({fitting}), because workers and operators share the CPUs"
 
 
-def _saving(
-    capture: Views, whatif: Scenario, span: CountedSteps, waits: Ints, kind: _Kind, workers: int
-) -> Scenario | None:
-    """Simulate the step with data that `workers` worker processes load.
-
-    None if worker processes already load the data, or if the step cannot be simulated.
-    """
+def _edit(
+    capture: Views, waits: Ints, kind: _Kind, workers: int
+) -> Callable[[Scenario], Scenario] | None:
+    """The step with data that `workers` worker processes load; None if workers already load it."""
     if kind == "workers":
         return None
     if kind == "process":
-        return simulated(lambda: whatif.workers(workers))
+        return lambda whatif: whatif.workers(workers)
     # This assumes that an unknown iterator has no threads or processes of its own. With several
     # workers, the time between two batches is the loading time divided by their number.
-    loads_ns = int(span.within(capture.events.start_ns[waits], capture.events.end_ns[waits]).sum())
-    works_ns = span.total_ns - loads_ns
-    left = max(loads_ns / workers - works_ns, 0) / max(loads_ns, 1)
-    return scaled(whatif, waits, by=left)
+    events, steps = capture.events, capture.links.counted_steps
+    loads_ns = int(steps.within(events.start_ns[waits], events.end_ns[waits]).sum())
+    left = max(loads_ns / workers - (steps.total_ns - loads_ns), 0) / max(loads_ns, 1)
+    return lambda whatif: whatif.scale_events(waits, by=left)
 
 
 def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, workers: int) -> str:

@@ -1,25 +1,16 @@
 """`operator-storm`: loops that call the same few tiny operators again and again.
 
-In a loop over rows, time steps or parameters, each operator has so little work that most of the
-time is the cost of the call. The check looks at the sequence of operators and ranges directly
-inside a range. A loop is a pattern of at most 16 operators and ranges. The pattern must occur at
-least 32 times without a break. One occurrence is a round of the loop. The median duration of the
-calls in the loop must be at most 50 µs. The layers of a model do not count as a loop: their
-patterns are longer, or the range of each layer has another name.
-
-There is a finding if such loops, with the short gaps between the operators, take at least 5 % of
-the time of the steps. Even then, there is no finding if the simulation saves less than 2 % of the
-step. In the simulation, one round does the work of all rounds. There is no saving if the device is
-busy during the whole loop, because the launches then cost nothing.
-
-The check does not find loops whose rounds differ. It leaves out loops inside backward nodes: a loop
-in the backward follows from a loop in the forward, so one finding is enough.
+A loop is a pattern of at most 16 operators and ranges directly inside a range, at least 32 times
+without a break (one time is a round), whose calls take 50 µs or less (median). Layers of a model
+are no loop: their patterns are longer, or their ranges have other names. In the simulation, one
+round does the work of all. Loops whose rounds differ are not found; loops in backward nodes are
+left out, because they follow from one in the forward.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,22 +19,18 @@ import numpy as np
 from instrument.analysis.coverage_rows import CPU_IN_STEPS
 from instrument.analysis.places import common_place, range_codes
 from instrument.analysis.views import Views
-from instrument.findings.device_time import glob_of
+from instrument.findings.check import Check, Problem, glob_of
 from instrument.findings.evidence import evidence
-from instrument.findings.finding import Check, Evidence, Finding, show_command
-from instrument.findings.saving import is_worth, scaled, simulated
+from instrument.findings.finding import Evidence
 from instrument.links.attribution import OPTIMIZER_STEP
-from instrument.links.step_index import CountedSteps
 from instrument.trace.events import Ints, called_operators, is_runtime, is_step
 from instrument.units import duration, percent
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
-_LEAST_SHARE, _LEAST_SAVING = 0.05, 0.02
 _LONGEST_PATTERN, _LEAST_REPEATS = 16, 32
 _TINY_NS = 50_000
-_SHOWN = 5
 # A recorded call of an operator takes 2 to 20 µs, even if the operator does almost nothing.
 _CALL_NS = 20_000
 # If the loop takes at least this part of its range, the scenario shortens the whole range.
@@ -75,50 +62,52 @@ class Storm:
     elapsed_ns: int
 
 
-def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield a finding for each range with loops over tiny operators; see the module's docstring."""
-    span = capture.links.counted_steps
-    for storm in storms(capture, span):
-        share = span.share(storm.elapsed_ns)
-        if share < _LEAST_SHARE:
+def find(capture: Views) -> Iterator[Problem]:
+    """Yield a problem for each range with loops over tiny operators, the longest first."""
+    events, steps = capture.events, capture.links.counted_steps
+    for storm in storms(capture):
+        share = steps.share(storm.elapsed_ns)
+        if share < CHECK.least_share:
             return
-        saving = _saving(capture, whatif, span, storm)
-        if not is_worth(saving, _LEAST_SAVING):
-            continue
-        path, source = common_place(capture, storm.events)
-        yield Finding(
-            code="operator-storm",
-            title=f"{percent(share)} of the {span.what} goes to a loop over tiny operators: "
-            f"{len(storm.events) / span.count:,.0f} calls of "
-            f"{duration(int(np.median(capture.events.duration_ns[storm.events])))} (median), and "
+        place = common_place(capture, storm.events)
+        first = storm.events[0]
+        rounds = Evidence(
+            "rounds of the loop",
+            storm.rounds,
+            storm.elapsed_ns,
+            int(events.start_ns[first]),
+            int(events.end_ns[first]),
+            f"{storm.rounds / storm.loops:,.0f} in a row, {len(storm.pattern)} calls each",
+        )
+        median_ns = int(np.median(events.duration_ns[storm.events]))
+        yield Problem(
+            f"{percent(share)} of the {steps.what} goes to a loop over tiny operators: "
+            f"{len(storm.events) / steps.count:,.0f} calls of {duration(median_ns)} (median), and "
             "the gaps between them",
-            change=_change(path),
-            verify=show_command(capture, "--ops --by range" if path else "--ops"),
-            share=share,
-            saving=saving,
-            range=path,
-            source=source,
-            evidence=(
-                Evidence(
-                    "rounds of the loop",
-                    storm.rounds,
-                    storm.elapsed_ns,
-                    int(capture.events.start_ns[storm.events[0]]),
-                    f"{storm.rounds / storm.loops:,.0f} in a row, {len(storm.pattern)} calls each",
-                ),
-                *evidence(capture, storm.events, _SHOWN),
-            ),
-            coverage=(CPU_IN_STEPS,),
+            storm.events,
+            share,
+            edit=_edit(capture, storm),
+            place=place,
+            evidence=(rounds, *evidence(capture, storm.events)),
+            change=_change(place[0]),
+            verify="--ops --by range" if place[0] else "",
         )
 
 
-CHECK = Check("operator-storm", find)
+CHECK = Check(
+    "operator-storm",
+    find,
+    verify="--ops",
+    least_share=0.05,
+    least_saving=0.02,
+    coverage=(CPU_IN_STEPS,),
+)
 
 
-def storms(capture: Views, span: CountedSteps) -> list[Storm]:
+def storms(capture: Views) -> list[Storm]:
     """Find the loops over tiny operators in the steps, the longest first."""
     events, tree = capture.events, capture.links.call_tree
-    nodes, parent = _sequences(capture, span)
+    nodes, parent = _sequences(capture)
     if not len(nodes):
         return []
     name = events.name[tree.index[nodes]].astype(np.int64)
@@ -161,7 +150,7 @@ def _elapsed_ns(start_ns: Ints, end_ns: Ints) -> int:
     return int(reached[-1] - start_ns[0] - too_long.sum())
 
 
-def _sequences(capture: Views, span: CountedSteps) -> tuple[Ints, Ints]:
+def _sequences(capture: Views) -> tuple[Ints, Ints]:
     """The nodes that can be part of a loop, and the parent of each node.
 
     These are the operators and ranges in the steps. Backward nodes are left out, and so is all that
@@ -175,7 +164,13 @@ def _sequences(capture: Views, span: CountedSteps) -> tuple[Ints, Ints]:
     is_call = events.among(is_runtime)[tree.index]
     steps = events.named(is_step)[tree.index]
     backward = np.append(scopes.backward, False)[scopes.innermost]
-    chosen = ~inside & ~is_call & ~steps & ~backward & (span.holds(tree.start_ns) >= 0)
+    chosen = (
+        ~inside
+        & ~is_call
+        & ~steps
+        & ~backward
+        & (capture.links.counted_steps.holds(tree.start_ns) >= 0)
+    )
     nodes = np.flatnonzero(chosen)
     order = np.argsort(tree.parent[nodes], kind="stable")  # children in order of start
     # All roots have the parent -1, so a negative number for each thread distinguishes the threads.
@@ -205,34 +200,31 @@ def _loops(name: Ints, parent: Ints) -> list[tuple[int, int, int]]:
     return sorted(found)
 
 
-def _saving(capture: Views, whatif: Scenario, span: CountedSteps, storm: Storm) -> Scenario | None:
-    """Simulate the step as if each loop had one round, which does the work of all rounds.
+def _edit(capture: Views, storm: Storm) -> Callable[[Scenario], Scenario]:
+    """The step as if each loop had one round, which does the work of all rounds.
 
-    The simulation keeps the work of all calls. It removes the overhead of the calls, except in one
-    round of each loop. The overhead of a call is `_CALL_NS`, or the duration of the call if this is
-    shorter. The rest of the duration is the work of the call.
+    The overhead of the calls is removed, except in one round of each loop. The overhead of a call
+    is `_CALL_NS`, or the duration of the call if this is shorter; the rest is the work of the call.
 
     If the loops take at least half of the time of their range, the time of the whole range is
     multiplied by a factor. So the backward of the range and the time between the calls become
     shorter too. If the loops take less, or are outside of all ranges, only the calls become
     shorter.
-
-    The result is None if the step cannot be simulated.
     """
-    scopes = capture.links.scopes
+    scopes, steps = capture.links.scopes, capture.links.counted_steps
     lasts = capture.events.duration_ns[storm.events]
     one_round = storm.loops / storm.rounds
     work_ns = int(np.maximum(lasts - _CALL_NS, 0).sum()) * (1 - one_round)
     if storm.path >= 0:
         own = scopes.opened == storm.path
-        inside_ns = span.within(scopes.ranges.start_ns[own], scopes.ranges.end_ns[own]).sum()
+        inside_ns = steps.within(scopes.ranges.start_ns[own], scopes.ranges.end_ns[own]).sum()
         if storm.elapsed_ns >= _MOST_OF_RANGE * inside_ns:
             saved_ns = storm.elapsed_ns * (1 - one_round) - work_ns
             left = min(max(1 - saved_ns / max(int(inside_ns), 1), 0.0), 1.0)
             path = glob_of(scopes.paths.texts[storm.path])
-            return simulated(lambda: whatif.scale(range=path, by=left))
+            return lambda whatif: whatif.scale(range=path, by=left)
     left = min(one_round + work_ns / max(int(lasts.sum()), 1), 1.0)
-    return scaled(whatif, storm.events, by=left)
+    return lambda whatif: whatif.scale_events(storm.events, by=left)
 
 
 def _change(path: str | None) -> str:

@@ -1,15 +1,10 @@
 """`stragglers`: ranks that the others wait for in collectives, and the range that makes them slow.
 
-The check compares the ranks of one window by their own work: the time of their steps without the
-waits in communication. A straggler is a rank with much more own work than the median rank: by more
-than three standard deviations, and by more than 10 %. The standard deviation is estimated from the
-median distance to the median rank, so that stragglers hardly change it
-(`instrument.runs.rank_comparison.stragglers`). What counts is how much longer the other ranks wait
-in communication than the straggler. There is a finding if this difference is at least 3 % of the
-step. Even then, there is no finding if the simulation saves less than 1 % of the step.
-
-The saving comes from a joint simulation in which all ranks have the same amount of work. It needs
-the traces of all ranks. With more than 32 ranks, the saving is not known.
+The ranks of one window are compared by their own work: the time of their steps without waits in
+communication. A straggler's own work exceeds the median by 10 % and by three standard deviations
+(`runs.rank_comparison.stragglers`). Counted is how much longer the others wait in communication
+than the straggler. The saving comes from a joint simulation in which all ranks have the same amount
+of work; it needs the traces of all ranks, at most 32.
 """
 
 from __future__ import annotations
@@ -18,16 +13,15 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from instrument.findings.device_time import LEAST_SAVING
-from instrument.findings.finding import Evidence, Finding, RanksCheck
-from instrument.findings.saving import is_worth, simulated
+from instrument.findings.check import RanksCheck, is_worth, saving_of, simulated
+from instrument.findings.finding import Evidence, Finding
 from instrument.units import duration, few, percent
 
 if TYPE_CHECKING:
     from instrument.runs.run import Ranks
     from instrument.whatif.scenario import Scenario
 
-_LEAST_SHARE = 0.03
+_LEAST_SHARE, _LEAST_SAVING = 0.03, 0.01
 # A range is named if it explains at least this part of the rank's additional time.
 _OF_EXCESS = 0.25
 _MOST_SIMULATED, _MOST_ROWS = 32, 5
@@ -40,8 +34,8 @@ def find(ranks: Ranks) -> Iterator[Finding]:
     late = [row for row in ranks.stragglers if _waited_ns(row) >= _LEAST_SHARE * step_ns[row.rank]]
     if not late:
         return
-    saving = _balanced(ranks)
-    if not is_worth(saving, LEAST_SAVING):
+    balanced = _balanced(ranks)
+    if not is_worth(balanced, _LEAST_SAVING):
         return
     worst, waited_ns = late[0], max(map(_waited_ns, late))
     share = waited_ns / step_ns[worst.rank]
@@ -54,7 +48,7 @@ def find(ranks: Ranks) -> Iterator[Finding]:
         change=_change(worst),
         verify=_command(ranks),
         share=share,
-        saving=saving,
+        saving=saving_of(balanced),
         range=worst.range if _is_in_range(worst) else None,
         evidence=tuple(_row(row) for row in _shown(table, [row.rank for row in late])),
     )
@@ -134,7 +128,7 @@ def _shown(table: Any, late: list[int | None]) -> list[Any]:
 
 def _row(row: Any) -> Evidence:
     waiting = f"own work per step, and {duration(row.exposed_communication_ns)} waiting"
-    return Evidence(f"rank {row.rank}", row.steps, row.own_ns, None, waiting)
+    return Evidence(f"rank {row.rank}", row.steps, row.own_ns, detail=waiting)
 
 
 CHECK = RanksCheck("stragglers", find)

@@ -1,23 +1,16 @@
 """`synchronizing-calls`: the CPU waits for the device, and the device is idle afterwards.
 
 `.item()`, `.cpu()`, `nonzero`, a comparison in an `if`, printing a tensor and
-`torch.cuda.synchronize()` return only after the device has finished its work. Then the device is
-idle until the CPU has launched more work. The check finds the runtime calls that wait
-(`instrument.links.synchronisation`). It measures the device's idle times that begin inside such a
-call. An idle time counts until the next launch has returned.
-
-There is a finding if this idle time is at least 3 % of the time of the steps. Even then, there is
-no finding if the simulation without these waits saves less than 1 % of the step. What counts is the
-idle time after a wait, not the length of the wait.
-
-This check needs device work in the trace, and does not find waits inside other calls, such as
-`cudaFree`. Copies to the device belong to another check, `blocking-copies`.
+`torch.cuda.synchronize()` return only when the device has finished; then it is idle until the CPU
+has launched more work. Counted is the idle time of the device that begins inside a call that waits
+(`links.synchronisation`) and ends when the next launch has returned, not the length of the wait.
+Waits inside other calls, such as cudaFree, are not found; copies to the device are
+`blocking-copies`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,27 +18,15 @@ from instrument.analysis.coverage_rows import ORDERED
 from instrument.analysis.places import common_place, nodes_of, range_codes, source_codes
 from instrument.analysis.step_parts import waits_for_data
 from instrument.analysis.views import Views
-from instrument.findings.finding import (
-    RECORD_DEVICE,
-    Check,
-    Evidence,
-    Finding,
-    NotRecorded,
-    show_command,
-)
-from instrument.findings.saving import is_worth, simulated
+from instrument.findings.check import Check, Problem
+from instrument.findings.finding import Evidence
 from instrument.links.autograd import is_backward
 from instrument.links.groupby import Groups, group_rows, intern
 from instrument.links.intervals import merged, sweep
-from instrument.links.step_index import CountedSteps
 from instrument.links.synchronisation import STREAM_WAIT
 from instrument.trace.events import COPIES, Ints, called_operators, is_runtime, split_overload
 from instrument.units import duration, percent
 
-if TYPE_CHECKING:
-    from instrument.whatif.scenario import Scenario
-
-_LEAST_SHARE, _LEAST_SAVING = 0.03, 0.01
 _SHOWN = 5
 _TO_DEVICE = "HtoD"
 # For each operator that waits: the code that calls it.
@@ -64,41 +45,38 @@ _WRITTEN = {
 }
 
 
-def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding if synchronizing calls leave the device idle; see the module docstring."""
-    if not len(capture.links.launches.device):
-        if capture.about.devices or capture.events.among(is_runtime).any():
-            raise NotRecorded("the trace has no device work", RECORD_DEVICE)
-        return
-    span = capture.links.counted_steps
+def find(capture: Views) -> Iterator[Problem]:
+    """Yield one problem for all calls that leave the device idle."""
+    steps = capture.links.counted_steps
     calls = synchronizing_calls(capture)
-    calls = calls[span.holds(capture.events.start_ns[calls]) >= 0]
-    idle_ns = idle_after(capture, span, calls)
+    calls = calls[steps.holds(capture.events.start_ns[calls]) >= 0]
+    idle_ns = idle_after(capture, calls)
     calls, idle_ns = calls[idle_ns > 0], idle_ns[idle_ns > 0]
-    share = span.share(int(idle_ns.sum()))
-    if share < _LEAST_SHARE:
+    share = steps.share(int(idle_ns.sum()))
+    if share < CHECK.least_share:
         return
-    saving = simulated(lambda: whatif.asynchronous(positions=calls))
-    if not is_worth(saving, _LEAST_SAVING):
-        return
-    path, source = common_place(capture, calls, idle_ns)
     rows = _rows(capture, calls, idle_ns)
-    yield Finding(
-        code="synchronizing-calls",
-        title=f"Synchronizing calls leave the device idle for {percent(share)} of the "
-        f"{span.what}: {_calls(len(calls) / span.count)} a {span.what}",
-        change=_change(rows),
-        verify=show_command(capture, "--synchronisations --steps"),
-        share=share,
-        saving=saving,
-        range=path,
-        source=source,
+    yield Problem(
+        f"Synchronizing calls leave the device idle for {percent(share)} of the "
+        f"{steps.what}: {_calls(len(calls) / steps.count)} a {steps.what}",
+        calls,
+        share,
+        edit=lambda whatif: whatif.asynchronous(positions=calls),
+        place=common_place(capture, calls, idle_ns),
         evidence=rows,
-        coverage=ORDERED,
+        change=_change(rows),
     )
 
 
-CHECK = Check("synchronizing-calls", find, needs_device_work=True)
+CHECK = Check(
+    "synchronizing-calls",
+    find,
+    verify="--synchronisations --steps",
+    least_share=0.03,
+    least_saving=0.01,
+    on_device=True,
+    coverage=ORDERED,
+)
 
 
 def synchronizing_calls(capture: Views) -> Ints:
@@ -114,7 +92,7 @@ def synchronizing_calls(capture: Views) -> Ints:
     return calls[events.among(is_runtime)[calls]]
 
 
-def idle_after(capture: Views, span: CountedSteps, calls: Ints) -> Ints:
+def idle_after(capture: Views, calls: Ints) -> Ints:
     """For each call, the device's idle time that begins inside the call.
 
     The idle time ends when the call that launches the next work returns. Time outside the steps
@@ -122,6 +100,7 @@ def idle_after(capture: Views, span: CountedSteps, calls: Ints) -> Ints:
     count either if the launch of the next work is unknown.
     """
     events, found = capture.events, capture.links.launches
+    steps = capture.links.counted_steps
     start_ns, end_ns = events.start_ns[found.device], events.end_ns[found.device]
     busy_start, busy_end = merged(start_ns, end_ns)
     begin, end = busy_end[:-1], busy_start[1:]
@@ -131,7 +110,7 @@ def idle_after(capture: Views, span: CountedSteps, calls: Ints) -> Ints:
     waits = waits_for_data(capture)
     timeline = sweep(
         [
-            (span.start_ns, span.end_ns),
+            (steps.start_ns, steps.end_ns),
             (events.start_ns[waits], events.end_ns[waits]),
         ]
     )
@@ -164,6 +143,7 @@ def _rows(capture: Views, calls: Ints, idle_ns: Ints) -> tuple[Evidence, ...]:
                 int(groups.size[k]),
                 int(called_ns[k]),
                 int(events.start_ns[calls[first]]),
+                int(events.end_ns[calls[first]]),
                 ", ".join(where),
             )
         )

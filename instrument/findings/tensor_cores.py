@@ -1,28 +1,18 @@
 """`tensor-cores`: matrix products and convolutions that run on the slow units of the device.
 
-The check reads the names of the kernels of cuBLAS, cuDNN and CUTLASS. It looks for names of three
-kinds of kernel. There is a finding for each kind that takes at least the given share of the time of
-the steps:
-
-- Kernels that multiply float64, 10 %.
-- Kernels that multiply float32 without tensor cores, such as volta_sgemm, 10 %.
-- Kernels that multiply matrices whose sizes are not aligned to 16 bytes, such as …_align1, 5 %.
-
-For the first two kinds, the device must multiply at least twice as fast in a lower precision
-(`instrument.analysis.peak_rates`). There is no finding if the simulation saves less than
-1 % of the step. The simulation lets the kernels take half the time. This is a cautious guess,
-because the peak rates differ by factors of 3 to 16.
-
-The check cannot see whether the training still converges in a lower precision. It does not know the
-precision of kernels with other names, such as the kernels that Triton generates. Kernels of AMD are
-left out, because matrix cores of AMD multiply float32 too.
+There is a finding for each row of `_KINDS`, found by the names of the kernels of cuBLAS, cuDNN and
+CUTLASS: float64, float32 without tensor cores, unaligned sizes. The device must multiply at least
+twice as fast in a lower precision. The simulation lets the kernels take half the time, a cautious
+guess: the peak rates differ by factors of 3 to 16. The check cannot see whether the training still
+converges. Kernels of AMD are left out, because matrix cores of AMD multiply float32 too.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,22 +20,14 @@ from instrument.analysis.breakdown import KERNEL
 from instrument.analysis.coverage_rows import LAUNCHERS
 from instrument.analysis.operator_keys import shape_text
 from instrument.analysis.peak_rates import peak_rates
-from instrument.analysis.places import common_place
 from instrument.analysis.views import Views
-from instrument.findings.device_time import (
-    LEAST_SAVING,
-    device_share,
-    has_device_work,
-)
+from instrument.findings.check import Check, NotRecorded, Problem
 from instrument.findings.evidence import evidence
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
-from instrument.findings.saving import is_worth, scaled
+from instrument.findings.finding import Evidence
+from instrument.findings.share import share_of
 from instrument.links.groupby import groupby_rows
 from instrument.trace.events import Device, Ints
 from instrument.units import percent
-
-if TYPE_CHECKING:
-    from instrument.whatif.scenario import Scenario
 
 
 class _Kind(NamedTuple):
@@ -112,42 +94,40 @@ _AUTOCAST = (
     "Run the forward in torch.autocast('cuda', dtype=torch.float16), with "
     "torch.amp.GradScaler('cuda') for the backward."
 )
-_FASTER = 0.5
 _LEAST_FACTOR = 2
 
 
-def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield a finding for each kind of kernel that takes a large part of the step."""
-    if not has_device_work(capture):
-        return
-    for kind in _KINDS:
-        yield from _find_kind(capture, whatif, kind)
-
-
-def _find_kind(capture: Views, whatif: Scenario, kind: _Kind) -> Iterator[Finding]:
-    work, time = capture.work, capture.links.counted_steps
+def find(capture: Views) -> Iterator[Problem]:
+    """Yield a problem for each kind of kernel that takes a large part of the step."""
+    work, step = capture.work, capture.links.counted_steps.what
     kernels = work.event[work.kind == KERNEL]
-    is_kind = capture.events.named(lambda name: kind.name.search(name) is not None)
-    chosen = kernels[is_kind[kernels]]
-    share = device_share(capture, time, chosen)
-    if share < kind.least_share or not _has_faster_units(capture, chosen, kind):
-        return
-    saving = scaled(whatif, chosen, by=_FASTER)
-    if not is_worth(saving, LEAST_SAVING):
-        return
-    path, source = common_place(capture, chosen)
-    yield Finding(
-        code="tensor-cores",
-        title=f"For {percent(share)} of the {time.what}, kernels {kind.does}",
-        change=kind.change or _change_of_float32(_device(capture, chosen)),
-        verify=show_command(capture, "--kernels --efficiency"),
-        share=share,
-        saving=saving,
-        range=path,
-        source=source,
-        evidence=(*evidence(capture, chosen, most=4), *_shapes(capture, chosen)),
-        coverage=LAUNCHERS,
-    )
+    for kind in _KINDS:
+        is_kind = partial(_is_named, kind.name)
+        chosen = kernels[capture.events.named(is_kind)[kernels]]
+        share = share_of(capture, chosen)
+        if share >= kind.least_share and _has_faster_units(capture, chosen, kind):
+            yield Problem(
+                f"For {percent(share)} of the {step}, kernels {kind.does}",
+                chosen,
+                share,
+                evidence=(*evidence(capture, chosen, most=4), *_shapes(capture, chosen)),
+                change=kind.change or _change_of_float32(_device(capture, chosen)),
+            )
+
+
+CHECK = Check(
+    "tensor-cores",
+    find,
+    verify="--kernels --efficiency",
+    least_saving=0.01,
+    factor=0.5,
+    on_device=True,
+    coverage=LAUNCHERS,
+)
+
+
+def _is_named(pattern: re.Pattern[str], name: str) -> bool:
+    return pattern.search(name) is not None
 
 
 def _device(capture: Views, kernels: Ints) -> Device | None:
@@ -199,11 +179,7 @@ def _shapes(capture: Views, kernels: Ints) -> tuple[Evidence, ...]:
             events.names[name],
             len(np.unique(event[groups.of == most])),
             int(total_ns[most]),
-            None,
-            f"inputs {shape_text(events.texts[shapes])}; the time counts only kernels of the kind "
-            "in the title",
+            detail=f"inputs {shape_text(events.texts[shapes])}; the time counts only kernels of "
+            "the kind in the title",
         ),
     )
-
-
-CHECK = Check("tensor-cores", find, needs_device_work=True)

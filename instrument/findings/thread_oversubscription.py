@@ -1,23 +1,11 @@
-"""Find programs with more working threads than CPUs.
+"""`thread-oversubscription`: more threads work than there are CPUs.
 
-The threads of one operator wait for each other. So one thread without a CPU stops all threads of
-the operator.
-
-The check reads the numbers of threads, CPUs, processes and loader workers in `capture.json`; a
-trace alone does not have them. Each process of the job on this machine has `intra_op` threads for
-large operators, and the worker processes of its loaders. There is a finding if two conditions hold:
-
-- The threads and workers of all processes are at least 1.25 times as many as the CPUs.
-- The check can advise fewer threads, fewer workers or fewer processes.
-
-Threads without work do not compete for CPUs. So the `intra_op` threads count only if long operators
-take at least 5 % of the time of the steps. If long operators take less, each process counts as one
-thread, plus its workers. A long operator takes 50 µs or more on the CPU and launches no device
-work. torch may divide such an operator among threads.
-
-No saving is simulated, because a trace does not show how long a thread waits for a CPU.
-
-The check does not see other programs on the machine, or threads of other libraries.
+Threads of one operator wait for each other, so one thread without a CPU stops them all. Counted are
+the threads for operators and the loader workers of all processes of the job on this machine, from
+`capture.json`; the threads only if operators of 50 µs or more that launch nothing, which torch may
+divide, take `least_share` of the steps. There must be 1.25 times as many as CPUs, and fewer to
+advise. No saving is simulated: a trace does not show when a thread waits for a CPU. The check does
+not see other programs, or threads of other libraries.
 """
 
 from __future__ import annotations
@@ -28,21 +16,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.views import Views
+from instrument.findings.check import RECORD_AGAIN, Check, NotRecorded, Problem
 from instrument.findings.evidence import evidence
-from instrument.findings.finding import RECORD_AGAIN, Check, Finding, NotRecorded
 from instrument.trace.events import OPERATOR, Ints
 
 if TYPE_CHECKING:
     from instrument.trace.capture_json import Environment
-    from instrument.whatif.scenario import Scenario
 
 _LEAST_RATIO = 1.25
-_LEAST_SHARE = 0.05
 _LONG_NS = 50_000
 
 
-def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
-    """Yield one finding if there are more working threads than CPUs."""
+def find(capture: Views) -> Iterator[Problem]:
+    """Yield one problem if there are more working threads than CPUs."""
     environment = capture.about.environment
     threads = None if environment is None else environment.threads
     if environment is None or threads is None or not threads.cpus or threads.intra_op is None:
@@ -50,7 +36,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
             "the capture does not show how many threads and CPUs there were", RECORD_AGAIN
         )
     divided, share = _divided(capture)
-    busy = threads.intra_op if share >= _LEAST_SHARE else 1
+    busy = threads.intra_op if share >= CHECK.least_share else 1
     ranks, workers = threads.local_ranks or 1, _workers(environment)
     total, own = ranks * (busy + workers), threads.cpus // ranks
     fitting = max(own - workers, 1)
@@ -61,17 +47,18 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     parts = [f"{busy} threads for operators"] if busy > 1 else []
     parts += [f"{workers} loader workers"] if workers else []
     of_ranks = f"{ranks} processes with " if ranks > 1 else ""
-    yield Finding(
-        code=CHECK.code,
-        title=f"{total} threads work on {threads.cpus} CPUs: {of_ranks}{' and '.join(parts)}",
-        change=f"torch.set_num_threads({fitting}), or OMP_NUM_THREADS={fitting} in the "
-        "environment"
+    yield Problem(
+        f"{total} threads work on {threads.cpus} CPUs: {of_ranks}{' and '.join(parts)}",
+        evidence=evidence(capture, divided) if busy > 1 else (),
+        change=f"torch.set_num_threads({fitting}), or OMP_NUM_THREADS={fitting} in the environment"
         + (", and fewer num_workers of the loaders" if workers > own else "")
         + (", and fewer processes on this machine" if ranks > threads.cpus else ""),
         verify="Compare the step times of two runs with profiler=timings, one with "
         f"OMP_NUM_THREADS={fitting}.",
-        evidence=evidence(capture, divided) if busy > 1 else (),
     )
+
+
+CHECK = Check("thread-oversubscription", find, least_share=0.05)
 
 
 def _divided(capture: Views) -> tuple[Ints, float]:
@@ -96,6 +83,3 @@ def _workers(environment: Environment) -> int:
     for loader in environment.loaders or ():
         of_phase[loader.phase] = of_phase.get(loader.phase, 0) + (loader.workers or 0)
     return max(of_phase.values(), default=0)
-
-
-CHECK = Check("thread-oversubscription", find)

@@ -29,7 +29,6 @@ from urllib.parse import quote, urlencode
 
 from instrument.analysis.views import Views
 from instrument.errors import CaptureError
-from instrument.findings.evidence import evidence_span
 from instrument.findings.finding import Finding
 
 UI = "https://ui.perfetto.dev"
@@ -145,8 +144,8 @@ def finding_view(capture: Views, finding: Finding) -> dict[str, int]:
     The result is empty if the trace has none of the events.
     """
     events = capture.events
-    for row in finding.evidence:
-        if span := evidence_span(capture, finding, row):
+    for span in finding.spans_in(capture.name):
+        if span is not None:
             start_ns, end_ns = span
             margin_ns = max(end_ns - start_ns, _LEAST_MARGIN_NS)
             # The UI ignores a zoom that begins before its first event or ends after its last one.

@@ -48,11 +48,10 @@ from instrument.findings import (
     stragglers,
     tensor_cores,
 )
-from instrument.findings.costs import cost_share
-from instrument.findings.device_time import device_share
+from instrument.findings.check import NotRecorded, run_check
 from instrument.findings.diagnose import diagnose
-from instrument.findings.event_time import share_of
-from instrument.findings.finding import Finding, NotRecorded
+from instrument.findings.finding import Finding
+from instrument.findings.share import cost_share, share_of, share_with_device
 from instrument.runs.run import Run
 
 CHECKS = (
@@ -163,7 +162,7 @@ def test_idle_time_in_no_event_is_said(tmp_path: Path) -> None:
 def test_a_device_without_work_was_not_recorded(tmp_path: Path) -> None:
     bare = capture(tmp_path, [step(3, 0, 10), span("aten::mm", 0, 5)], deviceProperties=[V100])
     with pytest.raises(NotRecorded, match="no device work"):
-        list(launch_bound.CHECK.find(bare, bare.whatif))
+        list(run_check(launch_bound.CHECK, bare, bare.whatif))
 
 
 def test_a_run_without_a_device_has_no_finding(tmp_path: Path) -> None:
@@ -204,13 +203,13 @@ def test_messages_without_a_size_have_no_rate(tmp_path: Path) -> None:
     ]
     bare = capture(tmp_path, events)
     with pytest.raises(NotRecorded, match="no sizes of messages"):
-        list(slow_links.CHECK.find(bare, bare.whatif))
+        list(run_check(slow_links.CHECK, bare, bare.whatif))
 
 
 def test_tensor_cores_of_an_unknown_device_are_not_judged(tmp_path: Path) -> None:
     unknown = capture(tmp_path, products("volta_sgemm_128x64_nn"))
     with pytest.raises(NotRecorded, match="device unknown"):
-        list(tensor_cores.CHECK.find(unknown, unknown.whatif))
+        list(run_check(tensor_cores.CHECK, unknown, unknown.whatif))
 
 
 def test_softmax_of_other_shapes_is_no_attention(tmp_path: Path) -> None:
@@ -254,16 +253,16 @@ def test_work_of_several_streams_and_threads_counts_once(tmp_path: Path) -> None
     for made in (on_device, on_cpu):
         products = np.flatnonzero(made.events.named("aten::mm".__eq__))
         nodes = made.links.call_tree.nodes_of(products)
-        assert cost_share(made, made.links.counted_steps, nodes) == 1.0
-        assert share_of(made, products) == 1.0
-    assert device_share(on_device, on_device.links.counted_steps, on_device.work.event) == 1.0
+        assert cost_share(made, nodes) == 1.0
+        assert share_with_device(made, products) == 1.0
+    assert share_of(on_device, on_device.work.event) == 1.0
 
 
 def test_allocations_of_few_steps_are_not_judged(tmp_path: Path) -> None:
     one = [event for event in allocations(steps=4) if event["ts"] < 2000]
     bare = capture(tmp_path, one)
     with pytest.raises(NotRecorded, match="too few finished steps"):
-        list(allocator_churn.CHECK.find(bare, bare.whatif))
+        list(run_check(allocator_churn.CHECK, bare, bare.whatif))
 
 
 @pytest.mark.parametrize(("recorded_ns", "fires"), [(1_400_000, True), (1_200_000, False)])
@@ -293,7 +292,7 @@ def test_overhead_is_unknown_after_few_steps(tmp_path: Path) -> None:
     cost = {"recorded_step_ns": 2_000_000, "unrecorded_step_ns": 1_000_000, "unrecorded_steps": 9}
     few = write_capture(tmp_path, [step(3, 0, 1000)], cost=cost)
     with pytest.raises(NotRecorded, match="Fewer than 10 steps"):
-        list(recording_overhead.CHECK.find(few, few.whatif))
+        list(run_check(recording_overhead.CHECK, few, few.whatif))
 
 
 def test_a_rank_that_others_wait_for(tmp_path: Path) -> None:

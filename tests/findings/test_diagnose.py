@@ -21,17 +21,10 @@ from instrument.cli.command import main
 from instrument.compare.side import load
 from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.findings import diagnose as diagnose_module
+from instrument.findings.check import Check, NotRecorded, Problem, RanksCheck
 from instrument.findings.diagnose import CHECKS, Diagnosis, diagnose
 from instrument.findings.diagnosis_text import as_json, as_markdown, as_text, largest_as_lines
-from instrument.findings.evidence import evidence_span
-from instrument.findings.finding import (
-    Check,
-    Evidence,
-    Finding,
-    NotRecorded,
-    RanksCheck,
-    show_command,
-)
+from instrument.findings.finding import Evidence, Finding
 from instrument.printable import printable
 
 HOSTILE = "a\x1b[2Jb\nc`|<img src=x>[l](https://evil.example) @somebody #12 *x* www.evil.example"
@@ -56,24 +49,27 @@ def recorded(folder: Path, window: int = 3, rank: int = 0, mean_us: int = 1000) 
     return write_capture(folder, steps(mean_us), name, window=about, rank=rank, world_size=2)
 
 
-def finding(capture: Any, whatif: Any, **changed: Any) -> Finding:
-    """A finding whose saving is half of the range `forward`."""
+def scaled(by: float) -> Callable[[Any], Any]:
+    return lambda whatif: whatif.scale(range="forward", by=by)
+
+
+def problem(**changed: Any) -> Problem:
+    """A problem whose saving is half of the range `forward`."""
     given = {
-        "code": "made-up",
         "title": "Half of the step is slow",
         "change": "faster()",
         "verify": "instrument show CAPTURE",
-        "saving": whatif.scale(range="forward", by=0.5),
-        "range": "forward",
-        "evidence": (Evidence("aten::mm", 3, 1_500_000, 0, "large"),),
+        "edit": scaled(0.5),
+        "place": ("forward", None),
+        "evidence": (Evidence("aten::mm", 3, 1_500_000, 0, 500_000, "large"),),
     }
-    return Finding(**{**given, **changed})
+    return Problem(**{**given, **changed})
 
 
 def check(*changes: dict[str, Any], code: str = "made-up") -> Check:
-    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+    def find(capture: Any) -> Iterator[Problem]:
         for changed in changes:
-            yield finding(capture, whatif, **changed)
+            yield problem(**changed)
 
     return Check(code, find)
 
@@ -92,7 +88,7 @@ class Unsimulated:
 
 
 def failing(error: Exception) -> Check:
-    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+    def find(capture: Any) -> Iterator[Problem]:
         raise error
         yield
 
@@ -100,11 +96,10 @@ def failing(error: Exception) -> Check:
 
 
 def test_findings_are_sorted_by_their_saving(tmp_path: Path) -> None:
-    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
-        yield finding(capture, whatif, title="unknown", saving=None, range="a")
-        yield finding(capture, whatif, title="small", range="b")
-        large = whatif.scale(range="forward", by=0.1)
-        yield finding(capture, whatif, title="large", range="c", saving=large)
+    def find(capture: Any) -> Iterator[Problem]:
+        yield problem(title="unknown", edit=None, place=("a", None))
+        yield problem(title="small", place=("b", None))
+        yield problem(title="large", edit=scaled(0.1), place=("c", None))
 
     found = diagnosed([recorded(tmp_path)], [Check("made-up", find), check(code="other")])
     assert [each.title for each in found.findings] == ["large", "small", "unknown"]
@@ -125,12 +120,11 @@ def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
 
 
 def test_an_error_of_a_check_is_said_and_the_others_go_on(tmp_path: Path) -> None:
-    def no_generator(capture: Any, whatif: Any) -> Iterator[Finding]:
+    def no_generator(capture: Any) -> Iterator[Problem]:
         raise ConfigError("No range matches 'decoder'.")
 
-    def unknown_saving(capture: Any, whatif: Any) -> Iterator[Finding]:
-        saving: Any = Unsimulated()
-        yield finding(capture, whatif, title="lost", saving=saving)
+    def unknown_saving(capture: Any) -> Iterator[Problem]:
+        yield problem(title="lost", edit=lambda _: Unsimulated())
 
     checks = [
         failing(TypeError("'int' object is not iterable")),
@@ -175,7 +169,7 @@ def test_a_check_that_ran_on_some_captures_only_says_on_how_many_it_did_not(
 ) -> None:
     answers = iter([True, False])
 
-    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+    def find(capture: Any) -> Iterator[Problem]:
         if next(answers):
             raise NotRecorded("no stacks", "record stacks")
         yield from ()
@@ -192,10 +186,10 @@ def test_equal_findings_of_windows_and_ranks_become_one(tmp_path: Path) -> None:
         recorded(tmp_path, 6, 0, 2000),
     ]
 
-    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
-        yield finding(capture, whatif, title=f"Slow in {capture.name}")
+    def find(capture: Any) -> Iterator[Problem]:
+        yield problem(title=f"Slow in {capture.name}")
         if capture.about.rank == 1:
-            yield finding(capture, whatif, title="Also slow", range="other")
+            yield problem(title="Also slow", place=("other", None))
 
     found = diagnosed(iter(captures), [Check("made-up", find)])
     assert [each.title for each in found.findings] == [
@@ -221,7 +215,7 @@ def test_the_same_steps_on_the_same_rank_are_another_window(tmp_path: Path) -> N
 
 
 def test_without_a_simulation_savings_are_unknown(tmp_path: Path) -> None:
-    """A check gets an error for each edit, and can give the finding without a saving."""
+    """Each edit gets an error, and the finding has no saving."""
     capture = Capture.load(write_trace(tmp_path, [step(0, 0, 100)]))
     type_error = CaptureError("It cannot be simulated.")
 
@@ -233,13 +227,13 @@ def test_without_a_simulation_savings_are_unknown(tmp_path: Path) -> None:
     capture.__class__ = Refused
     seen = []
 
-    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+    def edit(whatif: Any) -> Any:
         with pytest.raises(CaptureError, match="It cannot be simulated"):
             whatif.scale(range="forward", by=0.5)
         seen.append(capture)
-        yield Finding("made-up", "Slow", "faster()", "instrument show CAPTURE")
+        return whatif.scale(range="forward", by=0.5)
 
-    found = diagnosed([capture], [Check("made-up", find)])
+    found = diagnosed([capture], [check({"edit": edit})])
     assert seen
     assert found.step_ns is None
     assert found.notes == ("No saving is known: It cannot be simulated.",)
@@ -294,7 +288,7 @@ def test_codes_and_files_have_the_same_names() -> None:
 
 def test_json_has_the_documented_keys(tmp_path: Path) -> None:
     content = json.loads(
-        as_json(diagnosed([recorded(tmp_path)], [check({"source": "train.py:3"})]))
+        as_json(diagnosed([recorded(tmp_path)], [check({"place": ("forward", "train.py:3")})]))
     )
     assert list(content) == [
         "version", "captures", "step_ns", "unexplained", "findings", "passed", "not_checked", "notes",
@@ -314,7 +308,8 @@ def test_json_has_the_documented_keys(tmp_path: Path) -> None:
         "capture": "steps_3_rank0",
         "phase": None,
         "evidence": [
-            {"name": "aten::mm", "calls": 3, "total_ns": 1_500_000, "start_ns": 0, "detail": "large"}
+            {"name": "aten::mm", "calls": 3, "total_ns": 1_500_000, "start_ns": 0, "end_ns": 500_000,
+             "detail": "large"}
         ],
         "change": "faster()",
         "verify": "instrument show CAPTURE",
@@ -325,15 +320,11 @@ def test_json_has_the_documented_keys(tmp_path: Path) -> None:
         assert f"`{key}`" in described, key
 
 
-def hostile(capture: Any, whatif: Any) -> Iterator[Finding]:
-    evidence = (Evidence(HOSTILE, 3, 1_500_000, 0, HOSTILE),)
-    yield finding(
-        capture,
-        whatif,
+def hostile(capture: Any) -> Iterator[Problem]:
+    yield problem(
         title=f"{HOSTILE} is slow",
-        range=HOSTILE,
-        source=HOSTILE,
-        evidence=evidence,
+        place=(HOSTILE, HOSTILE),
+        evidence=(Evidence(HOSTILE, 3, 1_500_000, detail=HOSTILE),),
         change=HOSTILE,
     )
 
@@ -375,7 +366,7 @@ REPLACED = re.compile(
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_names_of_a_stranger_are_shown_as_they_are(tmp_path: Path, name: str) -> None:
-    found = diagnosed([recorded(tmp_path)], [check({"title": name, "range": name})])
+    found = diagnosed([recorded(tmp_path)], [check({"title": name, "place": (name, None)})])
     text = as_markdown(replace(found, not_checked=(name,)))
     page = MarkdownIt().enable(["strikethrough", "table"]).render(text)
     (title,) = re.findall(r"<strong>(.*)</strong>", page)
@@ -397,9 +388,14 @@ def plain(part: str) -> str:
 
 def test_markdown_stays_below_two_thousand_tokens(tmp_path: Path) -> None:
     long = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor>" * 9
-    evidence = tuple(Evidence(f"{long}{k}", 10**6, 10**9, 0, long) for k in range(9))
+    evidence = tuple(Evidence(f"{long}{k}", 10**6, 10**9, detail=long) for k in range(9))
     many = [
-        {"title": f"{k} {long}", "range": f"{k}/{long}", "evidence": evidence, "change": long}
+        {
+            "title": f"{k} {long}",
+            "place": (f"{k}/{long}", None),
+            "evidence": evidence,
+            "change": long,
+        }
         for k in range(30)
     ]
     found = diagnosed([recorded(tmp_path)], [check(*many)])
@@ -437,10 +433,10 @@ def test_markdown_says_how_sure_the_savings_are(tmp_path: Path) -> None:
 def test_text_fits_into_eighty_columns(tmp_path: Path) -> None:
     long = {
         "title": "A long title that says much of what is slow and why it is so slow " * 3,
-        "range": "model/" + "/".join(f"layer{k}" for k in range(40)),
-        "evidence": (Evidence("x" * 300, 10**6, 10**12, 0, "y " * 99),),
+        "place": ("model/" + "/".join(f"layer{k}" for k in range(40)), None),
+        "evidence": (Evidence("x" * 300, 10**6, 10**12, detail="y " * 99),),
     }
-    text = as_text(diagnosed([recorded(tmp_path)], [check(long, {"range": "other"})]))
+    text = as_text(diagnosed([recorded(tmp_path)], [check(long, {"place": ("other", None)})]))
     assert max(map(len, text.split("\n"))) <= 80
     assert as_text(diagnosed([recorded(tmp_path / "b")], [check({}, {})]), most=1).endswith(
         "… and 1 more finding."
@@ -456,7 +452,9 @@ def test_a_sentence_that_verifies_is_wrapped_and_a_command_is_one_line(tmp_path:
 
 
 def test_the_text_of_a_finding(tmp_path: Path) -> None:
-    found = diagnosed([recorded(tmp_path)], [check({"source": "train.py:3"}), check(code="other")])
+    found = diagnosed(
+        [recorded(tmp_path)], [check({"place": ("forward", "train.py:3")}), check(code="other")]
+    )
     assert as_text(found) == (
         "steps_3_rank0: 1 finding; a step takes 1.000 ms\n"
         "\n"
@@ -510,10 +508,8 @@ def test_evidence_in_another_capture_has_no_time_in_this_one(tmp_path: Path) -> 
     first, second = recorded(tmp_path / "a"), recorded(tmp_path / "b", rank=1)
     (found,) = diagnosed([first, second], [check({})]).findings
     assert found.capture == first.name != second.name
-    at = int(first.events.start_ns[0])
-    row = Evidence(first.events.names[first.events.name[0]], 1, start_ns=at)
-    assert evidence_span(first, found, row) is not None
-    assert evidence_span(second, found, row) is None
+    assert found.spans_in(first.name) == [(0, 500_000)]
+    assert found.spans_in(second.name) == [None]
 
 
 def test_one_capture_need_not_be_in_a_list(tmp_path: Path) -> None:
@@ -538,8 +534,8 @@ def test_the_command_of_a_finding_can_be_pasted(
     """It names the capture with the largest finding, and no line break cuts it."""
     folder = tmp_path / f"my run's $HOME {'x' * 80}"
 
-    def find(capture: Capture, whatif: Any) -> Iterator[Finding]:
-        yield finding(capture, whatif, verify=show_command(capture, "--ops", "it's gone"))
+    def find(capture: Capture) -> Iterator[Problem]:
+        yield problem(verify="--ops  # it's gone")
 
     captures = [recorded(folder, 3, 0), recorded(folder, 3, 1, 2000), recorded(folder, 6, 0)]
     text = as_text(diagnosed(captures, [Check("made-up", find)]))
@@ -597,11 +593,11 @@ def test_the_saving_names_the_phase_of_its_step_if_phases_differ(tmp_path: Path)
         for phase, mean_us in (("train", 1000), ("validation", 40))
     ]
 
-    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+    def find(capture: Any) -> Iterator[Problem]:
         if capture is captures[1]:
-            yield finding(capture, whatif)
+            yield problem()
 
-    found = diagnosed(captures, [Check("made-up", find), check({"range": "other"})])
+    found = diagnosed(captures, [Check("made-up", find), check({"place": ("other", None)})])
     saves = "10.000 µs of a validation step of 40.000 µs (25 %): a step would take 30.000 µs"
     others = "250.000 µs of a train step of 1.000 ms (25 %): a step would take 750.000 µs"
     text = " ".join(as_text(found).split())
@@ -615,9 +611,9 @@ def test_the_saving_names_the_phase_of_its_step_if_phases_differ(tmp_path: Path)
 def test_the_saving_names_its_step_if_the_heading_has_another(tmp_path: Path) -> None:
     captures = [recorded(tmp_path, 3, 0, 1000), recorded(tmp_path, 3, 1, 2000)]
 
-    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+    def find(capture: Any) -> Iterator[Problem]:
         if capture is captures[0]:
-            yield finding(capture, whatif)
+            yield problem()
 
     found = diagnosed(captures, [Check("made-up", find)])
     text = " ".join(as_text(found).split())
@@ -628,10 +624,13 @@ def test_the_saving_names_its_step_if_the_heading_has_another(tmp_path: Path) ->
 
 
 def test_bounds_that_look_equal_are_not_printed(tmp_path: Path) -> None:
-    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
-        saving = whatif.scale(range="forward", by=0.5)
+    def edited(whatif: Any) -> Any:
+        saving = scaled(0.5)(whatif)
         saving.__dict__["_savings"] = [250_000, 250_000 + more_ns]
-        yield finding(capture, whatif, saving=saving)
+        return saving
+
+    def find(capture: Any) -> Iterator[Problem]:
+        yield problem(edit=edited)
 
     for more_ns, bounds in ((0, ""), (0.4, ""), (2, ", between 250.000 µs and 250.002 µs")):
         text = as_text(diagnosed([recorded(tmp_path / str(more_ns))], [Check("made-up", find)]))

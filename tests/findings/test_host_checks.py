@@ -34,9 +34,10 @@ from instrument.findings import (
     synchronizing_calls,
     unmarked_time,
 )
+from instrument.findings.check import Check, NotRecorded, run_check
 from instrument.findings.diagnose import diagnose
 from instrument.findings.diagnosis_text import as_text
-from instrument.findings.finding import Check, Finding, NotRecorded
+from instrument.findings.finding import Finding
 
 TRACES = os.environ.get("INSTRUMENT_TRACES")
 needs_traces = pytest.mark.skipif(not TRACES, reason="INSTRUMENT_TRACES names no folder of traces")
@@ -44,7 +45,7 @@ CHECKS = (loader_wait.CHECK, synchronizing_calls.CHECK, operator_storm.CHECK, un
 
 
 def findings(check: Check, found: Capture) -> list[Finding]:
-    return list(check.find(found, found.whatif))
+    return list(run_check(check, found, found.whatif))
 
 
 def loading(

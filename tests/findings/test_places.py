@@ -151,8 +151,8 @@ def test_evidence_counts_equal_names(tmp_path: Path) -> None:
     found = capture(tmp_path, [span("a", 0, 10), span("a", 20, 30), span("b", 60, 35)])
     rows = evidence(found, np.arange(3), detail="in a loop")
     assert [tuple(row) for row in rows] == [
-        ("a", 2, 40_000, 20_000, "in a loop"),
-        ("b", 1, 35_000, 60_000, "in a loop"),
+        ("a", 2, 40_000, 20_000, 50_000, "in a loop"),
+        ("b", 1, 35_000, 60_000, 95_000, "in a loop"),
     ]
     assert len(evidence(found, np.arange(3), most=1)) == 1
 

@@ -11,12 +11,13 @@ from builders import annotation, call, frame, made, node, span, step
 
 from findings.twins import check_of
 from instrument import Capture, diff
-from instrument.findings.finding import Finding, NotRecorded
+from instrument.findings.check import NotRecorded, run_check
+from instrument.findings.finding import Finding
 
 
 def check(capture: Capture, code: str) -> list[Finding]:
     """The findings of a check, which may raise `NotRecorded`."""
-    return list(check_of(code).find(capture, capture.whatif))
+    return list(run_check(check_of(code), capture, capture.whatif))
 
 
 def steps(count: int, duration_us: float = 1000, first_us: float | None = None) -> list[Any]:
@@ -224,7 +225,7 @@ def test_a_first_step_like_the_others(tmp_path: Path, first_us: float) -> None:
 
 
 def test_few_steps_show_no_slow_first_one(tmp_path: Path) -> None:
-    with pytest.raises(NotRecorded, match="but the trace has 3: record"):
+    with pytest.raises(NotRecorded, match="fewer than 4 finished steps: record"):
         check(builders.capture(tmp_path, steps(3, first_us=50_000)), "first-step")
 
 
@@ -344,7 +345,7 @@ def test_memory_that_grows_little_or_not_always(tmp_path: Path) -> None:
 def test_memory_that_was_not_recorded(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match="profile_memory=true"):
         check(builders.capture(tmp_path, steps(5)), "memory-growth")
-    with pytest.raises(NotRecorded, match="has 3: record with"):
+    with pytest.raises(NotRecorded, match="fewer than 4 finished steps: record with"):
         check(builders.capture(tmp_path, growth(3, 2**20)), "memory-growth")
 
 

@@ -18,8 +18,8 @@ from instrument.findings import (
     first_step,
     unused_autograd,
 )
-from instrument.findings.device_time import launch_gaps
 from instrument.findings.finding import Evidence
+from instrument.findings.launch_gaps import launch_gaps
 
 
 def launching_threads(count: int) -> list[dict[str, Any]]:
@@ -76,6 +76,7 @@ def test_synchronizing_calls_are_grouped_by_operator_and_range(tmp_path: Path) -
         2,
         302_000 + 303_000,
         8_026_000,
+        8_329_000,
         "in range0, at train.py:9 in log, leaves the device idle for 984.000 µs",
     )
 
@@ -132,13 +133,13 @@ def test_only_ranges_that_may_be_long_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = []
-    share_of = unused_autograd.share_of
+    share_of = unused_autograd.share_with_device
 
     def counted(*arguments: Any) -> float:
         measured.append(arguments)
         return share_of(*arguments)
 
-    monkeypatch.setattr(unused_autograd, "share_of", counted)
+    monkeypatch.setattr(unused_autograd, "share_with_device", counted)
     trace = capture(tmp_path, validations(60))
     assert {each.range for each in found(trace, "unused-autograd")} == {"long", "short59"}
     assert len(measured) == 2
@@ -193,7 +194,7 @@ def test_a_name_for_each_step_takes_little_memory(tmp_path: Path) -> None:
     assert trace.links.call_tree
     tracemalloc.start()
     try:
-        (finding,) = first_step.find(trace, trace.whatif)
+        (finding,) = first_step.find(trace)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -26,7 +26,8 @@ import torch
 
 from instrument import Capture, Session
 from instrument.cli.command import main
-from instrument.findings.finding import Check, Finding, NotRecorded
+from instrument.findings.check import Check, NotRecorded, run_check
+from instrument.findings.finding import Finding
 
 ATTEMPTS = 3  # other programs can spoil a measurement
 WINDOWS = 2  # of each kind, where whole windows take turns
@@ -91,7 +92,7 @@ def recorded(twin: Twin, folder: Path) -> Recorded:
 def found(capture: Capture, code: str) -> list[Finding]:
     """The findings of one kind in a capture; none where the capture lacks what the check needs."""
     try:
-        return list(check_of(code).find(capture, capture.whatif))
+        return list(run_check(check_of(code), capture, capture.whatif))
     except NotRecorded:
         return []
 

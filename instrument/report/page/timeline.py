@@ -13,7 +13,6 @@ from instrument.analysis.stacks import is_own_frame
 from instrument.analysis.steps import idle_stretches
 from instrument.analysis.views import Views
 from instrument.findings.diagnose import Diagnosis
-from instrument.findings.evidence import evidence_span
 from instrument.links import loops
 from instrument.links.call_tree import CallTree, nest
 from instrument.links.groupby import differences, groupby, intern
@@ -238,8 +237,8 @@ def _evidence(capture: Views, diagnosis: Diagnosis | None) -> list[tuple[int, in
     return [
         (*span, finding.code)
         for finding in (diagnosis.findings if diagnosis else ())
-        for evidence in finding.evidence
-        if (span := evidence_span(capture, finding, evidence)) is not None
+        for span in finding.spans_in(capture.name)
+        if span is not None
     ]
 
 

@@ -10,7 +10,6 @@ from instrument.analysis.step_parts import SPLIT_KINDS, split_parts
 from instrument.analysis.views import Views
 from instrument.findings.diagnose import Diagnosis
 from instrument.findings.diagnosis_text import finding_as_dict
-from instrument.findings.evidence import evidence_span
 from instrument.findings.finding import Finding
 from instrument.report.notebook import cost, facts
 from instrument.report.verdict import verdict
@@ -129,8 +128,7 @@ def _utilization(capture: Views) -> dict[str, Any]:
 
 def _finding(finding: Finding, capture: Views) -> dict[str, Any]:
     found, saving = finding_as_dict(finding), finding.saving
-    for row, evidence in zip(found["evidence"], finding.evidence):
-        span = evidence_span(capture, finding, evidence)
+    for row, span in zip(found["evidence"], finding.spans_in(capture.name)):
         row["start_ns"], row["end_ns"] = (
             (None, None) if span is None else (ns - capture.events.begin_ns for ns in span)
         )

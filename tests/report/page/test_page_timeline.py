@@ -180,7 +180,10 @@ def test_a_page_keeps_the_median_step_and_then_the_longest(
 def test_evidence_lies_on_a_track_of_its_own(tmp_path: Path) -> None:
     found_in = capture(tmp_path, steps())
     at = found_in.events.begin_ns + 1_250_000
-    evidence = (Evidence("aten::mm", 2, 600_000, at), Evidence("aten::mm", 2, 600_000, at + 1))
+    evidence = (
+        Evidence("aten::mm", 2, 600_000, at, at + 300_000),
+        Evidence("in no event", 2, 600_000),
+    )
     finding = Finding("slow-product", "title", "change", "verify", evidence=evidence)
     found = section(found_in, Diagnosis((), (finding,), (), ()))
     assert found is not None
@@ -201,7 +204,9 @@ def test_the_timeline_opens_at_the_first_evidence_in_a_step(
         return found
 
     def finding(code: str, *starts: int | None) -> Finding:
-        evidence = tuple(Evidence("aten::mm", 1, None, start) for start in starts)
+        evidence = tuple(
+            Evidence("aten::mm", 1, None, start, start and start + 500_000) for start in starts
+        )
         return Finding(code, "title", "change", "verify", evidence=evidence)
 
     unknown, second = finding("unknown", None, begin - 5), finding("second", begin + 250_000)
@@ -224,7 +229,9 @@ def test_a_finding_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(timeline, "MOST_SLICES", 1)
     found_in = capture(tmp_path, steps())
     at = found_in.events.begin_ns + 1_250_000
-    finding = Finding("code", "title", "change", "verify", evidence=(Evidence("a", 2, None, at),))
+    finding = Finding(
+        "code", "title", "change", "verify", evidence=(Evidence("a", 2, None, at, at + 1),)
+    )
     found = section(found_in, Diagnosis((), (finding,), (), ()))
     assert found is not None
     assert [each.kind for each in slices(found)][:1] == ["finding"]
