@@ -336,11 +336,6 @@ EQUIVALENT = {
         "until = np.append(1, np.cumsum(chosen))[self.until[kept]]",
     ): "`until` is never 0",
     (
-        "instrument/links/call_tree.py",
-        "first, count, width = -1, 0, int(name.max(initial=0)) + 1",
-        "first, count, width = -2, 0, int(name.max(initial=0)) + 1",
-    ): "the parents of roots are numbered from 1 instead of 0, and back again",
-    (
         "instrument/links/attribution.py",
         "width = len(scopes.paths.names) + 1",
         "width = len(scopes.paths.names) + 2",
@@ -387,8 +382,8 @@ EQUIVALENT = {
     ): "any number below 0 says that there is none",
     (
         "instrument/links/attribution.py",
-        "return np.bincount(enclosing[enclosing >= 0], minlength=len(scopes.paths.names))",
-        "return np.bincount(enclosing[enclosing >= 1], minlength=len(scopes.paths.names))",
+        "recording = np.bincount(enclosing[enclosing >= 0], minlength=len(paths.names))",
+        "recording = np.bincount(enclosing[enclosing >= 1], minlength=len(paths.names))",
     ): "what counts is inside the range of an optimizer, and the first path is inside no other",
     (
         "instrument/analysis/cuda_graphs.py",
@@ -482,8 +477,8 @@ EQUIVALENT = {
     ): "one more end than there are ranks is looked at by nobody",
     (
         "instrument/links/call_tree.py",
-        "count, width = 0, int(name.max(initial=0)) + 1",
-        "count, width = 0, int(name.max(initial=0)) + 2",
+        "width, numbers = int(name.max(initial=0)) + 1, Interned()",
+        "width, numbers = int(name.max(initial=0)) + 2, Interned()",
     ): "the width only has to be above every name's number",
     (
         "instrument/runs/rank_comparison.py",
@@ -586,11 +581,6 @@ EQUIVALENT = {
         "while (jumps[-1] >= 1).any():",
     ): "as above",
     (
-        "instrument/links/synchronisation.py",
-        "found: Ints = np.append(self._order, -1)[place]",
-        "found: Ints = np.append(self._order, -2)[place]",
-    ): "the last entry is for a place outside of all, which is left out below",
-    (
         "instrument/record/step_loop.py",
         "self.current.next_event_step = self.current.step_number + 1",
         "self.current.next_event_step = self.current.step_number - 1",
@@ -627,8 +617,8 @@ EQUIVALENT = {
     ): "the first range of all is inside no optimizer step",
     (
         "instrument/links/attribution.py",
-        "return np.bincount(enclosing[enclosing >= 0], minlength=len(scopes.paths.names))",
-        "return np.bincount(enclosing[enclosing > 0], minlength=len(scopes.paths.names))",
+        "recording = np.bincount(enclosing[enclosing >= 0], minlength=len(paths.names))",
+        "recording = np.bincount(enclosing[enclosing > 0], minlength=len(paths.names))",
     ): "as above",
     (
         "instrument/links/call_tree.py",

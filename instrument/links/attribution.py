@@ -86,7 +86,11 @@ def attributed_work(links: Links) -> AttributedWork:
     if len(recorded):
         device_ns = launched.sum(events.duration_ns[device])
         counted_device_ns = launched.sum(links.counted_device_ns[known])
-    flops, operations = _operations(links, groups)
+    flops = operations = None
+    if links.flops is not None:
+        known_flops = np.flatnonzero(links.flops != UNKNOWN)
+        counted = Groups(groups.of[scopes.innermost[known_flops]], groups.count)
+        flops, operations = counted.sum(links.flops[known_flops]), counted.size
     return AttributedWork(
         enclosing=distinct // len(KINDS) // width - 1,
         attributed=distinct // len(KINDS) % width - 1,
@@ -121,22 +125,10 @@ def _under_step(links: Links) -> Flags:
     paths = links.scopes.paths
     is_step = np.array([name.startswith(OPTIMIZER_STEP) for name in paths.names], np.bool_)
     under = paths.at_or_below(is_step)
-    holds_closure = paths.with_descendants(_recording_gradients(links)) > 0
-    return under & ~paths.at_or_below(holds_closure & under & ~is_step)
-
-
-def _recording_gradients(links: Links) -> Ints:
-    scopes = links.scopes
-    scope = scopes.innermost[scopes.recording]
+    # The operators of an optimizer itself do not run in grad mode.
+    scope = links.scopes.innermost[links.scopes.recording]
     scope = scope[scope >= 0]
-    enclosing = scopes.enclosing[scope[~scopes.backward[scope]]]
-    return np.bincount(enclosing[enclosing >= 0], minlength=len(scopes.paths.names))
-
-
-def _operations(links: Links, groups: Groups) -> tuple[Ints | None, Ints | None]:
-    flops = links.flops
-    if flops is None:
-        return None, None
-    known = np.flatnonzero(flops != UNKNOWN)
-    counted = Groups(groups.of[links.scopes.innermost[known]], groups.count)
-    return counted.sum(flops[known]), counted.size
+    enclosing = links.scopes.enclosing[scope[~links.scopes.backward[scope]]]
+    recording = np.bincount(enclosing[enclosing >= 0], minlength=len(paths.names))
+    holds_closure = paths.with_descendants(recording) > 0
+    return under & ~paths.at_or_below(holds_closure & under & ~is_step)

@@ -94,7 +94,8 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
     nodes, innermost = call_tree.only(is_scope), call_tree.nearest_of(np.flatnonzero(is_scope))
     backward = ~is_range[nodes.index]
     ranges, range_of = nodes.only(~backward), nodes.nearest_of(np.flatnonzero(~backward))
-    codes, names = _plain_names(events)
+    # A range that was suspended and resumed has several events, the later ones with a suffix.
+    codes, names = intern(each.removesuffix(RESUMED) for each in events.names)
     name = codes[events.name[nodes.index]]
     recording = events.records_gradients[call_tree.index]
     recomputed = _recomputed(events, call_tree, recording, nodes, innermost, backward, name)
@@ -118,11 +119,6 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
         recording=recording,
         path_of_node=np.append(np.append(attributed, -1)[innermost], -1),
     )
-
-
-def _plain_names(events: Events) -> tuple[Ints, list[str]]:
-    """Number the names of events without the suffix of ranges that were suspended and resumed."""
-    return intern(name.removesuffix(RESUMED) for name in events.names)
 
 
 def is_backward(events: Events) -> Flags:

@@ -46,7 +46,8 @@ def node_flops(events: Events, call_tree: CallTree) -> Ints | None:
     values = np.array([_evaluate(events, *key) for key in keys.T.tolist()], np.int64)
     flops = np.full(len(call_tree), UNKNOWN)
     flops[nodes] = values[groups.of]
-    return _outermost(call_tree, _without_outer_calls(events, call_tree, flops))
+    flops = _without_outer_calls(events, call_tree, flops)
+    return np.where(call_tree.inside(flops != UNKNOWN), UNKNOWN, flops)
 
 
 def needed_flops(events: Events, call_tree: CallTree, flops: Ints) -> Ints:
@@ -101,10 +102,6 @@ def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> In
     same = (outer >= 0) & (name[outer] == name[inner]) & (flops[outer] == flops[inner])
     repeated = np.bincount(outer[same], minlength=len(call_tree)) == 1
     return np.where(repeated, UNKNOWN, flops)
-
-
-def _outermost(call_tree: CallTree, flops: Ints) -> Ints:
-    return np.where(call_tree.inside(flops != UNKNOWN), UNKNOWN, flops)
 
 
 def _evaluate(events: Events, name: int, shapes: int, concrete: int) -> int:

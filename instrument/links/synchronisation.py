@@ -218,7 +218,11 @@ class _Waits:
 
     def __init__(self, events: Events, found: Launches, work: _Work) -> None:
         is_call = events.among(is_runtime)
-        kind_of_name = np.array([_kind_of_call(name) for name in events.names], np.int64)
+        kinds = (
+            next((kind for pattern, kind in _KIND_OF_CALL if pattern.match(name)), -1)
+            for name in events.names
+        )
+        kind_of_name = np.fromiter(kinds, np.int64, len(events.names))
         kind_of_event = np.where(is_call, kind_of_name[events.name], -1)
         sync, sync_kind = _cuda_syncs(events)
         of_sync = find(events.correlation, is_call, events.correlation[sync])
@@ -278,17 +282,14 @@ class _Waits:
             -1 if each is None else work.streams.get((of_device, each.waits_for_stream), -1)
             for of_device, each in zip(device, known)
         ]
-        wanted = [_small(each and each.waits_for_correlation) for each in known]
+        wanted = [each.waits_for_correlation if each else None for each in known]
+        wanted = [number if number and 0 < number < 2**62 else 0 for number in wanted]
         record = find(events.correlation, is_call, np.array(wanted, np.int64))
         self.since_ns, self.is_exact = self.start_ns.copy(), np.zeros(len(self), np.bool_)
         # Kineto can name a later record of the same CUDA event. Such a record is ignored.
         earlier = (record >= 0) & (events.start_ns[record] <= self.start_ns[rows])
         self.is_exact[rows] = earlier
         self.since_ns[rows] = np.where(earlier, events.start_ns[record], self.start_ns[rows])
-
-
-def _kind_of_call(name: str) -> int:
-    return next((kind for pattern, kind in _KIND_OF_CALL if pattern.match(name)), -1)
 
 
 def _cuda_syncs(events: Events) -> tuple[Ints, Ints]:
@@ -305,10 +306,6 @@ def _place(thread: Thread, work: _Work) -> tuple[int, int]:
     if isinstance(stream, int) and stream >= _ROW_OF_SYNC:
         stream -= _ROW_OF_SYNC
     return work.devices.get(device, -1), work.streams.get((device, stream), -1)
-
-
-def _small(number: int | None) -> int:
-    return number if number is not None and 0 < number < 2**62 else 0
 
 
 def _blocking_copies(events: Events, found: Launches) -> Ints:

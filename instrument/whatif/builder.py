@@ -137,7 +137,9 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
         CaptureError: the trace is too long to simulate.
     """
     events, made = links.events, _Builder(links, work)
-    thread_of = _threads(links)
+    # For a node, its thread in the call tree, which can differ from that in the trace.
+    thread_of = events.thread.astype(np.int64)
+    thread_of[links.call_tree.index] = links.call_tree.thread
     step_start, step_end, step_of, has_steps = _steps(made)
     starts = made.add(_BEGINS, step_start[0], step_start[1])
     _hand_overs(made)
@@ -188,7 +190,9 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
 
 
 def _finish(made: _Builder, moments: Moments, has_steps: bool, step_of: Ints) -> Model:
-    axis = _axis(made)
+    thread, start, end = (np.concatenate(side) for side in zip(*made.waits))
+    place = made.axis.place
+    axis = replace(made.axis, waits=joined(place(thread, start), place(thread, end)))
     # Among device events at the same time, the one that started first comes first.
     started = np.zeros(len(moments.time_ns), np.int64)
     started[moments.end_of] = made.work.start_ns
@@ -252,12 +256,6 @@ def _residues(found: Model) -> Ints:
     return np.where(expected == NEVER, 0, started - expected)
 
 
-def _threads(links: Links) -> Ints:
-    thread = links.events.thread.astype(np.int64)
-    thread[links.call_tree.index] = links.call_tree.thread
-    return thread
-
-
 def _steps(made: _Builder) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], Ints, bool]:
     """Find the steps; if no step finished, the whole time of the main thread is one step.
 
@@ -289,12 +287,6 @@ def _cpu_arcs(made: _Builder, moments: Moments) -> None:
     before = np.append(-1, order[:-1])[:count]
     is_first = np.append(True, np.diff(moments.thread[order]) != 0)[:count]
     made.connect(CPU, order, np.where(is_first, -1, before))
-
-
-def _axis(made: _Builder) -> CpuTime:
-    thread, start, end = (np.concatenate(side) for side in zip(*made.waits))
-    place = made.axis.place
-    return replace(made.axis, waits=joined(place(thread, start), place(thread, end)))
 
 
 # ---- hand-over between threads

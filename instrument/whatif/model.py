@@ -35,19 +35,7 @@ KINDS = (
     "origin",
     "other ranks",
 )
-(
-    CPU,
-    LAUNCH,
-    STREAM,
-    CROSS,
-    WAIT,
-    QUEUE,
-    HANDOVER,
-    LOADER,
-    DEVICE,
-    ORIGIN,
-    RANKS,
-) = range(len(KINDS))
+CPU, LAUNCH, STREAM, CROSS, WAIT, QUEUE, HANDOVER, LOADER, DEVICE, ORIGIN, RANKS = range(11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +181,9 @@ class Model:
         weights = costs.fixed_ns.copy()
         arcs, rows = self._work_arcs
         weights[arcs] += costs.device_ns[rows]
-        spent_ns = self.axis.spent(self._cpu_ends, costs.cpu) if costs.cpu else self._spent_ns
-        weights[self._cpu_arcs] += self._of_arcs(spent_ns) + costs.added_ns[self._cpu_targets]
+        cpu_arcs, target, place = self._cpu_arcs
+        spent_ns = self.axis.spent(place, costs.cpu) if costs.cpu else self._spent_ns
+        weights[cpu_arcs] += self._of_arcs(spent_ns) + costs.added_ns[target]
         weights[costs.fixed_ns == NEVER] = NEVER
         return weights
 
@@ -211,15 +200,15 @@ class Model:
         meets, row = self.ranks_arcs
         change[meets] += np.where(costs.fixed_ns[meets] == NEVER, 0, device_ns[row])
         if len(cpu[0]):
-            inside = self.axis.spent(self._cpu_ends, costs.cpu, inside=cpu)
-            change[self._cpu_arcs] = -self._of_arcs(inside)
+            cpu_arcs, _, place = self._cpu_arcs
+            change[cpu_arcs] = -self._of_arcs(self.axis.spent(place, costs.cpu, inside=cpu))
         return change
 
     def _of_arcs(self, spent_ns: Ints) -> Ints:
         """The CPU time of each CPU arc, from its thread's CPU time until the arc's end."""
         before = np.append(0, spent_ns[:-1])[: len(spent_ns)]
         # The first arc of a thread has no source, so all CPU time until its target counts.
-        return spent_ns - np.where(self._has_source, before, 0)
+        return spent_ns - np.where(self.arcs.source[self._cpu_arcs[0]] >= 0, before, 0)
 
     @cached_property
     def _work_arcs(self) -> tuple[Ints, Ints]:
@@ -228,28 +217,19 @@ class Model:
         return arcs, self.lasting[arcs]
 
     @cached_property
-    def _cpu_arcs(self) -> Ints:
-        """The arcs between moments of a thread, sorted by the place of their target on `axis`."""
+    def _cpu_arcs(self) -> tuple[Ints, Ints, Ints]:
+        """The arcs between moments of a thread, with their targets and the places of these.
+
+        They are sorted by this place on `axis`.
+        """
         arcs = np.flatnonzero(self.arcs.kind == CPU)
-        return arcs[np.argsort(self.places[self.arcs.target[arcs]], kind="stable")]
-
-    @cached_property
-    def _cpu_targets(self) -> Ints:
-        return self.arcs.target[self._cpu_arcs]
-
-    @cached_property
-    def _cpu_ends(self) -> Ints:
-        return self.places[self._cpu_targets]
+        arcs = arcs[np.argsort(self.places[self.arcs.target[arcs]], kind="stable")]
+        target = self.arcs.target[arcs]
+        return arcs, target, self.places[target]
 
     @cached_property
     def _spent_ns(self) -> Ints:
-        return self.axis.spent(self._cpu_ends)
-
-    @cached_property
-    def _has_source(self) -> Flags:
-        """For each CPU arc, whether it begins at another arc and not at the start of the trace."""
-        found: Flags = self.arcs.source[self._cpu_arcs] >= 0
-        return found
+        return self.axis.spent(self._cpu_arcs[2])
 
     @cached_property
     def places(self) -> Ints:

@@ -42,6 +42,7 @@ _SELECT = {
     "range": selection.by_range,
     "operator": selection.by_operator,
     "kernel": selection.by_kernel,
+    "sync": selection.by_waiting_call,
 }
 
 
@@ -252,14 +253,7 @@ class Scenario:
         Raises:
             ConfigError: no glob or several globs are given, or the glob matches nothing.
         """
-        if sync is not None and not any((range, operator, kernel)):
-            calls = self._each(selection.calls_named, sync)
-            waits = [
-                None if each is None else selection.of_events(model, each)
-                for model, each in zip(self.window.models, calls)
-            ]
-            return self._with(f"no sync {sync}", edits.remove, waits)
-        chosen, text = self._select(range=range, operator=operator, kernel=kernel)
+        chosen, text = self._select(range=range, operator=operator, kernel=kernel, sync=sync)
         return self._with(f"no {text}", edits.remove, chosen)
 
     def overlap(self, *, copy: str = "Memcpy*") -> Scenario:
@@ -268,7 +262,7 @@ class Scenario:
         Raises:
             ConfigError: no copy matches.
         """
-        chosen = self._each(selection.by_copy, copy)
+        chosen = self._each(partial(selection.by_kernel, only_copies=True), copy)
         modest = partial(edits.overlap, modest=True)
         return self._with(f"copies {copy} overlapped", edits.overlap, chosen, modest)
 
@@ -408,7 +402,7 @@ class Scenario:
     def _select(self, **globs: str | None) -> tuple[list[Any | None], str]:
         given = {name: glob for name, glob in globs.items() if glob is not None}
         if len(given) != 1:
-            raise ConfigError(f"{len(given)} of {', '.join(_SELECT)} are given; give exactly one.")
+            raise ConfigError(f"{len(given)} of {', '.join(globs)} are given; give exactly one.")
         ((name, glob),) = given.items()
         return self._each(_SELECT[name], glob), f"{name} {glob}"
 

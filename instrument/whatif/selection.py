@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, COPY
-from instrument.analysis.breakdown import KINDS as WORK_KINDS
 from instrument.analysis.steps import is_loading
 from instrument.errors import CaptureError, ConfigError
 from instrument.globs import fits
@@ -83,49 +81,33 @@ def by_operator(model: Model, pattern: str) -> Selection:
     named = events.named(lambda name: fits(pattern, name, split_overload(name)[0]))
     if not (chosen & named).any():
         raise _nothing("operator or runtime call", pattern, _names(model, chosen))
-    return _of_mask(model, chosen & named)
+    return of_events(model, chosen & named)
 
 
-def by_kernel(model: Model, pattern: str) -> Selection:
+def by_kernel(model: Model, pattern: str, *, only_copies: bool = False) -> Selection:
     """Select kernels, copies and memsets by name or `short_name`, without their launches' CPU time.
 
     Raises:
         ConfigError: no device event matches.
     """
-    return _work_named(model, pattern, "kernel", range(len(WORK_KINDS)))
-
-
-def by_copy(model: Model, pattern: str) -> Selection:
-    """Select copies by name; see `by_kernel`.
-
-    Raises:
-        ConfigError: no copy matches.
-    """
-    return _work_named(model, pattern, "copy", [COPY])
-
-
-def _work_named(model: Model, pattern: str, word: str, kinds: Sequence[int]) -> Selection:
     events, event = model.links.events, model.work.event
-    of_kind = np.isin(model.work.kind, kinds)
+    of_kind = model.work.kind == COPY if only_copies else np.ones(len(event), np.bool_)
     names = {k: events.names[k] for k in np.unique(events.name[event[of_kind]]).tolist()}
     fitting = np.zeros(len(events.names), np.bool_)
     for k, name in names.items():
         fitting[k] = fits(pattern, name, short_name(name))
     rows = of_kind & fitting[events.name[event]]
     if not rows.any():
-        raise _nothing(word, pattern, [short_name(name) for name in names.values()])
+        kind = "copy" if only_copies else "kernel"
+        raise _nothing(kind, pattern, [short_name(name) for name in names.values()])
     return of_rows(model, rows)
 
 
-def of_events(model: Model, positions: Ints) -> Selection:
-    """Select events by position; a CPU event includes all that runs inside it."""
-    chosen = np.zeros(len(model.links.events), np.bool_)
-    chosen[positions] = True
-    return _of_mask(model, chosen)
-
-
-def _of_mask(model: Model, chosen: Flags) -> Selection:
+def of_events(model: Model, selected: Ints | Flags) -> Selection:
+    """Select events by position or mask; a CPU event includes all that runs inside it."""
     events, tree = model.links.events, model.links.call_tree
+    chosen = np.zeros(len(events), np.bool_)
+    chosen[selected] = True
     found = _below(model, chosen[tree.index])
     # Some events have no node, such as collections of Python's garbage collector.
     alone, cpu = np.flatnonzero(chosen & ~model.has_parts), found.cpu
@@ -202,6 +184,11 @@ def calls_named(model: Model, pattern: str) -> Ints:
     if not chosen.any():
         raise _nothing("synchronizing call", pattern, [events.names[k] for k in events.name[calls]])
     return calls[chosen]
+
+
+def by_waiting_call(model: Model, pattern: str) -> Selection:
+    """Select the calls of `calls_named`, with the same errors."""
+    return of_events(model, calls_named(model, pattern))
 
 
 def short_name(name: str) -> str:
