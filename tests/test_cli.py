@@ -543,7 +543,7 @@ def test_every_command_says_that_a_trace_is_cut_short(
         if "--json" in options:
             assert json.loads(out)
             assert "cut short" in out or READ in out, command
-    assert "trace cut short" in str(payload_of(page)["sections"]["verdict"]["facts"])
+    assert "trace cut short" in str(payload_of(page)["head"])
 
 
 def test_a_file_or_folder_that_cannot_be_written_is_one_sentence(

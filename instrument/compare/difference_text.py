@@ -7,11 +7,11 @@ the rounded step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from instrument.analysis.section import Part, Section, shown_of
-from instrument.analysis.table import Table, unit_of
+from instrument.analysis.table import Table, cell_text, unit_of
 from instrument.compare.conditions import Unlike
 from instrument.compare.step_change import Steps, Whole, divided
 from instrument.printable import printable
@@ -24,7 +24,7 @@ from instrument.prose import (
     shortened,
     wrapped,
 )
-from instrument.units import MINUS, count, counted, durations_like, last_digit, percent_change, size
+from instrument.units import MINUS, counted, duration, durations_like, last_digit, percent_change
 
 if TYPE_CHECKING:
     from instrument.compare.diff import Difference
@@ -137,10 +137,10 @@ def summary(found: Difference, *, longest: int = _LONGEST_NAME) -> str:
     step = found.step
     text = durations_like(max(step.before_ns, step.after_ns))
     was, now = (_round(ns, _unit(step)) for ns in (step.before_ns, step.after_ns))
-    change = _signed(now - was, text)
+    change = signed(now - was, text)
     share = f", {percent_change(step.change_ns / step.before_ns)}" if step.before_ns else ""
     causes = [
-        f"{kind}{f' in {shortened(path, longest)}' if path else ''} {_signed(change_ns, text)}"
+        f"{kind}{f' in {shortened(path, longest)}' if path else ''} {signed(change_ns, text)}"
         for kind, path, change_ns in _causes(step)
     ]
     mostly = f", mostly: {', '.join(causes)}" if causes else ""
@@ -251,14 +251,14 @@ def _round(ns: int, unit: int) -> int:
 
 def _texts(found: Difference) -> dict[str, Any]:
     text = durations_like(max(found.step.before_ns, found.step.after_ns))
-    return {"before_ns": text, "after_ns": text, "change_ns": lambda ns: _signed(ns, text)}
+    return {"before_ns": text, "after_ns": text, "change_ns": lambda ns: signed(ns, text)}
 
 
-def _signed(ns: float, text: Any) -> str:
+def signed(change: float, text: Callable[[Any], str] = duration) -> str:
     """A change as text with its sign; a change that is rounded to 0 has no sign."""
-    shown: str = text(abs(ns))
+    shown = text(abs(change))
     is_nothing = not any(digit in shown for digit in "123456789")
-    return shown if is_nothing else f"{MINUS if ns < 0 else '+'}{shown}"
+    return shown if is_nothing else f"{MINUS if change < 0 else '+'}{shown}"
 
 
 def _ranks(found: Difference) -> Section:
@@ -361,7 +361,7 @@ def _counters(found: Difference, rows: int) -> str | Section:
     differ = [
         row
         for row in found.counters
-        if _counter(row.counter, row.before) != _counter(row.counter, row.after)
+        if quantity(row.counter, row.before) != quantity(row.counter, row.after)
     ]
     if not differ:
         return "Counters: none differs."
@@ -370,8 +370,8 @@ def _counters(found: Difference, rows: int) -> str | Section:
     columns = {
         "counter": [row.counter for row in shown],
         "range": [row.range for row in shown],
-        "before": [_counter(row.counter, row.before) for row in shown],
-        "after": [_counter(row.counter, row.after) for row in shown],
+        "before": [quantity(row.counter, row.before) for row in shown],
+        "after": [quantity(row.counter, row.after) for row in shown],
     }
     return Section(
         Table(columns),
@@ -382,9 +382,9 @@ def _counters(found: Difference, rows: int) -> str | Section:
     )
 
 
-def _counter(name: str, value: float | None) -> str:
-    text = {"bytes": size, "flops": count}.get(unit_of(name))
-    return _number(value) if value is None or text is None else text(value)
+def quantity(name: str, value: float | None) -> str:
+    """A quantity of a mean step as text; a number of calls that differs has two decimals."""
+    return cell_text(name, value) if unit_of(name) else _number(value)
 
 
 def as_markdown(found: Difference, *, rows: int = _MARKDOWN_ROWS) -> str:

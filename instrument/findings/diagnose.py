@@ -180,12 +180,9 @@ def diagnose_all(
 
     The arguments and the errors are those of `diagnose`.
     """
-    seen = _Seen(tuple(checks), tuple(ranks_checks))
+    seen = Diagnosing(tuple(checks), tuple(ranks_checks))
     for capture in captures:
         seen.add(capture)
-    if not seen.captures:
-        raise CaptureError("There is nothing to diagnose: give at least one capture.")
-    seen.compare_ranks()
     return seen.diagnosis()
 
 
@@ -198,10 +195,14 @@ class _Problem:
     ranks: set[int] = field(default_factory=set)
 
 
-class _Seen:
+class Diagnosing:
     """The results of the checks for the captures so far."""
 
-    def __init__(self, checks: tuple[Check, ...], ranks_checks: tuple[RanksCheck, ...]) -> None:
+    def __init__(
+        self,
+        checks: tuple[Check, ...] = CHECKS,
+        ranks_checks: tuple[RanksCheck, ...] = RANKS_CHECKS,
+    ) -> None:
         self.checks, self.ranks_checks = checks, ranks_checks
         self.captures: list[str] = []
         self.problems: dict[tuple[str, str | None, int], _Problem] = {}
@@ -236,7 +237,7 @@ class _Seen:
             with self._noting(_RANKS, "The summary of a rank"):
                 self.summaries.append((place, summarize(capture)))
 
-    def compare_ranks(self) -> None:
+    def _compare_ranks(self) -> None:
         """Run the checks that compare the ranks of each window."""
         with self._noting(_RANKS, "The comparison of the ranks"):
             windows = [ranks for ranks in Run(self.summaries).windows if len(ranks.summaries) > 1]
@@ -319,7 +320,14 @@ class _Seen:
         return whatif
 
     def diagnosis(self) -> Diagnosis:
-        """The diagnosis of all captures so far."""
+        """The diagnosis of all captures so far.
+
+        Raises:
+            CaptureError: there is no capture.
+        """
+        if not self.captures:
+            raise CaptureError("There is nothing to diagnose: give at least one capture.")
+        self._compare_ranks()
         findings = [self._with_place(problem) for problem in self.problems.values()]
         silent = self.passed.difference(
             (code for code, _, _ in self.problems),

@@ -1,30 +1,11 @@
-// The sections of the page of a torch.fx graph: the summary, the time of modules, and the nodes.
+// The section of the page of a torch.fx graph with the time of modules and the nodes.
 "use strict";
-
-sections.summary = {
-  title: "Summary",
-  draw(root, {facts, notes}) {
-    root.append(
-      element("div", {class: "facts"}, facts.map(([number, text]) => (
-        element("div", {class: "fact"}, element("b", {text: number}), element("span", {class: "soft", text}))
-      ))),
-      element("details", {class: "folded"},
-        element("summary", {text: "How this was measured"}),
-        notes.map(text => element("p", {text}))),
-    );
-  },
-};
 
 sections.graph = {
   title: "Modules and nodes",
   draw(root, {times, nodes}) {
-    const share = nodes.columns.findIndex(({name}) => name === "share");
     const flames = element("div");
-    root.append(
-      flames,
-      element("h3", {text: "Nodes"}),
-      tableOf(nodes, {caption: "Nodes", sort: share < 0 ? null : share, shown: 30}),
-    );
+    root.append(flames, element("h3", {text: "Nodes"}), table(nodes));
     if (!times.length) {
       flames.append(element("p", {text: "No node has a time."}));
       return;
@@ -35,7 +16,7 @@ sections.graph = {
       colour: colourOfType,
       canInvert: false,
       isListed: true,
-      list: {sort: 3, shown: 15},
+      list: {sort: "share", shown: 15},
     });
   },
 };

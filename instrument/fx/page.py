@@ -12,7 +12,7 @@ from instrument.fx.node_table import modules_around
 from instrument.report.flame import Frame, merged
 from instrument.report.page import flame
 from instrument.report.page.document import ASSETS, document
-from instrument.report.page.tables import as_columns
+from instrument.report.page.parts import columns_of, fact, facts, folded, section, table, text
 from instrument.units import counted, duration
 
 # These columns come first. The remaining columns follow in the order of the table.
@@ -40,14 +40,18 @@ def page(
         "version": 1,
         "title": title,
         "sections": {
-            "summary": {"facts": _facts(nodes, trees), "notes": list(notes)},
+            "summary": section(
+                "Summary",
+                facts(fact("", *each) for each in _facts(nodes, trees)),
+                folded("How this was measured", map(text, notes)),
+            ),
             "graph": {
                 "times": [
                     {"name": name, "value": "node time", **_columns(root, types or {})}
                     for name, root in trees.items()
                     if root.value_ns
                 ],
-                "nodes": as_columns(nodes.select(columns)),
+                "nodes": table("Nodes", columns_of(nodes.select(columns)), sort="share", shown=30),
             },
         },
     }

@@ -16,7 +16,7 @@ from instrument.analysis.memory_plot import Curve
 from instrument.analysis.memory_timeline import MemoryView
 from instrument.analysis.views import rows_of
 from instrument.capture import Capture
-from instrument.report.page.memory import MEMORY_VIEWS, section
+from instrument.report.page.memory import MEMORY_VIEWS, memory
 from instrument.report.page.page import VERSION, page
 from instrument.sinks import Sink
 
@@ -68,22 +68,22 @@ class Memory(Sink):
         Raises:
             CaptureError: the trace holds no memory events, or no modules although `by` is `module`.
         """
-        memory = capture.memory
-        memory.timeline()  # raises if the capture has no memory events
-        curves = [memory.curve(self.by, device=device) for device in memory.timelines]
+        view = capture.memory
+        view.timeline()  # raises if the capture has no memory events
+        curves = [view.curve(self.by, device=device) for device in view.timelines]
         if "json" in self.forms:
             missing = losses(capture, rows_of(MEMORY_VIEWS))
-            data = _data(memory, curves) | ({"incomplete": missing} if missing else {})
+            data = _data(view, curves) | ({"incomplete": missing} if missing else {})
             files.write(folder / "memory.json", json.dumps(data))
         if "raw" in self.forms:
-            raw = json.dumps({"columns": memory.events.columns, "events": [*memory.events]})
+            raw = json.dumps({"columns": view.events.columns, "events": [*view.events]})
             files.write(folder / "memory.raw.json.gz", gzip.compress(raw.encode(), 3, mtime=0))
         if "html" in self.forms:
             payload = {
                 "version": VERSION,
                 "title": f"Memory of {capture.name}",
                 "begin_ns": capture.events.begin_ns,
-                "sections": {"memory": section(capture, curves, self.rows)},
+                "sections": {"memory": memory(capture, curves, self.rows)},
             }
             files.write(folder / "memory.html", page(payload).html)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from made_nodes import shown as shown_by_page
+from page_parts import words
 
 from instrument.cli.command import main
 from instrument.fx.roofline import Machine
@@ -171,7 +172,7 @@ def test_files_are_written(
     assert "<title>Net</title>" in text
     sections = shown_by_page(text)["sections"]
     assert sections["graph"]["nodes"]["cells"]["name"][1] == "embedding"
-    assert machine.note in sections["summary"]["notes"]
+    assert machine.note in words(sections["summary"])
     drawn = (tmp_path / "graph.dot").read_text(encoding="utf-8")
     assert drawn.startswith("digraph {")
     assert "embedding (embedding)" in drawn

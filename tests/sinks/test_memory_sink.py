@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from builders import MEMORY, MIB, annotation, payload_of, steps, write_capture
+from page_parts import facts
 
 from instrument import Session
 from instrument.capture import Capture
-from instrument.report.page.memory import section
+from instrument.report.page.memory import memory
 from instrument.sinks.memory import Memory
 
 
@@ -26,7 +27,7 @@ def written(tmp_path: Path) -> Capture:
 def test_the_page_is_the_section_of_the_report(written: Capture) -> None:
     payload = payload_of(written.folder / "memory.html")
     assert payload["title"] == f"Memory of {written.name}"
-    assert payload["sections"] == {"memory": section(written)}
+    assert payload["sections"] == {"memory": memory(written)}
 
 
 def test_no_name_is_markup(written: Capture) -> None:
@@ -86,8 +87,7 @@ def test_a_trace_without_addresses_still_has_its_curve(tmp_path: Path) -> None:
     capture = write_capture(tmp_path, [*steps(), *old])
     Memory().write(capture, capture.folder)
     (device,) = payload_of(capture.folder / "memory.html")["sections"]["memory"]["devices"]
-    assert device["summary"]["peak_bytes"] is None
-    assert device["summary"]["peak_net_bytes"] == 30 * MIB
+    assert facts(device)["Growth from the start to the peak"][0] == "30.00 MiB"
     assert [chart["live"] for chart in device["charts"]] == [None]
     assert device["missing"]
     assert [series["name"] for series in device["charts"][0]["series"]] == ["[unknown]"]

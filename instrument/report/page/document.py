@@ -16,9 +16,8 @@ from instrument.templates import render
 ASSETS = "report/assets/page"
 # The level of gzip. Level 4 takes twice as long, for a payload that is 6 to 17 % smaller.
 _LEVEL = 1
-# These scripts come before the scripts of the sections. Each section registers itself in an object
-# that page.js creates.
-_COMMON = ("page.js", "table.js", "bars.js", "canvas.js")
+# These scripts come before those of the sections that are not made of parts.
+_COMMON = ("page.js", "parts.js", "table.js", "canvas.js")
 _STYLES = ("page.css", "canvas.css")
 
 

@@ -16,20 +16,10 @@ from instrument.report.flame import Frame, merged
 MOST_FRAMES = 12_000
 
 
-def section(capture: Views) -> dict[str, Any] | None:
+def flame_graphs(capture: Views) -> dict[str, Any] | None:
     """Return the flame graphs of a capture; None if no frame has a time.
 
-    A graph merges all steps and threads. The key `graphs` holds for each graph:
-
-    - `name`: the kind of the frames, "Python stacks" or "Ranges and operators".
-    - `value`: the meaning of the widths, "CPU time" or "device time".
-    - `names`: the distinct names of frames.
-    - `depth`, `name_of`, `self`: the columns of the frames. `depth` is the number of callers,
-      `name_of` an index into `names`, and `self` the frame's own time in ns. A caller comes before
-      the frames that it calls.
-    - `is_range`: for each of `names`, whether it is the name of a range.
-    - `left_out`: the number of frames that are left out because they have the least time. `self` of
-      their callers includes their time.
+    A graph merges all steps and threads. docs/report.md describes the keys.
 
     Cost: about 2 µs per event, more with Python frames.
     """
@@ -54,7 +44,7 @@ def section(capture: Views) -> dict[str, Any] | None:
 def columns(root: Frame, ranges: set[str]) -> dict[str, Any]:
     """Return the data of one flame graph: the names, depths and times of its frames.
 
-    For the keys of the result, see `section`.
+    docs/report.md describes the keys.
 
     Args:
         root: the tree of frames; the graph shows the frames below the root.

@@ -16,7 +16,8 @@ from instrument.analysis.table import Schema, Table
 from instrument.analysis.views import Views, rows_of
 from instrument.errors import CaptureError
 from instrument.links.groupby import differences
-from instrument.report.page.tables import as_columns
+from instrument.report.page.parts import Part, columns_of, fact, facts, table
+from instrument.units import duration, size
 
 #: The views whose numbers the section shows.
 MEMORY_VIEWS = ("memory.devices", "memory.live()", "memory.steps", "memory.sizes")
@@ -34,37 +35,13 @@ _NO_NAMES = (
 )
 
 
-def section(
+def memory(
     capture: Views, curves: Sequence[Curve] | None = None, rows: int = _MOST_ROWS
 ) -> dict[str, Any] | None:
     """Return the memory use of each device; None if the trace has no memory events.
 
-    Times are in nanoseconds since the first event of the trace.
-
-    The keys:
-
-    - `devices`: an entry for each device, with the keys `name`, `summary`, `charts`, `missing`,
-      `steps` and `sizes`. `summary` is the device's row of `capture.memory.devices`. `steps` and
-      `sizes` are tables with the keys of `tables.as_columns`. If no chart names what used the
-      memory, `missing` is a sentence on what to record; otherwise it is "".
-    - `steps`: the number and the start of each finished step.
-    - `snapshot`: the name of the file with the allocator's snapshot, or None.
-    - `notes`: sentences on missing data.
-
-    The keys of a chart:
-
-    - `by`: the property that groups the memory into series.
-    - `time`, `reserved`: the times, and the reserved bytes; `reserved` is None if it was not
-      recorded.
-    - `series`: for each series its `name`, its `bytes`, and `is_grey`: whether the page draws the
-      series in grey. Grey: memory from before the window, `[others]`, and memory of no category.
-    - `live`: the table of the memory in use at the peak, or None.
-
     A chart is kept if at least one series names what used the memory. If a device has no such
-    chart, its first chart is kept.
-
-    The lists `time`, `reserved` and `bytes` hold the difference of each value from the value
-    before. The memory is constant between two times.
+    chart, its first chart is kept. docs/report.md describes the keys.
 
     Args:
         capture: the capture.
@@ -74,11 +51,11 @@ def section(
 
     Cost: about 3 µs per memory event.
     """
-    memory = capture.memory
-    if not memory.timelines:
+    timelines = capture.memory.timelines
+    if not timelines:
         return None
     if curves is None:
-        curves = [memory.curve(device=device) for device in memory.timelines]
+        curves = [capture.memory.curve(device=device) for device in timelines]
     categories, problem = _categories(capture)
     notes = [problem, line(capture, rows_of(MEMORY_VIEWS))]
     folder = capture.folder
@@ -105,33 +82,49 @@ def _categories(capture: Views) -> tuple[list[Categories], str]:
 def _device(
     capture: Views, curve: Curve, categories: Sequence[Categories], rows: int
 ) -> dict[str, Any]:
-    memory, device = capture.memory, curve.device
+    view, device = capture.memory, curve.device
 
-    def listed(table: Table, columns: Schema) -> dict[str, Any]:
-        shown = [name for name in table.columns if name != "device"]
-        return as_columns(table.head(rows).select(shown), columns)
+    def listed(caption: str, cells: Table, columns: Schema, shown: int = 15) -> Part:
+        names = [name for name in cells.columns if name != "device"]
+        return table(caption, columns_of(cells.head(rows).select(names), columns), shown=shown)
 
-    others = [memory.curve(by, device=device) for by in memory.kinds if by != curve.by]
     charts = []
-    for each in (curve, *others):
-        live = memory.live(each.by, device=device)
-        table = None if live[0].name is None else listed(live, LIVE)
-        charts.append({"by": each.by, "live": table, **_chart(capture, each)})
+    for each in (curve, *(view.curve(by, device=device) for by in view.kinds if by != curve.by)):
+        live = view.live(each.by, device=device)
+        peak = f"In use at the peak, by {each.by}"
+        found = None if live[0].name is None else listed(peak, live, LIVE, 10)
+        charts.append({"by": each.by, "live": found, **_chart(capture, each)})
     for kind in categories:
         if kind.device == device:
-            table = listed(categories_table([kind]), MEMORY_CATEGORIES)
-            charts.append({"by": "category", "live": table, **_chart(capture, kind.plot())})
+            peak, cells = "In use at the peak, by category", categories_table([kind])
+            found = listed(peak, cells, MEMORY_CATEGORIES, 10)
+            charts.append({"by": "category", "live": found, **_chart(capture, kind.plot())})
     named = [chart for chart in charts if any(map(partial(_is_name, chart), chart["series"]))]
     missing = _NO_NAMES if charts[0]["live"] else _NO_ADDRESSES
-    summary = memory.devices.where(device=device).since_begin()[0]._asdict()
+    sizes = f"Allocations by size on {device}"
     return {
         "name": device,
-        "summary": summary,
+        "facts": _facts(view.devices.where(device=device).since_begin()[0]),
         "charts": named or charts[:1],
         "missing": "" if named else missing,
-        "steps": listed(memory.steps.where(device=device), MEMORY_STEPS),
-        "sizes": listed(memory.sizes.where(device=device), SIZES),
+        "steps": listed(f"Steps on {device}", view.steps.where(device=device), MEMORY_STEPS),
+        "sizes": listed(sizes, view.sizes.where(device=device), SIZES),
     }
+
+
+def _facts(row: Any) -> Part | None:
+    when = f"after {duration(row.peak_ns)}"
+    if row.peak_bytes is None:
+        boxes = [fact("Growth from the start to the peak", size(row.peak_net_bytes), when)]
+    else:
+        boxes = [fact("In use at the peak", size(row.peak_bytes), when)]
+    if row.reserved_bytes is not None:
+        reserved = size(row.reserved_bytes)
+        boxes.append(fact("Reserved by the allocator", reserved, "largest value"))
+    growth = "Growth over the window"
+    boxes.append(fact(growth, size(row.net_bytes), "from its start to its end"))
+    total = f"{size(row.allocated_bytes)} in total"
+    return facts([*boxes, fact("Allocations", f"{row.allocations:,}", total)])
 
 
 def _is_name(chart: dict[str, Any], series: dict[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any
 from instrument.analysis.private_words import private_words, words_of_path
 from instrument.compare.side import Comparable, Side, load
 from instrument.errors import CaptureError
-from instrument.findings.diagnose import diagnose_all
-from instrument.report.page import (
-    causal,
-    comparison,
-    flame,
-    memory,
-    ranges,
-    runs,
-    tables,
-    timeline,
-    verdict,
-)
+from instrument.findings.diagnose import Diagnosing
+from instrument.report.notebook import facts
+from instrument.report.page.causal import what_if
+from instrument.report.page.comparison import comparison
 from instrument.report.page.document import ASSETS, document
+from instrument.report.page.flame import flame_graphs
+from instrument.report.page.memory import memory
+from instrument.report.page.parts import text
+from instrument.report.page.ranges import ranges
 from instrument.report.page.redacted import redacted
+from instrument.report.page.runs import run
+from instrument.report.page.tables import tables
+from instrument.report.page.timeline import timeline
+from instrument.report.page.verdict import verdict
+from instrument.report.verdict import verdict as sentence_of
 from instrument.runs.rank_summary import RankSummary, summarize
 from instrument.templates import render
 
@@ -34,17 +35,7 @@ if TYPE_CHECKING:
 #: does not change the version.
 VERSION = 1
 
-_SCRIPTS = (
-    "verdict.js",
-    "comparison.js",
-    "causal.js",
-    "ranges.js",
-    "timeline.js",
-    "flame.js",
-    "memory.js",
-    "tables.js",
-    "runs.js",
-)
+_SCRIPTS = ("timeline.js", "flame.js", "memory.js")
 
 
 @dataclass(frozen=True)
@@ -84,42 +75,51 @@ def payload(
         CaptureError: there is no capture, a capture has no trace, or `before` cannot be read.
         TraceError: a trace cannot be read.
     """
-    read: list[tuple[Path | str, RankSummary]] = []
-    last: list[Capture] = []
-    private: set[str] = set()
-    was = None if before is None else load(before)
-    now = Side("this run")
-
-    def reading() -> Iterator[Capture]:
-        for capture in captures:
-            # The section `runs` needs summaries. A single capture has no such section.
-            read.extend(map(_summary, last))
-            last[:] = [capture]
-            private.update(private_words(capture))
-            if was is not None:
-                now.add(capture)
-            yield capture
-
-    diagnosis = diagnose_all(reading())
-    (capture,) = last
-    if read:
-        read.append(_summary(capture))
+    was, now = None if before is None else load(before), Side("this run")
+    seen, summaries, private = Diagnosing(), list[tuple[Path | str, RankSummary]](), set[str]()
+    capture: Capture | None = None
+    for each in captures:
+        if capture is not None:  # a single capture has no section *Run*
+            summaries.append(_summary(capture))
+        capture = each
+        seen.add(capture)
+        private.update(private_words(capture))
+        if was is not None:
+            now.add(capture)
+    diagnosis = seen.diagnosis()
+    assert capture is not None
+    if summaries:
+        summaries.append(_summary(capture))
     sections = {
-        "verdict": verdict.section(capture, diagnosis),
-        "comparison": None if was is None else comparison.section(was, now),
-        "runs": runs.section(read),
-        "whatif": _whatif(capture),
-        "ranges": ranges.section(capture),
-        "timeline": timeline.section(capture, diagnosis),
-        "flame": flame.section(capture),
-        "memory": memory.section(capture),
-        "tables": tables.section(capture),
+        "verdict": verdict(capture, diagnosis),
+        "comparison": None if was is None else comparison(was, now),
+        "runs": run(summaries),
+        "whatif": _what_if(capture),
+        "ranges": ranges(capture),
+        "timeline": timeline(capture, diagnosis),
+        "flame": flame_graphs(capture),
+        "memory": memory(capture),
+        "tables": tables(capture),
     }
+    changed = (sections["comparison"] or {}).get("sentence")
+    count = len(diagnosis.captures)
+    head = [
+        text(f"{sentence_of(diagnosis)}.", id="sentence"),
+        text(f"{changed}." if changed else ""),
+        text(" · ".join(facts(capture)), "soft"),
+        text(
+            f"The last of {count} captures. The findings and the section Run cover all captures."
+            if count > 1
+            else "",
+            "soft",
+        ),
+    ]
     found = {
         "version": VERSION,
         "title": capture.name,
-        "captures": len(diagnosis.captures),
+        "captures": count,
         "begin_ns": capture.events.begin_ns,
+        "head": [part for part in head if part],
         "sections": {name: section for name, section in sections.items() if section is not None},
     }
     if not redact:
@@ -134,9 +134,9 @@ def _summary(capture: Capture) -> tuple[Path | str, RankSummary]:
     return capture.place or capture.name, summarize(capture)
 
 
-def _whatif(capture: Capture) -> dict[str, Any] | None:
+def _what_if(capture: Capture) -> dict[str, Any] | None:
     try:
-        return causal.section(capture.whatif)
+        return what_if(capture.whatif)
     except CaptureError:  # the simulation is impossible; the notes of the verdict say why
         return None
 

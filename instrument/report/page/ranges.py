@@ -12,73 +12,107 @@ from instrument.analysis.table import Table, known_columns
 from instrument.analysis.views import VIEWS, Views
 from instrument.links.groupby import Groups, intern
 from instrument.report.notebook import recomputed, unmarked, with_largest_shares
-from instrument.report.page.tables import as_columns
+from instrument.report.page.parts import (
+    choice,
+    column,
+    columns_of,
+    left_out,
+    section,
+    table,
+    text,
+)
 from instrument.trace.events import Ints
+from instrument.units import duration
 
 # The maximum numbers of ranges and of steps on a page; they keep the page small.
 _MOST_ROWS, _MOST_STEPS = 2000, 100
+_PHASES = ("forward", "backward", "accumulate", "recompute", "optimizer")
 _COLUMNS = (
-    "name", "total_ns", "share", "self_total_ns", "forward_ns", "backward_ns", "accumulate_ns",
-    "recompute_ns", "optimizer_ns", "device_ns", "device_share", "self_device_ns", "device_idle_ns",
-    "calls", "min_ns", "median_ns", "p95_ns", "max_ns", "allocated_bytes", "bytes", "flops",
-    "flops_per_second",
+    "self_total_ns", "share", "device_ns", "device_share", "calls", "median_ns", "p95_ns",
+    "device_idle_ns", "allocated_bytes", "flops_per_second",
 )  # fmt: skip
+_ABOUT = (
+    "The CPU time that each range caused, on all threads and in all steps: its forward, the "
+    "backward of its operators, and the optimizer steps inside it."
+)
 
 
-def section(capture: Views) -> dict[str, Any] | None:
-    """Return the ranges; None if the capture has none.
+def ranges(capture: Views) -> dict[str, Any] | None:
+    """Return the ranges by path and by name, each with its phases and steps; None without ranges.
 
-    The keys:
-
-    - `by_path`: the ranges in the order of the tree, with the keys of `tables.as_columns`. `cells`
-      also has `depth`, `module_type` and `steps`. In `cells.steps`, each range has a list of its
-      CPU times, one for each step in the section's key `steps`. The last rows are those of
-      `ranges.rest`, the time outside of all ranges.
-    - `by_name`: the same for ranges grouped by name, without `depth` and `module_type`. The name
-      with the most CPU time comes first.
-    - `steps`: the numbers of the last finished steps, at most 100.
-    - `left_out`: the number of ranges that `by_path` leaves out, because a page has at most 2000.
-    - `notes`: sentences on the time outside of all ranges, and on activation checkpointing.
+    The last rows are those of `ranges.rest`, the time outside of all ranges.
     """
-    ranges = capture.ranges
-    if not len(ranges):
+    every = capture.ranges
+    if not len(every):
         return None
-    kept = with_largest_shares(ranges, _MOST_ROWS)
-    by_path = _columns(ranges, kept, np.arange(len(ranges)), capture)
-    by_path["cells"] |= {
-        name: [*(ranges.column(name)[row] for row in kept), *([fill] * len(ranges.rest))]
-        for name, fill in (("depth", 0), ("module_type", None))
-    }
-    by_name, (number, _) = ranges.by("name"), intern(ranges.column("name"))
+    kept = with_largest_shares(every, _MOST_ROWS)
+    rest = [None] * len(every.rest)
+    types = [*(every.column("module_type")[row] for row in kept), *rest]
+    depths = [*(every.column("depth")[row] for row in kept), *(0 for _ in rest)]
+    by_name, (number, _) = every.by("name"), intern(every.column("name"))
     total_ns = by_name.column("total_ns")
     costliest = sorted(range(len(by_name)), key=lambda row: -total_ns[row])[:_MOST_ROWS]
-    return {
-        "by_path": by_path,
-        "by_name": _columns(by_name, costliest, number, capture),
-        "steps": capture.steps.column("number")[-_MOST_STEPS:],
-        "left_out": len(ranges) - len(kept),
-        "notes": [note for note in (unmarked(capture), recomputed(capture)) if note],
-    }
+    more = {"has_filter": True, "shown": 40}
+    paths = _columns(every, kept, np.arange(len(every)), capture)
+    paths[0]["notes"] = [
+        kind if kind and not name.endswith(kind) else None
+        for name, kind in zip(paths[0]["values"], types)
+    ]
+    names = _columns(by_name, costliest, number, capture)
+    return section(
+        "Ranges",
+        text(_ABOUT, "soft"),
+        choice(
+            "Grouping",
+            {
+                "By path": [table("Ranges by path", paths, depths=depths, **more)],
+                "By name": [table("Ranges by name", names, sort="total_ns", **more)],
+            },
+            legend=["forward", "backward", "optimizer"],
+        ),
+        left_out(len(every) - len(kept), "more ranges"),
+        text(unmarked(capture), "soft"),
+        text(recomputed(capture), "soft"),
+    )
 
 
-def _columns(table: Table, rows: Sequence[int], group: Ints, capture: Views) -> dict[str, Any]:
-    """Return columns for the page. The last rows hold the time outside of all ranges.
+def _columns(found: Table, rows: Sequence[int], group: Ints, capture: Views) -> list[Any]:
+    """Return the columns of ranges or of groups of ranges, and of the time outside of all ranges.
 
-    The rows before them are rows of `table`. `table` holds ranges or groups of ranges, and `rows`
-    the indices of the rows to return. For each range in `capture.ranges`, `group` holds the index
-    of its row in `table`.
+    `rows` are the rows of `found` to show. For each range in `capture.ranges`, `group` holds the
+    index of its row in `found`.
     """
-    rest = capture.ranges.rest
-    cells = {
-        name: [
-            *(table.column(name)[row] for row in rows),
-            *(rest.column(name) if name in rest.columns else [None] * len(rest)),
-        ]
-        for name in _COLUMNS
-    }
-    cells["total_ns"][len(rows) :] = rest.column("self_total_ns")
-    shown = Table(cells)
-    found = as_columns(shown.select(known_columns(shown)), VIEWS["ranges"].schema)
-    in_steps = total_ns_per_step(capture.links, Groups(group, len(table)), _MOST_STEPS)[[*rows]]
-    found["cells"]["steps"] = [*in_steps.tolist(), *([None] * len(rest))]
-    return found
+    rest, docs = capture.ranges.rest, VIEWS["ranges"].schema
+
+    def values(name: str) -> list[Any]:
+        more = rest.column(name) if name in rest.columns else [None] * len(rest)
+        return [*(found.column(name)[row] for row in rows), *more]
+
+    names = values("name")
+    total_ns = [*values("total_ns")[: len(rows)], *rest.column("self_total_ns")]
+    spent = {phase: values(f"{phase}_ns") for phase in _PHASES}
+    known = {phase: [ns or 0 for ns in column] for phase, column in spent.items() if any(column)}
+    phases = [*zip(*known.values())] or [()] * len(names)
+    labels = [
+        ", ".join(f"{phase} {duration(ns)}" for phase, ns in zip(known, parts) if ns)
+        or f"{name} {duration(whole or 0)}"
+        for name, whole, parts in zip(names, total_ns, phases)
+    ]
+    known["idle"] = [0 if any(parts) else ns or 0 for ns, parts in zip(total_ns, phases)]
+    columns = [
+        column("name", names, title="range", kind="range"),
+        column("phases_ns", total_ns, title="forward, backward, optimizer", kind="bar",
+               texts=labels, parts=known),
+        column("total_ns", total_ns, title="CPU time", doc="all CPU time that the range caused"),
+    ]  # fmt: skip
+    numbers = capture.steps.column("number")[-_MOST_STEPS:]
+    if len(numbers) > 1:
+        in_steps = total_ns_per_step(capture.links, Groups(group, len(found)), _MOST_STEPS)
+        charts = [*in_steps[[*rows]].tolist(), *([None] * len(rest))]
+        most = [chart and max(chart) for chart in charts]
+        columns.append(
+            column("steps_ns", most, title="CPU time by step", kind="steps", numbers=numbers,
+                   charts=charts, doc="the CPU time that the range caused in each step")
+        )  # fmt: skip
+    shown = Table({name: values(name) for name in _COLUMNS})
+    return columns + columns_of(shown.select(known_columns(shown)), docs)

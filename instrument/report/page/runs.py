@@ -2,57 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from instrument.analysis.table import Table, known_columns
-from instrument.report.page.tables import as_columns
+from instrument.report.page.parts import Part, column, columns_of, section, table, text
 from instrument.runs.rank_summary import RankSummary
 from instrument.runs.run import SCHEMAS, Ranks, Run
+from instrument.units import duration
 
-_TABLES = ("ranks", "stragglers", "collectives", "clocks")
+_TABLES = {
+    "stragglers": "Slow ranks that other ranks wait for",
+    "collectives": "Collectives: transfer and waiting time",
+    "clocks": "Clocks: how far the clock of each rank is ahead",
+}
+_KINDS = {
+    "compute_ns": "compute",
+    "exposed_communication_ns": "exposed communication",
+    "exposed_copy_ns": "copy",
+    "idle_ns": "idle",
+}
 
 
-def section(found: Sequence[tuple[Path | str, RankSummary]]) -> dict[str, Any] | None:
-    """Return the windows and ranks of a run; None for a single capture.
+def run(found: Sequence[tuple[Path | str, RankSummary]]) -> dict[str, Any] | None:
+    """Return the step times of a run, and for windows of several ranks what differs between them.
 
-    The keys:
-
-    - `windows`: for each window, in the order of recording: its `name`; `notes`, a list of
-      sentences; and the tables `ranks`, `stragglers`, `collectives` and `clocks` of `instrument
-      ranks`, with the keys of `tables.as_columns`. A table without rows is None.
-    - `steps`: for each capture its `window` (an index into `windows`), its `rank`, and the
-      `numbers` and `duration_ns` of its finished steps.
+    Return None for a single capture.
     """
     if len(found) < 2:
         return None
     windows = Run(found).windows
-    return {
-        "windows": [_window(window) for window in windows],
-        "steps": [
-            {
-                "window": index,
-                "rank": summary.rank,
-                "numbers": summary.steps.get("number") or [],
-                "duration_ns": summary.steps.get("duration_ns") or [],
-            }
-            for index, window in enumerate(windows)
-            for summary in window.summaries
-        ],
+    has_ranks = any(len(window.summaries) > 1 for window in windows)
+    parts = [part for window in windows for part in _window(window)]
+    return section("Run", *_plot(windows, has_ranks), *parts)
+
+
+def _plot(windows: Sequence[Ranks], has_ranks: bool) -> Iterator[Part | None]:
+    points = [
+        {"window": at, "rank": _rank(summary), "number": number, "ns": ns}
+        for at, window in enumerate(windows)
+        for summary in window.summaries
+        for number, ns in zip(
+            summary.steps.get("number") or [], summary.steps.get("duration_ns") or []
+        )
+    ]
+    if points:
+        longest = duration(max(point["ns"] for point in points))
+        label = (
+            f"Step times of {len(windows)} windows, {len(points)} steps on all ranks; the longest "
+            f"takes {longest}."
+        )
+        yield text("Step times over the run", "h3")
+        yield {"kind": "plot", "label": label, "points": points, "has_ranks": has_ranks}
+
+
+def _rank(summary: RankSummary) -> str:
+    return "rank unknown" if summary.rank is None else f"rank {summary.rank}"
+
+
+def _window(window: Ranks) -> Iterator[Part | None]:
+    """Yield what the ranks of a window differ in; of one rank, only the notes."""
+    notes = [text(note, "soft") for note in window.notes]
+    has_ranks = len(window.summaries) > 1
+    if notes or has_ranks:
+        yield text(window.name, "h3")
+    yield from notes
+    if not has_ranks:
+        return
+    yield table(f"Ranks: {window.name}", _ranks(window.ranks))
+    for name, title in _TABLES.items():
+        if rows := getattr(window, name):
+            known = rows.select(known_columns(rows))
+            yield text(title, "h4")
+            yield table(f"{title}: {window.name}", columns_of(known, SCHEMAS[name]))
+
+
+def _ranks(ranks: Table) -> list[Any]:
+    """Return the columns of the table of ranks, with a bar that splits the step, if it is known."""
+    known = known_columns(ranks)
+    columns = columns_of(ranks.select(known), SCHEMAS["ranks"])
+    kinds = {
+        kind: [ns or 0 for ns in ranks.column(name)]
+        for name, kind in _KINDS.items()
+        if name in known
     }
-
-
-def _window(window: Ranks) -> dict[str, Any]:
-    tables = {name: getattr(window, name) for name in _TABLES}
-    return {
-        "name": window.name,
-        "notes": window.notes,
-        **{name: _known(table, name) for name, table in tables.items()},
-    }
-
-
-def _known(table: Table, name: str) -> dict[str, Any] | None:
-    if not len(table):
-        return None
-    return as_columns(table.select(known_columns(table)), SCHEMAS[name])
+    if kinds and "step_ns" in known:
+        labels = [
+            ", ".join(f"{kind} {duration(ns)}" for kind, ns in zip(kinds, parts))
+            for parts in zip(*kinds.values())
+        ]
+        bar = column("parts_ns", ranks.column("step_ns"), title="mean step, by kind of time",
+                     kind="bar", texts=labels, parts=kinds)  # fmt: skip
+        columns.insert(1, bar)
+    return columns

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from instrument.analysis.table import Schema, Table, heading, is_text, known_columns, unit_of
+from instrument.analysis.table import known_columns
 from instrument.analysis.views import VIEWS, Views
 from instrument.report.notebook import without_ranges
+from instrument.report.page.parts import columns_of, folded, left_out, section, table
 
 # The maximum number of rows of a table; the limit keeps the page small.
 _MOST_ROWS = 1000
@@ -33,66 +33,32 @@ _TABLES = {
 }
 
 
-def section(capture: Views) -> list[dict[str, Any]] | None:
-    """Return the tables that have rows; None if no table has rows.
+def tables(capture: Views) -> dict[str, Any] | None:
+    """Return the views that have rows as tables; None if no view has rows.
 
-    The table of operators leaves out the rows that are no operators, such as ranges. The keys of a
-    table:
-
-    - `name`, `title`: the name and the title of the view.
-    - `left_out`: the number of rows that are left out, because a table has at most 1000 rows.
-    - `columns`, `cells`: see `as_columns`.
+    The table of operators leaves out the rows that are no operators, such as ranges.
     """
-    found = []
+    found: list[Any] = []
     for name, (title, sort_keys) in _TABLES.items():
-        table = getattr(capture, name)
+        view = getattr(capture, name)
         if name == "operators":
-            table = without_ranges(table).select(_OPERATORS)
-        if not len(table):
+            view = without_ranges(view).select(_OPERATORS)
+        if not len(view):
             continue
-        known = known_columns(table)
+        known = known_columns(view)
         by = next((key for key in sort_keys if key in known), None)
-        ordered = table if by is None else table.sort(by)
+        ordered = view if by is None else view.sort(by)
+        columns = columns_of(ordered.head(_MOST_ROWS).select(known), VIEWS[name].schema)
         found.append(
-            {
-                "name": name,
-                "title": title,
-                "left_out": max(len(table) - _MOST_ROWS, 0),
-                **as_columns(ordered.head(_MOST_ROWS).select(known), VIEWS[name].schema),
-            }
+            folded(
+                title,
+                [
+                    table(title, columns, has_filter=len(view) > 5),
+                    left_out(len(view) - min(len(view), _MOST_ROWS)),
+                ],
+                note=str(len(view)),
+                id=f"tables-{name}",
+                is_open=not found,
+            )
         )
-    return found or None
-
-
-def as_columns(table: Table, columns: Schema = ()) -> dict[str, Any]:
-    """Return a table as JSON values, with times since the start of the recording.
-
-    The keys:
-
-    - `columns`: for each column its `name`, `title`, `unit` (see
-      `instrument.analysis.table.unit_of`), `doc` and `is_text`.
-    - `cells`: for the name of each column, the list of its cells. An unknown cell is None.
-
-    Args:
-        table: the table.
-        columns: the columns with their documentation. For other columns, `doc` is None.
-    """
-    docs = {column.name: column.doc for column in columns}
-    relative = table.since_begin()
-    return {
-        "columns": [
-            _column(name, relative.column(name), docs.get(name)) for name in relative.columns
-        ],
-        "cells": {name: relative.column(name) for name in relative.columns},
-    }
-
-
-def _column(name: str, cells: Sequence[Any], doc: str | None) -> dict[str, Any]:
-    unit = unit_of(name)
-    return {
-        "name": name,
-        "title": heading(name),
-        "unit": unit,
-        "doc": doc,
-        "is_text": is_text(cells) and not unit,  # a column with a unit may have no values
-    }
+    return section("Tables", *found) if found else None

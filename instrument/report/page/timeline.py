@@ -89,38 +89,18 @@ class _Track:
     row_sizes: list[int]
 
 
-def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any] | None:
+def timeline(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any] | None:
     """Return the slices of a trace for the page; None if it would show none.
 
     The result has the slices of all findings, and at most `MOST_SLICES` other slices. If a trace
     has more, slices of the step that the page shows first are kept before slices of other steps,
     and long slices before short slices. Times are in nanoseconds since the first event.
 
-    The keys:
-
-    - `steps`: the number, start and duration of each finished step.
-    - `first_step`: the index in `steps` of the step that the page shows first; None without steps.
-      Each item of a finding's evidence stands for events of one name. `first_step` is the step in
-      which the longest event of the first item begins. If this event begins outside of all steps,
-      the next item is tried. If no item gives a step, `first_step` is the step with the median
-      duration. If there are several steps, the median leaves out the first step.
-    - `first_code`: the code (such as `unmarked-time`) of the finding whose evidence determines
-      `first_step`; None if no evidence does.
-    - `causes`: the names of the slices in which all devices are idle. A name says why they are
-      idle. The order is that of `_CAUSES`.
-    - `end_ns`: the end of the last slice.
-    - `names`, `kinds`: the distinct names of slices, and for each name an index into `KINDS`.
-    - `ranges`: the paths of ranges.
-    - `tracks`: for each track its `name`, whether the track is `open` at first, and `rows`: the
-      number of slices in each row of the track.
-    - `start`, `duration`, `inner`, `name`, `range`: the columns of the slices, sorted by track, row
-      and start. `start` holds the difference from the slice before. `inner` is the part of the
-      duration that the slice's direct children take. `name` and `range` are indices into `names`
-      and `ranges`; a `range` of -1 means no range.
-    - `launched`, `launches`: two columns with an entry for each launch: the index of the slice of
-      device work, and the index of the slice of the call that launched this work. Both columns
-      hold the difference of each index from the index before.
-    - `left_out`: the number of slices that are left out.
+    Each item of a finding's evidence stands for events of one name. The page first shows the step
+    in which the longest event of the first item begins. If this event begins outside of all steps,
+    the next item is tried. If no item gives a step, the page first shows the step with the median
+    duration; if there are several steps, the median leaves out the first step. docs/report.md
+    describes the keys.
 
     Cost: about 3 µs an event.
     """
@@ -386,7 +366,7 @@ def _names(tracks: Sequence[_Track]) -> tuple[Ints, list[tuple[str, int]]]:
 
 
 def _launches(capture: Views, event: Ints) -> dict[str, list[int]]:
-    """The keys `launched` and `launches` of `section`."""
+    """The keys `launched` and `launches` of the section."""
     found = capture.links.launches
     number = np.full(len(capture.events) + 1, -1)
     number[event] = np.arange(len(event))

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from statistics import mean, median
 from typing import Any
 
 from instrument.analysis.coverage import incomplete
 from instrument.analysis.step_parts import SPLIT_KINDS, split_parts
+from instrument.analysis.table import Table
 from instrument.analysis.views import Views
 from instrument.findings.diagnose import Diagnosis
-from instrument.findings.diagnosis_text import finding_as_dict
 from instrument.findings.finding import Finding
-from instrument.report.notebook import cost, facts
-from instrument.report.verdict import verdict
-from instrument.units import percent
+from instrument.report.notebook import cost
+from instrument.report.page.parts import (
+    Part,
+    column,
+    columns_of,
+    fact,
+    facts,
+    folded,
+    listed,
+    section,
+    step_chart,
+    table,
+    text,
+)
+from instrument.report.verdict import verdict as sentence_of
+from instrument.units import duration, percent
 
 # The bar by range has parts for at most this many ranges, and one part for all other ranges.
 _MOST_RANGES = 9
@@ -21,121 +35,200 @@ _OTHERS = "(others)"
 # A finding has two shares of the step: the share in its title, and the share that it saves. If they
 # differ by more than this, a sentence says why.
 _ALIKE = 0.03
+# The number of findings at the top. The others are folded.
+_FIRST_FINDINGS = 3
 
 
-def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return the verdict.
+def verdict(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return what a step takes, how its time splits, the findings, and what was not recorded.
 
-    The keys:
-
-    - `sentence`: what slows the run most.
-    - `facts`: short texts on the steps, the versions, the devices and the rank.
-    - `cost`: a sentence on the cost of recording, or "".
-    - `steps`: `numbers`, `start_ns` and `duration_ns` of the finished steps. Each `start_ns` counts
-      from the first event of the trace.
-    - `spread`: `median_ns`, `min_ns` and `max_ns` of all steps but the first.
-    - `parts`: how the time of all steps but the first splits. `steps` is the number of these steps,
-      and `total_ns` their time. `by_kind` and `by_range` are lists of `name` and `ns`; each list
-      sums to `total_ns` exactly. The kinds are those of
-      `instrument.analysis.step_parts.split_parts`.
-    - `device_share`: the share of `total_ns` in which a device works; None without device work.
-    - `mfu`: the mean model FLOPs utilization, or None. `mfu_is_bound`: whether it is a lower bound.
-    - `coverage`: the rows of `capture.coverage`: `name`, `share`, `why`, and `is_incomplete`:
-      whether the row reports a loss of data that affects the tables.
-    - `step_ns`: the duration of the simulated step, or None.
-    - `findings`: the findings of `instrument diagnose --json`, with additional keys:
-      - `baseline_ns`: the duration of the step without the change that saves `saving_ns`.
-      - `difference`: a sentence; see `_difference`.
-      - `start_ns` and `end_ns` of each item of `evidence`: the start and end of its longest event,
-        counted from the first event of the trace. Both are None if this event is unknown or in
-        another capture.
-    - `passed`, `not_checked`, `notes`: sentences.
-
-    If there is only one step, `spread` and `parts` describe this step. Without finished steps, the
-    whole recording counts as one step.
+    The numbers are those of all steps but the first. A single step counts too. Without finished
+    steps, the whole recording counts as one step.
     """
-    begin_ns, steps = capture.events.begin_ns, capture.steps
-    return {
-        "sentence": verdict(diagnosis),
-        "facts": facts(capture),
-        "cost": cost(capture),
-        "steps": {
-            "numbers": steps.column("number"),
-            "start_ns": [ns - begin_ns for ns in steps.column("start_ns")],
-            "duration_ns": steps.column("duration_ns"),
-        },
-        **_where_it_goes(capture),
-        **_utilization(capture),
-        "coverage": _coverage(capture),
-        "step_ns": diagnosis.step_ns,
-        "findings": [_finding(finding, capture) for finding in diagnosis.findings],
-        "passed": diagnosis.passed,
-        "not_checked": diagnosis.not_checked,
-        "notes": diagnosis.notes,
-    }
-
-
-def _where_it_goes(capture: Views) -> dict[str, Any]:
     span = capture.links.counted_steps
     lasts_ns = (span.end_ns - span.start_ns).tolist()
+    parts = split_parts(capture, span)
+    cards = [_card(finding, capture, not at) for at, finding in enumerate(diagnosis.findings)]
+    first, others = cards[:_FIRST_FINDINGS], cards[_FIRST_FINDINGS:]
+    known = sum(finding.saving is not None for finding in diagnosis.findings)
+    passed, not_checked, notes = diagnosis.passed, diagnosis.not_checked, listed(diagnosis.notes)
+    return section(
+        "Verdict",
+        facts(_facts(capture, lasts_ns, parts)),
+        *_where_it_goes(capture, lasts_ns, parts),
+        text("What to change", "h3"),
+        None if cards else text(f"{sentence_of(diagnosis)}."),
+        text(
+            "Findings may count the same time. So the savings do not add up: each is that of one "
+            "change alone.",
+            "soft",
+        )
+        if known > 1
+        else None,
+        *first,
+        # Without findings, the notes on the simulation are not folded.
+        None if cards else notes,
+        folded(f"More findings ({len(others)})", others),
+        folded(f"Passed, or costs too little to matter ({len(passed)})", [listed(passed)]),
+        folded(f"Not checked ({len(not_checked)})", [listed(not_checked)]),
+        folded("Accuracy of the savings", [notes]) if cards else None,
+        folded("Coverage of the recording", [_coverage(capture.coverage),
+                                             text(cost(capture), "soft")]),
+    )  # fmt: skip
+
+
+def _facts(
+    capture: Views, lasts_ns: Sequence[int], parts: dict[tuple[str, str], int]
+) -> Iterator[dict[str, Any]]:
+    steps, total_ns = capture.steps, sum(lasts_ns)
+    numbers, duration_ns = steps.column("number"), steps.column("duration_ns")
+    note = "one step counts" if numbers else "no finished steps"
+    if len(lasts_ns) > 1:
+        note = (
+            f"median of {len(lasts_ns)} steps, all but the first; between "
+            f"{duration(min(lasts_ns))} and {duration(max(lasts_ns))}"
+        )
+    yield fact(
+        f"{'A step' if numbers else 'The recording'} takes", duration(int(median(lasts_ns))), note
+    )
+    rates = [row for row in capture.efficiency.steps if row.mfu is not None]
+    if rates:
+        is_bound = any((row.flops_covered or 0.0) < 1 for row in rates)
+        whole = "at least: FLOPs are not known for all kernels" if is_bound else "of the peak"
+        yield fact("MFU", f"{mean(row.mfu for row in rates):.1%}", whole)
+    if len(capture.work.event) and total_ns:
+        busy_ns = sum(ns for (_, kind), ns in parts.items() if kind in SPLIT_KINDS[:3])
+        whole = "of the step" if numbers else "of the recording"
+        yield fact("Device busy", f"{busy_ns / total_ns:.1%}", whole)
+    if lost := [*incomplete(capture)]:
+        more = f", and {len(lost) - 1} more" if lost[1:] else ""
+        yield fact(
+            "Not all was recorded",
+            "unknown" if lost[0].share is None else f"{lost[0].share:.1%}",
+            f"{lost[0].name}{more}: see Coverage of the recording, below",
+        )
+    if len(numbers) > 1:
+        between = f"steps {numbers[0]}–{numbers[-1]}"
+        yield fact("Each step", "", between, chart=step_chart(numbers, duration_ns))
+
+
+def _where_it_goes(
+    capture: Views, lasts_ns: Sequence[int], parts: dict[tuple[str, str], int]
+) -> Iterator[Part | None]:
+    count, total_ns = len(lasts_ns), sum(lasts_ns)
+    what = f"{count} steps" if count > 1 else "the step" if len(capture.steps) else "the recording"
+    yield text(f"Where the time of {what} goes", "h3")
+    if count > 1:
+        yield text(
+            "The times are sums over all steps but the first. "
+            f"These {count} steps take {duration(total_ns)} together.",
+            "soft",
+        )
     kinds = dict.fromkeys(SPLIT_KINDS, 0)
     ranges: dict[str, int] = {}
-    for (path, kind), ns in split_parts(capture, span).items():
+    for (path, kind), ns in parts.items():
         kinds[kind] += ns
         ranges[path] = ranges.get(path, 0) + ns
     largest = sorted(ranges.items(), key=lambda item: -item[1])
     if others := largest[_MOST_RANGES:]:
         largest = [*largest[:_MOST_RANGES], (_OTHERS, sum(ns for _, ns in others))]
-    has_device = len(capture.work.event) > 0
-    busy_ns = sum(kinds[name] for name in SPLIT_KINDS[:3])
-    total_ns = sum(lasts_ns)
-    return {
-        "spread": {
-            "median_ns": int(median(lasts_ns)),
-            "min_ns": min(lasts_ns),
-            "max_ns": max(lasts_ns),
-        },
-        "parts": {
-            "steps": len(lasts_ns),
-            "total_ns": total_ns,
-            "by_kind": _parts(list(kinds.items())),
-            "by_range": _parts(largest),
-        },
-        "device_share": busy_ns / total_ns if has_device and total_ns else None,
+    halves = {"what happens": _bar([*kinds.items()], total_ns)}
+    if len(ranges) > 1:
+        halves["range"] = _bar(largest, total_ns, is_range=True)
+    if not len(capture.work.event):
+        for part in halves["what happens"]:
+            part["title"] = "idle, or not recorded" if part["name"] == "idle" else part["name"]
+    yield {
+        "kind": "bars",
+        "items": [
+            {
+                "title": f"By {by}",
+                "label": f"The time of {what} by {by}; the numbers are below",
+                "parts": bar,
+            }
+            for by, bar in halves.items()
+        ],
     }
 
 
-def _coverage(capture: Views) -> list[dict[str, Any]]:
-    lost = incomplete(capture).column("name")
+def _bar(
+    pairs: Sequence[tuple[str, int]], total_ns: int, *, is_range: bool = False
+) -> list[dict[str, Any]]:
     return [
-        {"name": row.name, "share": row.share, "why": row.why, "is_incomplete": row.name in lost}
-        for row in capture.coverage
+        {"name": name, "ns": ns, "text": duration(ns), "share": f"{ns / total_ns:.1%}",
+         "is_range": is_range}
+        for name, ns in pairs
+        if ns
+    ]  # fmt: skip
+
+
+def _coverage(coverage: Table) -> Part:
+    shown = coverage.select(["name", "share", "why"])
+    columns = columns_of(shown, why=str)
+    titles = ("what the recording shows", "share", "what is missing")
+    for each, title in zip(columns, titles):
+        each["title"] = title
+    columns[2] |= {"kind": "sentence", "texts": [why or "" for why in shown.column("why")]}
+    return table("Coverage", columns, has_filter=False)
+
+
+def _card(finding: Finding, capture: Views, is_open: bool) -> Part:
+    """Return a finding with its terms, its gauge and its evidence."""
+    saving = finding.saving
+    share, saved = None, "saving unknown"
+    if saving is not None:
+        share = saving.share
+        saved = f"saves {duration(saving.saving_ns)} ({share:.1%})"
+    is_command = finding.verify.startswith("instrument ")
+    where = ", ".join(filter(None, [finding.range and f"range {finding.range}", finding.source]))
+    terms = [
+        ("Saves", _saving(finding), ""),
+        ("", _difference(finding), "soft"),
+        ("Where", where, ""),
+        ("Change", finding.change, "code"),
+        ("Verify", finding.verify, "code" if is_command else "block"),
     ]
-
-
-def _parts(pairs: list[tuple[str, int]]) -> list[dict[str, Any]]:
-    return [{"name": name, "ns": ns} for name, ns in pairs if ns]
-
-
-def _utilization(capture: Views) -> dict[str, Any]:
-    steps = capture.efficiency.steps
-    known = [row for row in steps if row.mfu is not None]
     return {
-        "mfu": mean(row.mfu for row in known) if known else None,
-        "mfu_is_bound": any((row.flops_covered or 0.0) < 1 for row in known),
-    }
+        "kind": "finding",
+        "code": finding.code,
+        "title": finding.title,
+        "share": share,
+        "saves": saved,
+        "is_open": is_open,
+        "terms": [{"term": term, "text": words, "style": style} for term, words, style in terms
+                  if words],
+        "evidence": _evidence(finding, capture) if finding.evidence else None,
+    }  # fmt: skip
 
 
-def _finding(finding: Finding, capture: Views) -> dict[str, Any]:
-    found, saving = finding_as_dict(finding), finding.saving
-    for row, span in zip(found["evidence"], finding.spans_in(capture.name)):
-        row["start_ns"], row["end_ns"] = (
-            (None, None) if span is None else (ns - capture.events.begin_ns for ns in span)
-        )
-    return found | {
-        "baseline_ns": None if saving is None else round(saving.baseline_ns),
-        "difference": _difference(finding),
-    }
+def _saving(finding: Finding) -> str:
+    saving = finding.saving
+    if saving is None:
+        return ""
+    low, high = map(duration, sorted((saving.low_ns, saving.high_ns)))
+    bounds = "" if low == high else f", between {low} and {high}"
+    step = "step"
+    if finding.phase is not None:
+        step = f"{finding.phase} step of {duration(saving.baseline_ns)}"
+    return f"{duration(saving.saving_ns)} of a {step}{bounds}"
+
+
+def _evidence(finding: Finding, capture: Views) -> Part:
+    """Return the table of evidence, with links to the longest event of each row, if it is known."""
+    rows, begin_ns = finding.evidence, capture.events.begin_ns
+    links = [
+        span and f"#timeline?from={span[0] - begin_ns}&to={span[1] - begin_ns}"
+        for span in finding.spans_in(capture.name)
+    ]
+    details = [row.detail for row in rows]
+    columns = [
+        column("name", [row.name for row in rows], title="evidence", kind="link", links=links),
+        column("calls", [row.calls for row in rows], title="calls in total",
+               texts=lambda calls: f"{calls:,}"),
+        column("total_ns", [row.total_ns for row in rows], title="time in total"),
+        column("detail", details, kind="sentence", texts=[detail or "" for detail in details]),
+    ]  # fmt: skip
+    return table(f"Evidence: {finding.title}", columns)
 
 
 def _difference(finding: Finding) -> str:
@@ -146,7 +239,7 @@ def _difference(finding: Finding) -> str:
     share, saving = finding.share, finding.saving
     if share is None or saving is None or not saving.baseline_ns:
         return ""
-    saved = saving.saving_ns / saving.baseline_ns
+    saved = saving.share
     if abs(saved - share) <= _ALIKE:
         return ""
     why = (

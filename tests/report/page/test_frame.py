@@ -10,7 +10,7 @@ import pytest
 
 from instrument.printable import printable
 from instrument.report.page.page import page
-from instrument.units import count, duration, rate, size
+from instrument.units import duration, size
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -40,12 +40,7 @@ def test_texts_are_those_of_python(
         for power in range(16)
         for k in (1, 1.2345, 9.9994, 9.9999995)
     ]
-    for name, function in (
-        ("duration", duration),
-        ("bytes", size),
-        ("rate", rate),
-        ("count", count),
-    ):
+    for name, function in (("duration", duration), ("bytes", size)):
         assert tab.evaluate(f"numbers => numbers.map({name})", numbers) == [*map(function, numbers)]
     names = [
         "plain",

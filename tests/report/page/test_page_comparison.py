@@ -20,13 +20,15 @@ from builders import (
     write_capture,
     write_rank,
 )
+from page_parts import facts, parts, tables, words
 
 from instrument import diff
 from instrument.capture import Capture
 from instrument.cli.command import main
-from instrument.compare.difference_text import as_dict, summary
+from instrument.compare.difference_text import as_dict, signed, summary
 from instrument.errors import CaptureError
 from instrument.report.page.page import page, payload
+from instrument.units import duration
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -74,56 +76,66 @@ def pair(tmp_path: Path) -> tuple[Capture, Capture]:
 def test_the_parts_of_the_page_sum_to_the_change(pair: tuple[Capture, Capture]) -> None:
     before, after = pair
     found = comparison(after, before.folder)
+    assert facts(found)["The step before"][0] == duration((100 + 14 * 20 + 91 + 30) * 1000)
+    assert facts(found)["Change"] == ("+200.000 µs", "39.9% slower")
     # 14 blocks of 20 µs to 33 µs, and 30 µs outside
-    assert found["step"]["before_ns"] == (100 + 14 * 20 + 91 + 30) * 1000
-    assert found["step"]["change_ns"] == 200_000
-    for parts in (found["parts"], found["by_kind"]):
+    step = diff(before, after).step
+    assert step.before_ns == (100 + 14 * 20 + 91 + 30) * 1000
+    by_range, by_kind = (each["rows"] for each in parts(found, "changes")[0]["items"])
+    for rows in (by_range, by_kind):
+        *changes, whole = rows
+        assert whole["is_total"]
         for name in TIMES:
-            assert sum(part[name] for part in parts) == found["step"][name]
-    first, *_, others = found["parts"]
-    assert (first["range"], first["change_ns"]) == ("read", 200_000)
-    assert (others["range"], others["kind"], len(found["parts"])) == ("(others)", None, 11)
+            assert sum(row[name] for row in changes) == whole[name] == getattr(step, name)
+    first, second, *_, others, _ = by_range
+    assert (first["name"], first["change_ns"]) == ("read", 200_000)
+    assert (others["name"], len(by_range)) == ("(others)", 12)
     # (no range) grew by the 182 µs by which the blocks are shorter; 8 blocks are shown
-    assert found["parts"][1]["change_ns"] == 2 * 91_000
+    assert second["change_ns"] == 2 * 91_000
     assert others["change_ns"] == -2000 * sum(range(6))
 
 
 def test_the_page_shows_the_values_of_diff(pair: tuple[Capture, Capture]) -> None:
     before, after = pair
-    made = diff(before, after)
-    values = json.loads(json.dumps(as_dict(made)))
+    values = json.loads(json.dumps(as_dict(diff(before, after))))
     found = json.loads(json.dumps(comparison(after, before)))
-    whole = values["wholes"][0]
-    assert found["step"] == {key: value for key, value in whole.items() if key != "parts"}
-    assert found["parts"][:10] == whole["parts"][:10]
-    assert (found["unlike"], found["what"]) == (values["unlike"], "step")
-    tables = {table["name"]: table for table in found["tables"]}
-    assert [*tables] == ["ranges", "operators", "shapes"]
-    units = found["counters"]["cells"].pop("unit")
-    given = dict(zip(found["counters"]["cells"]["counter"], units))
-    assert (given["peak_bytes"], given["flops"], given["launches"]) == ("bytes", "flops", "")
-    for name, table in [*tables.items(), ("counters", found["counters"])]:
-        rows = [dict(zip(table["cells"], row)) for row in zip(*table["cells"].values())]
+    shown = tables(found)
+    captions = {
+        "Changes: Ranges by time of the step": "ranges",
+        "Changes: Operators by CPU time": "operators",
+        "Changes: Input shapes by CPU time": "shapes",
+        "Changes: counters": "counters",
+    }
+    assert [*shown] == [*captions]
+    for caption, name in captions.items():
+        cells = shown[caption]["cells"]
+        rows = [dict(zip(cells, row)) for row in zip(*cells.values())]
         key = [each for each in ("range", "name", "input_shapes", "counter") if each in rows[0]]
+        if name == "counters":
+            for row in rows:
+                row["range"] = None if row["range"] == "(whole step)" else row["range"]
         expected = {tuple(row[each] for each in key): row for row in values[name]}
         assert len(rows) == len(expected) > 2
         for row in rows:
             assert row.items() <= expected[tuple(row[each] for each in key)].items()
-    changes = tables["ranges"]["cells"]["change_step_ns"]
+    changes = shown["Changes: Ranges by time of the step"]["cells"]["change_step_ns"]
     assert [*map(abs, changes)] == sorted(map(abs, changes), reverse=True)
-    assert tables["operators"]["statuses"] == ["1 added", "1 removed"]
-    assert tables["operators"]["time"] == "self_cpu_ns"
+    notes = [each.get("note") for each in parts(found, "folded")]
+    assert notes[1] == "3; 1 added, 1 removed"
+    texts = {each["name"]: each.get("texts") for each in shown["Changes: counters"]["columns"]}
+    of = shown["Changes: counters"]["cells"]["counter"].index
+    assert texts["after"][of("peak_bytes")] == "-"
 
 
 def test_names_are_those_of_the_captures_or_of_the_given_path(tmp_path: Path) -> None:
     one = capture(tmp_path, training(100))
     two = write_capture(tmp_path / "other", training(100))
-    assert comparison(two, one)["name"] == one.name
+    assert comparison(two, one)["heading"] == f"Compared with {one.name}"
     assert comparison(two, one)["sentence"] == summary(diff(one, two))
     again = write_capture(tmp_path / "again", training(100))
     assert again.name == two.name
     found = comparison(again, two.folder)
-    assert found["name"] == str(two.folder)
+    assert found["heading"] == f"Compared with {two.folder}"
     assert found["sentence"].startswith(
         f"{two.folder} → this run: mean step 501.0 µs → 501.0 µs (0.0 "
     )
@@ -142,8 +154,9 @@ def test_all_windows_and_ranks_are_compared(tmp_path: Path) -> None:
     made = diff(tmp_path / "before", tmp_path / "after")
     assert len(made.wholes) == 3
     shown = found["comparison"]
-    assert shown["step"]["change_ns"] == made.step.change_ns
-    assert shown["ranks"]["cells"]["change_ns"] == [whole.change_ns for whole in made.wholes[1:]]
+    assert facts(shown)["Change"][0] == signed(made.step.change_ns)
+    cells = tables(shown)["Change of each rank"]["cells"]
+    assert cells["change_ns"] == [whole.change_ns for whole in made.wholes[1:]]
 
 
 def test_sides_that_are_too_unlike_leave_a_sentence(
@@ -151,17 +164,18 @@ def test_sides_that_are_too_unlike_leave_a_sentence(
 ) -> None:
     was = write_capture(tmp_path / "a", training(40), world_size=1)
     now = write_capture(tmp_path / "b", training(15), world_size=8)
-    found = payload([now], before=was)["sections"]
-    assert found["comparison"] == {
-        "name": was.name,
-        "refused": True,
-        "sentence": f"{was.name} and this run are too unlike to be compared: The world size "
-        "differs: 1 before, 8 after.",
-    }
-    assert "verdict" in found
+    found = payload([now], before=was)
+    shown = found["sections"]["comparison"]
+    sentence = (
+        f"Not compared: {was.name} and this run are too unlike to be compared: The world size "
+        "differs: 1 before, 8 after."
+    )
+    assert (words(shown), shown["heading"]) == (sentence, f"Compared with {was.name}")
+    assert "verdict" in found["sections"]
+    assert "unlike" not in words(found["head"])
     arguments = ["report", str(now.folder), "--before", str(was.folder), "--json"]
     assert main(arguments) == 0
-    assert json.loads(capsys.readouterr().out)["sections"]["comparison"]["refused"]
+    assert "too unlike" in words(json.loads(capsys.readouterr().out)["sections"]["comparison"])
 
 
 def test_a_side_that_is_not_there_is_an_error(

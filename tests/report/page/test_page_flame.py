@@ -10,7 +10,7 @@ import pytest
 from builders import capture, frame, kernels, span, steps
 
 from instrument.report.page import flame
-from instrument.report.page.flame import section
+from instrument.report.page.flame import flame_graphs
 from instrument.report.page.page import page
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def paths(of: dict[str, Any]) -> dict[tuple[str, ...], int]:
 
 
 def test_ranges_and_operators_are_merged_over_steps(tmp_path: Path) -> None:
-    found = section(capture(tmp_path, [*steps(), *kernels()]))
+    found = flame_graphs(capture(tmp_path, [*steps(), *kernels()]))
     cpu = graph(found, "Ranges and operators")
     root, inside = "ProfilerStep*", ("ProfilerStep*", "forward", "attention", "aten::mm")
     assert paths(cpu) == {
@@ -66,7 +66,7 @@ def test_python_stacks_have_no_frames_of_the_profiler(tmp_path: Path) -> None:
         frame("/lib/logging.py(3): log", 12, 5),
         span("aten::mm", 40, 50),
     ]
-    found = paths(graph(section(capture(tmp_path, events)), "Python stacks"))
+    found = paths(graph(flame_graphs(capture(tmp_path, events)), "Python stacks"))
     assert found == {
         ("train.py(1): main",): 30,
         ("train.py(1): main", "(recording)"): 20,
@@ -79,20 +79,20 @@ def test_the_time_of_frames_that_are_left_out_counts_for_their_callers(
 ) -> None:
     monkeypatch.setattr(flame, "MOST_FRAMES", 3)
     events = [span("outer", 0, 100)] + [span(f"op{k}", 10 * k, k) for k in range(1, 6)]
-    found = graph(section(capture(tmp_path, events)), "Ranges and operators")
+    found = graph(flame_graphs(capture(tmp_path, events)), "Ranges and operators")
     assert paths(found) == {("outer",): 100 - 5 - 4, ("outer", "op5"): 5, ("outer", "op4"): 4}
     assert found["left_out"] == 3
 
 
 def test_nothing_with_a_time_has_no_graph(tmp_path: Path) -> None:
-    assert section(capture(tmp_path, [])) is None
-    assert section(capture(tmp_path, [span("moment", 5, 0)])) is None
+    assert flame_graphs(capture(tmp_path, [])) is None
+    assert flame_graphs(capture(tmp_path, [span("moment", 5, 0)])) is None
 
 
 @pytest.fixture
 def tab(opened: Callable[..., Page], tmp_path: Path) -> Page:
     path = tmp_path / "report.html"
-    found = section(capture(tmp_path, [*steps(), *kernels()]))
+    found = flame_graphs(capture(tmp_path, [*steps(), *kernels()]))
     payload = {"version": 1, "title": "a", "begin_ns": 0, "sections": {"flame": found}}
     path.write_text(page(payload).html, encoding="utf-8")
     tab = opened(path, "#flame")
@@ -156,7 +156,7 @@ def test_the_other_graph_is_chosen(tab: Page) -> None:
 
 
 def test_frames_of_old_traces_are_part_of_the_python_stacks_alone(tmp_path: Path) -> None:
-    found = section(capture(tmp_path, [span("aten::mm", 0, 50, Call_stack="step;main")]))
+    found = flame_graphs(capture(tmp_path, [span("aten::mm", 0, 50, Call_stack="step;main")]))
     assert paths(graph(found, "Python stacks")) == {
         ("main",): 0,
         ("main", "step"): 0,

@@ -18,8 +18,9 @@ from builders import (
     steps,
     write_capture,
 )
+from page_parts import facts
 
-from instrument.report.page.memory import section
+from instrument.report.page.memory import memory
 from instrument.report.page.page import page
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def rows(table: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def test_each_chart_stacks_up_to_the_memory_in_use(tmp_path: Path) -> None:
-    found = section(capture(tmp_path, [*steps(), *MEMORY]))
+    found = memory(capture(tmp_path, [*steps(), *MEMORY]))
     assert found is not None
     (device,) = found["devices"]
     assert (device["name"], found["steps"]) == ("cuda:0", [[3, 0], [4, 1_000_000]])
@@ -65,11 +66,11 @@ def test_each_chart_stacks_up_to_the_memory_in_use(tmp_path: Path) -> None:
         (3, 8 * MIB, 6 * MIB, 38 * MIB),
         (4, 14 * MIB, 2 * MIB, 24 * MIB),
     ]
-    assert device["summary"]["peak_ns"] == 650_000
+    assert facts(device)["In use at the peak"] == ("38.00 MiB", "after 650.000 µs")
 
 
 def test_a_trace_without_memory_has_no_section(tmp_path: Path) -> None:
-    assert section(capture(tmp_path, steps())) is None
+    assert memory(capture(tmp_path, steps())) is None
 
 
 def opened_page(opened: Callable[..., Page], folder: Path, found: Any, **how: Any) -> Page:
@@ -87,7 +88,7 @@ def test_the_page_shows_the_peak_and_reads_out_the_chart(
     made = write_capture(tmp_path, [*steps(), *MEMORY])
     assert made.folder is not None
     (made.folder / "memory_snapshot.pickle").write_bytes(b"")
-    tab = opened_page(opened, tmp_path, section(made))
+    tab = opened_page(opened, tmp_path, memory(made))
     shown = tab.locator("#memory")
     assert "In use at the peak\n38.00 MiB\nafter 650.000 µs" in shown.inner_text()
     assert "Reserved by the allocator\n64.00 MiB\nlargest value" in shown.inner_text()
@@ -118,7 +119,7 @@ def test_charts_without_names_say_what_to_record(
     opened: Callable[..., Page], tmp_path: Path
 ) -> None:
     """Without addresses, the whole memory is one chart, as in traces of torch 1.9."""
-    whole = section(capture(tmp_path, [*steps(), allocation(260, MIB), allocation(650, MIB)]))
+    whole = memory(capture(tmp_path, [*steps(), allocation(260, MIB), allocation(650, MIB)]))
     assert whole is not None
     (device,) = whole["devices"]
     (chart,) = device["charts"]
@@ -132,20 +133,20 @@ def test_charts_without_names_say_what_to_record(
 
 def test_charts_without_names_are_left_out(tmp_path: Path) -> None:
     outside = [step(1, 0, 1000), allocation(5, MIB, 1), span("aten::mm", 10, 100)]
-    found = section(capture(tmp_path, outside))
+    found = memory(capture(tmp_path, outside))
     assert found is not None
     (device,) = found["devices"]
     assert [chart["by"] for chart in device["charts"]] == ["operator"]
     assert "profiler.with_stack=true" in device["missing"]
     inside = [*outside, annotation("forward", 200, 100), allocation(250, MIB, 2)]
-    found = section(capture(tmp_path, inside))
+    found = memory(capture(tmp_path, inside))
     assert found is not None
     (device,) = found["devices"]
     assert ([chart["by"] for chart in device["charts"]], device["missing"]) == (["range"], "")
 
 
 def test_one_event_is_drawn(opened: Callable[..., Page], tmp_path: Path) -> None:
-    found = section(capture(tmp_path, [allocation(5, 1, 1)]))
+    found = memory(capture(tmp_path, [allocation(5, 1, 1)]))
     tab = opened_page(opened, tmp_path, found, width=800, dark=True)
     tab.locator("#memory canvas").focus()
     for key in ("+", "-", "0", "d"):

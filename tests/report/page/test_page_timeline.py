@@ -17,9 +17,8 @@ from instrument.capture import Capture
 from instrument.findings.diagnose import Diagnosis
 from instrument.findings.finding import Evidence, Finding
 from instrument.links import loops
-from instrument.report.page import timeline
 from instrument.report.page.page import page
-from instrument.report.page.timeline import KINDS, section
+from instrument.report.page.timeline import KINDS, timeline
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -67,7 +66,7 @@ def slices(found: dict[str, Any]) -> list[Slice]:
 
 
 def test_each_event_is_a_slice_in_the_row_of_its_depth(tmp_path: Path) -> None:
-    found = section(capture(tmp_path, [*steps(), *kernels(), frame("train.py(3): main", 50, 900)]))
+    found = timeline(capture(tmp_path, [*steps(), *kernels(), frame("train.py(3): main", 50, 900)]))
     assert found is not None
     made = slices(found)
     thread, stream = "thread 1 of process 1", "stream 7 of device 0"
@@ -106,7 +105,7 @@ def test_idle_time_has_its_cause(tmp_path: Path) -> None:
         kernel("gemm", 530, 70, correlation=1),
         kernel("unknown", 800, 200, correlation=99),
     ]
-    found = section(capture(tmp_path, events))
+    found = timeline(capture(tmp_path, events))
     assert found is not None
     idle = [(each.name, each.start, each.end) for each in slices(found) if each.kind == "idle"]
     launch, gap, data, _, unknown = found["causes"]
@@ -125,7 +124,7 @@ def test_slices_that_overlap_in_part_are_kept_on_rows_of_their_own(tmp_path: Pat
     for k in range(400):
         start = numbers.randrange(2000)
         spans.append((f"op{k}", start, numbers.choice([0, 1, 5, 40, 300])))
-    found = section(capture(tmp_path, [span(*each) for each in spans]))
+    found = timeline(capture(tmp_path, [span(*each) for each in spans]))
     assert found is not None
     made = slices(found)
     first = min(start for _, start, _ in spans)
@@ -144,15 +143,15 @@ def test_the_compiled_module_and_python_choose_the_same_rows(
 ) -> None:
     if loops.compiled is None:
         pytest.skip("The module instrument.links._loops is not compiled.")
-    monkeypatch.setattr(timeline, "_MOST_ROWS", most)
+    monkeypatch.setattr("instrument.report.page.timeline._MOST_ROWS", most)
     numbers, events = random.Random(8), []
     for k in range(300):
         length, thread = numbers.choice([0, 1, 5, 40, 300]), numbers.randrange(2)
         events.append(span(f"op{k}", numbers.randrange(1500), length, tid=thread))
     found = capture(tmp_path, events)
-    compiled = section(found)
+    compiled = timeline(found)
     monkeypatch.setattr(loops, "compiled", None)
-    assert section(found) == compiled
+    assert timeline(found) == compiled
 
 
 def test_a_page_keeps_the_median_step_and_then_the_longest(
@@ -164,8 +163,8 @@ def test_a_page_keeps_the_median_step_and_then_the_longest(
         events.append(step(number, begin, length))
         events += [span(f"{number}.{k}", begin + 10 * k * k, k + number) for k in range(1, 9)]
         begin += length
-    monkeypatch.setattr(timeline, "MOST_SLICES", 15)
-    found = section(capture(tmp_path, events))
+    monkeypatch.setattr("instrument.report.page.timeline.MOST_SLICES", 15)
+    found = timeline(capture(tmp_path, events))
     assert found is not None
     assert found["steps"][found["first_step"]] == [3, 4_000_000, 2_000_000]
     made = slices(found)
@@ -185,7 +184,7 @@ def test_evidence_lies_on_a_track_of_its_own(tmp_path: Path) -> None:
         Evidence("in no event", 2, 600_000),
     )
     finding = Finding("slow-product", "title", "change", "verify", evidence=evidence)
-    found = section(found_in, Diagnosis((), (finding,), (), ()))
+    found = timeline(found_in, Diagnosis((), (finding,), (), ()))
     assert found is not None
     assert [each for each in slices(found) if each.kind == "finding"] == [
         Slice("findings", 0, "slow-product", "finding", 1250, 1550, 300, None)
@@ -199,7 +198,7 @@ def test_the_timeline_opens_at_the_first_evidence_in_a_step(
     begin = found_in.events.begin_ns
 
     def shown(*findings: Finding) -> dict[str, Any]:
-        found = section(found_in, Diagnosis((), findings, (), ()))
+        found = timeline(found_in, Diagnosis((), findings, (), ()))
         assert found is not None
         return found
 
@@ -226,13 +225,13 @@ def test_the_timeline_opens_at_the_first_evidence_in_a_step(
 
 
 def test_a_finding_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "MOST_SLICES", 1)
+    monkeypatch.setattr("instrument.report.page.timeline.MOST_SLICES", 1)
     found_in = capture(tmp_path, steps())
     at = found_in.events.begin_ns + 1_250_000
     finding = Finding(
         "code", "title", "change", "verify", evidence=(Evidence("a", 2, None, at, at + 1),)
     )
-    found = section(found_in, Diagnosis((), (finding,), (), ()))
+    found = timeline(found_in, Diagnosis((), (finding,), (), ()))
     assert found is not None
     assert [each.kind for each in slices(found)][:1] == ["finding"]
     assert len(slices(found)) == 2
@@ -240,19 +239,19 @@ def test_a_finding_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_trace_without_slices_has_no_timeline(tmp_path: Path) -> None:
     odd = capture(tmp_path, [span("a", 0, 1, "odd")])
-    assert section(odd) is None
+    assert timeline(odd) is None
     assert "<title>" in odd.report().html
 
 
 def test_a_trace_without_events_has_no_timeline(tmp_path: Path) -> None:
-    assert section(capture(tmp_path, [])) is None
+    assert timeline(capture(tmp_path, [])) is None
 
 
 @pytest.mark.skipif(not (TRACES / "expected.json").is_file(), reason="needs INSTRUMENT_TRACES")
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "a100_nccl_2ranks_rank0"])
 def test_idle_time_of_a_real_trace_is_that_of_an_exact_sweep(name: str) -> None:
     read = Capture.load(TRACES / f"{name}.json.gz")
-    found = section(read)
+    found = timeline(read)
     assert found is not None
     made = slices(found)
     work = [each for each in made if each.kind == "device"]
@@ -290,7 +289,7 @@ def frames(tab: Page) -> None:
 def test_a_click_shows_a_slice_and_leads_to_its_launch(
     opened: Callable[..., Page], tmp_path: Path
 ) -> None:
-    found = section(capture(tmp_path, [*steps(), *kernels()]))
+    found = timeline(capture(tmp_path, [*steps(), *kernels()]))
     tab = opened(written(tmp_path, found), "#timeline")
     canvas = canvas_of(tab)
     stream = tab.get_by_text("stream 7 of device 0").bounding_box()
@@ -315,7 +314,7 @@ def test_a_click_shows_a_slice_and_leads_to_its_launch(
 def test_keys_the_wheel_and_the_search_move_the_view(
     opened: Callable[..., Page], tmp_path: Path
 ) -> None:
-    tab = opened(written(tmp_path, section(capture(tmp_path, steps()))), "#timeline")
+    tab = opened(written(tmp_path, timeline(capture(tmp_path, steps()))), "#timeline")
     canvas = canvas_of(tab)
 
     def picture() -> str:
@@ -356,7 +355,7 @@ def test_a_link_shows_evidence(opened: Callable[..., Page], tmp_path: Path) -> N
     read = capture(tmp_path, steps())
     evidence = (Evidence("aten::mm", 2, 600_000, read.events.begin_ns + 1_250_000),)
     finding = Finding("slow-product", "title", "change", "verify", evidence=evidence)
-    found = section(read, Diagnosis((), (finding,), (), ()))
+    found = timeline(read, Diagnosis((), (finding,), (), ()))
     link = "#timeline?from=1250000&to=1550000"
     tab = opened(written(tmp_path, found), link)
     canvas_of(tab)
@@ -420,7 +419,7 @@ def test_a_frame_draws_no_more_rectangles_than_the_pixels_allow(
 def test_odd_traces_are_drawn(
     opened: Callable[..., Page], tmp_path: Path, events: list[Any]
 ) -> None:
-    found = section(capture(tmp_path, events))
+    found = timeline(capture(tmp_path, events))
     assert found is not None
     tab = opened(written(tmp_path, found), "#timeline", width=800, dark=True)
     canvas = canvas_of(tab)

@@ -10,7 +10,6 @@ import re
 import statistics
 from base64 import b64decode
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,18 +27,19 @@ from builders import (
     write_capture,
     write_rank,
 )
+from page_parts import facts, parts, tables, words
 
 from instrument.analysis.table import Table
 from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.errors import CaptureError
 from instrument.findings.diagnose import Diagnosis
-from instrument.findings.finding import Finding
+from instrument.findings.finding import Finding, Saving
 from instrument.report.page.page import page, payload
+from instrument.report.page.parts import columns_of
 from instrument.report.page.redacted import redacted
-from instrument.report.page.tables import as_columns
-from instrument.report.page.verdict import section
-from instrument.units import percent
+from instrument.report.page.verdict import verdict as verdict_section
+from instrument.units import duration, percent
 
 US = 1000
 needs_traces = pytest.mark.skipif(
@@ -75,35 +75,36 @@ def trained(tmp_path: Path) -> Capture:
     return write_capture(tmp_path, events)
 
 
+def bars(verdict: Any) -> dict[str, dict[str, int]]:
+    """The times of the bars by kind and by range."""
+    (found,) = parts(verdict, "bars")
+    return {
+        bar["title"]: {part["name"]: part["ns"] for part in bar["parts"]} for bar in found["items"]
+    }
+
+
 def test_the_verdict_of_a_step(trained: Capture) -> None:
     verdict = sections(trained)["verdict"]
-    assert verdict["steps"] == {
-        "numbers": [3, 4, 5],
-        "start_ns": [0, 1000 * US, 2400 * US],
-        "duration_ns": [1000 * US, 1400 * US, 1200 * US],
-    }
+    boxes = facts(verdict)
+    (chart,) = (box["chart"] for box in parts(verdict, "facts")[0]["items"] if "chart" in box)
+    assert chart == {"numbers": [3, 4, 5], "ns": [1000 * US, 1400 * US, 1200 * US]}
     # the first step does not count
-    assert verdict["spread"] == {
-        "median_ns": 1300 * US,
-        "min_ns": 1200 * US,
-        "max_ns": 1400 * US,
-    }
-    parts = verdict["parts"]
-    assert (parts["steps"], parts["total_ns"]) == (2, 2600 * US)
+    assert boxes["A step takes"] == (
+        "1.300 ms",
+        "median of 2 steps, all but the first; between 1.200 ms and 1.400 ms",
+    )
+    assert "These 2 steps take 2.600 ms together." in words(verdict)
     # forward 300 + optimizer 100 in each step, and the backward: 600 and 400
-    assert parts["by_kind"] == [
+    assert bars(verdict) == {
         # in the steps 4 and 5: the product of 200 each, and the backward
-        {"name": "CPU operators", "ns": 1400 * US},
-        {"name": "Python", "ns": 400 * US},
-        {"name": "idle", "ns": 800 * US},
-    ]
-    assert {part["name"]: part["ns"] for part in parts["by_range"]} == {
-        "forward": 1600 * US,
-        "(no range)": 800 * US,
-        "Optimizer.step#SGD.step": 200 * US,
+        "By what happens": {"CPU operators": 1400 * US, "Python": 400 * US, "idle": 800 * US},
+        "By range": {
+            "forward": 1600 * US,
+            "(no range)": 800 * US,
+            "Optimizer.step#SGD.step": 200 * US,
+        },
     }
-    assert verdict["device_share"] is None
-    assert verdict["mfu"] is None
+    assert not {"Device busy", "MFU"} & {*boxes}
 
 
 def test_parts_sum_to_the_steps_exactly(tmp_path: Path) -> None:
@@ -121,16 +122,16 @@ def test_parts_sum_to_the_steps_exactly(tmp_path: Path) -> None:
             if not k % 5:
                 events.append(annotation(f"range {k}", start + k * length / 40, length / 50))
         start += length
-    found = sections(capture(tmp_path, events))["verdict"]
-    whole = sum(found["steps"]["duration_ns"][1:])
-    assert found["parts"]["total_ns"] == whole
-    for by in ("by_kind", "by_range"):
-        assert sum(part["ns"] for part in found["parts"][by]) == whole
-        assert len(found["parts"][by]) > 2
-    known = {part["name"]: part["ns"] for part in found["parts"]["by_kind"]}
-    busy = known["compute"] + known.get("copy", 0)
-    assert found["device_share"] == pytest.approx(busy / whole)
-    assert found["spread"]["median_ns"] == int(statistics.median(found["steps"]["duration_ns"][1:]))
+    made = capture(tmp_path, events)
+    found = sections(made)["verdict"]
+    lasts_ns = made.steps.column("duration_ns")[1:]
+    for times in bars(found).values():
+        assert sum(times.values()) == sum(lasts_ns)
+        assert len(times) > 2
+    known = bars(found)["By what happens"]
+    busy = (known["compute"] + known.get("copy", 0)) / sum(lasts_ns)
+    assert facts(found)["Device busy"] == (f"{busy:.1%}", "of the step")
+    assert facts(found)["A step takes"][0] == duration(int(statistics.median(lasts_ns)))
 
 
 def test_findings_are_those_of_diagnose_with_times_since_the_start(tmp_path: Path) -> None:
@@ -146,19 +147,22 @@ def test_findings_are_those_of_diagnose_with_times_since_the_start(tmp_path: Pat
         )
     ]
     made = capture(tmp_path, events)
-    found = sections(made)["verdict"]["findings"]
+    content = payload([made])
+    found = parts(content["sections"]["verdict"], "finding")
     expected = made.diagnose().findings
     assert [each["code"] for each in found] == [each.code for each in expected]
     first, saving = found[0], expected[0].saving
     assert first["code"] == "loader-wait"
     assert saving is not None
-    assert (first["saving_ns"], first["baseline_ns"]) == (saving.saving_ns, saving.baseline_ns)
-    assert (
-        first["evidence"][0]["start_ns"] == expected[0].evidence[0].start_ns - made.events.begin_ns
-    )
-    assert 0 <= first["evidence"][0]["start_ns"] <= 2000 * US
-    assert first["evidence"][0]["end_ns"] == first["evidence"][0]["start_ns"] + 700 * US
-    assert sections(made)["verdict"]["sentence"] == first["title"]
+    assert first["share"] == pytest.approx(saving.saving_ns / saving.baseline_ns)
+    assert first["saves"].startswith(f"saves {duration(saving.saving_ns)} (")
+    (link, *_) = first["evidence"]["columns"][0]["links"]
+    begin, end = map(int, re.findall(r"\d+", link))
+    assert 0 <= begin <= 2000 * US
+    assert end == begin + 700 * US
+    assert content["head"][0] == {
+        "kind": "text", "style": "p", "id": "sentence", "text": f"{first['title']}.",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -176,12 +180,11 @@ def test_findings_are_those_of_diagnose_with_times_since_the_start(tmp_path: Pat
 def test_a_finding_says_why_its_saving_differs_from_its_title(
     trained: Capture, share: float | None, saving_ns: int | None, why: str
 ) -> None:
-    saving: Any = saving_ns and SimpleNamespace(
-        saving_ns=saving_ns, low_ns=0, high_ns=1, step_ns=1, baseline_ns=1_000
-    )
+    saving = Saving(1_000, saving_ns, 0, 1) if saving_ns else None
     finding = Finding("code", "title", "change", "verify", saving, share=share)
-    found = section(trained, Diagnosis((), (finding,), (), ()))["findings"][0]
-    assert found["difference"] == (why and f"The title counts the time spent {why}")
+    (found,) = parts(verdict_section(trained, Diagnosis((), (finding,), (), ())), "finding")
+    reasons = [each["text"] for each in found["terms"] if each["style"] == "soft"]
+    assert reasons == ([f"The title counts the time spent {why}"] if why else [])
 
 
 @needs_traces
@@ -201,34 +204,42 @@ def test_the_share_of_a_title_is_that_of_the_finding() -> None:
     assert len(seen) > 5
 
 
-def test_what_if_holds_the_step_for_each_factor(trained: Capture) -> None:
-    whatif = sections(trained)["whatif"]
-    assert whatif["faster"] == [0.1, 0.25, 0.5, 1.0]
-    assert whatif["step_ns"] == trained.whatif.baseline_ns
-    rows = {(row["kind"], row["name"]): row["step_ns"] for row in whatif["rows"]}
-    for share, step_ns in zip(whatif["faster"], rows["range", "forward"]):
-        edited = trained.whatif.scale(range="forward", by=1 - share)
-        assert step_ns == edited.step_ns
-    assert rows["range", "forward"][-1] < rows["range", "forward"][0] < whatif["step_ns"]
+def test_what_if_holds_the_saving_for_each_factor(trained: Capture) -> None:
+    (table,) = parts(sections(trained)["whatif"], "table")
+    cells = table["cells"]
+    at = [*zip(cells["kind"], cells["name"])].index(("range", "forward"))
+    for name, by in (("10", 0.9), ("25", 0.75), ("50", 0.5), ("100", 0)):
+        edited = trained.whatif.scale(range="forward", by=by)
+        assert cells[f"saving_{name}_ns"][at] == trained.whatif.baseline_ns - edited.step_ns
+    assert cells["saving_100_ns"][at] > cells["saving_10_ns"][at] > 0
+
+
+def charts(table: dict[str, Any]) -> list[Any]:
+    """The times of each range in each step."""
+    (found,) = (column["charts"] for column in table["columns"] if column.get("kind") == "steps")
+    return list(found)
 
 
 def test_ranges_hold_each_step_and_the_rest(trained: Capture) -> None:
-    found = sections(trained)["ranges"]
-    for key in ("by_path", "by_name"):
-        cells = found[key]["cells"]
+    found = tables(sections(trained)["ranges"])
+    for table in found.values():
+        cells = table["cells"]
         at = cells["name"].index("forward")
         # the forward of 300, and the backward of 200, 600 and 400
-        assert cells["steps"][at] == [500 * US, 900 * US, 700 * US]
+        assert charts(table)[at] == [500 * US, 900 * US, 700 * US]
         assert cells["total_ns"][at] == 2100 * US
-        assert (cells["forward_ns"][at], cells["backward_ns"][at]) == (900 * US, 1200 * US)
+        (phases,) = (each["parts"] for each in table["columns"] if each.get("kind") == "bar")
+        assert (phases["forward"][at], phases["backward"][at]) == (900 * US, 1200 * US)
         optimizer = cells["name"].index("Optimizer.step#SGD.step")
-        assert cells["steps"][optimizer] == [100 * US] * 3
-        assert cells["optimizer_ns"][optimizer] == 300 * US
+        assert charts(table)[optimizer] == [100 * US] * 3
+        assert phases["optimizer"][optimizer] == 300 * US
         lengths = {len(column) for column in cells.values()}
         assert len(lengths) == 1
         rest = trained.ranges.rest
         assert cells["name"][len(cells["name"]) - len(rest) :] == rest.column("name")
-    assert found["steps"] == [3, 4, 5]
+        (numbers,) = (each["numbers"] for each in table["columns"] if each.get("kind") == "steps")
+        assert numbers == [3, 4, 5]
+    assert [*found] == ["Ranges by path", "Ranges by name"]
 
 
 def test_steps_of_ranges_sum_to_the_tree(tmp_path: Path) -> None:
@@ -243,36 +254,37 @@ def test_steps_of_ranges_sum_to_the_tree(tmp_path: Path) -> None:
                 annotation("inner", start + 80 + 100 * k, 10),  # inside `other`
             ]
     made = capture(tmp_path, events)
-    found = sections(made)["ranges"]
-    by_path = dict(zip(made.ranges.column("path"), found["by_path"]["cells"]["steps"]))
+    paths, names = tables(sections(made)["ranges"]).values()
+    by_path = dict(zip(made.ranges.column("path"), charts(paths)))
     assert by_path["outer"] == [900 * US] * 4
     assert by_path["outer/inner"] == [60 * US * (k + 1) for k in range(4)]
     assert by_path["outer/other"] == [20 * US * (k + 1) for k in range(4)]
     assert by_path["outer/other/inner"] == [10 * US * (k + 1) for k in range(4)]
-    names = found["by_name"]["cells"]
-    assert dict(zip(names["name"], names["steps"]))["inner"] == [
-        70 * US * (k + 1) for k in range(4)
-    ]
-    assert found["by_path"]["cells"]["depth"] == [*made.ranges.column("depth"), 0]
+    by_name = dict(zip(names["cells"]["name"], charts(names)))
+    assert by_name["inner"] == [70 * US * (k + 1) for k in range(4)]
+    assert paths["depths"] == [*made.ranges.column("depth"), 0]
 
 
 def test_tables_hold_the_views(tmp_path: Path) -> None:
     made = capture(tmp_path, [*steps(), *kernels()])
-    found = {table["name"]: table for table in sections(made)["tables"]}
-    assert found["kernels"]["cells"]["name"] == ["gemm"]
-    assert found["kernels"]["cells"]["device_ns"] == [100 * US]
-    operators = found["operators"]["cells"]
+    found = tables(sections(made)["tables"])
+    assert found["Kernels"]["cells"]["name"] == ["gemm"]
+    assert found["Kernels"]["cells"]["device_ns"] == [100 * US]
+    (times,) = (each for each in found["Kernels"]["columns"] if each["name"] == "device_ns")
+    assert times["texts"] == ["100.000 µs"]
+    operators = found["Operators"]["cells"]
     assert operators["name"][0] == "aten::mm"  # the most device time
     assert not {"forward", "attention"} & {*operators["name"]}
-    assert {column["name"] for column in found["operators"]["columns"]} == {*operators}
+    assert {column["name"] for column in found["Operators"]["columns"]} == {*operators}
     assert all(column["doc"] for table in found.values() for column in table["columns"])
     assert all(any(cell is not None for cell in column) for column in operators.values())
-    assert "copies" not in found
+    assert "Copies and memsets" not in found
 
 
 def test_a_column_with_a_unit_is_aligned_as_numbers_even_without_values() -> None:
-    columns = as_columns(Table({"name": ["gemm"], "device_ns": [None]}))["columns"]
+    columns = columns_of(Table({"name": ["gemm"], "device_ns": [None]}))
     assert [column["is_text"] for column in columns] == [True, False]
+    assert columns[1]["texts"] == ["–"]
 
 
 def test_a_run_holds_all_ranks(tmp_path: Path) -> None:
@@ -281,24 +293,36 @@ def test_a_run_holds_all_ranks(tmp_path: Path) -> None:
         for rank, own in ((0, 300), (1, 320), (2, 700))
     ]
     runs = sections(*ranks)["runs"]
-    (window,) = runs["windows"]
-    assert window["ranks"]["cells"]["rank"] == [0, 1, 2]
-    assert window["ranks"]["cells"]["compute_ns"] == [300 * US, 320 * US, 700 * US]
-    assert window["stragglers"]["cells"]["rank"] == [2]
-    assert [(each["rank"], each["numbers"]) for each in runs["steps"]] == [
-        (0, [3, 4]),
-        (1, [3, 4]),
-        (2, [3, 4]),
+    found = tables(runs)
+    table = next(table for caption, table in found.items() if caption.startswith("Ranks"))
+    assert table["cells"]["rank"] == [0, 1, 2]
+    assert table["cells"]["compute_ns"] == [300 * US, 320 * US, 700 * US]
+    slow = next(table for caption, table in found.items() if caption.startswith("Slow ranks"))
+    assert slow["cells"]["rank"] == [2]
+    (plot,) = parts(runs, "plot")
+    assert [(each["rank"], each["number"], each["ns"]) for each in plot["points"]] == [
+        (f"rank {rank}", number, 1000 * US) for rank in range(3) for number in (3, 4)
     ]
-    assert runs["steps"][0]["duration_ns"] == [1000 * US] * 2
+    assert plot["has_ranks"]
     assert "runs" not in sections(ranks[0])
+
+
+def test_windows_of_one_rank_have_only_their_step_times(tmp_path: Path) -> None:
+    events = [step(3, 0, 1000), annotation("work", 100, 500)]
+    windows = [
+        write_capture(tmp_path, [each | {"ts": each["ts"] + k} for each in events], name=f"w{k}")
+        for k in range(2)
+    ]
+    runs = sections(*windows)["runs"]
+    assert [part["kind"] for part in runs["parts"]] == ["text", "plot"]
+    assert not parts(runs, "plot")[0]["has_ranks"]
 
 
 def test_a_trace_without_events_of_the_cpu_has_a_page(tmp_path: Path) -> None:
     found = sections(capture(tmp_path, [step(1, 0, 100)]))
-    assert "whatif" not in found or found["whatif"]["rows"]
+    assert "whatif" not in found or tables(found["whatif"])
     assert "ranges" not in found
-    assert found["verdict"]["parts"]["total_ns"] == 100 * US
+    assert facts(found["verdict"])["A step takes"] == ("100.000 µs", "one step counts")
 
 
 def test_no_capture_is_an_error() -> None:
@@ -421,6 +445,7 @@ def test_a_long_name_is_redacted_in_linear_time() -> None:
 def test_ranges_show_the_last_steps(tmp_path: Path) -> None:
     events = [step(number, 100 * number, 100) for number in range(130)]
     events += [annotation("work", 100 * number + 10, number % 50 + 1) for number in range(130)]
-    found = sections(capture(tmp_path, events))["ranges"]
-    assert found["steps"] == [*range(30, 130)]
-    assert found["by_path"]["cells"]["steps"][0] == [(k % 50 + 1) * US for k in range(30, 130)]
+    table = tables(sections(capture(tmp_path, events))["ranges"])["Ranges by path"]
+    (numbers,) = (each["numbers"] for each in table["columns"] if each.get("kind") == "steps")
+    assert numbers == [*range(30, 130)]
+    assert charts(table)[0] == [(k % 50 + 1) * US for k in range(30, 130)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +20,14 @@ from builders import (
     synchronous_steps,
     write_rank,
 )
+from page_parts import parts, words
 
 from instrument.capture import Capture
+from instrument.findings.diagnose import Diagnosis
+from instrument.findings.finding import Saving
 from instrument.report.page.page import Page as Report
 from instrument.report.page.page import page, payload
+from instrument.report.page.verdict import verdict
 from instrument.units import duration
 
 if TYPE_CHECKING:
@@ -136,36 +141,23 @@ def test_the_heading_has_the_verdict(opened: Callable[..., Page], written: Path)
     assert tab.locator("#head #sentence").inner_text() == f"{first}."
 
 
-def test_a_line_says_that_savings_do_not_add_up(opened: Callable[..., Page], written: Path) -> None:
-    content = payload([Capture.load(written.with_name("trace.json"))])
-    findings = content["sections"]["verdict"]["findings"]
-    loader = next(each for each in findings if each["code"] == "loader-wait")
-    unknown = {**loader, "saving_ns": None}
-    for shown, lines in (([loader, unknown], 0), ([loader, {**loader, "code": "other"}], 1)):
-        content["sections"]["verdict"]["findings"] = shown
-        written.write_text(page(content).html, encoding="utf-8")
-        assert opened(written).get_by_text("savings do not add up").count() == lines
+def test_a_line_says_that_savings_do_not_add_up(written: Path) -> None:
+    made = Capture.load(written.with_name("trace.json"))
+    diagnosis = made.diagnose()
+    loader = next(each for each in diagnosis.findings if each.code == "loader-wait")
+    unknown = replace(loader, saving=None)
+    for found, lines in (((loader, unknown), 0), ((loader, replace(loader, code="other")), 1)):
+        shown = words(verdict(made, replace(diagnosis, findings=found)))
+        assert shown.count("savings do not add up") == lines
 
 
-def test_a_finding_shows_why_its_saving_differs(opened: Callable[..., Page], written: Path) -> None:
-    content = payload([Capture.load(written.with_name("trace.json"))])
-    finding = content["sections"]["verdict"]["findings"][0]
-    assert finding["difference"] == ""
-    finding["difference"] = "The title counts the time spent."
-    written.write_text(page(content).html, encoding="utf-8")
-    card = opened(written).locator("#verdict details.finding").first
-    assert card.locator("dd", has_text="The title counts the time spent.").is_visible()
-
-
-def test_bounds_that_look_equal_are_not_shown(opened: Callable[..., Page], written: Path) -> None:
-    content = payload([Capture.load(written.with_name("trace.json"))])
-    finding = content["sections"]["verdict"]["findings"][0]
-    for high_ns, lines in ((2_000_001, 0), (2_001_000, 1)):
-        finding |= {"saving_ns": 2_000_000, "low_ns": 2_000_000, "high_ns": high_ns}
-        written.write_text(page(content).html, encoding="utf-8")
-        card = opened(written).locator("#verdict details.finding").first
-        assert card.locator("dd", has_text="2.000 ms of a step").is_visible()
-        assert card.get_by_text("between 2.000 ms").count() == lines
+def test_bounds_that_look_equal_are_not_shown(written: Path) -> None:
+    made = Capture.load(written.with_name("trace.json"))
+    loader = next(each for each in made.diagnose().findings if each.saving is not None)
+    for high_ns, bounds in ((2_000_001, ""), (2_001_000, ", between 2.000 ms and 2.001 ms")):
+        finding = replace(loader, saving=Saving(10**7, 2_000_000, 2_000_000, high_ns))
+        (card,) = parts(verdict(made, Diagnosis((), (finding,), (), ())), "finding")
+        assert card["terms"][0]["text"] == f"2.000 ms of a step{bounds}"
 
 
 def test_the_median_is_the_only_time_of_a_step(opened: Callable[..., Page], written: Path) -> None:

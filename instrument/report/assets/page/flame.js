@@ -225,16 +225,24 @@ function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, li
     notes.textContent = graph.left_out
       ? `${graph.left_out.toLocaleString("en")} frames with the least time are left out. The `
         + "own time of their callers includes their time." : "";
-    listed.replaceChildren(table(
-      [
-        {title: "frame", isText: true},
-        {title: "time", unit: "ns", doc: "with the frames that it calls"},
-        {title: "self", unit: "ns"},
-        {title: "share", unit: "share", doc: "time as a share of the whole time"},
+    const rows = timesByName(straight);
+    const whole = straight.total || 1;
+    listed.replaceChildren(table({
+      caption: "Frames by name",
+      columns: [
+        {name: "frame", title: "frame", is_text: true},
+        {name: "time", title: "time", doc: "with the frames that it calls", text: duration},
+        {name: "self", title: "self", text: duration},
+        {name: "share", title: "share", doc: "time as a share of the whole time", text: percent},
       ],
-      timesByName(straight).map(row => [...row, straight.total ? row[1] / straight.total : null]),
-      {caption: "Frames by name", ...list},
-    ));
+      cells: {
+        frame: rows.map(row => row[0]),
+        time: rows.map(row => row[1]),
+        self: rows.map(row => row[2]),
+        share: rows.map(row => row[1] / whole),
+      },
+      ...list,
+    }));
     zoom(tree);
     search();
   };
@@ -314,7 +322,7 @@ sections.flame = {
       colour: colourOfCall,
       canInvert: true,
       isListed: false,
-      list: {sort: 2, shown: 20},
+      list: {sort: "self", shown: 20},
     });
   },
 };

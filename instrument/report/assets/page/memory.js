@@ -154,21 +154,6 @@ function memoryLegend(stacked) {
   return element("p", {class: "legend"}, entries);
 }
 
-// The numbers above the charts.
-function memoryFacts(summary) {
-  const peak = summary.peak_bytes === null
-    ? fact("Growth from the start to the peak", bytes(summary.peak_net_bytes),
-      `after ${duration(summary.peak_ns)}`)
-    : fact("In use at the peak", bytes(summary.peak_bytes), `after ${duration(summary.peak_ns)}`);
-  return element("div", {class: "facts"},
-    peak,
-    summary.reserved_bytes === null ? null
-      : fact("Reserved by the allocator", bytes(summary.reserved_bytes), "largest value"),
-    fact("Growth over the window", bytes(summary.net_bytes), "from its start to its end"),
-    fact("Allocations", summary.allocations.toLocaleString("en"),
-      `${bytes(summary.allocated_bytes)} in total`));
-}
-
 sections.memory = {
   title: "Memory",
   draw(root, data) {
@@ -181,22 +166,22 @@ sections.memory = {
           memoryLegend(stacked),
           ...(device.missing ? [element("p", {text: device.missing})] : [
             element("h4", {text: `In use at the peak, by ${by}`}),
-            live ? tableOf(live, {caption: `In use at the peak, by ${by}`, shown: 10}) : "",
+            live ? table(live) : "",
           ]),
         ]);
       };
       root.append(
         element("h3", {text: device.name}),
-        memoryFacts(device.summary),
+        ...drawn([device.facts]),
         device.charts.length > 1 ? element("div", {class: "tools"}, element("select", {
           "aria-label": `Group the memory of ${device.name} by`,
           onchange: event => show(device.charts[event.target.value]),
         }, device.charts.map(({by}, at) => element("option", {value: at, text: `by ${by}`})))) : "",
         chart,
         element("h4", {text: "Memory of each step"}),
-        tableOf(device.steps, {caption: `Steps on ${device.name}`, shown: 15}),
+        table(device.steps),
         element("details", {}, element("summary", {text: "Allocations by size"}),
-          tableOf(device.sizes, {caption: `Allocations by size on ${device.name}`, shown: 15})),
+          table(device.sizes)),
       );
       show(device.charts[0]);
     }

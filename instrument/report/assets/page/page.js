@@ -1,8 +1,7 @@
 // Read the payload, draw the sections, and provide helpers for all of them.
 "use strict";
 
-// The script of each section adds an entry {title, heading(data), draw(root, data)}. Without
-// `heading`, the section's heading is its title.
+// The script of a section that is not made of parts adds an entry {title, draw(root, data)}.
 const sections = {};
 const light = matchMedia("(prefers-color-scheme: light)");
 
@@ -46,7 +45,7 @@ function fixed(value, digits) {
   return isTie && /[13579]$/.test(rounded) ? exact.slice(0, -30).replace(/\.$/, "") : rounded;
 }
 
-// The functions from here to `percent` give the same texts as instrument/units.py.
+// The functions from here to `percent` write the numbers of charts; they give the same texts as instrument/units.py.
 function duration(ns) {
   for (const [limit, divisor, unit] of [[1e3, 1, "ns"], [1e6, 1e3, "µs"], [1e9, 1e6, "ms"]]) {
     const digits = divisor > 1 ? 3 : 0;
@@ -57,22 +56,11 @@ function duration(ns) {
 }
 
 function bytes(value) {
-  return scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
-}
-
-function rate(value) {
-  return `${scaled(value, 1000, ["B", "kB", "MB", "GB", "TB"])}/s`;
-}
-
-function count(value) {
-  return scaled(value, 1000, ["", "K", "M", "G", "T", "P"]);
-}
-
-function scaled(value, base, units) {
-  if (Math.abs(value) < base) return `${value} ${units[0]}`.trimEnd();
+  const units = ["KiB", "MiB", "GiB", "TiB"];
+  if (Math.abs(value) < 1024) return `${value} B`;
   let power = 1;
-  while (Math.abs(fixed(value / base ** power, 2)) >= base && power < units.length - 1) power += 1;
-  return `${fixed(value / base ** power, 2)} ${units[power]}`;
+  while (Math.abs(fixed(value / 1024 ** power, 2)) >= 1024 && power < units.length) power += 1;
+  return `${fixed(value / 1024 ** power, 2)} ${units[power - 1]}`;
 }
 
 function percent(share) {
@@ -162,34 +150,19 @@ function isDark() {
   return chosen ? chosen === "dark" : !light.matches;
 }
 
-// The lines below the title: the verdict, the change, the facts, and the number of captures.
-function drawHeading({captures = 1, sections: {verdict, comparison}}) {
-  const title = document.querySelector("#head h1");
-  if (captures > 1) {
-    title.after(element("p", {class: "soft", text:
-      `The last of ${captures} captures. The findings and the section Run cover all captures.`}));
-  }
-  if (verdict) {
-    const isCompared = comparison && !comparison.refused;
-    title.after(
-      element("p", {id: "sentence", text: `${verdict.sentence}.`}),
-      isCompared ? element("p", {text: `${comparison.sentence}.`}) : "",
-      element("p", {class: "soft", text: verdict.facts.join(" · ")}),
-    );
-  }
-}
-
 async function start() {
   const payload = await unpacked();
   const main = document.getElementById("main");
   const contents = document.getElementById("contents");
   main.replaceChildren();
-  drawHeading(payload);
+  document.querySelector("#head h1").after(...drawn(payload.head || []));
   for (const [name, data] of Object.entries(payload.sections)) {
-    const {title, heading = () => title, draw} = sections[name];
+    const {title, draw} = sections[name] || {
+      title: data.title, draw: root => root.append(...drawn(data.parts).flat().filter(Boolean)),
+    };
     contents.append(element("a", {href: `#${name}`, text: title}));
     const root = element("section", {id: name, "aria-labelledby": `${name}-title`});
-    root.append(element("h2", {id: `${name}-title`, text: heading(data)}));
+    root.append(element("h2", {id: `${name}-title`, text: data.heading || title}));
     main.append(root);
     drawLazily(root, () => draw(root, data));
   }

@@ -1,28 +1,12 @@
 // A table that can be sorted by a column and filtered by a text. Its rows may be a tree.
 "use strict";
 
-const unitTexts = {
-  ns: duration,
-  bytes,
-  "bytes/s": rate,
-  flops: count,
-  "flops/s": count,
-  share: percent,
-};
 // A longer name, in characters, is shortened until the reader clicks it.
 const longestName = 60;
 // A longer text, in characters, may break into several lines.
 const longestLine = 32;
 // At first, a tree is open down to the deepest level with at most this many rows in total.
 const openedRows = 30;
-
-function cellText(unit, value) {
-  if (value === null || value === undefined) return "–";
-  if (unit in unitTexts) return unitTexts[unit](value);
-  if (typeof value !== "number") return String(value);
-  if (Number.isInteger(value)) return value.toLocaleString("en");
-  return String(Number(value.toPrecision(3)));
-}
 
 // A name. The middle of a long name is left out until the reader clicks it.
 function longName(text) {
@@ -40,15 +24,14 @@ function longName(text) {
   return button;
 }
 
-// Make a table.
-// - `columns` are {title, unit, doc, isText, isSentence, isBar, cell, key}. The function
-//   `cell(value, row)` returns the content of a cell that is not plain text. `key(value)` returns
-//   the value to sort by. A sentence is never shortened.
-// - `rows` are arrays with a value for each column.
-// - `sort` is the index of the column that sorts the rows at first; null keeps their order.
+// Make a table from a table in the payload; docs/report.md describes its keys.
+// - The cells of a column are the values that sort the rows. `texts` are what they show.
+// - `sort` is the name of the column that sorts the rows at first; without it they keep their order.
 // - `depths` makes the rows a tree: it has the depth of each row. A row comes after its parent.
-function table(columns, rows, options) {
-  const {caption, sort = null, filter = rows.length > 10, shown = 25, depths = null} = options;
+function table({caption, columns, cells, sort = null, shown = 25, depths = null, ...options}) {
+  const size = columns.length ? cells[columns[0].name].length : 0;
+  const rows = [...Array(size).keys()];
+  const {has_filter: filter = size > 10} = options;
   const {roots, all} = treeOf(rows, depths);
   const hasBranches = all.some(node => node.children.length);
   let sorted = {column: null, descending: true};
@@ -61,19 +44,19 @@ function table(columns, rows, options) {
   const headers = columns.map((column, index) => {
     const button = element("button", {type: "button", title: column.doc, text: column.title});
     button.addEventListener("click", () => {
-      sortBy(index, sorted.column === index ? !sorted.descending : !column.isText);
+      sortBy(index, sorted.column === index ? !sorted.descending : !column.is_text);
       fill();
     });
-    const isLeft = column.isText || column.isBar;
+    const isLeft = column.is_text || column.kind === "bar";
     return element("th", {scope: "col", class: isLeft ? "text" : null}, button);
   });
 
   function sortBy(index, descending) {
     sorted = {column: index, descending};
     const sign = descending ? -1 : 1;
-    const key = columns[index].key || (value => value);
+    const values = cells[columns[index].name];
     const compare = (one, other) => {
-      const [a, b] = [one, other].map(node => key(node.row[index]));
+      const [a, b] = [values[one.row] ?? null, values[other.row] ?? null];
       if (a === null || b === null) return (a === null) - (b === null); // unknown cells come last
       return sign * (typeof a === "string" ? a.localeCompare(b) : a - b);
     };
@@ -84,9 +67,14 @@ function table(columns, rows, options) {
     });
   }
 
+  const draw = columns.map(column => cellOf(column, cells[column.name]));
+  const matches = row => columns.some(({name, is_text: isText}) => (
+    isText && String(cells[name][row]).toLowerCase().includes(query)
+  ));
+
   function search() {
     for (const node of all.slice().reverse()) {
-      node.isFound = matches(columns, node.row, query) || node.children.some(each => each.isFound);
+      node.isFound = matches(node.row) || node.children.some(each => each.isFound);
     }
   }
 
@@ -104,8 +92,7 @@ function table(columns, rows, options) {
 
   function fill() {
     const found = visible();
-    const first = found.slice(0, limit);
-    body.replaceChildren(...first.map(node => rowOf(columns, node, hasBranches, fill)));
+    body.replaceChildren(...found.slice(0, limit).map(node => rowOf(node)));
     counted.textContent = found.length < rows.length
       ? `${found.length} of ${rows.length} rows`
       : `${rows.length} ${rows.length === 1 ? "row" : "rows"}`;
@@ -113,12 +100,29 @@ function table(columns, rows, options) {
     more.textContent = `Show all ${found.length} rows`;
   }
 
+  function rowOf(node) {
+    return element("tr", {}, columns.map((column, at) => {
+      const content = draw[at](node.row);
+      if (at === 0 && hasBranches) {
+        const name = cells[column.name][node.row];
+        const branch = element("td", {class: "text branch"}, toggle(node, name, fill), content);
+        branch.style.setProperty("--depth", node.depth);
+        return branch;
+      }
+      const isLong = String(cells[column.name][node.row]).length > longestLine;
+      return element(
+        "td", {class: column.is_text ? `text${isLong ? " long" : ""}` : null}, content,
+      );
+    }));
+  }
+
   function openTree(isOpen) {
     for (const node of all) node.isOpen = isOpen;
     fill();
   }
 
-  if (sort !== null) sortBy(sort, !columns[sort].isText);
+  const first = columns.findIndex(({name}) => name === sort);
+  if (first >= 0) sortBy(first, !columns[first].is_text);
   fill();
   const tools = filter || hasBranches ? element("div", {class: "tools"}) : null;
   if (filter) {
@@ -161,8 +165,8 @@ function table(columns, rows, options) {
 
 // The rows as nodes {row, depth, children, isOpen, isFound}, and the nodes without a parent.
 function treeOf(rows, depths) {
-  const all = rows.map((row, at) => (
-    {row, depth: depths ? depths[at] : 0, children: [], isOpen: false, isFound: true}
+  const all = rows.map(row => (
+    {row, depth: depths ? depths[row] : 0, children: [], isOpen: false, isFound: true}
   ));
   const roots = [];
   const above = [];
@@ -181,72 +185,61 @@ function treeOf(rows, depths) {
   return {roots, all};
 }
 
-function matches(columns, row, query) {
-  return columns.some(({isText}, at) => isText && String(row[at]).toLowerCase().includes(query));
+// A function that draws the cell of a row. The script of a chart may give a column a function
+// `text` that writes a value, or a function `draw` that draws a cell.
+function cellOf(column, values) {
+  const {texts, text = value => value ?? "–", notes = [], links = []} = column;
+  const textOf = row => (texts ? texts[row] : text(values[row]));
+  const noteOf = row => (notes[row] ? element("span", {class: "soft note", text: notes[row]}) : null);
+  const most = Math.max(...values.filter(value => typeof value === "number"), 1);
+  const place = column.kind === "change" ? scaleOf(values.map(value => value || 0)) : null;
+  const kinds = {
+    sentence: textOf,
+    range: row => {
+      const isRange = column.is_range ? column.is_range[row] : true;
+      const colour = isRange ? colourOfRange(values[row]) : "transparent";
+      const className = column.is_range ? "named" : null;
+      return element("span", {class: className}, mark(colour), longName(textOf(row)), noteOf(row));
+    },
+    bar: row => {
+      const parts = Object.entries(column.parts)
+        .map(([name, ns]) => ({name, ns: ns[row] || 0, colour: kindColours[name]}))
+        .filter(part => part.ns > 0);
+      const bar = stackedBar(parts, textOf(row), most);
+      bar.title = printable(textOf(row));
+      return bar;
+    },
+    steps: row => {
+      const ns = column.charts[row];
+      return ns && stepChart(ns, column.numbers, {width: Math.min(ns.length * 8, 96), height: 16});
+    },
+    change: row => (values[row] === null ? "–" : element(
+      "span",
+      {class: "change-cell"},
+      place(values[row]),
+      element("span", {class: `number ${directionOf(values[row])}`, text: textOf(row)}),
+    )),
+    status: row => element("span", {class: `status ${values[row]}`, text: textOf(row)}),
+    link: row => (links[row] ? element("a", {href: links[row], text: textOf(row)})
+      : longName(textOf(row))),
+    name: row => (notes[row] ? element("span", {}, longName(textOf(row)), noteOf(row))
+      : longName(textOf(row))),
+    number: textOf,
+  };
+  return column.draw || kinds[column.kind || (column.is_text ? "name" : "number")];
 }
 
-function rowOf(columns, node, hasBranches, redraw) {
-  return element("tr", {}, columns.map((column, at) => {
-    const value = node.row[at];
-    let content = column.cell ? column.cell(value, node.row) : cellText(column.unit, value);
-    const isName = column.isText && !column.isSentence;
-    if (typeof content === "string" && isName) content = longName(content);
-    const isLong = column.isText && String(value).length > longestLine;
-    if (at > 0 || !hasBranches) {
-      return element("td", {class: column.isText ? `text${isLong ? " long" : ""}` : null}, content);
-    }
-    const branch = element("td", {class: "text branch"}, toggle(node, redraw), content);
-    branch.style.setProperty("--depth", node.depth);
-    return branch;
-  }));
-}
-
-function toggle(node, redraw) {
+function toggle(node, name, redraw) {
   if (!node.children.length) return element("span", {class: "leaf"});
   return element("button", {
     type: "button",
     class: "toggle",
     "aria-expanded": String(node.isOpen),
-    "aria-label": `Ranges inside ${node.row[0]}`,
+    "aria-label": `Ranges inside ${name}`,
     text: node.isOpen ? "▾" : "▸",
     onclick: () => {
       node.isOpen = !node.isOpen;
       redraw();
     },
   });
-}
-
-// The columns of a table in the payload, {columns: [{name, title, unit, doc, is_text}], cells}.
-function columnsOf(data, names = data.columns.map(({name}) => name)) {
-  const byName = new Map(data.columns.map(column => [column.name, column]));
-  return names.filter(name => byName.has(name)).map(name => {
-    const {title, unit, doc, is_text: isText} = byName.get(name);
-    return {name, title, unit, doc, isText};
-  });
-}
-
-function rowsOf(data, columns) {
-  const cells = columns.map(({name}) => data.cells[name]);
-  return (cells[0] || []).map((_, at) => cells.map(column => column[at]));
-}
-
-// Make a table from a table in the payload, with all of its columns.
-function tableOf(data, options) {
-  const columns = columnsOf(data);
-  return table(columns, rowsOf(data, columns), options);
-}
-
-// A table that can be folded, with its title and a note.
-function tableDetails(id, title, note, isOpen, content) {
-  return element(
-    "details",
-    {class: "folded", id, open: isOpen},
-    element(
-      "summary",
-      {},
-      element("b", {text: title}),
-      element("span", {class: "soft", text: ` ${note}`}),
-    ),
-    content,
-  );
 }

@@ -486,19 +486,26 @@ sections.timeline = {
         const order = [...slices.start.keys()].sort((one, other) => (
           (slices.end[other] - slices.start[other]) - (slices.end[one] - slices.start[one])
         ));
-        folded.append(table(
-          [
-            {title: "name", isText: true, cell: (name, row) => link(row[6])},
-            {title: "kind", isText: true}, {title: "range", isText: true},
-            {title: "track", isText: true}, {title: "start", unit: "ns"},
-            {title: "duration", unit: "ns"},
+        const shown = order.slice(0, 100);
+        folded.append(table({
+          caption: "The longest slices",
+          columns: [
+            {name: "name", title: "name", is_text: true, draw: row => link(shown[row])},
+            {name: "kind", title: "kind", is_text: true},
+            {name: "range", title: "range", is_text: true},
+            {name: "track", title: "track", is_text: true},
+            {name: "start", title: "start", text: duration},
+            {name: "duration", title: "duration", text: duration},
           ],
-          order.slice(0, 100).map(at => [
-            nameOf(at), sliceKinds[data.kinds[data.name[at]]], rangeOf(at) || "",
-            rowOfSlice(at).track.name, slices.start[at], slices.end[at] - slices.start[at], at,
-          ]),
-          {caption: "The longest slices"},
-        ));
+          cells: {
+            name: shown.map(nameOf),
+            kind: shown.map(at => sliceKinds[data.kinds[data.name[at]]]),
+            range: shown.map(at => rangeOf(at) || ""),
+            track: shown.map(at => rowOfSlice(at).track.name),
+            start: shown.map(at => slices.start[at]),
+            duration: shown.map(at => slices.end[at] - slices.start[at]),
+          },
+        }));
       });
       return folded;
     }

@@ -1,0 +1,282 @@
+// The parts of a section: texts, facts, bars, findings and charts. Their numbers are text already.
+"use strict";
+
+// The colours of kinds of time and of phases; page.css defines the variables.
+const kindColours = {
+  compute: "var(--compute)",
+  "exposed communication": "var(--communication)",
+  copy: "var(--copy)",
+  "waiting for data": "var(--loader)",
+  launch: "var(--launch)",
+  "CPU operators": "var(--cpu)",
+  Python: "var(--python)",
+  idle: "var(--idle)",
+  forward: "var(--forward)",
+  backward: "var(--backward)",
+  accumulate: "var(--accumulate)",
+  recompute: "var(--recompute)",
+  optimizer: "var(--optimizer)",
+  time: "var(--idle)",
+  "largest saving": "var(--cpu)",
+};
+// The most ranks in a legend.
+const mostLegend = 32;
+
+// For each kind of part, the function that draws it.
+const drawings = {
+  text: ({style, text, id}) => {
+    const tag = ["h3", "h4"].includes(style) ? style : "p";
+    return element(tag, {id, class: tag === "p" && style !== "p" ? style : null, text});
+  },
+  list: ({items}) => element("ul", {class: "soft"}, items.map(text => element("li", {text}))),
+  facts: ({items}) => element("div", {class: "facts"}, items.map(fact)),
+  bars: ({items}) => element("div", {class: "halves"}, items.map(({title, label, parts}) => element(
+    "div",
+    {},
+    element("h4", {text: title}),
+    stackedBar(parts.map(part => ({...part, colour: colourOfPart(part)})), label),
+    element("ul", {class: "parts"}, parts.map(part => element(
+      "li",
+      {},
+      mark(colourOfPart(part)),
+      element("span", {class: "part-name"}, longName(part.title || part.name)),
+      element("span", {class: "number", text: part.text}),
+      element("span", {class: "number soft", text: part.share}),
+    ))),
+  ))),
+  folded: ({title, note, id, is_open: isOpen, parts}) => element(
+    "details",
+    {class: "folded", id, open: isOpen},
+    element(
+      "summary",
+      {},
+      note ? element("b", {text: title}) : title,
+      note ? element("span", {class: "soft", text: ` ${note}`}) : null,
+    ),
+    drawn(parts),
+  ),
+  finding,
+  choice,
+  changes,
+  plot,
+  table,
+};
+
+function drawn(parts) {
+  return parts.map(part => drawings[part.kind](part));
+}
+
+// The colour of a range. Names such as "(others)" are not ranges and are grey.
+function colourOfRange(path) {
+  return path.startsWith("(") ? "var(--idle)" : colourOf(path.split("/").at(-1));
+}
+
+function colourOfPart({name, is_range: isRange}) {
+  return isRange ? colourOfRange(name) : kindColours[name];
+}
+
+function mark(colour) {
+  const made = element("i", {class: "mark"});
+  made.style.background = colour;
+  return made;
+}
+
+// A bar of parts {name, ns, text, colour}. Without `most`, the parts fill the whole bar.
+function stackedBar(parts, label, most = parts.reduce((sum, {ns}) => sum + ns, 0)) {
+  const bar = element("div", {class: "bar", role: "img", "aria-label": label});
+  for (const part of parts) {
+    const piece = element("span", {title: part.text ? `${part.name}: ${part.text}` : null});
+    piece.style.width = `${(100 * Math.min(part.ns, most)) / most}%`;
+    piece.style.background = part.colour;
+    bar.append(piece);
+  }
+  return bar;
+}
+
+// A box with a label, a number or a chart of steps, and a note below.
+function fact({label, value, note, tone, chart}) {
+  return element(
+    "div",
+    {class: `fact ${tone || ""}`.trim()},
+    label ? element("span", {class: "soft", text: label}) : null,
+    chart ? stepChart(chart.ns, chart.numbers, {width: 200, height: 40})
+      : element("b", {text: value}),
+    note ? element("span", {class: "soft", text: note}) : null,
+  );
+}
+
+function finding({code, title, share, saves, is_open: isOpen, terms, evidence}) {
+  const gauge = element("span", {class: "gauge", "aria-hidden": "true"}, element("span"));
+  gauge.firstChild.style.width = `${Math.min(Math.max(share, 0), 1) * 100}%`;
+  const isCode = style => ["code", "block"].includes(style);
+  return element(
+    "details",
+    {class: "finding", id: `finding-${code}`, open: isOpen},
+    element(
+      "summary",
+      {},
+      element("span", {class: "finding-title", text: title}),
+      share === null ? element("span", {class: "soft saving", text: saves})
+        : element("span", {class: "saving"}, gauge, element("span", {text: saves})),
+    ),
+    element("dl", {}, terms.map(({term, text, style}) => [
+      element("dt", {text: term}),
+      element("dd", {}, element(
+        style === "code" ? "code" : "span", {class: isCode(style) ? "block" : style || null, text},
+      )),
+    ])),
+    evidence ? drawn([evidence]) : null,
+  );
+}
+
+// Buttons that choose which parts are shown.
+function choice({label, items, legend = []}) {
+  const place = element("div");
+  const buttons = items.map((item, at) => (
+    element("button", {type: "button", text: item.title, onclick: () => show(at)})
+  ));
+  const show = at => {
+    buttons.forEach((button, k) => button.setAttribute("aria-pressed", String(k === at)));
+    place.replaceChildren(...drawn(items[at].parts));
+  };
+  show(0);
+  return [
+    element("div", {class: "tools", role: "group", "aria-label": label}, buttons, element(
+      "p", {class: "legend"}, legend.map(name => element("span", {}, mark(kindColours[name]), name)),
+    )),
+    place,
+  ];
+}
+
+// Lists of changes: the name, the times of both sides, a bar from a common zero line, the change.
+function changes({note, items}) {
+  return [
+    element(
+      "p",
+      {class: "legend"},
+      element("span", {}, mark("var(--faster)"), "left of the line: faster"),
+      element("span", {}, mark("var(--slower)"), "right of the line: slower"),
+      element("span", {text: note}),
+    ),
+    element("div", {class: "changes"}, items.map(({title, rows}) => {
+      const place = scaleOf(rows.map(row => row.change_ns));
+      return element("div", {}, element("h4", {text: title}), element(
+        "ul",
+        {class: "change-bars"},
+        rows.map(row => element(
+          "li",
+          {class: row.is_total ? "total" : null},
+          element("span", {class: "part-name"}, longName(row.name),
+            row.soft ? element("span", {class: "soft", text: ` · ${row.soft}`}) : null),
+          element("span", {class: "number soft", text: row.both}),
+          place(row.change_ns),
+          element("span", {class: `number ${row.tone}`, text: row.text}),
+        )),
+      ));
+    })),
+  ];
+}
+
+// A function that draws the bar of a change. All its bars have the same scale and zero line.
+function scaleOf(values) {
+  const low = Math.min(0, ...values);
+  const high = Math.max(0, ...values);
+  const percentOf = value => (100 * value) / (high - low || 1);
+  return change => {
+    const bar = element("span", {class: "change-bar", "aria-hidden": "true"});
+    const filled = element("span", {class: directionOf(change)});
+    const zero = element("i");
+    zero.style.left = `${percentOf(-low)}%`;
+    filled.style.left = `${percentOf(Math.min(change, 0) - low)}%`;
+    filled.style.width = `${percentOf(Math.abs(change))}%`;
+    bar.append(filled, zero);
+    return bar;
+  };
+}
+
+function directionOf(change) {
+  return change > 0 ? "slower" : change < 0 ? "faster" : "same";
+}
+
+function svg(tag, attributes, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+function svgTitle(text) {
+  return svg("title", {}, printable(text));
+}
+
+// A column for each step, with its duration as tooltip.
+function stepChart(values, numbers, {width, height}) {
+  const sorted = values.slice().sort((one, other) => one - other);
+  const label = `${values.length} steps: from ${duration(sorted[0])} to `
+    + `${duration(sorted.at(-1))}, median ${duration(sorted[Math.floor(sorted.length / 2)])}`;
+  const chart = svg("svg", {
+    class: "steps", viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
+    "aria-label": label,
+  });
+  const most = Math.max(...values, 1);
+  const step = width / values.length;
+  values.forEach((value, at) => {
+    const tall = Math.max((value / most) * height, value ? 1 : 0);
+    chart.append(svg("rect", {
+      x: at * step,
+      y: height - tall,
+      width: Math.max(step - Math.min(step / 4, 2), 0.5),
+      height: tall,
+    }, svgTitle(`step ${numbers[at]}: ${duration(value)}`)));
+  });
+  return chart;
+}
+
+// A chart with a point for each step of each rank, the steps from left to right.
+function plot({label, points, has_ranks: hasRanks}) {
+  const [width, height, left, bottom] = [1160, 220, 92, 26];
+  const columns = new Map();
+  points
+    .slice()
+    .sort((one, other) => one.window - other.window || one.number - other.number)
+    .forEach(({window, number}) => {
+      const key = `${window}/${number}`;
+      if (!columns.has(key)) columns.set(key, {at: columns.size, number});
+    });
+  const most = points.reduce((longest, {ns}) => Math.max(longest, ns), 1);
+  const ranks = [...new Set(points.map(({rank}) => rank))];
+  // The colours of the ranks differ as much as possible.
+  const colour = at => `oklch(0.68 0.14 ${Math.round((360 * at) / ranks.length)})`;
+  const wide = (width - left) / columns.size;
+  const x = at => left + (at + 0.5) * wide;
+  const y = ns => 8 + (height - bottom - 8) * (1 - ns / most);
+  const drawing = svg("svg", {
+    class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label,
+  });
+  for (const part of [0, 0.25, 0.5, 0.75, 1]) {
+    const at = y(part * most);
+    drawing.append(
+      svg("line", {x1: left, x2: width, y1: at, y2: at}),
+      svg("text", {x: left - 8, y: at + 4, "text-anchor": "end"}, duration(Math.round(part * most))),
+    );
+  }
+  const every = Math.ceil(columns.size / 12);
+  for (const {at, number} of columns.values()) {
+    if (at % every) continue;
+    drawing.append(svg("text", {x: x(at), y: height - 6, "text-anchor": "middle"}, `step ${number}`));
+  }
+  for (const {window, rank, number, ns} of points) {
+    const place = ranks.indexOf(rank);
+    // The points of a step's ranks lie side by side.
+    const beside = ((place + 0.5) / ranks.length - 0.5) * wide * 0.7;
+    const of = hasRanks ? `, ${rank}` : "";
+    const dot = svg("circle", {
+      cx: x(columns.get(`${window}/${number}`).at) + beside, cy: y(ns), r: 4,
+    }, svgTitle(`step ${number}${of}: ${duration(ns)}`));
+    dot.style.fill = colour(place);
+    drawing.append(dot);
+  }
+  return [drawing, hasRanks ? element("p", {class: "legend"}, ranks.slice(0, mostLegend).map(
+    (rank, at) => element("span", {}, mark(colour(at)), rank),
+  )) : null];
+}
