@@ -27,9 +27,6 @@ LABELS: tuple[Label, Label] = ("A", "B")
 
 #: A step counts as the same if its time changes by at most this share.
 MARGIN = 0.02
-#: The default number of blocks. If the step and 19 ranges are compared, a change needs at least
-#: this many blocks to be significant.
-BLOCKS = 10
 #: The file in a run's folder that holds the program's output.
 OUTPUT_FILE = "output.txt"
 #: Only ranges that take at least this share of the step are compared, and of these only this many
@@ -71,13 +68,9 @@ class Block(NamedTuple):
 
     runs: Sequence[Run]
 
-    def side(self, label: Label) -> list[RunRecord]:
-        """The two records of one side."""
-        return [run.record for run in self.runs if run.label == label]
-
     def step_ns(self, label: Label) -> float:
         """The step time of one side, in ns: the mean of its two runs."""
-        return float(np.mean([record.step_ns for record in self.side(label)]))
+        return float(np.mean([run.record.step_ns for run in self.runs if run.label == label]))
 
 
 class RunError(CaptureError):
@@ -219,11 +212,6 @@ class Comparison:
         return self.quantities[0]
 
     @property
-    def changed(self) -> list[Quantity]:
-        """The ranges whose verdict is "slower" or "faster"."""
-        return [each for each in self.quantities[1:] if each.verdict in ("slower", "faster")]
-
-    @property
     def blocks_missing(self) -> int | None:
         """About how many more blocks a verdict on the step needs; None if there is one."""
         if self.step.verdict != "undecided":
@@ -246,12 +234,12 @@ class Comparison:
         a, b = self._counter_values("A"), self._counter_values("B")
         return [CounterValues(name, a[name], b[name]) for name in a if name in b]
 
-    def machine(self, label: Label) -> list[MachineState]:
-        """The state of the machine in each run of one side."""
-        return [run.machine for block in self.blocks for run in block.runs if run.label == label]
+    def runs(self, label: Label) -> list[Run]:
+        """The runs of one side, in their order."""
+        return [run for block in self.blocks for run in block.runs if run.label == label]
 
     def _records(self, label: Label) -> list[RunRecord]:
-        return [record for block in self.blocks for record in block.side(label)]
+        return [run.record for run in self.runs(label)]
 
     def _common_ranges(self) -> list[str]:
         records = [*self._records("A"), *self._records("B")]

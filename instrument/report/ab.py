@@ -11,7 +11,6 @@ from instrument.analysis.section import Part, Section
 from instrument.analysis.table import Table, known_columns
 from instrument.compare.ab import LABELS, Block, Comparison, CounterValues, Program, Quantity
 from instrument.compare.guard import amount_of
-from instrument.compare.machine import MachineState
 from instrument.units import counted, durations_like, percent_change
 
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
@@ -101,7 +100,11 @@ def _verdict(comparison: Comparison) -> list[str]:
         f"Verdict: {verdict}",
         f"A step takes {text(step.a_ns)} in A and {text(step.b_ns)} in B: {_change(step)}, from "
         f"{counted(len(comparison.blocks), 'block')} of four runs",
-        *(f"{each.path or ''} is {each.verdict}: {_change(each)}" for each in comparison.changed),
+        *(
+            f"{each.path} is {each.verdict}: {_change(each)}"
+            for each in comparison.quantities[1:]
+            if each.verdict in ("slower", "faster")
+        ),
         f"A change within ±{100 * comparison.margin:.3g} % counts as the same.",
     ]
 
@@ -183,14 +186,14 @@ def _values(counter: str, values: tuple[int, int]) -> str:
 def _machine(comparison: Comparison) -> list[str]:
     lines = []
     for name, (title, unit, decimals) in _MACHINE.items():
-        sides = [_spread(comparison.machine(label), name, decimals) for label in LABELS]
-        if all(sides):
-            lines.append(f"  {title}: {sides[0]}{unit} in A, {sides[1]}{unit} in B")
+        values = [[getattr(r.machine, name) for r in comparison.runs(label)] for label in LABELS]
+        a, b = (_spread([v for v in side if v is not None], decimals) for side in values)
+        if a and b:
+            lines.append(f"  {title}: {a}{unit} in A, {b}{unit} in B")
     return ["Machine, median (minimum to maximum) over the runs:", *lines] if lines else []
 
 
-def _spread(states: Sequence[MachineState], name: str, decimals: int) -> str:
-    known = [value for each in states if (value := getattr(each, name)) is not None]
+def _spread(known: Sequence[float], decimals: int) -> str:
     if not known:
         return ""
     middle, low, high = (
