@@ -18,11 +18,9 @@ which counters a change raises:
       }
     }
 
-`counters` holds the counters of a step. A counter that varies between steps has three numbers: the
-lowest value of a step, the highest value, and the sum of all steps. For `peak_bytes`, the third
-number is the highest value again. A counter that was not recorded is missing. `calls` holds, for
-each range, how often a step calls each operator. Calls from another operator and calls in an inner
-range do not count.
+A counter that varies between steps has three numbers: the lowest and the highest value of a step,
+and the sum of all steps (of `peak_bytes`, the highest value again). A counter that was not recorded
+is missing. `calls` are those of `Counters.calls`.
 """
 
 from __future__ import annotations
@@ -49,14 +47,10 @@ _Rows = dict[str, dict[str, _Cell]]
 
 
 class _Head(Struct):
-    """The part of the file that all format versions have."""
-
     torch_instrument_baseline: int
 
 
 class _Content(Struct):
-    """The content of the file; the module's docstring describes it."""
-
     steps: Annotated[int, Meta(ge=1, le=2**31)]
     counters: dict[str, _Cell]
     ranges: _Rows
@@ -96,21 +90,19 @@ def read(path: Path) -> Counters:
         raise CaptureError(
             f"The file {path} is no baseline ({error}): write it with `instrument baseline`."
         ) from None
-    steps = content.steps
+
+    def counts(row: Mapping[str, _Cell]) -> dict[str, Count]:
+        return {name: _count(name, cell, content.steps) for name, cell in row.items()}
+
     known: dict[str, Count | None] = dict.fromkeys(COUNTERS)
-    known |= {
-        name: _count(name, cell, steps)
-        for name, cell in content.counters.items()
-        if name in COUNTERS or name.startswith(KIND)
-    }
+    for name, count in counts(content.counters).items():
+        if name in COUNTERS or name.startswith(KIND):
+            known[name] = count
     ranges, calls = (
-        {
-            path: {name: _count(name, cell, steps) for name, cell in row.items()}
-            for path, row in rows.items()
-        }
+        {path: counts(row) for path, row in rows.items()}
         for rows in (content.ranges, content.calls)
     )
-    return Counters(steps, known, ranges, calls)
+    return Counters(content.steps, known, ranges, calls)
 
 
 def is_baseline(path: Path) -> bool:
@@ -140,7 +132,6 @@ def _cells(row: Mapping[str, Count]) -> dict[str, _Cell]:
 
 
 def _section(title: str, rows: Mapping[str, object]) -> str:
-    """Write a key and its JSON object as text, with one line for each entry, sorted by name."""
     lines = [
         f"    {json.dumps(files.encodable(name))}: {json.dumps(files.encodable(rows[name]))}"
         for name in sorted(rows)

@@ -1,8 +1,4 @@
-"""The conditions under which captures were recorded, and how the two sides of a comparison differ.
-
-Each difference is one sentence. If the difference makes the comparison misleading, its `misleads`
-is True.
-"""
+"""The conditions under which captures were recorded, and how those of two sides differ."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ from instrument.analysis.coverage import losses
 from instrument.analysis.views import TRAIN, Views
 from instrument.compare.totals import Rows, Totals
 from instrument.trace.capture_json import DISTURBING_CPU_WAIT, Environment
-from instrument.trace.events import Events
 from instrument.units import few, percent
 
 # If the share of equal calls is below the first limit, a sentence says that the programs differ.
@@ -35,15 +30,10 @@ _SHOWN, _LONGEST = 4, 64
 
 
 class Unlike(NamedTuple):
-    """One difference between the two sides of a comparison, such as another device.
-
-    Attributes:
-        sentence: what differs, with the values of both sides.
-        misleads: whether this difference makes a comparison misleading.
-    """
+    """A difference between the sides in one sentence, and whether the comparison misleads."""
 
     sentence: str
-    misleads: bool
+    misleads: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,8 +41,7 @@ class Conditions:
     """The conditions under which the captures of one side were recorded.
 
     Attributes:
-        facts: for each fact, such as "device", the set of its values in the captures; empty if no
-            value is known.
+        facts: for each fact, such as "device", the set of its values; empty if none is known.
         has_device: whether any capture holds device work.
         recorded: what was recorded in addition to the operators, such as "input shapes".
         losses: for each row of `capture.coverage` that reports missing data, the lowest share of
@@ -68,7 +57,7 @@ class Conditions:
     cpu_wait: float = 0.0
 
 
-# The facts by name, and whether a comparison misleads if they differ.
+# The first facts that are compared, and whether a comparison misleads if they differ.
 _FACTS: dict[str, bool] = {
     "device": True,
     "machine": False,
@@ -78,11 +67,19 @@ _FACTS: dict[str, bool] = {
     "batch size": True,
     "number of loader workers": False,
 }
+_SETTINGS = (
+    "grad_enabled",
+    "anomaly_mode",
+    "float32_matmul_precision",
+    "allow_tf32",
+    "cudnn_benchmark",
+    "deterministic_algorithms",
+)
 
 
 def conditions(capture: Views) -> Conditions:
-    """Collect the conditions under which a capture was recorded, such as its device."""
-    events = capture.events
+    """Collect the conditions under which a capture was recorded."""
+    events, wait = capture.events, capture.about.cpu_wait
     has = {
         "input shapes": (events.shapes >= 0).any(),
         "memory": len(events.memory) > 0,
@@ -96,59 +93,34 @@ def conditions(capture: Views) -> Conditions:
         has_device=len(capture.work.event) > 0,
         recorded={name for name, is_there in has.items() if is_there},
         losses={row["name"]: row["share"] for row in losses(capture)},
-        cpu_wait=_cpu_wait(capture),
+        cpu_wait=0.0 if wait is None else wait.share or 0.0,
     )
 
 
-def _cpu_wait(capture: Views) -> float:
-    wait = capture.about.cpu_wait
-    return 0.0 if wait is None else wait.share or 0.0
-
-
 def _values(capture: Views) -> dict[str, Iterable[Any]]:
-    """For each fact about a capture, such as "device" or "batch size", the values of this fact.
-
-    None means that a value is not known.
-    """
+    """The values of each fact about a capture; None stands for a value that is not known."""
     about, events = capture.about, capture.events
     environment = about.environment or Environment()
-    phase = capture.phase
-    loaders = [each for each in environment.loaders or () if (each.phase or TRAIN) == phase]
-    devices = [device.name for device in events.devices]
+    threads = environment.threads
+    loaders = [each for each in environment.loaders or () if (each.phase or TRAIN) == capture.phase]
+    settings = {name: getattr(environment, name) for name in _SETTINGS}
+    if threads is not None:
+        settings |= {"intra-op threads": threads.intra_op, "CPUs": threads.cpus}
+    resolution = None
+    if len(events):
+        times = (events.start_ns, events.end_ns)
+        resolution = "1 µs" if all((time % 1000 == 0).all() for time in times) else "1 ns"
     return {
-        "device": devices or about.devices or (),
+        "device": [device.name for device in events.devices] or about.devices or (),
         "machine": [about.host],
         "world size": [events.world_size if about.world_size is None else about.world_size],
-        "clock's resolution": [_resolution(events)],
+        "clock's resolution": [resolution],
         "rank": [capture.rank],
         "batch size": [loader.batch_size for loader in loaders],
         "number of loader workers": [loader.workers for loader in loaders],
         **{f"version of {name}": [version] for name, version in about.versions.items()},
-        **{f"setting {name}": [value] for name, value in _settings(environment)},
+        **{f"setting {name}": [value] for name, value in settings.items()},
     }
-
-
-def _resolution(events: Events) -> str | None:
-    """The resolution of the times in the trace; None if the trace has no events."""
-    if not len(events):
-        return None
-    times = (events.start_ns, events.end_ns)
-    return "1 µs" if all((time % 1000 == 0).all() for time in times) else "1 ns"
-
-
-def _settings(environment: Environment) -> Iterator[tuple[str, Any]]:
-    names = (
-        "grad_enabled",
-        "anomaly_mode",
-        "float32_matmul_precision",
-        "allow_tf32",
-        "cudnn_benchmark",
-        "deterministic_algorithms",
-    )
-    yield from ((name, getattr(environment, name)) for name in names)
-    if environment.threads is not None:
-        yield "intra-op threads", environment.threads.intra_op
-        yield "CPUs", environment.threads.cpus
 
 
 def joined(every: Iterable[Conditions]) -> Conditions:
@@ -172,10 +144,7 @@ def joined(every: Iterable[Conditions]) -> Conditions:
 
 
 def unlike(before: Conditions, after: Conditions, was: Totals, now: Totals) -> list[Unlike]:
-    """Return the differences between the two sides, such as another device.
-
-    Differences that make the comparison misleading come first.
-    """
+    """Return the differences between the two sides; those that make them misleading come first."""
     found = [
         *_kinds(before, after, was, now),
         *_programs(was, now),
@@ -224,7 +193,6 @@ def _programs(was: Totals, now: Totals) -> Iterator[Unlike]:
 
 
 def _calls(totals: Totals, rows: Rows) -> dict[Any, float]:
-    """The calls per step of each operator in `rows`, by the operator's key in `rows`."""
     steps = max(len(totals.steps_ns), 1)
     return {key: (row["calls"] or 0) / steps for key, row in rows.items()}
 
@@ -237,11 +205,10 @@ def _common(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
 
 
 def _clocks(was: Totals, now: Totals) -> Iterator[Unlike]:
-    """Yield a difference if the median kernel is at least 3 % faster or slower after the change.
+    """Compare the times of the kernels that run equally often on both sides.
 
-    Only kernels that run equally often on both sides are used. The factor of a kernel is its time
-    after the change, divided by its time before. The median kernel is the one with the median
-    factor, weighted by the times before the change.
+    The factor of a kernel is its time after the change, divided by its time before. What counts is
+    the median factor, weighted by the times before the change.
     """
     one, other = was.kernels, now.kernels
     steps = [max(len(side.steps_ns), 1) for side in (was, now)]
@@ -262,8 +229,7 @@ def _clocks(was: Totals, now: Totals) -> Iterator[Unlike]:
         yield Unlike(
             f"The kernels that run equally often on both sides take {abs(factor - 1):.0%} "
             f"{'longer' if factor > 1 else 'less time'} after the change: the clock rate of the "
-            "device may differ.",
-            misleads=False,
+            "device may differ."
         )
 
 
@@ -273,8 +239,7 @@ def _busy_cpus(before: Conditions, after: Conditions) -> Iterator[Unlike]:
             yield Unlike(
                 f"For {percent(conditions.cpu_wait)} of a window of {side}, the thread of the "
                 "steps was ready to run, but got no CPU: the steps may be shorter on an idle "
-                "machine.",
-                misleads=False,
+                "machine."
             )
 
 
@@ -293,8 +258,7 @@ def _recorded(before: Conditions, after: Conditions) -> Iterator[Unlike]:
         if only := sorted(one.recorded - other.recorded):
             yield Unlike(
                 f"Only {side} was recorded with {' and '.join(only)}; this recording makes its "
-                "steps longer.",
-                False,
+                "steps longer."
             )
 
 
@@ -302,14 +266,12 @@ def _steps(was: Totals, now: Totals) -> Iterator[Unlike]:
     one, other = len(was.steps_ns), len(now.steps_ns)
     if was.what == now.what == "step" and one != other:
         yield Unlike(
-            f"The number of steps differs: {one} before, {other} after; times are means per step.",
-            False,
+            f"The number of steps differs: {one} before, {other} after; times are means per step."
         )
     if was.what == now.what == "recording":
         yield Unlike(
             "There are no finished steps, so the whole recordings are compared, from the first "
-            "event to the last.",
-            False,
+            "event to the last."
         )
 
 
@@ -317,7 +279,7 @@ def _losses(before: Conditions, after: Conditions) -> Iterator[Unlike]:
     for name in sorted(before.losses | after.losses):
         one, other = (_share(name, each) for each in (before, after))
         if one != other:
-            yield Unlike(f"The coverage of {name!r} differs: {one} before, {other} after.", False)
+            yield Unlike(f"The coverage of {name!r} differs: {one} before, {other} after.")
 
 
 def _share(name: str, side: Conditions) -> str:

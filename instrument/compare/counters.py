@@ -1,12 +1,8 @@
 """Counters: numbers per step that do not depend on the speed of the machine.
 
-All finished steps of a window are counted except the first, which contains work that happens only
-once. If a window has only one finished step, that step is counted. If it has no finished step, the
-whole recording counts as one step. If a counter has the same value in all steps, this is its value
-per step. Otherwise the counter varies, and cannot be compared with a limit.
-
-Device work belongs to the step and to the range that launched it. Backward work belongs to the
-range of its forward operator.
+The steps are those of `CountedSteps`. A counter that differs between steps varies, and cannot be
+compared with a limit. Device work belongs to the step and the range that launched it, and backward
+work to the range of its forward operator.
 """
 
 from __future__ import annotations
@@ -88,10 +84,8 @@ _MOST_STEPS, _MOST_CELLS = 1_000, 4_000_000
 class Count(NamedTuple):
     """The values of one counter, in the whole step or in one range.
 
-    Attributes:
-        total: the sum of all counted steps. For `peak_bytes`, the highest value of a step.
-        least, most: the lowest and the highest value of a step. `graph_breaks` and `recompilations`
-            are known only for the whole window; their `least` and `most` are the total.
+    `total` is the sum of all counted steps, of `peak_bytes` the highest value; `least` and `most`
+    are the lowest and the highest value of a step, of counters of the whole window the total.
     """
 
     total: int
@@ -111,11 +105,9 @@ class Counters:
     Attributes:
         steps: the number of counted steps.
         counts: each counter in the whole step; None if the capture does not hold the counter.
-        ranges: for each path of a range, the counters that are not 0 in the range. A range includes
-            the ranges inside it.
-        calls: for each path of a range, how often a step calls each operator in the range. Calls
-            from another operator and calls in an inner range do not count. Calls outside of all
-            ranges have the path "".
+        ranges: for each path of a range, the counters that are not 0 in it and the ranges inside.
+        calls: for each path of a range, how often a step calls each outermost operator in it, but
+            not in a range inside. Calls outside of all ranges have the path "".
     """
 
     steps: int
@@ -124,10 +116,7 @@ class Counters:
     calls: dict[str, dict[str, Count]] = field(default_factory=dict)
 
     def count(self, name: str, path: str | None = None) -> Count | None:
-        """Return a counter of the step, or of one range; None if it is not known.
-
-        The counter is 0 in a range that did not run, and for a kind of collective that did not
-        occur.
+        """A counter of the step, or of one range; None if it is not known, 0 if nothing occurred.
 
         Raises:
             KeyError: there is no such counter.
@@ -140,13 +129,12 @@ class Counters:
 
 
 class Occurrences(NamedTuple):
-    """The occurrences (single events) that one counter counts, as parallel columns.
+    """The events that one counter counts, as parallel columns.
 
     Attributes:
-        event: the position of the event in `capture.events`. For an allocation, it is the position
-            of the innermost call around the allocation; -1 outside of all calls.
-        time_ns: the time that decides to which step the occurrence belongs. For device work, it is
-            the time of the launch.
+        event: the position of the event in `capture.events`; for an allocation, of the innermost
+            call around it, -1 outside of all calls.
+        time_ns: the time that decides on the step; for device work, that of the launch.
         weight: the amount to add to the counter: 1, bytes or FLOPs.
     """
 
@@ -160,21 +148,16 @@ class Occurrences(NamedTuple):
 
 
 class Occurred:
-    """What the counters of a capture count.
-
-    An occurrence is one event that a counter counts, such as one launch or one allocation.
-    """
+    """The events that the counters of a capture count."""
 
     def __init__(self, views: Views) -> None:
         self.views = views
-        self.steps = _counted_steps(views)
+        steps = views.links.counted_steps
+        most = min(_MOST_STEPS, _MOST_CELLS // (len(views.links.scopes.paths.names) + 1) + 1)
+        self.steps = CountedSteps(steps.what, steps.start_ns[:most], steps.end_ns[:most])
 
     def of(self, name: str) -> Occurrences | None:
-        """The occurrences (single events) that a counter counts.
-
-        The result is None if the counter is not known, or if it is a counter such as `peak_bytes`,
-        which does not count occurrences.
-        """
+        """What a counter counts; None if it is not known, or is no number of events."""
         if name.startswith(KIND):
             found = self._collectives
             kinds = np.array([kind == name.removeprefix(KIND) for kind in self.kinds], np.bool_)
@@ -196,7 +179,7 @@ class Occurred:
     @cached_property
     def kinds(self) -> list[str]:
         """The kind of each collective, such as "all_reduce"."""
-        events, found = self.views.events, []
+        events, found = self.views.events, list[str]()
         for event in self._collectives.event.tolist():
             name = events.names[events.name[event]]
             detail = events.detail[event]
@@ -206,11 +189,7 @@ class Occurred:
 
     @cached_property
     def calls(self) -> Occurrences:
-        """The outermost operators: those that no other operator calls.
-
-        They include operators that are or contain a sync (a call that waits for the device) or a
-        collective. The counter "operators" does not count such operators.
-        """
+        """The outermost operators, also those with a sync or a collective inside."""
         tree = self.views.links.call_tree
         dispatched = self._dispatched[tree.index]
         return self._at(tree.index[tree.outermost(dispatched)])
@@ -222,21 +201,18 @@ class Occurred:
         return bool(len(views.links.launches.device) or views.events.among(is_runtime).any())
 
     def steps_of(self, found: Occurrences) -> Ints:
-        """The index of the counted step of each event in `found`; -1 outside of these steps."""
+        """The index of the counted step of each event; -1 outside of these steps."""
         return self.steps.holds(found.time_ns)
 
     def paths_of(self, found: Occurrences) -> Ints:
-        """For each event in `found`, the index of its range's path; -1 if it has no range."""
+        """The index of the path of each event's range; -1 without a range."""
         path = np.full(len(found.event), -1)
         known = found.event >= 0
         path[known] = range_codes(self.views, found.event[known])
         return path
 
     def callers_of(self, found: Occurrences) -> Ints:
-        """For each event in `found`, the position of the outermost operator around it.
-
-        If an event is in no operator, the result is its own position.
-        """
+        """The position of the outermost operator around each event, or else of the event."""
         links = self.views.links
         tree = links.call_tree
         calls, node = self.calls.event, nodes_of(links, np.maximum(found.event, 0))
@@ -251,10 +227,6 @@ class Occurred:
         return events.among(OPERATOR) & named
 
     def _at(self, event: Ints, weight: Ints | None = None) -> Occurrences:
-        """Return `Occurrences` with one entry for each of these CPU events, at the event's start.
-
-        The default weight of an entry is 1.
-        """
         ones = np.ones(len(event), np.int64)
         return Occurrences(
             event, self.views.events.start_ns[event], ones if weight is None else weight
@@ -287,10 +259,7 @@ class Occurred:
 
     @cached_property
     def _collectives(self) -> Occurrences:
-        """The c10d operators that start collectives.
-
-        If the trace has no such operators, return the events that record collectives.
-        """
+        """The c10d operators that start collectives, or else the events that record them."""
         events, tree = self.views.events, self.views.links.call_tree
 
         def starts_collective(name: str) -> bool:
@@ -304,7 +273,6 @@ class Occurred:
         return self._at(np.flatnonzero(records(events) & is_recorded))
 
     def _work(self, *kinds: int) -> Occurrences | None:
-        """Device work of the given kinds, at the times of its launches; None without a device."""
         if not self.has_device:
             return None
         work = self.views.work
@@ -347,10 +315,8 @@ class Occurred:
 def counters(views: Views) -> Counters:
     """Count the work of each step of a capture; see `COUNTERS`.
 
-    Only the first 1,000 steps of a window are counted, and fewer in a window with more than 4,000
-    ranges.
-
-    Cost: building the call tree, and a pass over the paths of the ranges for each counter and step.
+    Only the first 1,000 steps are counted, and fewer if there are more than 4,000 ranges. Cost: a
+    pass over the paths of the ranges for each counter and step.
     """
     occurred = Occurred(views)
     counts: dict[str, Count | None] = {}
@@ -367,12 +333,6 @@ def counters(views: Views) -> Counters:
     return Counters(occurred.steps.count, counts, ordered, _calls(occurred))
 
 
-def _counted_steps(views: Views) -> CountedSteps:
-    steps = views.links.counted_steps
-    most = min(_MOST_STEPS, _MOST_CELLS // (len(views.links.scopes.paths.names) + 1) + 1)
-    return CountedSteps(steps.what, steps.start_ns[:most], steps.end_ns[:most])
-
-
 def _in_steps(occurred: Occurred, found: Occurrences) -> Count:
     step = occurred.steps_of(found)
     return _count(Groups(step, occurred.steps.count).sum(found.weight, step >= 0))
@@ -383,7 +343,6 @@ def _count(of_steps: Ints) -> Count:
 
 
 def _by_range(occurred: Occurred, found: Occurrences) -> Iterator[tuple[str, Count]]:
-    """Yield each range in which the counter is not 0, with its count there."""
     paths = occurred.views.links.scopes.paths
     path, step = occurred.paths_of(found), occurred.steps_of(found)
     inside = (path >= 0) & (step >= 0)
@@ -402,7 +361,6 @@ def _by_range(occurred: Occurred, found: Occurrences) -> Iterator[tuple[str, Cou
 
 
 def _calls(occurred: Occurred) -> dict[str, dict[str, Count]]:
-    """The calls of the outermost operators in each range, by name; see `Counters.calls`."""
     events, found = occurred.views.events, occurred.calls
     step, path = occurred.steps_of(found), occurred.paths_of(found)
     counted = step >= 0
@@ -446,11 +404,8 @@ def _compilations(views: Views) -> dict[str, Count | None]:
     """The graph breaks and recompilations that `capture.json` counts for the window."""
     about = views.about
     compiles = views.events.named(lambda name: name.startswith(REGION)).any()
-    if about.dynamo is not None:
-        return _of_dynamo(about.dynamo)
     was_never_loaded = about.environment is not None and not compiles
-    none: dict[str, int] = {}
-    return _of_dynamo(Dynamo(0, none, 0) if was_never_loaded else Dynamo())
+    return _of_dynamo(about.dynamo or (Dynamo(0, {}, 0) if was_never_loaded else Dynamo()))
 
 
 def _of_dynamo(found: Dynamo) -> dict[str, Count | None]:
@@ -462,9 +417,5 @@ def _of_dynamo(found: Dynamo) -> dict[str, Count | None]:
 
 
 def with_compilations(counted: Counters, dynamo: dict[str, Any]) -> Counters:
-    """Return the counters, with the numbers of graph breaks and recompilations from `dynamo`.
-
-    `dynamo` has the keys of `environment.dynamo` in `capture.json`. The pytest plugin gives the
-    numbers since the start of the test.
-    """
+    """Replace the graph breaks and recompilations; `dynamo` is as in `capture.json`."""
     return replace(counted, counts=counted.counts | _of_dynamo(Dynamo(**dynamo)))

@@ -36,15 +36,15 @@ class Difference:
         what: "step", or "recording" if a side has no finished steps.
         wholes: first the mean step of all captures; then, if both sides have several ranks, the
             mean step of each common rank.
-        ranges: the ranges, the largest change first; see `RANGES_COMPARED`.
-        operators: the operators, and the calls of the device's runtime; see `OPERATORS_COMPARED`.
-        shapes: the operators by their input shapes; empty if no shapes were recorded. See
-            `SHAPES_COMPARED`.
-        kernels: the kernels and copies; see `KERNELS_COMPARED`.
-        counters: all counters of the step, such as launches, and each counter that differs in a
-            range; see `COUNTERS_COMPARED`.
-        unlike: other differences between the two sides, such as another device. Differences that
-            make the comparison misleading come first.
+        ranges: the ranges, the largest change first.
+        operators: the operators, and the calls of the device's runtime.
+        shapes: the operators by their input shapes; empty if no shapes were recorded.
+        kernels: the kernels and copies.
+        counters: all counters of the step, and each counter that differs in a range.
+        unlike: other differences between the two sides, such as another device; those that make the
+            comparison misleading come first.
+
+    `instrument.compare.rows` has the columns of the tables.
     """
 
     given: tuple[str, str]
@@ -93,13 +93,12 @@ class Difference:
 def diff(before: Comparable | Side, after: Comparable | Side, *, force: bool = False) -> Difference:
     """Compare two captures, two runs, or their traces.
 
-    The steps of all windows of a run are compared together. If a path is a folder with several
-    runs, its newest run is used. If both sides have several ranks, each rank is also compared with
-    the same rank of the other side. Captures are read one after the other.
+    The steps of all windows of a run are compared together. If both sides have several ranks, each
+    rank is also compared with the same rank of the other side.
 
     Args:
-        before: the side before the change. It is a capture, a run, or a path or URL. A path or URL
-            names a capture, a trace, or the folder of a run.
+        before: a capture, a run, or the path or URL of a capture, a trace or a run. Of a folder
+            with several runs, the newest is used.
         after: the side after the change, in one of the same forms.
         force: compare the sides even if the comparison would mislead.
 
@@ -120,7 +119,7 @@ def diff(before: Comparable | Side, after: Comparable | Side, *, force: bool = F
 
 
 def compare(was: Side, now: Side) -> Difference:
-    """Compare two sides whose captures were already read, even if the comparison would mislead.
+    """Compare two sides that were already read, even if the comparison would mislead.
 
     Raises:
         CaptureError: no phase, such as training or validation, was recorded on both sides.

@@ -1,17 +1,9 @@
 """Match ranges whose path differs before and after a change.
 
-Ranges with equal paths match. If two ranges match, ranges directly inside them match if they have
-the same name. Any other range matches the range of the other side with the most similar contents.
-
-The contents of a range are the operators and ranges inside it, with their numbers of calls per
-step. To compare two ranges, take each name's number of calls in both. The similarity is the sum of
-the smaller numbers, divided by the sum of the larger numbers. It must be at least three quarters.
-If several ranges are equally similar, a range with the same name is preferred, then the first
-range.
-
-Limits: a range without contents can match only if the range around it matches. On each side, only
-the first 300 ranges without an equal path are matched. Contents more than 200 levels below a range
-are ignored.
+If two ranges match, ranges directly inside them match if they have the same name. Any other range
+matches the range of the other side with the most similar contents: the operators and ranges inside
+it, with their calls per step. The similarity is the calls that both have, divided by the calls that
+either has (of each name, the smaller and the larger number); it must be at least three quarters.
 """
 
 from __future__ import annotations
@@ -31,7 +23,8 @@ _Calls = Mapping[str, float]
 def renamed(before: Totals, after: Totals) -> dict[str, str]:
     """Return the new path of each renamed range, by its old path.
 
-    Cost: at most 300 × 300 comparisons of two ranges' contents (the operators and ranges inside).
+    On each side, only the first 300 ranges without an equal path are matched, and contents more
+    than 200 levels below a range do not count.
     """
     gone, new = _left_over(before, after), _left_over(after, before)
     if not gone or not new:
@@ -54,23 +47,17 @@ def renamed(before: Totals, after: Totals) -> dict[str, str]:
 
 
 def _left_over(totals: Totals, other: Totals) -> list[str]:
-    """The first 300 ranges that ran in the steps and whose path is missing on the other side."""
     ran = (path for path in totals.contents if path in totals.ranges)
     return [path for path in ran if path not in other.contents][:_MOST]
 
 
 def _most_alike(calls: _Calls, others: Mapping[str, _Calls], preferred: set[str]) -> str | None:
-    """The path of the range whose contents are most similar to `calls`.
-
-    The result is None if no range is similar enough.
-    """
     scores = {path: _likeness(calls, other) for path, other in others.items()}
     order = sorted(scores, key=lambda path: (-scores[path], path not in preferred))
     return order[0] if order and scores[order[0]] >= _ALIKE else None
 
 
 def _likeness(one: _Calls, other: _Calls) -> float:
-    """The similarity of two ranges' contents, from 0 to 1; see the module's docstring."""
     fewer, more = sorted((sum(one.values()), sum(other.values())))
     if fewer < _ALIKE * more or not fewer:
         return 0.0
@@ -79,7 +66,6 @@ def _likeness(one: _Calls, other: _Calls) -> float:
 
 
 def _contents(totals: Totals, paths: list[str]) -> dict[str, _Calls]:
-    """For each path, the calls per step in the range and in all ranges inside it."""
     found: dict[str, Counter[str]] = {path: Counter() for path in paths}
     for path, own in totals.contents.items():
         calls = Counter({f"operator {name}": number for name, number in own.calls.items()})
@@ -97,7 +83,6 @@ def _contents(totals: Totals, paths: list[str]) -> dict[str, _Calls]:
 
 
 def _around(totals: Totals, path: str) -> Iterator[str]:
-    """The paths of the ranges around a range, the innermost first."""
     parent = totals.contents[path].parent
     while parent is not None:
         yield parent

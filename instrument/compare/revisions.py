@@ -22,14 +22,8 @@ _SAFE = ["-c", f"core.hooksPath={os.devnull}"]
 def worktrees(revisions: Sequence[str], folder: Path) -> Iterator[list[Path]]:
     """Check out revisions into temporary worktrees, which are removed at the end of the block.
 
-    The working tree and the index of the user do not change.
-
-    Args:
-        revisions: branches, tags or commits.
-        folder: a folder in the repository.
-
-    Yields:
-        For each revision, the path of `folder` in the revision's worktree.
+    The working tree and the index of the user do not change. For each branch, tag or commit, the
+    block gets the path of `folder` in its worktree.
 
     Raises:
         ConfigError: `folder` is not in a git repository, a revision does not exist or does not
@@ -53,8 +47,7 @@ def worktrees(revisions: Sequence[str], folder: Path) -> Iterator[list[Path]]:
 def python_path(tree: Path) -> str:
     """The `PYTHONPATH` with which a program imports the modules of a worktree.
 
-    Without this variable, a package in editable mode would be imported from the user's working
-    tree.
+    A package in editable mode would be imported from the user's working tree.
     """
     root = Path(_git(tree, "rev-parse", "--show-toplevel"))
     given = os.environ.get("PYTHONPATH")
@@ -85,7 +78,6 @@ def _existing(folder: Path, revision: str) -> Path:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """Run git in a folder and return its output without the last line break."""
     try:
         done = subprocess.run(
             ["git", *_SAFE, *arguments],

@@ -18,7 +18,6 @@ _STATUS_OF_RANGES = (
 
 
 def _compared(status: str, keys: Mapping[str, str], quantities: Mapping[str, str]) -> Schema:
-    """The schema of a table that compares quantities of both sides."""
     columns = {**keys, "status": status}
     for name, doc in quantities.items():
         columns[f"before_{name}"] = f"in a mean step before the change: {doc}"
@@ -85,10 +84,7 @@ COUNTERS_COMPARED: Schema = schema(
 
 
 def counters_compared(before: Totals, after: Totals, paths: Mapping[str, str]) -> Table:
-    """Compare all counters of the whole step, and each counter that differs in a range.
-
-    See `COUNTERS_COMPARED`.
-    """
+    """Compare all counters of the whole step, and each counter that differs in a range."""
     old = {paths.get(path, path): row for path, row in before.counters.items()}
     rows = []
     for path in old | after.counters:
@@ -104,11 +100,7 @@ def counters_compared(before: Totals, after: Totals, paths: Mapping[str, str]) -
 
 
 def _counter(totals: Totals, row: Quantities | None, name: str) -> float | None:
-    """The value of a counter for `COUNTERS_COMPARED`; None if the counter was not recorded.
-
-    `row` holds the counters of the whole step or of one range; None if the side lacks the range. A
-    recorded counter that is not in `row` is 0.
-    """
+    """A counter of the step or of a range: None if it was not recorded, 0 if not in `row`."""
     whole = totals.counters.get(None, {})
     known = whole.get("collectives" if name.startswith(KIND) else name) is not None
     total = (row or {}).get(name)
@@ -140,9 +132,7 @@ def kernels_compared(before: Totals, after: Totals) -> Table:
 def ranges_compared(before: Totals, after: Totals, paths: Mapping[str, str], step: Whole) -> Table:
     """Compare ranges; see `RANGES_COMPARED`.
 
-    `before_step_ns` and `after_step_ns` are the part of the mean step that belongs to the range
-    alone, without the ranges inside it: the sum of the range's rows in `step.parts`. So each of
-    these columns adds up to the mean step of its side.
+    The columns `…_step_ns` are sums of `step.parts`, so each adds up to the mean step of its side.
     """
     old_path = {new: old for old, new in paths.items()}
     moved = {paths.get(path, path): row for path, row in before.ranges.items()}
@@ -164,11 +154,9 @@ _Row = dict[str, Any]
 def _aligned(
     before: Totals, old: Rows, after: Totals, new: Rows
 ) -> tuple[list[Any], tuple[list[_Row | None], list[_Row | None]]]:
-    """Return the keys of both sides, and the quantities of a mean step for each side.
+    """Return the keys of both sides, and for each side and key the quantities of a mean step.
 
-    A key identifies a row of a table, such as the path of a range or the name of an operator. The
-    quantities of each side are a list in the order of the keys. If a side lacks a key, the entry is
-    None.
+    If a side lacks a key, the entry is None.
     """
     keys = [*(old | new)]
     sides = []
@@ -221,7 +209,6 @@ def _table(
 
 
 def _cell(row: _Row | None, name: str, is_known: bool) -> Any:
-    """A quantity of a row: 0 if the side lacks this row, None if the quantity is not known."""
     if row is None:
         return 0 if is_known else None
     return row.get(name)

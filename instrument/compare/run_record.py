@@ -23,10 +23,7 @@ _NO_STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The medians over the recorded steps of one run.
-
-    The first step of each window, or the first line of a timings file, is left out, because it
-    contains work that happens only once.
+    """The medians over the steps of one run, without the first of each window or timings file.
 
     Attributes:
         steps: the number of steps.
@@ -44,8 +41,7 @@ class RunRecord:
 def read_run(folder: Path) -> RunRecord:
     """Read the record of a run from its windows, or from its timings file if there are no windows.
 
-    Only training windows of the lowest rank are read. Of these, only the windows with at least two
-    steps are used. Cost: the time to read the traces of these windows.
+    Only training windows of the lowest rank with at least two steps are used.
 
     Raises:
         CaptureError: no steps are recorded, or a file cannot be read.
@@ -76,10 +72,7 @@ def _of_windows(windows: Sequence[Views]) -> RunRecord:
 
 
 def _of_timings(intervals: Sequence[Mapping[str, Mapping[str, int]]]) -> RunRecord:
-    """The medians over the lines of a timings file; each line holds mean times per step.
-
-    In these medians, the time of a range includes the ranges inside it.
-    """
+    """The medians over the lines of a timings file; a range includes the ranges inside it."""
     counts = [line.get(STEP, {}).get("calls", 0) for line in intervals]
     if not any(counts):
         raise CaptureError(f"The run has recorded {_NO_STEPS}.")
@@ -98,7 +91,6 @@ def _of_timings(intervals: Sequence[Mapping[str, Mapping[str, int]]]) -> RunReco
 
 
 def _medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The median time in each range; a step without the range counts as 0."""
     return {
         path: median(each.get(path, 0) for each in steps)
         for path in dict.fromkeys(path for each in steps for path in each)

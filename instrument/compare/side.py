@@ -87,8 +87,8 @@ class Side:
 def load(given: Comparable | Side, *, for_guard: bool = False) -> Side:
     """Load and sum the captures of one side, one after the other; a `Side` is returned as it is.
 
-    If the path is a folder with several runs, only the newest run is loaded. `notes` names the
-    captures of older runs, and the captures that cannot be read.
+    Of a folder with several runs, only the newest run is loaded. `notes` names the captures of
+    older runs, and those that cannot be read.
 
     Raises:
         CaptureError: there are no captures, or none can be read.
@@ -125,7 +125,7 @@ def common_phase(before: Side, after: Side) -> str:
     """The phase to compare: training if both sides have it, else the first common phase.
 
     Raises:
-        CaptureError: no phase, such as training or validation, was recorded on both sides.
+        CaptureError: no phase was recorded on both sides.
     """
     common = [phase for phase in before.conditions if phase in after.conditions]
     if not common:

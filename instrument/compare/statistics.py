@@ -1,34 +1,23 @@
 """Statistical tests of times: `changes` for blocks of `instrument ab`, `is_higher` for windows.
 
-`changes` estimates how much each quantity differs between A and B. It works as follows.
+The steps of one run are autocorrelated, so the sample is the block: two runs of A and two of B, in
+the order A B B A or B A A B. The value of a run is the median of its steps; that of a block is the
+mean of log(B / A) over its two pairs of runs, in which a linear drift of the machine cancels.
 
-The steps of one run are autocorrelated: if the machine is slow for a moment, many steps are slow.
-So single steps are not independent samples. The sample is the block: two runs of A and two runs of
-B, in the order A B B A or B A A B. The value of a run is the median of its steps. The value of a
-block is one log-ratio: the mean of log(B / A) over its two pairs of runs. A drift of the machine
-that is linear within a block cancels.
+The test is Wilcoxon's signed-rank test as a permutation test: the blocks are ranked by the absolute
+value of their log-ratios, and the statistic is the absolute sum of the ranks with the signs of the
+log-ratios. If A and B do not differ, all patterns of signs are equally likely, because the order of
+the runs in each block is drawn at random. The test computes the statistic for all patterns, or, of
+more than 17 blocks, for 10,000 random patterns.
 
-The test is Wilcoxon's signed-rank test as a permutation test. Sort the n blocks by the absolute
-value of their log-ratios: the rank of a block is its place in this order, from 1 to n. Each
-rank gets the sign of its log-ratio. The statistic is the absolute value of the sum of these signed
-ranks, so one disturbed block has a limited effect.
+Several quantities are compared at once: the step and its ranges. The statistic of each is compared
+with the largest statistic of all quantities in each pattern (Westfall and Young, Resampling-Based
+Multiple Testing, 1993). So of 100 comparisons of a program with itself, at most 5 report any
+change.
 
-If A and B do not differ, the log-ratio of each block is positive or negative with the same
-probability. This holds for any noise, because the order of the runs in each block is drawn at
-random. A pattern is one choice of a sign for each block. The test computes the statistic for all
-patterns, or, if there are more than 17 blocks, for 10,000 random patterns.
-
-Several quantities are compared at once: the step and its ranges. A pattern changes the sign of a
-block for all quantities together. The largest statistic of all quantities is found for each
-pattern. The statistic of each quantity is compared with these largest statistics (Westfall and
-Young, Resampling-Based Multiple Testing, 1993). So of 100 comparisons of a program with itself, on
-average at most 5 report any change. Each quantity has its own ranks from 1 to n, and equal values
-get different ranks. So each quantity has the same chance of the largest statistic.
-
-The estimate of the change is that of Hodges and Lehmann: the median of the means of all pairs of
-blocks. The interval inverts the test: it contains the changes that the test would not reject. In
-95 % of comparisons, all intervals contain the true changes (Hollander and Wolfe, Nonparametric
-Statistical Methods, section 3.3).
+The estimate of a change is that of Hodges and Lehmann: the median of the means of all pairs of
+blocks. The interval inverts the test (Hollander and Wolfe, Nonparametric Statistical Methods,
+section 3.3).
 """
 
 from __future__ import annotations
@@ -74,10 +63,8 @@ class Change:
     p_value: float
 
     def verdict(self, margin: float) -> Verdict:
-        """Return the verdict on the change.
+        """Return "same" if the interval lies within ± `margin`, as in an equivalence test.
 
-        "same" means that the interval lies within ± `margin`, as in an equivalence test. This
-        condition is stricter than two one-sided tests at 5 %, which use the 90 % interval.
         Otherwise, "slower" and "faster" mean that the interval does not contain 0.
         """
         if self.low is None or self.high is None:
@@ -93,8 +80,7 @@ def changes(log_ratios: Floats) -> list[Change]:
     """Estimate and test the change of each quantity.
 
     `log_ratios` has a row for each block and a column for each quantity; all values are finite.
-    Cost: at most 0.1 s for 20 quantities. 17 blocks cost the most: with up to 17 blocks, all
-    patterns of signs are tested, and with more blocks only a sample.
+    Cost: at most 0.1 s for 20 quantities.
     """
     blocks = len(log_ratios)
     # Equal values get different ranks. This is valid, because the ranks do not depend on signs.
@@ -113,10 +99,8 @@ def changes(log_ratios: Floats) -> list[Change]:
 def blocks_missing(change: Change, blocks: int, quantities: int, margin: float) -> int:
     """Estimate how many more blocks an undecided change needs for a verdict.
 
-    A block is two runs of A and two runs of B. There is a verdict if the interval does not contain
-    0, or if it lies within ± `margin`. The interval shrinks with the square root of the number of
-    blocks. The result is the number of additional blocks until one of the two conditions holds. The
-    result is rough: it assumes that the estimate of the change stays the same.
+    The result is rough: it assumes that the estimate of the change stays the same, and that the
+    interval shrinks with the square root of the number of blocks.
     """
     if change.low is None or change.high is None:
         return max(least_blocks(quantities) - blocks, 1)
@@ -129,8 +113,7 @@ def blocks_missing(change: Change, blocks: int, quantities: int, margin: float) 
 def least_blocks(quantities: int) -> int:
     """The fewest blocks that can show a significant change if this many quantities are tested.
 
-    A block is two runs of A and two runs of B. A change is clearest if all n blocks have the same
-    sign. By chance, this happens for each quantity in 2 of 2**n patterns of signs.
+    By chance, all n blocks have the same sign in 2 of 2**n patterns, for each quantity.
     """
     return math.ceil(math.log2(2 * quantities / LEVEL))
 
@@ -138,10 +121,8 @@ def least_blocks(quantities: int) -> int:
 def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
     """Whether `these` are higher than `those`, by the rank-sum test of Mann, Whitney and Wilcoxon.
 
-    A pair is one value of `these` and one value of `those`. The statistic is the number of pairs in
-    which the value of `these` is higher; equal values count as not higher. The result is True if,
-    for samples that do not differ, a statistic of this size or more has a probability of at most
-    5 %. The two samples must be independent.
+    The statistic is the number of pairs of a value of each in which that of `these` is higher;
+    equal values count as not higher. The level is 5 %. The two samples must be independent.
     """
     pairs = sum(low < high for low in those for high in these)
     orders = _orders(len(those), len(these))
@@ -149,21 +130,11 @@ def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
 
 
 def _orders(low: int, high: int) -> list[int]:
-    """Return a list: item k is the number of orders in which the statistic of `is_higher` is k.
+    """Item k is the number of orders of both samples in which the statistic of `is_higher` is k.
 
-    Sort the values of both samples together. An order says which of the sorted values belong to the
-    sample `those` and which to `these`. For example, one value of each sample has two orders. The
-    statistic is 0 in one order and 1 in the other, so the result is [1, 1].
-
-    The orders are counted by the sample of their highest value. A highest value from `these` is
-    higher than all `low` values of `those`, so this value adds `low` to the statistic. A highest
-    value from `those` adds nothing.
-
-    Args:
-        low: the number of values in `those`.
-        high: the number of values in `these`.
-
-    Cost: the square of the product of `low` and `high`.
+    Orders are counted by the sample of their highest value: one from `these` is higher than all
+    `low` values of `those`, and adds `low` to the statistic; one from `those` adds nothing. Cost:
+    the square of the product of the sizes `low` and `high`.
     """
     table: dict[tuple[int, int], list[int]] = {}
     for i in range(low + 1):
@@ -181,9 +152,9 @@ def _orders(low: int, high: int) -> list[int]:
 
 
 def _signs(blocks: int) -> Floats:
-    """Make patterns of signs, one in each row. The first row leaves all signs unchanged.
+    """Make patterns of signs, one in each row; the first row leaves all signs unchanged.
 
-    A pattern and its opposite give the same absolute statistic, so one of the two is enough.
+    Of a pattern and its opposite, which give the same statistic, there is only one.
     """
     if blocks <= _MOST_EXACT:
         bits = np.arange(2 ** (blocks - 1))[:, None] >> np.arange(blocks) & 1
@@ -194,16 +165,10 @@ def _signs(blocks: int) -> Floats:
 
 
 def _left_out(blocks: int, largest: Floats) -> int:
-    """Return how many means `_change` leaves out at each end to get the interval of a change.
+    """How many sorted means of pairs lie below the interval of a change, and as many above it.
 
-    `_change` computes the mean of each pair of blocks, and sorts the means. With a result of k, the
-    k lowest means lie below the interval, and the k highest means lie above it. The result is -1 if
-    there are too few blocks for a significant result.
-
-    Args:
-        blocks: the number of blocks.
-        largest: for each pattern of `_signs`, the largest statistic of all quantities. The values
-            are sorted.
+    The result is -1 if there are too few blocks for a significant result. `largest` has, sorted,
+    the largest statistic of all quantities for each pattern of `_signs`.
     """
     values, first = np.unique(largest, return_index=True)
     is_rare = len(largest) - first <= LEVEL * len(largest)

@@ -1,10 +1,9 @@
 """The change of the mean step, as a sum of parts.
 
-The mean step of a side is the total time of its steps divided by their number, rounded down to
-whole nanoseconds. The parts of the total are divided and rounded down in the same way. The missing
-nanoseconds are added to the parts with the largest remainders, 1 ns each. So the parts of each side
-sum to its step exactly, and their changes sum to the change of the step. No part is wrong by more
-than 1 ns.
+The mean step is the total time of the steps divided by their number, rounded down to nanoseconds.
+The parts are divided in the same way, and the missing nanoseconds are added to those with the
+largest remainders. So the parts of each side sum to its step exactly, and their changes to its
+change.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ PARTS: Schema = schema(
     kind="compute, exposed communication, copy, waiting for data, launch, other CPU or idle; see "
     "`instrument.analysis.step_parts`",
     before_ns="in a mean step before the change: the time that counts for this range and kind",
-    after_ns="in a mean step after the change: the time that counts for this range and kind",
+    after_ns="the same after the change",
     change_ns="`after_ns` minus `before_ns`",
 )
 
@@ -34,12 +33,8 @@ _Parts = dict[tuple[str, str], int]
 class Steps:
     """The steps of one side, in ns.
 
-    Attributes:
-        count: the number of steps; 1 for a whole recording.
-        mean_ns: the mean, rounded down.
-        median_ns: the median, rounded down.
-        deviation_ns: the median absolute deviation of the steps from their median, rounded down;
-            None if there are fewer than three steps.
+    `deviation_ns` is the median absolute deviation from the median, None for fewer than three
+    steps. All values are rounded down.
     """
 
     count: int
@@ -55,8 +50,8 @@ class Whole:
     Attributes:
         rank: the rank; None for all captures together.
         before, after: the steps of both sides.
-        parts: the parts of the mean step, the largest change first; see `PARTS`. The columns
-            `before_ns`, `after_ns` and `change_ns` sum exactly to the properties of the same names.
+        parts: the parts of the mean step, the largest change first; see `PARTS`. Its columns sum
+            exactly to the properties of the same names.
     """
 
     rank: int | None
@@ -81,14 +76,7 @@ class Whole:
 
 
 def whole(rank: int | None, before: Totals, after: Totals, paths: Mapping[str, str]) -> Whole:
-    """Compare the mean steps of two sides.
-
-    Args:
-        rank: the rank of both sides; None for all captures together.
-        before: the sums before the change.
-        after: the sums after the change.
-        paths: the new path of each renamed range, by its old path.
-    """
+    """Compare the mean steps of two sides; `paths` are the new paths of renamed ranges."""
     old, new = mean_parts(before), mean_parts(after)
     old = {(paths.get(path, path), kind): ns for (path, kind), ns in old.items()}
     rows = []
@@ -101,7 +89,7 @@ def whole(rank: int | None, before: Totals, after: Totals, paths: Mapping[str, s
 
 
 def mean_parts(totals: Totals) -> _Parts:
-    """The parts of the mean step in whole ns. The parts sum exactly to the mean step."""
+    """The parts of the mean step, in whole ns that sum exactly to it."""
     count, every = max(len(totals.steps_ns), 1), [*totals.parts.values()]
     return dict(zip(totals.parts, divided(every, count, sum(every) // count)))
 
@@ -109,7 +97,6 @@ def mean_parts(totals: Totals) -> _Parts:
 def divided(values: Sequence[int], divisor: int, whole: int) -> list[int]:
     """Divide integers by `divisor` so that the quotients are integers that sum to `whole`.
 
-    All quotients are rounded down; those with the largest remainders are then increased by 1.
     `whole` must be the sum of the values divided by `divisor`, rounded up or down.
     """
     found = [value // divisor for value in values]

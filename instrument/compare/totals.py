@@ -5,8 +5,9 @@ The sums of several captures, such as the windows of a run, can be added.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any, Literal
 
@@ -43,7 +44,7 @@ _NO_OPERATORS = frozenset({"range", "step", "mark"})
 
 @dataclass(frozen=True)
 class Contents:
-    """The direct contents of a range. A renamed range is recognised by its contents.
+    """What is directly in a range: a renamed range is recognised by it.
 
     Attributes:
         name: the last name of the range's path.
@@ -60,12 +61,10 @@ class Contents:
 class Totals:
     """Sums over the steps that count of one or several captures; see `CountedSteps`.
 
-    A quantity is a number that is summed, such as the number of calls, a time or bytes.
-
     Attributes:
         captures: the names of the captures.
-        what: "step" if the sums are over steps. If a capture has no finished steps, its whole
-            recording is summed, and `what` is "recording".
+        what: "step", or "recording" if a capture has no finished steps, so that its whole recording
+            is summed.
         steps_ns: the duration of each step.
         parts: the time of the steps by range and kind; see `instrument.analysis.step_parts`.
         ranges: the quantities of each range, by its path.
@@ -74,8 +73,8 @@ class Totals:
             recorded.
         kernels: the quantities of kernels and copies, by name and kind.
         contents: the name, the parent and the operators of each range, by its path.
-        counters: the counters of each range, by its path. A range includes the ranges inside it.
-            The key None holds the counters of whole steps. See `instrument.compare.counters`.
+        counters: the counters of each range and the ranges inside it, by its path. The key None
+            holds the counters of whole steps. See `instrument.compare.counters`.
         counted_steps: the number of steps over which `counters` are summed.
     """
 
@@ -83,17 +82,17 @@ class Totals:
     what: Literal["step", "recording"]
     steps_ns: tuple[int, ...]
     parts: dict[tuple[str, str], int]
-    ranges: Rows = field(default_factory=dict)
-    operators: Rows = field(default_factory=dict)
-    shapes: Rows = field(default_factory=dict)
-    kernels: Rows = field(default_factory=dict)
-    contents: dict[str, Contents] = field(default_factory=dict)
-    counters: Rows = field(default_factory=dict)
-    counted_steps: int = 0
+    ranges: Rows
+    operators: Rows
+    shapes: Rows
+    kernels: Rows
+    contents: dict[str, Contents]
+    counters: Rows
+    counted_steps: int
 
 
 def totals(capture: Views, counted: Counters) -> Totals:
-    """Return the sums over the compared steps of a capture; see `Totals`.
+    """Return the sums over the counted steps of a capture.
 
     Raises:
         CaptureError: the capture holds no trace.
@@ -127,6 +126,12 @@ def added(every: Iterable[Totals]) -> Totals:
 
 
 def _add(one: Totals, other: Totals) -> Totals:
+    counters = _add_rows(one.counters, other.counters)
+    peaks = [each.counters[None].get(_PEAK) for each in (one, other)]
+    counters[None][_PEAK] = max((peak for peak in peaks if peak is not None), default=None)
+    contents = dict(one.contents)
+    for path, each in other.contents.items():
+        _put(contents, path, each)
     return Totals(
         captures=one.captures + other.captures,
         what=one.what if one.what == other.what else "recording",
@@ -138,8 +143,8 @@ def _add(one: Totals, other: Totals) -> Totals:
         operators=_add_rows(one.operators, other.operators),
         shapes=_add_rows(one.shapes, other.shapes),
         kernels=_add_rows(one.kernels, other.kernels),
-        contents=_add_contents(one.contents, other.contents),
-        counters=_add_counters(one.counters, other.counters),
+        contents=contents,
+        counters=counters,
         counted_steps=one.counted_steps + other.counted_steps,
     )
 
@@ -157,32 +162,11 @@ def plus(one: Mapping[str, int | None], other: Mapping[str, int | None]) -> Quan
     return found
 
 
-def _add_contents(
-    one: Mapping[str, Contents], other: Mapping[str, Contents]
-) -> dict[str, Contents]:
-    found = dict(one)
-    for path, contents in other.items():
-        _put(found, path, contents)
-    return found
-
-
 def _put(found: dict[str, Contents], path: str, contents: Contents) -> None:
-    """Put the contents of a range (its name, its parent and its operators' calls) into `found`.
-
-    If `found` already has contents for the path, the numbers of calls are added.
-    """
-    calls = dict(contents.calls)
-    for name, number in (found[path].calls if path in found else {}).items():
-        calls[name] = calls.get(name, 0) + number
-    found[path] = Contents(contents.name, contents.parent, calls)
-
-
-def _add_counters(one: Rows, other: Rows) -> Rows:
-    found = _add_rows(one, other)
-    peaks = [row.get(_PEAK) for row in (one.get(None, {}), other.get(None, {}))]
-    if known := [peak for peak in peaks if peak is not None]:
-        found[None][_PEAK] = max(known)
-    return found
+    """Put contents into `found`; calls that it has for the path are added."""
+    calls = Counter(contents.calls)
+    calls.update(found[path].calls if path in found else {})
+    found[path] = Contents(contents.name, contents.parent, dict(calls))
 
 
 def _called(table: Table) -> Table:
@@ -190,7 +174,6 @@ def _called(table: Table) -> Table:
 
 
 def _summed(table: Table, names: Iterable[str], key: Callable[[Any], Any]) -> Rows:
-    """The quantities of a table's rows; rows with the same key are summed."""
     found: Rows = {}
     for row in table:
         own = {name: getattr(row, name) for name in names}
@@ -229,11 +212,9 @@ def _ranges(capture: Views, span: CountedSteps, parts: Mapping[tuple[str, str], 
 
 
 def _columns_of_ranges(capture: Views, span: CountedSteps) -> dict[str, list[int | None]]:
-    """Return `calls`, `self_cpu_ns`, `self_device_ns` and `flops`, with an item for each path.
+    """Quantities of each path: with the backward of its ranges, without the ranges inside them.
 
-    `calls` counts the ranges of the path that began in the steps. CPU time, device time and FLOPs
-    include the backward of these ranges, but not the ranges inside them. If device work or FLOPs
-    were not recorded, the items are None.
+    `calls` counts the ranges that began in the steps. What was not recorded is None.
     """
     events, links = capture.events, capture.links
     tree, scopes, count = links.call_tree, links.scopes, len(links.scopes.paths.texts)
@@ -266,7 +247,6 @@ def _contents(paths: Paths, counted: Counters) -> dict[str, Contents]:
 
 
 def _counters(counted: Counters) -> Rows:
-    """The totals of all counters, by the path of the range; the key None is for whole steps."""
     found: Rows = {None: {name: count and count.total for name, count in counted.counts.items()}}
     for path, counts in counted.ranges.items():
         own = {name: count.total for name, count in counts.items()}

@@ -62,7 +62,8 @@ _Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 # A time whose sum with another one fits into 64 bits.
 _Time = Annotated[int, msgspec.Meta(gt=-BEYOND_NS, lt=BEYOND_NS)]
 if TYPE_CHECKING:  # all cells of a column have one type
-    Columns = TimeColumns = dict[str, list[Any] | None]
+    Columns = dict[str, list[Any] | None]
+    TimeColumns = dict[str, list[Any] | None]
 else:
     Columns = dict[str, list[_Number | str | None] | None]
     TimeColumns = dict[str, list[_Time | None] | None]
