@@ -559,8 +559,8 @@ def _read(capture: Views) -> Part | None:
     events = capture.events
     if not events.cut_short:
         why = (
-            f"The trace has {counted(events.counters, 'counter event')}, such as the length of a "
-            "queue over time. Their values are not read, and no table has them."
+            f"The values of {counted(events.counters, 'counter event')} in the trace, such as the "
+            "length of a queue over time, are not read: no table has them."
         )
         return Part(1.0, why=why if events.counters else None) if events.recorded else None
     why = f"The trace file is cut short: only its first {events.recorded} events could be read."

@@ -303,7 +303,7 @@ def test_counter_events_are_counted(tmp_path) -> None:
     found = capture(tmp_path, [*steps(), counter, {**counter, "args": {"7": float("nan")}}])
     assert shares(found)[rows.READ] == 1
     (row,) = found.coverage.where(name=rows.READ)
-    assert row.why.startswith("The trace has 2 counter events, such as the length of a queue")
+    assert row.why.startswith("The values of 2 counter events in the trace, such as the length")
     assert line(found) == ""
 
 
