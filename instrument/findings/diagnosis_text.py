@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from instrument.analysis.section import Part, plain
 from instrument.findings.finding import Evidence, Finding
@@ -35,27 +35,23 @@ _MARKDOWN_BYTES, _MARKDOWN_LIST, _MARKDOWN_TEXT, _MARKDOWN_EVIDENCE = 4_800, 900
 
 
 def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
-    """Return a diagnosis as text of at most 80 columns.
+    """Return a diagnosis as text of at most 80 columns; `most` is how many findings it shows.
 
     The lines that begin with "verify" may be longer, because a command must stay on one line.
-
-    Args:
-        diagnosis: the diagnosis.
-        most: how many findings to show; None shows all.
     """
     findings = diagnosis.findings[:most]
     parts: list[Part] = [_heading(diagnosis)]
     parts += [] if diagnosis.findings else [wrapped(f"{nothing_found(diagnosis)}.")]
-    parts += [
-        _finding(number, finding, diagnosis.step_ns) for number, finding in enumerate(findings, 1)
-    ]
+    parts += [_finding(number, each, diagnosis.step_ns) for number, each in enumerate(findings, 1)]
     if len(findings) < len(diagnosis.findings):
         parts.append(f"… and {counted(len(diagnosis.findings) - len(findings), 'more finding')}.")
     if diagnosis.passed:
         parts.append(wrapped(", ".join(diagnosis.passed), _PASSED, "  "))
     notes = [("Not checked", diagnosis.not_checked)]
     notes += [("Accuracy of the savings", diagnosis.notes)] if findings else []
-    parts += [_listed(title, sentences) for title, sentences in notes if sentences]
+    for title, sentences in notes:
+        lines = [line for each in sentences for line in wrapped(each, "  - ")]
+        parts += [[f"{title}:", *lines]] if lines else []
     return plain(parts)
 
 
@@ -66,9 +62,36 @@ def largest_as_lines(findings: Sequence[Finding], most: int = 3) -> list[str]:
     of = f", the largest {most} of {len(findings)} findings" if len(findings) > most else ""
     lines = [f"What to change first{of}:"]
     for number, finding in enumerate(findings[:most], 1):
-        lines += wrapped(f"{finding.title}{_short_saving(finding)}", f"{number}. ")
+        won, saving = "", finding.saving
+        if saving is not None:
+            took = duration(saving.baseline_ns)
+            won = f"; without it, a step takes {duration(saving.step_ns)} instead of {took}"
+        lines += wrapped(f"{finding.title}{won}", f"{number}. ")
         lines += wrapped(finding.change, "   ")
     return lines
+
+
+class Term(NamedTuple):
+    """A line on a finding: its label, its text, and whether the text is code or names."""
+
+    label: str
+    text: str
+    is_code: bool = False
+
+
+def terms(finding: Finding, step_ns: int | None) -> list[Term]:
+    """Return what a finding saves, where it is, what to change, and how to verify the change.
+
+    `step_ns` is the step in the heading of the diagnosis.
+    """
+    where = [f"range {finding.range}" if finding.range else "", finding.source or ""]
+    found = [
+        Term("saves", _saving(finding, step_ns)),
+        Term("where", ", ".join(filter(None, where)), is_code=True),
+        Term("change", finding.change, is_code=True),
+        Term("verify", finding.verify, is_code=finding.verify.startswith("instrument ")),
+    ]
+    return [term for term in found if term.text]
 
 
 def nothing_found(diagnosis: Diagnosis) -> str:
@@ -133,65 +156,70 @@ def as_markdown(diagnosis: Diagnosis) -> str:
     The text has at most 2,000 tokens of a language model. The largest findings come first. If not
     all findings fit, a line says how many are left out.
     """
-    parts = [_markdown_heading(diagnosis)]
+    number, found, step = _summary(diagnosis)
+    what = code(diagnosis.captures[0]) if number == 1 else f"{number} captures"
+    takes = f" A step takes {step}." if step else ""
+    parts = [
+        f"## Diagnosis of {what}: {found}\n\n"
+        f"Found by `instrument diagnose`; the savings are simulated.{takes} {NAMES_ARE_DATA}"
+    ]
     parts += [] if diagnosis.findings else [f"{nothing_found(diagnosis)}."]
     tail = [_PASSED + escaped(", ".join(diagnosis.passed))] if diagnosis.passed else []
-    tail += [
-        f"{title}: {_few(sentences)}"
-        for title, sentences in (
-            ("Not checked", diagnosis.not_checked),
-            ("Accuracy of the savings", diagnosis.notes if diagnosis.findings else ()),
-        )
-        if sentences
-    ]
+    notes = diagnosis.notes if diagnosis.findings else ()
+    for title, sentences in (
+        ("Not checked", diagnosis.not_checked),
+        ("Accuracy of the savings", notes),
+    ):
+        tail += [f"{title}: {_few(sentences)}"] if sentences else []
     left = _MARKDOWN_BYTES - byte_count([*parts, *tail])
     shown = 0
-    for number, finding in enumerate(diagnosis.findings, 1):
-        full, short = (
-            _markdown_finding(number, finding, diagnosis.step_ns, rows)
+    for at, finding in enumerate(diagnosis.findings, 1):
+        texts = (
+            _markdown_finding(at, finding, diagnosis.step_ns, rows)
             for rows in (_MARKDOWN_EVIDENCE, 0)
         )
-        text = full if byte_count([full]) <= left else short
-        if byte_count([text]) > left:
+        text = next((text for text in texts if byte_count([text]) <= left), None)
+        if text is None:
             break
         parts.append(text)
         left -= byte_count([text])
-        shown = number
+        shown = at
     if shown < len(diagnosis.findings):
         more = counted(len(diagnosis.findings) - shown, "more finding")
         parts.append(f"… and {more}; `instrument diagnose --json` lists all.")
     return "\n\n".join([*parts, *tail])
 
 
-def _heading(diagnosis: Diagnosis) -> list[str]:
-    number = len(diagnosis.captures)
-    what = diagnosis.captures[0] if number == 1 else f"{number} captures"
+def _summary(diagnosis: Diagnosis) -> tuple[int, str, str]:
+    """Return the number of captures, that of findings as text, and the step as text or ""."""
     found = counted(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
-    step = f"; a step takes {duration(diagnosis.step_ns)}" if diagnosis.step_ns else ""
-    return wrapped(f"{what}: {found}{step}", indent="  ")
+    step = duration(diagnosis.step_ns) if diagnosis.step_ns else ""
+    return len(diagnosis.captures), found, step
+
+
+def _heading(diagnosis: Diagnosis) -> list[str]:
+    number, found, step = _summary(diagnosis)
+    what = diagnosis.captures[0] if number == 1 else f"{number} captures"
+    return wrapped(f"{what}: {found}{f'; a step takes {step}' if step else ''}", indent="  ")
 
 
 def _finding(number: int, finding: Finding, step_ns: int | None) -> list[str]:
     indent = " " * (len(str(number)) + 2)
     lines = wrapped(finding.title, f"{number}. ")
-    lines += wrapped(_saving(finding, step_ns), f"{indent}saves   ")
-    if where := _where(finding):
-        lines += wrapped(where, f"{indent}where   ")
-    lines += wrapped(finding.change, f"{indent}change  ")
-    verify = f"{indent}verify  "
-    is_command = finding.verify.startswith("instrument ")  # a line to copy
-    lines += [verify + finding.verify] if is_command else wrapped(finding.verify, verify)
+    for label, text, is_code in terms(finding, step_ns):
+        prefix = f"{indent}{label:8}"
+        is_command = is_code and label == "verify"  # a line to copy
+        lines += [prefix + text] if is_command else wrapped(text, prefix)
     return [*lines, *_evidence(finding.evidence, indent)]
 
 
 def _saving(finding: Finding, step_ns: int | None) -> str:
-    """What a finding saves; `step_ns` is the step in the heading of the diagnosis."""
     saving = finding.saving
     if saving is None:
         return "not known"
     low, high = map(duration, sorted((saving.low_ns, saving.high_ns)))
     bounds = f", between {low} and {high}" if low != high else ""
-    share = f" ({percent(saving.saving_ns / saving.baseline_ns)})" if saving.baseline_ns else ""
+    share = f" ({percent(saving.share)})" if saving.baseline_ns else ""
     phase = "" if finding.phase is None else f"{shortened(finding.phase, _LONGEST_NAME)} "
     step = f"{phase}step"
     if phase or duration(saving.baseline_ns) != duration(step_ns or 0):
@@ -200,20 +228,6 @@ def _saving(finding: Finding, step_ns: int | None) -> str:
         f"{duration(saving.saving_ns)} of a {step}{share}{bounds}: "
         f"a step would take {duration(saving.step_ns)}"
     )
-
-
-def _short_saving(finding: Finding) -> str:
-    saving = finding.saving
-    if saving is None:
-        return ""
-    return f"; without it, a step takes {duration(saving.step_ns)} instead of " + duration(
-        saving.baseline_ns
-    )
-
-
-def _where(finding: Finding) -> str:
-    parts = [f"range {finding.range}" if finding.range else "", finding.source or ""]
-    return ", ".join(part for part in parts if part)
 
 
 def _evidence(rows: Sequence[Evidence], indent: str) -> Iterator[str]:
@@ -232,34 +246,12 @@ def _evidence(rows: Sequence[Evidence], indent: str) -> Iterator[str]:
             yield from wrapped(row.detail, f"{indent}    ")
 
 
-def _listed(title: str, sentences: Sequence[str]) -> list[str]:
-    lines = [f"{title}:"]
-    for sentence in sentences:
-        lines += wrapped(sentence, "  - ")
-    return lines
-
-
-def _markdown_heading(diagnosis: Diagnosis) -> str:
-    number = len(diagnosis.captures)
-    what = code(diagnosis.captures[0]) if number == 1 else f"{number} captures"
-    found = counted(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
-    step = f" A step takes {duration(diagnosis.step_ns)}." if diagnosis.step_ns else ""
-    return (
-        f"## Diagnosis of {what}: {found}\n\n"
-        f"Found by `instrument diagnose`; the savings are simulated.{step} "
-        f"{NAMES_ARE_DATA}"
-    )
-
-
 def _markdown_finding(number: int, finding: Finding, step_ns: int | None, rows: int) -> str:
-    saving = finding.saving
-    saves = "Saving not known" if saving is None else f"Saves {_saving(finding, step_ns)}"
-    lines = [f"{number}. **{escaped(_cut(finding.title))}** {escaped(saves)}."]
-    where = [f"range {code(finding.range)}"] if finding.range else []
-    where += [code(finding.source)] if finding.source else []
-    lines += [f"   - Where: {', '.join(where)}"] if where else []
-    lines.append(f"   - Change: {code(finding.change, _MARKDOWN_TEXT)}")
-    lines.append(f"   - Verify: {code(finding.verify, _MARKDOWN_TEXT)}")
+    saves, *others = terms(finding, step_ns)
+    saved = "Saving not known" if finding.saving is None else f"Saves {saves.text}"
+    title = escaped(shortened(finding.title, _MARKDOWN_TEXT))
+    lines = [f"{number}. **{title}** {escaped(saved)}."]
+    lines += [f"   - {each.label.title()}: {code(each.text, _MARKDOWN_TEXT)}" for each in others]
     if finding.evidence[:rows]:
         lines.append("   - In total, not for each step:")
     for row in finding.evidence[:rows]:
@@ -273,12 +265,8 @@ def _few(sentences: Sequence[str]) -> str:
     """Join the sentences that fit into `_MARKDOWN_LIST` bytes, and say how many are left out."""
     shown: list[str] = []
     for sentence in sentences:
-        text = escaped(_cut(sentence))
+        text = escaped(shortened(sentence, _MARKDOWN_TEXT))
         if byte_count([" ".join([*shown, text])]) <= _MARKDOWN_LIST:
             shown.append(text)
     left = len(sentences) - len(shown)
     return " ".join([*shown, f"… and {left} more."] if left else shown)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MARKDOWN_TEXT else f"{text[: _MARKDOWN_TEXT - 1]}…"

@@ -372,7 +372,7 @@ def test_names_of_a_stranger_are_shown_as_they_are(tmp_path: Path, name: str) ->
     page = MarkdownIt().enable(["strikethrough", "table"]).render(text)
     (title,) = re.findall(r"<strong>(.*)</strong>", page)
     (unknown,) = re.findall(r"<p>Not checked: (.*)</p>", page)
-    (in_code,) = re.findall(r"range <code>(.*)</code>", page)
+    (in_code,) = re.findall(r"<code>range (.*)</code>", page)
     for part in (title, unknown, in_code):
         assert set(re.findall(r"<[^>]+>", part)) <= {"<span>", "</span>"}, part
         assert plain(part) == printable(name)

@@ -11,6 +11,7 @@ from instrument.analysis.step_parts import SPLIT_KINDS, split_parts
 from instrument.analysis.table import Table
 from instrument.analysis.views import Views
 from instrument.findings.diagnose import Diagnosis
+from instrument.findings.diagnosis_text import Term, terms
 from instrument.findings.finding import Finding
 from instrument.report.notebook import cost
 from instrument.report.page.parts import (
@@ -48,7 +49,10 @@ def verdict(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
     span = capture.links.counted_steps
     lasts_ns = (span.end_ns - span.start_ns).tolist()
     parts = split_parts(capture, span)
-    cards = [_card(finding, capture, not at) for at, finding in enumerate(diagnosis.findings)]
+    cards = [
+        _card(each, capture, diagnosis.step_ns, not at)
+        for at, each in enumerate(diagnosis.findings)
+    ]
     first, others = cards[:_FIRST_FINDINGS], cards[_FIRST_FINDINGS:]
     known = sum(finding.saving is not None for finding in diagnosis.findings)
     passed, not_checked, notes = diagnosis.passed, diagnosis.not_checked, listed(diagnosis.notes)
@@ -172,45 +176,32 @@ def _coverage(coverage: Table) -> Part:
     return table("Coverage", columns, has_filter=False)
 
 
-def _card(finding: Finding, capture: Views, is_open: bool) -> Part:
+def _card(finding: Finding, capture: Views, step_ns: int | None, is_open: bool) -> Part:
     """Return a finding with its terms, its gauge and its evidence."""
-    saving = finding.saving
-    share, saved = None, "saving unknown"
+    saving, saved = finding.saving, "saving unknown"
     if saving is not None:
-        share = saving.share
-        saved = f"saves {duration(saving.saving_ns)} ({share:.1%})"
-    is_command = finding.verify.startswith("instrument ")
-    where = ", ".join(filter(None, [finding.range and f"range {finding.range}", finding.source]))
-    terms = [
-        ("Saves", _saving(finding), ""),
-        ("", _difference(finding), "soft"),
-        ("Where", where, ""),
-        ("Change", finding.change, "code"),
-        ("Verify", finding.verify, "code" if is_command else "block"),
-    ]
+        saved = f"saves {duration(saving.saving_ns)} ({saving.share:.1%})"
+    rows = [(each.label.title(), each.text, _style(each)) for each in terms(finding, step_ns)]
+    if saving is None:
+        del rows[0]
+    elif why := _difference(finding):
+        rows.insert(1, ("", why, "soft"))
     return {
         "kind": "finding",
         "code": finding.code,
         "title": finding.title,
-        "share": share,
+        "share": None if saving is None else saving.share,
         "saves": saved,
         "is_open": is_open,
-        "terms": [{"term": term, "text": words, "style": style} for term, words, style in terms
-                  if words],
+        "terms": [{"term": term, "text": words, "style": style} for term, words, style in rows],
         "evidence": _evidence(finding, capture) if finding.evidence else None,
-    }  # fmt: skip
+    }
 
 
-def _saving(finding: Finding) -> str:
-    saving = finding.saving
-    if saving is None:
+def _style(term: Term) -> str:
+    if term.label in ("saves", "where"):
         return ""
-    low, high = map(duration, sorted((saving.low_ns, saving.high_ns)))
-    bounds = "" if low == high else f", between {low} and {high}"
-    step = "step"
-    if finding.phase is not None:
-        step = f"{finding.phase} step of {duration(saving.baseline_ns)}"
-    return f"{duration(saving.saving_ns)} of a {step}{bounds}"
+    return "code" if term.is_code else "block"
 
 
 def _evidence(finding: Finding, capture: Views) -> Part:
