@@ -22,7 +22,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields
-from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -100,27 +99,16 @@ def _every_table(path: Path) -> object:
     """Every view of a capture and every table that a view gives, also those of what the recording does not hold."""
     from instrument import Capture
     from instrument.analysis.operator_keys import GROUPINGS
-    from instrument.analysis.views import Views
+    from instrument.analysis.views import VIEWS
     from instrument.errors import CaptureError
     from instrument.trace import reader
 
     capture = Capture(path, None, {})
     capture.__dict__["events"] = reader.read(path)
-    operators, ranges, memory = capture.operators, capture.ranges, capture.memory
-    tables = [
-        getattr(capture, name)
-        for name, view in vars(Views).items()
-        if isinstance(view, cached_property)
-    ]
-    tables += [
-        operators.ops_without_flops,
-        *(operators.by(what) for what in GROUPINGS),
-        ranges.by("name"),
-        ranges.attribution,
-    ]
-    tables += [memory.devices, memory.steps, memory.sizes, memory.events]
+    tables = [getattr(capture, name) for name in VIEWS if not name.endswith("()")]
+    tables += [capture.operators_by(what) for what in GROUPINGS]
     with suppress(CaptureError):  # no memory events
-        tables += [memory.live(by) for by in memory.kinds]
+        tables += [capture.memory_live(by) for by in capture.memory.kinds]
     with suppress(CaptureError):  # no Python frames
         tables.append(capture.stacks())
     return tables

@@ -94,13 +94,14 @@ def main() -> None:
     print(f"ResNet-18 with {weights:,} parameters, input {tuple(inputs.shape)}, on {device}")
 
     heading("3. Execution time")
-    operators = record(model, inputs, record_shapes=True).operators
+    capture = record(model, inputs, record_shapes=True)
+    operators = capture.operators
     times = ["name", "calls", "self_cpu_ns", "cpu_ns"] + ["self_device_ns", "device_ns"] * (
         where == "device"
     )
     print(operators.sort(f"{where}_ns").head(10).select(times))
     print("\nBy input shape, the operators with the most self time:\n")
-    by_shape = operators.by("input_shapes").sort(f"self_{where}_ns").head(10)
+    by_shape = capture.operators_by("input_shapes").sort(f"self_{where}_ns").head(10)
     print(by_shape.select([*times, "input_shapes"]))
 
     heading("4. Memory")
@@ -115,7 +116,7 @@ def main() -> None:
 
     heading("6. Stack traces")
     capture = record(model, inputs, with_stack=True, sinks={"stacks": {}})
-    for row in capture.operators.by("stack", depth=5).sort(f"self_{where}_ns").head(3):
+    for row in capture.operators_by("stack", depth=5).sort(f"self_{where}_ns").head(3):
         print(row.name, *(row.stack or "outside Python").split(";"), sep="\n    ")
 
     heading("7. Flame graph")

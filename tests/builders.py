@@ -311,5 +311,5 @@ def is_harmless(text: str) -> bool:
 def view_text(
     capture: Capture, view: str, *, rows: int = 15, columns: list[str] | None = None
 ) -> str:
-    """The first rows of a view as plain text; `view` is the attribute's name, such as "memory.devices"."""
+    """The first rows of a view as plain text; `view` is the attribute's name, such as "memory_devices"."""
     return plain([view_part(view, attrgetter(view)(capture), rows=rows, columns=columns)])

@@ -252,8 +252,8 @@ PLANTED = [
     Planted(
         "shares of all that was recorded instead of the steps",
         "instrument/analysis/ranges.py",
-        "return int(self._work.counted_cpu_ns.sum())",
-        "return int(self._work.cpu_ns.sum())",
+        "return int(self.work.counted_cpu_ns.sum())",
+        "return int(self.work.cpu_ns.sum())",
         "tests/capture/test_ranges.py::"
         "test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each",
     ),

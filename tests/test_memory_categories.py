@@ -134,7 +134,7 @@ def test_what_torch_cannot_classify_costs_these_files_alone(
     assert log.at("WARNING") == [told]
     assert capture.categories == []
     assert len(capture.memory_categories) == 0
-    assert len(capture.memory.devices) == 1
+    assert len(capture.memory_devices) == 1
     assert capture.folder is not None
     assert [*capture.folder.glob("*categories*"), *capture.folder.glob(".*")] == []
 

@@ -521,7 +521,7 @@ def test_recomputation_is_told_in_a_sentence_and_a_column(tmp_path: Path) -> Non
         session.step()
     (capture,) = session.captures
     text = render(capture)
-    again = sum(row.cpu_ns for row in capture.ranges.attribution if row.kind == "recompute")
+    again = sum(row.cpu_ns for row in capture.ranges_attribution if row.kind == "recompute")
     assert f"Recomputed in the backward, by activation checkpointing: {duration(again)}, " in text
     assert "\nblock: Block (recomputed) " in text
     assert " recompute\n" in text

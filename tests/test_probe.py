@@ -55,8 +55,8 @@ class OlderConfig:
 def test_an_experimental_option_reaches_torch(tmp_path: Path) -> None:
     options = {"capture_overload_names": True}
     without, told = recorded(tmp_path), recorded(tmp_path, experimental_config=options)
-    assert "Tensor" not in without.operators.by("overload").column("overload")
-    assert "Tensor" in told.operators.by("overload").column("overload"), "that of aten::add.Tensor"
+    assert "Tensor" not in without.operators_by("overload").column("overload")
+    assert "Tensor" in told.operators_by("overload").column("overload"), "that of aten::add.Tensor"
     assert told.metadata["config"]["experimental_config"] == options
 
 

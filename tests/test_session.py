@@ -970,8 +970,8 @@ def test_overloads_are_recorded_where_they_are_asked_for(
     }
     with Session(options) as session:
         torch.ones(2).sum().add(1).sum(dim=0)
-    table = session.captures[0].operators
-    assert {row.overload for row in table.by("overload") if row.name == "aten::sum"} == {
+    table = session.captures[0].operators_by("overload")
+    assert {row.overload for row in table if row.name == "aten::sum"} == {
         "",
         "dim_IntList",
     }

@@ -16,7 +16,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import instrument
 from instrument import Capture
 from instrument.errors import InstrumentError
 
+# Names of answers, which stay the same when an attribute gets another name.
 VIEWS = (
     "ranges", "ranges.attribution", "ranges.rest", "operators", "operators.ops_without_flops",
     "kernels", "steps", "moments", "interruptions", "memory.devices", "memory.steps",
@@ -31,6 +31,10 @@ VIEWS = (
     "efficiency.steps", "collectives", "collective_calls", "launches", "streams", "cuda_graphs",
     "cuda_graphs.nodes", "queue", "synchronisations", "devices", "compiled_ranges", "coverage",
 )  # fmt: skip
+ATTRIBUTES = {
+    "operators.ops_without_flops": "operators_without_flops",
+    "cuda_graphs.nodes": "cuda_graph_nodes",
+}
 GROUPINGS = (
     "input_shapes", "input_types", "stack", "overload", "thread", "step", "device", "range",
 )  # fmt: skip
@@ -42,12 +46,13 @@ COMMANDS = (
 def answers(capture: Capture) -> Iterator[tuple[str, Callable[[], Any]]]:
     """The name of each answer about a capture, and a function that returns it."""
     for view in VIEWS:
-        yield f"view {view}", lambda view=view: attrgetter(view)(capture).to_dicts()
-    yield "view memory.live", lambda: capture.memory.live().to_dicts()
-    yield "view queue.series", lambda: capture.queue.series().to_dicts()
+        attribute = ATTRIBUTES.get(view, view.replace(".", "_"))
+        yield f"view {view}", lambda name=attribute: getattr(capture, name).to_dicts()
+    yield "view memory.live", lambda: capture.memory_live().to_dicts()
+    yield "view queue.series", lambda: capture.queue_series().to_dicts()
     for grouping in GROUPINGS:
-        yield f"operators by {grouping}", lambda by=grouping: capture.operators.by(by).to_dicts()
-    yield "ranges by name", lambda: capture.ranges.by("name").to_dicts()
+        yield f"operators by {grouping}", lambda by=grouping: capture.operators_by(by).to_dicts()
+    yield "ranges by name", lambda: capture.ranges_by_name.to_dicts()
     for metric in ("cpu", "device"):
         yield f"stacks {metric}", lambda metric=metric: [list(s) for s in capture.stacks(metric)]
     yield "diagnosis text", lambda: str(capture.diagnose()).splitlines()

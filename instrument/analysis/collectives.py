@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, KERNEL, MEMSET, Work
+from instrument.analysis.schema import Schema, schema
 from instrument.analysis.steps import launching_step
-from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.table import Table
 from instrument.links.collective_records import (
     ON_CPU,
     RECORD,
@@ -362,30 +363,30 @@ def _without_parameters(name: str) -> str:
     return name.replace("(anonymous namespace)::", "").partition("(")[0]
 
 
-def collectives(calls: Table) -> Table:
+def collectives(collective_calls: Table) -> Table:
     """Return one row for each process group and kind of collective; see `COLLECTIVES`.
 
     The row with the longest total time comes first. The kernel of a collective starts when the rank
     is ready, and ends when all ranks are done. So the kernel's time includes waiting for other
     ranks, and the bandwidths are lower bounds. `Ranks.collectives` has times without the waiting.
     """
-    key, distinct = intern(zip(*(calls.column(name) for name in _OF_GROUP)))
+    key, distinct = intern(zip(*(collective_calls.column(name) for name in _OF_GROUP)))
     groups = Groups(key, len(distinct))
-    duration = ints(calls.column("duration_ns"), _UNKNOWN)
-    size = ints(calls.column("bytes"), _UNKNOWN)
+    duration = ints(collective_calls.column("duration_ns"), _UNKNOWN)
+    size = ints(collective_calls.column("bytes"), _UNKNOWN)
     lasting, sized = duration >= 0, size >= 0
     both = lasting & sized
     largest = np.full(groups.count, _UNKNOWN)
     np.maximum.at(largest, key[both], size[both])
     is_largest = both & (size == largest[key])
     totals = groups.sums(duration, lasting)
-    exposed = groups.sums(ints(calls.column("exposed_ns"), 0), lasting)
+    exposed = groups.sums(ints(collective_calls.column("exposed_ns"), 0), lasting)
     timed = groups.number(lasting)
     means = [total / count if count else None for total, count in zip(totals, timed.tolist())]
     shortest = groups.min(np.where(lasting, duration, np.iinfo(np.int64).max))
     rates = _rates(distinct, groups, size, duration, both)
     rates_of_largest = _rates(distinct, groups, size, duration, is_largest)
-    types = calls.column("element_type")
+    types = collective_calls.column("element_type")
     columns: dict[str, list[Any]] = {
         **{name: [each[k] for each in distinct] for k, name in enumerate(_OF_GROUP)},
         "element_type": [

@@ -17,7 +17,8 @@ import numpy as np
 from instrument.analysis import coverage_rows as rows
 from instrument.analysis.breakdown import Work, launched_ns
 from instrument.analysis.memory_timeline import MOST_DEVICES
-from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.schema import Schema, schema
+from instrument.analysis.table import Table
 from instrument.links.attribution import ACCUMULATE, BACKWARD, UNATTRIBUTED
 from instrument.links.autograd import DEEPEST_RANGE
 from instrument.links.call_tree import nest
@@ -430,7 +431,7 @@ def _cpu_in_steps(capture: Views) -> Part | None:
 
 
 def _device_in_ranges(capture: Views) -> Part | None:
-    work = capture.ranges.work
+    work = capture.range_tree.work
     if work.device_ns is None:
         return None
     covered = int(work.device_ns[(work.enclosing >= 0) | (work.attributed >= 0)].sum())
@@ -439,7 +440,7 @@ def _device_in_ranges(capture: Views) -> Part | None:
 
 
 def _cpu_in_ranges(capture: Views) -> Part | None:
-    work = capture.ranges.work
+    work = capture.range_tree.work
     inside = (work.enclosing >= 0) | (work.attributed >= 0)
     why = _without_range(capture, "CPU")
     return _time(int(work.cpu_ns[inside].sum()), int(work.cpu_ns.sum()), why)
@@ -473,7 +474,7 @@ def _shallow(capture: Views) -> Part | None:
 
 
 def _joined(capture: Views) -> Part | None:
-    work = capture.ranges.work
+    work = capture.range_tree.work
     joined = int(work.cpu_ns[np.isin(work.kind, (BACKWARD, ACCUMULATE))].sum())
     total = joined + int(work.cpu_ns[work.kind == UNATTRIBUTED].sum())
     why = (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from instrument.analysis.breakdown import KINDS, Work, launched_ns
-from instrument.analysis.table import GroupableTable, Schema, Table, names_of, schema
-from instrument.errors import ConfigError
+from instrument.analysis.schema import Schema, schema
+from instrument.analysis.table import Table
 from instrument.links.cuda_graphs import graph_ids as ids_of
 from instrument.links.cuda_graphs import replayed
 from instrument.links.groupby import Groups, at, cells, groupby, intern
@@ -60,57 +60,6 @@ CUDA_GRAPH_NODES: Schema = schema(
     device_ns="device time of all runs of the node",
 )
 
-# The columns by which nodes can be grouped, and the columns whose sums the groups have.
-_GROUPINGS = ("name", "kernel", "kind", "annotation")
-_SUMMED = ("calls", "device_ns")
-
-
-class CudaGraphNodeTable(GroupableTable):
-    """One row for each node of each CUDA graph; see `CUDA_GRAPH_NODES`.
-
-    The rows are sorted by graph and then by node.
-    """
-
-    def __init__(self, columns: dict[str, list[Any]]) -> None:
-        super().__init__(columns, range(len(columns["name"])))
-
-    def by(self, what: Literal["name", "kernel", "kind", "annotation"]) -> Table:
-        """Return one row for each distinct value of the column `what`.
-
-        A row has the number of graph nodes with this value, and their sums of `calls` and of
-        `device_ns`. The row with the most device time comes first.
-
-        Raises:
-            ConfigError: nodes cannot be grouped by the column `what`.
-        """
-        if what not in _GROUPINGS:
-            *most, last = _GROUPINGS
-            raise ConfigError(
-                f"Nodes cannot be grouped by {what!r}; choose {', '.join(most)} or {last}."
-            )
-        codes, values = intern(self.column(what))
-        groups = Groups(codes, len(values))
-        sums = {
-            name: groups.sum(np.array(self.column(name), np.int64)).tolist() for name in _SUMMED
-        }
-        return Table({what: values, "nodes": groups.size.tolist(), **sums}).sort("device_ns")
-
-
-class CudaGraphTable(Table):
-    """One row for each CUDA graph that was replayed; see `CUDA_GRAPHS`.
-
-    The graph with the most device time comes first. HIP graphs are in the table too. In a trace of
-    ROCm, graphs have no ids. So graphs that look alike, such as the graphs of equal layers, share
-    one row.
-
-    Attributes:
-        nodes: one row for each node of each graph; see `CUDA_GRAPH_NODES`.
-    """
-
-    def __init__(self, columns: dict[str, list[Any]], nodes: CudaGraphNodeTable) -> None:
-        super().__init__({name: columns[name] for name in names_of(CUDA_GRAPHS)})
-        self.nodes = nodes
-
 
 @dataclass(frozen=True, slots=True)
 class _Replays:
@@ -160,13 +109,17 @@ class _Nodes:
     position: Ints
 
 
-def cuda_graphs(links: Links, work: Work) -> CudaGraphTable:
-    """Return the CUDA graphs of a trace; see `CUDA_GRAPHS`.
+def cuda_graphs(links: Links, work: Work) -> Table:
+    """Return one row for each CUDA graph that was replayed; see `CUDA_GRAPHS`.
+
+    The graph with the most device time comes first. HIP graphs are in the table too. In a trace of
+    ROCm, graphs have no ids. So graphs that look alike, such as the graphs of equal layers, share
+    one row.
 
     Cost: sorts the device events of graphs, and builds the call tree.
     """
     events = links.events
-    replays, graph_ids, node_ids = _replays(events, work)
+    replays, graph_ids, _ = _replays(events, work)
     places = _surroundings(links, links.launched[1][replays.work])
     graphs, ids, labels = _graphs(events, replays, *places, graph_ids)
     launch = work.launch[replays.work]
@@ -177,8 +130,33 @@ def cuda_graphs(links: Links, work: Work) -> CudaGraphTable:
         **_launching(links, graphs, places, launch, launch_ns),
         **_times(events, work, replays, graphs),
     }
-    nodes = _node_table(events, replays, _nodes(replays, graphs), labels, node_ids)
-    return CudaGraphTable(columns, nodes)
+    return Table.of(CUDA_GRAPHS, columns)
+
+
+def cuda_graph_nodes(links: Links, work: Work) -> Table:
+    """Return one row for each node of each CUDA graph; see `CUDA_GRAPH_NODES`.
+
+    The rows are sorted by graph and then by node. Cost: as for `cuda_graphs`.
+    """
+    events = links.events
+    replays, graph_ids, node_ids = _replays(events, work)
+    places = _surroundings(links, links.launched[1][replays.work])
+    graphs, _, labels = _graphs(events, replays, *places, graph_ids)
+    nodes = _nodes(replays, graphs)
+    first, event = nodes.first, replays.event[nodes.first]
+    details = [events.details[k] if k >= 0 else None for k in events.detail[event].tolist()]
+    ids = [*node_ids, None]
+    columns: dict[str, Any] = {
+        "name": [labels[of] for of in nodes.graph.tolist()],
+        "node": cells(nodes.position, nodes.position >= 0),
+        "graph_node": [ids[k] for k in replays.node_id[first].tolist()],
+        "kernel": [events.names[k] for k in events.name[event].tolist()],
+        "kind": [KINDS[k] for k in replays.kind[first].tolist()],
+        "annotation": [each.annotation if each else None for each in details],
+        "calls": nodes.of.size,
+        "device_ns": nodes.of.sum(events.duration_ns[replays.event]),
+    }
+    return Table.of(CUDA_GRAPH_NODES, columns)
 
 
 def _surroundings(links: Links, node: Ints) -> tuple[Ints, Ints]:
@@ -369,22 +347,3 @@ def _times(events: Events, work: Work, replays: _Replays, graphs: Groups) -> dic
         "max_replay_ns": graphs.cells(lasted[by_time.row(100)], is_one),
         "streams": np.bincount(streams // len(events.threads), minlength=graphs.count).tolist(),
     }
-
-
-def _node_table(
-    events: Events, replays: _Replays, nodes: _Nodes, labels: list[str], node_ids: list[int]
-) -> CudaGraphNodeTable:
-    first, event = nodes.first, replays.event[nodes.first]
-    details = [events.details[k] if k >= 0 else None for k in events.detail[event].tolist()]
-    ids = [*node_ids, None]
-    columns = {
-        "name": [labels[of] for of in nodes.graph.tolist()],
-        "node": cells(nodes.position, nodes.position >= 0),
-        "graph_node": [ids[k] for k in replays.node_id[first].tolist()],
-        "kernel": [events.names[k] for k in events.name[event].tolist()],
-        "kind": [KINDS[k] for k in replays.kind[first].tolist()],
-        "annotation": [each.annotation if each else None for each in details],
-        "calls": nodes.of.size.tolist(),
-        "device_ns": nodes.of.sum(events.duration_ns[replays.event]).tolist(),
-    }
-    return CudaGraphNodeTable({name: columns[name] for name in names_of(CUDA_GRAPH_NODES)})

@@ -12,8 +12,9 @@ import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, KERNEL, Work
 from instrument.analysis.kernels import covered, estimated_occupancy, weighted_mean
+from instrument.analysis.schema import Schema, schema
 from instrument.analysis.steps import launching_step
-from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.table import Table
 from instrument.links.groupby import Groups, intern
 from instrument.links.intervals import sweep
 from instrument.links.step_index import finished_steps

@@ -11,8 +11,9 @@ import numpy as np
 from instrument.analysis.breakdown import KERNEL, Work, by_group
 from instrument.analysis.operator_keys import shape_text
 from instrument.analysis.peak_rates import PeakFlops, PeakRates, peak_rates, roof
+from instrument.analysis.schema import Schema, names_of, schema
 from instrument.analysis.steps import launching_step
-from instrument.analysis.table import Schema, Table, names_of, schema
+from instrument.analysis.table import Table
 from instrument.links.autograd import is_backward
 from instrument.links.call_tree import CallTree
 from instrument.links.flops import UNKNOWN, needed_flops
@@ -94,33 +95,8 @@ _SEVERAL, _NO_DEVICE = -2, -1
 _LEAST_COVERED = 0.5
 
 
-class EfficiencyTable(Table):
-    """One row for each combination of operator, shapes, types and device; see `EFFICIENCY`.
-
-    The row with the most device time comes first. The table has only operators whose FLOPs are
-    known: matrix products, convolutions, attention and recurrent layers (`instrument.links.flops`).
-    Operators that these operators call are not counted again. The table is empty if the trace has
-    no input shapes.
-
-    `flops` is the least number of operations that compute the result, and `moved_bytes` the least
-    number of bytes that are read and written. A kernel may do more. So `flops_per_second` is the
-    rate of useful work, not the rate of executed instructions.
-
-    Limit: if the trace lacks a kernel that a call launched, the call's device time is not known.
-    Such calls have a row without device time.
-
-    Attributes:
-        steps: one row for each finished step, with its model FLOPs utilization; see
-            `EFFICIENCY_STEPS`.
-    """
-
-    def __init__(self, rows: list[dict[str, Any]], steps: Table) -> None:
-        super().__init__({name: [row[name] for row in rows] for name in names_of(EFFICIENCY)})
-        self.steps = steps
-
-
 @dataclass(frozen=True, slots=True)
-class _Calls:
+class FlopCalls:
     """The calls of operators with known FLOPs, as parallel columns.
 
     Attributes:
@@ -161,22 +137,35 @@ class _Calls:
         return self.cpu if device == _NO_DEVICE else self.rates[device][1]
 
 
-def efficiency(links: Links, work: Work, given: PeakFlops | None = None) -> EfficiencyTable:
-    """Return the efficiency of the operators and of the steps; see `EfficiencyTable`.
+def efficiency(links: Links, flop_calls: FlopCalls | None) -> Table:
+    """Return one row for each combination of operator, shapes, types and device.
 
-    `given` is the value of `profiler.peak_flops`. It replaces the FLOP/s in the built-in table of
-    devices; see `peak_rates`.
+    See `EFFICIENCY`. The row with the most device time comes first. The table has only operators
+    whose FLOPs are known: matrix products, convolutions, attention and recurrent layers
+    (`instrument.links.flops`). Operators that these operators call are not counted again. The table
+    is empty if the trace has no input shapes.
 
-    Cost: the formulas are evaluated once for each distinct combination of operator and arguments.
-    In addition, there are some passes over the call tree.
+    `flops` is the least number of operations that compute the result, and `moved_bytes` the least
+    number of bytes that are read and written. A kernel may do more. So `flops_per_second` is the
+    rate of useful work, not the rate of executed instructions.
+
+    Limit: if the trace lacks a kernel that a call launched, the call's device time is not known.
+    Such calls have a row without device time.
     """
-    calls = _calls(links, given)
-    if calls is None:
-        return EfficiencyTable([], Table.of_rows(EFFICIENCY_STEPS, []))
-    return EfficiencyTable(_rows(links.events, links.call_tree, calls), _steps(links, work, calls))
+    rows = [] if flop_calls is None else _rows(links.events, links.call_tree, flop_calls)
+    return Table.of(
+        EFFICIENCY, {name: [row[name] for row in rows] for name in names_of(EFFICIENCY)}
+    )
 
 
-def _rows(events: Events, call_tree: CallTree, calls: _Calls) -> list[dict[str, Any]]:
+def efficiency_steps(links: Links, work: Work, flop_calls: FlopCalls | None) -> Table:
+    """Return the model FLOPs utilization of each finished step; see `EFFICIENCY_STEPS`."""
+    rows = [] if flop_calls is None else _steps(links, work, flop_calls)
+    names = names_of(EFFICIENCY_STEPS)
+    return Table.of(EFFICIENCY_STEPS, {name: [row[name] for row in rows] for name in names})
+
+
+def _rows(events: Events, call_tree: CallTree, calls: FlopCalls) -> list[dict[str, Any]]:
     index = call_tree.index[calls.node]
     name, names = intern(split_overload(each)[0] for each in events.names)
     operator, shapes = name[events.name[index]], events.shapes[index]
@@ -233,8 +222,15 @@ def _quantities(
     }
 
 
-def _calls(links: Links, given: PeakFlops | None) -> _Calls | None:
-    """The calls with known FLOPs; None if there are none."""
+def flop_calls(links: Links, given: PeakFlops | None) -> FlopCalls | None:
+    """Return the calls with known FLOPs; None if there are none.
+
+    `given` is the value of `profiler.peak_flops`. It replaces the FLOP/s in the built-in table of
+    devices; see `peak_rates`.
+
+    Cost: the formulas are evaluated once for each distinct combination of operator and arguments.
+    In addition, there are some passes over the call tree.
+    """
     events, call_tree = links.events, links.call_tree
     if links.flops is None:
         return None
@@ -258,7 +254,7 @@ def _calls(links: Links, given: PeakFlops | None) -> _Calls | None:
     np.bitwise_or.at(says, launched.of, _said(events)[events.name[events_on]])
     # If the trace has no device, the given peaks are those of the CPU.
     cpu = peak_rates(None, None if len(owner) else given)
-    calls = _Calls(
+    calls = FlopCalls(
         node=node,
         flops=flops[node],
         moved_bytes=moved,
@@ -321,7 +317,7 @@ def _one_device(launched: Groups, process: Ints) -> Ints:
     """For each call, the index of the device that it used; else `_SEVERAL` or `_NO_DEVICE`.
 
     `launched` holds the device events, grouped by call. `process` holds, for each
-    event, the index of its device in `_Calls.rates`.
+    event, the index of its device in `FlopCalls.rates`.
     """
     first, last = launched.min(process), -launched.min(-process)
     device = np.where(first == last, first, _SEVERAL)
@@ -365,7 +361,7 @@ def _precision(operands: list[str], said: int, device: int, rates: PeakRates) ->
     return kind if has_only_full else None
 
 
-def _steps(links: Links, work: Work, calls: _Calls) -> Table:
+def _steps(links: Links, work: Work, calls: FlopCalls) -> list[dict[str, Any]]:
     events, steps = links.events, links.steps
     count, has_device = len(steps), len(work.event) > 0
     step = step_at(events, steps, links.call_tree.start_ns[calls.node])
@@ -406,9 +402,7 @@ def _steps(links: Links, work: Work, calls: _Calls) -> Table:
                 "flops_covered": covered[at],
             }
         )
-    return Table.of(
-        EFFICIENCY_STEPS, {name: [row[name] for row in rows] for name in names_of(EFFICIENCY_STEPS)}
-    )
+    return rows
 
 
 def _recomputed(links: Links, node: Ints) -> Flags:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from instrument.analysis.breakdown import COPY, MEMSET, Work, device_work
 from instrument.analysis.kernels import bytes_per_second, estimated_occupancy, moved_bytes
-from instrument.analysis.table import Schema, names_of, schema
+from instrument.analysis.schema import Schema, names_of, schema
 from instrument.links.links import Links
 from instrument.trace.events import Codes, Details, Events, Flags, Ints, decoded
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from instrument.analysis.schema import Schema, schema
 from instrument.analysis.steps import is_loading
-from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.table import Table
 from instrument.links.call_tree import nest
 from instrument.links.groupby import Groups, cells, distinct, groupby
 from instrument.links.intervals import merged_in_groups

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from instrument.analysis.breakdown import COMMUNICATION, KERNEL, KINDS, Work, by_group
-from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.schema import Schema, schema
+from instrument.analysis.table import Table
 from instrument.links.groupby import Groups, SortedGroups, cells, groupby
 from instrument.trace.events import Codes, Events, Flags, Ints, decoded
 

@@ -10,12 +10,13 @@ device event on the stream starts. HTA does not count such calls.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from instrument.analysis.breakdown import Work
-from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.schema import Schema, schema
+from instrument.analysis.table import Table
 from instrument.errors import CaptureError
 from instrument.links.groupby import Groups, cells, groupby
 from instrument.trace.events import Events, Flags, Ints, Thread
@@ -50,68 +51,74 @@ QUEUE_SERIES: Schema = schema(
 )
 
 
-# For each stream, the times at which the length of its queue changes, and the new lengths.
-Lengths = dict[Thread, tuple[Ints, Ints]]
+def queue_series(
+    events: Events, work: Work, stream: int | str | None, device: int | str | None
+) -> Table:
+    """Return the queue length of one stream over time; see `Views.queue_series`."""
+    found = _queues(events, work)
+    for number in np.argsort(-found.launched.size, kind="stable").tolist():
+        of_device, of_stream = found.streams[number]
+        rows = np.flatnonzero(found.of.of == number)
+        if len(rows) and stream in (None, of_stream) and device in (None, of_device):
+            return Table.of(
+                QUEUE_SERIES,
+                {"time_ns": found.time_ns[rows], "length": found.length[rows]},
+                begin_ns=events.begin_ns,
+            )
+    asked = [("stream", stream), ("device", device)]
+    where = " of ".join(f"{kind} {value}" for kind, value in asked if value is not None)
+    raise CaptureError(
+        f"The trace holds no launch of work on {where or 'any stream'}; "
+        "the table capture.queue lists the streams."
+    )
 
 
-class QueueTable(Table):
-    """One row for each stream with device work; see `QUEUE`.
+class _Queues(NamedTuple):
+    """The launches on each stream, and the lengths of the streams' queues, as parallel columns.
 
-    The stream with the most launches comes first. `series` returns the length of one stream's
-    queue over time.
+    Attributes:
+        streams: the streams with device work, as pairs of device and stream.
+        unlaunched: for each stream, the number of device events whose launch is not in the trace.
+        launched: the launches, grouped by stream.
+        call, started_ns: for each launch, the position of its call, and when its work started.
+        of, time_ns, length: the times at which the length of a queue changes, grouped by stream,
+            and the new lengths.
     """
 
-    def __init__(self, columns: dict[str, list[Any]], lengths: Lengths, begin_ns: int) -> None:
-        super().__init__(columns)
-        self._lengths = lengths
-        self._begin_of_trace_ns = begin_ns
-
-    def series(self, stream: int | str | None = None, device: int | str | None = None) -> Table:
-        """Return the queue length of one stream over time; see `QUEUE_SERIES`.
-
-        Args:
-            stream: the stream; None means any stream.
-            device: the device; None means any device. If several streams fit, the stream with the
-                most launches is taken.
-
-        Raises:
-            CaptureError: the trace has no launch on this stream.
-
-        Cost: up to two rows for each launch.
-        """
-        for (of_device, of_stream), (time_ns, length) in self._lengths.items():
-            if stream in (None, of_stream) and device in (None, of_device):
-                return Table.of(
-                    QUEUE_SERIES,
-                    {"time_ns": time_ns.tolist(), "length": length.tolist()},
-                    begin_ns=self._begin_of_trace_ns,
-                )
-        asked = [("stream", stream), ("device", device)]
-        where = " of ".join(f"{kind} {value}" for kind, value in asked if value is not None)
-        raise CaptureError(
-            f"The trace holds no launch of work on {where or 'any stream'}; "
-            "the table capture.queue lists the streams."
-        )
+    streams: list[Thread]
+    unlaunched: Ints
+    launched: Groups
+    call: Ints
+    started_ns: Ints
+    of: Groups
+    time_ns: Ints
+    length: Ints
 
 
-def launch_queue(events: Events, work: Work) -> QueueTable:
-    """Return one row for each stream on which work ran; see `QUEUE`.
-
-    The clocks of CPU and device may differ, so that a device event seems to start before its
-    launch. Such a launch counts as outstanding for 0 ns.
-
-    Cost: three sorts of the launches.
-    """
+def _queues(events: Events, work: Work) -> _Queues:
     present, ran = groupby(events.thread[work.event])
     known = work.call >= 0
     stream, call, started_ns = _launches(events, work, ran.of[known], known)
     launched = Groups(stream, ran.count)
-    of, time_ns, length = _lengths(launched, events.start_ns[call], started_ns)
+    lengths = _lengths(launched, events.start_ns[call], started_ns)
+    streams = [events.threads[k] for k in present.tolist()]
+    return _Queues(streams, ran.number(~known), launched, call, started_ns, *lengths)
+
+
+def queue(events: Events, work: Work) -> Table:
+    """Return one row for each stream on which work ran; see `QUEUE`.
+
+    The stream with the most launches comes first. The clocks of CPU and device may differ, so that
+    a device event seems to start before its launch. Such a launch counts as outstanding for 0 ns.
+
+    Cost: three sorts of the launches.
+    """
+    streams, unlaunched, launched, call, started_ns, of, time_ns, length = _queues(events, work)
     until_ns = np.append(time_ns[1:], time_ns[-1:])
     lasts_ns = np.where(
         np.append(np.diff(of.of) == 0, False)[: len(time_ns)], until_ns - time_ns, 0
     )
-    longest = np.zeros(ran.count, np.int64)
+    longest = np.zeros(of.count, np.int64)
     np.maximum.at(longest, of.of, length)
     total_ns, waited_ns = of.sum(lasts_ns), launched.sum(started_ns - events.start_ns[call])
     is_cuda = events.named(lambda name: name.startswith("cu"))[call]
@@ -119,13 +126,13 @@ def launch_queue(events: Events, work: Work) -> QueueTable:
     blocked = blocked_ns > 0
     has_queue, has_cuda = launched.size > 0, launched.number(is_cuda) > 0
     order = np.argsort(-launched.size, kind="stable")
-    threads = [events.threads[k] for k in present[order].tolist()]
+    threads = [streams[k] for k in order.tolist()]
     # The integral of the queue's length over time is the sum of the times that launches wait in it.
     means = [
         waited / total if total else None
         for waited, total in zip(waited_ns[order].tolist(), total_ns[order].tolist())
     ]
-    columns: dict[str, list[Any]] = {
+    columns: dict[str, Any] = {
         "device": [device for device, _ in threads],
         "stream": [stream for _, stream in threads],
         "launches": launched.size[order].tolist(),
@@ -135,15 +142,9 @@ def launch_queue(events: Events, work: Work) -> QueueTable:
         "total_ns": cells(total_ns[order], has_queue[order]),
         "blocked_calls": cells(launched.number(blocked)[order], has_cuda[order]),
         "blocked_ns": cells(launched.sum(blocked_ns, blocked)[order], has_cuda[order]),
-        "unlaunched": ran.number(~known)[order].tolist(),
+        "unlaunched": unlaunched[order],
     }
-    rows = of.rows()
-    lengths = {
-        thread: (time_ns[rows[k]], length[rows[k]])
-        for thread, k in zip(threads, order.tolist())
-        if has_queue[k]
-    }
-    return QueueTable(columns, lengths, events.begin_ns)
+    return Table.of(QUEUE, columns)
 
 
 def _launches(events: Events, work: Work, stream: Ints, known: Flags) -> tuple[Ints, Ints, Ints]:

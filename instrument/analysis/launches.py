@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from instrument.analysis.breakdown import Work
-from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.schema import Schema, schema
+from instrument.analysis.table import Table
 from instrument.links.groupby import groupby
 from instrument.trace.events import Events
 

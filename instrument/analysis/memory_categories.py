@@ -20,7 +20,8 @@ from msgspec import Meta
 
 from instrument import files
 from instrument.analysis.memory_plot import Plot, extremes
-from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.schema import Schema, schema
+from instrument.analysis.table import Table
 from instrument.errors import CaptureError
 from instrument.trace.capture_json import BAD_JSON
 from instrument.trace.events import Ints
@@ -114,7 +115,7 @@ MEMORY_CATEGORIES: Schema = schema(
 )
 
 
-def table(found: Sequence[Categories]) -> Table:
+def memory_categories(categories: Sequence[Categories]) -> Table:
     """Return a row for each device and category that held memory; see `MEMORY_CATEGORIES`.
 
     For each device, the category that is largest at the peak comes first. The peak is the first
@@ -126,7 +127,7 @@ def table(found: Sequence[Categories]) -> Table:
     - A tensor that is overwritten may have another category for a while.
     """
     rows = []
-    for each in found:
+    for each in categories:
         peak = int(np.argmax(each.level_bytes))
         held = [(name, sizes) for name, sizes in each.live_bytes.items() if sizes.any()]
         for name, sizes in sorted(held, key=lambda pair: -int(pair[1][peak])):

@@ -6,22 +6,23 @@ addresses: they show how much memory is in use, but not what uses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 from typing import Any, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from instrument.analysis.memory_attribution import By, around, module_frames
 from instrument.analysis.memory_plot import Curve, extremes
-from instrument.analysis.table import Schema, Table, names_of, schema
+from instrument.analysis.schema import Schema, names_of, schema
+from instrument.analysis.table import Cells, Table
 from instrument.errors import CaptureError
 from instrument.links.groupby import group_rows, groupby
 from instrument.links.links import Links
 from instrument.links.step_index import finished_steps, step_number
-from instrument.templates import render
 from instrument.trace.events import Events, Ints, Memory
 
 # c10/core/DeviceType.h
@@ -51,7 +52,7 @@ MEMORY_DEVICES: Schema = schema(
     reserved_bytes="the most memory that the allocator reserved on the device; None if it was not "
     "recorded",
 )
-LIVE: Schema = schema(
+MEMORY_LIVE: Schema = schema(
     name="the owner of the memory, by the argument `by`: the outermost operator around the "
     "allocation on its thread, the path of its range, or the path of the modules around it. [no "
     "operator], [no range] or [no module] if the allocation has no owner; [before the window] for "
@@ -72,7 +73,7 @@ MEMORY_STEPS: Schema = schema(
     peak_bytes="the most memory in use during the step; None if the memory in use before the "
     "window was not recorded",
 )
-SIZES: Schema = schema(
+MEMORY_SIZES: Schema = schema(
     device="the device, such as cpu or cuda:0",
     size_bytes="the size of one allocation",
     allocations="how many allocations have this size",
@@ -115,6 +116,9 @@ class Timeline:
     allocated_bytes: Ints | None
     reserved_bytes: Ints | None
 
+    def __len__(self) -> int:
+        return len(self.instant)
+
     @property
     def level_bytes(self) -> Ints:
         """The memory in use after each event: `allocated_bytes` if recorded, else `net_bytes`."""
@@ -129,8 +133,7 @@ class Timeline:
 class MemoryView:
     """Memory in use over time, per device.
 
-    The tables are `devices`, `steps`, `sizes`, `events` and `live()`. `timelines` has every
-    allocation and free as arrays, and `curve()` makes a plot.
+    `timelines` has every allocation and free as arrays, and `curve()` makes a plot.
 
     Devices are named as in torch, such as "cuda:0" and "cpu". Of more than 20 devices, only those
     with the most memory events are shown; `left_out` counts the events of all others. For the CPU,
@@ -141,13 +144,13 @@ class MemoryView:
     """
 
     def __init__(self, links: Links) -> None:
-        self._links, self._events = links, links.events
+        self.links = links
         self._labels: dict[By, tuple[Ints, list[str]]] = {}
 
     @cached_property
     def timelines(self) -> dict[str, Timeline]:
         """The allocations and frees of each device over time, the CPU last."""
-        memory = self._events.memory
+        memory = self.links.events.memory
         groups = group_rows(memory.device_type, memory.device_index)
         lanes = groups.sorted_by(memory.time_ns).rows()
         largest = np.sort(np.argsort(-groups.size, kind="stable")[:MOST_DEVICES])
@@ -157,83 +160,9 @@ class MemoryView:
     @property
     def left_out(self) -> int:
         """The number of memory events of devices that are not shown."""
-        return len(self._events.memory) - sum(len(line.instant) for line in self.timelines.values())
-
-    @cached_property
-    def devices(self) -> Table:
-        """A row for each device, the CPU last; see `MEMORY_DEVICES`.
-
-        The peak is the most memory in use after any event, even if more memory was in use before
-        the first event.
-        """
-        rows = [_device_row(line) for line in self.timelines.values()]
-        return self._table(
-            MEMORY_DEVICES, {name: [row[name] for row in rows] for name in names_of(MEMORY_DEVICES)}
+        return len(self.links.events.memory) - sum(
+            len(line.instant) for line in self.timelines.values()
         )
-
-    def live(
-        self, by: By = "operator", *, device: str | None = None, at_ns: int | None = None
-    ) -> Table:
-        """Return which operators, ranges or modules own the memory in use at a given time.
-
-        See `LIVE`. The row with the most bytes comes first. The rows sum to the memory in use. At
-        the peak, the sum is `peak_bytes` of `devices`, or `peak_net_bytes` if `peak_bytes` is None.
-        Memory that a backward operator allocates belongs to the range of its forward operator. If
-        the trace has no addresses, one row without a name has all memory.
-
-        Args:
-            by: operator, range or module. A trace holds modules if it was recorded with
-                `with_stack`.
-            device: the device; None means the first device of `devices`.
-            at_ns: the time on the trace's own clock; None means the peak.
-
-        Raises:
-            CaptureError: the trace holds no memory events, no memory events of that device, or no
-                modules for `by="module"`.
-            ConfigError: `by` is not "operator", "range" or "module".
-        """
-        line = self.timeline(device)
-        at = line.peak if at_ns is None else int(np.searchsorted(line.time_ns, at_ns, "right")) - 1
-        level = (
-            int(line.level_bytes[at]) if at >= 0 else int(line.level_bytes[0] - line.size_bytes[0])
-        )
-        codes, labels = self.labels(line, by)
-        if not self._has_addresses:
-            return Table.of_rows(LIVE, [(None, level, None, None)])
-        position = np.arange(len(line.instant))
-        alive = np.flatnonzero((line.size_bytes > 0) & (position <= at) & (self._ends(line) > at))
-        used, groups = groupby(codes[alive])
-        size, since = groups.sum(line.size_bytes[alive]), groups.min(line.time_ns[alive])
-        rows = [
-            *zip(
-                (labels[k] for k in used.tolist()),
-                size.tolist(),
-                groups.size.tolist(),
-                since.tolist(),
-            )
-        ]
-        if level != size.sum():
-            rows.append((BEFORE, level - int(size.sum()), None, None))
-        rows.sort(key=lambda row: -row[1])
-        return Table.of_rows(LIVE, rows, begin_ns=self._events.begin_ns)
-
-    @cached_property
-    def steps(self) -> Table:
-        """A row for each device and step; see `MEMORY_STEPS`."""
-        steps = finished_steps(self._events)
-        rows = [
-            row for line in self.timelines.values() for row in _step_rows(line, self._events, steps)
-        ]
-        return Table.of_rows(MEMORY_STEPS, rows)
-
-    @cached_property
-    def sizes(self) -> Table:
-        """The allocations of each device, counted by size; see `SIZES`.
-
-        The sizes of a device are sorted by the sum of their bytes, the largest sum first.
-        """
-        rows = [row for line in self.timelines.values() for row in self._size_rows(line)]
-        return Table.of_rows(SIZES, rows)
 
     def timeline(self, device: str | None = None) -> Timeline:
         """Return the timeline of a device; None means the first device.
@@ -255,16 +184,17 @@ class MemoryView:
     def labels(self, line: Timeline, by: By) -> tuple[Ints, list[str]]:
         """Return for each event of a timeline the index of its label, and the list of labels.
 
-        A label is a value of the column `name` of `LIVE`. A free has the label of its allocation.
+        A label is a value of the column `name` of `MEMORY_LIVE`. A free has the label of its
+        allocation.
 
         Raises:
             CaptureError: `by` is "module", and the trace holds no modules.
             ConfigError: `by` is not "operator", "range" or "module".
         """
         if by not in self._labels:
-            self._labels[by] = around(self._links, by)
+            self._labels[by] = around(self.links, by)
         codes, labels = self._labels[by]
-        origin = self._partner[line.instant]
+        origin = self.partner[line.instant]
         frees = line.size_bytes < 0
         found = np.where(
             frees, np.where(origin >= 0, codes[origin], len(labels)), codes[line.instant]
@@ -279,8 +209,8 @@ class MemoryView:
         """
         has: dict[By, Any] = {
             "operator": True,
-            "range": self._links.scopes.paths.names,
-            "module": module_frames(self._events).any(),
+            "range": self.links.scopes.paths.names,
+            "module": module_frames(self.links.events).any(),
         }
         return tuple(by for by, exists in has.items() if exists)
 
@@ -292,7 +222,7 @@ class MemoryView:
         """
 
         def covered(by: By) -> int:
-            rows = self.live(by, device=device)
+            rows = memory_live(self, by, device, None)
             return sum(
                 [row.bytes for row in rows if row.name not in (None, BEFORE, f"[no {by}]")][:most]
             )
@@ -325,9 +255,9 @@ class MemoryView:
         by = by or self.most_telling(line.device, most)
         kept = extremes(line.level_bytes, line.time_ns, points)
         codes, labels = self.labels(line, by)
-        if not self._has_addresses:
+        if not self.has_addresses:
             codes = np.zeros_like(codes)  # without addresses, frees have no label
-        at_peak = self.live(by, device=line.device).column("name")
+        at_peak = memory_live(self, by, line.device, None).column("name")
         shown = [name for name in at_peak if name not in (None, BEFORE)][:most]
         series = {
             name: np.cumsum(np.where(codes == labels.index(name), line.size_bytes, 0))[kept]
@@ -336,7 +266,7 @@ class MemoryView:
         freed = np.cumsum(np.where(codes == len(labels) - 1, line.size_bytes, 0))
         before = _lived_before(line, freed)[kept]
         rest = (line.net_bytes - freed)[kept] - sum(series.values(), np.zeros(len(kept), np.int64))
-        everything = {BEFORE: before, **series, OTHERS if self._has_addresses else UNKNOWN: rest}
+        everything = {BEFORE: before, **series, OTHERS if self.has_addresses else UNKNOWN: rest}
         return Curve(
             device=line.device,
             by=by,
@@ -347,59 +277,19 @@ class MemoryView:
             series={name: values.tolist() for name, values in everything.items() if values.any()},
         )
 
-    @property
-    def events(self) -> Table:
-        """Every allocation and free, sorted by device and then by time; see `MEMORY_EVENTS`.
-
-        A free has the operator, range and module of its allocation. They are "[before the window]"
-        if the allocation was before the window, and None if the trace has no addresses.
-        """
-        columns: dict[str, list[Any]] = {name: [] for name in names_of(MEMORY_EVENTS)}
-        for line in self.timelines.values():
-            columns["device"] += [line.device] * len(line.instant)
-            columns["time_ns"] += line.time_ns.tolist()
-            columns["size_bytes"] += line.size_bytes.tolist()
-            columns["address"] += [
-                each or None for each in self._events.memory.address[line.instant].tolist()
-            ]
-            for by in get_args(By):
-                columns[by] += self._names(line, by)
-        return self._table(MEMORY_EVENTS, columns)
-
-    def __repr__(self) -> str:
-        if not self.timelines:
-            return "<Memory: not recorded; profile_memory=true records memory>"
-        return f"{self.devices!r}\n{_MORE}"
-
-    def _repr_html_(self) -> str:
-        devices, note = (self.devices, _MORE) if self.timelines else ("", repr(self))
-        return render("report/templates/memory_view.html", devices=devices, note=note)
-
-    def _table(self, columns: Schema, cells: dict[str, list[Any]]) -> Table:
-        return Table.of(columns, cells, begin_ns=self._events.begin_ns)
-
-    def _names(self, line: Timeline, by: By) -> list[str | None]:
-        if by not in self.kinds:
-            return [None] * len(line.instant)
-        codes, labels = self.labels(line, by)
-        named = (line.size_bytes > 0) | self._has_addresses
-        return [
-            labels[code] if is_named else None
-            for code, is_named in zip(codes.tolist(), named.tolist())
-        ]
+    @cached_property
+    def has_addresses(self) -> bool:
+        """Whether the trace has the addresses of memory."""
+        return bool((self.links.events.memory.address != 0).any())
 
     @cached_property
-    def _has_addresses(self) -> bool:
-        return bool((self._events.memory.address != 0).any())
-
-    @cached_property
-    def _partner(self) -> Ints:
+    def partner(self) -> Ints:
         """For each memory event, the position of its partner; -1 if the trace does not hold it.
 
         The partner of an allocation is the event that frees it. The partner of a free is its
         allocation.
         """
-        memory = self._events.memory
+        memory = self.links.events.memory
         where: tuple[Any, ...] = (memory.address, memory.device_index, memory.device_type)
         order = np.lexsort((memory.time_ns, *where))
         same = np.ones(max(len(order) - 1, 0), np.bool_)
@@ -413,33 +303,112 @@ class MemoryView:
         partner[order[ends]], partner[order[ends + 1]] = order[ends + 1], order[ends]
         return partner
 
-    def _ends(self, line: Timeline) -> Ints:
+    def ends(self, line: Timeline) -> Ints:
         """For each allocation of a timeline, the position of the event that frees it.
 
         The position counts the events of the timeline. If no event frees the allocation, the
         position is the number of events in the timeline.
         """
         # The last entry stands for allocations that no event frees (-1).
-        place = np.full(len(self._partner) + 1, len(line.instant))
+        place = np.full(len(self.partner) + 1, len(line.instant))
         place[line.instant] = np.arange(len(line.instant))
-        ends: Ints = place[self._partner[line.instant]]
+        ends: Ints = place[self.partner[line.instant]]
         return ends
 
-    def _size_rows(self, line: Timeline) -> list[tuple[str, int, int, int, int | None]]:
+
+def memory_devices(memory: MemoryView) -> Table:
+    """Return a row for each device, the CPU last; see `MEMORY_DEVICES`.
+
+    The peak is the most memory in use after any event, even if more memory was in use before the
+    first event.
+    """
+    rows = [_device_row(line) for line in memory.timelines.values()]
+    cells = {name: [row[name] for row in rows] for name in names_of(MEMORY_DEVICES)}
+    return Table.of(MEMORY_DEVICES, cells, begin_ns=memory.links.events.begin_ns)
+
+
+def memory_steps(memory: MemoryView) -> Table:
+    """Return a row for each device and step; see `MEMORY_STEPS`."""
+    events = memory.links.events
+    steps = finished_steps(events)
+    rows = [row for line in memory.timelines.values() for row in _step_rows(line, events, steps)]
+    return Table.of_rows(MEMORY_STEPS, rows)
+
+
+def memory_sizes(memory: MemoryView) -> Table:
+    """Return the allocations of each device, counted by size; see `MEMORY_SIZES`.
+
+    The sizes of a device are sorted by the sum of their bytes, the largest sum first.
+    """
+    rows: list[tuple[str, int, int, int, int | None]] = []
+    for line in memory.timelines.values():
         made = np.flatnonzero(line.size_bytes > 0)
         size, groups = groupby(line.size_bytes[made])
-        kept = groups.number(self._partner[line.instant[made]] < 0)
-        rows = zip(
-            [line.device] * len(size),
+        kept = groups.number(memory.partner[line.instant[made]] < 0)
+        cells = zip(
+            repeat(line.device),
             size.tolist(),
             groups.size.tolist(),
             (size * groups.size).tolist(),
-            groups.cells(kept if self._has_addresses else None),
+            groups.cells(kept if memory.has_addresses else None),
         )
-        return sorted(rows, key=lambda row: -row[3])
+        rows += sorted(cells, key=lambda row: -row[3])
+    return Table.of_rows(MEMORY_SIZES, rows)
 
 
-_MORE = "More views: live(), steps, sizes, timelines, curve(), events."
+def memory_events(memory: MemoryView) -> Table:
+    """Return every allocation and free, by device and then by time; see `MEMORY_EVENTS`.
+
+    A free has the operator, range and module of its allocation. They are "[before the window]" if
+    the allocation was before the window, and None if the trace has no addresses.
+    """
+    lines = [*memory.timelines.values()]
+    instant = np.concatenate([np.zeros(0, np.int64), *(line.instant for line in lines)])
+    memories = memory.links.events.memory
+    device = np.repeat(np.array([line.device for line in lines], object), [*map(len, lines)])
+    address = memories.address[instant]
+    owners = {by: _owners(memory, lines, by) for by in get_args(By)}
+    columns = {
+        "device": device,
+        "time_ns": memories.time_ns[instant],
+        "size_bytes": memories.size_bytes[instant],
+        "address": Cells(address, address != 0),
+        **owners,
+    }
+    return Table.of(MEMORY_EVENTS, columns, begin_ns=memory.links.events.begin_ns)
+
+
+def _owners(memory: MemoryView, lines: Sequence[Timeline], by: By) -> NDArray[np.object_]:
+    """The names of the owners of all events of the timelines; None if they are not known."""
+    found = [np.zeros(0, object)]
+    for line in lines:
+        names = np.full(len(line), None)
+        if by in memory.kinds:
+            codes, labels = memory.labels(line, by)
+            named = (line.size_bytes > 0) | memory.has_addresses
+            names[named] = np.array(labels, object)[codes[named]]
+        found.append(names)
+    return np.concatenate(found)
+
+
+def memory_live(memory: MemoryView, by: By, device: str | None, at_ns: int | None) -> Table:
+    """Return what owns the memory in use at a time; see `Views.memory_live`."""
+    line = memory.timeline(device)
+    at = line.peak if at_ns is None else int(np.searchsorted(line.time_ns, at_ns, "right")) - 1
+    level = int(line.level_bytes[at]) if at >= 0 else int(line.level_bytes[0] - line.size_bytes[0])
+    codes, labels = memory.labels(line, by)
+    if not memory.has_addresses:
+        return Table.of_rows(MEMORY_LIVE, [(None, level, None, None)])
+    position = np.arange(len(line))
+    alive = np.flatnonzero((line.size_bytes > 0) & (position <= at) & (memory.ends(line) > at))
+    used, groups = groupby(codes[alive])
+    size, since = groups.sum(line.size_bytes[alive]), groups.min(line.time_ns[alive])
+    names = [labels[k] for k in used.tolist()]
+    rows = [*zip(names, size.tolist(), groups.size.tolist(), since.tolist())]
+    if level != size.sum():
+        rows.append((BEFORE, level - int(size.sum()), None, None))
+    rows.sort(key=lambda row: -row[1])
+    return Table.of_rows(MEMORY_LIVE, rows, begin_ns=memory.links.events.begin_ns)
 
 
 def _timeline(memory: Memory, instant: Ints) -> Timeline:

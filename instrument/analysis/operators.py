@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from instrument.analysis.operator_keys import (
     Quantities,
     Row,
 )
-from instrument.analysis.table import GroupableTable, Schema, Table, names_of, schema
+from instrument.analysis.schema import Schema, names_of, schema
+from instrument.analysis.table import Table
 from instrument.errors import ConfigError
 from instrument.links.call_tree import CallTree
 from instrument.links.flops import UNKNOWN, has_rule, nodes_without_flops
@@ -39,9 +40,6 @@ from instrument.trace.events import (
     is_wait,
     split_overload,
 )
-
-if TYPE_CHECKING:
-    from instrument.analysis import views
 
 MEMORY_ROW, UNLAUNCHED_ROW = "[memory]", "[no launch]"
 _MEMORY, _UNLAUNCHED = (MEMORY_ROW, "memory"), (UNLAUNCHED_ROW, "unlaunched")
@@ -90,7 +88,7 @@ OPERATORS: Schema = schema(
     kind="operator, range, step, mark, loader, runtime call, wait (a call in which the CPU "
     "waits for the device), memory or unlaunched",
 )
-OPS_WITHOUT_FLOPS: Schema = schema(
+OPERATORS_WITHOUT_FLOPS: Schema = schema(
     name="the operator",
     has_rule="False if FLOPs have no formula, neither for the operator nor for an operator that it "
     "called. True if a formula exists, but its arguments were not recorded or not understood",
@@ -101,12 +99,12 @@ OPS_WITHOUT_FLOPS: Schema = schema(
 )
 
 
-class OperatorTable(GroupableTable):
-    """One row for each name of an operator, annotation or runtime call, ordered by first call.
+def operators(operator_calls: Calls) -> Table:
+    """Return one row for each name of an operator, annotation or runtime call; see `OPERATORS`.
 
-    See `OPERATORS`. A cell is None if the trace does not hold its value. The column `share` sums
-    to 1, and so does `device_share`. The shares in the range tree (`Capture.ranges`) are fractions
-    of the same totals.
+    The rows are ordered by first call. A cell is None if the trace does not hold its value. The
+    column `share` sums to 1, and so does `device_share`. The shares in the range tree
+    (`Capture.ranges`) are fractions of the same totals.
 
     Two things differ from torch's own table:
     - No time is counted twice. If a call is inside another call of the same row, `calls` counts
@@ -115,134 +113,79 @@ class OperatorTable(GroupableTable):
       that other threads allocate during the call.
 
     The row "[no launch]" is device work whose launch is not in the trace. Its CPU time is unknown.
-    Grouped by step, this work has the step during which it ran. Grouped by device, it has the
-    device on which it ran.
-
-    `sort`, `head`, `where` and `select` return tables that have the method `by` too. On such a
-    table, `by` groups only the calls of its rows, and sorts by the column of the last `sort`.
     """
+    return Table.of(OPERATORS, _rows(operator_calls))
 
-    def __init__(self, links: Links, calls: Calls) -> None:
-        cells = _rows(calls)
-        super().__init__({name: cells[name] for name in names_of(OPERATORS)}, _keys(cells))
-        self._links = links
-        self._calls = calls
 
-    @property
-    def shared_ns(self) -> int:
-        """The CPU time in ns that a `share` of 1 stands for."""
-        return int(self._calls.counted["share"].sum())
-
-    def by(self, what: views.Grouping, *, depth: int = 5) -> Table:
-        """Group the calls by name and one more property; the property is the column after `name`.
-
-        - `input_shapes`: text such as "[[8, 3], []]"; a list of tensors is written as [], as torch
-          does.
-        - `input_types`: text such as "[float, Scalar]"; torch's name of float64 is `double`.
-        - `stack`: the `depth` innermost Python frames around the call, the innermost first, joined
-          by ";"; in a text longer than 5,000 characters, "…" stands for the outer frames.
-        - `overload`: the overload, such as "Tensor" for `aten::add.Tensor`, and "" for the default
-          overload. torch records overloads with `capture_overload_names`.
-        - `thread`: "process/thread"; a runtime call has the thread of the operator around it.
-        - `step`: the number of the step during which the call began, even if the step is on another
-          thread; None outside of all steps.
-        - `device`: the devices that ran work of the call and of the calls inside it, by their
-          numbers in the trace, such as "0", or "0,1" for two devices; None if no device ran work.
-        - `range`: the path of the range to which the call belongs: the innermost range around the
-          call on its thread. A range belongs to the range around it. A call of the backward, on any
-          thread, belongs to the range of its forward operator. For autograd's AccumulateGrad
-          nodes, which add gradients to `.grad`, the range is a guess. None if the call is outside
-          of all ranges, or if its forward operator was not recorded.
-
-        All cells of the column are None if the trace does not hold the property.
-
-        Raises:
-            CaptureError: `what` is "device", and the trace has more than 64 devices.
-            ConfigError: operators cannot be grouped by `what`.
-        """
-        if what not in GROUPINGS:
-            *most, last = GROUPINGS
-            raise ConfigError(
-                f"Operators cannot be grouped by {what!r}; choose {', '.join(most)} or {last}."
-            )
-        codes, labels = GROUPINGS[what](self._links, self._calls, depth)
-        cells = _rows(self._calls, what, (codes, labels))
-        first, *others = names_of(OPERATORS)
-        columns = {name: cells[name] for name in (first, what, *others)}
-        return self._regrouped(columns, _keys(cells))
-
-    def during(self, start_ns: Ints, end_ns: Ints) -> OperatorTable:
-        """Return the table of the calls that began within the given spans of time.
-
-        The spans must be sorted by start and must not overlap. Device work without a launch counts
-        if it began within a span.
-        """
-        calls = self._calls
-        inside = np.flatnonzero(interval_at((start_ns, end_ns), calls.start_ns) >= 0)
-
-        def chosen(columns: Mapping[str, Ints | None]) -> dict[str, Any]:
-            return {name: None if c is None else c[inside] for name, c in columns.items()}
-
-        names = ("node", "after", "row")
-        return OperatorTable(
-            self._links,
-            replace(
-                calls,
-                **{name: getattr(calls, name)[inside] for name in names},
-                quantities=chosen(calls.quantities),
-                counted=chosen(calls.counted),
-            ),
+def operators_by(links: Links, calls: Calls, what: str, depth: int = 5) -> Table:
+    """Return one row for each name and value of a property; see `Views.operators_by`."""
+    if what not in GROUPINGS:
+        *most, last = GROUPINGS
+        raise ConfigError(
+            f"Operators cannot be grouped by {what!r}; choose {', '.join(most)} or {last}."
         )
-
-    @property
-    def ops_without_flops(self) -> Table:
-        """The operators whose FLOPs are not counted; see `OPS_WITHOUT_FLOPS`.
-
-        The operators are sorted by device time, or by CPU time if the trace has no device events.
-        The longest time comes first.
-
-        The FLOPs of a call are counted if a formula gives them for this call, for a call inside it,
-        or for a call around it. All other calls are listed. If they are nested, only the outermost
-        call is listed.
-
-        Most of the listed operators compute nothing (views, allocations) or little (elementwise
-        operators). If `has_rule` is true, FLOPs are really missing: there is a formula for the
-        operator or for an operator that it called, but the formula's arguments were not recorded or
-        not understood.
-        """
-        events, call_tree = self._links.events, self._links.call_tree
-        nodes = np.flatnonzero(nodes_without_flops(events, call_tree, self._links.flops))
-        rows, row = _rows_of_nodes(events, call_tree)
-        device = self._links.device_own_ns
-        keys, groups = groupby(row[nodes])
-        totals = None if device is None else call_tree.with_descendants(device)[nodes]
-        ruled = events.named(has_rule)[call_tree.index].astype(np.int64)
-        columns = {
-            "name": [rows[k][0] for k in keys.tolist()],
-            "has_rule": (groups.sum(call_tree.with_descendants(ruled)[nodes]) > 0).tolist(),
-            "calls": groups.size.tolist(),
-            "cpu_ns": groups.sums(call_tree.total_ns[nodes]),
-            "device_ns": groups.sums(totals),
-        }
-        return Table.of(OPS_WITHOUT_FLOPS, columns).sort(
-            "cpu_ns" if device is None else "device_ns"
-        )
+    cells = _rows(calls, what, GROUPINGS[what](links, calls, depth))
+    first, *others = names_of(OPERATORS)
+    return Table({name: cells[name] for name in (first, what, *others)})
 
 
-def _keys(cells: dict[str, list[Any]]) -> list[tuple[str, str]]:
-    """The key of each row for `GroupableTable`: its name and its kind."""
-    return list(zip(cells["name"], cells["kind"]))
+def during(calls: Calls, start_ns: Ints, end_ns: Ints) -> Calls:
+    """Return the calls that began within the given spans of time.
 
-
-def operators(links: Links) -> OperatorTable:
-    """Make the operator table of a trace; see `OperatorTable`.
-
-    Cost: about 0.1 µs per event.
+    The spans must be sorted by start and must not overlap. Device work without a launch counts if
+    it began within a span.
     """
-    return OperatorTable(links, _calls(links))
+    inside = np.flatnonzero(interval_at((start_ns, end_ns), calls.start_ns) >= 0)
+
+    def chosen(columns: Mapping[str, Ints | None]) -> dict[str, Any]:
+        return {name: None if c is None else c[inside] for name, c in columns.items()}
+
+    return replace(
+        calls,
+        node=calls.node[inside],
+        after=calls.after[inside],
+        row=calls.row[inside],
+        quantities=chosen(calls.quantities),
+        counted=chosen(calls.counted),
+    )
 
 
-def _calls(links: Links) -> Calls:
+def operators_without_flops(links: Links) -> Table:
+    """Return the operators whose FLOPs are not counted; see `OPERATORS_WITHOUT_FLOPS`.
+
+    The operators are sorted by device time, or by CPU time if the trace has no device events. The
+    longest time comes first.
+
+    The FLOPs of a call are counted if a formula gives them for this call, for a call inside it, or
+    for a call around it. All other calls are listed. If they are nested, only the outermost call is
+    listed.
+
+    Most of the listed operators compute nothing (views, allocations) or little (elementwise
+    operators). If `has_rule` is true, FLOPs are really missing: there is a formula for the operator
+    or for an operator that it called, but the formula's arguments were not recorded or not
+    understood.
+    """
+    events, call_tree = links.events, links.call_tree
+    nodes = np.flatnonzero(nodes_without_flops(events, call_tree, links.flops))
+    rows, row = _rows_of_nodes(events, call_tree)
+    device = links.device_own_ns
+    keys, groups = groupby(row[nodes])
+    totals = None if device is None else call_tree.with_descendants(device)[nodes]
+    ruled = events.named(has_rule)[call_tree.index].astype(np.int64)
+    columns: dict[str, Any] = {
+        "name": [rows[k][0] for k in keys.tolist()],
+        "has_rule": groups.sum(call_tree.with_descendants(ruled)[nodes]) > 0,
+        "calls": groups.size,
+        "cpu_ns": groups.sums(call_tree.total_ns[nodes]),
+        "device_ns": groups.sums(totals),
+    }
+    return Table.of(OPERATORS_WITHOUT_FLOPS, columns).sort(
+        "cpu_ns" if device is None else "device_ns"
+    )
+
+
+def operator_calls(links: Links) -> Calls:
+    """Return the calls that the operator table sums. Cost: about 0.1 µs per event."""
     events, call_tree = links.events, links.call_tree
     rows, row = _rows_of_nodes(events, call_tree)
     names, _ = intern([name for name, _ in rows])

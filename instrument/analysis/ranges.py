@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from instrument.analysis import memory_attribution
-from instrument.analysis.table import GroupableTable, Schema, Table, names_of, schema
-from instrument.errors import ConfigError
+from instrument.analysis.schema import Schema, names_of, schema
+from instrument.analysis.table import Table
 from instrument.links.attribution import (
     ACCUMULATE,
     BACKWARD,
@@ -30,13 +29,16 @@ from instrument.links.intervals import Intervals, concatenated, merged, within
 from instrument.links.links import Links
 from instrument.links.paths import Paths
 from instrument.links.step_index import step_at
-from instrument.range_names import RECOMPUTED, RESUMED
+from instrument.range_names import RECOMPUTED, REGION, RESUMED
 from instrument.trace.events import (
     Events,
     Flags,
     Ints,
     flags,
 )
+
+if TYPE_CHECKING:
+    from instrument.trace.capture_json import Metadata
 
 NO_RANGE, NO_RANGES_BACKWARD, NO_LAUNCH = "(no range)", "(backward of no range)", "(no launch)"
 RANGES: Schema = schema(
@@ -100,7 +102,8 @@ RANGES: Schema = schema(
     max_ns="`cpu_ns` of the longest call",
 )
 _QUANTITIES = names_of(RANGES)[4:]
-ATTRIBUTION: Schema = schema(
+RANGES_BY_NAME: Schema = tuple(each for each in RANGES if each.name in ("name", *_QUANTITIES))
+RANGES_ATTRIBUTION: Schema = schema(
     path="the path of the range; (no range) for time outside of all ranges",
     kind="backward, accumulate (AccumulateGrad nodes, whose range is a guess), optimizer, "
     "recompute, unattributed (backward nodes whose forward operator is not in the trace), or "
@@ -109,7 +112,7 @@ ATTRIBUTION: Schema = schema(
     device_ns="device time of the work that was launched during `cpu_ns`; None if the trace has no "
     "device events",
 )
-REST: Schema = schema(
+RANGES_REST: Schema = schema(
     name="(no range) for time outside of all ranges; (backward of no range) for the backward of "
     "operators that ran outside of all ranges or before the window; (no launch) for device work "
     "whose launch is not in the trace",
@@ -118,6 +121,11 @@ REST: Schema = schema(
     self_device_ns="device time of the work in this row",
     share="CPU time in the steps that count as a share; see `share` of `ranges`",
     device_share="device time of the steps that count as a share; see `device_share` of `ranges`",
+)
+
+COMPILED_RANGES: Schema = schema(
+    name="the name of the range, which was called but cannot be timed",
+    region="the compiled region that contains the range, as torch names the region",
 )
 
 
@@ -140,127 +148,40 @@ class Slices:
     spans: dict[str, Ints | None]
 
 
-class RangeTable(GroupableTable):
-    """One row for each path of ranges; see `RANGES`.
+@dataclass(frozen=True)
+class RangeTree:
+    """The ranges of a trace, and all work, from which the tables of ranges are made.
 
-    A range comes before the ranges inside it, and siblings are sorted by their first start. Times
-    are whole nanoseconds. A cell is None if the trace does not hold its value. Over the rows of
-    this table and of `rest` together, the column `share` sums to 1, and so does `device_share`.
-
-    A range that activation checkpointing runs again in the backward is named "NAME (recomputed)".
-    The backward time of its operators counts for the recomputed range with `use_reentrant=True`,
-    and for the range of the first forward with `use_reentrant=False`. Operators can also run again
-    while no recomputed range is open. Then they are part of a backward, and their time is part of
-    `backward_ns` of the range that caused this backward.
-
-    The columns with bytes do not count memory that the backward of a range allocates or frees. The
-    backward frees the memory that the forward kept, so a sum of both would hide how much memory the
-    forward keeps. `Capture.memory.live("range")` counts memory of the backward too.
-
-    A range that is open at the end of the window counts until the end of the window. Kineto
-    also repeats ranges as events on the timelines of devices. These events are left out.
+    Attributes:
+        paths: the distinct paths of ranges.
+        slices: the slices of the ranges.
+        work: the CPU time and device time, by range and kind.
+        steps: the number of steps that count; 0 if no step is finished.
     """
 
-    def __init__(
-        self,
-        paths: Paths,
-        slices: Slices,
-        work: AttributedWork,
-        steps: int,
-        module_types: Mapping[str, str],
-    ) -> None:
-        self._paths, self._slices, self._work, self._steps = paths, slices, work, steps
-        types = [module_types.get(name.removesuffix(RECOMPUTED)) for name in paths.names]
-        labels: dict[str, Sequence[Any]] = {
-            "path": paths.texts,
-            "name": paths.names,
-            "module_type": types,
-            "depth": paths.depths,
-        }
-        quantities = self._quantities(Groups(np.arange(len(paths.names)), len(paths.names)))
-        super().__init__({**labels, **quantities}, paths.names)
-
-    def by(self, what: Literal["name"]) -> Table:
-        """Group the ranges by name, in the order of the tree.
-
-        The table has all columns except `path`, `module_type` and `depth`. If a range is inside
-        another range of the same name, `calls` counts both ranges. The time, bytes and FLOPs of the
-        inner range count once, as a part of the outer range.
-
-        Raises:
-            ConfigError: `what` is not "name".
-        """
-        if what != "name":
-            raise ConfigError(f"Ranges cannot be grouped by {what!r}; choose name.")
-        number, names = intern(self._paths.names)
-        columns = {"name": names, **self._quantities(Groups(number, len(names)))}
-        return self._regrouped(columns, names)
-
-    @property
-    def work(self) -> AttributedWork:
-        """The CPU time and device time from which the table is made, by range and kind."""
-        return self._work
-
-    @cached_property
-    def attribution(self) -> Table:
-        """All CPU time, summed by range and kind of work; see `ATTRIBUTION`."""
-        work = self._work
-        key, groups = groupby((work.attributed + 1) * len(KINDS) + work.kind)
-        texts = [NO_RANGE, *self._paths.texts]
-        return Table.of(
-            ATTRIBUTION,
-            {
-                "path": [texts[k] for k in (key // len(KINDS)).tolist()],
-                "kind": [KINDS[k] for k in (key % len(KINDS)).tolist()],
-                "cpu_ns": groups.sums(work.cpu_ns),
-                "device_ns": groups.sums(work.device_ns),
-            },
-        )
+    paths: Paths
+    slices: Slices
+    work: AttributedWork
+    steps: int
 
     @property
     def shared_ns(self) -> int:
         """The CPU time in ns that a `share` of 1 stands for."""
-        return int(self._work.counted_cpu_ns.sum())
-
-    @cached_property
-    def rest(self) -> Table:
-        """The work outside of all ranges; see `REST`. Rows without work are left out."""
-        work = self._work
-        backward = np.isin(work.kind, (BACKWARD, ACCUMULATE, UNATTRIBUTED))
-        rows: list[dict[str, Any]] = []
-        for name, chosen in ((NO_RANGES_BACKWARD, backward), (NO_RANGE, ~backward)):
-            part = chosen & (work.attributed < 0)
-            cpu_ns, device = (
-                work.cpu_ns[part],
-                None if work.device_ns is None else work.device_ns[part],
-            )
-            if cpu_ns.sum() or (device is not None and device.sum()):
-                shares = self._shares(Groups(np.zeros(len(part), np.int64), 1), part)
-                own = {"self_device_ns": None if device is None else int(device.sum())}
-                own |= dict.fromkeys(("self_cpu_ns", "self_total_ns"), int(cpu_ns.sum()))
-                rows.append(
-                    {"name": name, **own, **{key: column[0] for key, column in shares.items()}}
-                )
-        if work.unlaunched_ns:
-            whole = self._device_whole_ns
-            share = work.counted_unlaunched_ns / whole if whole else None
-            rows.append(
-                {"name": NO_LAUNCH, "self_device_ns": work.unlaunched_ns, "device_share": share}
-            )
-        return Table.of(REST, {key: [row.get(key) for row in rows] for key in names_of(REST)})
+        return int(self.work.counted_cpu_ns.sum())
 
     @property
-    def _device_whole_ns(self) -> int:
-        launched = self._work.counted_device_ns
-        return 0 if launched is None else int(launched.sum()) + self._work.counted_unlaunched_ns
+    def device_whole_ns(self) -> int:
+        """The device time in ns that a `device_share` of 1 stands for."""
+        launched = self.work.counted_device_ns
+        return 0 if launched is None else int(launched.sum()) + self.work.counted_unlaunched_ns
 
-    def _shares(self, groups: Groups, where: Flags) -> dict[str, list[float | None]]:
+    def shares(self, groups: Groups, where: Flags) -> dict[str, list[float | None]]:
         """The columns `share` and `device_share`; `where` is a mask of the work to sum."""
-        work = self._work
+        work = self.work
         found: dict[str, list[float | None]] = {}
         for name, values, whole in (
             ("share", work.counted_cpu_ns, self.shared_ns),
-            ("device_share", work.counted_device_ns, self._device_whole_ns),
+            ("device_share", work.counted_device_ns, self.device_whole_ns),
         ):
             if values is None or not whole:
                 found[name] = [None] * groups.count
@@ -268,17 +189,17 @@ class RangeTable(GroupableTable):
                 found[name] = [part / whole for part in groups.sum(values, where).tolist()]
         return found
 
-    def _quantities(self, groups: Groups) -> dict[str, Sequence[Any]]:
+    def quantities(self, groups: Groups) -> dict[str, Sequence[Any]]:
         """All columns of numbers, with a value for each group of paths."""
-        spans, work = self._spans(groups), self._work
+        spans, work = self._spans(groups), self.work
         stepped = spans.pop("stepped_ns")
         columns: dict[str, Sequence[Any]] = {
             **self._calls(groups),
             **self._on_cpu(groups),
             **self._device_and_flops(groups),
             **spans,
-            **self._shares(*_work_groups(groups, work.attributed)),
-            "cpu_ns_per_step": [ns // self._steps if self._steps else None for ns in stepped],
+            **self.shares(*_work_groups(groups, work.attributed)),
+            "cpu_ns_per_step": [ns // self.steps if self.steps else None for ns in stepped],
         }
         return {name: columns[name] for name in _QUANTITIES}
 
@@ -287,7 +208,7 @@ class RangeTable(GroupableTable):
 
         A slice is an uninterrupted part of a call of a range.
         """
-        slices, total_ns = self._slices, self._slices.nodes.total_ns
+        slices, total_ns = self.slices, self.slices.nodes.total_ns
         opened = Groups(groups.of[slices.path], groups.count)
         resumed, by_time = opened.number(slices.resumed), opened.sorted_by(total_ns)
         columns: dict[str, list[Any]] = {
@@ -300,13 +221,13 @@ class RangeTable(GroupableTable):
 
     def _on_cpu(self, groups: Groups) -> dict[str, list[Any]]:
         """The columns of CPU time by kind of work. `cpu_ns` is not here: `_spans` computes it."""
-        work = self._work
+        work = self.work
         by_kind = {
             f"{KINDS[kind]}_ns": np.where(work.kind == kind, work.cpu_ns, 0)
             for kind in (FORWARD, BACKWARD, ACCUMULATE, RECOMPUTE, OPTIMIZER)
         }
         columns = {
-            name: self._paths.summed(values, groups.of, groups.count, work.attributed).tolist()
+            name: self.paths.summed(values, groups.of, groups.count, work.attributed).tolist()
             for name, values in (by_kind | {"total_ns": work.cpu_ns}).items()
         }
         for name, path in (("self_cpu_ns", work.enclosing), ("self_total_ns", work.attributed)):
@@ -320,12 +241,12 @@ class RangeTable(GroupableTable):
 
     def _device_and_flops(self, groups: Groups) -> dict[str, list[Any]]:
         """Device time and FLOPs of each group of ranges; `self_device_ns` excludes the backward."""
-        work = self._work
+        work = self.work
 
         def of_both(values: Ints | None) -> Ints | None:
             if values is None:
                 return None
-            return self._paths.summed(
+            return self.paths.summed(
                 values, groups.of, groups.count, work.enclosing, work.attributed
             )
 
@@ -334,7 +255,7 @@ class RangeTable(GroupableTable):
             direct = np.isin(work.kind, (FORWARD, RECOMPUTE, OPTIMIZER))
             inside, where = _work_groups(groups, work.enclosing)
             own, busy = inside.sum(work.device_ns, where & direct), self._busy(groups)
-        stepped = of_both(work.counted_device_ns) if self._steps else None
+        stepped = of_both(work.counted_device_ns) if self.steps else None
         known = of_both(work.operations)
         flops = groups.cells(of_both(work.flops), None if known is None else known > 0)
         time = groups.cells(of_both(work.cpu_ns) if busy is None else busy)
@@ -342,7 +263,7 @@ class RangeTable(GroupableTable):
             "device_ns": groups.cells(of_both(work.device_ns)),
             "self_device_ns": groups.cells(own),
             "device_busy_ns": groups.cells(busy),
-            "device_ns_per_step": groups.cells(None if stepped is None else stepped // self._steps),
+            "device_ns_per_step": groups.cells(None if stepped is None else stepped // self.steps),
             "flops": flops,
             "flops_per_second": [
                 n * 10**9 // ns if n is not None and ns else None for n, ns in zip(flops, time)
@@ -354,8 +275,8 @@ class RangeTable(GroupableTable):
 
         If a range is inside another range of its group, only the outer range counts.
         """
-        slices = self._slices
-        chosen = self._paths.outermost(groups.of)[slices.path]
+        slices = self.slices
+        chosen = self.paths.outermost(groups.of)[slices.path]
         opened = Groups(groups.of[slices.path[chosen]], groups.count)
         return {
             name: opened.sums(None if values is None else values[chosen])
@@ -369,7 +290,7 @@ class RangeTable(GroupableTable):
         to those of its parent path.
         """
         busy = np.zeros(groups.count, np.int64)
-        group, top = groups.of, self._paths.outermost(groups.of)
+        group, top = groups.of, self.paths.outermost(groups.of)
         alone = groups.number(top) == 1
         waiting = self._device_intervals()
         of_group: dict[int, list[Intervals]] = {}
@@ -377,7 +298,7 @@ class RangeTable(GroupableTable):
             if not (parts := waiting.pop(path, [])):
                 continue
             whole = parts[0] if len(parts) == 1 else merged(*concatenated(parts))
-            if (above := int(self._paths.above[path])) >= 0:
+            if (above := int(self.paths.above[path])) >= 0:
                 waiting.setdefault(above, []).append(whole)
             if top[path]:
                 of_group.setdefault(int(group[path]), []).append(whole)
@@ -391,11 +312,11 @@ class RangeTable(GroupableTable):
 
     def _device_intervals(self) -> dict[int, list[Intervals]]:
         """For each path with device work, the merged intervals in which this work ran."""
-        place, start, end = self._work.device
-        enclosing, attributed = self._work.enclosing[place], self._work.attributed[place]
+        place, start, end = self.work.device
+        enclosing, attributed = self.work.enclosing[place], self.work.attributed[place]
         path, event = np.concatenate([enclosing, attributed]), np.tile(np.arange(len(place)), 2)
         event, path = event[path >= 0], path[path >= 0]
-        of_paths = Groups(path, len(self._paths.names)).rows()
+        of_paths = Groups(path, len(self.paths.names)).rows()
         parts = {number: event[rows] for number, rows in enumerate(of_paths) if len(rows)}
         return {number: [merged(start[k], end[k])] for number, k in parts.items()}
 
@@ -408,14 +329,10 @@ def _work_groups(groups: Groups, path: Ints) -> tuple[Groups, Flags]:
     return Groups(np.append(groups.of, 0)[path], groups.count), path >= 0
 
 
-def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({})) -> RangeTable:
-    """Make the range tree of a trace; see `RangeTable`.
-
-    `module_types` maps the range names of submodules to their classes.
+def range_tree(links: Links) -> RangeTree:
+    """Return the ranges of a trace and all its work.
 
     Cost: about 0.4 µs per event, at any depth of nesting. The call tree takes half of this time.
-    The column `device_busy_ns` costs more if ranges are nested: the time of a device event is
-    processed once for each range that the event counts for.
     """
     events, scopes = links.events, links.scopes
     resumed = flags(lambda name: name.endswith(RESUMED), events.names)[
@@ -423,7 +340,108 @@ def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({}))
     ]
     slices = Slices(scopes.ranges, scopes.opened, resumed, _spans(links, scopes.ranges))
     steps = links.counted_steps.count if len(links.steps) else 0
-    return RangeTable(scopes.paths, slices, attributed_work(links), steps, module_types)
+    return RangeTree(scopes.paths, slices, attributed_work(links), steps)
+
+
+def ranges(range_tree: RangeTree, module_types: Mapping[str, str] = MappingProxyType({})) -> Table:
+    """Return one row for each path of ranges; see `RANGES`.
+
+    `module_types` maps the range names of submodules to their classes.
+
+    A range comes before the ranges inside it, and siblings are sorted by their first start. Times
+    are whole nanoseconds. A cell is None if the trace does not hold its value. Over the rows of
+    this table and of `ranges_rest` together, the column `share` sums to 1, and so does
+    `device_share`.
+
+    A range that activation checkpointing runs again in the backward is named "NAME (recomputed)".
+    The backward time of its operators counts for the recomputed range with `use_reentrant=True`,
+    and for the range of the first forward with `use_reentrant=False`. Operators can also run again
+    while no recomputed range is open. Then they are part of a backward, and their time is part of
+    `backward_ns` of the range that caused this backward.
+
+    The columns with bytes do not count memory that the backward of a range allocates or frees. The
+    backward frees the memory that the forward kept, so a sum of both would hide how much memory the
+    forward keeps. `Capture.memory_live("range")` counts memory of the backward too.
+
+    A range that is open at the end of the window counts until the end of the window. Kineto
+    also repeats ranges as events on the timelines of devices. These events are left out.
+
+    Cost: the time of a device event is processed once for each range that the event counts for.
+    """
+    paths = range_tree.paths
+    labels: dict[str, Sequence[Any]] = {
+        "path": paths.texts,
+        "name": paths.names,
+        "module_type": [module_types.get(name.removesuffix(RECOMPUTED)) for name in paths.names],
+        "depth": paths.depths,
+    }
+    each = Groups(np.arange(len(paths.names)), len(paths.names))
+    return Table.of(RANGES, labels | range_tree.quantities(each))
+
+
+def ranges_by_name(range_tree: RangeTree) -> Table:
+    """Return the ranges grouped by name, in the order of the tree; see `RANGES_BY_NAME`.
+
+    If a range is inside another range of the same name, `calls` counts both ranges. The time, bytes
+    and FLOPs of the inner range count once, as a part of the outer range.
+    """
+    number, names = intern(range_tree.paths.names)
+    columns = {"name": names, **range_tree.quantities(Groups(number, len(names)))}
+    return Table.of(RANGES_BY_NAME, columns)
+
+
+def ranges_attribution(range_tree: RangeTree) -> Table:
+    """Return all CPU time, summed by range and kind of work; see `RANGES_ATTRIBUTION`."""
+    work = range_tree.work
+    key, groups = groupby((work.attributed + 1) * len(KINDS) + work.kind)
+    texts = [NO_RANGE, *range_tree.paths.texts]
+    return Table.of(
+        RANGES_ATTRIBUTION,
+        {
+            "path": [texts[k] for k in (key // len(KINDS)).tolist()],
+            "kind": [KINDS[k] for k in (key % len(KINDS)).tolist()],
+            "cpu_ns": groups.sums(work.cpu_ns),
+            "device_ns": groups.sums(work.device_ns),
+        },
+    )
+
+
+def ranges_rest(range_tree: RangeTree) -> Table:
+    """Return the work outside of all ranges; see `RANGES_REST`. Rows without work are left out."""
+    work = range_tree.work
+    backward = np.isin(work.kind, (BACKWARD, ACCUMULATE, UNATTRIBUTED))
+    rows: list[dict[str, Any]] = []
+    for name, chosen in ((NO_RANGES_BACKWARD, backward), (NO_RANGE, ~backward)):
+        part = chosen & (work.attributed < 0)
+        cpu_ns, device = (
+            work.cpu_ns[part],
+            None if work.device_ns is None else work.device_ns[part],
+        )
+        if cpu_ns.sum() or (device is not None and device.sum()):
+            shares = range_tree.shares(Groups(np.zeros(len(part), np.int64), 1), part)
+            own = {"self_device_ns": None if device is None else int(device.sum())}
+            own |= dict.fromkeys(("self_cpu_ns", "self_total_ns"), int(cpu_ns.sum()))
+            rows.append({"name": name, **own, **{key: column[0] for key, column in shares.items()}})
+    if work.unlaunched_ns:
+        whole = range_tree.device_whole_ns
+        share = work.counted_unlaunched_ns / whole if whole else None
+        rows.append(
+            {"name": NO_LAUNCH, "self_device_ns": work.unlaunched_ns, "device_share": share}
+        )
+    return Table.of(
+        RANGES_REST, {key: [row.get(key) for row in rows] for key in names_of(RANGES_REST)}
+    )
+
+
+def compiled_ranges(events: Events, about: Metadata) -> Table:
+    """Return the ranges inside the compiled regions that ran in this window.
+
+    See `COMPILED_RANGES`. Compiled code does not record where a range begins and ends. So the time
+    of these ranges is known only as part of the region's time.
+    """
+    ran = {name.removeprefix(REGION) for name in events.names if name.startswith(REGION)}
+    here = [entry for entry in about.compiled_ranges if entry.region in ran]
+    return Table.of_rows(COMPILED_RANGES, [(entry.range, entry.region) for entry in here])
 
 
 def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from instrument.analysis.table import Table, to_text
+from instrument.analysis.table import Table
 from instrument.printable import printable, printable_lines
 
 # If a user gives this word instead of column names, all columns that hold a value are shown.
@@ -114,14 +114,14 @@ def _fitted(section: Section) -> tuple[str, list[str]]:
     """
     table, shown, most = section.table, [*section.columns], section.text_width
     if most is None:
-        return to_text(table.select(shown), texts=section.texts), []
+        return table.select(shown).to_text(texts=section.texts), []
     left_out = []
     for name in section.missable:
         if name in shown and _width(_narrowest(section, shown)) > most:
             shown.remove(name)
             left_out.append(name)
     for width in range(60, _NARROWEST_NAME, -4):
-        text = to_text(table.select(shown), name_width=width, texts=section.texts)
+        text = table.select(shown).to_text(name_width=width, texts=section.texts)
         if _width(text) <= most:
             return text, left_out
     return _narrowest(section, shown), left_out
@@ -129,7 +129,7 @@ def _fitted(section: Section) -> tuple[str, list[str]]:
 
 def _narrowest(section: Section, shown: Sequence[str]) -> str:
     table = section.table.select(shown)
-    return to_text(table, name_width=_NARROWEST_NAME, texts=section.texts)
+    return table.to_text(name_width=_NARROWEST_NAME, texts=section.texts)
 
 
 def _width(text: str) -> int:

@@ -16,7 +16,8 @@ from instrument.analysis.breakdown import (
     masks,
     with_idle,
 )
-from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.schema import Schema, schema
+from instrument.analysis.table import Table
 from instrument.links.intervals import Intervals, Timeline, concatenated, sweep
 from instrument.links.step_index import finished_steps, step_at, step_number
 from instrument.range_names import MOMENT

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.schema import Schema, schema
+from instrument.analysis.table import Table
 from instrument.links.call_tree import CallTree
 from instrument.links.groupby import Groups, groupby, groupby_rows, intern
 from instrument.links.links import Links

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import csv
 import re
-import shutil
-import sys
 from collections import namedtuple
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from importlib import import_module
 from io import StringIO
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from instrument.analysis import table_text
+from instrument.analysis.schema import POINTS, Schema, names_of, unit_of
 from instrument.errors import MissingPackage
-from instrument.printable import is_terminal, printable, printable_lines
-from instrument.templates import render
-from instrument.units import count, counted, duration, rate, size
+from instrument.printable import printable
 
 if TYPE_CHECKING:
-    from typing import Self
-
     import pandas
     import polars
     import pyarrow
@@ -50,50 +49,22 @@ _DTYPES = {
     float: ("Float64", "Float64", "float64"),
     str: ("string", "String", "string"),
 }
-# Columns that hold points in time; other columns in nanoseconds hold durations.
-POINTS = frozenset({"start_ns", "end_ns", "time_ns", "peak_ns", "since_ns"})
-# Columns whose text is never shortened.
-_SENTENCES = frozenset({"why"})
-# How a cell is shown in each unit.
-_TEXTS: dict[str, Callable[[Any], str]] = {
-    "ns": duration,
-    "bytes": size,
-    "bytes/s": rate,
-    "flops": count,
-    "flops/s": count,
-    "share": "{:.1%}".format,
-}
+_NUMBERS = (bool, int, float)
 # Where a formula for a spreadsheet could begin. Some split cells at semicolons, skip blanks, and
 # read full-width signs.
 _FORMULA = re.compile(r"(^|;)(?=\s*[=+\-@＝＋－＠])")
-# How many rows of a table an interpreter or a notebook shows.
-_SHOWN_ROWS = 20
 
 
-class Column(NamedTuple):
-    """One column of a view. The end of the column's name gives the unit; see `unit_of`.
+class Cells(NamedTuple):
+    """The cells of a column.
 
     Attributes:
-        name: the column's name.
-        doc: what a cell holds, and when it is None.
+        values: the values. At unknown cells, numbers have any value, and objects are None.
+        known: a mask of the known cells; None if all are known, or if the values are objects.
     """
 
-    name: str
-    doc: str
-
-
-#: The columns of a view, in order.
-Schema = tuple[Column, ...]
-
-
-def schema(**docs: str) -> Schema:
-    """Make the schema of a view from each column's name and description."""
-    return tuple(Column(name, doc) for name, doc in docs.items())
-
-
-def names_of(columns: Schema) -> list[str]:
-    """Return the names of a view's columns."""
-    return [column.name for column in columns]
+    values: NDArray[Any]
+    known: NDArray[np.bool_] | None = None
 
 
 class Table:
@@ -105,7 +76,11 @@ class Table:
     `begin_ns` is the start of the recording on the trace's own clock. The cells of the columns in
     `POINTS` are times on the same clock. Printed tables show the time since `begin_ns` instead.
 
-    Cost: the table holds only its columns, as lists; rows are built when they are read.
+    A column is given as a list, as a numpy array, or as `Cells`. Integers, floats and booleans are
+    kept as numpy arrays with a mask. Text, mixed cells and integers of more than 64 bits are kept
+    as arrays of objects.
+
+    Cost: rows, and a column's list of cells, are made when they are read.
 
     Examples:
         >>> table = Table(
@@ -126,15 +101,27 @@ class Table:
         2500000
     """
 
-    def __init__(self, columns: Mapping[str, Sequence[Any]], *, begin_ns: int = 0) -> None:
-        lengths = {name: len(column) for name, column in columns.items()}
+    def __init__(
+        self,
+        columns: Mapping[str, Sequence[Any] | NDArray[Any] | Cells],
+        *,
+        begin_ns: int = 0,
+    ) -> None:
+        self._cells = {name: _as_cells(column) for name, column in columns.items()}
+        lengths = {name: len(cells.values) for name, cells in self._cells.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"The columns of a table must be equally long, not {lengths}.")
-        self._columns = {name: list(column) for name, column in columns.items()}
+        self._lists: dict[str, list[Any]] = {}
         self._begin_ns = begin_ns
 
     @classmethod
-    def of(cls, columns: Schema, cells: Mapping[str, Sequence[Any]], *, begin_ns: int = 0) -> Table:
+    def of(
+        cls,
+        columns: Schema,
+        cells: Mapping[str, Sequence[Any] | NDArray[Any] | Cells],
+        *,
+        begin_ns: int = 0,
+    ) -> Table:
         """Make the table of a view from its cells, in the order of the schema.
 
         Raises:
@@ -156,7 +143,7 @@ class Table:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns, in order."""
-        return tuple(self._columns)
+        return tuple(self._cells)
 
     def column(self, name: str) -> list[Any]:
         """Return the values of a column.
@@ -166,19 +153,30 @@ class Table:
         Raises:
             KeyError: the table has no such column. The message lists the columns of the table.
         """
-        found = TORCH_NAMES.get(name, name)
-        if found not in self._columns:
-            raise KeyError(f"The table has no column {name!r}; it has {', '.join(self._columns)}.")
-        return self._columns[found]
+        values, known = self.cells(name)
+        name = TORCH_NAMES.get(name, name)
+        if name not in self._lists:
+            if known is not None:
+                values = values.astype(object)
+                values[~known] = None
+            self._lists[name] = values.tolist()
+        return self._lists[name]
+
+    def cells(self, name: str) -> Cells:
+        """Return the values of a column as numpy arrays; `name` and errors are as for `column`."""
+        found = self._cells.get(TORCH_NAMES.get(name, name))
+        if found is None:
+            raise KeyError(f"The table has no column {name!r}; it has {', '.join(self._cells)}.")
+        return found
 
     def __len__(self) -> int:
-        return len(next(iter(self._columns.values()), []))
+        return next((len(cells.values) for cells in self._cells.values()), 0)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(_row(self.columns), *self._columns.values()) if self._columns else iter(())
+        return map(_row(self.columns), *self._by_name.values()) if self._cells else iter(())
 
     def __getitem__(self, index: int) -> Any:
-        return _row(self.columns)(*(column[index] for column in self._columns.values()))
+        return _row(self.columns)(*(column[index] for column in self._by_name.values()))
 
     def sort(self, by: str, *, descending: bool | None = None) -> Table:
         """Return the rows ordered by one column, with unknown cells last.
@@ -191,7 +189,7 @@ class Table:
         unknown = [i for i, value in enumerate(values) if value is None]
         if descending is None:
             descending = not (known and isinstance(values[known[0]], str))
-        known.sort(key=lambda i: values[i], reverse=descending)
+        known.sort(key=values.__getitem__, reverse=descending)
         return self._take(known + unknown)
 
     def head(self, rows: int) -> Table:
@@ -223,7 +221,26 @@ class Table:
         """
         if isinstance(columns, str):
             raise TypeError(f"select() needs a list of names: write select([{columns!r}]).")
-        return self._with({TORCH_NAMES.get(name, name): self.column(name) for name in columns})
+        chosen = {TORCH_NAMES.get(name, name): self.cells(name) for name in columns}
+        return Table(chosen, begin_ns=self._begin_ns)
+
+    def sums(self, by: str, columns: Sequence[str]) -> Table:
+        """Return one row for each distinct value of the column `by`, with sums of other columns.
+
+        The column `rows` is the number of rows with the value. Unknown cells do not count; a sum is
+        None if all its cells are unknown. The row with the largest first sum comes first.
+
+        Raises:
+            KeyError: the table lacks one of the columns.
+        """
+        rows: dict[Any, list[int]] = {}
+        for number, value in enumerate(self.column(by)):
+            rows.setdefault(value, []).append(number)
+        summed = {
+            name: [sum_of_known(map(self.column(name).__getitem__, each)) for each in rows.values()]
+            for name in columns
+        }
+        return Table({by: [*rows], "rows": [*map(len, rows.values())], **summed}).sort(columns[0])
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a pandas data frame with nullable dtypes.
@@ -236,7 +253,7 @@ class Table:
         package = _package("pandas", "Table.to_pandas()", "pandas")
         names = {name: dtypes[0] if dtypes else object for name, dtypes in self._dtypes()}
         return package.DataFrame(
-            {name: package.array(self._columns[name], dtype=dtype) for name, dtype in names.items()}
+            {name: package.array(self.column(name), dtype=dtype) for name, dtype in names.items()}
         )
 
     def to_polars(self) -> polars.DataFrame:
@@ -250,7 +267,7 @@ class Table:
             name: getattr(package, dtypes[1]) if dtypes else package.Object
             for name, dtypes in self._dtypes()
         }
-        frame: polars.DataFrame = package.DataFrame(self._columns, schema=schema)
+        frame: polars.DataFrame = package.DataFrame(self._by_name, schema=schema)
         return frame
 
     def to_arrow(self) -> pyarrow.Table:
@@ -265,12 +282,12 @@ class Table:
             for name, dtypes in self._dtypes()
         }
         return package.table(
-            {name: package.array(self._columns[name], type=kind) for name, kind in types.items()}
+            {name: package.array(self.column(name), type=kind) for name, kind in types.items()}
         )
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return one dict for each row. Its keys are the names of the columns."""
-        return [row._asdict() for row in self]
+        return [dict(zip(self._cells, row)) for row in zip(*self._by_name.values())]
 
     def to_csv(self) -> str:
         """Return the table as CSV with a header; an unknown cell is empty.
@@ -287,106 +304,54 @@ class Table:
         writer.writerows([_csv_cell(value) for value in row] for row in self)
         return text.getvalue()
 
-    def _dtypes(self) -> Iterator[tuple[str, tuple[str, str, str] | None]]:
-        """Each column's types in pandas, polars and pyarrow; None for cells of mixed types."""
-        return ((name, _DTYPES.get(_kind(name, values))) for name, values in self._columns.items())
-
-    def _take(self, indices: Iterable[int]) -> Table:
-        chosen = list(indices)
-        return self._with(
-            {name: [column[i] for i in chosen] for name, column in self._columns.items()}
-        )
-
-    def _with(self, columns: Mapping[str, Sequence[Any]]) -> Table:
-        return Table(columns, begin_ns=self._begin_ns)
-
     def since_begin(self) -> Table:
         """Return the table with each point in time as the time since the recording began."""
         if not self._begin_ns:
             return self
-        columns = dict(self._columns)
+        columns: dict[str, Cells | list[Any]] = dict(self._cells)
         for name in POINTS.intersection(columns):
-            columns[name] = [None if at is None else at - self._begin_ns for at in columns[name]]
+            cells = self.column(name)
+            columns[name] = [None if at is None else at - self._begin_ns for at in cells]
         return Table(columns)
+
+    def to_text(
+        self, *, name_width: int = 60, texts: Mapping[str, Callable[[Any], str]] | None = None
+    ) -> str:
+        """Return all rows as aligned text in readable units; see `table_text.to_text`."""
+        shown = self.since_begin()._by_name
+        return table_text.to_text(shown, name_width=name_width, texts=texts)
 
     def __str__(self) -> str:
         """The table as text with all rows; on a terminal, only with the columns that fit."""
-        return _fitted(self, name_width=60)
+        return table_text.fitted(self.since_begin()._by_name, name_width=60)
 
     def __repr__(self) -> str:
-        known, notes = _abridged(self)
-        return "\n".join([_fitted(known, name_width=40), *notes])
+        shown, notes = table_text.abridged(self.since_begin()._by_name)
+        return "\n".join([table_text.fitted(shown, name_width=40), *notes])
 
     def _repr_html_(self) -> str:
-        """The first rows as HTML, for a notebook. Tooltips show exact values, bars show shares."""
-        known, notes = _abridged(self)
-        return render(
-            "report/templates/table.html",
-            table=known.since_begin(),
-            notes=notes,
-            side={
-                name: "left" if is_text(known.column(name)) else "right" for name in known.columns
-            },
-            heading=heading,
-            cell_text=cell_text,
-            exact_text=_exact_text,
-            is_share=lambda name: unit_of(name) == "share",
-        )
+        """The first rows as HTML, for a notebook."""
+        return table_text.to_html(self.since_begin()._by_name)
 
     __html__ = _repr_html_  # for templates that contain a table
 
+    @cached_property
+    def _by_name(self) -> dict[str, list[Any]]:
+        return {name: self.column(name) for name in self._cells}
 
-class GroupableTable(Table):
-    """A table that can still be grouped after `sort`, `head`, `where` and `select`.
+    def _dtypes(self) -> Iterator[tuple[str, tuple[str, str, str] | None]]:
+        """Each column's types in pandas, polars and pyarrow; None for cells of mixed types."""
+        return ((name, _DTYPES.get(_kind(name, cells))) for name, cells in self._by_name.items())
 
-    `keys` holds a key for each row, such as an operator's name. A grouping makes a new table, whose
-    rows have keys too. A row of the new table is kept only if a row of this table has the same key.
-    For example, if `where` has left only the row of aten::mm, the new table has only rows of
-    aten::mm.
-    """
-
-    def __init__(
-        self,
-        columns: Mapping[str, Sequence[Any]],
-        keys: Iterable[Hashable],
-        *,
-        begin_ns: int = 0,
-    ) -> None:
-        super().__init__(columns, begin_ns=begin_ns)
-        self._keys = list(keys)
-        self._sorted_by: tuple[str, bool | None] | None = None
-
-    def sort(self, by: str, *, descending: bool | None = None) -> Self:
-        """Return the rows ordered by one column, with unknown cells last. See `Table.sort`."""
-        made = cast("Self", super().sort(by, descending=descending))
-        made._sorted_by = TORCH_NAMES.get(by, by), descending
-        return made
-
-    def _regrouped(self, columns: Mapping[str, Sequence[Any]], keys: Sequence[Hashable]) -> Table:
-        """Make the table of another grouping, whose rows have the given columns and keys.
-
-        Rows whose key is not in this table are left out. If this table is sorted, the new table is
-        sorted by the same column.
-        """
-        table, kept = Table(columns, begin_ns=self._begin_ns), set(self._keys)
-        if not kept.issuperset(keys):
-            table = table._take(row for row, key in enumerate(keys) if key in kept)
-        if self._sorted_by is None or self._sorted_by[0] not in table.columns:
-            return table
-        by, descending = self._sorted_by
-        return table.sort(by, descending=descending)
-
-    def _take(self, indices: Iterable[int]) -> Table:
-        chosen = list(indices)
-        made = cast("Self", super()._take(chosen))
-        made._keys = [self._keys[row] for row in chosen]
-        return made
-
-    def _with(self, columns: Mapping[str, Sequence[Any]]) -> Table:
-        made = object.__new__(type(self))
-        own = {name: list(column) for name, column in columns.items()}
-        vars(made).update(vars(self) | {"_columns": own})
-        return made
+    def _take(self, rows: Iterable[int]) -> Table:
+        at = np.fromiter(rows, np.int64)
+        return Table(
+            {
+                name: Cells(values[at], None if known is None else known[at])
+                for name, (values, known) in self._cells.items()
+            },
+            begin_ns=self._begin_ns,
+        )
 
 
 @lru_cache
@@ -396,6 +361,24 @@ def _row(columns: tuple[str, ...]) -> Callable[..., Any]:
     The classes are cached, because making a class often takes longer than making all rows.
     """
     return namedtuple("Row", columns)
+
+
+def _as_cells(column: Sequence[Any] | NDArray[Any] | Cells) -> Cells:
+    if isinstance(column, Cells):
+        return column
+    if isinstance(column, np.ndarray):
+        return Cells(column)
+    kinds = {*map(type, column)}
+    numbers = kinds - {type(None)}
+    if len(numbers) == 1 and (kind := numbers.pop()) in _NUMBERS:
+        try:
+            if kind in kinds and len(kinds) == 1:
+                return Cells(np.array(column, kind))
+            known = np.array([cell is not None for cell in column])
+            return Cells(np.array([0 if cell is None else cell for cell in column], kind), known)
+        except OverflowError:  # more than 64 bits
+            pass
+    return Cells(np.fromiter(column, object, len(column)))
 
 
 def _csv_cell(value: Any) -> Any:
@@ -443,131 +426,3 @@ def known_columns(table: Table, names: Iterable[str] | None = None) -> list[str]
         if name in table.columns
         and (not len(table) or any(cell is not None for cell in table.column(name)))
     ]
-
-
-def _abridged(table: Table) -> tuple[Table, list[str]]:
-    """The first rows, with only the `known_columns`, and notes on what is left out."""
-    known = known_columns(table)
-    unknown = [name for name in table.columns if name not in known]
-    more, notes = len(table) - _SHOWN_ROWS, []
-    if more > 0:
-        notes.append(f"… and {more} more rows")
-    if unknown:
-        notes.append(f"Columns without values: {', '.join(unknown)}.")
-    return table.head(_SHOWN_ROWS).select(known), notes
-
-
-def _fitted(table: Table, name_width: int) -> str:
-    """The table as text. On a terminal, columns that do not fit are left out, with a note.
-
-    The first column always stays. Of the others, numbers have priority over text, which is wider.
-    Columns without values have the lowest priority.
-    """
-    if not is_terminal(sys.stdout):
-        return to_text(table, name_width=name_width)
-    left, known = shutil.get_terminal_size().columns, set(known_columns(table))
-    others = sorted(
-        table.columns[1:], key=lambda name: (name not in known, is_text(table.column(name)))
-    )
-    shown: set[str] = set()
-    relative = table.since_begin()
-    for name in (*table.columns[:1], *others):
-        cells = (cell_text(name, value, name_width) for value in relative.column(name))
-        width = max(len(heading(name)), *map(len, cells))
-        if width <= left or not shown:
-            shown.add(name)
-            left -= width + 2
-    text = to_text(
-        table.select([name for name in table.columns if name in shown]), name_width=name_width
-    )
-    if len(shown) == len(table.columns):
-        return text
-    more = counted(len(table.columns) - len(shown), "more column")
-    return f"{text}\n{more}: `.columns` names all, `.select([…])` chooses some."
-
-
-def _exact_text(column: str, value: Any) -> str:
-    """The text of a cell without rounding, with its unit, for a tooltip."""
-    if not isinstance(value, int | float):
-        return printable(str(value))
-    return f"{value:,} {unit_of(column)}".removesuffix("share").rstrip()
-
-
-def to_text(
-    table: Table, *, name_width: int = 60, texts: Mapping[str, Callable[[Any], str]] | None = None
-) -> str:
-    """Return the table as aligned plain text, with times, bytes and counts in readable units.
-
-    Text longer than `name_width` characters is shortened in the middle. An unknown cell is "-".
-    `texts` maps the name of a column to a function that returns the text of a cell. All other
-    columns have the text of `cell_text`.
-    """
-    table = table.since_begin()
-    header = [heading(name) for name in table.columns]
-    body = [
-        [cell_text(name, value, name_width, texts) for name, value in zip(table.columns, row)]
-        for row in table
-    ]
-    left = [is_text(table.column(name)) for name in table.columns]
-    widths = [max(map(len, column)) for column in zip(header, *body)]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (
-            c.ljust(w) if is_left else c.rjust(w) for c, w, is_left in zip(cells, widths, left)
-        )
-        return "  ".join(padded).rstrip()
-
-    return printable_lines(line(header), "  ".join("-" * w for w in widths), *map(line, body))
-
-
-def is_text(values: Sequence[Any]) -> bool:
-    """Whether a column holds text, and not numbers. Text is aligned left, numbers right."""
-    first = next((value for value in values if value is not None), None)
-    return not isinstance(first, int | float)
-
-
-def heading(name: str) -> str:
-    """Return a column's title: its name in words, without the unit, because cells show the unit."""
-    if name == "peak_ns":
-        return "peak at"
-    name = name.removesuffix("_ns").replace("_ns_", "_")  # the cell carries the unit
-    for ending, word in (("_bytes_per_second", " bandwidth"), ("_message_bytes", " message")):
-        name = name.replace(ending, word)
-    words = name.replace("_bytes", " memory").replace("_", " ").split(" ")
-    return " ".join("CPU" if word == "cpu" else word for word in words)
-
-
-def unit_of(column: str) -> str:
-    """Return the unit of a column from the end of the column's name.
-
-    The unit is "ns", "bytes", "flops", "bytes/s", "flops/s", "share" or "".
-    """
-    if column.endswith(("share", "_covered")) or column == "mfu":
-        return "share"
-    if column.endswith("_ns") or "_ns_" in column:
-        return "ns"
-    for unit in ("bytes", "flops"):
-        if column.endswith((unit, f"{unit}_per_second")):
-            return unit if column.endswith(unit) else f"{unit}/s"
-    return ""
-
-
-def cell_text(
-    column: str,
-    value: Any,
-    width: int = 60,
-    texts: Mapping[str, Callable[[Any], str]] | None = None,
-) -> str:
-    """Return a cell as one line of text, with its unit.
-
-    An unknown cell is "-". Text longer than `width` characters is shortened in the middle, unless
-    the column holds sentences. `texts` has the same meaning as in `to_text`.
-    """
-    if value is None:
-        return "-"
-    if as_text := (texts or {}).get(column) or _TEXTS.get(unit_of(column)):
-        return as_text(value)
-    text = f"{value:.3g}" if isinstance(value, float) else printable(str(value))
-    return (
-        text if column in _SENTENCES or len(text) <= width else f"{text[: width - 16]}…{text[-15:]}"
-    )

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from msgspec import DecodeError, Struct, convert, json
 
-from instrument.analysis.table import Schema, Table, names_of, schema
+from instrument.analysis.schema import Schema, names_of, schema
+from instrument.analysis.table import Table
 from instrument.errors import CaptureError
 from instrument.files import TIMINGS_FORMAT
 from instrument.trace.capture_json import Number

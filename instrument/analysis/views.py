@@ -11,33 +11,34 @@ import warnings
 from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
+from inspect import signature
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from instrument import files
 from instrument.analysis import coverage_rows
-from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.schema import Schema
 from instrument.errors import CaptureError, ConfigError, TraceWarning
 from instrument.globs import check_globs
 from instrument.peak_flops import check_peak_flops
 from instrument.printable import printable
-from instrument.range_names import REGION, whole
+from instrument.range_names import whole
 
 if TYPE_CHECKING:
     from typing import Self
 
     from instrument.analysis.breakdown import Work
     from instrument.analysis.coverage import Part
-    from instrument.analysis.cuda_graphs import CudaGraphTable
-    from instrument.analysis.efficiency import EfficiencyTable
-    from instrument.analysis.launch_queue import QueueTable
+    from instrument.analysis.efficiency import FlopCalls
+    from instrument.analysis.memory_attribution import By
     from instrument.analysis.memory_categories import Categories
     from instrument.analysis.memory_timeline import MemoryView
-    from instrument.analysis.operators import OperatorTable
+    from instrument.analysis.operator_keys import Calls
     from instrument.analysis.peak_rates import PeakFlops
-    from instrument.analysis.ranges import RangeTable
+    from instrument.analysis.ranges import RangeTree
     from instrument.analysis.stacks import Stack
+    from instrument.analysis.table import Table
     from instrument.links.links import Links
     from instrument.trace.capture_json import Metadata
     from instrument.trace.events import Events
@@ -51,227 +52,69 @@ TRAIN = "train"
 # A rank in the name of a capture or trace.
 _RANK = re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
-# The properties by which `OperatorTable.by` can group, together with the name.
+# The properties by which `operators_by` can group, together with the name.
 Grouping = Literal[
     "input_shapes", "input_types", "stack", "overload", "thread", "step", "device", "range"
 ]
 
-COMPILED_RANGES: Schema = schema(
-    name="the name of the range, which was called but cannot be timed",
-    region="the compiled region that contains the range, as torch names the region",
-)
 
+class View:
+    """A table of a capture: where it is made, and the option of `instrument show` that prints it.
 
-class View(NamedTuple):
-    """A table of a capture, and the option of `instrument show` that prints it.
+    A view NAME is made by the function NAME in its module. The names of the function's parameters
+    are attributes of `Views`: so the function of `kernels = View("kernels", …)` is called with
+    `capture.events` and `capture.work` if it is `def kernels(events, work)`. The schema of the
+    table is the constant NAME in capitals in the same module. A view is made when it is first read,
+    and only once.
 
     Attributes:
-        columns: where the schema of the table is: "module:NAME" in `instrument.analysis`.
-        option: the option, without dashes; empty if the table has no option.
-        help: the help text of the option.
+        module: the module of `instrument.analysis` with the function and the schema.
+        help: what the table holds, the help text of the option.
         coverage: the names of the rows of `capture.coverage` (the table of what is missing from
             the capture) that matter to this table.
+        option: the option of `instrument show`, without dashes.
     """
 
-    columns: str
-    option: str = ""
-    help: str = ""
-    coverage: tuple[str, ...] = ()
+    def __init__(
+        self,
+        module: str,
+        help: str,
+        coverage: tuple[str, ...] = (),
+        *,
+        option: str = "",
+        name: str = "",
+    ) -> None:
+        self.module, self.help, self.coverage = module, help, coverage
+        self.option, self.name = option, name
+
+    def __set_name__(self, owner: type[Views], name: str) -> None:
+        self.name = name
+        self.option = self.option or name.replace("_", "-")
+
+    @overload
+    def __get__(self, capture: None, owner: type[Views]) -> View: ...
+
+    @overload
+    def __get__(self, capture: Views, owner: type[Views]) -> Table: ...
+
+    def __get__(self, capture: Views | None, owner: type[Views]) -> View | Table:
+        if capture is None:
+            return self
+        make = getattr(import_module(f"instrument.analysis.{self.module}"), self.name)
+        needed = signature(make).parameters
+        made: Table = make(
+            *(capture if name == "capture" else getattr(capture, name) for name in needed)
+        )
+        vars(capture)[self.name] = made  # Python reads it there from now on
+        return made
 
     @property
     def schema(self) -> Schema:
         """The schema of the table. This property imports the module that makes the table."""
-        module, name = self.columns.split(":")
-        found: Schema = getattr(import_module(f"instrument.analysis.{module}"), name)
+        found: Schema = getattr(
+            import_module(f"instrument.analysis.{self.module}"), self.name.upper()
+        )
         return found
-
-
-#: The tables of a capture, by the attribute of `Capture` that holds the table, such as
-#: "memory.steps".
-VIEWS = {
-    "ranges": View(
-        "ranges:RANGES",
-        "ranges",
-        "the range tree: time on CPU and device, forward and backward",
-        coverage=coverage_rows.RANGES,
-    ),
-    "ranges.attribution": View(
-        "ranges:ATTRIBUTION",
-        coverage=coverage_rows.PARTS,
-    ),
-    "ranges.rest": View(
-        "ranges:REST",
-        coverage=coverage_rows.PARTS,
-    ),
-    "operators": View(
-        "operators:OPERATORS",
-        "ops",
-        "the operators, grouped by name or --by",
-        coverage=coverage_rows.CALLS,
-    ),
-    "operators.ops_without_flops": View(
-        "operators:OPS_WITHOUT_FLOPS",
-        coverage=coverage_rows.CALLS,
-    ),
-    "kernels": View(
-        "kernels:KERNELS",
-        "kernels",
-        "the device's kernels by name, with the CPU time of their launches",
-        coverage=coverage_rows.LAUNCHING,
-    ),
-    "steps": View(
-        "steps:STEPS",
-        "steps",
-        "each step, its device work, and the causes of the device's idle time",
-        coverage=coverage_rows.STEPS,
-    ),
-    "moments": View(
-        "steps:MOMENTS",
-        "moments",
-        "the moments that were marked with instrument.mark",
-        coverage=coverage_rows.FILE,
-    ),
-    "interruptions": View(
-        "interruptions:INTERRUPTIONS",
-        "interruptions",
-        "what interrupted training: loader, garbage collection, compilation, allocation",
-        coverage=coverage_rows.INTERRUPTIONS,
-    ),
-    "memory.devices": View(
-        "memory_timeline:MEMORY_DEVICES",
-        "memory",
-        "the memory allocated and freed on each device, and its peak",
-        coverage=coverage_rows.MEMORY,
-    ),
-    "memory.steps": View(
-        "memory_timeline:MEMORY_STEPS",
-        coverage=coverage_rows.MEMORY,
-    ),
-    "memory.sizes": View(
-        "memory_timeline:SIZES",
-        coverage=coverage_rows.MEMORY,
-    ),
-    "memory.events": View(
-        "memory_timeline:MEMORY_EVENTS",
-        coverage=coverage_rows.OWNERS,
-    ),
-    "memory.live()": View(
-        "memory_timeline:LIVE",
-        coverage=coverage_rows.OWNERS,
-    ),
-    "memory_categories": View(
-        "memory_categories:MEMORY_CATEGORIES",
-        "memory-categories",
-        "memory by torch's categories, if profiler.memory_categories was on",
-        coverage=coverage_rows.FILE,
-    ),
-    "breakdown": View(
-        "breakdown:BREAKDOWN",
-        "breakdown",
-        "the device's time: compute, communication, copies, idle",
-        coverage=coverage_rows.DEVICE,
-    ),
-    "copies": View(
-        "kernels:COPIES",
-        "copies",
-        "copies and memsets, with their bandwidth",
-        coverage=coverage_rows.LAUNCHING,
-    ),
-    "efficiency": View(
-        "efficiency:EFFICIENCY",
-        "efficiency",
-        "FLOP/s and bandwidth of matrix products, convolutions and attention, and the device's "
-        "peak",
-        coverage=coverage_rows.LAUNCHERS,
-    ),
-    "efficiency.steps": View(
-        "efficiency:EFFICIENCY_STEPS",
-        "efficiency-steps",
-        "the model FLOPs utilization (MFU) of each step",
-        coverage=coverage_rows.LAUNCHERS_IN_STEPS,
-    ),
-    "collectives": View(
-        "collectives:COLLECTIVES",
-        "collectives",
-        "the collectives by process group and kind: sizes, exposed time, bus bandwidth",
-        coverage=coverage_rows.LAUNCHING,
-    ),
-    "collective_calls": View(
-        "collectives:COLLECTIVE_CALLS",
-        "collective-calls",
-        "each collective, in order of its end",
-        coverage=coverage_rows.LAUNCHING,
-    ),
-    "launches": View(
-        "launches:LAUNCHES",
-        "launches",
-        "the CPU calls that launch device work, and the delay until the work starts",
-        coverage=coverage_rows.ORDERED,
-    ),
-    "streams": View(
-        "kernels:STREAMS",
-        "streams",
-        "what ran on each stream of each device",
-        coverage=coverage_rows.DEVICE,
-    ),
-    "cuda_graphs": View(
-        "cuda_graphs:CUDA_GRAPHS",
-        "cuda-graphs",
-        "the CUDA and HIP graphs: replays, device time, idle time, and what launched them",
-        coverage=coverage_rows.LAUNCHING,
-    ),
-    "cuda_graphs.nodes": View(
-        "cuda_graphs:CUDA_GRAPH_NODES",
-        "cuda-graph-nodes",
-        "the nodes of the graphs, with the names that torch's tool gave to them",
-        coverage=coverage_rows.LAUNCHING,
-    ),
-    "queue": View(
-        "launch_queue:QUEUE",
-        "queue",
-        "for each stream, how many launches waited until the device started their work, and how "
-        "many calls a full queue blocked",
-        coverage=coverage_rows.ORDERED,
-    ),
-    "queue.series()": View("launch_queue:QUEUE_SERIES", coverage=coverage_rows.ORDERED),
-    "synchronisations": View(
-        "synchronisations:SYNCHRONISATIONS",
-        "synchronisations",
-        "the calls that wait for device work, where they are, and what they wait for",
-        coverage=coverage_rows.ORDERED,
-    ),
-    "devices": View(
-        "devices:DEVICES",
-        "devices",
-        "how well each device was used",
-        coverage=coverage_rows.DEVICE,
-    ),
-    "compiled_ranges": View(
-        "views:COMPILED_RANGES",
-        "compiled-ranges",
-        "the ranges inside compiled regions, which cannot be timed",
-        coverage=coverage_rows.COMPILED,
-    ),
-    "coverage": View(
-        "coverage:COVERAGE",
-        "coverage",
-        "how complete the capture is: the recorded fractions of time, launches and memory",
-    ),
-}
-
-
-def rows_of(views: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the rows of `capture.coverage` that matter to the given views.
-
-    `capture.coverage` is the table of what is missing from the capture.
-
-    A report with both "ranges" and "operators" describes the whole capture. So if `views` has both,
-    the result has the rows for all views.
-    """
-    if {"ranges", "operators"}.issubset(views):
-        return coverage_rows.TABLES
-    chosen = {name for view in views if view in VIEWS for name in VIEWS[view].coverage}
-    return tuple(name for name in coverage_rows.EVERY if name in chosen)
 
 
 class Views:
@@ -288,6 +131,121 @@ class Views:
             kernels, or None.
         peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
     """
+
+    ranges = View(
+        "ranges",
+        "the range tree: time on CPU and device, forward and backward",
+        coverage_rows.RANGES,
+    )
+    ranges_by_name = View("ranges", "the ranges, grouped by name", coverage_rows.RANGES)
+    ranges_attribution = View(
+        "ranges", "all CPU time, by range and kind of work", coverage_rows.PARTS
+    )
+    ranges_rest = View("ranges", "the time outside of all ranges", coverage_rows.PARTS)
+    operators = View(
+        "operators", "the operators, grouped by name or --by", coverage_rows.CALLS, option="ops"
+    )
+    operators_without_flops = View(
+        "operators", "the operators whose FLOPs are not counted", coverage_rows.CALLS
+    )
+    kernels = View(
+        "kernels",
+        "the device's kernels by name, with the CPU time of their launches",
+        coverage_rows.LAUNCHING,
+    )
+    steps = View(
+        "steps",
+        "each step, its device work, and the causes of the device's idle time",
+        coverage_rows.STEPS,
+    )
+    moments = View("steps", "the moments that were marked with instrument.mark", coverage_rows.FILE)
+    interruptions = View(
+        "interruptions",
+        "what interrupted training: loader, garbage collection, compilation, allocation",
+        coverage_rows.INTERRUPTIONS,
+    )
+    memory_devices = View(
+        "memory_timeline",
+        "the memory allocated and freed on each device, and its peak",
+        coverage_rows.MEMORY,
+        option="memory",
+    )
+    memory_steps = View(
+        "memory_timeline", "the memory allocated and freed in each step", coverage_rows.MEMORY
+    )
+    memory_sizes = View(
+        "memory_timeline", "the allocations of each device, counted by size", coverage_rows.MEMORY
+    )
+    memory_events = View(
+        "memory_timeline", "every allocation and free, and what made it", coverage_rows.OWNERS
+    )
+    memory_categories = View(
+        "memory_categories",
+        "memory by torch's categories, if profiler.memory_categories was on",
+        coverage_rows.FILE,
+    )
+    breakdown = View(
+        "breakdown",
+        "the device's time: compute, communication, copies, idle",
+        coverage_rows.DEVICE,
+    )
+    copies = View("kernels", "copies and memsets, with their bandwidth", coverage_rows.LAUNCHING)
+    efficiency = View(
+        "efficiency",
+        "FLOP/s and bandwidth of matrix products, convolutions and attention, and the device's "
+        "peak",
+        coverage_rows.LAUNCHERS,
+    )
+    efficiency_steps = View(
+        "efficiency",
+        "the model FLOPs utilization (MFU) of each step",
+        coverage_rows.LAUNCHERS_IN_STEPS,
+    )
+    collectives = View(
+        "collectives",
+        "the collectives by process group and kind: sizes, exposed time, bus bandwidth",
+        coverage_rows.LAUNCHING,
+    )
+    collective_calls = View(
+        "collectives", "each collective, in order of its end", coverage_rows.LAUNCHING
+    )
+    launches = View(
+        "launches",
+        "the CPU calls that launch device work, and the delay until the work starts",
+        coverage_rows.ORDERED,
+    )
+    streams = View("kernels", "what ran on each stream of each device", coverage_rows.DEVICE)
+    cuda_graphs = View(
+        "cuda_graphs",
+        "the CUDA and HIP graphs: replays, device time, idle time, and what launched them",
+        coverage_rows.LAUNCHING,
+    )
+    cuda_graph_nodes = View(
+        "cuda_graphs",
+        "the nodes of the graphs, with the names that torch's tool gave to them",
+        coverage_rows.LAUNCHING,
+    )
+    queue = View(
+        "launch_queue",
+        "for each stream, how many launches waited until the device started their work, and how "
+        "many calls a full queue blocked",
+        coverage_rows.ORDERED,
+    )
+    synchronisations = View(
+        "synchronisations",
+        "the calls that wait for device work, where they are, and what they wait for",
+        coverage_rows.ORDERED,
+    )
+    devices = View("devices", "how well each device was used", coverage_rows.DEVICE)
+    compiled_ranges = View(
+        "ranges",
+        "the ranges inside compiled regions, which cannot be timed",
+        coverage_rows.COMPILED,
+    )
+    coverage = View(
+        "coverage",
+        "how complete the capture is: the recorded fractions of time, launches and memory",
+    )
 
     def __init__(
         self,
@@ -466,20 +424,6 @@ class Views:
         return Links(self.events)
 
     @cached_property
-    def operators(self) -> OperatorTable:
-        """The operator table, like torch's `key_averages()`; see `analysis.operators`."""
-        from instrument.analysis.operators import operators
-
-        return operators(self.links)
-
-    @cached_property
-    def ranges(self) -> RangeTable:
-        """The range tree of the annotations; see `instrument.analysis.ranges.RangeTable`."""
-        from instrument.analysis.ranges import ranges
-
-        return ranges(self.links, self.about.module_types)
-
-    @cached_property
     def work(self) -> Work:
         """The work of the devices, with its kind and launch; see `analysis.breakdown`."""
         from instrument.analysis.breakdown import COMMUNICATION_NAMES, device_work
@@ -488,119 +432,107 @@ class Views:
             return device_work(self.links, self.communication)
         return device_work(self.links, [*COMMUNICATION_NAMES, *self._recorded_globs()])
 
-    @cached_property
-    def breakdown(self) -> Table:
-        """The device time of compute, communication and copies; see `analysis.breakdown`."""
-        from instrument.analysis.breakdown import breakdown
-
-        return breakdown(self.work)
+    @property
+    def module_types(self) -> dict[str, str]:
+        """The class of each submodule, by the name of its range."""
+        return self.about.module_types
 
     @cached_property
-    def steps(self) -> Table:
-        """The finished steps, and the device work of each; see `instrument.analysis.steps`."""
-        from instrument.analysis.steps import steps
+    def range_tree(self) -> RangeTree:
+        """The ranges and all work, from which the tables of ranges are made."""
+        from instrument.analysis.ranges import range_tree
 
-        return steps(self.events, self.work)
-
-    @cached_property
-    def moments(self) -> Table:
-        """The moments marked with `instrument.mark`; see `instrument.analysis.steps.moments`."""
-        from instrument.analysis.steps import moments
-
-        return moments(self.events)
+        return range_tree(self.links)
 
     @cached_property
-    def interruptions(self) -> Table:
-        """The loader and other interruptions of the training code; see `analysis.interruptions`."""
-        from instrument.analysis.interruptions import interruptions
+    def operator_calls(self) -> Calls:
+        """The calls that the table of operators sums."""
+        from instrument.analysis.operators import operator_calls
 
-        return interruptions(self.events)
-
-    @cached_property
-    def kernels(self) -> Table:
-        """The kernels by name, with the CPU time of their launches; see `analysis.kernels`."""
-        from instrument.analysis.kernels import kernels
-
-        return kernels(self.events, self.work)
+        return operator_calls(self.links)
 
     @cached_property
-    def efficiency(self) -> EfficiencyTable:
-        """The achieved FLOP/s of operators, and the device's peak; see `analysis.efficiency`.
-
-        `efficiency.steps` has the model FLOPs utilization of each step.
-        """
-        from instrument.analysis.efficiency import efficiency
+    def flop_calls(self) -> FlopCalls | None:
+        """The calls with known FLOPs, from which the tables of efficiency are made."""
+        from instrument.analysis.efficiency import flop_calls
 
         given = self.peak_flops
-        if given is None:
-            given = self.about.config.peak_flops
-        return efficiency(self.links, self.work, given)
+        return flop_calls(self.links, self.about.config.peak_flops if given is None else given)
 
-    @cached_property
-    def collectives(self) -> Table:
-        """The collectives by process group and kind; see `instrument.analysis.collectives`."""
-        from instrument.analysis.collectives import collectives
+    def operators_by(self, what: Grouping, *, depth: int = 5) -> Table:
+        """Group the operators by name and one more property; the property is the second column.
 
-        return collectives(self.collective_calls)
+        - `input_shapes`: text such as "[[8, 3], []]"; a list of tensors is written as [], as torch
+          does.
+        - `input_types`: text such as "[float, Scalar]"; torch's name of float64 is `double`.
+        - `stack`: the `depth` innermost Python frames around the call, the innermost first, joined
+          by ";"; in a text longer than 5,000 characters, "…" stands for the outer frames.
+        - `overload`: the overload, such as "Tensor" for `aten::add.Tensor`, and "" for the default
+          overload. torch records overloads with `capture_overload_names`.
+        - `thread`: "process/thread"; a runtime call has the thread of the operator around it.
+        - `step`: the number of the step during which the call began, even if the step is on another
+          thread; None outside of all steps. Work without a launch has the step in which it ran.
+        - `device`: the devices that ran work of the call and of the calls inside it, by their
+          numbers in the trace, such as "0", or "0,1" for two devices; None if no device ran work.
+        - `range`: the path of the range to which the call belongs: the innermost range around the
+          call on its thread. A range belongs to the range around it. A call of the backward, on any
+          thread, belongs to the range of its forward operator. For autograd's AccumulateGrad
+          nodes, which add gradients to `.grad`, the range is a guess. None if the call is outside
+          of all ranges, or if its forward operator was not recorded.
 
-    @cached_property
-    def collective_calls(self) -> Table:
-        """Each collective, in order of its end; see `instrument.analysis.collectives`."""
-        from instrument.analysis.collectives import collective_calls
+        All cells of the column are None if the trace does not hold the property.
 
-        return collective_calls(self.links, self.work)
-
-    @cached_property
-    def copies(self) -> Table:
-        """The copies and memsets by kind, with their bandwidth; see `analysis.kernels`."""
-        from instrument.analysis.kernels import copies
-
-        return copies(self.events, self.work)
-
-    @cached_property
-    def launches(self) -> Table:
-        """The CPU calls that launch device work, and how long the work waited to begin.
-
-        See `analysis.launches`.
+        Raises:
+            CaptureError: `what` is "device", and the trace has more than 64 devices.
+            ConfigError: operators cannot be grouped by `what`.
         """
-        from instrument.analysis.launches import launches
+        from instrument.analysis.operators import operators_by
 
-        return launches(self.events, self.work)
+        return operators_by(self.links, self.operator_calls, what, depth)
 
-    @cached_property
-    def cuda_graphs(self) -> CudaGraphTable:
-        """The CUDA graphs, and their nodes as `cuda_graphs.nodes`; see `analysis.cuda_graphs`."""
-        from instrument.analysis.cuda_graphs import cuda_graphs
+    def queue_series(
+        self, stream: int | str | None = None, device: int | str | None = None
+    ) -> Table:
+        """Return the length of one stream's launch queue over time.
 
-        return cuda_graphs(self.links, self.work)
+        Args:
+            stream: the stream; None means any stream.
+            device: the device; None means any device. If several streams fit, the stream with the
+                most launches is taken.
 
-    @cached_property
-    def streams(self) -> Table:
-        """The work of each stream of each device; see `analysis.kernels`."""
-        from instrument.analysis.kernels import streams
+        Raises:
+            CaptureError: the trace has no launch on this stream.
 
-        return streams(self.events, self.work)
+        Cost: up to two rows for each launch.
+        """
+        from instrument.analysis.launch_queue import queue_series
 
-    @cached_property
-    def queue(self) -> QueueTable:
-        """How much launched work waits to start on each stream; see `analysis.launch_queue`."""
-        from instrument.analysis.launch_queue import launch_queue
+        return queue_series(self.events, self.work, stream, device)
 
-        return launch_queue(self.events, self.work)
+    def memory_live(
+        self, by: By = "operator", *, device: str | None = None, at_ns: int | None = None
+    ) -> Table:
+        """Return which operators, ranges or modules own the memory in use at a given time.
 
-    @cached_property
-    def synchronisations(self) -> Table:
-        """Where the CPU or a stream waits for device work; see `analysis.synchronisations`."""
-        from instrument.analysis.synchronisations import synchronisations
+        The row with the most bytes comes first. The rows sum to the memory in use. At the peak, the
+        sum is `peak_bytes` of `memory_devices`, or `peak_net_bytes` if `peak_bytes` is None. Memory
+        that a backward operator allocates belongs to the range of its forward operator. If the
+        trace has no addresses, one row without a name has all memory.
 
-        return synchronisations(self.links)
+        Args:
+            by: operator, range or module. A trace holds modules if it was recorded with
+                `with_stack`.
+            device: the device; None means the first device of `memory_devices`.
+            at_ns: the time on the trace's own clock; None means the peak.
 
-    @cached_property
-    def devices(self) -> Table:
-        """The utilization and occupancy of each device; see `analysis.devices`."""
-        from instrument.analysis.devices import devices
+        Raises:
+            CaptureError: the trace holds no memory events, no memory events of that device, or no
+                modules for `by="module"`.
+            ConfigError: `by` is not "operator", "range" or "module".
+        """
+        from instrument.analysis.memory_timeline import memory_live
 
-        return devices(self.events, self.work)
+        return memory_live(self.memory, by, device, at_ns)
 
     @cached_property
     def memory(self) -> MemoryView:
@@ -618,35 +550,6 @@ class Views:
         from instrument.analysis.memory_categories import read
 
         return [] if self.folder is None else read(self.folder, self.events.base_ns)
-
-    @cached_property
-    def memory_categories(self) -> Table:
-        """The memory of each of torch's categories at the start, peak and end of the window.
-
-        There are eight categories, such as "parameter" or "gradient". The table has one row for
-        each device and category; see `instrument.analysis.memory_categories`.
-        """
-        from instrument.analysis.memory_categories import table
-
-        return table(self.categories)
-
-    @cached_property
-    def compiled_ranges(self) -> Table:
-        """The ranges inside the compiled regions that ran in this window; see `COMPILED_RANGES`.
-
-        Compiled code does not record where a range begins and ends. So the time of these ranges is
-        known only as part of the region's time.
-        """
-        ran = {name.removeprefix(REGION) for name in self.events.names if name.startswith(REGION)}
-        here = [entry for entry in self.about.compiled_ranges if entry.region in ran]
-        return Table.of_rows(COMPILED_RANGES, [(entry.range, entry.region) for entry in here])
-
-    @cached_property
-    def coverage(self) -> Table:
-        """How much of each kind of data was recorded; see `analysis.coverage`."""
-        from instrument.analysis.coverage import coverage
-
-        return coverage(self)
 
     def stacks(
         self,
@@ -683,3 +586,38 @@ class Views:
     def __repr__(self) -> str:
         where = self.url or self.folder or self.trace_path
         return printable(f"<{type(self).__name__} {self.name!r} at {where}>")
+
+
+#: The tables of a capture, by the attribute of `Capture` that holds the table. A name with "()" is
+#: a method, which takes arguments.
+VIEWS = {name: view for name, view in vars(Views).items() if isinstance(view, View)} | {
+    f"{view.name}()": view
+    for view in (
+        View(
+            "memory_timeline",
+            "what owns the memory at a time",
+            coverage_rows.OWNERS,
+            name="memory_live",
+        ),
+        View(
+            "launch_queue",
+            "the length of a stream's launch queue over time",
+            coverage_rows.ORDERED,
+            name="queue_series",
+        ),
+    )
+}
+
+
+def rows_of(views: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the rows of `capture.coverage` that matter to the given views.
+
+    `capture.coverage` is the table of what is missing from the capture.
+
+    A report with both "ranges" and "operators" describes the whole capture. So if `views` has both,
+    the result has the rows for all views.
+    """
+    if {"ranges", "operators"}.issubset(views):
+        return coverage_rows.TABLES
+    chosen = {name for view in views if view in VIEWS for name in VIEWS[view].coverage}
+    return tuple(name for name in coverage_rows.EVERY if name in chosen)

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from instrument.analysis.table import Schema, Table, known_columns, names_of, schema
+from instrument.analysis.schema import Schema, names_of, schema
 from instrument.cli.arguments import ROWS, path_or_url, row_count
 from instrument.cli.output import Parts, Written
 from instrument.errors import InstrumentError
@@ -17,6 +17,7 @@ from instrument.units import counted
 
 if TYPE_CHECKING:
     from instrument.analysis.section import Section
+    from instrument.analysis.table import Table
 
 HELP = "list runs and captures, and what slows each of them most"
 
@@ -65,6 +66,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         CaptureError: there are no captures, or the path does not exist.
     """
     from instrument.analysis.find_captures import captures_at
+    from instrument.analysis.table import Table
 
     found = captures_at(arguments.path)
     newest = found[::-1][: arguments.rows]
@@ -117,6 +119,7 @@ def _parts(table: Table) -> Iterator[Section]:
     If all captures of a run have the same phase or rank, the title shows it instead of a column.
     """
     from instrument.analysis.section import Section
+    from instrument.analysis.table import Table, known_columns
 
     for run in dict.fromkeys(table.column("run")):
         captures = table.where(run=run)

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from fnmatch import fnmatch
-from operator import attrgetter
 from pathlib import Path
 from typing import get_args
 
@@ -149,7 +148,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     options = {"sort": arguments.sort, "columns": arguments.columns}
     for view in others:
         shown = ALL if view == "coverage" and arguments.rows is None else rows
-        parts.append(view_part(view, attrgetter(view)(capture), rows=shown, **options))
+        parts.append(view_part(view, getattr(capture, view), rows=shown, **options))
     return [*parts, *filter(None, [incomplete(capture, chosen)])]
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from instrument.analysis.schema import unit_of
 from instrument.analysis.section import Part, Section, shown_of
-from instrument.analysis.table import Table, cell_text, unit_of
+from instrument.analysis.table import Table
+from instrument.analysis.table_text import cell_text
 from instrument.compare.conditions import Unlike
 from instrument.compare.step_change import Steps, Whole, divided
 from instrument.printable import printable

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from instrument.analysis.table import Schema, Table, names_of, schema
+from instrument.analysis.schema import Schema, names_of, schema
+from instrument.analysis.table import Table
 from instrument.compare.counters import KIND, OF_WHOLE_STEP
 from instrument.compare.step_change import Whole
 from instrument.compare.totals import Quantities, Rows, Totals

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.schema import Schema, schema
+from instrument.analysis.table import Table
 from instrument.compare.totals import Totals
 
 PARTS: Schema = schema(

@@ -15,6 +15,7 @@ import numpy as np
 
 from instrument.analysis.breakdown import COPY, KINDS, Work, launched_ns
 from instrument.analysis.kernels import copies, kernels
+from instrument.analysis.operators import during, operators, operators_by
 from instrument.analysis.step_parts import plain_path, step_parts
 from instrument.analysis.table import Table
 from instrument.analysis.views import Views
@@ -100,8 +101,9 @@ def totals(capture: Views, counted: Counters) -> Totals:
     """
     span = capture.links.counted_steps
     parts = step_parts(capture, span)
-    operators = capture.operators.during(span.start_ns, span.end_ns)
-    shapes = operators.by("input_shapes")
+    calls = during(capture.operator_calls, span.start_ns, span.end_ns)
+    of_operators = operators(calls)
+    shapes = operators_by(capture.links, calls, "input_shapes")
     has_shapes = any(shapes.column("input_shapes"))
     return Totals(
         captures=(capture.name,),
@@ -109,7 +111,7 @@ def totals(capture: Views, counted: Counters) -> Totals:
         steps_ns=tuple((span.end_ns - span.start_ns).tolist()),
         parts=parts,
         ranges=_ranges(capture, span, parts),
-        operators=_summed(_called(operators), _OF_OPERATORS, lambda row: plain_path(row.name)),
+        operators=_summed(_called(of_operators), _OF_OPERATORS, lambda row: plain_path(row.name)),
         shapes=_summed(_called(shapes), _OF_OPERATORS, lambda row: (row.name, row.input_shapes))
         if has_shapes
         else {},

@@ -27,7 +27,7 @@ _MOSTLY = 0.9
 
 def find(capture: Views) -> Iterator[Problem]:
     """Yield a problem for each device whose memory grows in every step but the first."""
-    steps = capture.memory.steps
+    steps = capture.memory_steps
     for device in capture.memory.timelines:
         net = steps.where(device=device).column("net_bytes")[1:]
         added = statistics.median(net)
@@ -75,7 +75,7 @@ def _holders(capture: Views, device: str, by: By) -> list[tuple[str, int, int]]:
     first, last = (
         {
             row.name: (row.bytes, row.allocations or 0)
-            for row in memory.live(by, device=device, at_ns=end)
+            for row in capture.memory_live(by, device=device, at_ns=end)
             if row.name is not None
         }
         for end in ends
@@ -96,7 +96,7 @@ def _mostly(rows: list[tuple[str, int, int]], added: int) -> str | None:
 
 def _peak(capture: Views, device: str) -> Iterator[Evidence]:
     memory = capture.memory
-    row = memory.live(memory.most_telling(device), device=device)[0]
+    row = capture.memory_live(memory.most_telling(device), device=device)[0]
     if row.name is not None:
         detail = f"{size(row.bytes)} at the peak, more than any other owner"
         yield Evidence(row.name, row.allocations or 0, detail=detail)

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from instrument.analysis.table import Table, to_text
+from instrument.analysis.table import Table
 from instrument.fx import roofline
 from instrument.fx.dot import dot
 from instrument.fx.groupings import Grouping
@@ -90,7 +90,7 @@ class GraphProfile:
     module_types: dict[str, str]
 
     def __str__(self) -> str:
-        return f"{to_text(self.nodes.select(SHOWN))}\n\n{printable_lines(*self.foot)}"
+        return f"{self.nodes.select(SHOWN).to_text()}\n\n{printable_lines(*self.foot)}"
 
     __repr__ = __str__
 

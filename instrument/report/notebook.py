@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,14 +10,13 @@ from instrument.analysis import coverage_rows
 from instrument.analysis.coverage import line, part, range_advice
 from instrument.analysis.steps import waits
 from instrument.analysis.table import Table, sum_of_known
-from instrument.analysis.views import Views, rows_of
+from instrument.analysis.views import VIEWS, Views, rows_of
 from instrument.errors import InstrumentError
 from instrument.range_names import RECOMPUTED, REGION
 from instrument.templates import render
 from instrument.units import counted, duration, few, size
 
 if TYPE_CHECKING:
-    from instrument.analysis.ranges import RangeTable
     from instrument.capture import Capture
 
 _RANGE_COLUMNS = (
@@ -126,19 +124,20 @@ def cost(capture: Views) -> str:
     return f"Cost of recording: {', '.join(parts)}." if parts else ""
 
 
-def outline(ranges: RangeTable, rows: int) -> Table:
+def outline(capture: Views, rows: int) -> Table:
     """Return the ranges that take most time, and all their ancestors, in tree order.
 
     The time is device time, or CPU time if no device time was recorded. At most `rows` ranges are
     kept; one row sums all other ranges. Names are indented by depth. The last rows are those of the
-    view `ranges.rest`: the time outside of all ranges. So the shares of all rows add up to 1.
+    view `ranges_rest`: the time outside of all ranges. So the shares of all rows add up to 1.
     """
+    ranges = capture.ranges
     kept = with_largest_shares(ranges, rows)
     columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
     labels = zip(columns["depth"], columns["name"], columns["module_type"])
     columns["name"] = ["  " * depth + with_type(name, kind) for depth, name, kind in labels]
     others = set(range(len(ranges))) - set(kept)
-    more = ranges.rest.to_dicts()
+    more = capture.ranges_rest.to_dicts()
     if others:
         left_out = [row for at, row in enumerate(ranges) if at in others]
         more.insert(0, _summed(f"({counted(len(others), 'other range')})", left_out))
@@ -177,7 +176,7 @@ def _extended(columns: Mapping[str, list[Any]], more: Sequence[Mapping[str, Any]
     )
 
 
-def with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
+def with_largest_shares(ranges: Table, rows: int) -> list[int]:
     """Return the positions of the ranges with the largest shares, and of all their ancestors.
 
     At most `rows` positions are returned, in the order of the tree. See `outline` for the shares.
@@ -229,7 +228,7 @@ def unmarked(capture: Views) -> str:
 
 def recomputed(capture: Views) -> str:
     """Return a sentence on the CPU time that activation checkpointing costs; "" if it is 0."""
-    parts = capture.ranges.attribution
+    parts = capture.ranges_attribution
     again = sum(part.cpu_ns for part in parts if part.kind == "recompute")
     if not again:
         return ""
@@ -242,7 +241,7 @@ def recomputed(capture: Views) -> str:
 
 def shares_are_of(capture: Views) -> str:
     """Return as text the CPU time that counts as 100 % in the shares of ranges and operators."""
-    steps, whole = len(capture.steps), duration(capture.operators.shared_ns)
+    steps, whole = len(capture.steps), duration(capture.range_tree.shared_ns)
     window = f"{steps} steps" if steps > 1 else "the step" if steps else "the recording"
     return f"{whole} on all threads in {window}"
 
@@ -418,7 +417,7 @@ def _tables(capture: Views) -> dict[str, Any]:
     from instrument.report.verdict import verdict_of
 
     again = ["recompute_ns"] if any(capture.ranges.column("recompute_ns")) else []
-    shown = outline(capture.ranges, _RANGES)
+    shown = outline(capture, _RANGES)
     operators = without_ranges(capture.operators)
     key = costliest_by(operators)
     return {
@@ -434,10 +433,6 @@ def _tables(capture: Views) -> dict[str, Any]:
 
 def _views() -> list[tuple[str, str]]:
     """Return the names of the views, each with the first line of its docstring."""
-    views = {
-        name: view.__doc__ or ""
-        for name, view in vars(Views).items()
-        if isinstance(view, cached_property)
-    }
-    views["stacks()"] = Views.stacks.__doc__ or ""
-    return [(name, doc.splitlines()[0]) for name, doc in sorted(views.items())]
+    others = {"stacks()": "call paths with their self times", "events": "all events as columns"}
+    views = {name: view.help for name, view in VIEWS.items()} | others
+    return sorted(views.items())

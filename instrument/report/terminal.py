@@ -13,8 +13,9 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+from instrument.analysis.schema import unit_of
 from instrument.analysis.section import SENTENCE_WIDTH, Part, Section, lines_of
-from instrument.analysis.table import cell_text, heading, is_text, unit_of
+from instrument.analysis.table_text import cell_text, heading, is_text
 from instrument.printable import printable, without_commands
 from instrument.units import counted
 

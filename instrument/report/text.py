@@ -10,22 +10,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from instrument.analysis.coverage import losses, range_advice
 from instrument.analysis.operators import OPERATORS
 from instrument.analysis.ranges import RANGES
+from instrument.analysis.schema import names_of
 from instrument.analysis.section import Part, Section, is_every_column, plain, shown_of
-from instrument.analysis.table import (
-    ALL,
-    DEVICE_KINDS,
-    TORCH_NAMES,
-    Table,
-    known_columns,
-    names_of,
-)
-from instrument.analysis.views import VIEWS, Grouping, Views, rows_of
+from instrument.analysis.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, known_columns
+from instrument.analysis.views import Grouping, Views, rows_of
 from instrument.errors import CaptureError, ConfigError, did_you_mean, reason_of
 from instrument.report.notebook import (
     OWN_COLUMNS,
@@ -81,7 +74,7 @@ _LEAST_MISSED_OF_VIEWS = {
     "kernels": ("occupancy_covered", "block", "grid", "blocks_per_sm"),
     "synchronisations": ("recorded_calls", "known_calls", "waiting_stream"),
     "cuda_graphs": ("max_delay_ns", "max_replay_ns", "streams", "graph"),
-    "cuda_graphs.nodes": ("graph_node",),
+    "cuda_graph_nodes": ("graph_node",),
     "efficiency": ("device_number", "bound_ns", "moved_bytes", "peak_share", "precision"),
     "collectives": (
         "runs_on", "recorded_ranks", "exposed_ns", "min_ns", "max_ns", "max_skew_ns",
@@ -101,11 +94,11 @@ _REASON = "why"
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
 # The text for a view without rows.
 _WITHOUT = {
-    "memory.devices": "not recorded; profile_memory=true records memory",
+    "memory_devices": "not recorded; profile_memory=true records memory",
     "memory_categories": "not recorded; profiler.memory_categories=true records them",
     "moments": "no moment was marked",
     "efficiency": "no operator with known FLOPs; profiler.record_shapes=true records input shapes",
-    "efficiency.steps": "no finished step with known FLOPs; session.step() marks steps, and "
+    "efficiency_steps": "no finished step with known FLOPs; session.step() marks steps, and "
     "profiler.record_shapes=true records input shapes",
     "interruptions": "the trace holds no interruptions",
 }
@@ -261,7 +254,7 @@ def view_part(
     chosen = () if columns is None or is_every_column(columns) else columns
     _check_known(view, table, filter(None, [sort, *chosen]))
     title, first = (
-        _key(view).capitalize().replace("_", " ").replace(".", ": ").replace("Cuda", "CUDA"),
+        view.capitalize().replace("_", " ").replace("Cuda", "CUDA"),
         (table.sort(sort) if sort else table).head(rows),
     )
     names = [TORCH_NAMES.get(name, name) for name in chosen] or known_columns(table)
@@ -286,12 +279,6 @@ def view_part(
         below=below,
         sentences=True,
     )
-
-
-def _key(view: str) -> str:
-    """Return a view's JSON key: its name up to the first dot, or its whole name; see `as_json`."""
-    whole = view.split(".")[0]
-    return view if whole in VIEWS else whole
 
 
 def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str | None, str | None]:
@@ -327,10 +314,8 @@ def as_json(
 ) -> str:
     """Return views of the capture as JSON: its name, and the rows of each view with all columns.
 
-    The JSON key of a view is its name up to the first dot. If this short name is the name of
-    another view, the key is the whole name. A view without the column `sort` is not sorted. If data
-    is missing from these views, the JSON key "incomplete" holds the rows of `capture.coverage` that
-    say what is missing.
+    A view without the column `sort` is not sorted. If data is missing from these views, the JSON
+    key "incomplete" holds the rows of `capture.coverage` that say what is missing.
 
     Raises:
         CaptureError: the trace does not hold the property `by`.
@@ -338,7 +323,7 @@ def as_json(
         TraceError: the trace cannot be read.
     """
     ordered = _ordered(capture, views, sort, by, stack_depth)
-    tables = {_key(view): table.head(rows).to_dicts() for view, table in ordered.items()}
+    tables = {view: table.head(rows).to_dicts() for view, table in ordered.items()}
     missing = losses(capture, rows_of(views))
     more = {"incomplete": missing} if missing else {}
     return json.dumps({"name": capture.name, **tables, **more}, indent=2)
@@ -398,7 +383,7 @@ def _ordered(
     capture: Views, views: Sequence[str], sort: str | None, by: By, stack_depth: int
 ) -> dict[str, Table]:
     """Return the table of each view, sorted by the column `sort` if the table has it."""
-    found = {view: attrgetter(view)(capture) for view in dict.fromkeys(views)}
+    found = {view: getattr(capture, view) for view in dict.fromkeys(views)}
     if "operators" in found:
         found["operators"] = _grouped(capture, by, stack_depth)
     key = SORT_NAMES.get(sort, sort) if sort else None
@@ -438,7 +423,7 @@ def _range_part(
         columns = known_columns(table, RANGE_COLUMNS)
     if sort is not None:
         return _sorted_ranges(capture, rows, columns, sort)
-    shown = outline(table, rows)
+    shown = outline(capture, rows)
     has_backward = any(table.column("backward_ns"))
     usual = {*_USUAL_OF_RANGES, *(_WHERE_BACKWARD if has_backward else ())}
     usual |= {"recompute_ns"} if any(table.column("recompute_ns")) else set()
@@ -508,7 +493,7 @@ def _below(group: str | None) -> list[str]:
 def _grouped(capture: Views, by: By, depth: int) -> Table:
     if by == "name":
         return capture.operators
-    table = capture.operators.by(by, depth=depth)
+    table = capture.operators_by(by, depth=depth)
     if not known_columns(table, [by]):
         what, remedy = _GROUPED_BY[by]
         raise CaptureError(f"{capture.name} holds no {what} to group operators by: {remedy}.")

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from instrument.analysis.collectives import DEVICE
-from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.schema import Schema, schema
+from instrument.analysis.table import Table
 from instrument.runs.matched_collectives import MatchedCollectives
 from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
 from instrument.trace.columns import BEYOND_NS

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from instrument.analysis.collectives import bandwidths
-from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.schema import Schema, schema
+from instrument.analysis.table import Table
 from instrument.links.groupby import Groups, cells, groupby
 from instrument.runs.clock_skew import Clock
 from instrument.runs.matched_collectives import MatchedCollectives

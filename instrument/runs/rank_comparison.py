@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from instrument.analysis.breakdown import BREAKDOWN
-from instrument.analysis.table import Column, Schema, Table, names_of, schema
+from instrument.analysis.schema import Column, Schema, names_of, schema
+from instrument.analysis.table import Table
 from instrument.links.collective_records import is_collective
 from instrument.links.groupby import Groups, at, intern
 from instrument.runs.clock_skew import median

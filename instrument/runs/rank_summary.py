@@ -19,7 +19,8 @@ import msgspec
 from instrument import files, storage
 from instrument.analysis.breakdown import BREAKDOWN
 from instrument.analysis.collectives import SYNCHRONISING, cpu_waits
-from instrument.analysis.table import Table, names_of
+from instrument.analysis.schema import names_of
+from instrument.analysis.table import Table
 from instrument.analysis.views import Views
 from instrument.errors import InstrumentError, TraceWarning
 from instrument.links.groupby import intern

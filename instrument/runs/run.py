@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from instrument.analysis.find_captures import TOGETHER_S, Place, captures_at, place_of
-from instrument.analysis.table import Schema, Table
+from instrument.analysis.schema import Schema
+from instrument.analysis.table import Table
 from instrument.errors import CaptureError
 from instrument.printable import printable
 from instrument.runs import clock_skew, collective_comparison, rank_comparison, rank_summary

@@ -13,7 +13,6 @@ from pydantic import Field
 from instrument import files
 from instrument.analysis.coverage import losses
 from instrument.analysis.memory_plot import Curve
-from instrument.analysis.memory_timeline import MemoryView
 from instrument.analysis.views import rows_of
 from instrument.capture import Capture
 from instrument.report.page.memory import MEMORY_VIEWS, memory
@@ -73,10 +72,11 @@ class Memory(Sink):
         curves = [view.curve(self.by, device=device) for device in view.timelines]
         if "json" in self.forms:
             missing = losses(capture, rows_of(MEMORY_VIEWS))
-            data = _data(view, curves) | ({"incomplete": missing} if missing else {})
+            data = _data(capture, curves) | ({"incomplete": missing} if missing else {})
             files.write(folder / "memory.json", json.dumps(data))
         if "raw" in self.forms:
-            raw = json.dumps({"columns": view.events.columns, "events": [*view.events]})
+            events = capture.memory_events
+            raw = json.dumps({"columns": events.columns, "events": [*events]})
             files.write(folder / "memory.raw.json.gz", gzip.compress(raw.encode(), 3, mtime=0))
         if "html" in self.forms:
             payload = {
@@ -88,9 +88,12 @@ class Memory(Sink):
             files.write(folder / "memory.html", page(payload).html)
 
 
-def _data(memory: MemoryView, curves: Sequence[Curve]) -> dict[str, Any]:
-    tables = {"devices": memory.devices, "steps": memory.steps, "sizes": memory.sizes}
-    live = {curve.device: memory.live(curve.by, device=curve.device).to_dicts() for curve in curves}
+def _data(capture: Capture, curves: Sequence[Curve]) -> dict[str, Any]:
+    tables = {name: getattr(capture, f"memory_{name}") for name in ("devices", "steps", "sizes")}
+    live = {
+        curve.device: capture.memory_live(curve.by, device=curve.device).to_dicts()
+        for curve in curves
+    }
     return {
         "format": 1,
         **{name: table.to_dicts() for name, table in tables.items()},

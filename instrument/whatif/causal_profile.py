@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.schema import Schema, schema
+from instrument.analysis.table import Table
 from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.intervals import Intervals
 from instrument.links.step_index import counting

@@ -13,7 +13,8 @@ import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION
 from instrument.analysis.breakdown import KINDS as WORK_KINDS
-from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.schema import Schema, schema
+from instrument.analysis.table import Table
 from instrument.links.groupby import Groups
 from instrument.links.intervals import Intervals, concatenated
 from instrument.trace.events import Ints

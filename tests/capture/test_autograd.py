@@ -31,7 +31,7 @@ from instrument.capture import Capture
 
 
 def parts(found: Capture) -> dict[tuple[str, str], int]:
-    return {(row.path, row.kind): row.cpu_ns for row in found.ranges.attribution if row.cpu_ns}
+    return {(row.path, row.kind): row.cpu_ns for row in found.ranges_attribution if row.cpu_ns}
 
 
 def backward(found: Capture) -> dict[str, tuple[int, int]]:
@@ -140,13 +140,13 @@ def test_device_time_of_a_range_is_also_that_of_its_backward_each_once(tmp_path)
     assert rows["forward"] == (73, 7, 73)
     assert rows["forward/block"] == (66, 5, 66)
     assert rows["outer"] == (61, 0, 61), "what ran in it, whatever it was the backward of"
-    assert {(r.path, r.kind): r.device_ns for r in found.ranges.attribution if r.device_ns} == {
+    assert {(r.path, r.kind): r.device_ns for r in found.ranges_attribution if r.device_ns} == {
         ("forward", "forward"): 7000,
         ("forward/block", "forward"): 5000,
         ("forward/block", "backward"): 50000,
         ("forward/block", "accumulate"): 11000,
     }
-    assert sum(found.ranges.attribution.column("device_ns")) == 73000
+    assert sum(found.ranges_attribution.column("device_ns")) == 73000
 
 
 def test_a_range_around_forward_and_backward_counts_a_kernel_once(tmp_path) -> None:
@@ -306,7 +306,7 @@ def test_a_closure_in_an_optimizer_step_is_optimizer_time_but_for_its_ranges_and
 @pytest.mark.parametrize("name", BODIES)
 def test_the_parts_of_a_recording_are_the_whole(recordings, name) -> None:
     found = recordings(name).capture
-    assert sum(found.ranges.attribution.column("cpu_ns")) == top_level_ns(found.events) > 0
+    assert sum(found.ranges_attribution.column("cpu_ns")) == top_level_ns(found.events) > 0
     rows = list(found.ranges)
     for kind in ("forward", "backward", "accumulate", "optimizer"):
         placed = sum(
@@ -315,7 +315,7 @@ def test_the_parts_of_a_recording_are_the_whole(recordings, name) -> None:
         assert sum(getattr(row, f"{kind}_ns") for row in rows if row.depth == 0) == placed > 0
     assert not [
         row
-        for row in found.ranges.attribution
+        for row in found.ranges_attribution
         if row.kind == "unattributed" and row.cpu_ns > 0.01 * rows[0].cpu_ns
     ]
 
@@ -323,7 +323,7 @@ def test_the_parts_of_a_recording_are_the_whole(recordings, name) -> None:
 @pytest.mark.parametrize("name", BODIES)
 def test_backward_is_what_torchs_own_arrows_give(recordings, name) -> None:
     expected = backward_by_flows(recordings(name).path)
-    found = {row.name: row.backward_ns for row in recordings(name).capture.ranges.by("name")}
+    found = {row.name: row.backward_ns for row in recordings(name).capture.ranges_by_name}
     assert expected["forward"] > 0
     assert {name: ns for name, ns in found.items() if ns} == {
         n: v for n, v in expected.items() if n in found
@@ -429,15 +429,15 @@ def test_recomputed_ranges_are_ranges_and_their_backward_is_placed(tmp_path, ree
     assert rows[where].backward_ns > 0
     assert rows[again].recompute_ns == rows[again].cpu_ns == rows["backward"].recompute_ns > 0
     assert rows[again].forward_ns == rows["forward/block"].recompute_ns == 0
-    assert [row.name for row in found.ranges.by("name")] == [
+    assert [row.name for row in found.ranges_by_name] == [
         "forward",
         "block",
         "backward",
         "block (recomputed)",
     ]
-    parts = {(row.path, row.kind): row.cpu_ns for row in found.ranges.attribution}
+    parts = {(row.path, row.kind): row.cpu_ns for row in found.ranges_attribution}
     assert parts[again, "recompute"] == rows[again].cpu_ns
-    assert sum(found.ranges.attribution.column("cpu_ns")) == top_level_ns(found.events)
+    assert sum(found.ranges_attribution.column("cpu_ns")) == top_level_ns(found.events)
 
 
 @pytest.mark.parametrize("name", ["derivative", "power"])
@@ -507,7 +507,7 @@ def test_nested_checkpoints_are_recomputed_as_often_as_they_run(tmp_path) -> Non
     body()
     calls.update({False: 0, True: 0})
     found = record(tmp_path / "trace.json", body).capture
-    rows = {row.name: row.calls for row in found.ranges.by("name")}
+    rows = {row.name: row.calls for row in found.ranges_by_name}
     assert (rows["inner"], rows["inner (recomputed)"]) == (calls[False], calls[True])
     assert min(calls.values()) >= 1
 
@@ -547,7 +547,7 @@ def test_flops_of_each_module_are_those_of_torchs_counter_backward_included(tmp_
 def test_operators_of_the_backward_are_grouped_with_the_range_of_their_forward(tmp_path) -> None:
     """The node that names no forward operator of the trace, and what accumulates after it, are in no range."""
     found: dict[str | None, set[str]] = defaultdict(set)
-    for row in capture(tmp_path, TRAINING).operators.by("range"):
+    for row in capture(tmp_path, TRAINING).operators_by("range"):
         found[row.range].add(row.name.removeprefix(ENGINE))
     assert found == {
         None: {
@@ -569,11 +569,11 @@ def test_the_operators_of_a_range_have_the_time_that_is_placed_there(recordings,
     found = recordings(name).capture
     paths = {row.path for row in found.ranges}
     by_range: dict[str, int] = defaultdict(int)
-    for row in found.operators.by("range"):
+    for row in found.operators_by("range"):
         own = row.name if row.range is None else f"{row.range}/{row.name}"
         by_range[own if own in paths else row.range or "(no range)"] += row.self_cpu_ns
     placed: dict[str, int] = defaultdict(int)
-    for row in found.ranges.attribution:
+    for row in found.ranges_attribution:
         placed[row.path] += row.cpu_ns
     assert {path: ns for path, ns in by_range.items() if ns} == {
         path: ns for path, ns in placed.items() if ns
@@ -615,7 +615,7 @@ def test_what_backward_allocates_belongs_to_the_range_of_its_forward(tmp_path) -
     ]
     for address, event in enumerate(held, start=1):
         event["args"]["Addr"] = address
-    live = capture(tmp_path, [*TRAINING, *held]).memory.live("range")
+    live = capture(tmp_path, [*TRAINING, *held]).memory_live("range")
     assert {row.name: row.bytes for row in live} == {
         "forward/block": 64,
         "forward": 16 + 2,

@@ -78,8 +78,8 @@ def test_the_views_share_what_is_dear(tmp_path, monkeypatch) -> None:
         )
     )
     assert (capture.operators[1].flops, capture.ranges[0].flops) == (48, 48)
-    assert [row.range for row in capture.operators.by("range")] == [None, "a"]
-    assert len(capture.operators.ops_without_flops) == 0
+    assert [row.range for row in capture.operators_by("range")] == [None, "a"]
+    assert len(capture.operators_without_flops) == 0
     assert sorted(made) == ["find_scopes", "named_operators", "nest", "node_flops"]
 
 

@@ -674,7 +674,7 @@ def test_a_step_in_which_the_clock_is_set_back_counts_in_no_mean(tmp_path) -> No
 def test_a_number_that_no_step_has_makes_none(tmp_path, name) -> None:
     capture = Capture.load(write_trace(tmp_path, [annotation(name, 0, 9), step(7, 9, 9)]))
     assert capture.steps.column("number") == [7]
-    assert capture.operators.by("step").column("step") == [None, 7]
+    assert capture.operators_by("step").column("step") == [None, 7]
 
 
 def test_a_bomb_is_refused_with_its_size_and_without_growing(tmp_path, monkeypatch) -> None:

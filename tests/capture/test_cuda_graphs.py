@@ -18,7 +18,6 @@ from builders import (
 )
 
 from instrument.analysis.operators import UNLAUNCHED_ROW
-from instrument.errors import ConfigError
 from instrument.links.cuda_graphs import replayed
 
 GRAPH = 3
@@ -72,8 +71,8 @@ def us(row: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("has_ids", [True, False])
 def test_a_graph_by_hand(tmp_path: Path, has_ids: bool) -> None:
-    found = capture(tmp_path, REPLAYS if has_ids else without_ids(REPLAYS)).cuda_graphs
-    (row,) = found
+    found = capture(tmp_path, REPLAYS if has_ids else without_ids(REPLAYS))
+    (row,) = found.cuda_graphs
     names = {"name": "graph 3", "graph": 3} if has_ids else {"name": "#1"}
     assert us(row) == {
         **names,
@@ -92,7 +91,8 @@ def test_a_graph_by_hand(tmp_path: Path, has_ids: bool) -> None:
         "streams": 2,
     }
     assert [
-        (row.node, row.graph_node, row.kernel, row.calls, row.device_ns) for row in found.nodes
+        (row.node, row.graph_node, row.kernel, row.calls, row.device_ns)
+        for row in found.cuda_graph_nodes
     ] == [
         (k, (GRAPH << 32) + k if has_ids else None, name, 2, ns)
         for k, (name, ns) in enumerate(
@@ -196,12 +196,12 @@ def test_several_graphs_with_nodes_of_the_same_names(tmp_path: Path) -> None:
         "max_replay": 13,
         "streams": 1,
     }
-    nodes = found.cuda_graphs.nodes.where(name="graph 4")
+    nodes = found.cuda_graph_nodes.where(name="graph 4")
     assert [(row.node, row.kernel, row.calls, row.device_ns) for row in nodes] == [
         (0, "a", 2, 10_000),
         (1, "z", 2, 7_000),
     ]
-    assert len(found.cuda_graphs.nodes) == 6
+    assert len(found.cuda_graph_nodes) == 6
 
 
 @pytest.mark.parametrize(
@@ -223,10 +223,10 @@ def test_a_graph_whose_replays_have_no_common_order(
             kernel(name, 100 * number + 10 * k, 5, tid=k, correlation=number, **ids(id))
             for k, (name, id) in enumerate(nodes, 1)
         ]
-    found = capture(tmp_path, events).cuda_graphs
-    assert found[0].replays == 2
-    assert {row.node for row in found.nodes} == {None}
-    assert sum(row.calls for row in found.nodes) == 4
+    found = capture(tmp_path, events)
+    assert found.cuda_graphs[0].replays == 2
+    assert {row.node for row in found.cuda_graph_nodes} == {None}
+    assert sum(row.calls for row in found.cuda_graph_nodes) == 4
 
 
 def test_nodes_have_no_number_where_the_replays_differ(tmp_path: Path) -> None:
@@ -239,15 +239,15 @@ def test_nodes_have_no_number_where_the_replays_differ(tmp_path: Path) -> None:
             kernel(name, 100 * number + 10 * k, k + 1, tid=tid, correlation=number, **ids(id))
             for k, (name, tid, id) in enumerate(nodes, 1)
         ]
-    found = capture(tmp_path, events).cuda_graphs
-    assert [(row.node, row.kernel, row.calls, row.device_ns) for row in found.nodes] == [
+    found = capture(tmp_path, events)
+    assert [(row.node, row.kernel, row.calls, row.device_ns) for row in found.cuda_graph_nodes] == [
         (None, "a", 2, 5_000),
         (None, "b", 2, 5_000),
         (None, "b", 2, 8_000),
     ]
-    (row,) = (found := capture(tmp_path, without_ids(events)).cuda_graphs)
+    (row,) = (found := capture(tmp_path, without_ids(events))).cuda_graphs
     assert (row.replays, row.nodes) == (2, 3)
-    assert [(row.node, row.kernel, row.calls, row.device_ns) for row in found.nodes] == [
+    assert [(row.node, row.kernel, row.calls, row.device_ns) for row in found.cuda_graph_nodes] == [
         (None, "a", 2, 5_000),
         (None, "b", 4, 13_000),
     ]
@@ -259,7 +259,7 @@ def test_a_replay_that_the_window_cuts_off(tmp_path: Path) -> None:
     found = capture(tmp_path, cut)
     (row,) = found.cuda_graphs
     assert (row.replays, row.nodes) == (2, 2)
-    assert [row.calls for row in found.cuda_graphs.nodes] == [1, 1, 2, 2]
+    assert [row.calls for row in found.cuda_graph_nodes] == [1, 1, 2, 2]
 
 
 def test_annotations_of_torch_are_read(tmp_path: Path) -> None:
@@ -268,11 +268,9 @@ def test_annotations_of_torch_are_read(tmp_path: Path) -> None:
     events = [call("cudaGraphLaunch", 0, 2, 1)]
     kernels = [kernel("k", 10 * k, 5, correlation=1, **ids(k)) for k in range(1, 5)]
     events += [{**k, "args": k["args"] | key} for k, key in zip(kernels, keys)]
-    nodes = capture(tmp_path, events).cuda_graphs.nodes
+    nodes = capture(tmp_path, events).cuda_graph_nodes
     assert nodes.column("annotation") == ["phase a", "phase b", "[1]", None]
-    assert [row.nodes for row in nodes.by("annotation")] == [1, 1, 1, 1]
-    with pytest.raises(ConfigError, match="'stack'"):
-        nodes.by("stack")  # type: ignore[arg-type]
+    assert [row.rows for row in nodes.sums("annotation", ["calls"])] == [1, 1, 1, 1]
     eager = kernel("k", 1, 5, correlation=1, graph_id=0, graph_node_id=0)
     other = capture(tmp_path, [{**eager, "args": eager["args"] | {"name": "x"}}])
     assert other.events.details == ()
@@ -282,9 +280,11 @@ def test_annotations_of_torch_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["graph id", "graph node id", "correlation", "kernel", "str"])
 def test_absurd_values_crash_nothing(tmp_path: Path, key: str, value: object) -> None:
     events = [{**event, "args": event["args"] | {key: value}} for event in REPLAYS]
-    found = capture(tmp_path, events).cuda_graphs
-    assert all(row.device_ns >= 0 for row in found.nodes)
-    assert sum(found.column("device_ns")) == sum(found.nodes.column("device_ns"))
+    found = capture(tmp_path, events)
+    assert all(row.device_ns >= 0 for row in found.cuda_graph_nodes)
+    assert sum(found.cuda_graphs.column("device_ns")) == sum(
+        found.cuda_graph_nodes.column("device_ns")
+    )
 
 
 def test_without_correlations_the_replays_cannot_be_told_apart(tmp_path: Path) -> None:

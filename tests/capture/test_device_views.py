@@ -172,7 +172,7 @@ def test_the_backward_is_where_the_traces_own_arrows_lead(tmp_path) -> None:
 def test_the_parts_are_the_whole(tmp_path) -> None:
     """On the CPU two steps, and on the thread of the engine a node of 35 and a range of 15."""
     found = capture(tmp_path, TRAINING)
-    parts = found.ranges.attribution
+    parts = found.ranges_attribution
     assert sum(parts.column("cpu_ns")) == top_level_ns(found.events) == 350_000
     on_device = sum(found.operators.column("self_device_ns"))
     assert sum(parts.column("device_ns")) == on_device == 126_000
@@ -184,14 +184,15 @@ def test_the_parts_are_the_whole(tmp_path) -> None:
 
 
 def test_memory_of_the_device_is_what_the_allocator_says(tmp_path) -> None:
-    memory = capture(tmp_path, TRAINING).memory
-    (row,) = memory.devices
+    found = capture(tmp_path, TRAINING)
+    memory = found.memory
+    (row,) = found.memory_devices
     assert (row.device, row.allocations, row.frees, row.net_bytes) == ("cuda:0", 2, 1, 512)
     assert (row.peak_bytes, row.peak_net_bytes, row.reserved_bytes) == (1536, 1536, 4096)
     line = memory.timeline("cuda:0")
     assert line.allocated_bytes is not None
     assert line.allocated_bytes.tolist() == [1024, 1536, 512]
-    assert memory.live("range").where(name="forward")[0].bytes == 1024
+    assert found.memory_live("range").where(name="forward")[0].bytes == 1024
 
 
 OLD = {

@@ -50,7 +50,7 @@ def tables(folder: Path, events: list[Event]) -> dict[str, list[str]]:
     """The rows of every table; their order may depend on the file where two rows are alike."""
     found = capture(folder, events)
     views = {name: attrgetter(name)(found) for name in PROPERTIES}
-    groups = {group: found.operators.by(group) for group in GROUPINGS}
+    groups = {group: found.operators_by(group) for group in GROUPINGS}
     return {name: sorted(map(str, table)) for name, table in (views | groups).items()}
 
 

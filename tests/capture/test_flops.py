@@ -276,9 +276,9 @@ def test_a_shape_that_cannot_be_is_unknown(tmp_path, shape) -> None:
         [span("aten::mm", 0, 5, **given), span("aten::mm", 9, 5, Input_Dims=[[1, 2], [2, 3]])],
     )
     path.write_text(path.read_text().replace("Infinity", "1e400"))
-    table = Capture.load(path).operators
-    assert [row.flops for row in table] == [12]
-    assert len(table.by("input_shapes")) == 2
+    found = Capture.load(path)
+    assert [row.flops for row in found.operators] == [12]
+    assert len(found.operators_by("input_shapes")) == 2
 
 
 def test_a_convolution_without_a_stride_is_unknown(tmp_path) -> None:

@@ -16,7 +16,7 @@ from torch_rules import torch_table
 
 from capture.conftest import BODIES, COLUMNS, EXACT_MEMORY, INEXACT_ROWS, convolutions, record
 from instrument.analysis.operator_keys import GROUPINGS
-from instrument.analysis.operators import operators
+from instrument.analysis.operators import during, operator_calls, operators, operators_by
 from instrument.capture import Capture
 from instrument.errors import ConfigError
 from instrument.links.links import Links
@@ -67,7 +67,10 @@ def test_on_one_thread_our_own_rules_say_the_same(recordings, name) -> None:
     recording = recordings(name)
     table = recording.capture.operators
     assert values(table, "name") == recording.by_name
-    assert values(table.by("input_shapes"), "name", "input_shapes") == recording.by_shapes
+    assert (
+        values(recording.capture.operators_by("input_shapes"), "name", "input_shapes")
+        == recording.by_shapes
+    )
 
 
 def test_calls_of_one_name_directly_inside_each_other_are_one(recordings) -> None:
@@ -99,7 +102,7 @@ def test_with_python_frames_torchs_rules_have_them_as_rows(tmp_path) -> None:
         pytest.skip("older torch has no rows for Python's frames")
     assert frames
     assert values(torch_table(events), "name") == recording.by_name
-    ours = operators(Links(events))
+    ours = operators(operator_calls(Links(events)))
     assert not frames & {row.name for row in ours}
     self_cpu_ns = list(COLUMNS).index("self_cpu_ns")
     (forward,) = ours.where(name="forward")
@@ -294,7 +297,7 @@ def test_device_work_whose_launch_is_not_in_the_trace_has_a_row(tmp_path) -> Non
     assert (add.cpu_ns, add.self_cpu_ns) == (10_000, 10_000), "they stay known"
     assert (row.device_share, add.device_share) == (5 / 8, 3 / 8)
     unlaunched = {
-        by: table.by(by).where(name="[no launch]")
+        by: found.operators_by(by).where(name="[no launch]")
         for by in ("step", "device", "range", "thread", "stack")
     }
     assert [(r.step, r.calls) for r in unlaunched["step"]] == [(3, 1), (None, 1)]
@@ -341,41 +344,29 @@ def test_rows_are_in_the_order_of_their_first_calls(tmp_path) -> None:
 
 
 def test_the_columns_are_those_agreed(tmp_path) -> None:
-    table = capture(tmp_path, [span("aten::mm", 0, 10)]).operators
+    found = capture(tmp_path, [span("aten::mm", 0, 10)])
     expected = (
         "name calls self_cpu_ns share device_share total_share device_total_share cpu_ns cpu_ns_per_call "
         "self_device_ns device_ns device_ns_per_call self_cpu_bytes cpu_bytes self_device_bytes device_bytes flops kind"
     )
-    assert table.columns == tuple(expected.split())
-    assert table.by("input_shapes").columns[:3] == ("name", "input_shapes", "calls")
+    assert found.operators.columns == tuple(expected.split())
+    assert found.operators_by("input_shapes").columns[:3] == ("name", "input_shapes", "calls")
 
 
-def test_what_was_sorted_and_filtered_can_be_grouped(tmp_path) -> None:
+def test_a_grouping_is_sorted_and_filtered_like_every_table(tmp_path) -> None:
     events = [
         span("aten::mm", 0, 10, Input_Dims=[[2]]),
         span("aten::mm", 20, 5, Input_Dims=[[3]]),
         span("aten::add", 40, 50, Input_Dims=[[2]]),
         span("aten::mul", 100, 1, Input_Dims=[[2]]),
     ]
-    table = capture(tmp_path, events).operators
-    by_shape = table.sort("self_cpu_ns").by("input_shapes")
+    by_shape = capture(tmp_path, events).operators_by("input_shapes").sort("self_cpu_ns")
     assert [(r.name, r.self_cpu_ns) for r in by_shape] == [
         ("aten::add", 50_000), ("aten::mm", 10_000), ("aten::mm", 5_000), ("aten::mul", 1_000),
     ]  # fmt: skip
-    chosen = table.where(name="aten::mm")
-    assert [(r.input_shapes, r.calls) for r in chosen.by("input_shapes")] == [
-        ("[[2]]", 1),
-        ("[[3]]", 1),
-    ]
-    assert [r.share for r in chosen.by("input_shapes")] == [10 / 66, 5 / 66], (
-        "of the same whole as before"
-    )
-    assert {
-        r.name for r in table.sort("self_cpu_ns").head(2).select(["calls"]).by("input_shapes")
-    } == {
-        "aten::add",
-        "aten::mm",
-    }
+    chosen = by_shape.where(name="aten::mm")
+    assert [(r.input_shapes, r.calls) for r in chosen] == [("[[2]]", 1), ("[[3]]", 1)]
+    assert [r.share for r in chosen] == [10 / 66, 5 / 66], "of the same whole as before"
 
 
 MEMORY = [
@@ -430,27 +421,29 @@ STACKED = [
 
 
 def test_calls_group_by_their_innermost_frames(tmp_path) -> None:
-    table = capture(tmp_path, STACKED).operators.by("stack", depth=2)
+    table = capture(tmp_path, STACKED).operators_by("stack", depth=2)
     assert {(r.stack, r.calls) for r in table} == {
         ("<built-in method add of type object>;train.py(9): step", 1),
         ("train.py(9): step;train.py(3): main", 1),
         ("train.py(3): main", 1),
         (None, 1),
     }
-    assert sum(r.calls for r in capture(tmp_path, STACKED).operators.by("stack", depth=1)) == 4
+    assert sum(r.calls for r in capture(tmp_path, STACKED).operators_by("stack", depth=1)) == 4
 
 
 def test_an_unknown_grouping_gets_one_sentence(tmp_path) -> None:
     groupings = "input_shapes, input_types, stack, overload, thread, step, device or range"
     sentence = f"Operators cannot be grouped by 'shape'; choose {groupings}."
     with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
-        capture(tmp_path, [span("aten::add", 0, 5)]).operators.by("shape")
+        capture(tmp_path, [span("aten::add", 0, 5)]).operators_by("shape")
 
 
 def test_an_empty_trace_gives_an_empty_table(tmp_path) -> None:
-    table = capture(tmp_path, []).operators
-    assert len(table) == len(table.ops_without_flops) == 0
-    assert {what: len(table.by(what)) for what in GROUPINGS} == dict.fromkeys(GROUPINGS, 0)
+    found = capture(tmp_path, [])
+    assert len(found.operators) == len(found.operators_without_flops) == 0
+    assert {what: len(found.operators_by(what)) for what in GROUPINGS} == dict.fromkeys(
+        GROUPINGS, 0
+    )
 
 
 # One name at three depths: 10 µs around 8 and, through another operator, 4 with a kernel of 6 µs and 100 bytes.
@@ -477,9 +470,16 @@ def totals(table):
 def test_recursion_counts_once_and_twice_by_torchs_rules(tmp_path) -> None:
     own = 2000 + 3000 + 5000 + 2000
     events = read(tmp_path, RECURSIVE)
-    assert totals(operators(Links(events)))["f"] == (4, 10000 + 5000 + 2000, own, 6000, 100, 50)
+    assert totals(operators(operator_calls(Links(events))))["f"] == (
+        4,
+        10000 + 5000 + 2000,
+        own,
+        6000,
+        100,
+        50,
+    )
     assert totals(torch_table(events))["f"] == (4, 10000 + 4000 + 5000 + 2000, own, 12000, 200, 100)
-    assert totals(operators(Links(events)))["g"] == totals(torch_table(events))["g"]
+    assert totals(operators(operator_calls(Links(events))))["g"] == totals(torch_table(events))["g"]
 
 
 def test_a_total_share_counts_recursion_once(tmp_path) -> None:
@@ -498,10 +498,10 @@ def test_shares_are_of_what_ran_in_steps(tmp_path) -> None:
 
 def test_memory_outside_of_operators_has_no_inputs(tmp_path) -> None:
     events = [allocation(20, 8), span("aten::add.out", 0, 5, Input_Dims=[[2]])]
-    table = capture(tmp_path, events).operators
-    shapes = {row.name: row.input_shapes for row in table.by("input_shapes")}
+    found = capture(tmp_path, events)
+    shapes = {row.name: row.input_shapes for row in found.operators_by("input_shapes")}
     assert shapes == {"aten::add": "[[2]]", "[memory]": "[]"}
-    overloads = {row.name: row.overload for row in table.by("overload")}
+    overloads = {row.name: row.overload for row in found.operators_by("overload")}
     assert overloads == {"aten::add": "out", "[memory]": ""}
 
 
@@ -529,12 +529,12 @@ def test_the_first_operator_of_a_trace_has_its_device_share(tmp_path) -> None:
 
 
 def test_in_a_grouping_recursion_is_that_of_a_row(tmp_path) -> None:
-    table = capture(tmp_path, RECURSIVE).operators.by("input_shapes")
+    table = capture(tmp_path, RECURSIVE).operators_by("input_shapes")
     found = {r.input_shapes: (r.calls, r.cpu_ns, r.device_ns) for r in table if r.name == "f"}
     assert found == {"[[1]]": (2, 15000, 6000), "[[2]]": (1, 4000, 6000), "[]": (1, 2000, 0)}
     events = [span("f", k, 20 - 2 * k, Input_Dims=[[k % 2]]) for k in range(5)]
     events += [span("g", k + 0.2, 0.5) for k in range(4)]  # so that nothing folds
-    rows = capture(tmp_path, events).operators.by("input_shapes")
+    rows = capture(tmp_path, events).operators_by("input_shapes")
     assert {(r.name, r.input_shapes): (r.calls, r.cpu_ns) for r in rows} == {
         ("f", "[[0]]"): (3, 20000),
         ("f", "[[1]]"): (2, 18000),
@@ -572,16 +572,16 @@ GROUPED = [
     ],
 )
 def test_calls_group_by_what_is_known_of_them(tmp_path, what, add, mm, memory) -> None:
-    table = capture(tmp_path, GROUPED).operators
-    grouped = table.by(what)
-    assert grouped.columns == ("name", what, *table.columns[1:])
+    found = capture(tmp_path, GROUPED)
+    grouped = found.operators_by(what)
+    assert grouped.columns == ("name", what, *found.operators.columns[1:])
 
     def calls(name: str) -> dict:
         return {getattr(r, what): r.calls for r in grouped if r.name == name}
 
     assert (calls("aten::add"), calls("aten::mm"), calls("[memory]")) == (add, mm, memory)
     for column in ("calls", "self_cpu_ns", "self_device_ns", "self_cpu_bytes"):
-        assert sum(grouped.column(column)) == sum(table.column(column))
+        assert sum(grouped.column(column)) == sum(found.operators.column(column))
 
 
 def test_calls_group_by_the_types_of_their_inputs(tmp_path) -> None:
@@ -591,7 +591,7 @@ def test_calls_group_by_the_types_of_their_inputs(tmp_path) -> None:
         span("aten::cat", 20, 5, Input_type=[["float", "double"], "Scalar"]),
         span("aten::empty", 30, 5),
     ]
-    rows = capture(tmp_path, events).operators.by("input_types")
+    rows = capture(tmp_path, events).operators_by("input_types")
     assert {(row.name, row.input_types): row.calls for row in rows} == {
         ("aten::mm", "[double, double]"): 1,
         ("aten::mm", "[float, float]"): 1,
@@ -605,13 +605,13 @@ def test_the_device_of_the_only_call_of_a_trace_is_told(tmp_path) -> None:
         span("aten::add", 0, 5, External_id=1),
         kernel("k", 10, 5, External_id=1, correlation=9),
     ]
-    assert [(row.name, row.device) for row in capture(tmp_path, events).operators.by("device")] == [
+    assert [(row.name, row.device) for row in capture(tmp_path, events).operators_by("device")] == [
         ("aten::add", "0")
     ]
 
 
 def test_the_row_of_a_range_lies_in_the_range_above(tmp_path) -> None:
-    table = capture(tmp_path, GROUPED).operators.by("range")
+    table = capture(tmp_path, GROUPED).operators_by("range")
     found = {r.name: r.range for r in table if r.name in ("ProfilerStep*", "forward", "block")}
     assert found == {"ProfilerStep*": None, "forward": None, "block": "forward"}
 
@@ -620,7 +620,7 @@ def test_the_row_of_a_range_lies_in_the_range_above(tmp_path) -> None:
     "what", ["input_shapes", "input_types", "stack", "overload", "step", "device", "range"]
 )
 def test_what_the_trace_cannot_tell_is_none_throughout(tmp_path, what) -> None:
-    table = capture(tmp_path, [span("aten::add", 0, 5), allocation(9, 8)]).operators.by(what)
+    table = capture(tmp_path, [span("aten::add", 0, 5), allocation(9, 8)]).operators_by(what)
     assert [getattr(row, what) for row in table] == [None, None]
 
 
@@ -641,9 +641,10 @@ def test_overloads_equal_torchs_own(tmp_path) -> None:
         ("aten::sum", "dim_IntList"),
         ("aten::fill_", "Scalar"),
     } <= theirs.keys()
-    table = Capture.load(tmp_path / "trace.json").operators
-    assert {(r.name, r.overload): (r.calls, r.self_cpu_ns) for r in table.by("overload")} == theirs
-    assert {r.name for r in table} == {r.key for r in profiler.key_averages()}
+    found = Capture.load(tmp_path / "trace.json")
+    ours = {(r.name, r.overload): (r.calls, r.self_cpu_ns) for r in found.operators_by("overload")}
+    assert ours == theirs
+    assert {r.name for r in found.operators} == {r.key for r in profiler.key_averages()}
 
 
 def test_operators_that_no_rule_counted_are_named(tmp_path) -> None:
@@ -661,7 +662,7 @@ def test_operators_that_no_rule_counted_are_named(tmp_path) -> None:
             span("aten::convolution", 41, 7, Input_Dims=[[1, 1, 3], [1, 1, 3]]),  # no arguments
             kernel("k", 60, 5, External_id=1, correlation=3),
         ],
-    ).operators.ops_without_flops
+    ).operators_without_flops
     assert table.columns == ("name", "has_rule", "calls", "cpu_ns", "device_ns")
     assert [tuple(row) for row in table] == [
         ("aten::gelu", False, 2, 9000, 5000),
@@ -669,11 +670,11 @@ def test_operators_that_no_rule_counted_are_named(tmp_path) -> None:
         ("aten::conv2d", True, 1, 9000, 0),
     ]
     nested = [span("aten::gelu", 0, 10), span("aten::copy_", 1, 2)]
-    names = capture(tmp_path, nested).operators.ops_without_flops.column("name")
+    names = capture(tmp_path, nested).operators_without_flops.column("name")
     assert names == ["aten::gelu"], "the outermost alone, also where it is the first of the trace"
     without_device = capture(
         tmp_path, [span("aten::a", 0, 1), span("aten::b", 2, 5)]
-    ).operators.ops_without_flops
+    ).operators_without_flops
     assert [(row.name, row.device_ns) for row in without_device] == [
         ("aten::b", None),
         ("aten::a", None),
@@ -696,7 +697,7 @@ def test_on_real_traces_every_grouping_holds_every_call_once(name) -> None:
     whole = Capture.load(Path(os.environ["INSTRUMENT_TRACES"]) / f"{name}.json.gz")
     table = whole.operators
     for what in GROUPINGS:
-        grouped = table.by(what)
+        grouped = whole.operators_by(what)
         for column in ("calls", "self_cpu_ns", "self_device_ns", "self_cpu_bytes", "flops"):
             totals = [sum(value or 0 for value in each.column(column)) for each in (grouped, table)]
             assert totals[0] == totals[1], (what, column)
@@ -711,13 +712,13 @@ def test_during_keeps_the_calls_that_began_within_the_spans(tmp_path: Path) -> N
         span("aten::mm", 60, 10),
         span("aten::mm", 200, 10),
     ]
-    table = operators(Links(read(tmp_path, events)))
+    links = Links(read(tmp_path, events))
+    calls = operator_calls(links)
     starts, ends = np.array([20_000, 60_000]), np.array([50_000, 61_000])
-    rows = {
-        row.name: (row.calls, row.self_cpu_ns, row.cpu_ns) for row in table.during(starts, ends)
-    }
+    inside = during(calls, starts, ends)
+    rows = {row.name: (row.calls, row.self_cpu_ns, row.cpu_ns) for row in operators(inside)}
     assert rows == {"aten::add": (1, 80_000, 100_000), "aten::mm": (2, 20_000, 20_000)}
-    by_shapes = table.during(starts, ends).by("input_shapes").where(name="aten::mm")
+    by_shapes = operators_by(links, inside, "input_shapes").where(name="aten::mm")
     assert sorted(by_shapes.column("input_shapes")) == ["[[2, 2]]", "[]"]
-    assert len(table.during(starts[:0], ends[:0])) == 0
-    assert len(table) == 2
+    assert len(operators(during(calls, starts[:0], ends[:0]))) == 0
+    assert len(operators(calls)) == 2

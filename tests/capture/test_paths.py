@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from builders import annotation, call, capture, kernel
 
-from instrument.analysis.ranges import RangeTable
+from instrument.analysis.ranges import RangeTree
 from instrument.links.groupby import Groups
 from instrument.links.paths import LONGEST_PATH, Paths, _ends, _texts
 
@@ -95,17 +95,15 @@ def test_a_groups_busy_time_counts_each_nanosecond_once(seed) -> None:
     enclosing, attributed = random.integers(NONE, len(paths.names), (2, 8))
     place, start = random.integers(0, 8, 15), random.integers(0, 60, 15)
     end = start + random.integers(0, 12, 15)
-    table = RangeTable.__new__(RangeTable)
-    table._paths = paths
     work = SimpleNamespace(enclosing=enclosing, attributed=attributed, device=(place, start, end))
-    table._work = work
+    tree = RangeTree(paths, None, work, 0)
     for group, count in groupings(paths):
         covered: list[set[int]] = [set() for _ in range(count)]
         for at, first, last in zip(place, start, end):
             for end_path in (int(enclosing[at]), int(attributed[at])):
                 for path in at_or_above(paths, end_path):
                     covered[group[path]] |= set(range(first, last))
-        assert table._busy(Groups(group, count)).tolist() == [len(each) for each in covered]
+        assert tree._busy(Groups(group, count)).tolist() == [len(each) for each in covered]
 
 
 def test_a_long_path_keeps_its_ends_and_stays_the_only_one() -> None:

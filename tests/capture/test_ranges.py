@@ -13,7 +13,6 @@ from torch_rules import torch_table
 from capture.conftest import BODIES, record
 from instrument import profiled
 from instrument.annotate import backends
-from instrument.errors import ConfigError
 from instrument.range_names import MOMENT
 
 STEPPED = [
@@ -30,7 +29,8 @@ STEPPED = [
 
 
 def test_ranges_are_paths_in_tree_order_with_self_times_shares_and_per_step_times(tmp_path) -> None:
-    rows = capture(tmp_path, STEPPED).ranges
+    found = capture(tmp_path, STEPPED)
+    rows = found.ranges
     assert [
         (r.path, r.name, r.depth, r.calls, r.cpu_ns, r.self_cpu_ns, r.cpu_ns_per_step) for r in rows
     ] == [
@@ -39,10 +39,10 @@ def test_ranges_are_paths_in_tree_order_with_self_times_shares_and_per_step_time
         ("loss", "loss", 0, 1, 10000, 10000, 0),
     ]
     assert [r.share for r in rows] == pytest.approx([0.4, 0.2, 0.0])
-    assert [(r.name, r.self_cpu_ns, r.share, r.device_share) for r in rows.rest] == [
+    assert [(r.name, r.self_cpu_ns, r.share, r.device_share) for r in found.ranges_rest] == [
         ("(no range)", 90000, 0.4, None)
     ]
-    assert rows.shared_ns == 100000
+    assert found.range_tree.shared_ns == 100000
     assert [r.device_ns for r in rows] == [None] * 3
 
 
@@ -69,10 +69,10 @@ def test_the_columns_are_those_agreed(tmp_path) -> None:
     assert capture(tmp_path, STEPPED).ranges.columns == tuple(expected.split())
     assert capture(tmp_path, []).ranges.columns == tuple(expected.split())
     flat = tuple(name for name in expected.split() if name not in ("path", "module_type", "depth"))
-    assert capture(tmp_path, STEPPED).ranges.by("name").columns == flat
+    assert capture(tmp_path, STEPPED).ranges_by_name.columns == flat
     assert (
-        len(capture(tmp_path, []).ranges.by("name"))
-        == len(capture(tmp_path, []).ranges.attribution.where(path="a"))
+        len(capture(tmp_path, []).ranges_by_name)
+        == len(capture(tmp_path, []).ranges_attribution.where(path="a"))
         == 0
     )
 
@@ -128,7 +128,7 @@ def test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each(tmp
         ],
     )
     whole, device, rows = 100 + 40 + 5, 12 + 24 + 4 + 60, found.ranges
-    assert rows.shared_ns == found.operators.shared_ns == whole * 1000
+    assert found.range_tree.shared_ns == whole * 1000
     assert {r.path: (r.share, r.device_share, r.total_ns, r.self_total_ns) for r in rows} == {
         "loss": (0, 0, 20000, 20000),
         "model": (20 / whole, 0, 55000, 20000),
@@ -136,13 +136,15 @@ def test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each(tmp
         "Optimizer.step#SGD.step": (8 / whole, 4 / device, 8000, 8000),
         "worker": (5 / whole, 0, 10000, 10000),
     }
-    assert [tuple(r) for r in rows.rest] == [
+    assert [tuple(r) for r in found.ranges_rest] == [
         ("(backward of no range)", 25000, 25000, 0, 25 / whole, 0),
         ("(no range)", 52000, 52000, 0, 52 / whole, 0),
         ("(no launch)", None, None, 159000, None, 60 / device),
     ]
-    assert sum(rows.column("share") + rows.rest.column("share")[:2]) == pytest.approx(1)
-    assert sum(rows.column("device_share") + rows.rest.column("device_share")) == pytest.approx(1)
+    assert sum(rows.column("share") + found.ranges_rest.column("share")[:2]) == pytest.approx(1)
+    assert sum(
+        rows.column("device_share") + found.ranges_rest.column("device_share")
+    ) == pytest.approx(1)
     operators = {r.name: (r.share, r.device_share) for r in found.operators}
     totals = {r.name: (r.total_share, r.device_total_share) for r in found.operators}
     assert totals["aten::mm"] == (10 / whole, 12 / device)
@@ -152,7 +154,7 @@ def test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each(tmp
     assert operators["aten::mm"] == (7 / whole, 12 / device)
     assert operators["cudaLaunchKernel"] == (7 / whole, 0)
     assert operators["ProfilerStep*"] == (52 / whole, 0)
-    for table in (found.operators, found.operators.by("thread"), found.operators.by("step")):
+    for table in (found.operators, found.operators_by("thread"), found.operators_by("step")):
         assert sum(share for share in table.column("share") if share is not None) == pytest.approx(
             1
         )
@@ -182,9 +184,9 @@ def test_device_time_per_step_is_the_mean_of_the_steps_that_count(tmp_path) -> N
 @pytest.mark.parametrize("name", sorted(BODIES))
 def test_the_shares_of_a_recording_add_up_to_the_whole(recordings, name) -> None:
     found = recordings(name).capture
-    assert sum(found.ranges.column("share") + found.ranges.rest.column("share")) == pytest.approx(1)
+    assert sum(found.ranges.column("share") + found.ranges_rest.column("share")) == pytest.approx(1)
     assert sum(found.operators.column("share")) == pytest.approx(1)
-    assert found.ranges.shared_ns == found.operators.shared_ns
+    assert found.range_tree.shared_ns == found.range_tree.shared_ns
     assert {*found.ranges.column("device_share"), *found.operators.column("device_share")} == {None}
 
 
@@ -391,9 +393,9 @@ def test_by_name_device_work_of_several_paths_is_busy_together(tmp_path) -> None
         kernel("k", 100, 20, correlation=15),
         kernel("k", 110, 20, correlation=65),
     ]
-    found = capture(tmp_path, events).ranges
-    assert [row.device_busy_ns for row in found.where(name="block")] == [20_000, 20_000]
-    assert found.by("name").where(name="block")[0].device_busy_ns == 30_000
+    found = capture(tmp_path, events)
+    assert [row.device_busy_ns for row in found.ranges.where(name="block")] == [20_000, 20_000]
+    assert found.ranges_by_name.where(name="block")[0].device_busy_ns == 30_000
 
 
 def test_by_name_a_range_inside_its_like_counts_once(tmp_path) -> None:
@@ -410,7 +412,7 @@ def test_by_name_a_range_inside_its_like_counts_once(tmp_path) -> None:
             allocation(23, 16),
             annotation("a", 60, 8),
         ],
-    ).ranges
+    )
     columns = (
         "name",
         "calls",
@@ -422,18 +424,13 @@ def test_by_name_a_range_inside_its_like_counts_once(tmp_path) -> None:
         "flops",
         "bytes",
     )
-    assert [tuple(getattr(r, c) for c in columns) for r in found.by("name")] == [
+    assert [tuple(getattr(r, c) for c in columns) for r in found.ranges_by_name] == [
         ("a", 3, 58000, 38000, 58000, 2000, 2000, 48, 16),
         ("b", 1, 30000, 20000, 30000, 2000, 2000, 48, 16),
     ]
-    assert [r.device_idle_ns for r in found.by("name")] == [56000, 28000]
-    assert [(r.min_ns, r.max_ns) for r in found.by("name")] == [(8000, 50000), (30000, 30000)]
-    assert [(r.path, r.bytes) for r in found] == [("a", 16), ("a/b", 16), ("a/b/a", 16)]
-
-
-def test_an_unknown_grouping_gets_one_sentence(tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"^Ranges cannot be grouped by 'path'; choose name\.$"):
-        capture(tmp_path, []).ranges.by("path")
+    assert [r.device_idle_ns for r in found.ranges_by_name] == [56000, 28000]
+    assert [(r.min_ns, r.max_ns) for r in found.ranges_by_name] == [(8000, 50000), (30000, 30000)]
+    assert [(r.path, r.bytes) for r in found.ranges] == [("a", 16), ("a/b", 16), ("a/b/a", 16)]
 
 
 def test_an_unfinished_range_counts_until_the_windows_end(tmp_path) -> None:
@@ -484,7 +481,7 @@ def test_ranges_of_a_real_recording_add_up(recordings) -> None:
     } <= rows.keys()
     by_name = recordings("convolutions").by_name
     assert (rows["forward"].calls, rows["forward"].cpu_ns) == by_name["forward"][:2]
-    counted, shared = found.links.counted_steps.count, found.ranges.shared_ns
+    counted, shared = found.links.counted_steps.count, found.range_tree.shared_ns
     assert shared >= found.links.counted_steps.total_ns, "with what other threads did in them"
     assert rows["forward"].share > rows["forward"].cpu_ns_per_step * counted / shared, (
         "its backward too"

@@ -73,14 +73,14 @@ def test_every_trace_reads_and_every_view_adds_up(name) -> None:
     for row in capture.ranges:
         assert row.path.split("/")[-1] == row.name.split("/")[-1]
         assert 0 <= row.self_cpu_ns <= row.cpu_ns
-    assert len(capture.operators.by("input_shapes")) >= len(rows)
-    assert len(capture.operators.by("stack")) >= len(rows)
+    assert len(capture.operators_by("input_shapes")) >= len(rows)
+    assert len(capture.operators_by("stack")) >= len(rows)
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_parts_of_the_host_are_the_whole_to_the_nanosecond(name) -> None:
     capture = load(name)
-    parts = capture.ranges.attribution
+    parts = capture.ranges_attribution
     assert sum(parts.column("cpu_ns")) == top_level_ns(capture.events) > 0
     if None not in parts.column("device_ns"):
         launched = capture.operators.where(lambda row: row.name != UNLAUNCHED_ROW)
@@ -90,7 +90,7 @@ def test_the_parts_of_the_host_are_the_whole_to_the_nanosecond(name) -> None:
 @pytest.mark.parametrize("name", ["a100_nccl_2ranks_rank0", "mi300x_resnet_checkpoint_train"])
 def test_backward_is_what_the_traces_own_arrows_give(name) -> None:
     expected = backward_by_flows(FOLDER / f"{name}.json.gz")
-    found = {row.name: row.backward_ns for row in load(name).ranges.by("name") if row.backward_ns}
+    found = {row.name: row.backward_ns for row in load(name).ranges_by_name if row.backward_ns}
     assert found == {
         name: ns for name, ns in expected.items() if not name.startswith("ProfilerStep#")
     }
@@ -104,7 +104,7 @@ def test_what_torch_1_9_wrote_in_another_way_is_read(name) -> None:
     events = capture.events
     assert {"Operator", "Runtime", "Kernel"} <= {*events.categories}
     assert not events.named(lambda name: name.startswith("autograd::engine")).any()
-    times = {row.kind: (row.cpu_ns, row.device_ns) for row in capture.ranges.attribution}
+    times = {row.kind: (row.cpu_ns, row.device_ns) for row in capture.ranges_attribution}
     assert min(times["backward"]) > 0
     assert min(times["accumulate"]) > 0
     found = Links(events).launches
@@ -128,7 +128,7 @@ def test_device_time_of_the_backward_is_what_the_traces_own_arrows_give(name) ->
 def device_backward(capture: Capture) -> dict[str, int]:
     """The device time of the backward of each name of a range, with that of the ranges inside, without the guesses."""
     found: dict[str, int] = defaultdict(int)
-    for row in capture.ranges.attribution.where(kind="backward", device_ns=bool):
+    for row in capture.ranges_attribution.where(kind="backward", device_ns=bool):
         for name in set(row.path.split("/")) - {NO_RANGE}:
             found[name] += row.device_ns
     return dict(found)
@@ -144,7 +144,7 @@ def test_collectives_are_the_range_that_is_around_their_launch() -> None:
     """Its kernels' External ids name the operator outside of it."""
     capture = load("a100_nccl_2ranks_rank0")
     found = {
-        row.name: row.device_ns for row in capture.ranges.by("name") if row.name.startswith("nccl:")
+        row.name: row.device_ns for row in capture.ranges_by_name if row.name.startswith("nccl:")
     }
     assert found == {"nccl:broadcast": 114_334, "nccl:all_reduce": 46_762_159}
     events = capture.events
@@ -286,7 +286,7 @@ def test_nothing_is_faster_than_its_device(name) -> None:
         assert (row.bound_share or 0) < 1, row
         assert (row.peak_share or 0) < 1, row
         assert row.device_ns is None or row.device_ns >= 0
-    for row in capture.efficiency.steps:
+    for row in capture.efficiency_steps:
         assert (row.mfu or 0) < 1
         assert (row.flops_covered or 0) <= 1
     counted = sum(row.device_ns or 0 for row in capture.efficiency)
@@ -297,7 +297,7 @@ def test_nothing_is_faster_than_its_device(name) -> None:
 
 def test_checkpointing_computes_all_but_the_first_convolution_again() -> None:
     """The forward of 20 convolutions of a ResNet-18, 19 of them in checkpoints."""
-    steps = load("mi300x_resnet_checkpoint_train").efficiency.steps
+    steps = load("mi300x_resnet_checkpoint_train").efficiency_steps
     first = 2 * 10 * 112 * 112 * 64 * 3 * 7 * 7
     forward = load("mi300x_resnet_checkpoint_train").efficiency.where(name="aten::convolution")
     per_step = sum(forward.column("flops")) // 3

@@ -135,10 +135,10 @@ def test_frames_told_with_the_operators_stand_for_frames(tmp_path) -> None:
         Stack(("AddBackward",), 5000),
     ]
     assert whole.stacks("device") == [Stack((*both, "forward", "aten::zeros"), 3000)]
-    by_stack = {r.name: r.stack for r in whole.operators.by("stack")}
+    by_stack = {r.name: r.stack for r in whole.operators_by("stack")}
     assert by_stack["aten::zeros"] == "f.py(9): inner;f.py(3): main"
     assert by_stack["AddBackward"] is None
-    assert {r.name: r.stack for r in whole.operators.by("stack", depth=1)}[
+    assert {r.name: r.stack for r in whole.operators_by("stack", depth=1)}[
         "aten::zeros"
     ] == "f.py(9): inner"
 
@@ -182,12 +182,12 @@ def test_our_own_frames_are_told_apart_and_steps_are_one(tmp_path) -> None:
         ("instrument/annotate/wrapper.py(3): outermost",): 6,
         ("instrument/annotate/wrapper.py(3): outermost", "aten::add"): 4,
     }
-    by_stack = capture(tmp_path, events).operators.by("stack").where(name="block")
+    by_stack = capture(tmp_path, events).operators_by("stack").where(name="block")
     assert by_stack.column("stack") == ["train.py(1): main"]
 
 
 def test_memory_without_any_call_has_no_stack(tmp_path: Path) -> None:
-    (row,) = capture(tmp_path, [allocation(3, 64)]).operators.by("stack")
+    (row,) = capture(tmp_path, [allocation(3, 64)]).operators_by("stack")
     assert (row.name, row.stack) == ("[memory]", None)
 
 

@@ -15,12 +15,13 @@ from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import polars
 import pyarrow
 import pytest
 
 from instrument.analysis import table
-from instrument.analysis.table import GroupableTable, Table, to_text
+from instrument.analysis.table import Cells, Table
 from instrument.capture import Capture
 from instrument.errors import MissingPackage
 
@@ -72,14 +73,35 @@ def test_a_cells_test_is_not_asked_about_what_is_unknown() -> None:
     ) == ["b"]
 
 
-def test_a_table_that_is_grouped_anew_keeps_its_rows_their_order_and_its_begin() -> None:
-    cells = {"name": ["a", "b", "c"], "cpu_ns": [1, 3, 2]}
-    table = GroupableTable(cells, "abc", begin_ns=5)
-    chosen = table.where(cpu_ns=lambda ns: ns > 1).sort("cpu_time_total").select(["name"])
-    assert isinstance(chosen, GroupableTable)
-    again = chosen._regrouped({"name": ["c", "a", "b"], "cpu_ns": [7, 8, 9]}, "cab")
-    assert (names(again), again._begin_ns) == (["b", "c"], 5)
-    assert names(table._regrouped({"name": ["c", "a"]}, "ca")) == ["c", "a"], "never sorted"
+def test_rows_are_summed_by_a_column() -> None:
+    table = Table(
+        {"kind": ["a", None, "a"], "calls": [1, 5, 2], "flops": [None, None, 7]}, begin_ns=5
+    )
+    assert [tuple(row) for row in table.sums("kind", ["calls", "flops"])] == [
+        (None, 1, 5, None), ("a", 2, 3, 7),
+    ]  # fmt: skip
+
+
+def test_a_column_is_given_as_a_list_an_array_or_cells() -> None:
+    known = np.array([True, False])
+    table = Table(
+        {
+            "list": [1, None],
+            "array": np.array([2**62 + 1, 3]),
+            "cells": Cells(np.array([1.5, 0.0]), known),
+            "flags": [None, True],
+            "big": [2**70, 1],
+            "mixed": [1, 0.5],
+            "pairs": [(1, 2), None],
+        }
+    )
+    assert [tuple(row) for row in table] == [
+        (1, 2**62 + 1, 1.5, None, 2**70, 1, (1, 2)),
+        (None, 3, None, True, 1, 0.5, None),
+    ]
+    assert [type(cell) for cell in table[0]] == [int, int, float, type(None), int, int, tuple]
+    assert table.cells("list").values.dtype == np.int64
+    assert table.where(cells=None).column("array") == [3]
 
 
 def test_an_unknown_column_is_named_with_those_there_are() -> None:
@@ -95,7 +117,7 @@ def test_columns_must_be_equally_long() -> None:
 
 
 def test_text_has_units_and_a_dash_for_what_is_unknown() -> None:
-    assert [line.split() for line in to_text(TABLE).splitlines()] == [
+    assert [line.split() for line in TABLE.to_text().splitlines()] == [
         ["name", "self", "CPU", "device", "memory", "share", "CPU", "per", "step", "flops"],
         ["-" * 4, "-" * 8, "-" * 13, "-" * 5, "-" * 12, "-" * 6],
         ["b", "5.000", "µs", "-", "25.0%", "1", "ns", "-"],
@@ -105,7 +127,7 @@ def test_text_has_units_and_a_dash_for_what_is_unknown() -> None:
 
 
 def test_a_long_name_keeps_its_head_and_tail() -> None:
-    cell = to_text(Table({"name": ["a" * 50 + "z" * 50]}), name_width=40).splitlines()[-1]
+    cell = Table({"name": ["a" * 50 + "z" * 50]}).to_text(name_width=40).splitlines()[-1]
     assert cell == "a" * 24 + "…" + "z" * 15
 
 
@@ -168,7 +190,7 @@ def test_the_examples_of_the_docstring_run() -> None:
     assert done.failed == 0
 
 
-class Cells(HTMLParser):
+class HtmlCells(HTMLParser):
     """The cells of an HTML table as (tooltip, text), a list a row, and every tag that was opened."""
 
     def __init__(self, text: str) -> None:
@@ -197,7 +219,7 @@ class Cells(HTMLParser):
 
 
 def test_html_has_the_cells_of_the_text_and_exact_values_behind_them() -> None:
-    header, *rows = Cells(TABLE._repr_html_()).rows
+    header, *rows = HtmlCells(TABLE._repr_html_()).rows
     assert [text for _, text in header] == [
         "name",
         "self CPU",
@@ -219,7 +241,7 @@ def test_html_has_the_cells_of_the_text_and_exact_values_behind_them() -> None:
 
 def test_html_is_escaped() -> None:
     evil = "<script>alert('&')</script>" + 'x" onmouseover="alert(1)' * 5
-    shown = Cells(Table({"name": [evil]})._repr_html_())
+    shown = HtmlCells(Table({"name": [evil]})._repr_html_())
     assert set(shown.tags) == {"table", "thead", "tbody", "tr", "th", "td", "span"}
     assert shown.rows[1][0][0] == evil
     note = Table({"name": list(range(25))})._repr_html_()
@@ -344,7 +366,7 @@ console.log(JSON.stringify(clicked));
 def test_a_click_on_a_heading_sorts_the_rows_and_the_third_one_restores_them() -> None:
     cells = [["b", 2.0], ["a", 10.0], ["c", None]]
     html = Table({"name": [row[0] for row in cells], "share": [row[1] for row in cells]})
-    parsed = Cells(html._repr_html_())
+    parsed = HtmlCells(html._repr_html_())
     values = [[parsed.values[2 * k], parsed.values[2 * k + 1]] for k in range(3)]
     assert values == [["b", "2.0"], ["a", "10.0"], ["c", None]]
     content = {"VALUES": values, "CLICKS": [0, 0, 0, 1, 1, 0], "SCRIPT": parsed.script}

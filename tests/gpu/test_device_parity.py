@@ -90,14 +90,14 @@ def test_the_backward_finds_its_ranges_on_host_and_device(
 ) -> None:
     recording = recordings(name, device)
     capture = recording.capture
-    on_cpu = {row.name: row.backward_ns for row in capture.ranges.by("name") if row.backward_ns}
+    on_cpu = {row.name: row.backward_ns for row in capture.ranges_by_name if row.backward_ns}
     stepless = {
         k: v
         for k, v in backward_by_flows(recording.path).items()
         if not k.startswith("ProfilerStep#")
     }
     assert on_cpu == stepless
-    parts = capture.ranges.attribution
+    parts = capture.ranges_attribution
     assert sum(parts.column("cpu_ns")) == top_level_ns(capture.events)
     if device == "cuda":
         told = device_backward_by_flows(recording.path)
@@ -177,7 +177,7 @@ def test_memory_is_what_the_allocator_says(tmp_path: Path, device: str) -> None:
         said.extend([before, allocated(device), kept.numel()])
 
     capture = record(tmp_path / "trace.json", body, device).capture
-    row = next(row for row in capture.memory.devices if row.device.startswith(device))
+    row = next(row for row in capture.memory_devices if row.device.startswith(device))
     assert row.peak_net_bytes == 8 * 1024**2
     if device == "cuda":
         line = capture.memory.timeline("cuda:0")

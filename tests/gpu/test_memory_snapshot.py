@@ -36,7 +36,7 @@ def test_a_window_comes_with_the_allocators_own_history(tmp_path: Path) -> None:
     assert BYTES in [
         block["size"] for segment in snapshot["segments"] for block in segment["blocks"]
     ]
-    live = capture.memory.live("range", device="cuda:0")
+    live = capture.memory_live("range", device="cuda:0")
     assert live.where(name="forward")[0].bytes == BYTES
 
     torch.empty(2 * BYTES, dtype=torch.uint8, device="cuda")

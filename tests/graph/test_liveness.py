@@ -133,7 +133,7 @@ def test_the_peak_is_the_allocators(tmp_path: Path) -> None:
             held = interpreter.run_timed([x])
             session.step()
     assert held.nbytes == 4 * x.numel()
-    (device,) = session.captures[0].memory.devices
+    (device,) = session.captures[0].memory_devices
     assert profile.memory.peak_bytes == device.peak_net_bytes > 4 * 4 * x.numel()
     assert profile.nodes.column("alive_bytes")[-1] == device.net_bytes
     assert sum(profile.nodes.column("new_bytes")) <= device.allocated_bytes, (

@@ -89,7 +89,7 @@ def fit(folder: Path, callback: ProfilerCallback, module: LightningModule, **opt
 
 
 def calls(capture: Capture) -> dict[str, int | None]:
-    return {row.name: row.calls for row in capture.ranges.by("name")}
+    return {row.name: row.calls for row in capture.ranges_by_name}
 
 
 def numbers(*captures: Capture) -> list[list[int]]:

@@ -39,11 +39,10 @@ def test_no_name_is_markup(written: Capture) -> None:
 
 def test_the_data_are_what_the_views_say(written: Capture) -> None:
     data = json.loads((written.folder / "memory.json").read_text())
-    memory = written.memory
     assert data["format"] == 1
     for name in ("devices", "steps", "sizes"):
-        assert data[name] == [row._asdict() for row in getattr(memory, name)]
-    assert data["live_at_peak"]["cuda:0"] == [row._asdict() for row in memory.live("range")]
+        assert data[name] == [row._asdict() for row in getattr(written, f"memory_{name}")]
+    assert data["live_at_peak"]["cuda:0"] == [row._asdict() for row in written.memory_live("range")]
     (curve,) = data["curves"]
     assert (curve["device"], curve["by"], curve["reserved_bytes"]) == (
         "cuda:0",
@@ -62,7 +61,7 @@ def test_the_data_are_what_the_views_say(written: Capture) -> None:
 
 def test_the_raw_form_has_every_event(written: Capture) -> None:
     raw = json.loads(gzip.decompress((written.folder / "memory.raw.json.gz").read_bytes()))
-    events = written.memory.events
+    events = written.memory_events
     assert raw["columns"] == list(events.columns)
     assert raw["events"] == [list(row) for row in events]
     assert len(events) == len(MEMORY)

@@ -30,7 +30,7 @@ from builders import (
 from pyarrow import parquet
 
 from instrument.analysis.events_to_arrow import EVENTS
-from instrument.analysis.table import names_of
+from instrument.analysis.schema import names_of
 from instrument.capture import Capture
 from instrument.sinks.parquet import Parquet
 from instrument.trace.events import Details

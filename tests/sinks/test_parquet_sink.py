@@ -35,7 +35,7 @@ from recording import record
 
 from instrument.analysis.events_to_arrow import EVENTS
 from instrument.analysis.operators import UNLAUNCHED_ROW
-from instrument.analysis.table import names_of
+from instrument.analysis.schema import names_of
 from instrument.capture import Capture
 from instrument.runs.run import Run
 from instrument.sinks.parquet import Parquet

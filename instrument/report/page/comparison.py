@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from instrument.analysis.table import Table, heading, known_columns
+from instrument.analysis.table import Table, known_columns
+from instrument.analysis.table_text import heading
 from instrument.compare.diff import Difference, compare
 from instrument.compare.difference_text import (
     TIMES,

@@ -8,11 +8,23 @@ from typing import Any
 
 from instrument import files
 from instrument.analysis.coverage import line
-from instrument.analysis.memory_categories import MEMORY_CATEGORIES, UNCLASSIFIED, Categories
-from instrument.analysis.memory_categories import table as categories_table
+from instrument.analysis.memory_categories import (
+    MEMORY_CATEGORIES,
+    UNCLASSIFIED,
+    Categories,
+    memory_categories,
+)
 from instrument.analysis.memory_plot import Curve, Plot
-from instrument.analysis.memory_timeline import BEFORE, LIVE, MEMORY_STEPS, OTHERS, SIZES, UNKNOWN
-from instrument.analysis.table import Schema, Table
+from instrument.analysis.memory_timeline import (
+    BEFORE,
+    MEMORY_LIVE,
+    MEMORY_SIZES,
+    MEMORY_STEPS,
+    OTHERS,
+    UNKNOWN,
+)
+from instrument.analysis.schema import Schema
+from instrument.analysis.table import Table
 from instrument.analysis.views import Views, rows_of
 from instrument.errors import CaptureError
 from instrument.links.groupby import differences
@@ -20,7 +32,7 @@ from instrument.report.page.parts import Part, columns_of, fact, facts, table
 from instrument.units import duration, size
 
 #: The views whose numbers the section shows.
-MEMORY_VIEWS = ("memory.devices", "memory.live()", "memory.steps", "memory.sizes")
+MEMORY_VIEWS = ("memory_devices", "memory_live()", "memory_steps", "memory_sizes")
 _SNAPSHOT = "memory_snapshot.pickle"
 _MOST_ROWS = 200
 # The page draws these series in grey.
@@ -90,25 +102,26 @@ def _device(
 
     charts = []
     for each in (curve, *(view.curve(by, device=device) for by in view.kinds if by != curve.by)):
-        live = view.live(each.by, device=device)
+        live = capture.memory_live(each.by, device=device)
         peak = f"In use at the peak, by {each.by}"
-        found = None if live[0].name is None else listed(peak, live, LIVE, 10)
+        found = None if live[0].name is None else listed(peak, live, MEMORY_LIVE, 10)
         charts.append({"by": each.by, "live": found, **_chart(capture, each)})
     for kind in categories:
         if kind.device == device:
-            peak, cells = "In use at the peak, by category", categories_table([kind])
+            peak, cells = "In use at the peak, by category", memory_categories([kind])
             found = listed(peak, cells, MEMORY_CATEGORIES, 10)
             charts.append({"by": "category", "live": found, **_chart(capture, kind.plot())})
     named = [chart for chart in charts if any(map(partial(_is_name, chart), chart["series"]))]
     missing = _NO_NAMES if charts[0]["live"] else _NO_ADDRESSES
     sizes = f"Allocations by size on {device}"
+    steps = capture.memory_steps.where(device=device)
     return {
         "name": device,
-        "facts": _facts(view.devices.where(device=device).since_begin()[0]),
+        "facts": _facts(capture.memory_devices.where(device=device).since_begin()[0]),
         "charts": named or charts[:1],
         "missing": "" if named else missing,
-        "steps": listed(f"Steps on {device}", view.steps.where(device=device), MEMORY_STEPS),
-        "sizes": listed(sizes, view.sizes.where(device=device), SIZES),
+        "steps": listed(f"Steps on {device}", steps, MEMORY_STEPS),
+        "sizes": listed(sizes, capture.memory_sizes.where(device=device), MEMORY_SIZES),
     }
 
 

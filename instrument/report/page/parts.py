@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from instrument.analysis.table import Schema, Table, cell_text, heading, is_text, unit_of
+from instrument.analysis.schema import Schema, unit_of
+from instrument.analysis.table import Table
+from instrument.analysis.table_text import cell_text, heading, is_text
 
 Part: TypeAlias = dict[str, Any]
 

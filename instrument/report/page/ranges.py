@@ -40,16 +40,16 @@ _ABOUT = (
 def ranges(capture: Views) -> dict[str, Any] | None:
     """Return the ranges by path and by name, each with its phases and steps; None without ranges.
 
-    The last rows are those of `ranges.rest`, the time outside of all ranges.
+    The last rows are those of `ranges_rest`, the time outside of all ranges.
     """
     every = capture.ranges
     if not len(every):
         return None
     kept = with_largest_shares(every, _MOST_ROWS)
-    rest = [None] * len(every.rest)
+    rest = [None] * len(capture.ranges_rest)
     types = [*(every.column("module_type")[row] for row in kept), *rest]
     depths = [*(every.column("depth")[row] for row in kept), *(0 for _ in rest)]
-    by_name, (number, _) = every.by("name"), intern(every.column("name"))
+    by_name, (number, _) = capture.ranges_by_name, intern(every.column("name"))
     total_ns = by_name.column("total_ns")
     costliest = sorted(range(len(by_name)), key=lambda row: -total_ns[row])[:_MOST_ROWS]
     more = {"has_filter": True, "shown": 40}
@@ -82,7 +82,7 @@ def _columns(found: Table, rows: Sequence[int], group: Ints, capture: Views) -> 
     `rows` are the rows of `found` to show. For each range in `capture.ranges`, `group` holds the
     index of its row in `found`.
     """
-    rest, docs = capture.ranges.rest, VIEWS["ranges"].schema
+    rest, docs = capture.ranges_rest, VIEWS["ranges"].schema
 
     def values(name: str) -> list[Any]:
         more = rest.column(name) if name in rest.columns else [None] * len(rest)

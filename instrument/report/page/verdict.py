@@ -95,7 +95,7 @@ def _facts(
     yield fact(
         f"{'A step' if numbers else 'The recording'} takes", duration(int(median(lasts_ns))), note
     )
-    rates = [row for row in capture.efficiency.steps if row.mfu is not None]
+    rates = [row for row in capture.efficiency_steps if row.mfu is not None]
     if rates:
         is_bound = any((row.flops_covered or 0.0) < 1 for row in rates)
         whole = "at least: FLOPs are not known for all kernels" if is_bound else "of the peak"

@@ -235,7 +235,7 @@ def test_ranges_hold_each_step_and_the_rest(trained: Capture) -> None:
         assert phases["optimizer"][optimizer] == 300 * US
         lengths = {len(column) for column in cells.values()}
         assert len(lengths) == 1
-        rest = trained.ranges.rest
+        rest = trained.ranges_rest
         assert cells["name"][len(cells["name"]) - len(rest) :] == rest.column("name")
         (numbers,) = (each["numbers"] for each in table["columns"] if each.get("kind") == "steps")
         assert numbers == [3, 4, 5]
