@@ -1,9 +1,7 @@
-"""`diagnose`: run all checks on the captures of a run, and sort the findings by their savings.
+"""`diagnose`: run all checks on the captures of a run, and sort the findings by what they cost.
 
-Several windows and ranks are diagnosed as one run. If several captures have findings with the same
-code (the name of the check, such as `float64`) and the same range, only the finding with the
-largest saving is kept. Its title says in how many windows and on which ranks the check found the
-problem.
+Several windows and ranks are diagnosed as one run: of the findings with the same code and range in
+several captures, the median is shown.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import median_low
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from instrument.analysis.find_captures import left_out, newest_run
@@ -51,14 +50,13 @@ from instrument.findings.finding import Finding
 from instrument.printable import printable
 from instrument.runs.rank_summary import RankSummary, summarize
 from instrument.runs.run import Run
-from instrument.units import counted, few
+from instrument.units import counted, few, percent
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
     from instrument.whatif.scenario import Scenario
 
-#: The checks that `diagnose` runs on each capture. Findings with an unknown saving keep this order.
-#: So unmarked time comes after the findings that explain it.
+#: The checks that `diagnose` runs on each capture. Findings that cost the same keep this order.
 CHECKS: tuple[Check, ...] = (
     loader_wait.CHECK,
     synchronizing_calls.CHECK,
@@ -98,13 +96,14 @@ class Diagnosis:
 
     Attributes:
         captures: the names of the captures.
-        findings: the problems, the largest saving first; those with an unknown saving come last.
+        findings: the problems, sorted by the share of the step that the change saves. If the saving
+            is unknown, the share that the title names counts. Without both, they come last.
         passed: the codes of the checks that could run on all captures and found nothing.
         not_checked: sentences on what was not checked, and why. If the captures lack something,
             a sentence says how to record it, and names the checks that need it. If no capture has
             device work, one sentence lists the checks that need device work.
         notes: sentences on how far the savings can be trusted.
-        step_ns: the median recorded step. Of several captures, the longest median counts. None if
+        step_ns: the median recorded step; of several captures, the median of their medians. None if
             no step could be simulated.
         unexplained: the share of the window in which device work was late for an unknown reason. Of
             several captures, the largest share counts. None if no step could be simulated.
@@ -188,9 +187,9 @@ def diagnose_all(
 
 @dataclass(slots=True)
 class _Problem:
-    """One problem in one or several captures: its largest finding, and where it was found."""
+    """One problem: its finding in each capture that has it, and where these are."""
 
-    largest: Finding
+    findings: list[Finding] = field(default_factory=list)
     windows: set[Any] = field(default_factory=set)
     ranks: set[int] = field(default_factory=set)
 
@@ -213,7 +212,7 @@ class Diagnosing:
         self.runs: dict[tuple[Any, int | None], int] = {}  # captures by steps and rank
         self.summaries: list[tuple[Path | str, RankSummary]] = []
         self.notes: dict[str, None] = {}
-        self.step_ns: int | None = None
+        self.steps_ns: list[int] = []
         self.unexplained: float | None = None
 
     def add(self, capture: Capture) -> None:
@@ -263,12 +262,10 @@ class Diagnosing:
         with self._noting(code, f"The check {code}"):
             for found in find():
                 finding = replace(found, capture=capture, phase=phase)
-                saving_ns = _saving_ns(finding)
                 number = numbers[finding.range] = numbers.get(finding.range, -1) + 1
                 key = finding.code, finding.range, number
-                problem = self.problems.setdefault(key, _Problem(finding))
-                if saving_ns > _saving_ns(problem.largest):
-                    problem.largest = finding
+                problem = self.problems.setdefault(key, _Problem())
+                problem.findings.append(finding)
                 problem.windows.add(window)
                 if rank is not None:
                     problem.ranks.add(rank)
@@ -310,7 +307,7 @@ class Diagnosing:
     def _scenario(self, capture: Capture) -> Scenario:
         try:
             whatif: Scenario = capture.whatif
-            self.step_ns = max(self.step_ns or 0, round(whatif.baseline_ns))
+            self.steps_ns.append(whatif.baseline_ns)
             self.unexplained = max(self.unexplained or 0.0, whatif.unexplained)
             self.notes.update(dict.fromkeys(whatif.notes))
         except Exception as error:
@@ -342,19 +339,19 @@ class Diagnosing:
         ]
         return Diagnosis(
             captures=tuple(self.captures),
-            findings=tuple(sorted(findings, key=_saving_ns, reverse=True)),
+            findings=tuple(sorted(findings, key=_cost, reverse=True)),
             passed=tuple(code for code in codes if code in silent - without),
             not_checked=(
                 *_not_seen([code for code in codes if code in without]),
                 *self._not_checked(),
             ),
             notes=tuple(self.notes),
-            step_ns=self.step_ns,
+            step_ns=median_low(self.steps_ns) if self.steps_ns else None,
             unexplained=self.unexplained,
         )
 
     def _with_place(self, problem: _Problem) -> Finding:
-        """The largest finding of a problem, with the problem's windows and ranks in the title.
+        """The median finding of a problem, with its windows, ranks and spread in the title.
 
         The finding's phase is None if all captures are of one phase.
         """
@@ -367,9 +364,14 @@ class Diagnosing:
         of_ranks = len({rank for _, rank in self.runs if rank is not None})
         if of_ranks > 1 and problem.ranks:
             facts.append(_ranks(sorted(problem.ranks), of_ranks))
+        found = _median(problem.findings)
+        shares = [each.share for each in problem.findings if each.share is not None]
+        spread = dict.fromkeys(map(percent, (min(shares), max(shares)))) if shares else {}
+        # The share of `unmarked-time` is not always that of the title.
+        if len(spread) > 1 and percent(found.share or 0) in found.title:
+            facts.append(" to ".join(spread))
         where = f" ({', '.join(facts)})" if facts else ""
         phases = {phase or TRAIN for (phase, _), _ in self.runs}
-        found = problem.largest
         return replace(
             found, title=found.title + where, phase=found.phase if len(phases) > 1 else None
         )
@@ -432,8 +434,17 @@ def _not_seen(codes: list[str]) -> list[str]:
     return [f"{sentence}: {', '.join(codes)}."] if codes else []
 
 
-def _saving_ns(finding: Finding) -> float:
-    return float("-inf") if finding.saving is None else finding.saving.saving_ns
+def _cost(finding: Finding) -> float:
+    """The share of the step that a finding saves; if it is unknown, the share in its title."""
+    if finding.saving is not None:
+        return finding.saving.share
+    return float("-inf") if finding.share is None else finding.share
+
+
+def _median(findings: list[Finding]) -> Finding:
+    """The finding with the median saving, or share if no saving is known; of two, the smaller."""
+    known = [each for each in findings if each.saving is not None]
+    return sorted(known or findings, key=_cost)[(len(known or findings) - 1) // 2]
 
 
 def _ranks(numbers: list[int], of: int) -> str:

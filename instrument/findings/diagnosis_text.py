@@ -62,7 +62,7 @@ def largest_as_lines(findings: Sequence[Finding], most: int = 3) -> list[str]:
     of = f", the largest {most} of {len(findings)} findings" if len(findings) > most else ""
     lines = [f"What to change first{of}:"]
     for number, finding in enumerate(findings[:most], 1):
-        won, saving = "", finding.saving
+        won, saving = "; the saving is not known", finding.saving
         if saving is not None:
             took = duration(saving.baseline_ns)
             won = f"; without it, a step takes {duration(saving.step_ns)} instead of {took}"

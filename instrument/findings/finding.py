@@ -79,7 +79,7 @@ class Finding:
         evidence: the events that show the problem, the most important first.
         coverage: the rows of `capture.coverage` that the finding depends on.
         share: the share of the step that the title names; None if the title names no share. For
-            `unmarked-time`, it is the share outside all ranges and operators.
+            `unmarked-time`, it is the share in no range and no operator; None with device work.
         capture: the name of the capture that holds the evidence; None for a comparison of ranks.
             `diagnose` sets it.
         phase: the phase of the step that the saving shortens, such as "validation"; None if all

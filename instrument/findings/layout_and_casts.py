@@ -77,9 +77,10 @@ def _layouts(capture: Views) -> Iterator[Problem]:
     kernels = work.event[(work.kind == KERNEL) & is_layout[work.event]]
     share = share_of(capture, kernels)
     if share >= _LEAST_LAYOUT:
+        number = int((steps.holds(capture.events.start_ns[kernels]) >= 0).sum()) / steps.count
         yield Problem(
             f"{percent(share)} of the {steps.what} converts tensors between NCHW and NHWC: "
-            f"{len(kernels):,} kernels",
+            f"{counted(round(number), 'kernel')} a {steps.what}",
             kernels,
             share,
             change=_CHANNELS_LAST,

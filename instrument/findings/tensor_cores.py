@@ -10,7 +10,7 @@ converges. Kernels of AMD are left out, because matrix cores of AMD multiply flo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -142,7 +142,8 @@ def _has_faster_units(capture: Views, kernels: Ints, kind: _Kind) -> bool:
         return True
     device = _device(capture, kernels)
     given = capture.peak_flops or capture.about.config.peak_flops
-    rates = peak_rates(device, given).flops_per_second
+    # One number for all precisions does not show which is faster: the built-in table does.
+    rates = peak_rates(device, given if isinstance(given, Mapping) else None).flops_per_second
     if kind.precision not in rates or len(rates) < 2:
         name = "unknown" if device is None or device.name is None else device.name
         raise NotRecorded(

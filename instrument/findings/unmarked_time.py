@@ -1,10 +1,11 @@
 """`unmarked-time`: the part of the steps' time that no range covers, so no table can explain it.
 
 Time is marked while a range is open on the thread of the step, while the autograd engine runs the
-backward of a range, and while the step waits for the loader. `Finding.share` is the part of the
-unmarked time in which no operator runs either: Python code, or code that torch does not record.
-Losses, metrics and logging between ranges rarely take the fifth of the step that makes a finding.
-With Python stacks, the functions are named. There is no saving: marking makes nothing faster.
+backward of a range, and while the step waits for the loader. In a part of the unmarked time no
+operator runs either: Python code, or code that torch does not record. With Python stacks, its
+functions are named. `Finding.share` is this part; with device work it is unknown, because
+`device-idle` counts what of it delays the device. Losses, metrics and logging rarely take the fifth
+of the step that makes a finding. There is no saving: marking makes nothing faster.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def find(capture: Views) -> Iterator[Problem]:
     per_step = f"{duration(outside_ns / steps.count)} a step"
     yield Problem(
         title,
-        share=outside,
+        share=None if len(capture.work.event) else outside,
         place=(None, main),
         evidence=(
             Evidence("(no range, no operator)", steps.count, outside_ns, detail=per_step),

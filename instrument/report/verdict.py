@@ -18,17 +18,16 @@ def verdict(diagnosis: Diagnosis) -> str:
     """Return what slows a run most: the title of the largest finding, without a full stop.
 
     A finding counts if it saves at least 3 % of a step, or if its saving is not known. If no
-    finding counts, a sentence says so. Among the findings with an unknown saving, one can have a
-    share of the step that is larger than the largest saving. Then its title is added. Titles may
-    hold names from a trace: escape the result for the place where it is shown.
+    finding counts, a sentence says so. If the saving of the largest finding is not known, the title
+    of the largest one with a known saving is added. Titles may hold names from a trace: escape the
+    result for the place where it is shown.
     """
     counting = [finding for finding in diagnosis.findings if _counts(finding)]
     if not counting:
         return nothing_found(diagnosis)
     first, *others = counting
-    unknown = [each for each in others if each.saving is None and (each.share or 0) > _saved(first)]
-    largest = sorted(unknown, key=lambda each: -(each.share or 0))[:1]
-    return "; also, ".join(each.title for each in (first, *largest))
+    known = [each for each in others if each.saving is not None and first.saving is None][:1]
+    return "; also, ".join(each.title for each in (first, *known))
 
 
 def verdict_of(capture: Capture) -> str:
@@ -49,10 +48,4 @@ def verdict_as_markdown(capture: Capture) -> str:
 
 
 def _counts(finding: Finding) -> bool:
-    return finding.saving is None or _saved(finding) >= LEAST_SHARE
-
-
-def _saved(finding: Finding) -> float:
-    """Return the fraction of the step that a finding saves; 1 if its saving is not known."""
-    saving = finding.saving
-    return 1.0 if saving is None else saving.saving_ns / max(saving.baseline_ns, 1)
+    return finding.saving is None or finding.saving.share >= LEAST_SHARE

@@ -294,7 +294,7 @@ PAIRS = (
         "layout-and-casts",
         layouts("void cudnn::ops::nchwToNhwcKernel<float>"),
         layouts("bn_fw_tr"),
-        ("20 % of the step", "NCHW"),
+        ("20 % of the step", "NCHW", ": 1 kernel a step"),
         saves=(190, 210),
     ),
     Pair(

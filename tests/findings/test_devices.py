@@ -212,6 +212,14 @@ def test_tensor_cores_of_an_unknown_device_are_not_judged(tmp_path: Path) -> Non
         list(run_check(tensor_cores.CHECK, unknown, unknown.whatif))
 
 
+def test_one_peak_rate_for_all_precisions_does_not_hide_faster_units(tmp_path: Path) -> None:
+    folder = capture(tmp_path, products("volta_sgemm_128x64_nn"), deviceProperties=[V100])
+    assert folder.trace_path is not None
+    given = Capture.load(folder.trace_path, peak_flops=1e13)
+    (finding,) = run_check(tensor_cores.CHECK, given, given.whatif)
+    assert "float32 without tensor cores" in finding.title
+
+
 def test_softmax_of_other_shapes_is_no_attention(tmp_path: Path) -> None:
     events = attention(fused=False)
     for event in events:

@@ -96,14 +96,15 @@ def failing(error: Exception) -> Check:
     return Check("cannot", find)
 
 
-def test_findings_are_sorted_by_their_saving(tmp_path: Path) -> None:
+def test_findings_are_sorted_by_their_saving_or_share(tmp_path: Path) -> None:
     def find(capture: Any) -> Iterator[Problem]:
         yield problem(title="unknown", edit=None, place=("a", None))
+        yield problem(title="share", edit=None, share=0.3, place=("d", None))
         yield problem(title="small", place=("b", None))
         yield problem(title="large", edit=scaled(0.1), place=("c", None))
 
     found = diagnosed([recorded(tmp_path)], [Check("made-up", find), check(code="other")])
-    assert [each.title for each in found.findings] == ["large", "small", "unknown"]
+    assert [each.title for each in found.findings] == ["large", "share", "small", "unknown"]
     assert found.passed == ("other",)
     assert found.not_checked == ()
     assert found.step_ns == 1_000_000
@@ -187,17 +188,35 @@ def test_equal_findings_of_windows_and_ranks_become_one(tmp_path: Path) -> None:
         recorded(tmp_path, 6, 0, 2000),
     ]
 
+    by = {(3, 0): 0.5, (3, 1): 0.2, (6, 0): 0.4}
+
     def find(capture: Any) -> Iterator[Problem]:
-        yield problem(title=f"Slow in {capture.name}")
+        left = by[capture.about.window.first_step, capture.about.rank]
+        yield problem(title=f"Slow in {capture.name}: 60 %", share=1 - left, edit=scaled(left))
         if capture.about.rank == 1:
             yield problem(title="Also slow", place=("other", None))
 
     found = diagnosed(iter(captures), [Check("made-up", find)])
     assert [each.title for each in found.findings] == [
-        "Slow in steps_3_rank1 (in 2 of 2 windows, on all 2 ranks)",
+        "Slow in steps_6_rank0: 60 % (in 2 of 2 windows, on all 2 ranks, 50 % to 80 %)",
         "Also slow (in 1 of 2 windows, on rank 1)",
     ]
-    assert found.step_ns == 3_000_000
+    first = found.findings[0]
+    assert first.saving is not None
+    assert (first.capture, first.saving.baseline_ns) == ("steps_6_rank0", 2_000_000)
+    assert found.step_ns == 2_000_000
+
+
+def test_without_savings_the_median_share_counts(tmp_path: Path) -> None:
+    captures = [recorded(tmp_path, window, window) for window in (3, 6)]
+    shares = iter([0.3, 0.1])
+
+    def find(capture: Any) -> Iterator[Problem]:
+        yield problem(title=capture.name, share=next(shares), edit=None)
+
+    (found,) = diagnosed(captures, [Check("made-up", find)]).findings
+    assert found.share == 0.1, "of two, the smaller"
+    assert found.capture == "steps_6_rank6"
 
 
 def test_two_findings_of_a_capture_in_one_range_stay_two(tmp_path: Path) -> None:
@@ -613,13 +632,13 @@ def test_the_saving_names_its_step_if_the_heading_has_another(tmp_path: Path) ->
     captures = [recorded(tmp_path, 3, 0, 1000), recorded(tmp_path, 3, 1, 2000)]
 
     def find(capture: Any) -> Iterator[Problem]:
-        if capture is captures[0]:
+        if capture is captures[1]:
             yield problem()
 
     found = diagnosed(captures, [Check("made-up", find)])
     text = " ".join(as_text(found).split())
-    assert "a step takes 2.000 ms" in text
-    saves = "250.000 µs of a step of 1.000 ms (25 %): a step would take 750.000 µs"
+    assert "a step takes 1.000 ms" in text
+    saves = "500.000 µs of a step of 2.000 ms (25 %): a step would take 1.500 ms"
     assert f"saves {saves}" in text
     assert f"Saves {saves}" in plain(as_markdown(found))
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from instrument.capture import Capture
 from instrument.findings.diagnose import Diagnosis
 from instrument.findings.diagnosis_text import as_markdown, as_text
-from instrument.findings.finding import Finding
+from instrument.findings.finding import Finding, Saving
 from instrument.report.verdict import verdict, verdict_of
 
 needs_traces = pytest.mark.skipif(
@@ -21,9 +19,9 @@ needs_traces = pytest.mark.skipif(
 
 
 def _finding(title: str, saving_ns: int | None, share: float | None = None) -> Finding:
-    saving: Any = None
+    saving = None
     if saving_ns is not None:
-        saving = SimpleNamespace(saving_ns=saving_ns, baseline_ns=1_000)
+        saving = Saving(1_000, saving_ns, saving_ns, saving_ns)
     return Finding(title.replace(" ", "-"), title, "change", "verify", saving, share=share)
 
 
@@ -49,11 +47,11 @@ def test_a_finding_of_unknown_saving_comes_before_a_small_one() -> None:
 
 
 def test_a_larger_share_of_unknown_saving_is_named_too() -> None:
-    small, large = _finding("Data waits", None, 0.2), _finding("Half is unmarked", None, 0.5)
-    first = _finding("A waits", 300)
-    assert verdict(_diagnosis(first, small, large)) == "A waits; also, Half is unmarked"
-    assert verdict(_diagnosis(first, small, _finding("Memory grows", None))) == "A waits"
-    assert verdict(_diagnosis(large, small)) == "Half is unmarked"
+    small, large = _finding("Data waits", None, 0.2), _finding("The device is idle", None, 0.5)
+    known = _finding("A waits", 300)
+    assert verdict(_diagnosis(large, known, small)) == "The device is idle; also, A waits"
+    assert verdict(_diagnosis(known, small, _finding("Memory grows", None))) == "A waits"
+    assert verdict(_diagnosis(large, small)) == "The device is idle"
 
 
 def test_without_a_simulated_step_the_verdict_promises_nothing() -> None:
