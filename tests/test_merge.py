@@ -125,7 +125,6 @@ def test_the_clocks_are_one(tmp_path: Path) -> None:
     assert document["ranks"][1] == {
         "rank": 1,
         "offset_ns": 250_125,
-        "drift_ppm": None,
         "uncertainty_ns": 0,
         "matched": 2,
     }

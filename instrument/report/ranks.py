@@ -120,16 +120,8 @@ def _clocks(table: Table) -> str:
     apart = duration(max(abs(ns) for ns in known.column("offset_ns")))
     unsure = [ns for ns in known.column("uncertainty_ns")[1:] if ns is not None]
     sure = f"known to ±{duration(max(unsure))}" if unsure else "measured at only one collective"
-    drifts = [row for row in known if row.drift_ppm is not None]
-    most = max(drifts, key=lambda row: abs(row.drift_ppm), default=None)
-    if most is not None:
-        verb = "gains" if most.drift_ppm > 0 else "loses"
-        sure += f"; rank {most.rank}'s clock {verb} {duration(abs(most.drift_ppm) * 1000)} a second"
-    others = (
-        ""
-        if len(known) == len(table)
-        else f"; ranks without a common collective: {len(table) - len(known)}"
-    )
+    missing = len(table) - len(known)
+    others = f"; ranks without a common collective: {missing}" if missing else ""
     return f"Clocks: at most {apart} apart from rank {table[0].rank}'s clock, {sure}{others}."
 
 

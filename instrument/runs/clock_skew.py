@@ -7,7 +7,7 @@ are compared at the ends of these collectives.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,61 +19,33 @@ from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
 from instrument.trace.columns import BEYOND_NS
 from instrument.trace.events import Ints
 
-# At most this many collectives of a rank are compared. The time to compute the drift grows with the
-# square of their number.
+# At most this many collectives of a rank are compared.
 _MOST = 128
-# With fewer collectives a drift cannot be distinguished from jitter.
-_FEWEST_FOR_DRIFT = 8
-# A drift is used only if it explains the measured differences between two clocks. The median
-# distance of the differences from a line with this slope must be at most this fraction of their
-# median distance from a constant.
-_UNEXPLAINED = 0.5
 
 CLOCKS: Schema = schema(
     rank="the rank",
-    offset_ns="how far the rank's clock is ahead of the lowest rank's clock in the middle of the "
-    "window",
-    drift_ppm="how many µs the clock gains on the lowest rank's clock in each second; None if it "
-    "is not known",
-    uncertainty_ns="the median error of `offset_ns` and `drift_ppm`. Each compared collective "
-    "gives a measured difference between the two clocks. The error is how far this difference is "
-    "from the difference that `offset_ns` and `drift_ppm` give. If the rank has no collective in "
-    "common with the lowest rank, its clock is compared with the clocks of other ranks, and the "
-    "largest `uncertainty_ns` of these ranks is added. None if only one collective was compared, "
-    "or if `uncertainty_ns` of one of these ranks is None",
+    offset_ns="how far the rank's clock is ahead of the lowest rank's clock: the median difference "
+    "at the ends of the compared collectives",
+    uncertainty_ns="the median distance of these differences from `offset_ns`. If the rank has no "
+    "collective in common with the lowest rank, its clock is compared with the clocks of other "
+    "ranks, and the largest `uncertainty_ns` of these ranks is added. None if only one collective "
+    "was compared, or if `uncertainty_ns` of one of these ranks is None",
     matched="how many collectives were compared",
 )
 _Ends = dict[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """How far a rank's clock is ahead of the lowest rank's clock, and how fast this changes.
-
-    When the rank's clock shows `at_ns`, it is ahead by `offset_ns`. For the other fields, see the
-    columns of `CLOCKS`.
-    """
+class Clock(NamedTuple):
+    """How far a rank's clock is ahead of the lowest rank's clock; see the columns of `CLOCKS`."""
 
     offset_ns: int
     uncertainty_ns: int | None
     matched: int
-    drift_ppm: float | None = None
-    at_ns: int = 0
-
-    def ahead_ns(self, time_ns: int) -> int:
-        """How far this clock is ahead of the lowest rank's clock, at `time_ns` of this clock."""
-        return self.offset_ns + _gained_ns(self.drift_ppm or 0.0, time_ns - self.at_ns)
 
     def corrected_ns(self, times_ns: Ints) -> Ints:
         """Convert times to the lowest rank's clock, limited to ±`BEYOND_NS`."""
-        times_ns = np.clip(times_ns, -BEYOND_NS, BEYOND_NS)
-        shifted = times_ns - self.offset_ns
-        gained = np.rint((self.drift_ppm or 0.0) / 1e6 * (times_ns - self.at_ns))
-        about = shifted - gained  # computed in floats, which do not overflow
-        exact = shifted - np.clip(gained, -2 * BEYOND_NS, 2 * BEYOND_NS).astype(np.int64)
-        limits = np.where(about < 0, -BEYOND_NS, BEYOND_NS)
-        corrected: Ints = np.where(np.abs(about) < BEYOND_NS, exact, limits)
-        return corrected
+        shifted = np.clip(times_ns, -BEYOND_NS, BEYOND_NS) - self.offset_ns
+        return np.clip(shifted, -BEYOND_NS, BEYOND_NS)
 
 
 # By the key of a collective: when the collective ended on the lowest rank's clock, and the clock
@@ -87,16 +59,6 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
     A rank without a collective in common with the lowest rank is compared with ranks whose clocks
     are already measured; the largest of their uncertainties is added to its own. Only the last 128
     collectives of each rank are compared, and those on the CPU only if none are on the device.
-
-    From the differences between the two clocks at the ends of the same collectives:
-
-    - `drift_ppm` is the median slope between any two differences (Theil and Sen). A drift is used
-      only if it makes `uncertainty_ns` at most half as large. Otherwise, and with fewer than eight
-      collectives, `drift_ppm` is None.
-    - `offset_ns` is the median difference. If a drift is used, the effect of the drift is
-      subtracted from the differences first.
-    - `uncertainty_ns` is the median error: how far a difference is from the difference that
-      `offset_ns` and `drift_ppm` give. With only one collective, `uncertainty_ns` is None.
     """
     ends = _ends(collectives)
     found: dict[int, Clock | None] = {0: Clock(0, 0, len(ends[0]))} if ends else {}
@@ -107,7 +69,7 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
             clock = found[k]
             if clock is not None:
                 for key, end_ns in ends[k].items():
-                    aligned.setdefault(key, (end_ns - clock.ahead_ns(end_ns), clock))
+                    aligned.setdefault(key, (end_ns - clock.offset_ns, clock))
         reached = [
             k for k in range(len(ends)) if k not in found and not aligned.keys().isdisjoint(ends[k])
         ]
@@ -117,17 +79,8 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
 
 def clocks(summaries: Sequence[RankSummary], measured: Sequence[Clock | None]) -> Table:
     """Return one row for each summary; see `CLOCKS`."""
-    return Table.of(
-        CLOCKS,
-        {
-            "rank": [summary.rank for summary in summaries],
-            **{
-                name: [getattr(clock, name, None) for clock in measured]
-                for name in ("offset_ns", "drift_ppm", "uncertainty_ns")
-            },
-            "matched": [0 if clock is None else clock.matched for clock in measured],
-        },
-    )
+    rows = [(each.rank, *(clock or (None, None, 0))) for each, clock in zip(summaries, measured)]
+    return Table.of_rows(CLOCKS, rows)
 
 
 def _ends(found: MatchedCollectives) -> list[_Ends]:
@@ -150,57 +103,16 @@ def _ends(found: MatchedCollectives) -> list[_Ends]:
 
 def _clock(ends: _Ends, aligned: _Aligned) -> Clock | None:
     shared = [(end_ns, *aligned[key]) for key, end_ns in ends.items() if key in aligned]
-    own = _compared(
-        [end_ns for end_ns, _, _ in shared],
-        [end_ns - aligned_ns for end_ns, aligned_ns, _ in shared],
-    )
-    if abs(own.offset_ns) > BEYOND_NS:
+    ahead = [end_ns - aligned_ns for end_ns, aligned_ns, _ in shared]
+    offset_ns = median(ahead)
+    if abs(offset_ns) > BEYOND_NS:
         return None
     before_ns = [clock.uncertainty_ns for _, _, clock in shared]
     known_ns = [each for each in before_ns if each is not None]
-    if own.uncertainty_ns is None or len(known_ns) < len(before_ns):
-        return replace(own, uncertainty_ns=None)
-    return replace(own, uncertainty_ns=max(known_ns) + own.uncertainty_ns)
-
-
-def _compared(times: Sequence[int], ahead: Sequence[int]) -> Clock:
-    """Compute a clock that was ahead by `ahead[k]` when it showed `times[k]`."""
-    offset_ns, at_ns = median(ahead), median(times)
-    if len(ahead) == 1:
-        return Clock(offset_ns, None, 1)
-    apart = _median_distance([each - offset_ns for each in ahead])
-    drift_ppm = _drift_ppm(times, ahead)
-    if drift_ppm is not None:
-        line = [
-            each - _gained_ns(drift_ppm, time_ns - at_ns) for time_ns, each in zip(times, ahead)
-        ]
-        middle = median(line)
-        unexplained = _median_distance([each - middle for each in line])
-        if unexplained <= _UNEXPLAINED * apart:
-            return Clock(middle, unexplained, len(ahead), drift_ppm, at_ns)
-    return Clock(offset_ns, apart, len(ahead))
-
-
-def _gained_ns(drift_ppm: float, elapsed_ns: int) -> int:
-    return round(drift_ppm * elapsed_ns / 1e6)
-
-
-def _drift_ppm(times_ns: Sequence[int], ahead_ns: Sequence[int]) -> float | None:
-    """Return the median slope between any two points, in µs per second; None for too few points."""
-    if len(times_ns) < _FEWEST_FOR_DRIFT:
-        return None
-    time, ahead = (
-        np.array([each - values[0] for each in values], np.float64)
-        for values in (times_ns, ahead_ns)
-    )
-    one, other = np.triu_indices(len(time), 1)
-    later = time[other] - time[one]
-    slopes = (ahead[other] - ahead[one])[later != 0] / later[later != 0]
-    return float(np.median(slopes)) * 1e6 if len(slopes) else None
-
-
-def _median_distance(distances: Sequence[int]) -> int:
-    return sorted(abs(each) for each in distances)[len(distances) // 2]
+    if len(ahead) == 1 or len(known_ns) < len(before_ns):
+        return Clock(offset_ns, None, len(ahead))
+    apart = sorted(abs(each - offset_ns) for each in ahead)[len(ahead) // 2]
+    return Clock(offset_ns, max(known_ns) + apart, len(ahead))
 
 
 def median(values: Sequence[int]) -> int:

@@ -47,8 +47,8 @@ def merge(ranks: Ranks, target: Path) -> None:
     The file is gzipped if its name ends in `.gz`. The name of each process begins with its rank.
     Numbers that link events (flows, correlations, operators, sequences) are changed, so that no two
     ranks use the same numbers. All times are moved to the lowest rank's clock by `offset_ns` in
-    `Ranks.clocks`, which is the key `ranks` of the file; the drift is not corrected, and a rank
-    without a known offset is not moved. All other content is copied.
+    `Ranks.clocks`, which is the key `ranks` of the file; a rank without a known offset is not
+    moved. All other content is copied.
 
     Cost: one pass over the files in constant memory, 5 to 7 µs per event.
 

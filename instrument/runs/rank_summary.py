@@ -6,10 +6,8 @@ A thousand summaries are read in seconds, without their traces.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +17,7 @@ import msgspec
 from instrument import files, storage
 from instrument.analysis.breakdown import BREAKDOWN
 from instrument.analysis.collectives import SYNCHRONISING, cpu_waits
+from instrument.analysis.find_captures import Place
 from instrument.analysis.schema import names_of
 from instrument.analysis.table import Table
 from instrument.analysis.views import Views
@@ -44,8 +43,6 @@ OF_COLLECTIVE_GROUP = (
     "group_size",
     "runs_on",
 )
-# 4 MiB of compressed traces are read in 0.25 s, as long as a new process takes to start.
-_SMALL_BYTES = 4 << 20
 _NUMBERS = ("group_size",)
 _TEXTS = ("path", "name", *(name for name in OF_COLLECTIVE_GROUP if name not in _NUMBERS))
 # Columns that can be computed from other columns are not written.
@@ -193,7 +190,7 @@ def write(capture: Views, folder: Path) -> None:
 _DECODER = msgspec.json.Decoder(RankSummary)
 
 
-def written(paths: Sequence[Path | str]) -> dict[Path | str, RankSummary | None]:
+def written(paths: Sequence[Place]) -> dict[Place, RankSummary | None]:
     """Return the stored summary of each capture, by the capture's path or URL.
 
     None stands for a summary that is missing, or that this version cannot read.
@@ -253,68 +250,21 @@ def _is_table(columns: Columns) -> bool:
     )
 
 
-def read_all(paths: Sequence[Path | str]) -> Iterator[tuple[Path | str, RankSummary | str]]:
-    """Yield each path, in any order, with its summary or with a sentence that says why it has none.
+def read_all(paths: Sequence[Place]) -> dict[Place, RankSummary | str]:
+    """The summary of each capture or trace, or a sentence that says why it has none.
 
-    Files with more than 4 MiB in total are read by as many processes as there are cores. Each is a
-    new interpreter that runs this module: multiprocessing would run the user's script again if it
-    has no `if __name__ == "__main__"`.
+    Captures without a summary are read by as many threads as there are cores.
     """
-    found = written(paths)
-    yield from ((path, summary) for path, summary in found.items() if summary is not None)
-    missing = [path for path, summary in found.items() if summary is None]
-    workers = min(len(missing), os.cpu_count() or 1)
-    if workers < 2 or sum(map(_size, missing)) < _SMALL_BYTES:
-        yield from ((path, _answer(path)) for path in missing)
-        return
-    with ThreadPoolExecutor(workers) as pool:
-        for answers in pool.map(_in_process, [missing[k::workers] for k in range(workers)]):
-            yield from answers
+    stored = written(paths)
+    missing = [path for path, summary in stored.items() if summary is None]
+    with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        warnings.simplefilter("ignore", TraceWarning)  # the summary says it
+        made = dict(zip(missing, pool.map(_answer, missing)))
+    return {path: summary or made[path] for path, summary in stored.items()}
 
 
-def _size(path: Path | str) -> float:
-    if isinstance(path, str) and storage.is_url(path):
-        return float("inf")
-    path = Path(path)
+def _answer(path: Place) -> RankSummary | str:
     try:
-        found = path.iterdir() if path.is_dir() else [path]
-        return sum(each.stat().st_size for each in found if each.is_file())
-    except OSError:
-        return 0  # reading the path says why
-
-
-def _answer(path: Path | str) -> RankSummary | str:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TraceWarning)  # the summary says it
-            return summarize(Views.load(path))
+        return summarize(Views.load(path))
     except InstrumentError as error:
         return str(error)
-
-
-def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSummary | str]]:
-    """Make summaries in a new process; this process downloads, so that nothing is fetched twice."""
-    unread: list[tuple[Path | str, RankSummary | str]] = []
-    local: dict[Path | str, Path] = {}
-    for path in paths:
-        try:
-            local[path] = storage.fetch(path) if storage.is_url(path) else Path(path)
-        except InstrumentError as error:
-            unread.append((path, str(error)))
-    command = files.python_running("instrument.runs.rank_summary", *map(str, local.values()))
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(str(path or Path.cwd()) for path in sys.path),
-    }
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
-    try:
-        answers = msgspec.json.decode(done.stdout, type=list[RankSummary | str])
-    except msgspec.DecodeError:
-        why = f"ended with status {done.returncode}: open this path alone with `instrument show`"
-        answers = [f"The process that should read {path} {why}." for path in local]
-    return [*unread, *zip(local, answers)]
-
-
-def main() -> None:
-    """Print a JSON list with a summary or an error message for each path on the command line."""
-    sys.stdout.buffer.write(msgspec.json.encode([_answer(path) for path in sys.argv[1:]]))

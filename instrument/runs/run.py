@@ -53,8 +53,7 @@ class Run:
         """Read captures and traces, or all captures below a folder or URL.
 
         If a folder holds no captures, the traces in this folder are read. Of a capture with a
-        summary, only the summary is read or downloaded. All others are read completely, in as many
-        processes as there are cores.
+        summary, only the summary is read or downloaded.
 
         Cost: 0.2 to 2 ms for a capture with a summary, depending on its number of ranges.
 
@@ -63,7 +62,7 @@ class Run:
                 trace can be read.
         """
         chosen = [each for path in paths for each in captures_at(place_of(path), or_traces=True)]
-        answers = sorted(rank_summary.read_all(chosen), key=lambda answer: str(answer[0]))
+        answers = sorted(rank_summary.read_all(chosen).items(), key=lambda answer: str(answer[0]))
         unread = [answer for _, answer in answers if isinstance(answer, str)]
         found = [(path, answer) for path, answer in answers if isinstance(answer, RankSummary)]
         if not found:

@@ -22,7 +22,6 @@ from instrument import storage
 from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.errors import CaptureError
-from instrument.runs import rank_summary
 from instrument.runs.run import Run
 
 EVIL = (
@@ -325,13 +324,7 @@ def test_no_trace_of_a_run_is_downloaded_twice(
         return opening(self, path, *args, **options)
 
     monkeypatch.setattr(type(memory), "open", noted)
-    started: list[Any] = []
-    processes = rank_summary._in_process
-    monkeypatch.setattr(
-        rank_summary, "_in_process", lambda paths: (started.append(paths), processes(paths))[1]
-    )
     assert main(["ranks", "memory://run", "--trace", str(tmp_path / "merged.json")]) == 0
-    assert len(started) == 2
     traces = [path for path in opened if path.endswith("trace.json.gz")]
     assert sorted(traces) == [f"steps_000003-000004_rank{rank}/trace.json.gz" for rank in range(3)]
     local = Run.load(tmp_path / "run").windows[0]

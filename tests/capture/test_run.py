@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -221,12 +220,8 @@ def test_windows_missing_ranks_and_what_differs(tmp_path: Path) -> None:
         run.window("x")
 
 
-@pytest.mark.parametrize("read", ["summaries", "traces", "traces in processes"])
-def test_a_rank_whose_trace_is_cut_short_is_marked(
-    tmp_path: Path, read: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rank_summary, "_SMALL_BYTES", 0 if read.endswith("processes") else 1 << 20)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+@pytest.mark.parametrize("read", ["summaries", "traces"])
+def test_a_rank_whose_trace_is_cut_short_is_marked(tmp_path: Path, read: str) -> None:
     for rank in range(3):
         folder = write_rank(tmp_path, rank, synchronous_steps(100), 3).folder
         trace = folder / "trace.json.gz"
@@ -363,38 +358,7 @@ def test_a_thousand_summaries_are_one_table(tmp_path: Path) -> None:
     assert table.column("slowest") == made["cpu_ns_per_step"].argmax(axis=0).tolist()
 
 
-def test_a_capture_that_vanishes_while_its_size_is_asked_costs_itself_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for rank in range(2):
-        write_rank(tmp_path, rank, synchronous_steps(100), 2)
-    for path in tmp_path.rglob("summary.json"):
-        path.unlink()
-    iterdir = Path.iterdir
-
-    def vanishing(path: Path) -> Iterator[Path]:
-        if path.name.endswith("rank0"):
-            raise FileNotFoundError(2, "No such file or directory", str(path))
-        return iterdir(path)
-
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    monkeypatch.setattr(Path, "iterdir", vanishing)
-    found = dict(rank_summary.read_all([*map(Path, sorted(tmp_path.glob("steps_*")))]))
-    assert len(found) == 2
-    assert isinstance(found[max(found)], RankSummary)
-
-
-@pytest.mark.parametrize("small_bytes", [0, 1 << 20])
-def test_captures_without_a_summary_are_read_in_processes_or_if_small_here(
-    tmp_path: Path, small_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rank_summary, "_SMALL_BYTES", small_bytes)
-    started: list[Any] = []
-    in_process = rank_summary._in_process
-    monkeypatch.setattr(
-        rank_summary, "_in_process", lambda paths: started.append(paths) or in_process(paths)
-    )
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+def test_captures_without_a_summary_are_read(tmp_path: Path) -> None:
     for rank in range(5):
         write_rank(tmp_path, rank, synchronous_steps(100 + rank), 5)
     before = Run.load(tmp_path).windows[0]
@@ -409,7 +373,6 @@ def test_captures_without_a_summary_are_read_in_processes_or_if_small_here(
     assert run.windows[0].missing == [4]
     assert len(run.unread) == 1
     assert "rank4/trace.json.gz is cut short" in run.unread[0]
-    assert len(started) == (0 if small_bytes else 2)
 
 
 @pytest.mark.parametrize(
@@ -449,27 +412,6 @@ def test_a_damaged_summary_is_made_anew(tmp_path: Path, where: str, damage: dict
     path.write_text(json.dumps(content))
     assert written([path.parent]) == {path.parent: None}
     assert Run.load(tmp_path).windows[0].summaries == [summarize(capture)]
-
-
-def test_a_reader_that_is_killed_leaves_a_sentence_for_each_of_its_captures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for rank in range(3):
-        write_rank(tmp_path, rank, synchronous_steps(100), 3)
-    for rank in (1, 2):
-        (tmp_path / f"steps_000003-000004_rank{rank}" / "summary.json").unlink()
-    monkeypatch.setattr(rank_summary, "_SMALL_BYTES", 0)
-    (tmp_path / "killed").write_text("#!/bin/sh\nkill -9 $$\n")
-    (tmp_path / "killed").chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(tmp_path / "killed"))
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    run = Run.load(tmp_path)
-    assert run.windows[0].ranks.column("rank") == [0]
-    assert run.unread == [
-        f"The process that should read {tmp_path}/steps_000003-000004_rank{rank} ended with status -9: "
-        "open this path alone with `instrument show`."
-        for rank in (1, 2)
-    ]
 
 
 def test_a_run_at_a_url_is_read_from_its_summaries(
