@@ -29,7 +29,6 @@ from instrument.record.facts import (
     compiled_since,
     cpu_quota,
     dynamo_counts,
-    hook_counts,
     loader_settings,
     local_ranks,
     shortened,
@@ -536,49 +535,6 @@ def test_reasons_are_few_short_and_without_secrets() -> None:
     token = "hf_" + "a1" * 20
     hidden = shortened({f"open https://me:word@host/?q=1 {token}": 1, "y" * 190 + f" {token}": 1})
     assert all("hf_" not in reason and "word" not in reason for reason in hidden)
-
-
-# Hooks.
-
-
-def test_hooks_are_counted_where_the_window_begins(tmp_path: Path) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    shared = model[1].weight = model[0].weight
-
-    def hook(*_: Any) -> None:
-        pass
-
-    model.register_forward_pre_hook(hook)
-    model[0].register_forward_hook(hook)
-    model[0].register_full_backward_pre_hook(hook)
-    model[1].register_full_backward_hook(hook)
-    shared.register_hook(hook)
-    shared.register_post_accumulate_grad_hook(hook)
-    everywhere = [
-        torch.nn.modules.module.register_module_forward_hook(hook),
-        torch.nn.modules.module.register_module_full_backward_hook(hook),
-    ]
-    try:
-        found = recorded(tmp_path / "model", nothing, model=model)["hooks"]
-        without = recorded(tmp_path / "none", nothing)["hooks"]
-    finally:
-        for handle in everywhere:
-            handle.remove()
-    assert found == {"every_module": 2, "modules": 4, "parameters": 2}
-    assert without == {"every_module": 2, "modules": None, "parameters": None}
-
-
-def test_our_own_ranges_of_modules_are_no_hooks(tmp_path: Path) -> None:
-    model = torch.nn.Linear(2, 2)
-    counts = []
-
-    def step(number: int) -> None:
-        model(torch.ones(1, 2))
-        counts.append(hook_counts())
-
-    with_ranges = recorded(tmp_path, step, model=model)["hooks"]
-    assert with_ranges == {"every_module": 0, "modules": 0, "parameters": 0}
-    assert counts == [with_ranges] * STEPS
 
 
 # Loaders.

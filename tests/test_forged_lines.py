@@ -139,7 +139,6 @@ ABOUT: dict[str, Any] = {
             "failed_guards": {"size": 9},
         },
         "loaders": [{"phase": "train", "workers": 0, "batch_size": 8, "pin_memory": False}],
-        "hooks": {"every_module": 1, "modules": 2, "parameters": 3},
     },
 }
 

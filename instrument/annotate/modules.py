@@ -98,11 +98,6 @@ def any_instrumented() -> bool:
     return bool(_instrumented)
 
 
-def instrumented_models() -> list[nn.Module]:
-    """The models whose submodules get ranges."""
-    return list(_instrumented)
-
-
 def named_models(given: Any) -> dict[str, nn.Module]:
     """A session's models, by the prefix of their ranges' names.
 

@@ -3,8 +3,8 @@
 `step_loop.py` adds the steps of the window and the cost of recording them; `finish/window.py` adds
 the cost of finishing.
 
-A trace does not hold these facts. Those of the run are read once, when it begins; the settings,
-threads and hooks of the process when a window begins. Compilations, garbage collections and data
+A trace does not hold these facts. Those of the run are read once, when it begins; the settings
+and threads of the process when a window begins. Compilations, garbage collections and data
 loaders are counted during the window. A fact that cannot be read is None; no error is raised.
 """
 
@@ -33,7 +33,6 @@ import torch
 from instrument import __version__
 from instrument.annotate import backends
 from instrument.annotate.module_calls import skip_in_dynamo
-from instrument.annotate.modules import instrumented_models
 from instrument.config.schema import ProfilerConfig
 from instrument.files import FORMAT
 from instrument.rank_info import RankInfo, rank_info
@@ -49,11 +48,6 @@ _GIT_S = 2.0
 _CGROUPS = Path("/sys/fs/cgroup")
 # For each launcher, the environment variable with the number of its processes on this machine.
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-
-# In these attributes of a module or a tensor, torch keeps the object's hooks. torch keeps the hooks
-# for every module in variables of torch.nn.modules.module, such as `_global_forward_hooks`.
-_MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 # The id of a compilation, such as "0/1: ", before the reason why a guard failed.
 _COMPILATION = re.compile(r"^\S*\d+/\d+: ")
@@ -257,33 +251,13 @@ def local_ranks() -> int | None:
     return sizes[node]
 
 
-def hook_counts() -> dict[str, int | None]:
-    """The number of torch's hooks: for all modules, on single modules, and on parameters.
-
-    The last two are counted in instrumented models only, and None without such a model. Cost: about
-    3 µs for each submodule.
-    """
-    every_module: Any = sys.modules["torch.nn.modules.module"]
-    models = instrumented_models()
-    modules = {module for model in models for module in model.modules()}
-    parameters = {each for module in modules for each in module._parameters.values()}
-    global_hooks = (getattr(every_module, f"_global{name}") for name in _MODULE_HOOKS)
-    hooks = (getattr(module, name) for module in modules for name in _MODULE_HOOKS)
-    of_parameters = (getattr(each, name, None) for each in parameters for name in _TENSOR_HOOKS)
-    return {
-        "every_module": sum(map(len, global_hooks)),
-        "modules": sum(map(len, hooks)) if models else None,
-        "parameters": sum(len(each or ()) for each in of_parameters) if models else None,
-    }
-
-
 # The window.
 
 
 class WindowFacts:
     """The facts of one window, for the key `environment` of `capture.json`.
 
-    Create this object before the window begins: it reads the settings, threads and hooks. Call
+    Create this object before the window begins: it reads the settings and threads. Call
     `begin` when recording has begun, and `end` before it ends.
     """
 
@@ -297,7 +271,6 @@ class WindowFacts:
             "garbage_collection": None,
             "cpu_wait": None,
             "loaders": None,
-            "hooks": known(hook_counts),
         }
         self._collections = Collections()
         self._thread: Thread | None = None

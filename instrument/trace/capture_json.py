@@ -153,18 +153,6 @@ class Loader(Struct):
     iterable: bool | None = None
 
 
-class Hooks(Struct):
-    """How many hooks were registered with torch when the window began.
-
-    `every_module` counts hooks for all modules; `modules` and `parameters` those of the session's
-    model, and are None without one.
-    """
-
-    every_module: Count | None = None
-    modules: Count | None = None
-    parameters: Count | None = None
-
-
 class Environment(Struct):
     """Facts about a window that its trace does not hold; None stands for unknown.
 
@@ -184,7 +172,6 @@ class Environment(Struct):
     garbage_collection: GarbageCollection | None = None
     cpu_wait: CpuWait | None = None
     loaders: list[Loader] | None = None
-    hooks: Hooks | None = None
 
 
 class Metadata(Struct):
