@@ -120,14 +120,6 @@ def test_by_shows_one_table_below_the_parts(
     assert table.startswith(title)
 
 
-def test_a_renamed_range_shows_its_old_path(
-    before: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_capture(tmp_path / "renamed", steps(100, 700, "load"))
-    text = said(capsys, before, tmp_path / "renamed", "--by", "range")
-    assert re.search(r"^load \(was read\) +renamed", text, re.MULTILINE)
-
-
 def test_each_unlike_condition_is_a_warning(
     before: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

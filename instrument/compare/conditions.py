@@ -174,7 +174,7 @@ def _programs(was: Totals, now: Totals) -> Iterator[Unlike]:
     one, other = _calls(was, was.operators), _calls(now, now.operators)
     share = _common(one, other)
     if share < _FEW_COMMON:
-        has_common_range = not was.contents.keys().isdisjoint(now.contents)
+        has_common_range = any(not path.startswith("(") for path in was.ranges.keys() & now.ranges)
         yield Unlike(
             f"The programs differ: {share:.0%} of the operators' calls in a step are the same.",
             misleads=share < _OTHER_PROGRAM and not has_common_range,

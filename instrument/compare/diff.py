@@ -9,7 +9,6 @@ from instrument.analysis.section import plain
 from instrument.analysis.table import Table
 from instrument.compare.conditions import Unlike, unlike
 from instrument.compare.difference_text import as_markdown, parts
-from instrument.compare.renamed import renamed
 from instrument.compare.rows import (
     counters_compared,
     kernels_compared,
@@ -129,19 +128,18 @@ def compare(was: Side, now: Side) -> Difference:
     old, new = added(of_was.values()), added(of_now.values())
     found = unlike(was.conditions[phase], now.conditions[phase], old, new)
     found += [Unlike(sentence, misleads=False) for sentence in left_out(was, now, phase)]
-    paths = renamed(old, new)
-    step = whole(None, old, new, paths)
+    step = whole(None, old, new)
     ranks = [rank for rank in of_was if rank in of_now] if len(of_was) > 1 < len(of_now) else []
     return Difference(
         given=(was.name, now.name),
         before=old.captures,
         after=new.captures,
         what="step" if old.what == new.what == "step" else "recording",
-        wholes=(step, *(whole(rank, of_was[rank], of_now[rank], paths) for rank in ranks)),
-        ranges=ranges_compared(old, new, paths, step),
+        wholes=(step, *(whole(rank, of_was[rank], of_now[rank]) for rank in ranks)),
+        ranges=ranges_compared(old, new, step),
         operators=operators_compared(old, new),
         shapes=shapes_compared(old, new),
         kernels=kernels_compared(old, new),
-        counters=counters_compared(old, new, paths),
+        counters=counters_compared(old, new),
         unlike=tuple(found),
     )

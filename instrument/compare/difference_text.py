@@ -324,7 +324,7 @@ def statuses(table: Table) -> list[str]:
     """Return a text such as "2 added" for each status that rows have, except for "same"."""
     return [
         f"{number} {status}"
-        for status in ("added", "removed", "renamed", "changed")
+        for status in ("added", "removed", "changed")
         if (number := len(table.where(status=status)))
     ]
 
@@ -343,7 +343,7 @@ def main_time(table: Table) -> str:
 
 def _label(row: Any, by: By) -> str:
     if by == "range":
-        return f"{row.range} (was {row.before_range})" if row.before_range else str(row.range)
+        return str(row.range)
     return f"{row.name} {row.input_shapes}" if by == "shape" else str(row.name)
 
 

@@ -12,10 +12,6 @@ from instrument.compare.step_change import Whole
 from instrument.compare.totals import Quantities, Rows, Totals
 
 _STATUS = "added, removed, changed (another number of calls) or same (the same number of calls)"
-_STATUS_OF_RANGES = (
-    "added, removed, renamed (another path with the same contents), changed (another number of "
-    "calls) or same (the same number of calls)"
-)
 
 
 def _compared(status: str, keys: Mapping[str, str], quantities: Mapping[str, str]) -> Schema:
@@ -51,14 +47,7 @@ _OF_KERNELS = _CALLS | {
     "launch_ns": "CPU time of the calls that launched the kernel; None for copies",
     "bytes": "the bytes that the copies moved; None for kernels",
 }
-RANGES_COMPARED = _compared(
-    _STATUS_OF_RANGES,
-    {
-        "range": "the path of the range after the change; for a removed range, the path before it",
-        "before_range": "the path before the change, if the range was renamed; else None",
-    },
-    _OF_RANGES,
-)
+RANGES_COMPARED = _compared(_STATUS, {"range": "the path of the range"}, _OF_RANGES)
 OPERATORS_COMPARED = _compared(_STATUS, {"name": "the operator or runtime call"}, _OF_OPERATORS)
 SHAPES_COMPARED = _compared(
     _STATUS, {"name": "the operator", "input_shapes": "its input shapes"}, _OF_OPERATORS
@@ -73,8 +62,8 @@ KERNELS_COMPARED = _compared(
 )
 
 COUNTERS_COMPARED: Schema = schema(
-    range="the path of the range after the change; None for whole steps. The counter of a range "
-    "includes the ranges inside it",
+    range="the path of the range; None for whole steps. The counter of a range includes the ranges "
+    "inside it",
     counter="the counter; see `instrument.compare.counters.COUNTERS`",
     before="the counter's value in a mean step before the change. For peak_bytes, the highest "
     "value of all steps; for graph_breaks and recompilations, the sum over the windows. None if it "
@@ -84,12 +73,11 @@ COUNTERS_COMPARED: Schema = schema(
 )
 
 
-def counters_compared(before: Totals, after: Totals, paths: Mapping[str, str]) -> Table:
+def counters_compared(before: Totals, after: Totals) -> Table:
     """Compare all counters of the whole step, and each counter that differs in a range."""
-    old = {paths.get(path, path): row for path, row in before.counters.items()}
     rows = []
-    for path in old | after.counters:
-        sides = [(before, old.get(path)), (after, after.counters.get(path))]
+    for path in before.counters | after.counters:
+        sides = [(each, each.counters.get(path)) for each in (before, after)]
         names = dict.fromkeys(name for _, row in sides for name in row or ())
         for name in names:
             was, now = (_counter(totals, row, name) for totals, row in sides)
@@ -130,14 +118,12 @@ def kernels_compared(before: Totals, after: Totals) -> Table:
     return _table(KERNELS_COMPARED, labels, sides, _OF_KERNELS)
 
 
-def ranges_compared(before: Totals, after: Totals, paths: Mapping[str, str], step: Whole) -> Table:
+def ranges_compared(before: Totals, after: Totals, step: Whole) -> Table:
     """Compare ranges; see `RANGES_COMPARED`.
 
     The columns `…_step_ns` are sums of `step.parts`, so each adds up to the mean step of its side.
     """
-    old_path = {new: old for old, new in paths.items()}
-    moved = {paths.get(path, path): row for path, row in before.ranges.items()}
-    keys, sides = _aligned(before, moved, after, after.ranges)
+    keys, sides = _aligned(before, before.ranges, after, after.ranges)
     for side, rows in zip(("before_ns", "after_ns"), sides):
         of_range: dict[str, int] = {}
         for path, part_ns in zip(step.parts.column("range"), step.parts.column(side)):
@@ -145,8 +131,7 @@ def ranges_compared(before: Totals, after: Totals, paths: Mapping[str, str], ste
         for path, row in zip(keys, rows):
             if row is not None:
                 row["step_ns"] = of_range.get(path, 0)
-    labels = {"range": keys, "before_range": [old_path.get(path) for path in keys]}
-    return _table(RANGES_COMPARED, labels, sides, _OF_RANGES)
+    return _table(RANGES_COMPARED, {"range": keys}, sides, _OF_RANGES)
 
 
 _Row = dict[str, Any]
@@ -201,8 +186,7 @@ def _table(
         cells[f"change_{name}"] = [
             None if one is None or other is None else other - one for one, other in zip(was, now)
         ]
-    moved = labels.get("before_range", [None] * len(sides[0]))
-    cells["status"] = [_status(*rows) for rows in zip(*sides, moved)]
+    cells["status"] = [_status(*rows) for rows in zip(*sides)]
     changes = [cells[name] for name in cells if name.startswith("change_") and name.endswith("_ns")]
     sizes = [max((abs(cell or 0) for cell in row), default=0) for row in zip(*changes)]
     order = sorted(range(len(sizes)), key=lambda k: -sizes[k])
@@ -215,9 +199,7 @@ def _cell(row: _Row | None, name: str, is_known: bool) -> Any:
     return row.get(name)
 
 
-def _status(before: _Row | None, after: _Row | None, old_path: str | None) -> str:
+def _status(before: _Row | None, after: _Row | None) -> str:
     if before is None or after is None:
         return "added" if before is None else "removed"
-    if old_path is not None:
-        return "renamed"
     return "same" if before.get("calls") == after.get("calls") else "changed"

@@ -8,7 +8,7 @@ change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -18,7 +18,7 @@ from instrument.compare.totals import Totals
 
 PARTS: Schema = schema(
     range="the path of the range; (no range) outside of all ranges; (no launch) for device work "
-    "whose launch is not in the trace. A renamed range has its new path",
+    "whose launch is not in the trace",
     kind="compute, exposed communication, copy, waiting for data, launch, other CPU or idle; see "
     "`instrument.analysis.step_parts`",
     before_ns="in a mean step before the change: the time that counts for this range and kind",
@@ -76,10 +76,9 @@ class Whole:
         return self.after_ns - self.before_ns
 
 
-def whole(rank: int | None, before: Totals, after: Totals, paths: Mapping[str, str]) -> Whole:
-    """Compare the mean steps of two sides; `paths` are the new paths of renamed ranges."""
+def whole(rank: int | None, before: Totals, after: Totals) -> Whole:
+    """Compare the mean steps of two sides; `rank` is None for all captures together."""
     old, new = mean_parts(before), mean_parts(after)
-    old = {(paths.get(path, path), kind): ns for (path, kind), ns in old.items()}
     rows = []
     for path, kind in old | new:
         before_ns, after_ns = old.get((path, kind), 0), new.get((path, kind), 0)

@@ -5,7 +5,6 @@ The sums of several captures, such as the windows of a run, can be added.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import reduce
@@ -22,7 +21,6 @@ from instrument.analysis.views import Views
 from instrument.compare.counters import Counters
 from instrument.links.flops import UNKNOWN
 from instrument.links.groupby import Groups
-from instrument.links.paths import Paths
 from instrument.links.step_index import CountedSteps
 
 #: The quantities of one range, operator or kernel, by name; None if a quantity is not known.
@@ -44,21 +42,6 @@ _NO_OPERATORS = frozenset({"range", "step", "mark"})
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What is directly in a range: a renamed range is recognised by it.
-
-    Attributes:
-        name: the last name of the range's path.
-        parent: the path of the range around it; None for an outermost range.
-        calls: the number of calls of each outermost operator that belongs to the range.
-    """
-
-    name: str
-    parent: str | None
-    calls: dict[str, int]
-
-
-@dataclass(frozen=True)
 class Totals:
     """Sums over the steps that count of one or several captures; see `CountedSteps`.
 
@@ -73,7 +56,6 @@ class Totals:
         shapes: the quantities of operators by name and input shapes; empty if no shapes were
             recorded.
         kernels: the quantities of kernels and copies, by name and kind.
-        contents: the name, the parent and the operators of each range, by its path.
         counters: the counters of each range and the ranges inside it, by its path. The key None
             holds the counters of whole steps. See `instrument.compare.counters`.
         counted_steps: the number of steps over which `counters` are summed.
@@ -87,7 +69,6 @@ class Totals:
     operators: Rows
     shapes: Rows
     kernels: Rows
-    contents: dict[str, Contents]
     counters: Rows
     counted_steps: int
 
@@ -116,7 +97,6 @@ def totals(capture: Views, counted: Counters) -> Totals:
         if has_shapes
         else {},
         kernels=_kernels(capture, span),
-        contents=_contents(capture.links.scopes.paths, counted),
         counters=_counters(counted),
         counted_steps=counted.steps,
     )
@@ -131,9 +111,6 @@ def _add(one: Totals, other: Totals) -> Totals:
     counters = _add_rows(one.counters, other.counters)
     peaks = [each.counters[None].get(_PEAK) for each in (one, other)]
     counters[None][_PEAK] = max((peak for peak in peaks if peak is not None), default=None)
-    contents = dict(one.contents)
-    for path, each in other.contents.items():
-        _put(contents, path, each)
     return Totals(
         captures=one.captures + other.captures,
         what=one.what if one.what == other.what else "recording",
@@ -145,7 +122,6 @@ def _add(one: Totals, other: Totals) -> Totals:
         operators=_add_rows(one.operators, other.operators),
         shapes=_add_rows(one.shapes, other.shapes),
         kernels=_add_rows(one.kernels, other.kernels),
-        contents=contents,
         counters=counters,
         counted_steps=one.counted_steps + other.counted_steps,
     )
@@ -162,13 +138,6 @@ def plus(one: Mapping[str, int | None], other: Mapping[str, int | None]) -> Quan
         pair = [each for each in (one.get(name), other.get(name)) if each is not None]
         found[name] = sum(pair) if pair else None
     return found
-
-
-def _put(found: dict[str, Contents], path: str, contents: Contents) -> None:
-    """Put contents into `found`; calls that it has for the path are added."""
-    calls = Counter(contents.calls)
-    calls.update(found[path].calls if path in found else {})
-    found[path] = Contents(contents.name, contents.parent, dict(calls))
 
 
 def _called(table: Table) -> Table:
@@ -235,17 +204,6 @@ def _columns_of_ranges(capture: Views, span: CountedSteps) -> dict[str, list[int
         "self_device_ns": of_nodes.cells(device_ns if len(device) else None),
         "flops": of_nodes.cells(None if flops is None else of_nodes.sum(flops, counts)),
     }
-
-
-def _contents(paths: Paths, counted: Counters) -> dict[str, Contents]:
-    """The direct contents of each range, by its path; parents come first."""
-    texts = [plain_path(text) for text in paths.texts]
-    found: dict[str, Contents] = {}
-    for k, (text, above) in enumerate(zip(texts, paths.above.tolist())):
-        calls = {name: count.total for name, count in counted.calls.get(paths.texts[k], {}).items()}
-        parent = texts[above] if above >= 0 else None
-        _put(found, text, Contents(plain_path(paths.names[k]), parent, calls))
-    return found
 
 
 def _counters(counted: Counters) -> Rows:

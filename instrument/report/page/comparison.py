@@ -185,7 +185,7 @@ def _table(found: Difference, name: str) -> Part | None:
     known = known_columns(rows)
     docs = {each.name: each.doc for each in schema}
     columns = [
-        column(each, rows.column(each), doc=docs.get(each), **_of_text(rows, each))
+        column(each, rows.column(each), doc=docs.get(each), **_of_text(each))
         for each in _TEXTS
         if each in known
     ]
@@ -216,11 +216,8 @@ def _table(found: Difference, name: str) -> Part | None:
     )
 
 
-def _of_text(rows: Table, name: str) -> dict[str, Any]:
+def _of_text(name: str) -> dict[str, Any]:
     """Return how a column of text is shown."""
-    if name == "range":
-        olds = rows.column("before_range") if "before_range" in rows.columns else [None] * len(rows)
-        return {"notes": [f"was {old}" if old else None for old in olds]}
     return {"kind": "status"} if name == "status" else {}
 
 
