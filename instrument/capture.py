@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +36,7 @@ class Capture(Views):
         peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
     """
 
-    @cached_property
+    @property
     def whatif(self) -> Scenario:
         """A simulation of the recorded window. Its methods return simulations with edits.
 

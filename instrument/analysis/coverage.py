@@ -110,10 +110,10 @@ def part(capture: Views, name: str) -> Part | None:
 
     The capture keeps the computed rows.
     """
-    known = capture.coverage_parts
-    if name not in known:
-        known[name] = _FINDERS[name](capture)
-    return known[name]
+    if name not in capture.kept:
+        capture.kept[name] = _FINDERS[name](capture)
+    found: Part | None = capture.kept[name]
+    return found
 
 
 def incomplete(capture: Views, names: Iterable[str] = rows.TABLES) -> Table:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from instrument.analysis.breakdown import Work
-    from instrument.analysis.coverage import Part
     from instrument.analysis.efficiency import FlopCalls
     from instrument.analysis.memory_attribution import By
     from instrument.analysis.memory_categories import Categories
@@ -262,8 +261,8 @@ class Views:
         self.peak_flops = peak_flops
         #: The URL that `trace_path` or `folder` is a copy of; None for a local capture.
         self.url: str | None = None
-        #: The rows of `coverage` that were already computed; see `analysis.coverage.part`.
-        self.coverage_parts: dict[str, Part | None] = {}
+        #: What functions of other modules made of the capture and keep, by name.
+        self.kept: dict[str, Any] = {}
 
     @classmethod
     def load(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median_low
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from instrument.analysis.find_captures import left_out, newest_run
 from instrument.analysis.views import TRAIN, Views
@@ -51,10 +51,7 @@ from instrument.printable import printable
 from instrument.runs.rank_summary import RankSummary, summarize
 from instrument.runs.run import Run
 from instrument.units import counted, few, percent
-
-if TYPE_CHECKING:
-    from instrument.capture import Capture
-    from instrument.whatif.scenario import Scenario
+from instrument.whatif.scenario import Scenario, scenario
 
 #: The checks that `diagnose` runs on each capture. Findings that cost the same keep this order.
 CHECKS: tuple[Check, ...] = (
@@ -132,7 +129,7 @@ class Diagnosis:
 
 
 def diagnose(
-    captures: Capture | Iterable[Capture],
+    captures: Views | Iterable[Views],
     checks: Iterable[Check] = CHECKS,
     ranks_checks: Iterable[RanksCheck] = RANKS_CHECKS,
 ) -> Diagnosis:
@@ -162,7 +159,7 @@ def diagnose(
 
 
 def diagnose_all(
-    captures: Iterable[Capture],
+    captures: Iterable[Views],
     checks: Iterable[Check] = CHECKS,
     ranks_checks: Iterable[RanksCheck] = RANKS_CHECKS,
 ) -> Diagnosis:
@@ -215,7 +212,7 @@ class Diagnosing:
         self.steps_ns: list[int] = []
         self.unexplained: float | None = None
 
-    def add(self, capture: Capture) -> None:
+    def add(self, capture: Views) -> None:
         """Run the checks of one capture.
 
         Raises:
@@ -291,7 +288,7 @@ class Diagnosing:
             counts = self.missing.setdefault(remedy, {})
             counts[code, missing] = counts.get((code, missing), 0) + 1
 
-    def _window(self, capture: Capture) -> tuple[Any, int | None]:
+    def _window(self, capture: Views) -> tuple[Any, int | None]:
         """The window and the rank of a capture.
 
         A rank records a window once. So if the same steps on the same rank occur again, they are
@@ -304,9 +301,9 @@ class Diagnosing:
         self.runs[steps, rank] = again + 1
         return (*steps, again), rank
 
-    def _scenario(self, capture: Capture) -> Scenario:
+    def _scenario(self, capture: Views) -> Scenario:
         try:
-            whatif: Scenario = capture.whatif
+            whatif = scenario(capture)
             self.steps_ns.append(whatif.baseline_ns)
             self.unexplained = max(self.unexplained or 0.0, whatif.unexplained)
             self.notes.update(dict.fromkeys(whatif.notes))

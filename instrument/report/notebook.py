@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from instrument.analysis import coverage_rows
 from instrument.analysis.coverage import line, part, range_advice
@@ -15,9 +15,6 @@ from instrument.errors import InstrumentError
 from instrument.range_names import RECOMPUTED, REGION
 from instrument.templates import render
 from instrument.units import counted, duration, few, size
-
-if TYPE_CHECKING:
-    from instrument.capture import Capture
 
 _RANGE_COLUMNS = (
     "name", "calls", "cpu_ns", "cpu_ns_per_step", "share", "device_share", "self_total_ns",
@@ -422,7 +419,7 @@ def _tables(capture: Views) -> dict[str, Any]:
     key = costliest_by(operators)
     return {
         "failed": False,
-        "verdict": verdict_of(cast("Capture", capture)),
+        "verdict": verdict_of(capture),
         "ranges": shown.select([*_RANGE_COLUMNS, *again]) if len(capture.ranges) else None,
         "ranges_title": ranges_title(capture, shown),
         "operators": leading(capture.operators, key, _OPERATORS) if len(operators) else None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal
 
 from instrument.analysis.coverage import losses, range_advice
 from instrument.analysis.operators import OPERATORS
@@ -39,9 +39,6 @@ from instrument.report.notebook import (
     with_type,
     without_ranges,
 )
-
-if TYPE_CHECKING:
-    from instrument.capture import Capture
 
 By = Literal["name", Grouping]
 
@@ -171,7 +168,7 @@ def _findings(capture: Views) -> list[str]:
 
     checks = [check for check in CHECKS if check != unmarked_time.CHECK]
     try:
-        found = diagnose([cast("Capture", capture)], checks, ranks_checks=()).findings
+        found = diagnose([capture], checks, ranks_checks=()).findings
     except Exception as error:  # show the tables even without findings
         return [f"The capture could not be diagnosed: {reason_of(error)}."]
     return largest_as_lines(found)

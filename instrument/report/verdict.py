@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from instrument.analysis.views import Views
 from instrument.errors import reason_of
 from instrument.findings.diagnose import Diagnosis, diagnose
 from instrument.findings.diagnosis_text import LEAST_SHARE, as_markdown, nothing_found
 from instrument.findings.finding import Finding
 from instrument.prose import code, escaped
-
-if TYPE_CHECKING:
-    from instrument.capture import Capture
 
 
 def verdict(diagnosis: Diagnosis) -> str:
@@ -30,7 +26,7 @@ def verdict(diagnosis: Diagnosis) -> str:
     return "; also, ".join(each.title for each in (first, *known))
 
 
-def verdict_of(capture: Capture) -> str:
+def verdict_of(capture: Views) -> str:
     """Return the verdict on one capture, or a sentence that says why it cannot be diagnosed."""
     try:
         return verdict(diagnose([capture], ranks_checks=()))
@@ -38,7 +34,7 @@ def verdict_of(capture: Capture) -> str:
         return f"The capture could not be diagnosed: {reason_of(error)}"
 
 
-def verdict_as_markdown(capture: Capture) -> str:
+def verdict_as_markdown(capture: Views) -> str:
     """Return the verdict on one capture and the diagnosis below it; see `diagnosis.as_markdown`."""
     try:
         diagnosis = diagnose([capture], ranks_checks=())

@@ -412,14 +412,17 @@ class Scenario:
 
 
 def scenario(capture: Views) -> Scenario:
-    """Return a capture's scenario without edits.
+    """Return a capture's scenario without edits; it is made once for a capture.
 
     Raises:
         CaptureError: the trace has no CPU events, or is too long to simulate.
         TraceError: the trace cannot be read.
     """
-    window = Window((_model(capture),), (capture.about.rank,))
-    return _unedited(window, _losses(capture))
+    if "scenario" not in capture.kept:
+        window = Window((_model(capture),), (capture.about.rank,))
+        capture.kept["scenario"] = _unedited(window, _losses(capture))
+    found: Scenario = capture.kept["scenario"]
+    return found
 
 
 def joint_scenario(ranks: Ranks) -> Scenario:

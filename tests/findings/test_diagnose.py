@@ -234,17 +234,17 @@ def test_the_same_steps_on_the_same_rank_are_another_window(tmp_path: Path) -> N
     assert found.title == "Half of the step is slow (in 2 of 2 windows)"
 
 
-def test_without_a_simulation_savings_are_unknown(tmp_path: Path) -> None:
+def test_without_a_simulation_savings_are_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each edit gets an error, and the finding has no saving."""
     capture = Capture.load(write_trace(tmp_path, [step(0, 0, 100)]))
     type_error = CaptureError("It cannot be simulated.")
 
-    class Refused(Capture):
-        @property
-        def whatif(self) -> Any:  # type: ignore[override]
-            raise type_error
+    def refuse(_: Any) -> Any:
+        raise type_error
 
-    capture.__class__ = Refused
+    monkeypatch.setattr("instrument.findings.diagnose.scenario", refuse)
     seen = []
 
     def edit(whatif: Any) -> Any:
@@ -266,7 +266,7 @@ def test_a_simulation_that_fails_costs_the_savings_alone(
     def fail(capture: Any) -> Any:
         raise IndexError("index 7 is out of bounds")
 
-    monkeypatch.setattr("instrument.whatif.scenario.scenario", fail)
+    monkeypatch.setattr("instrument.findings.diagnose.scenario", fail)
     found = recorded(tmp_path).diagnose()
     assert found.notes == (
         "No saving is known: The simulation failed on this capture (IndexError: index 7 is out of "

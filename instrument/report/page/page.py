@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from instrument.analysis.private_words import private_words, words_of_path
+from instrument.analysis.views import Views
 from instrument.compare.side import Comparable, Side, load
 from instrument.errors import CaptureError
 from instrument.findings.diagnose import Diagnosing
@@ -27,9 +28,7 @@ from instrument.report.page.verdict import verdict
 from instrument.report.verdict import verdict as sentence_of
 from instrument.runs.rank_summary import RankSummary, summarize
 from instrument.templates import render
-
-if TYPE_CHECKING:
-    from instrument.capture import Capture
+from instrument.whatif.scenario import scenario
 
 #: The version of the payload. It increases when a key is removed or changes its meaning. A new key
 #: does not change the version.
@@ -56,7 +55,7 @@ class Page:
 
 
 def payload(
-    captures: Iterable[Capture], *, before: Comparable | None = None, redact: bool = False
+    captures: Iterable[Views], *, before: Comparable | None = None, redact: bool = False
 ) -> dict[str, Any]:
     """Return the data of the report page as JSON values; docs/report.md describes the keys.
 
@@ -77,7 +76,7 @@ def payload(
     """
     was, now = None if before is None else load(before), Side("this run")
     seen, summaries, private = Diagnosing(), list[tuple[Path | str, RankSummary]](), set[str]()
-    capture: Capture | None = None
+    capture: Views | None = None
     for each in captures:
         if capture is not None:  # a single capture has no section *Run*
             summaries.append(_summary(capture))
@@ -130,13 +129,13 @@ def payload(
     return without
 
 
-def _summary(capture: Capture) -> tuple[Path | str, RankSummary]:
+def _summary(capture: Views) -> tuple[Path | str, RankSummary]:
     return capture.place or capture.name, summarize(capture)
 
 
-def _what_if(capture: Capture) -> dict[str, Any] | None:
+def _what_if(capture: Views) -> dict[str, Any] | None:
     try:
-        return what_if(capture.whatif)
+        return what_if(scenario(capture))
     except CaptureError:  # the simulation is impossible; the notes of the verdict say why
         return None
 
