@@ -16,7 +16,7 @@ from instrument.analysis.coverage_rows import FILE
 from instrument.analysis.interruptions import ALLOCATION, kinds_of
 from instrument.analysis.views import Views
 from instrument.findings.check import RECORD_STEPS, Check, NotRecorded, Problem
-from instrument.findings.share import share_of
+from instrument.findings.evidence import share_of
 from instrument.units import percent
 
 _LEAST_STEPS = 2

@@ -17,7 +17,7 @@ from instrument.analysis.coverage_rows import LAUNCHERS
 from instrument.analysis.places import common_place, input_shapes
 from instrument.analysis.views import Views
 from instrument.findings.check import Check, Problem
-from instrument.findings.share import cost_share, evidence_by_cost
+from instrument.findings.evidence import cost_share, evidence_by_cost
 from instrument.trace.events import OPERATOR, Events, Ints, split_overload
 from instrument.units import counted, percent
 

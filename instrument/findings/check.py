@@ -59,7 +59,7 @@ INPUT_TYPES = Need(
     RECORD_SHAPES,
 )
 MEMORY_EVENTS = Need(
-    lambda capture: bool(capture.memory.timelines),
+    lambda capture: len(capture.events.memory) > 0,
     "the trace has no memory events",
     "record with profiler.profile_memory=true",
 )
@@ -152,8 +152,10 @@ class RanksCheck(NamedTuple):
     find: Callable[[Ranks], Iterator[Finding]]
 
 
-def run_check(check: Check, capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield the findings of one check in one capture; `whatif` is its simulation without edits.
+def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator[Finding]:
+    """Yield the findings of one check in one capture.
+
+    `whatif` is the simulation without edits; None if the capture cannot be simulated.
 
     Raises:
         NotRecorded: the capture lacks what the check needs.
@@ -165,7 +167,9 @@ def run_check(check: Check, capture: Views, whatif: Scenario) -> Iterator[Findin
             raise NotRecorded(need.missing, need.remedy)
     for problem in check.find(capture):
         events, edit = problem.events, problem.edit or _scaled(check, problem)
-        scenario = None if edit is None else simulated(partial(edit, whatif))
+        scenario = None
+        if edit is not None and whatif is not None:
+            scenario = simulated(partial(edit, whatif))
         if not is_worth(scenario, check.least_saving):
             continue
         path, source = problem.place or (None, None)

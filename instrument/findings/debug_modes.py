@@ -17,7 +17,7 @@ from instrument.analysis.coverage_rows import JOINED
 from instrument.analysis.views import Views
 from instrument.findings.autograd_nodes import makers, shortened
 from instrument.findings.check import RECORD_AGAIN, Check, NotRecorded, Problem
-from instrument.findings.share import share_with_device
+from instrument.findings.evidence import share_with_device
 from instrument.links.autograd import is_backward
 from instrument.links.groupby import isin
 from instrument.trace.events import OPERATOR, Flags, Ints

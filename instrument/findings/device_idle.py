@@ -1,8 +1,8 @@
 """`device-idle`: the device is idle for a long time, while the CPU does work other than launching.
 
-Counted are the gaps of 1 ms and more in which all devices are idle (`launch_gaps`); shorter ones
-are `launch-bound`. The cause is the operator or range with the most own time in the gaps, on the
-thread that launches the next work. The simulation removes the calls that return in a gap and launch
+Counted are the gaps of 1 ms and more in which all devices are idle; shorter ones are
+`launch-bound`. The cause is the operator or range with the most own time in the gaps, on the thread
+that launches the next work. The simulation removes the calls that return in a gap and launch
 nothing; the saving is unknown if they take less than half of the gaps. The check cannot see what
 Python does outside operators and ranges, or what other processes do for which this one waits.
 """
@@ -20,7 +20,7 @@ from instrument.analysis.synchronisations import callers
 from instrument.analysis.views import Views
 from instrument.findings.check import Check, Problem
 from instrument.findings.finding import Evidence
-from instrument.findings.launch_gaps import LONG_NS, LaunchGaps, launch_gaps
+from instrument.findings.launch_bound import LONG_NS, LaunchGaps, launch_gaps
 from instrument.links.groupby import groupby
 from instrument.links.intervals import sweep, within_groups
 from instrument.trace.events import (

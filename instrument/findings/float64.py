@@ -14,8 +14,7 @@ import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.findings.check import INPUT_TYPES, Check, Problem
-from instrument.findings.evidence import evidence
-from instrument.findings.share import share_of
+from instrument.findings.evidence import evidence, share_of
 from instrument.trace.events import OPERATOR, Ints, decoded
 from instrument.units import percent
 

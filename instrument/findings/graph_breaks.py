@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from instrument.analysis.views import Views
 from instrument.findings.check import RECORD_AGAIN, Check, NotRecorded, Problem
-from instrument.findings.compilations import reasons
+from instrument.findings.recompilation import reasons
 from instrument.range_names import REGION
 
 

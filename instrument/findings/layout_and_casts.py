@@ -20,7 +20,7 @@ from instrument.analysis.places import common_place
 from instrument.analysis.steps import is_loading
 from instrument.analysis.views import Views
 from instrument.findings.check import Check, Problem
-from instrument.findings.share import (
+from instrument.findings.evidence import (
     cost_share,
     costs,
     evidence_by_cost,

@@ -121,7 +121,7 @@ def _outermost_outside(capture: Views) -> Ints:
 def _change(capture: Views, main: str | None, *, is_large: bool) -> str:
     if main is not None and is_large:
         return f"Make {main} faster, or call it less often; @profiled adds it to the tables."
-    if not len(capture.ranges):
+    if not len(capture.links.scopes.ranges):
         text = 'Session(model=model) marks its submodules; with profiled("loss"): marks a block.'
     else:
         text = (

@@ -18,7 +18,7 @@ from instrument.analysis.places import common_place, range_codes
 from instrument.analysis.views import Views
 from instrument.findings.autograd_nodes import makers, ran, shortened
 from instrument.findings.check import Check, NotRecorded, Problem
-from instrument.findings.share import share_with_device
+from instrument.findings.evidence import share_with_device
 from instrument.links.autograd import is_backward
 from instrument.links.groupby import Groups, isin
 from instrument.links.step_index import step_at

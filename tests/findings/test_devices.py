@@ -50,8 +50,8 @@ from instrument.findings import (
 )
 from instrument.findings.check import NotRecorded, run_check
 from instrument.findings.diagnose import diagnose
+from instrument.findings.evidence import cost_share, share_of, share_with_device
 from instrument.findings.finding import Finding
-from instrument.findings.share import cost_share, share_of, share_with_device
 from instrument.runs.run import Run
 
 CHECKS = (

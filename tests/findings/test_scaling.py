@@ -19,7 +19,7 @@ from instrument.findings import (
     unused_autograd,
 )
 from instrument.findings.finding import Evidence
-from instrument.findings.launch_gaps import launch_gaps
+from instrument.findings.launch_bound import launch_gaps
 
 
 def launching_threads(count: int) -> list[dict[str, Any]]:
