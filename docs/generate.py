@@ -14,10 +14,11 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import griffe
@@ -176,26 +177,45 @@ def columns_page() -> str:
         "`diff().counters`": COUNTERS_COMPARED,
     }
     tables |= {"`session.timings.table()`": TIMINGS, "The Parquet dataset": EVENTS}
-    depends_on = {f"`capture.{name}`": view.coverage for name, view in VIEWS.items()}
+    helps = {f"`capture.{name}`": view.help for name, view in VIEWS.items()}
     for title, columns in tables.items():
-        rows = [(f"`{column.name}`", _cell(column.doc)) for column in columns]
-        parts += [f"## {title}", _table(("column", ""), rows)]
-        if names := depends_on.get(title):
-            quoted = ", ".join(f'"{name}"' for name in names)
-            parts.append(
-                _prose(
-                    "If one of these [rows of `capture.coverage`](#rows) is below 100 %, numbers "
-                    f"of this table may be too low or missing: {quoted}"
-                )
-            )
-    parts += ["## Rows of `capture.coverage` { #rows }", _coverage_rows()]
-    return "\n\n".join(parts) + "\n"
+        parts += [f"## {title}", *([_prose(helps[title])] if title in helps else [])]
+        whole = next((each for each, all_ in tables.items() if {*columns} < {*all_}), None)
+        if whole:
+            left_out = [each.name for each in tables[whole] if each not in columns]
+            parts.append(_prose(f"The columns of {whole} without {_listed(left_out)}."))
+        else:
+            rows = [(f"`{column.name}`", _cell(column.doc)) for column in columns]
+            parts.append(_table(("column", ""), rows))
+    return "\n\n".join([*parts, *_coverage()]) + "\n"
 
 
-def _coverage_rows() -> str:
-    """The rows of the coverage, and whether each is a loss."""
+def _coverage() -> list[str]:
+    """The rows of the coverage, and a matrix of the rows and the views that depend on them."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, view in VIEWS.items():
+        if view.coverage:
+            groups.setdefault(view.coverage, []).append(name)
+    letters = dict(zip(ascii_uppercase, groups))
+    legend = [f"- {letter}: {_listed(groups[rows])}" for letter, rows in letters.items()]
+    matrix = [(name, *("•" if name in rows else "" for rows in letters.values())) for name in ROWS]
     rows = ((name, _cell(row.doc), "yes" if row.is_loss else "no") for name, row in ROWS.items())
-    return _table(("row", "the share is", "a loss"), rows)
+    return [
+        "## Rows of `capture.coverage` { #rows }",
+        _table(("row", "the share is", "a loss"), rows),
+        "## Coverage that views depend on { #coverage-of-views }",
+        _prose(
+            "If a row of `capture.coverage` is below 100 %, numbers of the views with a dot may be "
+            "too low or missing. The columns are groups of views:"
+        ),
+        "\n".join(legend),
+        _table(("row", *letters), matrix),
+    ]
+
+
+def _listed(names: Iterable[str]) -> str:
+    *most, last = (f"`{name}`" for name in names)
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _preset_rows() -> Iterator[tuple[str, ...]]:

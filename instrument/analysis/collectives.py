@@ -91,7 +91,7 @@ COLLECTIVES: Schema = schema(
     "and the data of one rank for all other kinds",
     duration_ns="the time of all calls, including the time of waiting for other ranks",
     min_ns="the duration of the shortest call",
-    mean_ns="the mean duration of a call",
+    mean_ns="the mean duration of a call, rounded down to a nanosecond",
     max_ns="the duration of the longest call",
     exposed_ns="the part of `duration_ns` in which no device ran compute; for collectives on the "
     "CPU, the part in which no thread ran an operator",
@@ -382,7 +382,7 @@ def collectives(collective_calls: Table) -> Table:
     totals = groups.sums(duration, lasting)
     exposed = groups.sums(ints(collective_calls.column("exposed_ns"), 0), lasting)
     timed = groups.number(lasting)
-    means = [total / count if count else None for total, count in zip(totals, timed.tolist())]
+    means = [total // count if count else None for total, count in zip(totals, timed.tolist())]
     shortest = groups.min(np.where(lasting, duration, np.iinfo(np.int64).max))
     rates = _rates(distinct, groups, size, duration, both)
     rates_of_largest = _rates(distinct, groups, size, duration, is_largest)

@@ -19,7 +19,7 @@ KERNELS: Schema = schema(
     calls="how many times the kernel ran",
     device_ns="device time of all calls",
     min_ns="the duration of the shortest call",
-    mean_ns="the mean duration of a call",
+    mean_ns="the mean duration of a call, rounded down to a nanosecond",
     max_ns="the duration of the longest call",
     launch_ns="CPU time of the calls that launched the kernel; a call that launches several "
     "kernels, such as the launch of a CUDA graph, counts only for the first of these kernels; None "
@@ -43,7 +43,7 @@ COPIES: Schema = schema(
     calls="how many times this kind of copy or memset ran",
     device_ns="device time of all calls",
     min_ns="the duration of the shortest call",
-    mean_ns="the mean duration of a call",
+    mean_ns="the mean duration of a call, rounded down to a nanosecond",
     max_ns="the duration of the longest call",
     bytes="bytes moved, summed over the copies and memsets whose size is known from the device "
     "event or from the CPU call; None if no size is known",

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.analysis.stacks import frames_around
 from instrument.errors import CaptureError
 from instrument.links import loops
 from instrument.links.call_tree import CallTree
@@ -144,6 +143,8 @@ def _by_inputs(links: Links, calls: Calls, column: Codes, text: Callable[[bytes]
 
 def by_stack(links: Links, calls: Calls, depth: int) -> Grouping:
     """The innermost Python frames around each call."""
+    from instrument.analysis.stacks import frames_around
+
     return frames_around(links.events, calls.event, depth)
 
 
