@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from instrument.cli.arguments import path_or_url
 from instrument.cli.output import Parts
 from instrument.errors import CaptureError, ConfigError, InstrumentError
-
-if TYPE_CHECKING:
-    from instrument.capture import Capture
 
 HELP = "export captures that a run did not export, or run a sink on captures"
 
@@ -68,66 +64,53 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
         return [finish_all(arguments.path, arguments.upload_to)]
     from instrument.analysis.find_captures import captures_at, captures_below
-    from instrument.capture import Capture
     from instrument.config.instantiate import parse_options, sink_of_class
     from instrument.files import importable_here
     from instrument.finish.leftovers import finish_queued, queued_at
-    from instrument.finish.sink_calls import ending_children
-    from instrument.sinks import Sink
 
     # A class may be in a file of the current folder.
     with importable_here() if "." in arguments.sink else nullcontext():
         sink = sink_of_class(arguments.sink, parse_options(arguments.options))
     path, to = arguments.path, arguments.to
-    failures: list[str] = []
-    chosen: Sequence[Path | str]
-    if not isinstance(path, str) and to is None and (queued := queued_at(path)):
-        finished, _, failures = finish_queued(queued, {arguments.sink: sink})
+    queued = [] if isinstance(path, str) or to is not None else queued_at(path)
+    finished, _, failures = finish_queued(queued, {arguments.sink: sink})
+    chosen: list[Path | str]
+    if queued:
         chosen = [] if path in queued else sorted({*captures_below(path)} - {*finished})
     else:
-        finished, chosen = [], sorted(captures_at(path), key=str)
+        chosen = sorted(captures_at(path), key=str)
     for each in chosen:
         try:
-            capture = Capture.load(each)
-            inner = (
-                Path(capture.name).name
-                if each == path
-                else str(each).removeprefix(str(path)).strip("/")
-            )
-            own = Path(inner) if isinstance(path, str) else capture.folder
-            _write(sink, capture, to / inner if to else own or Path(capture.name))
+            _run_sink(sink, each, path, to)
         except (InstrumentError, OSError) as error:
-            is_complete = len(chosen) == 1 and isinstance(error, InstrumentError)
-            failures.append(
-                str(error)
-                if is_complete
-                else f"The {arguments.sink} sink failed on {each}: {error}"
-            )
+            is_alone = len(chosen) == 1 and isinstance(error, InstrumentError)
+            prefix = "" if is_alone else f"The {arguments.sink} sink failed on {each}: "
+            failures.append(f"{prefix}{error}")
     try:
-        if isinstance(sink, Sink):
-            with ending_children():
-                sink.close()
+        _close(sink)
     except (InstrumentError, OSError) as error:
         failures.append(str(error))
+    count = len(chosen) + len(finished)
     if failures:
-        count = len(chosen) + len(finished)
-        others = (
-            f" ({len(failures)} of {count} captures failed; this is the first error.)"
-            if count > 1
-            else ""
-        )
-        raise CaptureError(f"{failures[0]}{others}")
+        others = f" ({len(failures)} of {count} captures failed; this is the first error.)"
+        raise CaptureError(f"{failures[0]}{others if count > 1 else ''}")
     return f"The {arguments.sink} sink ran on {', '.join(map(str, [*finished, *chosen]))}."
 
 
-def _write(sink: Any, capture: Capture, folder: Path) -> None:
-    """Create the folder, run the sink, and remove the folder if it is empty.
+def _run_sink(sink: Any, each: Path | str, path: Path | str, to: Path | None) -> None:
+    """Run the sink on a capture at or below `path`, and remove its folder if it is empty.
 
     Raises:
         ConfigError: the folder cannot be created.
     """
+    from instrument.capture import Capture
     from instrument.finish.sink_calls import ending_children
 
+    capture = Capture.load(each)
+    name = Path(capture.name)
+    inner = name.name if each == path else str(each).removeprefix(str(path)).strip("/")
+    own = Path(inner) if isinstance(path, str) else capture.folder
+    folder = to / inner if to else own or name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -140,3 +123,12 @@ def _write(sink: Any, capture: Capture, folder: Path) -> None:
     finally:
         with suppress(OSError):  # not empty
             folder.rmdir()
+
+
+def _close(sink: Any) -> None:
+    from instrument.finish.sink_calls import ending_children
+    from instrument.sinks import Sink
+
+    if isinstance(sink, Sink):
+        with ending_children():
+            sink.close()

@@ -84,10 +84,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
 
 def _row(place: Path | str, *, verdicts: bool) -> dict[str, Any]:
-    """Return the row of a capture, with the columns of `CAPTURES`.
-
-    The verdict says what slows the run most. For an unreadable capture, it is the error message.
-    """
+    """The cells of a capture; the verdict of an unreadable capture is the error."""
     from instrument.capture import Capture
     from instrument.report.verdict import verdict
     from instrument.trace.capture_json import unix_time
@@ -114,10 +111,7 @@ def _row(place: Path | str, *, verdicts: bool) -> dict[str, Any]:
 
 
 def _parts(table: Table) -> Iterator[Section]:
-    """Yield a table for each run, with the verdict below each capture.
-
-    If all captures of a run have the same phase or rank, the title shows it instead of a column.
-    """
+    """A table for each run; a phase or rank that all its captures share is in the title."""
     from instrument.analysis.section import Section
     from instrument.analysis.table import Table, known_columns
 

@@ -31,16 +31,12 @@ def as_text(ranks: Ranks, **options: Any) -> str:
 def parts(
     ranks: Ranks, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None
 ) -> list[Part]:
-    """Return a comparison of ranks as text and tables.
-
-    The tables hold the ranks, the collectives and the ranges. The text describes stragglers and
-    clocks.
+    """Return a comparison of ranks: tables of ranks, collectives and ranges, and sentences.
 
     Args:
         ranks: the window.
-        rows: the maximum number of rows in a table. If there are more ranks, the ranks with the
-            longest `own_ns` are shown. `own_ns` is the time of a step without waiting in
-            communication.
+        rows: the maximum number of rows in a table. Of more ranks, those with the longest `own_ns`
+            (the step without waiting in communication) are shown.
         sort: the column by which ranges are sorted. None shows the ranges with the most CPU time,
             in the order of the tree.
         columns: the columns of the table of ranges; None means the main columns. ["all"] shows all
@@ -50,22 +46,21 @@ def parts(
         ConfigError: the table of ranges has no such column.
     """
     of = f" of {ranks.world_size}" if ranks.world_size else ""
-    heading = [f"{ranks.name}: {len(ranks.summaries)}{of} ranks", *ranks.notes]
+    every = columns if is_every_column(columns) else None
     by = "own_ns" if len(ranks.ranks) > rows else None
+    collectives = view_part("collectives", ranks.collectives, rows=rows, columns=every)
     return [
-        heading,
-        view_part(
-            "ranks",
-            ranks.ranks,
-            rows=rows,
-            sort=by,
-            columns=columns if is_every_column(columns) else None,
-        ),
-        _stragglers(ranks.stragglers.head(rows)),
+        [f"{ranks.name}: {len(ranks.summaries)}{of} ranks", *ranks.notes],
+        view_part("ranks", ranks.ranks, rows=rows, sort=by, columns=every),
+        [*map(_straggler, ranks.stragglers.head(rows))] or ["No rank is a straggler."],
         _clocks(ranks.clocks),
-        *_collectives(ranks.collectives, rows, columns),
+        *_titled(collectives, "Collectives over the ranks, by process group and kind"),
         _ranges(ranks.ranges, rows, sort, columns),
     ]
+
+
+def _titled(part: str | Section, title: str) -> list[Section]:
+    return [] if isinstance(part, str) else [replace(part, title=title)]
 
 
 def as_json(ranks: Ranks) -> str:
@@ -85,10 +80,6 @@ def as_csv(ranks: Ranks, name: str) -> str:
         raise ConfigError(f"There is no table {name!r} of ranks{did_you_mean(name, SCHEMAS)}")
     table: Table = getattr(ranks, name)
     return table.to_csv()
-
-
-def _stragglers(table: Table) -> list[str]:
-    return [*map(_straggler, table)] or ["No rank is a straggler."]
 
 
 def _straggler(row: Any) -> str:
@@ -125,34 +116,20 @@ def _clocks(table: Table) -> str:
     return f"Clocks: at most {apart} apart from rank {table[0].rank}'s clock, {sure}{others}."
 
 
-def _collectives(table: Table, rows: int, columns: Sequence[str] | None) -> list[str | Section]:
-    chosen = columns if is_every_column(columns) else None
-    part = view_part("collectives", table, rows=rows, columns=chosen)
-    if isinstance(part, str):
-        return []
-    return [replace(part, title="Collectives over the ranks, by process group and kind")]
-
-
 def _ranges(
     table: Table, rows: int, sort: str | None, columns: Sequence[str] | None
 ) -> str | Section:
-    known = known_columns(table, _OF_RANGES)
-    count = len(table)
+    count, shown = len(table), min(rows, len(table))
+    chosen = columns or known_columns(table, _OF_RANGES)
+    if not is_every_column(columns):
+        chosen = ["path", *(name for name in chosen if name != "path")]
     if sort is None and count > rows:
         most = sorted(range(count), key=lambda k: -(table[k].cpu_median_ns or 0))[:rows]
         table = Table(
             {name: [table.column(name)[k] for k in sorted(most)] for name in table.columns}
         )
-    chosen = ["path", *(columns or known[1:])]
-    part = view_part(
-        "ranges",
-        table,
-        rows=rows,
-        sort=sort,
-        columns=columns if is_every_column(columns) else chosen,
-    )
-    shown = min(rows, len(table))
-    note = f" (the {shown} of {count} with the most {sort or 'CPU time'})" if shown < count else ""
+    part = view_part("ranges", table, rows=rows, sort=sort, columns=chosen)
     if isinstance(part, str):
         return part
+    note = f" (the {shown} of {count} with the most {sort or 'CPU time'})" if shown < count else ""
     return replace(part, title=f"Ranges per step over the ranks{note}", chosen=columns is not None)

@@ -73,16 +73,12 @@ class RankSummary(msgspec.Struct, kw_only=True):
     Unknown values and columns are None.
 
     - `ranges` has the columns of `capture.ranges`, for at most 500 ranges.
-    - `steps` are the finished steps. Columns such as `compute_ns` hold how long the device
-      computed, communicated, copied or was idle between the start and the end of the step. In a
-      trace without device events, the columns of communication hold the time of collectives on the
-      CPU (gloo).
+    - `steps` are the finished steps, with the time of each kind of device work in the step; without
+      device events, communication is the time of collectives on the CPU (gloo).
     - `breakdown` is the row of `capture.breakdown`, for the whole trace.
-    - `collectives` are the last 512 collectives of the kinds that end at the same moment on all
-      ranks. `start_ns` and `end_ns` are Unix times minus `base_ns`. `group` is the index of a row
-      of `collective_groups`.
-    - `truncated` says whether the window ended before its last planned step, and `cut_short`
-      whether the trace file is cut short.
+    - `collectives` are the last 512 collectives that end at the same moment on all ranks, in Unix
+      time minus `base_ns`. `group` is the index of a row of `collective_groups`.
+    - `truncated`: the window ended before its last planned step; `cut_short`: the trace file is.
     - `ranks` is the option `profiler.ranks`: the ranks that should have recorded.
     """
 
