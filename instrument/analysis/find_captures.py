@@ -64,13 +64,37 @@ def captures_at(place: Place, *, or_traces: bool = False) -> list[Place]:
 
 def captures_below(folder: Path) -> Iterator[Path]:
     """Yield the finished captures at most `DEPTH` levels below a folder, ordered by path."""
+    for parent, names in _walk(folder):
+        if parent != folder and METADATA_FILE in names and files.is_regular(parent / METADATA_FILE):
+            yield parent
+
+
+def timings_at(place: Place) -> list[Path]:
+    """Return the files of timings in a folder, the newest last; a file is returned as it is.
+
+    Raises:
+        CaptureError: the folder holds no timings, or the URL cannot be fetched.
+    """
+    path = storage.fetch(place) if storage.is_url(place) else Path(place)
+    if not path.is_dir():
+        return [path]
+    found = _timings_in(path)
+    if not found:
+        raise CaptureError(f"{path} holds no timings: record them with profiler=timings.")
+    return sorted(found, key=lambda file: (file.stat().st_mtime_ns, file))
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     for parent, inner, names in os.walk(folder):
         depth = len(Path(parent).relative_to(folder).parts)
-        inner[:] = (
-            sorted(name for name in inner if not name.startswith(".")) if depth < DEPTH else []
-        )
-        if depth and METADATA_FILE in names and files.is_regular(Path(parent, METADATA_FILE)):
-            yield Path(parent)
+        shown = sorted(name for name in inner if not name.startswith("."))
+        inner[:] = shown if depth < DEPTH else []
+        yield Path(parent), names
+
+
+def _timings_in(folder: Path) -> list[Path]:
+    found = [parent / name for parent, names in _walk(folder) for name in names]
+    return [file for file in found if file.match(TIMINGS_FILES) and files.is_regular(file)]
 
 
 def kind_of(path: Path) -> Literal["folder", "file"]:
@@ -100,8 +124,7 @@ def _traces_in(folder: Path) -> list[Path]:
 
 
 def _no_capture_in(folder: Path) -> CaptureError:
-    patterns = ("*/" * depth + TIMINGS_FILES for depth in range(DEPTH))
-    if any(any(folder.glob(pattern)) for pattern in patterns):
+    if _timings_in(folder):
         return CaptureError(
             f"{folder} holds timings and no capture: "
             f"`instrument show {shlex.quote(str(folder))} --timings` shows them."

@@ -11,6 +11,7 @@ from instrument.errors import CaptureError, TraceError
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
+    from instrument.runs.run import Ranks
 
 # At most this many other captures are listed on stderr.
 _OTHERS = 10
@@ -57,6 +58,24 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
             say(f"Left out: {error}")
             continue
         yield capture
+
+
+def chosen_window(paths: Iterable[Path | str], name: str | None = None) -> Ranks:
+    """Return the window with a name, or else the newest one; list other windows on stderr.
+
+    Raises:
+        CaptureError: there are no captures, none can be read, or the window does not exist.
+    """
+    from instrument.runs.run import Run
+
+    run = Run.load(*paths)
+    for sentence in run.unread:
+        say(f"Left out: {sentence}")
+    if name is not None:
+        return run.window(name)
+    *others, newest = run.windows
+    tell_others(newest.where, [window.where for window in others], "windows")
+    return newest
 
 
 def tell_others(newest: Path | str, others: Sequence[Path | str], kind: str) -> None:

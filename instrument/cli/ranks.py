@@ -7,7 +7,7 @@ from pathlib import Path
 
 from instrument.cli.arguments import ROWS, column_names, path_or_url, row_count
 from instrument.cli.output import Parts, Written, say, writing
-from instrument.cli.paths import tell_others
+from instrument.cli.paths import chosen_window
 
 HELP = "compare the ranks of a run, and merge their traces"
 
@@ -70,14 +70,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     """
     from instrument.report import ranks as text
     from instrument.runs import merge_traces
-    from instrument.runs.run import Run
 
-    loaded = Run.load(*arguments.paths)
-    for sentence in loaded.unread:
-        say(f"instrument: left out: {sentence}")
-    ranks = loaded.window(arguments.window) if arguments.window else loaded.windows[-1]
-    if not arguments.window:
-        tell_others(ranks.where, [window.where for window in loaded.windows[:-1]], "windows")
+    ranks = chosen_window(arguments.paths, arguments.window)
     if arguments.trace:
         with writing(arguments.trace):
             merge_traces.merge(ranks, arguments.trace)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from fnmatch import fnmatch
-from pathlib import Path
 from typing import get_args
 
 from instrument.analysis.views import VIEWS, Grouping
@@ -21,8 +19,7 @@ from instrument.cli.arguments import (
 )
 from instrument.cli.output import Parts, Written, say
 from instrument.cli.paths import newest_capture, tell_others
-from instrument.errors import CaptureError, ConfigError
-from instrument.files import regular_files
+from instrument.errors import ConfigError
 
 HELP = "print the range tree and the costliest operators, or another view"
 
@@ -153,10 +150,13 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
 
 def _timings(arguments: argparse.Namespace) -> str | Parts:
+    from instrument.analysis.find_captures import timings_at
     from instrument.analysis.timings_file import read_timings
     from instrument.report.text import chosen_columns, view_part
 
-    table, heading = read_timings(_timings_file(arguments.path))
+    *others, newest = timings_at(arguments.path)
+    tell_others(newest, others, "files of timings")
+    table, heading = read_timings(newest)
     options = {"sort": arguments.sort, "columns": arguments.columns}
     part = view_part("timings", table, rows=arguments.rows or ROWS, **options)
     if arguments.json or arguments.csv:
@@ -167,25 +167,3 @@ def _timings(arguments: argparse.Namespace) -> str | Parts:
         csv = chosen_columns("timings", shown, arguments.columns).to_csv()
         return Written(csv.rstrip("\n"))
     return [heading, part]
-
-
-def _timings_file(path: Path | str) -> Path:
-    """Return the timings file at a path.
-
-    If the path is a folder, return its newest timings file, and list the others on stderr.
-    """
-    from instrument.analysis.find_captures import TIMINGS_FILES
-
-    if isinstance(path, str):
-        from instrument.storage import fetch
-
-        path = fetch(path)
-    if not path.is_dir():
-        return path
-    files = (file for file in regular_files(path) if fnmatch(file.name, TIMINGS_FILES))
-    found = sorted(files, key=lambda file: (file.stat().st_mtime_ns, file))
-    if not found:
-        raise CaptureError(f"{path} holds no timings: record them with profiler=timings.")
-    *others, newest = found
-    tell_others(newest, others, "files of timings")
-    return newest

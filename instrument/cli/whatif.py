@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instrument.cli.arguments import CAPTURE, ROWS, ROWS_HELP, path_or_url, row_count
-from instrument.cli.output import Parts, Written, say
-from instrument.cli.paths import newest_capture, tell_others
+from instrument.cli.output import Parts, Written
+from instrument.cli.paths import chosen_window, newest_capture
 from instrument.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -139,14 +139,9 @@ def _unedited(paths: list[Path | str]) -> tuple[str, Scenario]:
     if len(paths) == 1:
         capture = newest_capture(paths[0])
         return capture.name, capture.whatif
-    from instrument.runs.run import Run
     from instrument.whatif.scenario import joint_scenario
 
-    run = Run.load(*paths)
-    for sentence in run.unread:
-        say(f"instrument: left out: {sentence}")
-    ranks = run.windows[-1]
-    tell_others(ranks.where, [window.where for window in run.windows[:-1]], "windows")
+    ranks = chosen_window(paths)
     return f"{ranks.name}, {len(ranks.paths)} ranks", joint_scenario(ranks)
 
 
