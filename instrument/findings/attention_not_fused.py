@@ -60,10 +60,9 @@ CHECK = Check(
 
 
 def _attention(capture: Views) -> tuple[Ints, Ints]:
-    """Return the softmax nodes of attention, and all nodes between the two products.
+    """The softmax nodes of attention, and all nodes between the two products.
 
-    A softmax, its two products and the nodes between them are siblings in the call tree. A node is
-    a product if it is a batched matrix product or contains one at any depth.
+    All are siblings in the call tree. A product is or contains a batched matrix product.
     """
     events, tree = capture.events, capture.links.call_tree
     softmax = events.named(_is_softmax)[tree.index]
@@ -101,11 +100,7 @@ def _is_softmax(name: str) -> bool:
 
 
 def _fits(events: Events, first: int, softmax: int, last: int) -> bool:
-    """Whether the shapes are those of attention; True if no shapes were recorded.
-
-    The first product returns a matrix. The inputs of the softmax and of the second product must
-    have the rows and columns of this matrix.
-    """
+    """Whether softmax and second product read the first one's result; True without shapes."""
     factors, scores, others = (_matrices(events, each) for each in (first, softmax, last))
     if len(factors) < 2 or not scores or not others:
         return bool(events.shapes[softmax] < 0)
@@ -116,5 +111,4 @@ def _fits(events: Events, first: int, softmax: int, last: int) -> bool:
 
 
 def _matrices(events: Events, event: int) -> list[list[int]]:
-    """Return the shapes of those inputs of an operator that have at least three dimensions."""
     return [shape for shape in input_shapes(events, event) if shape is not None and len(shape) > 2]

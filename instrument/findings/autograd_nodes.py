@@ -25,17 +25,11 @@ _MOST_NAMES = 10
 
 
 def makers(capture: Views) -> Ints:
-    """The forward operators that made an autograd node, sorted by thread, then by start.
-
-    An operator that made several nodes occurs once. The sequence number of the thread's next
-    operator shows whether an operator made a node. The last operator of a thread has no next
-    operator, so it counts only if a backward ran its node.
-    """
+    """The forward operators that made an autograd node, sorted by thread, then by start."""
     events, numbered = capture.events, _numbered(capture)
     thread, number = events.thread[numbered], events.sequence[numbered]
     is_last = np.append((thread[1:] != thread[:-1]) | (number[1:] > number[:-1]), True)
-    # An operator made a node if the next operator of the thread has a higher number. The last
-    # operator of a thread has no next operator.
+    # The last operator of a thread has no next operator: it counts if a backward ran its node.
     next_is_same_thread = np.append(thread[1:] == thread[:-1], False)
     has_run = isin(number, ran(capture))
     found: Ints = numbered[is_last[: len(numbered)] & (next_is_same_thread | has_run)]
@@ -52,10 +46,8 @@ def ran(capture: Views) -> Ints:
 def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) -> Scenario:
     """Return the simulation in which each of the given operators takes about `each_ns` less time.
 
-    All operators of a name are scaled by one factor. With this factor, the operator with the median
-    duration takes `each_ns` less. The simulation shortens an operator by more than `each_ns` if it
-    took longer than the median, for example because it waited for a CPU. Only the ten names with
-    the most operators are scaled.
+    All operators of a name are scaled by one factor, with which the median one takes `each_ns`
+    less. Only the ten names with the most operators are scaled.
     """
     table = capture.events
     _, groups = groupby(table.name[events].astype(np.int64))
@@ -66,7 +58,6 @@ def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) ->
 
 
 def _numbered(capture: Views) -> Ints:
-    """The operators in grad mode, outside of backward nodes; sorted by thread, then by start."""
     links = capture.links
     tree, scopes = links.call_tree, links.scopes
     node_above = scopes.nodes.nearest(scopes.backward, scopes.innermost)

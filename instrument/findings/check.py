@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from functools import partial
 from glob import escape
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from instrument.analysis.places import common_place
 from instrument.analysis.views import Views
@@ -81,6 +81,10 @@ DEVICE_WORK = Need(
 )
 
 
+#: What a change does to a simulated step.
+Edit: TypeAlias = "Callable[[Scenario], Scenario]"
+
+
 class Problem(NamedTuple):
     """What a check has found: events, and what makes a finding of them.
 
@@ -88,18 +92,16 @@ class Problem(NamedTuple):
         title: the title of the finding.
         events: the positions of the events in `capture.events`; None if no events show the problem.
         share: the share of the step that the title names.
-        edit: what the change does to the simulated step. None: the time of the events, and of
-            their device work, is multiplied by `Check.factor`.
-        place: the range and the source line; None: those in which the events spend 90 % of their
-            time.
-        evidence: the evidence; None: a row for each name of the events.
+        edit: the simulated change; None scales the time of the events by `Check.factor`.
+        place: the range and the source line; None finds those of 90 % of the events' time.
+        evidence: the evidence; None makes a row for each name of the events.
         change, verify: replace those of the check.
     """
 
     title: str
     events: Ints | None = None
     share: float | None = None
-    edit: Callable[[Scenario], Scenario] | None = None
+    edit: Edit | None = None
     place: tuple[str | None, str | None] | None = None
     evidence: tuple[Evidence, ...] | None = None
     change: str = ""
@@ -119,8 +121,8 @@ class Check(NamedTuple):
         least_share: a problem is a finding if it takes at least this share of the step.
         least_saving: there is no finding if the simulation saves a smaller share of the step. None:
             there is a finding in any case.
-        factor: by how much the simulation multiplies the time of the events. None: the saving is
-            known only if `Problem.edit` says how to simulate the change.
+        factor: the factor by which the simulation multiplies the time of the events and of their
+            device work. None: the saving is known only if there is a `Problem.edit`.
         on_device: True if only a trace with device work can show the problem, False if only a trace
             without. In a trace without device work, a check that needs it never counts as passed.
         needs: the data without which the check cannot run.
@@ -216,7 +218,7 @@ def saving_of(scenario: Scenario | None) -> Saving | None:
     return Saving(scenario.baseline_ns, scenario.saving_ns, scenario.low_ns, scenario.high_ns)
 
 
-def _scaled(check: Check, problem: Problem) -> Callable[[Scenario], Scenario] | None:
+def _scaled(check: Check, problem: Problem) -> Edit | None:
     events, by = problem.events, check.factor
     if events is None or by is None:
         return None

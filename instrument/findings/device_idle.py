@@ -19,6 +19,7 @@ from instrument.analysis.places import source_of
 from instrument.analysis.synchronisations import callers
 from instrument.analysis.views import Views
 from instrument.findings.check import Check, Problem
+from instrument.findings.evidence import evidence_row
 from instrument.findings.finding import Evidence
 from instrument.findings.launch_bound import LONG_NS, LaunchGaps, launch_gaps
 from instrument.links.groupby import groupby
@@ -39,11 +40,7 @@ _MOST_CAUSES = 5
 
 
 class _Cause(NamedTuple):
-    """Where the CPU spent time during the gaps: in an operator, in a range, or in neither.
-
-    `event` is the position of the event with the most time in the gaps; -1 if the time is in no
-    event.
-    """
+    """Where the CPU spent time in the gaps; `event` is the longest event, -1 if it is in none."""
 
     name: str
     range: str | None
@@ -90,15 +87,8 @@ CHECK = Check(
 
 
 def _row(capture: Views, cause: _Cause) -> Evidence:
-    events, at = capture.events, cause.event
-    return Evidence(
-        cause.name,
-        cause.calls,
-        cause.time_ns,
-        int(events.start_ns[at]) if at >= 0 else None,
-        int(events.end_ns[at]) if at >= 0 else None,
-        "own CPU time in the gaps" + (f", in {cause.range}" if cause.range else ""),
-    )
+    detail = "own CPU time in the gaps" + (f", in {cause.range}" if cause.range else "")
+    return evidence_row(capture, cause.name, cause.calls, cause.time_ns, cause.event, detail)
 
 
 def _change(capture: Views, cause: _Cause) -> str:
@@ -135,10 +125,7 @@ def _launches_inside(capture: Views) -> Ints:
 
 
 def _threads(capture: Views, gaps: LaunchGaps) -> Ints:
-    """For each gap, the thread that launches the work after the gap.
-
-    For a gap after the last device work, it is the thread of the last launch.
-    """
+    """For each gap, the thread that launches the work after it, or that of the last launch."""
     events = capture.events
     calls = capture.work.call[capture.work.call >= 0]
     last = events.thread[calls[np.argmax(events.start_ns[calls])]] if len(calls) else -1
@@ -177,10 +164,7 @@ def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
 
 
 def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:
-    """For each node of the call tree, how much of its time lies in gaps of the devices.
-
-    A gap counts only for the nodes of one thread: the thread that launches the work after the gap.
-    """
+    """For each node of the call tree, how much of its time lies in gaps that its thread ends."""
     tree = capture.links.call_tree
     timeline = sweep([(gaps.start_ns, gaps.queued_ns), gaps.waiting])
     waits = timeline.active[0] & timeline.active[1] & (timeline.end_ns > timeline.start_ns)
@@ -191,10 +175,9 @@ def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:
 
 
 def _only_cpu(capture: Views, gaps: LaunchGaps) -> tuple[Ints, int]:
-    """Find the outermost calls that end in a gap, launch nothing and do not wait for the device.
+    """The outermost calls that end in a gap, launch nothing and do not wait for the device.
 
-    The calls are on the thread that launches the work after the gap. The second result is the total
-    time of these calls inside the gaps.
+    They are on the thread that ends the gap. The second result is their time inside the gaps.
     """
     events, tree = capture.events, capture.links.call_tree
     if not len(gaps.call) or not len(tree):

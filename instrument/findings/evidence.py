@@ -43,15 +43,10 @@ def costs(capture: Views, nodes: Ints) -> Ints:
 
 
 def launched_by(capture: Views, nodes: Ints) -> tuple[Ints, Ints]:
-    """The device events that the given calls launched, directly or in calls inside them.
+    """The device events that calls launched, directly or in calls inside them.
 
-    Args:
-        capture: the capture.
-        nodes: the calls, as nodes of the call tree.
-
-    Returns:
-        The device events, and for each of them the index in `nodes` of the innermost call around
-            its launch.
+    `nodes` are the calls, as nodes of the call tree. The second result is, for each device event,
+    the index in `nodes` of the innermost call around its launch.
     """
     device, launcher = capture.links.launched
     around = capture.links.call_tree.nearest_of(nodes, launcher)
@@ -72,41 +67,39 @@ def evidence(
 def evidence_by_name(
     capture: Views, name: Codes | Ints, events: Ints, time_ns: Ints, most: int = 5, detail: str = ""
 ) -> tuple[Evidence, ...]:
-    """Group events by the given names, and make one row for each name.
+    """Group events by the given names, and make one row for each name, at most `most`.
 
-    Args:
-        capture: the capture.
-        name: for each event, the name of its row, as an index into `events.names`.
-        events: the positions of the events.
-        time_ns: the time of each event. The start and end in a row are those of the event with the
-            most time.
-        most: the largest number of rows.
-        detail: the detail of every row.
+    `name` holds the name of each event's row, as an index into `events.names`, and `time_ns` the
+    time of each event. The start and end in a row are those of the event with the most time.
     """
     names, groups = groupby(name.astype(np.int64))
-    total_ns = groups.sum(time_ns)
-    longest = groups.sorted_by(time_ns).row(100)
-    table = capture.events
+    total_ns, size = groups.sum(time_ns), groups.size
+    longest = events[groups.sorted_by(time_ns).row(100)]
+    texts = capture.events.names
     return tuple(
-        Evidence(
-            name=table.names[names[k]],
-            calls=int(groups.size[k]),
-            total_ns=int(total_ns[k]),
-            start_ns=int(table.start_ns[events[longest[k]]]),
-            end_ns=int(table.end_ns[events[longest[k]]]),
-            detail=detail,
-        )
+        evidence_row(capture, texts[names[k]], int(size[k]), int(total_ns[k]), longest[k], detail)
         for k in np.argsort(-total_ns, kind="stable")[:most].tolist()
     )
+
+
+def evidence_row(
+    capture: Views, name: str, calls: int, total_ns: int, longest: int, detail: str = ""
+) -> Evidence:
+    """Make one row; `longest` is the position of its longest event, or -1 if there is none."""
+    if longest < 0:
+        return Evidence(name, calls, total_ns, detail=detail)
+    start_ns, end_ns = (
+        int(each[longest]) for each in (capture.events.start_ns, capture.events.end_ns)
+    )
+    return Evidence(name, calls, total_ns, start_ns, end_ns, detail)
 
 
 def evidence_by_operator(
     capture: Views, calls: Ints, time_ns: Ints, detail: str
 ) -> tuple[Evidence, ...]:
-    """Make one row for each operator around the given calls.
+    """Make one row for each operator around the given calls, or name of a call outside of all.
 
-    `time_ns` is a time for each call, and `detail` says what this time is. Calls outside all
-    operators are grouped by their own names.
+    `time_ns` is a time for each call, and `detail` says what this time is.
     """
     operator, _ = callers(capture.links, calls)
     name = np.where(operator >= 0, operator, capture.events.name[calls])

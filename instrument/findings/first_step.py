@@ -73,12 +73,7 @@ CHECK = Check(
 
 
 def _cause(capture: Views, more_ns: float) -> _Cause | None:
-    """The cause of `more_ns`, the additional time of the first step.
-
-    It is the kind of interruption with the most additional time, if this is at least 20 % of
-    `more_ns`. Otherwise, it is the operator, call or range with the most additional time, under the
-    same condition. None if neither has so much.
-    """
+    """The cause of `more_ns`, the additional time of the first step; None if it is not known."""
     for causes in (_kinds, _names):
         found = max(causes(capture), key=lambda cause: cause.more_ns, default=None)
         if found is not None and found.more_ns >= _LEAST_CAUSE * more_ns:

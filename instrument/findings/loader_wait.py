@@ -9,7 +9,7 @@ the trace does not show how long they need. Another library's loader is seen onl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from instrument.analysis.coverage_rows import STEPS
 from instrument.analysis.step_parts import waits_for_data
 from instrument.analysis.steps import is_loading
 from instrument.analysis.views import Views
-from instrument.findings.check import Check, Problem
+from instrument.findings.check import Check, Edit, Problem
 from instrument.findings.evidence import evidence
 from instrument.findings.finding import Evidence
 from instrument.links.intervals import merged, sweep
@@ -27,7 +27,6 @@ from instrument.units import duration, percent
 
 if TYPE_CHECKING:
     from instrument.trace.capture_json import Loader
-    from instrument.whatif.scenario import Scenario
 
 _SINGLE = "_SingleProcess"
 # The check proposes at least the first number of workers if the number of CPUs is unknown, and at
@@ -99,7 +98,7 @@ def _kind(capture: Views) -> _Kind:
 
 
 def _loader(capture: Views) -> Loader | None:
-    """The settings of the window's loader; None if unknown, or if there are several loaders."""
+    """The settings of the only loader of the window; None if unknown."""
     environment = capture.about.environment
     loaders = (environment.loaders if environment else None) or []
     phase = capture.about.window.phase or "train"
@@ -108,11 +107,7 @@ def _loader(capture: Views) -> Loader | None:
 
 
 def _workers(capture: Views, present: int | None) -> int:
-    """The number of workers to try: the number of CPUs for each rank, but at most 16.
-
-    If the number of CPUs is not known, twice the current number of workers is tried, but at least
-    4 workers.
-    """
+    """The number of workers to try: that of the CPUs for each rank, or twice the present one."""
     own = _cpus(capture)
     return max(_USUAL_WORKERS, 2 * (present or 0)) if own is None else min(own, _MOST_WORKERS)
 
@@ -127,7 +122,6 @@ def _cpus(capture: Views) -> int | None:
 
 
 def _fewer_threads(capture: Views, workers: int) -> str:
-    """Advice to use fewer threads, if the workers take CPUs from the operators; else no text."""
     environment, cpus = capture.about.environment, _cpus(capture)
     present = environment.threads.intra_op if environment and environment.threads else None
     if cpus is None or present is None or len(capture.links.launches.device):
@@ -138,9 +132,7 @@ def _fewer_threads(capture: Views, workers: int) -> str:
     return f", and torch.set_num_threads({fitting}), because workers and operators share the CPUs"
 
 
-def _edit(
-    capture: Views, waits: Ints, kind: _Kind, workers: int
-) -> Callable[[Scenario], Scenario] | None:
+def _edit(capture: Views, waits: Ints, kind: _Kind, workers: int) -> Edit | None:
     """The step with data that `workers` worker processes load; None if workers already load it."""
     if kind == "workers":
         return None
@@ -187,7 +179,6 @@ def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, wor
 
 
 def _settings(loader: Loader | None) -> tuple[Evidence, ...]:
-    """The recorded settings of the loader, as a row of evidence."""
     if loader is None:
         return ()
     names = ("workers", "batch_size", "pin_memory", "persistent_workers", "prefetch_factor")

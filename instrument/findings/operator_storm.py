@@ -10,24 +10,20 @@ left out, because they follow from one in the forward.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from instrument.analysis.coverage_rows import CPU_IN_STEPS
 from instrument.analysis.places import common_place, range_codes
 from instrument.analysis.views import Views
-from instrument.findings.check import Check, Problem, glob_of
-from instrument.findings.evidence import evidence
-from instrument.findings.finding import Evidence
+from instrument.findings.check import Check, Edit, Problem, glob_of
+from instrument.findings.evidence import evidence, evidence_row
 from instrument.links.attribution import OPTIMIZER_STEP
 from instrument.trace.events import Ints, called_operators, is_runtime, is_step
 from instrument.units import duration, percent
-
-if TYPE_CHECKING:
-    from instrument.whatif.scenario import Scenario
 
 _LONGEST_PATTERN, _LEAST_REPEATS = 16, 32
 _TINY_NS = 50_000
@@ -40,8 +36,7 @@ _FUSED = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
 _OPTIMIZER = re.compile(rf"{OPTIMIZER_STEP}(\w+)\.step")
 
 
-@dataclass(frozen=True, slots=True)
-class Storm:
+class Storm(NamedTuple):
     """The loops of one pattern in one range.
 
     Attributes:
@@ -49,16 +44,16 @@ class Storm:
         events: the positions of all operators and ranges of the loops.
         loops: the number of loops.
         rounds: how often the pattern occurs, in all loops together.
-        pattern: the names in one round.
-        elapsed_ns: the time of all events and of the gaps between them. Of each gap, at most 50 µs
-            count, because the program does something else in a longer gap.
+        calls: the number of events in one round.
+        elapsed_ns: the time of all events, and at most 50 µs of each gap between them: in a longer
+            gap, the program does something else.
     """
 
     path: int
     events: Ints
     loops: int
     rounds: int
-    pattern: tuple[str, ...]
+    calls: int
     elapsed_ns: int
 
 
@@ -70,15 +65,9 @@ def find(capture: Views) -> Iterator[Problem]:
         if share < CHECK.least_share:
             return
         place = common_place(capture, storm.events)
-        first = storm.events[0]
-        rounds = Evidence(
-            "rounds of the loop",
-            storm.rounds,
-            storm.elapsed_ns,
-            int(events.start_ns[first]),
-            int(events.end_ns[first]),
-            f"{storm.rounds / storm.loops:,.0f} in a row, {len(storm.pattern)} calls each",
-        )
+        in_a_row = f"{storm.rounds / storm.loops:,.0f} in a row, {storm.calls} calls each"
+        of_loop = "rounds of the loop", storm.rounds, storm.elapsed_ns
+        rounds = evidence_row(capture, *of_loop, storm.events[0], in_a_row)
         median_ns = int(np.median(events.duration_ns[storm.events]))
         yield Problem(
             f"{percent(share)} of the {steps.what} goes to a loop over tiny operators: "
@@ -113,38 +102,28 @@ def storms(capture: Views) -> list[Storm]:
     name = events.name[tree.index[nodes]].astype(np.int64)
     loops = _loops(name, parent)
     start, end = tree.start_ns[nodes], tree.end_ns[nodes]
-    lasts, kept = end - start, []
-    for first, last, period in loops:
-        median_ns = int(np.median(lasts[first:last]))
-        if median_ns <= _TINY_NS:
-            kept.append((first, last, period))
-    by_pattern: dict[tuple[int, frozenset[int]], list[tuple[int, int, int]]] = {}
-    path = range_codes(capture, tree.index[nodes[[first for first, _, _ in kept]]]).tolist()
-    for loop, code in zip(kept, path):
-        first, _, period = loop
-        key = code, frozenset(name[first : first + period].tolist())
-        by_pattern.setdefault(key, []).append(loop)
-    found = []
-    for (code, _), same in by_pattern.items():
-        first, _, period = same[0]
-        chosen = np.concatenate([np.arange(first, last) for first, last, _ in same])
-        found.append(
-            Storm(
-                path=code,
-                events=tree.index[nodes[chosen]],
-                loops=len(same),
-                rounds=sum((last - first) // period for first, last, period in same),
-                pattern=tuple(events.names[k] for k in name[first : first + period].tolist()),
-                elapsed_ns=sum(
-                    _elapsed_ns(start[first:last], end[first:last]) for first, last, _ in same
-                ),
-            )
+    lasts = end - start
+    loops = [loop for loop in loops if np.median(lasts[loop[0] : loop[1]]) <= _TINY_NS]
+    paths = range_codes(capture, tree.index[nodes[[first for first, _, _ in loops]]]).tolist()
+    by_pattern = defaultdict(list)
+    for path, (first, last, period) in zip(paths, loops):
+        pattern = frozenset(name[first : first + period].tolist())
+        by_pattern[path, pattern].append((first, last, period))
+    found = [
+        Storm(
+            path,
+            tree.index[nodes[np.concatenate([np.arange(*loop[:2]) for loop in same])]],
+            loops=len(same),
+            rounds=sum((last - first) // period for first, last, period in same),
+            calls=same[0][2],
+            elapsed_ns=sum(_elapsed_ns(start[i:k], end[i:k]) for i, k, _ in same),
         )
+        for (path, _), same in by_pattern.items()
+    ]
     return sorted(found, key=lambda storm: -storm.elapsed_ns)
 
 
 def _elapsed_ns(start_ns: Ints, end_ns: Ints) -> int:
-    """The time of the calls of one loop, and at most 50 µs of each gap between them."""
     reached = np.maximum.accumulate(end_ns)
     too_long = np.maximum(start_ns[1:] - reached[:-1] - _TINY_NS, 0)
     return int(reached[-1] - start_ns[0] - too_long.sum())
@@ -153,25 +132,15 @@ def _elapsed_ns(start_ns: Ints, end_ns: Ints) -> int:
 def _sequences(capture: Views) -> tuple[Ints, Ints]:
     """The nodes that can be part of a loop, and the parent of each node.
 
-    These are the operators and ranges in the steps. Backward nodes are left out, and so is all that
-    is inside an operator or a backward node. Nodes with the same parent follow each other in order
-    of start.
+    These are the operators and ranges in the steps, without all that is inside an operator or a
+    backward node. Nodes with the same parent follow each other in order of start.
     """
     events, links = capture.events, capture.links
     tree, scopes = links.call_tree, links.scopes
-    is_operator = called_operators(events)[tree.index]
-    inside = tree.inside(is_operator)
-    is_call = events.among(is_runtime)[tree.index]
-    steps = events.named(is_step)[tree.index]
-    backward = np.append(scopes.backward, False)[scopes.innermost]
-    chosen = (
-        ~inside
-        & ~is_call
-        & ~steps
-        & ~backward
-        & (capture.links.counted_steps.holds(tree.start_ns) >= 0)
-    )
-    nodes = np.flatnonzero(chosen)
+    other = (events.among(is_runtime) | events.named(is_step))[tree.index]
+    other |= tree.inside(called_operators(events)[tree.index])
+    other |= np.append(scopes.backward, False)[scopes.innermost]
+    nodes = np.flatnonzero(~other & (links.counted_steps.holds(tree.start_ns) >= 0))
     order = np.argsort(tree.parent[nodes], kind="stable")  # children in order of start
     # All roots have the parent -1, so a negative number for each thread distinguishes the threads.
     parent = np.where(tree.parent[nodes] >= 0, tree.parent[nodes], -1 - tree.thread[nodes])
@@ -179,13 +148,11 @@ def _sequences(capture: Views) -> tuple[Ints, Ints]:
 
 
 def _loops(name: Ints, parent: Ints) -> list[tuple[int, int, int]]:
-    """Return for each loop its first place, the place after its end, and the length of its pattern.
+    """For each loop: its first index in `name`, the index after its end, the length of its pattern.
 
-    A place is an index into `name`. No two loops share a place. If patterns of several lengths fit,
-    the shortest is used.
+    Loops do not overlap. If patterns of several lengths fit, the shortest is used.
     """
-    taken = np.zeros(len(name), np.bool_)
-    found = []
+    taken, found = np.zeros(len(name), np.bool_), []
     for period in range(1, _LONGEST_PATTERN + 1):
         if len(name) <= period:
             break
@@ -200,16 +167,12 @@ def _loops(name: Ints, parent: Ints) -> list[tuple[int, int, int]]:
     return sorted(found)
 
 
-def _edit(capture: Views, storm: Storm) -> Callable[[Scenario], Scenario]:
+def _edit(capture: Views, storm: Storm) -> Edit:
     """The step as if each loop had one round, which does the work of all rounds.
 
-    The overhead of the calls is removed, except in one round of each loop. The overhead of a call
-    is `_CALL_NS`, or the duration of the call if this is shorter; the rest is the work of the call.
-
-    If the loops take at least half of the time of their range, the time of the whole range is
-    multiplied by a factor. So the backward of the range and the time between the calls become
-    shorter too. If the loops take less, or are outside of all ranges, only the calls become
-    shorter.
+    The first `_CALL_NS` of a call are overhead, which is removed except in one round of each loop;
+    the rest is work. If the loops take at least half of their range, the time of the whole range is
+    scaled, so that its backward and the time between the calls become shorter too.
     """
     scopes, steps = capture.links.scopes, capture.links.counted_steps
     lasts = capture.events.duration_ns[storm.events]
@@ -228,7 +191,6 @@ def _edit(capture: Views, storm: Storm) -> Callable[[Scenario], Scenario]:
 
 
 def _change(path: str | None) -> str:
-    """Return the advice of the finding: what to write instead of the loop."""
     optimizer = _OPTIMIZER.search(path or "")
     if optimizer:
         option = "fused=True" if optimizer[1] in _FUSED else "foreach=True"

@@ -38,12 +38,16 @@ def find(ranks: Ranks) -> Iterator[Finding]:
     if not is_worth(balanced, _LEAST_SAVING):
         return
     worst, waited_ns = late[0], max(map(_waited_ns, late))
+    excess = ""
+    if worst.excess is not None:  # None: the median rank has no own work
+        more = percent(worst.excess)
+        excess = f"the own work of rank {worst.rank} takes {more} longer than the median, and "
     share = waited_ns / step_ns[worst.rank]
     numbers = few(row.rank for row in late)
     who = f"Ranks {numbers} are" if len(late) > 1 else f"Rank {numbers} is"
     yield Finding(
         code="stragglers",
-        title=f"{who} late: {_excess(worst)}the other ranks wait up to {duration(waited_ns)} of "
+        title=f"{who} late: {excess}the other ranks wait up to {duration(waited_ns)} of "
         f"each step ({percent(share)})",
         change=_change(worst),
         verify=_command(ranks),
@@ -54,26 +58,12 @@ def find(ranks: Ranks) -> Iterator[Finding]:
     )
 
 
-def _excess(row: Any) -> str:
-    """A text that says how much more own work a straggler has than the median rank.
-
-    The text is empty if the median rank has no own work.
-    """
-    if row.excess is None:
-        return ""
-    return (
-        f"the own work of rank {row.rank} takes {percent(row.excess)} longer than the median, and "
-    )
-
-
 def _waited_ns(row: Any) -> int:
-    """How much more time per step the other ranks wait in communication than a straggler waits."""
     others_ns: int = row.others_exposed_communication_ns or 0
     return others_ns - int(row.exposed_communication_ns)
 
 
 def _is_in_range(row: Any) -> bool:
-    """Whether one range explains much of the additional time of a straggler."""
     excess_ns = row.own_ns - row.median_own_ns
     return row.range is not None and row.range_excess_ns >= _OF_EXCESS * excess_ns
 
@@ -88,7 +78,6 @@ def _balanced(ranks: Ranks) -> Scenario | None:
 
 
 def _change(row: Any) -> str:
-    """The change to try: help the CPU if the device waits for it, else give ranks equal work."""
     host = f" on {row.host}" if row.host else ""
     where = (
         f"Look at the range {row.range}: rank {row.rank}{host} spends "
@@ -110,7 +99,6 @@ def _change(row: Any) -> str:
 
 
 def _command(ranks: Ranks) -> str:
-    """The command that compares the ranks of this window, ready to paste into a shell."""
     folders = dict.fromkeys(
         path.rpartition("/")[0] if isinstance(path, str) else str(path.parent)
         for path in ranks.paths

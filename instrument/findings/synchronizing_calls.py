@@ -19,6 +19,7 @@ from instrument.analysis.places import common_place, nodes_of, range_codes, sour
 from instrument.analysis.step_parts import waits_for_data
 from instrument.analysis.views import Views
 from instrument.findings.check import Check, Problem
+from instrument.findings.evidence import evidence_row
 from instrument.findings.finding import Evidence
 from instrument.links.autograd import is_backward
 from instrument.links.groupby import Groups, group_rows, intern
@@ -95,9 +96,8 @@ def synchronizing_calls(capture: Views) -> Ints:
 def idle_after(capture: Views, calls: Ints) -> Ints:
     """For each call, the device's idle time that begins inside the call.
 
-    The idle time ends when the call that launches the next work returns. Time outside the steps
-    does not count, and neither does time in which the CPU waits for the loader. Idle time does not
-    count either if the launch of the next work is unknown.
+    Left out is time outside the steps, time in which the CPU waits for the loader, and idle time
+    before work whose launch is unknown.
     """
     events, found = capture.events, capture.links.launches
     steps = capture.links.counted_steps
@@ -124,7 +124,6 @@ def idle_after(capture: Views, calls: Ints) -> Ints:
 
 
 def _rows(capture: Views, calls: Ints, idle_ns: Ints) -> tuple[Evidence, ...]:
-    """Make one row for each operator, range and source line; the most idle time comes first."""
     events, paths = capture.events, capture.links.scopes.paths.texts
     names, operator = _operators(capture, calls)
     path, (source, sources) = range_codes(capture, calls), source_codes(capture, calls)
@@ -137,26 +136,16 @@ def _rows(capture: Views, calls: Ints, idle_ns: Ints) -> tuple[Evidence, ...]:
         where = [f"in {paths[path[first]]}"] if path[first] >= 0 else []
         where += [f"at {sources[source[first]]}"] if source[first] >= 0 else []
         where.append(f"leaves the device idle for {duration(int(total_ns[k]))}")
-        rows.append(
-            Evidence(
-                names[operator[first]] or events.names[events.name[calls[first]]],
-                int(groups.size[k]),
-                int(called_ns[k]),
-                int(events.start_ns[calls[first]]),
-                int(events.end_ns[calls[first]]),
-                ", ".join(where),
-            )
-        )
+        name = names[operator[first]] or events.names[events.name[calls[first]]]
+        size, total = int(groups.size[k]), int(called_ns[k])
+        rows.append(evidence_row(capture, name, size, total, calls[first], ", ".join(where)))
     return tuple(rows)
 
 
 def _operators(capture: Views, calls: Ints) -> tuple[list[str], Ints]:
-    """The name of the outermost operator around each call; "" for none.
+    """Distinct names, and for each call the index of the outermost operator's name; "" for none.
 
     An operator counts only if it lies inside the innermost range or backward node around the call.
-
-    Returns:
-        The distinct names, and for each call the index of the name.
     """
     events, tree = capture.events, capture.links.call_tree
     is_operator = called_operators(events) & ~is_backward(events)
@@ -169,7 +158,6 @@ def _operators(capture: Views, calls: Ints) -> tuple[list[str], Ints]:
 
 
 def _change(rows: tuple[Evidence, ...]) -> str:
-    """Return the advice of the finding: how to avoid the calls that cost most."""
     written = dict.fromkeys(_WRITTEN.get(row.name, "") for row in rows)
     named = [text for text in written if text] or ["these calls"]
     return (

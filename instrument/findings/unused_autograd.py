@@ -83,10 +83,9 @@ CHECK = Check(
 
 
 def _most_ns(capture: Views, chosen: Flags) -> Ints:
-    """For each chosen path, an upper bound of its time in the steps.
+    """For each chosen path, an upper bound of its time in the steps: overlaps count twice.
 
-    The bound is too high if several threads or streams work at the same time. `share_with_device`
-    computes the exact time, but takes longer. No chosen path may lie inside another one.
+    No chosen path may lie inside another one.
     """
     events, tree, scopes = capture.events, capture.links.call_tree, capture.links.scopes
     steps, inside = capture.links.counted_steps, chosen[scopes.opened]
@@ -129,10 +128,9 @@ def _problem(
 
 
 def _decided(capture: Views, made: Ints) -> Flags:
-    """A mask of the operators in `made` that lie in a finished step, but not in the last one.
+    """A mask of the operators in `made` whose backward ran in the window, if they have one.
 
-    Operators in the last finished step are left out, because their backward may run after the
-    window. If fewer than two steps finished, the mask holds all operators.
+    That is not known of those in the last of several steps.
     """
     events, steps = capture.events, capture.links.steps
     if len(steps) < 2:
