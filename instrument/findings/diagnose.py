@@ -149,8 +149,9 @@ def diagnose(
         CaptureError: there is no capture, or a capture holds no trace.
         TraceError: a trace cannot be read.
     """
-    given = [captures] if isinstance(captures, Views) else captures
-    newest, older = newest_run(given, lambda capture: capture.about)
+    if isinstance(captures, Views):
+        return diagnose_all([captures], checks, ranks_checks)
+    newest, older = newest_run(captures, lambda capture: capture.about)
     named = [(capture.name, capture.place) for capture in older]
     sentences = filter(None, [left_out(named, [capture.name for capture in newest])])
     one_by_one = (newest.pop(0) for _ in range(len(newest)))
