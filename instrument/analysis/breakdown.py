@@ -48,17 +48,13 @@ _LAYERS = ((KERNEL, MEMSET), (COMMUNICATION,), (COPY,))
 class Work:
     """The kernels, copies and memsets of the devices, as parallel columns.
 
-    The other device events are left out: counters, synchronisations and annotations.
-
     Attributes:
         event: the positions of the device events in `Events`.
         kind: indexes into `KINDS`.
         start_ns, end_ns: when the device events started and ended.
-        call: the position in `Events` of the runtime or driver call that launched each device
-            event; -1 if the trace does not have this call.
-        operator: for each device event, the position in `Events` of the operator or annotation
-            that the event's `External id` names; -1 if it is not known. Kineto writes this id on
-            device events and on their calls; see `instrument.links.launches`.
+        call: the position of the runtime or driver call that launched the event; -1 if not known.
+        operator: the position of the operator or annotation that the event's `External id` names;
+            -1 if not known; see `instrument.links.launches`.
     """
 
     event: Ints
@@ -107,12 +103,8 @@ BREAKDOWN: Schema = schema(
 def device_work(links: Links, communication: Sequence[str] | None = None) -> Work:
     """Return the kernels, copies and memsets of a trace, on all streams, with their kinds.
 
-    Args:
-        links: the relations between the events of the trace.
-        communication: globs. Kernels whose names match one of them are communication; case is
-            ignored. None means the default, `COMMUNICATION_NAMES`. The value
-            `["*nccl*", "*rccl*"]` replaces the default. The value
-            `[*COMMUNICATION_NAMES, "*my_all_reduce*"]` extends it.
+    `communication` are globs, ignoring case, for the names of kernels that communicate; None means
+    `COMMUNICATION_NAMES`.
     """
     events, found = links.events, links.launches
     event = found.device
@@ -139,7 +131,7 @@ def launched_ns(events: Events, work: Work) -> Ints:
 def breakdown(work: Work) -> Table:
     """Return the device time of the whole trace by kind of work, as one row; see `BREAKDOWN`.
 
-    Time is not summed over devices: a second in which two devices work counts as one second.
+    A second in which two devices work counts as one second.
     """
     found = by_group(work, np.zeros(len(work.event), np.int64), 1)
     return Table.of(
@@ -148,13 +140,7 @@ def breakdown(work: Work) -> Table:
 
 
 def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:
-    """The columns of `BREAKDOWN` with one value for each group of device events.
-
-    Args:
-        work: the device events.
-        group: for each device event, the number of its group; -1 leaves the event out.
-        groups: the number of groups.
-    """
+    """The columns of `BREAKDOWN` for each group of device events; -1 is no group."""
     chosen = [np.flatnonzero(np.isin(work.kind, kinds) & (group >= 0)) for kinds in _LAYERS]
     layers = [(work.start_ns[index], work.end_ns[index]) for index in chosen]
     timeline = sweep(layers, [group[index] for index in chosen])
@@ -165,19 +151,14 @@ def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:
 
 
 def layers_of(work: Work) -> list[Intervals]:
-    """Return the intervals of compute (with memsets), of communication, and of copies.
-
-    The result is the argument `layers` of `sweep`: each of the three items is one layer.
-    """
+    """The intervals of compute (with memsets), communication and copies, for `sweep`."""
     return [work.of(*kinds) for kinds in _LAYERS]
 
 
 def masks(active: NDArray[np.bool_]) -> dict[str, Flags]:
-    """For each column of `BREAKDOWN` except `idle_ns` and `total_ns`, a mask of its segments.
+    """For each column of `BREAKDOWN` but `idle_ns` and `total_ns`, a mask of segments.
 
-    A segment is a span of time in which the same layers (kinds of work) are active. `active` is the
-    attribute of a `Timeline` whose first three layers are compute, communication and copies, as in
-    `layers_of`.
+    `active` is that of a `Timeline` whose first three layers are those of `layers_of`.
     """
     compute, communication, copy = active[:3]
     return {

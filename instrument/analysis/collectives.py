@@ -1,9 +1,6 @@
-"""Two tables: one has a row for each collective, the other has sums by process group and kind.
+"""Two tables: a row for each collective, and sums by process group and kind.
 
-Bandwidths are defined as in NCCL's own tests (doc/PERFORMANCE.md in NVIDIA/nccl-tests). The
-algorithm bandwidth is the bytes divided by the time. The bus bandwidth is the algorithm bandwidth
-times a factor for the kind of collective and the number of ranks. With this factor, the bus
-bandwidth can be compared with the rate of the link between the ranks.
+docs/device.md defines the bandwidths, as NCCL's own tests do (doc/PERFORMANCE.md in nccl-tests).
 """
 
 from __future__ import annotations
@@ -137,9 +134,8 @@ def kind_of(name: str) -> str | None:
 def bus_factor(kind: str | None, group_size: int | None) -> tuple[int, int] | None:
     """Return bus bandwidth divided by algorithm bandwidth, as numerator and denominator.
 
-    The factors for gather and scatter are from the source code of nccl-tests. All other factors are
-    from its doc/PERFORMANCE.md. In a group of one rank, most factors are 0, because nothing crosses
-    a link. The result is None for a barrier, and if the kind or the group's size is not known.
+    None for a barrier, and if the kind or the group's size is not known. The factors for gather and
+    scatter are from the source code of nccl-tests, all others from its doc/PERFORMANCE.md.
     """
     if kind in ("broadcast", "reduce", "send_recv"):
         return 1, 1
@@ -151,10 +147,7 @@ def bus_factor(kind: str | None, group_size: int | None) -> tuple[int, int] | No
 def bandwidths(
     kind: str | None, group_size: int | None, size: int | None, duration_ns: int | None
 ) -> tuple[int | None, int | None]:
-    """Return the algorithm bandwidth and the bus bandwidth in bytes per second.
-
-    A bandwidth that is not known is None.
-    """
+    """Return the algorithm and the bus bandwidth in bytes per second; None if not known."""
     if size is None or not duration_ns:
         return None, None
     factor = bus_factor(kind, group_size)
@@ -167,9 +160,7 @@ def bandwidths(
 def message_bytes(kind: str | None, details: Details) -> int | None:
     """Return the size of a message as NCCL counts it: the larger of the rank's input and output.
 
-    Input and output are equal for most kinds. In an all-gather, the output is larger than the
-    input. In a reduce-scatter, the input is larger than the output. The result is None for a
-    barrier, for an unknown size, and for an impossible size, such as a negative size.
+    None for a barrier, and for an unknown or impossible size.
     """
     known = (details.input_elements, details.output_elements)
     name = details.element_type or ""
@@ -185,14 +176,10 @@ def message_bytes(kind: str | None, details: Details) -> int | None:
 class _Found:
     """Events of collectives, as parallel columns.
 
-    Attributes:
-        event: the position in `Events` of a kernel, an annotation or a record of a collective.
-        record: the position of the collective's record, which is the CPU event in which torch
-            recorded the collective; -1 if there is no record.
-        range: the position of the annotation around the launch; -1 if there is no annotation.
-        step: the index of the finished step that launched the collective; -1 if there is none.
-        exposed_ns: see `COLLECTIVE_CALLS`.
-        runs_on: `DEVICE`, `CPU`, or None if the collectives have only a record.
+    `event` is a kernel, an annotation or a record; `record` is the CPU event in which torch
+    recorded the collective; `range` is the annotation around the launch; `step` is the index of the
+    finished step that launched it. These are positions or -1. `runs_on` is `DEVICE`, `CPU`, or None
+    for records alone.
     """
 
     event: Ints
@@ -207,12 +194,11 @@ def collective_calls(links: Links, work: Work) -> Table:
     """Return one row for each collective, in order of its end; see `COLLECTIVE_CALLS`.
 
     torch records each collective as a CPU event, which is called its record here. Kernels with the
-    same record are one collective. Collectives with a record and without a kernel come last. They
-    have no kernel if, for example, their process group has one rank, or no device was recorded.
+    same record are one collective. Collectives with a record and without a kernel, as in a group of
+    one rank, come last.
 
-    Limit: coalesced collectives run as one kernel. torch records each of these collectives, but the
-    kernel belongs to none of the records. So each coalesced collective has a row without a time,
-    and the kernel has a row without a size.
+    Limit: coalesced collectives run as one kernel, which belongs to none of their records. So each
+    of them has a row without a time, and the kernel has a row without a size.
 
     Cost: sorts the device events. If gloo or MPI ran on the CPU, the call tree is built too.
     """
@@ -235,7 +221,6 @@ def _joined(tables: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
 
 
 def _on_device(events: Events, work: Work, steps: Ints) -> _Found:
-    """The collectives that ran as communication kernels on a device."""
     chosen = np.flatnonzero(work.kind == COMMUNICATION)
     record, around = collective_records(events, work.operator[chosen], work.call[chosen])
     exposed = _outside(work.of(KERNEL, MEMSET), work.start_ns[chosen], work.end_ns[chosen])
@@ -244,7 +229,6 @@ def _on_device(events: Events, work: Work, steps: Ints) -> _Found:
 
 
 def _on_cpu(links: Links, steps: Ints) -> _Found:
-    """The collectives that ran on the CPU. torch marks each of them with an annotation."""
     events = links.events
     index = np.flatnonzero(is_on_cpu(events))
     start, end = events.start_ns[index], events.end_ns[index]
@@ -254,10 +238,7 @@ def _on_cpu(links: Links, steps: Ints) -> _Found:
 
 
 def _recorded_only(events: Events, steps: Ints, used: Ints) -> _Found:
-    """The collectives that have a record and no kernel.
-
-    `used` holds the positions of the records that have a kernel; -1 is ignored.
-    """
+    """The collectives that have a record and no kernel; `used` are the records with a kernel."""
     is_named = np.array([_is_collective_record(each) for each in events.details], np.bool_)
     chosen = records(events)
     chosen &= (events.detail >= 0) & np.append(is_named, False)[events.detail]
@@ -282,12 +263,7 @@ def is_on_cpu(events: Events) -> Flags:
 
 
 def _rows(events: Events, steps: Ints, found: _Found) -> dict[str, list[Any]]:
-    """The columns of the table `COLLECTIVE_CALLS` for the events in `found`.
-
-    torch records each collective call as a CPU event, the record. Events with the same record
-    belong to one call and share one row. Each event without a record has its own row. `steps` holds
-    the positions of the finished steps in `events`.
-    """
+    """The columns of `COLLECTIVE_CALLS`: events with the same record share one row."""
     unit = np.where(found.record >= 0, found.record, len(events) + np.arange(len(found.record)))
     groups = groupby(unit)[1]
     first = groups.sorted_by(events.start_ns[found.event]).row(0)
@@ -345,8 +321,8 @@ def _names(
 ) -> tuple[list[str], list[str | None]]:
     """The name and the kind of each collective.
 
-    The kind comes from the first of these texts that contains a kind: torch's record, the name of
-    the annotation, the name of the kernel. Each combination of these texts is searched only once.
+    The kind is in torch's record, or else in the name of the annotation, or else in that of the
+    kernel.
     """
     keys, groups = groupby_rows(of, ranges, events.name[event])
     names, kinds = [], []
@@ -367,8 +343,8 @@ def collectives(collective_calls: Table) -> Table:
     """Return one row for each process group and kind of collective; see `COLLECTIVES`.
 
     The row with the longest total time comes first. The kernel of a collective starts when the rank
-    is ready, and ends when all ranks are done. So the kernel's time includes waiting for other
-    ranks, and the bandwidths are lower bounds. `Ranks.collectives` has times without the waiting.
+    is ready, and ends when all ranks are done. So the bandwidths are lower bounds.
+    `Ranks.collectives` has times without the waiting.
     """
     key, distinct = intern(zip(*(collective_calls.column(name) for name in _OF_GROUP)))
     groups = Groups(key, len(distinct))
@@ -425,9 +401,9 @@ def _rates(
 def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
     """Return the communication time of each finished step in a trace without device events.
 
-    The columns are `communication_ns` and `exposed_communication_ns`. Communication is exposed
-    while no thread runs an operator. Operators that start a collective, run it or wait for it do
-    not count. The result is empty if no collective ran on the CPU.
+    The columns are `communication_ns` and `exposed_communication_ns`; none if no collective ran on
+    the CPU. Communication is exposed while no thread runs an operator. Operators that start a
+    collective, run it or wait for it do not count.
     """
     events = links.events
     if not is_on_cpu(events).any():

@@ -1,9 +1,7 @@
 """How complete a capture is: the fraction of the executed work that it shows, and what is missing.
 
-A profile can lack data without an error: launches from before the recording, device work that the
-profiler dropped, threads that the profiler did not record. Each row of `capture.coverage` measures
-one such loss. `incomplete` finds the losses that matter to a view, and `line` lists them in one
-line. Each row is computed separately, so a view computes only the rows that it depends on.
+A profile can lack data without an error. Each row of `capture.coverage` measures one such loss. A
+view computes only the rows that it depends on.
 """
 
 from __future__ import annotations
@@ -90,10 +88,7 @@ def is_copy(name: str) -> bool:
 
 
 def is_launch(name: str) -> bool:
-    """Whether all runtime calls of this name cause device work.
-
-    Not all calls of memset do: a memset of 0 bytes causes none.
-    """
+    """Whether all runtime calls of this name cause device work; a memset of 0 bytes does not."""
     return launches_kernel(name) or is_graph_launch(name) or is_copy(name)
 
 
@@ -106,10 +101,7 @@ def coverage(capture: Views) -> Table:
 
 
 def part(capture: Views, name: str) -> Part | None:
-    """Return the row `name` of `capture.coverage`; None if the row does not apply to the capture.
-
-    The capture keeps the computed rows.
-    """
+    """Return the row `name` of `capture.coverage`, computed once; None if it does not apply."""
     if name not in capture.kept:
         capture.kept[name] = _FINDERS[name](capture)
     found: Part | None = capture.kept[name]
@@ -117,11 +109,9 @@ def part(capture: Views, name: str) -> Part | None:
 
 
 def incomplete(capture: Views, names: Iterable[str] = rows.TABLES) -> Table:
-    """Return the rows of `capture.coverage` whose `share` is unknown or below `ENOUGH`.
+    """Return the rows of `capture.coverage` that are a loss, and unknown or below `ENOUGH`.
 
-    Only rows that state a reason in `why`, and whose `Row.is_loss` is True, are returned. `names`
-    are the rows to compute. For one view, pass `VIEWS[view].coverage`, which names the rows that
-    matter to this view.
+    `names` are the rows to compute, such as `VIEWS[view].coverage`.
     """
     found = _table(capture, (name for name in names if rows.ROWS[name].is_loss))
     return found.where(lambda row: row.why and (row.share is None or row.share < ENOUGH))
@@ -146,10 +136,7 @@ def losses(capture: Views, names: Iterable[str] = rows.TABLES) -> list[dict[str,
 
 
 def range_advice(capture: Views) -> str:
-    """Return what the user can do, so that more of the program's time lies inside ranges.
-
-    If an environment variable disabled the ranges, return this reason instead.
-    """
+    """Return what the user can do, so that more of the program's time lies inside ranges."""
     about = capture.about
     if about.annotations_disabled:
         return "INSTRUMENT_DISABLE was set in the environment."
@@ -166,16 +153,12 @@ def _table(capture: Views, names: Iterable[str]) -> Table:
 
 
 def _percent(share: float) -> str:
-    """Return a share below `ENOUGH` (95 %) as text, at most "94.9%": 0.9499 is not rounded up."""
+    """A share below 95 % as text, at most "94.9%": 0.9499 is not rounded up."""
     return f"{min(share, ENOUGH - 0.001):.1%}"
 
 
 def _time(covered_ns: int, total_ns: int, why: str) -> Part | None:
-    """The cells of a row that measures time; None if the total is 0.
-
-    `why` is the end of a sentence. This function puts the missing time before it, as in "1 ms of
-    2 ms device time has no launch".
-    """
+    """A row of times, None if the total is 0; `why` follows "1 ms of 2 ms " in a sentence."""
     if total_ns <= 0:
         return None
     covered_ns = min(max(covered_ns, 0), total_ns)
@@ -185,11 +168,7 @@ def _time(covered_ns: int, total_ns: int, why: str) -> Part | None:
 
 
 def _count(covered: int, total: int, why: str) -> Part | None:
-    """The cells of a row with counts instead of times; None if the total is 0.
-
-    `why` is the end of a sentence. This function puts the number of missing items before it, as in
-    "1 of 2 launches have no device work".
-    """
+    """A row of counts, None if the total is 0; `why` follows "1 of 2 " in a sentence."""
     if not total:
         return None
     return Part(
@@ -198,10 +177,7 @@ def _count(covered: int, total: int, why: str) -> Part | None:
 
 
 def _launches(capture: Views) -> Part | None:
-    """The share of launches that have device work.
-
-    Launches are counted and not timed, because the time of missing work is unknown.
-    """
+    """The launches that have device work, counted, because missing work has no known time."""
     events, device = capture.events, capture.work.event
     if not len(device) and events.among(_COUNTERS).any():
         return None
@@ -236,11 +212,7 @@ def _launches(capture: Views) -> Part | None:
 
 
 def _are_recorded(capture: Views, calls: Ints) -> Flags:
-    """A mask of the calls whose device work was to be recorded.
-
-    The option `profiler.activities` can select kernels without copies, or copies without kernels.
-    If the option names no types of device activities, the mask has all calls.
-    """
+    """A mask of the calls whose device work `profiler.activities` did not exclude."""
     activities = capture.about.config.activities
     chosen: set[str] = set()
     for each in activities if isinstance(activities, list) else ():
@@ -257,11 +229,7 @@ def _are_recorded(capture: Views, calls: Ints) -> Flags:
 
 
 def _captures(events: Events, time_ns: Ints) -> Flags:
-    """For each point in time, whether a CUDA stream capture was in progress on any thread.
-
-    If only the end of a stream capture is in the trace, the stream capture counts as in progress
-    from the start of the recording.
-    """
+    """For each point in time, whether a CUDA stream capture was in progress on any thread."""
     calls = events.among(is_runtime)
     begins = events.start_ns[calls & events.named(lambda name: "StreamBeginCapture" in name)]
     ends = events.end_ns[calls & events.named(lambda name: "StreamEndCapture" in name)]
@@ -275,7 +243,6 @@ def _captures(events: Events, time_ns: Ints) -> Flags:
 
 
 def _records(capture: Views) -> Part | None:
-    """How many device records Kineto kept, according to Kineto's own messages."""
     messages = capture.events.messages
     if any(_STOPPED_EARLY.search(text) for text in messages):
         why = (

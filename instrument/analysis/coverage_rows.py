@@ -1,9 +1,6 @@
 """The rows of `capture.coverage`, the table that says how complete a capture is.
 
-This module has the names of the rows, what they measure, and which of them measure missing data.
-
-This module does not import numpy, because `analysis/views.py` imports this module and must load
-without numpy.
+This module does not import numpy, because `analysis/views.py` must load without numpy.
 """
 
 from __future__ import annotations
@@ -16,10 +13,9 @@ class Row(NamedTuple):
     """What one row of the table `capture.coverage` measures.
 
     Attributes:
-        doc: the text for the documentation. It says which fraction the cell `share` holds, and for
-            which traces the row is left out.
-        is_loss: whether a `share` below 1 means that the capture lacks something. If False, the row
-            describes the program or the recording, and never causes a warning.
+        doc: which fraction the cell `share` holds, and for which traces the row is left out.
+        is_loss: whether a `share` below 1 means that the capture lacks something, and not only
+            describes the program or the recording.
     """
 
     doc: str

@@ -67,16 +67,12 @@ class _Replays:
 
     Attributes:
         event, kind: as in `Work`, for each device event.
-        name: for each device event, the index of its name in `Events.names`.
-        node_id: for each device event, the index of its node's id; -1 if the node has no id.
-        replay: for each device event, the number of its replay.
-        ordinal: for each device event, its position in the replay.
-        first: for each replay, the position of its first device event in the columns above.
-        size: for each replay, the number of its device events.
+        name, node_id: for each device event, the index of its name and of its node's id, or -1.
+        replay, ordinal: for each device event, the number of its replay, and its position there.
+        first, size: for each replay, its first device event and the number of its events.
         work: for each replay, the position in `Work` of its first device event.
         graph_id: for each replay, the index of its graph's id; -1 if the graph has no id.
-        is_one: for each replay, whether its device events have a correlation id, which proves that
-            they belong to one replay. Without this id, several replays may be taken for one.
+        is_one: for each replay, whether a correlation id proves that it is one replay.
     """
 
     event: Ints
@@ -94,7 +90,7 @@ class _Replays:
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """The nodes of the graphs, sorted by graph, and by `position` within a graph.
+    """The nodes of the graphs, sorted by graph and position.
 
     Attributes:
         of: the device events of `_Replays`, grouped by node.
@@ -110,11 +106,10 @@ class _Nodes:
 
 
 def cuda_graphs(links: Links, work: Work) -> Table:
-    """Return one row for each CUDA graph that was replayed; see `CUDA_GRAPHS`.
+    """Return one row for each CUDA or HIP graph that was replayed; see `CUDA_GRAPHS`.
 
-    The graph with the most device time comes first. HIP graphs are in the table too. In a trace of
-    ROCm, graphs have no ids. So graphs that look alike, such as the graphs of equal layers, share
-    one row.
+    The graph with the most device time comes first. In a trace of ROCm, graphs have no ids. So
+    graphs that look alike, such as the graphs of equal layers, share one row.
 
     Cost: sorts the device events of graphs, and builds the call tree.
     """
@@ -134,10 +129,7 @@ def cuda_graphs(links: Links, work: Work) -> Table:
 
 
 def cuda_graph_nodes(links: Links, work: Work) -> Table:
-    """Return one row for each node of each CUDA graph; see `CUDA_GRAPH_NODES`.
-
-    The rows are sorted by graph and then by node. Cost: as for `cuda_graphs`.
-    """
+    """Return one row for each node of each graph, by graph and node; see `CUDA_GRAPH_NODES`."""
     events = links.events
     replays, graph_ids, node_ids = _replays(events, work)
     places = _surroundings(links, links.launched[1][replays.work])
@@ -160,15 +152,7 @@ def cuda_graph_nodes(links: Links, work: Work) -> Table:
 
 
 def _surroundings(links: Links, node: Ints) -> tuple[Ints, Ints]:
-    """For each given node: the operator around the node, and the range that the node belongs to.
-
-    `node` holds nodes of the call tree, and -1 where the node is not known.
-
-    Returns:
-        Two arrays: the name of the innermost operator, as an index into `Events.names`; and the
-            path of the range, as an index into `Links.scopes.paths`. An index is -1 if there is no
-            operator or range, or if the node is not known.
-    """
+    """The innermost operator around each node, and the node's range, as indices; -1 for none."""
     events, call_tree = links.events, links.call_tree
     around = call_tree.nearest(called_operators(events)[call_tree.index], node)
     name = np.append(events.name[call_tree.index], -1)[around]
@@ -176,7 +160,6 @@ def _surroundings(links: Links, node: Ints) -> tuple[Ints, Ints]:
 
 
 def _replays(events: Events, work: Work) -> tuple[_Replays, list[int], list[int]]:
-    """Return the replays, the distinct ids of the graphs, and the distinct ids of the nodes."""
     chosen = np.flatnonzero(replayed(events, work.event, work.call))
     event = work.event[chosen]
     graph, node, graph_ids, node_ids = ids_of(events, event)
@@ -209,10 +192,7 @@ def _replays(events: Events, work: Work) -> tuple[_Replays, list[int], list[int]
 def _graphs(
     events: Events, replays: _Replays, operator: Ints, path: Ints, graph_ids: list[int]
 ) -> tuple[Groups, list[int | None], list[str]]:
-    """Return the replays grouped by graph, the id of each graph, and the label of each graph.
-
-    The graph with the most device time comes first.
-    """
+    """The replays grouped by graph, and each graph's id and label."""
     first, last = replays.first, replays.first + replays.size
     by_time = np.argsort(events.start_ns[replays.event[first]], kind="stable")
     thread = events.thread[replays.event]
@@ -239,7 +219,6 @@ def _graphs(
 
 
 def _sorted_names(replays: _Replays) -> Ints:
-    """The names of the device events, sorted by replay, and by name within a replay."""
     found: Ints = replays.name[np.lexsort((replays.name, replays.replay))]
     return found
 
@@ -247,11 +226,9 @@ def _sorted_names(replays: _Replays) -> Ints:
 def _nodes(replays: _Replays, graphs: Groups) -> _Nodes:
     """Find out which device events are runs of the same node.
 
-    Events of a graph are runs of the same node if they have the same node id. In a graph without
-    node ids, the position in the replay decides. If the replays differ, the kernel name decides.
-
-    The nodes are in the order of the longest replay, which is the replay with the most device
-    events. Other replays can be incomplete, because the window begins or ends during them.
+    Their node ids are equal; without node ids, their positions in the replay; if the replays
+    differ, their kernel names. The order of the nodes is that of the longest replay, because others
+    can be cut off by the window.
     """
     graph, name = graphs.of[replays.replay], replays.name
     by_graph = Groups(graph, graphs.count)
@@ -273,11 +250,7 @@ def _nodes(replays: _Replays, graphs: Groups) -> _Nodes:
 
 
 def _ranks(replays: _Replays, graph: Ints, label: Ints, longest: Ints) -> Ints:
-    """For each device event, the position of its node in the longest replay of its graph.
-
-    `longest` is, for each graph, the replay with the most device events. The position is -1 if the
-    node did not run exactly once in this replay.
-    """
+    """The position of each event's node in the longest replay; -1 if it ran not just once there."""
     _, node = groupby(graph * (int(label.max(initial=0)) + 1) + label)
     model = np.flatnonzero(longest[graph] == replays.replay)
     rank = np.full(node.count, -1)
@@ -289,7 +262,6 @@ def _ranks(replays: _Replays, graph: Ints, label: Ints, longest: Ints) -> Ints:
 def _launching(
     links: Links, graphs: Groups, places: tuple[Ints, Ints], launch: Ints, launched_ns: Ints
 ) -> dict[str, list[Any]]:
-    """What launched each graph: the columns `operator`, `range` and `steps`."""
     events, steps = links.events, links.steps
     known = launch >= 0
     operator, path = (_agreed(graphs, values, known) for values in places)
@@ -305,21 +277,14 @@ def _launching(
 
 
 def _agreed(groups: Groups, values: Ints, known: Flags) -> Ints:
-    """For each group, the value that all its rows have; -1 if their values differ.
-
-    Only rows in the mask `known` count. A group without such rows gets -1.
-    """
+    """For each group, the value that its rows in the mask `known` share; -1 if they differ."""
     chosen = Groups(groups.of[known], groups.count)
     least, greatest = chosen.min(values[known]), -chosen.min(-values[known])
     return np.where(least == greatest, least, -1)
 
 
 def _times(events: Events, work: Work, replays: _Replays, graphs: Groups) -> dict[str, list[Any]]:
-    """The columns of `CUDA_GRAPHS` with counts and times.
-
-    If several replays of a graph may count as one (`_Replays.is_one` is False), these columns are
-    None for the graph: `replays`, `nodes`, `idle_ns`, `median_replay_ns` and `max_replay_ns`.
-    """
+    """The columns of `CUDA_GRAPHS` with counts and times."""
     is_one = graphs.number(~replays.is_one) == 0
     start, end = events.start_ns[replays.event], events.end_ns[replays.event]
     began = start[replays.first]

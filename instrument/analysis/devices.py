@@ -1,7 +1,6 @@
-"""How well each device was used, by the definitions of TensorBoard's PyTorch plugin.
+"""How well each device was used, by the definitions of torch-tb-profiler 0.4, TensorBoard's plugin.
 
-The definitions are those of the overview page of torch-tb-profiler 0.4 (its documentation, and the
-tooltips of the page). A step ends when its device work ends.
+docs/device.md has the definitions.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ DEVICES: Schema = schema(
 def devices(events: Events, work: Work) -> Table:
     """Return one row for each device: how well the steps used it; see `DEVICES`.
 
-    TensorBoard's plugin counts a missing estimate of the occupancy as 0. So the plugin's occupancy
-    is `occupancy` times `occupancy_covered`.
+    The plugin's occupancy is `occupancy` times `occupancy_covered`: it counts a missing estimate as
+    0.
     """
     steps = _steps(events, work)
     kernels = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))
@@ -103,11 +102,7 @@ def _usage(events: Events, kernel: Ints, steps: Steps) -> dict[str, int | float 
 
 
 def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
-    """The time in ns for which the running kernels filled the multiprocessors.
-
-    At each time, the blocks per multiprocessor of all running kernels are added. A sum above 1
-    counts as 1. The result is the integral of this sum over time.
-    """
+    """The integral over time of the running kernels' blocks per multiprocessor, at most 1."""
     known = blocks > 0
     times = np.concatenate([start[known], end[known]])
     order = np.argsort(times, kind="stable")
@@ -118,16 +113,7 @@ def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
 
 
 def _steps(events: Events, work: Work) -> Steps:
-    """The steps as TensorBoard's plugin defines them.
-
-    A step ends when both its CPU work and the last device event that it launched have ended. The
-    next step starts at this end, or later. A trace without steps counts as one step, which lasts
-    until its device work has ended (the plugin defines this end differently).
-
-    In a trace with device work, steps after the last step with device work are left out. If this
-    last step has less than 0.8 of the device events of the step before, it is left out too, because
-    its work was probably cut off.
-    """
+    """The steps as TensorBoard's plugin defines them; see docs/device.md."""
     index = finished_steps(events)
     if not len(index):
         return _whole_recording(events)
@@ -160,10 +146,7 @@ def _launched(events: Events, work: Work, index: Ints) -> tuple[Ints, Ints]:
 
 
 def _uncut(counts: Ints) -> int:
-    """How many steps `_steps` keeps; it leaves out only steps at the end of the window.
-
-    `counts` holds the number of device events of each step.
-    """
+    """How many steps `_steps` keeps, given the number of device events of each step."""
     active = np.flatnonzero(counts)
     if not len(active) or len(counts) < 2:
         return len(counts)

@@ -101,19 +101,14 @@ class FlopCalls:
 
     Attributes:
         node: the node of the call in the call tree.
-        flops: the least number of operations that the call needs.
-        moved_bytes: the least number of bytes that the call reads and writes, or `UNKNOWN`.
-        dtype: an index into `dtypes`.
-        precision: an index into `precisions`.
-        device: an index into `rates`; `_SEVERAL` if the call used several devices; `_NO_DEVICE` if
-            the call used no device, or if the trace lacks a kernel of the call.
+        flops, moved_bytes: the operations and bytes that the call needs at least; `UNKNOWN` bytes.
+        dtype, precision: indices into `dtypes` and `precisions`.
+        device: an index into `rates`; `_SEVERAL`, or `_NO_DEVICE` also if a kernel is missing.
         device_ns: the device time of the work that the call launched.
-        owner: for each device event, the index of the call that launched the event; -1 for events
-            that other operators launched.
+        owner: for each device event, the index of the call that launched it; -1 for none of them.
         dtypes: the distinct combinations of operand types, as text.
         precisions: the distinct precisions; None stands for an unknown precision.
-        rates: for each process number in the trace, the number and its device's peak rates. The
-            events of a device have the number of the device as their process number.
+        rates: for each process number in the trace, the number and its device's peak rates.
         cpu: the peak rates for calls whose `device` is `_NO_DEVICE`.
     """
 
@@ -138,19 +133,12 @@ class FlopCalls:
 
 
 def efficiency(links: Links, flop_calls: FlopCalls | None) -> Table:
-    """Return one row for each combination of operator, shapes, types and device.
+    """Return one row for each combination of operator, shapes, types and device; see `EFFICIENCY`.
 
-    See `EFFICIENCY`. The row with the most device time comes first. The table has only operators
-    whose FLOPs are known: matrix products, convolutions, attention and recurrent layers
-    (`instrument.links.flops`). Operators that these operators call are not counted again. The table
-    is empty if the trace has no input shapes.
+    The row with the most device time comes first. Operators that operators with known FLOPs call
+    are not counted again. The table is empty if the trace has no input shapes.
 
-    `flops` is the least number of operations that compute the result, and `moved_bytes` the least
-    number of bytes that are read and written. A kernel may do more. So `flops_per_second` is the
-    rate of useful work, not the rate of executed instructions.
-
-    Limit: if the trace lacks a kernel that a call launched, the call's device time is not known.
-    Such calls have a row without device time.
+    Limit: if the trace lacks a kernel that a call launched, the call's row has no device time.
     """
     rows = [] if flop_calls is None else _rows(links.events, links.call_tree, flop_calls)
     return Table.of(
@@ -201,7 +189,6 @@ def _quantities(
     rates: PeakRates,
     precision: str | None,
 ) -> dict[str, Any]:
-    """The numbers in one row of `EFFICIENCY`."""
     peak = rates.flops(precision)
     seconds = device_ns / 1e9 if has_device and device_ns else None
     bound_by, bound_ns = None, 0.0
@@ -225,11 +212,9 @@ def _quantities(
 def flop_calls(links: Links, given: PeakFlops | None) -> FlopCalls | None:
     """Return the calls with known FLOPs; None if there are none.
 
-    `given` is the value of `profiler.peak_flops`. It replaces the FLOP/s in the built-in table of
-    devices; see `peak_rates`.
+    `given` is the value of `profiler.peak_flops`, which replaces built-in rates; see `peak_rates`.
 
-    Cost: the formulas are evaluated once for each distinct combination of operator and arguments.
-    In addition, there are some passes over the call tree.
+    Cost: evaluates the formulas once for each distinct combination of operator and arguments.
     """
     events, call_tree = links.events, links.call_tree
     if links.flops is None:
@@ -278,14 +263,7 @@ def flop_calls(links: Links, given: PeakFlops | None) -> FlopCalls | None:
 
 
 def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[str], list[list[str]]]:
-    """Find the moved bytes and the operand types of each call.
-
-    Returns four values:
-    - for each call, its moved bytes;
-    - for each call, an index into the next two lists;
-    - the distinct combinations of operand types, as text;
-    - the same combinations, as lists of types.
-    """
+    """For each call, its moved bytes and the index of its operand types, as text and as lists."""
     columns = (events.name, events.shapes, events.concrete, events.types)
     keys, groups = groupby_rows(*(column[index] for column in columns))
     moved, operands = [], []
@@ -301,10 +279,7 @@ def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[str], list[lis
 
 
 def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
-    """A mask of the calls that launched a kernel that the trace lacks.
-
-    For example, the trace lacks kernels that were still running when the recording stopped.
-    """
+    """A mask of the calls that launched a kernel that the trace lacks."""
     events = links.events
     launch = np.flatnonzero(events.among(is_runtime) & events.named(launches_kernel))
     lost = launch[~have_work(events, links.launches.device, launch)]
@@ -314,21 +289,14 @@ def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
 
 
 def _one_device(launched: Groups, process: Ints) -> Ints:
-    """For each call, the index of the device that it used; else `_SEVERAL` or `_NO_DEVICE`.
-
-    `launched` holds the device events, grouped by call. `process` holds, for each
-    event, the index of its device in `FlopCalls.rates`.
-    """
+    """For each call, the index of the device that it used; else `_SEVERAL` or `_NO_DEVICE`."""
     first, last = launched.min(process), -launched.min(-process)
     device = np.where(first == last, first, _SEVERAL)
     return np.where(launched.size > 0, device, _NO_DEVICE)
 
 
 def _said(events: Events) -> Ints:
-    """What each name in `events.names` says about how a kernel multiplies.
-
-    The result is a sum of `_SAYS_…` flags; 0 for a name that no device event has.
-    """
+    """For each event name, the `_SAYS_…` flags: what it says about how a kernel multiplies."""
     rules = ((_TF32, _SAYS_TF32), (_FULL, _SAYS_FULL), (_FEWER, _SAYS_FEWER))
     device = np.isin(np.arange(len(events.names)), events.name[works_on_device(events)])
     return np.array(
@@ -343,9 +311,7 @@ def _said(events: Events) -> Ints:
 def _precision(operands: list[str], said: int, device: int, rates: PeakRates) -> str | None:
     """The precision in which a device multiplies operands of these types; None if not known.
 
-    A device can multiply float32 operands as TF32. torch's setting for this is not in the trace, so
-    the names of the call's kernels decide. `said` holds what these names say, as `_SAYS_…` flags
-    (see `_said`). A device without TF32 uses float32.
+    torch's setting of TF32 is not in the trace, so the names of the call's kernels (`said`) decide.
     """
     kinds = {"float8" if name.startswith("float8") else name for name in operands}
     if len(kinds) != 1 or said & _SAYS_FEWER:
@@ -406,10 +372,10 @@ def _steps(links: Links, work: Work, calls: FlopCalls) -> list[dict[str, Any]]:
 
 
 def _recomputed(links: Links, node: Ints) -> Flags:
-    """A mask of the calls that repeat a forward pass in the backward (activation checkpointing).
+    """A mask of the calls that activation checkpointing repeats in the backward.
 
-    Such a call lies in a backward node, and there in an operator that ran in grad mode (while
-    autograd records operations). In the rest of the backward, grad mode is usually off.
+    Such a call lies in a backward node, and there in an operator that ran in grad mode, which is
+    usually off in the backward.
     """
     events, call_tree = links.events, links.call_tree
     backward = call_tree.nearest(is_backward(events)[call_tree.index])[node]
@@ -419,7 +385,6 @@ def _recomputed(links: Links, node: Ints) -> Flags:
 
 
 def _covered(work: Work, step: Ints, owner: Ints, steps: int) -> list[float | None]:
-    """For each step, the value of `flops_covered`; None if the step has no kernels."""
     computes = (work.kind == KERNEL) & (step >= 0)
     groups = Groups(step, steps)
     duration = work.end_ns - work.start_ns

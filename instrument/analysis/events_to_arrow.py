@@ -178,7 +178,6 @@ def _of_device(events: Events, work: Work) -> dict[str, Any]:
 
 
 def _details(events: Events) -> dict[str, Any]:
-    """An Arrow column for each field of `Details`. Each distinct value is converted only once."""
     import pyarrow
 
     index = pyarrow.array(np.where(events.detail >= 0, events.detail, len(events.details)))
@@ -233,7 +232,7 @@ def _starts(events: Events, start: Ints) -> dict[str, Any]:
 
 
 def _known(values: NDArray[Any], known: Flags | None = None) -> Any:
-    """An Arrow column of values. The cells at which `known` is False are null."""
+    """An Arrow column of values; null where `known` is False."""
     import pyarrow
 
     return pyarrow.array(values, mask=None if known is None else ~known)
@@ -249,10 +248,7 @@ def _texts(codes: Codes, values: Sequence[str]) -> Any:
 
 
 def _arguments(codes: Codes, texts: Sequence[bytes], converted: Callable[[bytes], str]) -> Any:
-    """An Arrow column with `converted(texts[code])` for each code; null for -1.
-
-    The column's dictionary holds only the texts that the column uses.
-    """
+    """An Arrow column with `converted(texts[code])` for each code; null for -1."""
     used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=len(texts)))
     position = np.full(len(texts) + 1, -1, np.int32)  # the last entry is for code -1
     position[used] = np.arange(len(used))

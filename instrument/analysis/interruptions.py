@@ -102,16 +102,14 @@ INTERRUPTIONS: Schema = schema(
 def interruptions(events: Events) -> Table:
     """Return one row for each kind and name of an interruption; see `INTERRUPTIONS`.
 
-    The row with the most CPU time comes first. A trace holds garbage collections only if it was
-    recorded with Python stacks and torch's experimental option `record_python_gc_info`. A trace
-    holds module loading only if the driver's calls were recorded, or if CUPTI reports module
-    loading as overhead. So if a kind has no row, it may have occurred without being recorded.
+    The row with the most CPU time comes first. Garbage collections need Python stacks and torch's
+    option `record_python_gc_info`. Module loading needs the driver's calls, or CUPTI's overhead. So
+    a kind without a row may have occurred without being recorded.
 
-    Limit: the training thread does not wait for every interruption. For example, an allocation by
-    the thread that pins memory may delay nothing.
+    Limit: the training thread does not wait for every interruption, such as those of the thread
+    that pins memory.
 
-    Cost: a test of each distinct name, a pass over the categories of all events, and several sorts
-    of the interruptions and steps.
+    Cost: a test of each distinct name, and several sorts of the interruptions and steps.
     """
     kind = kinds_of(events)
     width = np.int32(len(KINDS))
@@ -176,10 +174,7 @@ def kinds_of(events: Events) -> Ints:
 def _in_steps(
     intervals: tuple[Ints, Ints, Ints], steps: CountedSteps, groups: Groups
 ) -> tuple[Ints, Ints]:
-    """For each group of intervals, the time inside steps, and how many steps the group overlaps.
-
-    `intervals` holds the groups, starts and ends of merged intervals, sorted by group and start.
-    """
+    """For each group of merged intervals, the time inside steps, and the number of these steps."""
     lasting = intervals[2] > intervals[1]
     group, start, until = (side[lasting] for side in intervals)
     in_groups = Groups(group, groups.count)

@@ -63,12 +63,7 @@ STREAMS: Schema = schema(
 
 
 def kernels(events: Events, work: Work) -> Table:
-    """Return one row for each kernel name; see `KERNELS`.
-
-    The row with the most device time comes first.
-
-    Cost: sorts the device events.
-    """
+    """Return one row for each kernel name, the most device time first; see `KERNELS`."""
     chosen = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))
     event, duration = work.event[chosen], (work.end_ns - work.start_ns)[chosen]
     groups = groupby(events.name[event])[1]
@@ -97,10 +92,7 @@ def kernels(events: Events, work: Work) -> Table:
 
 
 def copies(events: Events, work: Work) -> Table:
-    """Return one row for each kind of copy or memset; see `COPIES`.
-
-    The row with the most device time comes first.
-    """
+    """Return one row for each kind of copy or memset, the most device time first; see `COPIES`."""
     chosen = np.flatnonzero(~np.isin(work.kind, (KERNEL, COMMUNICATION)))
     event, duration = work.event[chosen], (work.end_ns - work.start_ns)[chosen]
     size = moved_bytes(events, event, work.call[chosen])
@@ -125,10 +117,7 @@ def bytes_per_second(size: Ints, duration_ns: Ints) -> Ints:
 
 
 def streams(events: Events, work: Work) -> Table:
-    """Return one row for each stream on which work ran; see `STREAMS`.
-
-    The row with the longest `busy_ns` comes first.
-    """
+    """Return one row for each stream on which work ran, the busiest first; see `STREAMS`."""
     present, groups = groupby(events.thread[work.event])
     found = by_group(work, groups.of, groups.count)
     names = ("compute_ns", "communication_ns", "copy_ns", "idle_ns")
@@ -144,32 +133,19 @@ def streams(events: Events, work: Work) -> Table:
 
 
 def moved_bytes(events: Events, copy: Ints, call: Ints) -> Ints:
-    """The bytes that each copy or memset moves; -1 if the number is not known.
-
-    Args:
-        events: the events of the trace.
-        copy: the positions of the device events.
-        call: the positions of the CPU calls that launched the device events; -1 if the trace does
-            not have the call. The call gives the number of bytes if the device event does not.
-    """
+    """The bytes that each copy or memset moves, or else its launching `call`; -1 if not known."""
     own = events.moved_bytes[copy]
     return np.where((own >= 0) | (call < 0), own, events.moved_bytes[call])
 
 
 def estimated_occupancy(events: Events, kernel: Ints) -> NDArray[np.float64]:
-    """Kineto's occupancy estimates of the given kernels, as fractions; NaN without an estimate.
-
-    Kineto writes 0 if it has no estimate.
-    """
+    """Kineto's estimates of the occupancy of kernels as fractions; NaN without an estimate."""
     percent = events.occupancy[kernel].astype(np.float64)
     return np.where(percent > 0, percent / 100, np.nan)
 
 
 def covered(values: NDArray[np.floating[Any]], weights: Ints) -> float | None:
-    """Return the weight of the values that are not NaN, as a fraction of the total weight.
-
-    The result is None if the total weight is 0.
-    """
+    """Return the weight of the values that are not NaN as a fraction of all; None if that is 0."""
     whole = int(weights.sum())
     return int(weights[~np.isnan(values)].sum()) / whole if whole else None
 
@@ -184,9 +160,8 @@ def weighted_mean(values: NDArray[np.floating[Any]], weights: Ints) -> float | N
 def _launch_costs(events: Events, work: Work) -> tuple[Ints, Flags]:
     """For each device event, the CPU time of its launch, and whether the event is short.
 
-    An event is short if the CPU time of its launch is longer than the device time of all events of
-    this launch. The CPU time is -1 if the launch is not in the trace. If a launch has several
-    device events, only the event that started first has the CPU time, and the others have 0.
+    An event is short if its launch takes longer than all device events of the launch. The CPU time
+    is -1 if the launch is not in the trace, and 0 for all events of a launch but the first.
     """
     known = work.call >= 0
     launch_ns = np.where(known, events.duration_ns[work.call], -1)
@@ -209,8 +184,4 @@ def _spread(groups: Groups, by_time: SortedGroups, duration: Ints) -> dict[str, 
 
 
 def _texts(events: Events, codes: Codes) -> list[str | None]:
-    """For each code, `events.grids[code]` as text in one line; None for the code -1.
-
-    Some versions of torch write each number of a grid or block on its own line.
-    """
     return [str(decoded(events.grids[code])) if code >= 0 else None for code in codes.tolist()]

@@ -1,11 +1,9 @@
 """The launch queue of each stream: work that the CPU has launched and the device has not started.
 
-A launch is outstanding from the start of its CPU call until the device starts its work. Holistic
-Trace Analysis (HTA) defines the queue length in the same way (`get_queue_length_time_series`).
-
-A call that starts several device events, such as the launch of a CUDA graph, is one launch on each
-stream on which its work runs. On each of these streams, the launch is outstanding until its first
-device event on the stream starts. HTA does not count such calls.
+A launch is outstanding from the start of its CPU call until the device starts its work, as in HTA's
+`get_queue_length_time_series`. A call that starts several device events, such as the launch of a
+CUDA graph, is one launch on each of their streams, until the first of them starts. HTA does not
+count such calls.
 """
 
 from __future__ import annotations
@@ -81,8 +79,7 @@ class _Queues(NamedTuple):
         unlaunched: for each stream, the number of device events whose launch is not in the trace.
         launched: the launches, grouped by stream.
         call, started_ns: for each launch, the position of its call, and when its work started.
-        of, time_ns, length: the times at which the length of a queue changes, grouped by stream,
-            and the new lengths.
+        of, time_ns, length: the times at which the length of a queue changes, grouped by stream.
     """
 
     streams: list[Thread]
@@ -106,12 +103,10 @@ def _queues(events: Events, work: Work) -> _Queues:
 
 
 def queue(events: Events, work: Work) -> Table:
-    """Return one row for each stream on which work ran; see `QUEUE`.
+    """Return one row for each stream on which work ran, the most launches first; see `QUEUE`.
 
-    The stream with the most launches comes first. The clocks of CPU and device may differ, so that
-    a device event seems to start before its launch. Such a launch counts as outstanding for 0 ns.
-
-    Cost: three sorts of the launches.
+    The clocks of CPU and device may differ: a device event that seems to start before its launch
+    counts as outstanding for 0 ns. Cost: three sorts of the launches.
     """
     streams, unlaunched, launched, call, started_ns, of, time_ns, length = _queues(events, work)
     until_ns = np.append(time_ns[1:], time_ns[-1:])
@@ -158,7 +153,6 @@ def _launches(events: Events, work: Work, stream: Ints, known: Flags) -> tuple[I
 
 
 def _lengths(launched: Groups, called_ns: Ints, started_ns: Ints) -> tuple[Groups, Ints, Ints]:
-    """For each stream, the times at which the length of its queue changes, and the new lengths."""
     stream = np.concatenate([launched.of, launched.of])
     time_ns = np.concatenate([called_ns, started_ns])
     change = np.repeat(np.array([1, -1]), len(called_ns))
@@ -173,8 +167,8 @@ def _lengths(launched: Groups, called_ns: Ints, started_ns: Ints) -> tuple[Group
 def _blocked_ns(events: Events, launched: Groups, call: Ints, started_ns: Ints) -> Ints:
     """How long each call waited because the queue of its stream was full; 0 if it did not wait.
 
-    A call waits if it finds `FULL_QUEUE` outstanding launches. It waits until the device starts the
-    oldest outstanding work. A call that returns before this start did not wait.
+    A call that finds `FULL_QUEUE` outstanding launches waits until the device starts the oldest
+    one, unless it returns before this start.
     """
     called_ns = events.start_ns[call]
     blocked_ns = np.zeros(len(call), np.int64)

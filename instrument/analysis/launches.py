@@ -30,17 +30,8 @@ LAUNCHES: Schema = schema(
 def launches(events: Events, work: Work) -> Table:
     """Return one row for each kind of CPU call that launches device work; see `LAUNCHES`.
 
-    The row with the most CPU time comes first. For launches that Holistic Trace Analysis (HTA)
-    counts too, the sums, the delays and the short calls agree with HTA's function
-    `get_cuda_kernel_launch_stats`. HTA differs in four ways:
-    - It leaves out the last step.
-    - On NVIDIA GPUs, it counts only cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and
-      cudaMemsetAsync.
-    - It counts one launch for each pair of a CPU call and a device event with the same correlation
-      id.
-    - It rounds times to microseconds.
-
-    Limit: device work whose launch is not in the trace is not counted.
+    The row with the most CPU time comes first. Device work whose launch is not in the trace is not
+    counted. docs/device.md says how this differs from HTA's `get_cuda_kernel_launch_stats`.
     """
     known = np.flatnonzero(work.call >= 0)
     device = work.event[known]

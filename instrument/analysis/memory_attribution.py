@@ -27,11 +27,9 @@ By = Literal["operator", "range", "module"]
 
 
 def sizes(memory: Memory) -> dict[str, Ints | None]:
-    """The bytes of each allocation and free, split into the columns "cpu" and "device".
+    """The bytes of each allocation and free on the "cpu", else 0, and on a "device", else 0.
 
-    Each memory event has its bytes in one column, and 0 in the other column. The column "cpu" is
-    None if the trace has no memory events. The column "device" is None if the trace has no memory
-    events of a device.
+    A column is None if the trace has no memory events, or none of a device.
     """
     cpu = np.isin(memory.device_type, _CPU)
     return {
@@ -61,9 +59,8 @@ def uncovered(call_tree: CallTree, memory: Memory) -> Ints:
 def around(links: Links, by: By) -> tuple[Ints, list[str]]:
     """Find the operator, the range or the modules around each allocation and free.
 
-    Returns:
-        Two values: for each allocation and each free, an index into the list of names; and this
-        list. The last name is "[no operator]", "[no range]" or "[no module]".
+    Returns an index into a list of names for each of them, and this list. Its last name is "[no
+    operator]", "[no range]" or "[no module]".
 
     Raises:
         CaptureError: `by` is "module", and the trace holds no modules.
@@ -83,7 +80,6 @@ def module_frames(events: Events) -> Flags:
 
 
 def _operators_around(links: Links) -> tuple[Ints, list[str]]:
-    """For each allocation and free, the outermost operator around it on the same thread."""
     events, memory = links.events, links.events.memory
     call_tree = nest(events, called_operators(events))
     outermost = call_tree.index[call_tree.nearest(call_tree.parent < 0)]
@@ -92,14 +88,12 @@ def _operators_around(links: Links) -> tuple[Ints, list[str]]:
 
 
 def _ranges_around(links: Links) -> tuple[Ints, list[str]]:
-    """For each allocation and free, its range; in the backward, the forward operator's range."""
     scopes, memory = links.scopes, links.events.memory
     scope = scopes.nodes.node_at(memory.thread, memory.time_ns)
     return np.append(scopes.attributed, -1)[scope], scopes.paths.texts
 
 
 def _modules_around(links: Links) -> tuple[Ints, list[str]]:
-    """For each allocation and free, the path of the modules around it on the same thread."""
     events, memory = links.events, links.events.memory
     frames = module_frames(events)
     if not frames.any():

@@ -1,9 +1,8 @@
 """Memory by torch's categories (parameters, gradients, activations, …) over a window.
 
-torch writes one JSON file for each device, `[times, sizes]`. `times` are Unix times in µs. For each
-time, `sizes` holds a 0 and then the bytes of every category (`export_memory_timeline` in
-torch/profiler/_memory_profiler.py). Memory that was allocated before the window has the time of the
-first event.
+torch writes a JSON file `[times, sizes]` for each device. `times` are Unix times in µs. For each of
+them, `sizes` holds a 0 and the bytes of every category (`export_memory_timeline` in
+torch/profiler/_memory_profiler.py). Older memory has the time of the first event.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ class Categories:
         device: the device, as in torch.
         time_ns: the times on the trace's own clock. If nothing changed, there is one time, 0.
         live_bytes: for each category, its memory at each time.
-        start_bytes: for each category, the memory that was allocated before the window and is used
-            in the window.
+        start_bytes: for each category, the memory from before the window that the window uses.
     """
 
     device: str
@@ -71,10 +69,9 @@ class Categories:
 
 
 def read(folder: Path, base_ns: int) -> list[Categories]:
-    """Read the categories of each device of a capture, the CPU last.
+    """Read the categories of each device of a capture, the CPU last; none if not recorded.
 
-    The list is empty if the capture was recorded without memory_categories. `base_ns` is the Unix
-    time in ns at which the trace's clock is 0.
+    `base_ns` is the Unix time in ns at which the trace's clock is 0.
 
     Raises:
         CaptureError: a file has the wrong content, or is larger than 64 MB.
@@ -118,13 +115,8 @@ MEMORY_CATEGORIES: Schema = schema(
 def memory_categories(categories: Sequence[Categories]) -> Table:
     """Return a row for each device and category that held memory; see `MEMORY_CATEGORIES`.
 
-    For each device, the category that is largest at the peak comes first. The peak is the first
-    time at which all categories together hold the most memory.
-
-    torch computes these numbers. They have three limits:
-    - Memory that was allocated before the window is counted only if the window uses this memory.
-    - On the CPU, torch does not see when memory from before the window is freed.
-    - A tensor that is overwritten may have another category for a while.
+    For each device, the largest category at the peak of all categories together comes first.
+    docs/memory.md names three limits of torch's numbers.
     """
     rows = []
     for each in categories:

@@ -17,10 +17,8 @@ class Plot:
     Attributes:
         device: the device, as in torch.
         time_ns: the times of the plot's points.
-        reserved_bytes: the memory that the allocator has reserved at each time; None if it was not
-            recorded.
-        series: for each name in the legend, its bytes at each time. At each time, the bytes of all
-            names sum to the memory in use.
+        reserved_bytes: the memory that the allocator has reserved; None if it was not recorded.
+        series: for each name in the legend, its bytes at each time; they sum to the memory in use.
     """
 
     device: str
@@ -37,11 +35,7 @@ class Curve(Plot):
 
 
 def extremes(level: Ints, time_ns: Ints, points: int) -> Ints:
-    """Return the positions of the points to plot: the lowest and the highest in each span of time.
-
-    `points` is the number of equal spans into which time is divided. The first point and the last
-    point are chosen too.
-    """
+    """The positions of the first and last point, and of the extremes in each of `points` spans."""
     since = time_ns - time_ns[0]
     span = since * points // (int(since[-1]) + 1)
     rising = np.lexsort((level, span))

@@ -103,9 +103,8 @@ class Timeline:
         time_ns: the time of each event, on the trace's own clock.
         size_bytes: the bytes of each event; negative for a free.
         net_bytes: the memory in use after the event, minus the memory in use before the window.
-        allocated_bytes: all memory in use after the event; None if it was not recorded.
-        reserved_bytes: the memory that the allocator has reserved on the device after the event;
-            None if it was not recorded.
+        allocated_bytes, reserved_bytes: all memory in use after the event, and the memory that the
+            allocator has reserved; None if it was not recorded.
     """
 
     device: str
@@ -131,14 +130,11 @@ class Timeline:
 
 
 class MemoryView:
-    """Memory in use over time, per device.
+    """Memory in use over time, per device, which is named as in torch, such as "cuda:0" and "cpu".
 
-    `timelines` has every allocation and free as arrays, and `curve()` makes a plot.
-
-    Devices are named as in torch, such as "cuda:0" and "cpu". Of more than 20 devices, only those
-    with the most memory events are shown; `left_out` counts the events of all others. For the CPU,
-    torch records only memory that was allocated while a profiler was recording. The size of an
-    allocation is the requested size, rounded up to blocks by the allocator.
+    `timelines` has every allocation and free as arrays, and `curve()` makes a plot. Of more than 20
+    devices, only those with the most memory events are shown; `left_out` counts the other events.
+    An allocation has the requested size, rounded up to blocks by the allocator.
 
     Cost: about 1 µs per memory event, once for each view.
     """
@@ -182,14 +178,9 @@ class MemoryView:
         return self.timelines[name]
 
     def labels(self, line: Timeline, by: By) -> tuple[Ints, list[str]]:
-        """Return for each event of a timeline the index of its label, and the list of labels.
+        """Return for each event of a timeline the index of its owner's name, and the list of names.
 
-        A label is a value of the column `name` of `MEMORY_LIVE`. A free has the label of its
-        allocation.
-
-        Raises:
-            CaptureError: `by` is "module", and the trace holds no modules.
-            ConfigError: `by` is not "operator", "range" or "module".
+        A free has the owner of its allocation. Errors are those of `memory_attribution.around`.
         """
         if by not in self._labels:
             self._labels[by] = around(self.links, by)
@@ -203,10 +194,7 @@ class MemoryView:
 
     @cached_property
     def kinds(self) -> tuple[By, ...]:
-        """The values of `by` for which the trace has data.
-
-        "operator" is always there, "range" if the trace has ranges, and "module" if it has modules.
-        """
+        """The values of `by` for which the trace has data; always "operator"."""
         has: dict[By, Any] = {
             "operator": True,
             "range": self.links.scopes.paths.names,
@@ -215,11 +203,7 @@ class MemoryView:
         return tuple(by for by, exists in has.items() if exists)
 
     def most_telling(self, device: str | None = None, most: int = 8) -> By:
-        """Return the kind of owners that together hold the most memory at the peak.
-
-        The kinds are "operator", "range" and "module", the values of `by` in `live` and `curve`.
-        Only the memory of the `most` largest owners counts, because a plot shows only these.
-        """
+        """Return the kind of owners whose `most` largest hold the most memory at the peak."""
 
         def covered(by: By) -> int:
             rows = memory_live(self, by, device, None)
@@ -235,14 +219,13 @@ class MemoryView:
         """Return a plot of the memory in use on a device over time, by operator, range or module.
 
         The owners with the most memory at the peak, up to `most`, have one series each. All others
-        share the series "[others]". Memory from before the window has the series "[before the
-        window]". If the trace has no addresses, all memory from the window is in the series
-        "[unknown]". Time is divided into `points` equal spans, and only the highest and the lowest
-        point of each span are plotted. So the plot always shows the peak.
+        share the series "[others]", memory from before the window has "[before the window]".
+        Without addresses, all memory from the window is "[unknown]". Of each of `points` equal
+        spans of time, only the highest and the lowest point are plotted.
 
         Args:
             by: the kind of owner: operator, range or module; None means `most_telling()`.
-            device: the device; None means the first device of `devices`.
+            device: the device; None means the first device of `memory_devices`.
             most: how many owners have a series of their own.
             points: the number of spans.
 
@@ -284,11 +267,7 @@ class MemoryView:
 
     @cached_property
     def partner(self) -> Ints:
-        """For each memory event, the position of its partner; -1 if the trace does not hold it.
-
-        The partner of an allocation is the event that frees it. The partner of a free is its
-        allocation.
-        """
+        """For each allocation, the event that frees it, and the reverse; -1 if not in the trace."""
         memory = self.links.events.memory
         where: tuple[Any, ...] = (memory.address, memory.device_index, memory.device_type)
         order = np.lexsort((memory.time_ns, *where))
@@ -304,11 +283,7 @@ class MemoryView:
         return partner
 
     def ends(self, line: Timeline) -> Ints:
-        """For each allocation of a timeline, the position of the event that frees it.
-
-        The position counts the events of the timeline. If no event frees the allocation, the
-        position is the number of events in the timeline.
-        """
+        """For each allocation of a timeline, the position of its free; past the end if none."""
         # The last entry stands for allocations that no event frees (-1).
         place = np.full(len(self.partner) + 1, len(line.instant))
         place[line.instant] = np.arange(len(line.instant))
@@ -319,8 +294,7 @@ class MemoryView:
 def memory_devices(memory: MemoryView) -> Table:
     """Return a row for each device, the CPU last; see `MEMORY_DEVICES`.
 
-    The peak is the most memory in use after any event, even if more memory was in use before the
-    first event.
+    The peak is after an event, even if more memory was in use before the first one.
     """
     rows = [_device_row(line) for line in memory.timelines.values()]
     cells = {name: [row[name] for row in rows] for name in names_of(MEMORY_DEVICES)}
@@ -336,10 +310,7 @@ def memory_steps(memory: MemoryView) -> Table:
 
 
 def memory_sizes(memory: MemoryView) -> Table:
-    """Return the allocations of each device, counted by size; see `MEMORY_SIZES`.
-
-    The sizes of a device are sorted by the sum of their bytes, the largest sum first.
-    """
+    """Return the allocations of each device by size, the largest sum first; see `MEMORY_SIZES`."""
     rows: list[tuple[str, int, int, int, int | None]] = []
     for line in memory.timelines.values():
         made = np.flatnonzero(line.size_bytes > 0)
@@ -359,8 +330,7 @@ def memory_sizes(memory: MemoryView) -> Table:
 def memory_events(memory: MemoryView) -> Table:
     """Return every allocation and free, by device and then by time; see `MEMORY_EVENTS`.
 
-    A free has the operator, range and module of its allocation. They are "[before the window]" if
-    the allocation was before the window, and None if the trace has no addresses.
+    If a free's allocation was before the window, its operator is "[before the window]".
     """
     lines = [*memory.timelines.values()]
     instant = np.concatenate([np.zeros(0, np.int64), *(line.instant for line in lines)])
@@ -379,7 +349,6 @@ def memory_events(memory: MemoryView) -> Table:
 
 
 def _owners(memory: MemoryView, lines: Sequence[Timeline], by: By) -> NDArray[np.object_]:
-    """The names of the owners of all events of the timelines; None if they are not known."""
     found = [np.zeros(0, object)]
     for line in lines:
         names = np.full(len(line), None)
@@ -446,10 +415,7 @@ def _device_row(line: Timeline) -> dict[str, str | int | None]:
 def _step_rows(
     line: Timeline, events: Events, steps: Ints
 ) -> Iterator[tuple[str, int, int | None, int, int | None]]:
-    """The rows of `MEMORY_STEPS` for a device.
-
-    A memory event exactly at the end of a step does not count for the step.
-    """
+    """The rows of `MEMORY_STEPS` for a device; an event exactly at a step's end is not in it."""
     first, after = (
         np.searchsorted(line.time_ns, side[steps]) for side in (events.start_ns, events.end_ns)
     )
@@ -468,8 +434,7 @@ def _step_rows(
 def _highest(values: Ints, first: Ints, after: Ints) -> Ints:
     """The maximum of `values[first[k] : after[k]]` for each k; each part has at least one value.
 
-    Cost: a pass over the values for each doubling of the length of the longest part, also if the
-    parts overlap.
+    Cost: a pass over the values for each doubling of the length of the longest part.
     """
     found, size, width = values[first], after - first, 1
     while width <= size.max(initial=0):
@@ -481,10 +446,7 @@ def _highest(values: Ints, first: Ints, after: Ints) -> Ints:
 
 
 def _lived_before(line: Timeline, freed: Ints) -> Ints:
-    """For each event, the memory allocated before the window and still in use after the event.
-
-    The result is a lower bound if `allocated_bytes` was not recorded.
-    """
+    """For each event, the memory from before the window in use; else a lower bound."""
     before: Ints = line.level_bytes - line.net_bytes + freed
     if line.allocated_bytes is None:
         before = before - min(0, int(before.min()), int(line.net_bytes.min()))

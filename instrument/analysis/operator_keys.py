@@ -39,10 +39,7 @@ Grouping = tuple[Ints, list[Any]]
 class Outside(NamedTuple):
     """Calls that are not nodes of the call tree, as parallel columns; see `Calls`.
 
-    Attributes:
-        event: the position of the call in `Events`; -1 for an allocation or free.
-        thread: the position of the call's thread in `Events.threads`.
-        start_ns: when the call began.
+    `event` is -1 for an allocation or free. `thread` is a position in `Events.threads`.
     """
 
     event: Ints
@@ -60,11 +57,8 @@ class Calls:
     Attributes:
         tree: the call tree.
         outside: the calls that are not nodes.
-        node: the number of the call. The nodes of the call tree have the first numbers, in
-            depth-first order. The calls in `outside` have the next numbers.
-        after: where the numbers of the calls inside this call end: all these calls have numbers
-            from `node` + 1 to `after` - 1. For example, if only the calls 4 and 5 are inside call
-            3, the `after` of call 3 is 6.
+        node: the number of the call: first the nodes, depth-first, then those of `outside`.
+        after: the calls inside this call have the numbers from `node` + 1 to `after` - 1.
         row: for each call, the index of its name and kind in `rows`.
         rows: the distinct pairs of a name and a kind. Each kind is one of `KINDS`.
         quantities: the columns that the table sums; None for a quantity that was not recorded.
@@ -108,7 +102,6 @@ class Calls:
 
 
 def _outermost(group: Ints, node: Ints, after: Codes) -> Flags:
-    """A mask of the calls that are not inside another call of the same group; see `Calls`."""
     beyond = int(after.max(initial=0)) + 1
     # numpy sorts integers of 16 bits or fewer by radix, which is faster. The sort is stable, so in
     # each group an outer call stays before the calls inside it.
@@ -132,7 +125,6 @@ def by_input_types(links: Links, calls: Calls, _: int) -> Grouping:
 
 
 def _by_inputs(links: Links, calls: Calls, column: Codes, text: Callable[[bytes], str]) -> Grouping:
-    """Group by a column of `Events` that describes the inputs; `text` makes values readable."""
     if not (column >= 0).any():
         return _unknown(calls)
     used, groups = groupby(_of_event(column, calls) + 1)
@@ -171,10 +163,7 @@ def by_thread(links: Links, calls: Calls, _: int) -> Grouping:
 
 
 def by_step(links: Links, calls: Calls, _: int) -> Grouping:
-    """The number of the step during which the call began; None outside of all steps.
-
-    The call and the step may be on different threads.
-    """
+    """The number of the step, on any thread, during which the call began; None for none."""
     events = links.events
     steps = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_step))
     if not steps.size:
@@ -185,9 +174,7 @@ def by_step(links: Links, calls: Calls, _: int) -> Grouping:
 
 
 def by_device(links: Links, calls: Calls, _: int) -> Grouping:
-    """The devices that ran work of the call, as text such as "0" or "0,1".
-
-    The text is None if no device ran work of the call.
+    """The devices that ran work of the call, as text such as "0" or "0,1"; None for no device.
 
     Raises:
         CaptureError: the trace has too many devices.
@@ -233,11 +220,7 @@ def _devices_below(links: Links) -> dict[str, Flags]:
 
 
 def by_range(links: Links, calls: Calls, _: int) -> Grouping:
-    """The path of the range around the call; for a range, the path of the range around that range.
-
-    A call in a backward node has the range of the node's forward operator. The path is None for a
-    call outside of all ranges.
-    """
+    """The path of the range around the call, or around its forward operator; None for none."""
     scopes = links.scopes
     is_itself = np.append(scopes.nodes.index, -1)[scopes.innermost] == links.call_tree.index
     above = np.append(
@@ -263,13 +246,11 @@ GROUPINGS: dict[str, Callable[[Links, Calls, int], Grouping]] = {
 
 
 def _of_event(column: Any, calls: Calls) -> Ints:
-    """For each call, the value that `column` holds for its event; -1 if there is none."""
     found: Ints = np.append(column, -1)[calls.event]
     return found
 
 
 def _of_node(column: Ints, calls: Calls, missing: int) -> Ints:
-    """For each call, the value that `column` holds for its node; `missing` if there is none."""
     found: Ints = np.append(column, missing)[np.minimum(calls.node, len(column))]
     return found
 

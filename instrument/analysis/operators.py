@@ -102,17 +102,8 @@ OPERATORS_WITHOUT_FLOPS: Schema = schema(
 def operators(operator_calls: Calls) -> Table:
     """Return one row for each name of an operator, annotation or runtime call; see `OPERATORS`.
 
-    The rows are ordered by first call. A cell is None if the trace does not hold its value. The
-    column `share` sums to 1, and so does `device_share`. The shares in the range tree
-    (`Capture.ranges`) are fractions of the same totals.
-
-    Two things differ from torch's own table:
-    - No time is counted twice. If a call is inside another call of the same row, `calls` counts
-      both calls, and the totals count only the outer call. torch adds the inner call again.
-    - A call has only the memory that its own thread allocated or freed. torch also adds the memory
-      that other threads allocate during the call.
-
-    The row "[no launch]" is device work whose launch is not in the trace. Its CPU time is unknown.
+    The rows are ordered by first call. The columns `share` and `device_share` each sum to 1, of the
+    same totals as in `ranges`. docs/reading.md says how the table differs from torch's own.
     """
     return Table.of(OPERATORS, _rows(operator_calls))
 
@@ -130,11 +121,7 @@ def operators_by(links: Links, calls: Calls, what: str, depth: int = 5) -> Table
 
 
 def during(calls: Calls, start_ns: Ints, end_ns: Ints) -> Calls:
-    """Return the calls that began within the given spans of time.
-
-    The spans must be sorted by start and must not overlap. Device work without a launch counts if
-    it began within a span.
-    """
+    """Return the calls that began within spans of time, which are sorted and do not overlap."""
     inside = np.flatnonzero(interval_at((start_ns, end_ns), calls.start_ns) >= 0)
 
     def chosen(columns: Mapping[str, Ints | None]) -> dict[str, Any]:
@@ -153,17 +140,9 @@ def during(calls: Calls, start_ns: Ints, end_ns: Ints) -> Calls:
 def operators_without_flops(links: Links) -> Table:
     """Return the operators whose FLOPs are not counted; see `OPERATORS_WITHOUT_FLOPS`.
 
-    The operators are sorted by device time, or by CPU time if the trace has no device events. The
-    longest time comes first.
-
-    The FLOPs of a call are counted if a formula gives them for this call, for a call inside it, or
-    for a call around it. All other calls are listed. If they are nested, only the outermost call is
-    listed.
-
-    Most of the listed operators compute nothing (views, allocations) or little (elementwise
-    operators). If `has_rule` is true, FLOPs are really missing: there is a formula for the operator
-    or for an operator that it called, but the formula's arguments were not recorded or not
-    understood.
+    The longest device time, or else CPU time, comes first. A call is listed if no formula gives
+    FLOPs for it, for a call inside it, or for a call around it; of nested calls, only the
+    outermost.
     """
     events, call_tree = links.events, links.call_tree
     nodes = np.flatnonzero(nodes_without_flops(events, call_tree, links.flops))
@@ -226,8 +205,7 @@ def operator_calls(links: Links) -> Calls:
 def _rows_of_nodes(events: Events, call_tree: CallTree) -> tuple[list[Row], Ints]:
     """The rows of the table, and for each node of the call tree the index of its row.
 
-    All steps share one name. As the row of an event depends only on the event's category and name,
-    it is found once for each category and name.
+    The row depends only on an event's category and name, and is found once for each pair of them.
     """
     shown = [
         f"{STEP_PREFIX[:-1]}*" if name.startswith(STEP_PREFIX) else name for name in events.names
@@ -261,9 +239,7 @@ def _rows_of_nodes(events: Events, call_tree: CallTree) -> tuple[list[Row], Ints
 def _kept(call_tree: CallTree, name: Ints) -> Ints:
     """The nodes that remain when a child without siblings joins its parent of the same name.
 
-    torch merges the same nodes, but it merges each pair of parent and child as soon as it finds the
-    pair. Here, all pairs are found before the first merge. Both ways find the same pairs, because a
-    merged parent takes over the children of its child.
+    torch merges the same nodes, one pair after the other.
     """
     # A child directly follows its parent. If it is the only child, both have the same last
     # descendant; no other node has the same last descendant as the node before it.
@@ -301,7 +277,6 @@ def _bytes(events: Events, call_tree: CallTree, kept: Ints) -> Quantities:
 
 
 def _flops(own: Ints | None, kept: Ints) -> Ints | None:
-    """The FLOPs of each call and of the calls merged into it; -1 if they are not known."""
     if own is None:
         return None
     known = _folded((own != UNKNOWN).astype(np.int64), kept) > 0
@@ -309,7 +284,6 @@ def _flops(own: Ints | None, kept: Ints) -> Ints | None:
 
 
 def _with_uncovered_memory(calls: Calls, events: Events, call_tree: CallTree) -> Calls:
-    """Add a call named "[memory]" for each allocation or free outside of all calls."""
     bare = memory_attribution.uncovered(call_tree, events.memory)
     if not len(bare):
         return calls
@@ -326,7 +300,6 @@ def _with_uncovered_memory(calls: Calls, events: Events, call_tree: CallTree) ->
 
 
 def _with_unlaunched_work(calls: Calls, links: Links) -> Calls:
-    """Add a call named "[no launch]" for each device event without a launch in the trace."""
     events, (device, node) = links.events, links.launched
     bare = device[node < 0]
     if not len(bare):
@@ -346,7 +319,7 @@ def _with_unlaunched_work(calls: Calls, links: Links) -> Calls:
 def _joined(
     calls: Calls, row: Row, outside: Outside, more: Quantities, counted: dict[str, Ints]
 ) -> Calls:
-    """Append calls that form a new row. The new calls are outside of all given calls."""
+    """Append calls that form a new row and are outside of all given calls."""
     count, others = len(outside.event), len(calls.tree) + len(calls.outside.event)
     nothing, node = np.zeros(count, np.int64), others + np.arange(count, dtype=np.int32)
     quantities = {name: (values, more[name]) for name, values in calls.quantities.items()}
@@ -375,9 +348,8 @@ def _joined(
 def _rows(calls: Calls, what: str = "", grouping: Grouping | None = None) -> dict[str, list[Any]]:
     """The cells of the table, with the rows in the order of their first calls.
 
-    Calls with the same name and kind are summed in one row. If the table is grouped by the column
-    `what`, `grouping` has two items: an index for each call, and the values of the column. Each
-    index selects one of the values. Calls with different indices are then in different rows.
+    If the table is grouped by the column `what`, `grouping` is an index for each call, and the
+    values.
     """
     codes, labels = grouping or (0, [None])
     keys, groups = groupby(calls.row * len(labels) + codes)

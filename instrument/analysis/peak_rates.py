@@ -1,8 +1,6 @@
 """The peak rates of devices, and the shortest possible time for given work at these rates.
 
-The roofline model (Williams, Waterman, Patterson 2009) assumes two limits. No operator computes
-faster than the device multiplies matrices. No operator moves bytes faster than the device moves
-memory.
+The limits are those of the roofline model (Williams, Waterman, Patterson 2009).
 """
 
 from __future__ import annotations
@@ -26,8 +24,7 @@ class PeakRates:
     Attributes:
         flops_per_second: the FLOP/s by precision; see `instrument.peak_flops.PRECISIONS`.
         bytes_per_second: the bandwidth of the device's memory; None if it is not known.
-        any_flops_per_second: the FLOP/s of an unknown precision, and of each precision that is not
-            in `flops_per_second`; None if it is not known.
+        any_flops_per_second: the FLOP/s of all other precisions; None if it is not known.
     """
 
     flops_per_second: Mapping[str, float] = field(default_factory=dict)
@@ -42,13 +39,8 @@ class PeakRates:
 def peak_rates(device: Device | None, given: PeakFlops | None = None) -> PeakRates:
     """Return the peak rates of a device, from a table by the device's name.
 
-    The FLOP/s in `given` replace those of the table. If neither of the two has a rate,
-    the rate is unknown. The table is not used for a device whose number of multiprocessors differs
-    from that in the table. Such a device is another product, or a part of a device.
-
-    Args:
-        device: a device of a trace.
-        given: the value of `profiler.peak_flops`: FLOP/s for all precisions, or for some.
+    `given`, the value of `profiler.peak_flops`, replaces FLOP/s of the table. A device whose number
+    of multiprocessors differs from the table's is another product, or a part, and not in the table.
     """
     found = PeakRates() if device is None else _by_name(device)
     if given is None:
@@ -66,12 +58,9 @@ def roof(
 ) -> tuple[Bound | None, float]:
     """Return what limits the given work, and the shortest possible time of the work in ns.
 
-    The shortest time is the longer of two times: the time to compute `flops`, and the time to move
-    `moved_bytes`. If a rate is not known, the time at this rate counts as 0 ns.
-
-    The limit is `compute` if computing takes at least as long as moving the bytes, else
-    `bandwidth`. The limit is None if there is no work, or if there is work for which the rate is
-    not known.
+    The time is the longer one of computing `flops` and moving `moved_bytes`; an unknown rate counts
+    as 0 ns. The limit is `compute`, `bandwidth`, or None if there is no work or its rate is not
+    known.
     """
     computing_ns = flops * 1e9 / flops_per_second if flops_per_second else 0.0
     moving_ns = moved_bytes * 1e9 / bytes_per_second if bytes_per_second else 0.0
@@ -82,10 +71,7 @@ def roof(
 
 
 def _by_name(device: Device) -> PeakRates:
-    """The rates of a device from the built-in table.
-
-    No rate is known if no row of the table fits the device, or if several rows fit.
-    """
+    """The rates of a device from the built-in table; none if not exactly one row fits."""
     found = [
         row
         for row in _TABLE

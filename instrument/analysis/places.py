@@ -1,7 +1,7 @@
 """Find the range and the source line of events, which are positions in `capture.events`.
 
-The source line comes from the trace. In a trace with Python frames, it is the first line of the
-function; torch does not record the line of the call.
+In a trace with Python frames, the source line is the first line of the function; torch does not
+record the line of the call.
 """
 
 from __future__ import annotations
@@ -32,11 +32,8 @@ _LIBRARIES = frozenset(
 class Place(NamedTuple):
     """Events in one range and one line of source.
 
-    Attributes:
-        range: the path of the range; None outside of all ranges.
-        source: the file and line, such as "train.py:31 in main"; None if it is not known.
-        events: the positions of the events.
-        total_ns: the sum of their times, or of the weights given to `places`.
+    `range` is None outside of all ranges. `source` is text such as "train.py:31 in main", or None.
+    `total_ns` is the sum of the events' times, or of the weights given to `places`.
     """
 
     range: str | None
@@ -48,10 +45,7 @@ class Place(NamedTuple):
 def places(capture: Views, events: Ints, weight_ns: Ints | None = None) -> list[Place]:
     """Group events by their range and source line, the place with the most time first.
 
-    Args:
-        capture: the capture.
-        events: the positions of the events.
-        weight_ns: a time for each event; by default, its duration.
+    `weight_ns` is a time for each event; by default, its duration.
     """
     weight_ns = capture.events.duration_ns[events] if weight_ns is None else weight_ns
     paths, (sources, texts) = range_codes(capture, events), source_codes(capture, events)
@@ -76,10 +70,9 @@ def places(capture: Views, events: Ints, weight_ns: Ints | None = None) -> list[
 def common_place(
     capture: Views, events: Ints, weight_ns: Ints | None = None
 ) -> tuple[str | None, str | None]:
-    """Return the range and the source line to which at least 90 % of the events' time belongs.
+    """Return the innermost range and the source line that hold at least 90 % of the events' time.
 
-    Of several such ranges, the innermost is returned. A value is None if there is no such range or
-    source.
+    A value is None if there is no such range or source.
     """
     weight_ns = capture.events.duration_ns[events] if weight_ns is None else weight_ns
     needed = max(_MOSTLY * int(weight_ns.sum()), 1)
@@ -124,8 +117,7 @@ def nodes_of(links: Links, events: Ints) -> Ints:
     """For each event, the node of the call tree that it belongs to; -1 for none.
 
     An operator or a range is a node itself. A runtime call or a device event belongs to the
-    operator or range that called or launched it. Any other event that is not a node belongs to the
-    innermost node around it.
+    operator or range that called or launched it, any other event to the innermost node around it.
     """
     table, tree = links.events, links.call_tree
     if not len(tree) or not len(events):
@@ -151,9 +143,8 @@ def nodes_of(links: Links, events: Ints) -> Ints:
 def source_codes(capture: Views, events: Ints) -> tuple[Ints, list[str]]:
     """The source of each event as an index into the returned texts; -1 if it is not known.
 
-    The source is the innermost Python frame outside of torch, numpy, this package and Python's
-    standard library. A device event has the source of the call that launched it. The autograd
-    engine's threads have no Python frames, so the source of the backward is not known.
+    The source is the innermost Python frame of the user's code. A device event has the source of
+    its launch. The autograd engine's threads have no Python frames, so the backward has no source.
     """
     links, table = capture.links, capture.events
     launches = links.launches
@@ -177,10 +168,7 @@ def source_of(capture: Views, event: int) -> str | None:
 
 
 def input_shapes(events: Events, event: int) -> list[list[int] | None]:
-    """The shape of each input of an operator; empty if they were not recorded.
-
-    An input is None if it has no single shape, for example if it is a list of tensors.
-    """
+    """The shape of each input of an operator; empty if not recorded, None for a list of tensors."""
     code = int(events.shapes[event])
     found = decoded(events.texts[code]) if code >= 0 else None
     shapes = found if isinstance(found, list) else []
@@ -198,10 +186,9 @@ def has_sources(capture: Views) -> bool:
 
 
 def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, int]:
-    """The time that a thread spent in each function of the user within the given spans, in ns.
+    """The time in ns that a thread spent in each function of the user within the given spans.
 
-    A function's time includes what it calls in torch and other libraries. The result is empty if
-    the trace has no events of Python frames.
+    It includes what the function calls in libraries. Empty if the trace has no Python frames.
     """
     frames, table = capture.links.frames, capture.events
     own = frames.thread == thread
@@ -223,10 +210,7 @@ def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, i
 
 
 def _source_of_frames(links: Links, events: Ints) -> Ints:
-    """For each event, the innermost frame of the user's code, as the index of the frame's name.
-
-    The index is -1 if there is no such frame.
-    """
+    """For each event, the user's innermost frame, as an index of a name; -1 for none."""
     table = links.events
     known = np.flatnonzero(events >= 0)
     found = np.full(len(events), -1)
@@ -236,10 +220,7 @@ def _source_of_frames(links: Links, events: Ints) -> Ints:
 
 
 def _users_frame_at(links: Links, thread: Codes, time_ns: Ints) -> Ints:
-    """For each thread and time, the innermost frame of the user's code, as the index of its name.
-
-    The index is -1 if there is no such frame.
-    """
+    """For each thread and time, the user's innermost frame, as an index of a name; -1 for none."""
     frames, table = links.frames, links.events
     is_users = flags(bool, tuple(_frame_sources(table)))[table.name[frames.index]]
     node = frames.nearest(is_users, frames.node_at(thread, time_ns))
@@ -248,10 +229,7 @@ def _users_frame_at(links: Links, thread: Codes, time_ns: Ints) -> Ints:
 
 
 def _source_of_texts(links: Links, events: Ints) -> Ints:
-    """For each event, the call stack of the event or of the nearest operator around it.
-
-    A call stack is an index into `events.texts`; -1 if there is no call stack with the user's code.
-    """
+    """For each event, the nearest operator's call stack, as an index of a text; -1 for none."""
     table, tree = links.events, links.call_tree
     if not (table.call_stack >= 0).any():
         return np.full(len(events), -1)
@@ -264,12 +242,10 @@ def _source_of_texts(links: Links, events: Ints) -> Ints:
 
 
 def _frame_sources(events: Events) -> list[str | None]:
-    """For each event name, the source line if the name is a frame of the user's code; else None."""
     return [users_source(name) for name in events.names]
 
 
 def _text_sources(events: Events) -> list[str | None]:
-    """For each text, the source line if the text is a call stack of the user's code; else None."""
     used = set(distinct(events.call_stack).tolist())
     return [
         _first_source(str(decoded(text))) if k in used else None
@@ -284,11 +260,7 @@ def _first_source(stack: str) -> str | None:
 
 @lru_cache(maxsize=100_000)
 def users_source(frame: str) -> str | None:
-    """The file, line and function of a frame, such as "train.py:31 in main".
-
-    The result is None for a frame of torch, numpy, this package or the standard library. It is also
-    None if the name is not a frame in a Python file.
-    """
+    """The place of a frame of the user's, such as "train.py:31 in main"; None for other frames."""
     match = _FRAME.fullmatch(frame)
     if match is None:
         return None

@@ -11,11 +11,7 @@ from instrument.storage import is_url
 
 
 def private_words(capture: Views) -> Iterator[str]:
-    """Yield the host of a capture, its path, and its failed guards of torch.compile.
-
-    The text of a guard can hold a value of the program. If the capture is a trace file without a
-    capture folder, also yield the file's name.
-    """
+    """Yield a capture's host, path and failed guards of torch.compile, which may hold values."""
     yield capture.about.host or ""
     dynamo = capture.about.dynamo
     for guard in (None if dynamo is None else dynamo.failed_guards) or ():
@@ -27,10 +23,7 @@ def private_words(capture: Views) -> Iterator[str]:
 
 
 def words_of_path(path: Path | str) -> Iterator[str]:
-    """Yield the texts that a page may show for a path or URL: as given, absolute, and quoted.
-
-    For a path of only one name, yield nothing, because the same word may have other meanings.
-    """
+    """Yield a path or URL as given, absolute and quoted; nothing for a path of only one name."""
     if is_url(path):
         yield from (path, shlex.quote(path))
     elif len((path := Path(path)).parts) > 1:

@@ -131,9 +131,7 @@ COMPILED_RANGES: Schema = schema(
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """The slices of all ranges, as parallel columns.
-
-    A slice is an uninterrupted part of a call. A call that is never suspended has one slice.
+    """The slices, uninterrupted parts of calls, of all ranges, as parallel columns.
 
     Attributes:
         nodes: the slices as a tree, with their times.
@@ -152,11 +150,8 @@ class Slices:
 class RangeTree:
     """The ranges of a trace, and all work, from which the tables of ranges are made.
 
-    Attributes:
-        paths: the distinct paths of ranges.
-        slices: the slices of the ranges.
-        work: the CPU time and device time, by range and kind.
-        steps: the number of steps that count; 0 if no step is finished.
+    `work` is the CPU and device time by range and kind. `steps` is the number of steps that count;
+    0 if no step is finished.
     """
 
     paths: Paths
@@ -204,10 +199,7 @@ class RangeTree:
         return {name: columns[name] for name in _QUANTITIES}
 
     def _calls(self, groups: Groups) -> dict[str, list[Any]]:
-        """Count the calls and slices of each group, and find the percentiles of a call's time.
-
-        A slice is an uninterrupted part of a call of a range.
-        """
+        """The columns with numbers of calls and slices, and with percentiles of a call's time."""
         slices, total_ns = self.slices, self.slices.nodes.total_ns
         opened = Groups(groups.of[slices.path], groups.count)
         resumed, by_time = opened.number(slices.resumed), opened.sorted_by(total_ns)
@@ -220,7 +212,7 @@ class RangeTree:
         return columns
 
     def _on_cpu(self, groups: Groups) -> dict[str, list[Any]]:
-        """The columns of CPU time by kind of work. `cpu_ns` is not here: `_spans` computes it."""
+        """The columns of CPU time by kind of work."""
         work = self.work
         by_kind = {
             f"{KINDS[kind]}_ns": np.where(work.kind == kind, work.cpu_ns, 0)
@@ -271,10 +263,7 @@ class RangeTree:
         }
 
     def _spans(self, groups: Groups) -> dict[str, list[Any]]:
-        """For each group, the sums of CPU time, memory and the other quantities in `Slices.spans`.
-
-        If a range is inside another range of its group, only the outer range counts.
-        """
+        """The columns of `Slices.spans`; a range inside another one of its group does not count."""
         slices = self.slices
         chosen = self.paths.outermost(groups.of)[slices.path]
         opened = Groups(groups.of[slices.path[chosen]], groups.count)
@@ -286,8 +275,7 @@ class RangeTree:
     def _busy(self, groups: Groups) -> Ints:
         """For each group, the time in which any of its device events ran.
 
-        Paths are visited from the innermost to the outermost, and the intervals of a path are added
-        to those of its parent path.
+        From the innermost path outwards, the intervals of a path are added to those of its parent.
         """
         busy = np.zeros(groups.count, np.int64)
         group, top = groups.of, self.paths.outermost(groups.of)
@@ -311,7 +299,6 @@ class RangeTree:
         return busy
 
     def _device_intervals(self) -> dict[int, list[Intervals]]:
-        """For each path with device work, the merged intervals in which this work ran."""
         place, start, end = self.work.device
         enclosing, attributed = self.work.enclosing[place], self.work.attributed[place]
         path, event = np.concatenate([enclosing, attributed]), np.tile(np.arange(len(place)), 2)
@@ -322,10 +309,7 @@ class RangeTree:
 
 
 def _work_groups(groups: Groups, path: Ints) -> tuple[Groups, Flags]:
-    """Put each piece of work into the group of its path; also return the mask of work with a path.
-
-    `path` is the path of each piece of work; -1 if the work belongs to no range.
-    """
+    """The work in groups of its paths, and a mask of the work with a path (not -1)."""
     return Groups(np.append(groups.of, 0)[path], groups.count), path >= 0
 
 
@@ -346,25 +330,9 @@ def range_tree(links: Links) -> RangeTree:
 def ranges(range_tree: RangeTree, module_types: Mapping[str, str] = MappingProxyType({})) -> Table:
     """Return one row for each path of ranges; see `RANGES`.
 
-    `module_types` maps the range names of submodules to their classes.
-
-    A range comes before the ranges inside it, and siblings are sorted by their first start. Times
-    are whole nanoseconds. A cell is None if the trace does not hold its value. Over the rows of
-    this table and of `ranges_rest` together, the column `share` sums to 1, and so does
-    `device_share`.
-
-    A range that activation checkpointing runs again in the backward is named "NAME (recomputed)".
-    The backward time of its operators counts for the recomputed range with `use_reentrant=True`,
-    and for the range of the first forward with `use_reentrant=False`. Operators can also run again
-    while no recomputed range is open. Then they are part of a backward, and their time is part of
-    `backward_ns` of the range that caused this backward.
-
-    The columns with bytes do not count memory that the backward of a range allocates or frees. The
-    backward frees the memory that the forward kept, so a sum of both would hide how much memory the
-    forward keeps. `Capture.memory_live("range")` counts memory of the backward too.
-
-    A range that is open at the end of the window counts until the end of the window. Kineto
-    also repeats ranges as events on the timelines of devices. These events are left out.
+    A range comes before the ranges inside it, and siblings are sorted by their first start.
+    `module_types` maps the range names of submodules to their classes. docs/reading.md says what
+    counts.
 
     Cost: the time of a device event is processed once for each range that the event counts for.
     """
@@ -382,8 +350,8 @@ def ranges(range_tree: RangeTree, module_types: Mapping[str, str] = MappingProxy
 def ranges_by_name(range_tree: RangeTree) -> Table:
     """Return the ranges grouped by name, in the order of the tree; see `RANGES_BY_NAME`.
 
-    If a range is inside another range of the same name, `calls` counts both ranges. The time, bytes
-    and FLOPs of the inner range count once, as a part of the outer range.
+    If a range is inside another range of the same name, `calls` counts both, and all else the outer
+    one.
     """
     number, names = intern(range_tree.paths.names)
     columns = {"name": names, **range_tree.quantities(Groups(number, len(names)))}
@@ -434,27 +402,17 @@ def ranges_rest(range_tree: RangeTree) -> Table:
 
 
 def compiled_ranges(events: Events, about: Metadata) -> Table:
-    """Return the ranges inside the compiled regions that ran in this window.
-
-    See `COMPILED_RANGES`. Compiled code does not record where a range begins and ends. So the time
-    of these ranges is known only as part of the region's time.
-    """
+    """Return the ranges inside the compiled regions that ran; see `COMPILED_RANGES`."""
     ran = {name.removeprefix(REGION) for name in events.names if name.startswith(REGION)}
     here = [entry for entry in about.compiled_ranges if entry.region in ran]
     return Table.of_rows(COMPILED_RANGES, [(entry.range, entry.region) for entry in here])
 
 
 def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:
-    """Return `total_ns` split by finished step: a row for each group, a column for each step.
+    """Return `total_ns` by step: a row for each group, a column for each of the last `most` steps.
 
-    Autograd nodes and calls of ranges count for the step in which they began.
-
-    Args:
-        links: the relations between the events of the trace.
-        groups: the paths of ranges, grouped.
-        most: the maximum number of steps. If the trace has more steps, the last steps are taken.
-
-    Cost: for each step, a pass over the autograd nodes and the calls of ranges.
+    Autograd nodes and calls of ranges count for the step in which they began. Cost: for each step,
+    a pass over them.
     """
     scopes, steps = links.scopes, len(links.steps)
     spent = scopes.nodes.own(links.spent_ns[links.call_tree.nodes_of(scopes.nodes.index)])
@@ -468,10 +426,7 @@ def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:
 
 
 def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
-    """For each slice: CPU time, the devices' idle time, its thread's memory, and time in steps.
-
-    A slice is an uninterrupted part of a call of a range.
-    """
+    """For each slice: CPU time, the devices' idle time, its thread's memory, and time in steps."""
     events, device = links.events, links.launches.device
     found: dict[str, Ints | None] = {"cpu_ns": opened.total_ns}
     found["device_idle_ns"] = _idle_ns(events, device, opened) if len(device) else None
@@ -489,6 +444,5 @@ def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
 
 
 def _idle_ns(events: Events, device: Ints, opened: CallTree) -> Ints:
-    """For each slice (uninterrupted part of a call), the time in which no device event ran."""
     busy = merged(events.start_ns[device], events.end_ns[device])
     return opened.total_ns - within(busy, opened.start_ns, opened.end_ns)

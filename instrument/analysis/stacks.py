@@ -58,28 +58,14 @@ def stacks(
     """Return the call paths of a trace, each with the time spent in its last frame.
 
     The frames of a path are Python frames, annotations and operators, nested by time on each
-    thread. Only paths whose last frame has time of its own are returned.
-
-    - Names do not contain object addresses, and all steps have the name "ProfilerStep*".
-    - Frames of this package around the user's code are left out. The time that recording takes in
-      the training loop is the frame "(recording)".
-    - With the metric "device", work whose launch is not in the trace has the path "(no launch)".
-      This path is left out if `range` is given.
-    - A path has at most 1,000 frames, and fewer if the paths would be many times larger than the
-      trace. The time of all frames inside these is the frame "(deeper frames)". The name of a frame
-      has at most 300 characters; in a longer name, the middle is left out.
-
-    torch before 1.12 wrote the Python frames of each operator as text. In such a trace, a path
-    begins with the Python frames of an operator, and annotations and operators follow. The time
-    spent in Python alone is not known.
+    thread. docs/export.md says which frames are renamed and left out.
 
     Args:
         events: the events of the trace.
         metric: "cpu" for CPU self time, "device" for the time of the device events that the last
             frame launched.
         range: a range's name, or its path in the range tree. Only time inside this range and in its
-            backward, on any thread, is returned. Which of autograd's AccumulateGrad nodes belong to
-            the range is a guess.
+            backward, on any thread, is returned.
         threads: whether each path begins with its thread. If False, the times of equal paths on
             different threads are summed.
 
@@ -112,8 +98,7 @@ def call_paths(
 ) -> Iterator[list[Stack]]:
     """Yield the call paths of a call tree for each metric; see `stacks`.
 
-    Python frames are part of the paths only if they are nodes of the call tree. If `frames` is
-    True, the frames that torch before 1.12 wrote as text are part of the paths too.
+    If `frames` is True, the frames that torch before 1.12 wrote as text are part of the paths.
 
     Raises:
         CaptureError: the trace holds no such range, or `metrics` has "device" and the trace holds
@@ -142,13 +127,10 @@ def _unlaunched_ns(links: Links) -> int:
 
 
 def _without_ours(events: Events, call_tree: CallTree) -> tuple[CallTree, Ints]:
-    """Remove this package's own frames from a call tree.
+    """Remove this package's frames around the user's code, and all nodes inside its recording code.
 
-    Two kinds of nodes are removed: this package's frames around the user's code, and all nodes
-    inside a frame of this package's recording code. The outermost node of a thread always remains.
-
-    Returns two values: the remaining tree; and for each node of the given tree, its position in
-    the remaining tree. A removed node has the position of the nearest remaining node around it.
+    The outermost node of a thread remains. Returns the remaining tree, and for each given node the
+    position of the nearest remaining node around it.
     """
     is_frame = events.among(PYTHON)
     machinery = (is_frame & events.named(_is_machinery))[call_tree.index]
@@ -177,11 +159,10 @@ def _belonging(scopes: Scopes, wanted: str) -> Flags:
 
 
 def folded(found: Sequence[Stack]) -> Iterator[str]:
-    """Yield stacks as text for `flamegraph.pl`: a line for each stack, such as "outer;inner 12".
+    """Yield stacks as lines for `flamegraph.pl`, such as "outer;inner 12" (in microseconds).
 
-    Times are in microseconds. In the name of a frame, semicolons become commas, white space becomes
-    underscores, and unprintable characters become escapes. Stacks of less than half a microsecond
-    are left out.
+    In names, semicolons become commas, and white space becomes underscores. Stacks of less than
+    half a microsecond are left out.
     """
     safe = cache(_safe)
     for stack in found:
@@ -196,10 +177,7 @@ def _safe(frame: str) -> str:
 def _paths(
     events: Events, whole: CallTree, *, threads: bool, frames: bool
 ) -> tuple[list[tuple[str, ...]], Groups]:
-    """Return the distinct call paths, in the order of their first nodes, and the nodes of each.
-
-    A call path is a tuple of names. All nodes of the whole call tree are grouped by their paths.
-    """
+    """Return the distinct call paths, in the order of their first nodes, and the nodes of each."""
     call_tree, nearest = _without_ours(events, whole)
     code, names = intern(map(_plain, events.names))
     path, parents, labels = number_paths(call_tree, code[events.name[call_tree.index]])
@@ -231,10 +209,9 @@ def _first_frames(frames: tuple[str, ...], most: int) -> tuple[str, ...]:
 
 
 def _cut(parents: Ints, labels: Ints, names: list[str], most: int) -> tuple[Ints, Ints]:
-    """Cut the paths of a tree that have more than `most` frames.
+    """For each path, the path that stands for it, and the number of characters in its first frames.
 
-    Returns for each path the path that stands for it, and the number of characters in its first
-    `most` frames. A path with `most` + 1 frames stands for all paths below it.
+    A path with `most` + 1 frames stands for all paths below it.
     """
     inner: list[int] = []
     depths: list[int] = []
@@ -250,12 +227,9 @@ def _cut(parents: Ints, labels: Ints, names: list[str], most: int) -> tuple[Ints
 def _before_root(
     events: Events, call_tree: CallTree, *, threads: bool, frames: bool
 ) -> tuple[list[tuple[str, ...]], Ints]:
-    """Find the prefix of each node's call path: what comes before the outermost node.
+    """The distinct prefixes of call paths, and the index of each node's prefix.
 
-    A prefix has two parts: the thread, if `threads` is True; and the frames that older versions of
-    torch recorded as the "Call stack" of an operator, if `frames` is True.
-
-    Returns the distinct prefixes, and for each node the index of its prefix.
+    A prefix is the thread, and the frames that torch before 1.12 recorded as text.
     """
     stack = np.zeros(len(call_tree), np.int64)
     if frames and (events.call_stack >= 0).any():
@@ -271,7 +245,6 @@ def _before_root(
 
 
 def _recorded_frames(text: bytes) -> tuple[str, ...]:
-    """The frames of an operator's "Call stack", the innermost first."""
     return tuple(_shown(frame) for frame in str(decoded(text)).split(";") if frame)
 
 
@@ -297,10 +270,10 @@ def _is_machinery(name: str) -> bool:
 def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[str | None]]:
     """Find the innermost Python frames around each call.
 
-    Returns for each call an index into a list of stacks, and this list. A stack is text: at
-    most `depth` frames, the innermost first, joined by ";". Frames of this package are left out.
-    "…" stands for the outer frames of a text that would be longer than 5,000 characters. The stack
-    is None for a call outside of all frames, and for a call without an event (-1).
+    Returns for each call an index into a list of stacks, and this list. A stack is text: at most
+    `depth` frames, the innermost first, joined by ";", with "…" for the outer frames of a text of
+    more than 5,000 characters. It is None outside of all frames, and for a call without an event
+    (-1).
     """
     python = events.among(PYTHON)
     if not python.any():
@@ -321,14 +294,12 @@ def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[s
 
 
 def _above(events: Events, call_tree: CallTree, node: int, names: list[str]) -> Iterator[str]:
-    """The names of a node and of its ancestors."""
     while node >= 0:
         yield names[events.name[call_tree.index[node]]]
         node = int(call_tree.parent[node])
 
 
 def _stack_text(frames: Iterable[str], depth: int) -> str | None:
-    """The first `depth` frames as text, with "…" for the frames that make the text too long."""
     found, size = [], 0
     for frame in islice(frames, depth):
         size += len(frame) + 1

@@ -1,28 +1,6 @@
-"""Split the time of steps into parts: each nanosecond counts for one range and one kind of time.
+"""Split the time of steps: each nanosecond counts for one range and one kind of time.
 
-If several kinds apply at a moment, the first one in this list counts:
-
-- compute: a memset, or a kernel that is not communication, runs on a device.
-- exposed communication: communication runs on a device. In a trace without device work: process
-  groups communicate on the CPU, and no thread runs another operator.
-- copy: a copy runs on a device.
-- waiting for data: the thread of the step waits for a batch.
-- launch: the thread of the step or of the autograd engine is in a call that launches device work,
-  or the device has not yet begun work that is already launched.
-- other CPU: the thread of the step or of the autograd engine is in an operator or a range. A
-  runtime call that does not wait for the device counts too.
-- idle: everything else. For example, the CPU waits for the device although no device is busy, or
-  the trace shows nothing.
-
-The kind decides for which range the moment counts:
-
-- Device work, and the delay between its launch and its start, count for the range that launched it.
-  If several devices or streams work, the work that began first counts.
-- A wait for data, and a call that launches work, count for the range around them. If a wait for
-  data is outside of all ranges, the name of the data loader is used as a range.
-- All other time counts for the innermost range on the CPU. While the autograd engine runs a
-  backward node, this is the range of the node's forward operator. Otherwise, it is a range on the
-  thread of the step.
+docs/compare.md defines the kinds, and says for which range a moment counts.
 """
 
 from __future__ import annotations
@@ -66,17 +44,11 @@ _NO_LAUNCH, _ON_CPU = -2, -3
 
 
 class _Layer(NamedTuple):
-    """Intervals of one kind of time. The intervals do not overlap, and are sorted by start.
+    """Intervals of one kind of time, sorted by start, without overlaps.
 
-    `code` holds a number for each interval, which says for which range the interval counts:
-
-    - 0 or more: an index into a list that holds the paths of all ranges, and after them the names
-      of the loaders.
-    - -1: no range.
-    - `_NO_LAUNCH`: the range is not known, because the launch is not in the trace.
-    - `_ON_CPU`: the interval is divided between the ranges that run on the CPU in this time.
-
-    In the result of `_engine`, `code` holds the thread of each interval instead.
+    `code` says for which range an interval counts: an index into the paths of all ranges and after
+    them the names of the loaders; -1 for no range; `_NO_LAUNCH`; or `_ON_CPU`, where the ranges
+    that run on the CPU share the interval. In the result of `_engine`, it is the thread instead.
     """
 
     kind: int
@@ -85,11 +57,7 @@ class _Layer(NamedTuple):
     code: Ints
 
     def inside(self, time_ns: Ints) -> tuple[Ints, Ints]:
-        """Find the times that are inside intervals; `time_ns` is sorted.
-
-        Returns two arrays with one entry for each time found: the time's index in `time_ns`, and
-        the index of its interval. The end of an interval is not inside the interval.
-        """
+        """The indices of the times inside intervals, and of these intervals; sorted times."""
         first, after = (np.searchsorted(time_ns, side) for side in (self.start_ns, self.end_ns))
         counts = after - first
         place = np.arange(int(counts.sum()))
@@ -98,13 +66,10 @@ class _Layer(NamedTuple):
 
 
 class _Segments(NamedTuple):
-    """The segments of the steps. Each segment has one kind of time and counts for one range.
+    """Segments of the steps with one kind of time and one range each.
 
-    Attributes:
-        begin_ns, lasts_ns: the start and the duration of each segment.
-        place: the range of each segment, as an index into `paths`.
-        kind: the kind of each segment, as an index into `SPLIT_KINDS`.
-        paths: the paths of the ranges; a path can occur more than once.
+    `place` is an index into `paths`, which may hold a path more than once. `kind` is an index into
+    `SPLIT_KINDS`.
     """
 
     begin_ns: Ints
@@ -115,13 +80,7 @@ class _Segments(NamedTuple):
 
 
 def step_parts(capture: Views, span: CountedSteps) -> dict[tuple[str, str], int]:
-    """Split the time of the steps by range and by kind of time; return times in ns.
-
-    A key is the path of a range and one of `KINDS`.
-
-    The arguments, and the cost of the call, are those of `split_parts`. The times sum exactly to
-    the duration of the steps.
-    """
+    """Return the time of the steps in ns by range and kind, one of `KINDS`; see `split_parts`."""
     parts: dict[tuple[str, str], int] = {}
     for (path, kind), ns in split_parts(capture, span).items():
         place = path, KINDS[OTHER_CPU] if kind in SPLIT_KINDS[OTHER_CPU:_SPLIT_IDLE] else kind
@@ -130,16 +89,10 @@ def step_parts(capture: Views, span: CountedSteps) -> dict[tuple[str, str], int]
 
 
 def split_parts(capture: Views, span: CountedSteps) -> dict[tuple[str, str], int]:
-    """Split the time of the steps by range and by kind of time; return times in ns.
+    """Return the time of the steps in ns by path of the range and kind, one of `SPLIT_KINDS`.
 
-    A key is the path of a range and one of `SPLIT_KINDS`. The kind "other CPU" is split: "CPU
-    operators" is time in operators and runtime calls, and "Python" is time in ranges, but in no
-    operator. The other kinds are those of the module's docstring. The times sum exactly to the
-    duration of the steps.
-
-    Args:
-        capture: the capture.
-        span: the steps, which must not overlap.
+    The times sum exactly to the duration of the steps, which must not overlap. "CPU operators" is
+    time in operators and runtime calls, "Python" is time in ranges, but in no operator.
 
     Cost: about 1 µs for each device event and for each CPU event on the threads of the steps, to
     sort their starts and ends.
@@ -155,11 +108,7 @@ def split_parts(capture: Views, span: CountedSteps) -> dict[tuple[str, str], int
 
 
 def ranges_of_steps(capture: Views, span: CountedSteps) -> list[dict[str, int]]:
-    """Split the time of each step by range; return times in ns, by the path of the range.
-
-    The arguments, and the cost of the call, are those of `split_parts`. The times of a step sum
-    exactly to its duration.
-    """
+    """Return the time of each step in ns by path of the range; see `split_parts`."""
     segments = _segments(capture, span)
     step, places = span.holds(segments.begin_ns), len(segments.paths)
     keys, groups = groupby(step * places + segments.place)
@@ -172,7 +121,6 @@ def ranges_of_steps(capture: Views, span: CountedSteps) -> list[dict[str, int]]:
 
 
 def _segments(capture: Views, span: CountedSteps) -> _Segments:
-    """Cut the steps into segments in which the range and the kind of time do not change."""
     links = capture.links
     layers = _device_layers(capture) if len(capture.work.event) else [_cpu_communication(links)]
     waits, loaders = _waits(capture)
@@ -198,10 +146,7 @@ def _segments(capture: Views, span: CountedSteps) -> _Segments:
 
 
 def waits_for_data(capture: Views) -> Ints:
-    """The positions of the calls that wait for a batch, on the threads of the steps.
-
-    A call inside another such call is left out.
-    """
+    """The positions of the outermost calls that wait for a batch, on the threads of the steps."""
     events, tree = capture.events, capture.links.call_tree
     chosen = is_loading(events)
     if capture.folder is not None:  # in a trace of another program, "data" may be anything
@@ -214,22 +159,14 @@ def waits_for_data(capture: Views) -> Ints:
 
 
 def plain_path(path: str) -> str:
-    """Remove the class of the loader's iterator from the path of a range; return the path.
-
-    torch adds this class to the name of a loader. The class depends on whether the loader has
-    worker processes, so the full names would not match.
-    """
+    """Remove the class of the loader's iterator, which depends on its workers, from a path."""
     return _ITERATOR.sub(r"\1", path)
 
 
 def _cuts(
     links: Links, span: CountedSteps, layers: Sequence[_Layer], differs: Flags
 ) -> tuple[Ints, Ints]:
-    """Cut the steps into segments with one range and one kind of time each.
-
-    `differs` marks the nodes whose range or kind of time differs from that of the parent. Other
-    nodes need no cut. Returns the starts and the durations of the segments in ns.
-    """
+    """The starts and durations of the segments; `differs` marks nodes that need a cut."""
     tree = links.call_tree
     threads = np.append(distinct(layers[-1].code), _thread(links))
     nodes = np.flatnonzero(differs & np.isin(tree.thread, threads))
@@ -243,10 +180,6 @@ def _cuts(
 
 
 def _device_layers(capture: Views) -> list[_Layer]:
-    """Return one layer (the intervals of one kind of time) for each kind of device work.
-
-    The range of an interval is the range that launched the device work.
-    """
     work, (_, launcher) = capture.work, capture.links.launched
     path = np.where(launcher >= 0, range_codes(capture, work.event), _NO_LAUNCH)
     layers = []
@@ -261,21 +194,12 @@ def _device_layers(capture: Views) -> list[_Layer]:
 
 
 def _cpu_communication(links: Links) -> _Layer:
-    """Return the intervals of exposed communication on the CPU.
-
-    The `code` of all intervals is `_ON_CPU`: an interval is divided between the ranges that run on
-    the CPU in this time. `_segments` finds these ranges.
-    """
     start_ns, end_ns = exposed_on_cpu(links)
     return _Layer(EXPOSED_COMMUNICATION, start_ns, end_ns, np.full(len(start_ns), _ON_CPU))
 
 
 def _waits(capture: Views) -> tuple[_Layer, list[str]]:
-    """Return the layer (the intervals) of the waits for data, and the names of the loaders.
-
-    For a wait outside of all ranges, the name of the loader stands for the range. The layer's
-    `code` numbers these names after the paths: with n paths, the first name has the number n.
-    """
+    """The waits for data, and the names of the loaders, which stand for missing ranges."""
     events, wait = capture.events, waits_for_data(capture)
     names, code = np.unique(events.name[wait], return_inverse=True)
     path = range_codes(capture, wait)
@@ -285,11 +209,7 @@ def _waits(capture: Views) -> tuple[_Layer, list[str]]:
 
 
 def _launches(capture: Views, span: CountedSteps) -> list[_Layer]:
-    """Return two layers of intervals: calls that launch work, and gaps in the device's work.
-
-    The second layer holds, of each gap in which all devices are idle, the time in which the next
-    work is already launched. The result is empty if the trace has no device work.
-    """
+    """Calls that launch work, and parts of gaps in which the next work is launched."""
     events, links, work = capture.events, capture.links, capture.work
     if not len(work.event):
         return []
@@ -309,14 +229,14 @@ def _launches(capture: Views, span: CountedSteps) -> list[_Layer]:
 
 
 def _engine(links: Links) -> _Layer:
-    """Return the layer (the intervals) of the backward nodes, with the thread of each node."""
+    """The backward nodes, with the thread of each."""
     nodes, backward = links.scopes.nodes, links.scopes.backward
     thread = nodes.thread[backward].astype(np.int64)
     return _disjoint(OTHER_CPU, nodes.start_ns[backward], nodes.end_ns[backward], thread)
 
 
 def _disjoint(kind: int, start_ns: Ints, end_ns: Ints, code: Ints) -> _Layer:
-    """Make a layer of intervals. Where several overlap, only the one that began first counts."""
+    """Make a layer of intervals; where several overlap, the one that began first counts."""
     order = np.argsort(start_ns, kind="stable")
     start_ns, end_ns, code = start_ns[order], end_ns[order], code[order]
     until = np.maximum.accumulate(end_ns)
@@ -334,11 +254,7 @@ def _thread(links: Links) -> int:
 
 
 def _on_cpu(links: Links) -> tuple[Ints, Ints]:
-    """For each node of the call tree: the code of its range's path, and the kind of its time.
-
-    A kind is an index into `SPLIT_KINDS`. Both arrays have one more entry, for the time outside of
-    all nodes. A thread that waits for a device, or that is in no operator, range or call, is idle.
-    """
+    """For each node, and for the time outside of all nodes, the code of its range and its kind."""
     events, tree, scopes = links.events, links.call_tree, links.scopes
     waits = events.among(is_runtime) & events.named(is_wait)
     is_range = np.zeros(len(events), np.bool_)

@@ -73,9 +73,8 @@ MOMENTS: Schema = schema(
 def steps(events: Events, work: Work) -> Table:
     """Return the steps that ended inside the window, in order of start; see `STEPS`.
 
-    `start_ns` is on the trace's own clock; `start_ns` plus `events.base_ns` is Unix time. The
-    device work of a step is the work that any thread launched during the step. Device work whose
-    launch is not in the trace belongs to no step.
+    The device work of a step is the work that any thread launched during the step. Device work
+    whose launch is not in the trace belongs to no step.
     """
     index = finished_steps(events)
     start, end = events.start_ns[index], events.end_ns[index]
@@ -123,11 +122,7 @@ def moments(events: Events) -> Table:
 
 
 def launching_step(events: Events, work: Work, index: Ints) -> Ints:
-    """For each device event, the position in `index` of the step that launched the event.
-
-    `index` holds the positions of steps in `Events`. The result is -1 if none of these steps
-    launched the event, or if the launch is not in the trace.
-    """
+    """For each device event, which of the steps in `index` launched it; -1 if none or not known."""
     return np.where(work.launch >= 0, step_at(events, index, launched_ns(events, work)), -1)
 
 
@@ -153,17 +148,15 @@ def loading(events: Events) -> Intervals:
 
 
 class Gaps(NamedTuple):
-    """The gaps in the work of the devices, as parallel columns; see `gaps`.
+    """The times in which no device is busy, as parallel columns.
 
     Attributes:
         start_ns, end_ns: the start and end of each gap.
         call: the position of the CPU call that launched the work at the end of the gap; -1 if the
             trace does not hold the call, or if no work follows the gap.
-        queued_ns: the time at which `call` returned, clipped to the gap. The end of the gap if
-            `call` is -1.
-        known: True if the trace holds `call`, and also if no work follows the gap.
-        syncing: whether the CPU was waiting for the device when the gap began. Always False if
-            `known` is False.
+        queued_ns: when `call` returned, clipped to the gap; the end of the gap if `call` is -1.
+        known: whether the trace holds `call`; True if no work follows the gap.
+        syncing: whether the CPU waited for the device when the gap began; False if not `known`.
     """
 
     start_ns: Ints
@@ -175,11 +168,9 @@ class Gaps(NamedTuple):
 
 
 def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
-    """Find the gaps: the times in which no device is busy.
+    """Return the gaps between the earliest start and the latest end of all spans and device work.
 
-    `start_ns` and `end_ns` are the starts and ends of spans of time, sorted by start. The search
-    begins at the earliest start of all spans and device work, and stops at their latest end. It
-    includes the time between spans.
+    The spans are sorted by start.
     """
     start, until = work.busy
     begin = np.append(min(start_ns[0], work.start_ns.min(initial=start_ns[0])), until)
@@ -192,25 +183,11 @@ def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
 
 
 def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str, Ints]:
-    """Return the idle time of the devices in each given span of time, split by cause.
+    """Return the idle time of the devices in each span of time, split by cause.
 
-    A gap is a time in which no device is busy. A gap ends when a device event starts. The return of
-    the CPU call that launched this event divides the gap into two parts. In the later part, the
-    work is launched, and the device has not yet started it: this part is `gap_wait_ns`. In the
-    earlier part, the device waits for the CPU. Each moment of the earlier part counts for the first
-    cause that applies:
-
-    - `loader_wait_ns`: the CPU waits for data, in its data loader.
-    - `unknown_wait_ns`: the launch is not in the trace.
-    - `sync_wait_ns`: when the gap began, the CPU was waiting for the device. So the CPU could
-      launch new work only after this wait.
-    - `launch_wait_ns`: all other time.
-
-    A CPU call that copies memory counts as a wait for the device, but only after its copy has
-    started on the device. The columns sum to the idle time.
-
-    Limits: if there are several streams, the causes do not show which stream waited. The clocks of
-    CPU and device may differ by microseconds, which is not corrected.
+    docs/is-it-the-loader.md defines the causes. They sum to the idle time. Limits: with several
+    streams, the causes do not show which stream waited. The clocks of CPU and device may differ by
+    microseconds, which is not corrected.
     """
     timeline, busy, causes = _timeline(events, work, start_ns, end_ns)
     found_ns = {
@@ -223,11 +200,7 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
 
 
 def idle_stretches(events: Events, work: Work, start_ns: int, end_ns: int) -> dict[str, Intervals]:
-    """Return the intervals in which no device is busy, from `start_ns` to `end_ns`, by cause.
-
-    The keys of the result are the columns of `waits`. The intervals do not overlap, and together
-    they are the whole idle time.
-    """
+    """Return the intervals in which no device is busy, by the causes of `waits`."""
     span = np.array([start_ns]), np.array([end_ns])
     timeline, _, causes = _timeline(events, work, *span)
     found = {}
@@ -240,10 +213,9 @@ def idle_stretches(events: Events, work: Work, start_ns: int, end_ns: int) -> di
 def _timeline(
     events: Events, work: Work, start_ns: Ints, end_ns: Ints
 ) -> tuple[Timeline, Flags, dict[str, Flags]]:
-    """Divide the time into segments, each of which is busy or has one cause of idle time.
+    """A timeline, a mask of its busy segments, and for each cause a mask of its idle segments.
 
-    Returns the timeline, a mask of its busy segments, and a mask of segments for each cause. In a
-    busy segment, at least one device works. Segments that `gaps` does not search are in no mask.
+    Segments that `gaps` does not search are in no mask.
     """
     begin, end, _, queued, known, syncing = gaps(events, work, start_ns, end_ns)
     layers = [
@@ -264,7 +236,6 @@ def _timeline(
 
 
 def _next_call(work: Work, gap_end: Ints) -> tuple[Ints, Flags]:
-    """Return the columns `call` and `known` of `Gaps`."""
     order = work.by_start
     at = np.searchsorted(work.start_ns[order], gap_end)
     last = at == len(order)
@@ -281,7 +252,7 @@ def _synchronising(events: Events, work: Work) -> Intervals:
 
 
 def _active_at(intervals: Intervals, time_ns: Ints) -> Flags:
-    """For each time, whether an interval contains this time; intervals do not contain their end."""
+    """Whether each time is inside an interval; an interval does not contain its end."""
     start, end = (np.sort(side) for side in intervals)
     active: Flags = np.searchsorted(start, time_ns, "right") > np.searchsorted(
         end, time_ns, "right"

@@ -43,10 +43,8 @@ SYNCHRONISATIONS: Schema = schema(
 def synchronisations(links: Links) -> Table:
     """Return the calls that wait, by name, operator, range, awaited stream and waiting stream.
 
-    See `SYNCHRONISATIONS`. The row with the longest time comes first. The time is `stream_wait_ns`
-    if a stream waits, and else `cpu_ns`. `instrument.links.synchronisation` finds the work that the
-    calls wait for. A call that waits for several streams counts for the stream whose work ended
-    last.
+    See `SYNCHRONISATIONS`. The row with the longest `stream_wait_ns`, or else `cpu_ns`, comes
+    first. A call that waits for several streams counts for the stream whose work ended last.
 
     Limit: waiting inside kernels or inside other calls, such as `cudaFree`, is not counted.
     """
@@ -88,11 +86,7 @@ def synchronisations(links: Links) -> Table:
 
 
 def _last_edges(events: Events, found: Synchronisations, of: Ints, count: int) -> Ints:
-    """For each group of edges, find the edge whose work ended last; -1 for a group without edges.
-
-    An edge leads from device work to the event that waits for it. `of` is the number of each
-    edge's group, and `count` is the number of groups.
-    """
+    """For each of `count` groups of edges, the edge whose work ended last; -1 for no edge."""
     order = np.lexsort((events.end_ns[found.earlier], of))
     last = np.full(count, -1)
     last[of[order]] = order  # if an index occurs several times, numpy keeps the last value
@@ -100,10 +94,7 @@ def _last_edges(events: Events, found: Synchronisations, of: Ints, count: int) -
 
 
 def _waited_ns(events: Events, found: Synchronisations, edge: Ints, of_stream: Flags) -> Ints:
-    """For each call, how long the call waited, or how long it made a stream wait.
-
-    If work on the stream waits for several pieces of work, only its longest wait counts.
-    """
+    """For each call, how long it waited, or made a stream wait: the longest wait of each work."""
     cause = _last_edges(events, found, found.later, len(events))
     counts = cause[found.later] == np.arange(len(found.later))
     of_waits = Groups(found.wait, len(found.call)).sum(found.waited_ns, counts)
@@ -111,11 +102,7 @@ def _waited_ns(events: Events, found: Synchronisations, edge: Ints, of_stream: F
 
 
 def callers(links: Links, call: Ints) -> tuple[Ints, Ints]:
-    """For each call, the outermost operator around it, and the range that the call belongs to.
-
-    The operator is an index into `Events.names`, and the range an index into the paths of ranges.
-    An index is -1 if there is no operator or no range.
-    """
+    """For each call, the outermost operator around it and its range, as indices; -1 for none."""
     events, tree, scopes = links.events, links.call_tree, links.scopes
     node = links.nodes_of_calls(call)
     top = outermost_operators(events, tree, node)
@@ -124,15 +111,11 @@ def callers(links: Links, call: Ints) -> tuple[Ints, Ints]:
 
 
 def outermost_operators(events: Events, tree: CallTree, nodes: Ints) -> Ints:
-    """For each given operator node, the outermost operator around it inside the same range.
-
-    The result is -1 for a node that is not an operator, and for an unknown node (-1 in `nodes`).
-    """
+    """For each operator node, the outermost operator in the same range; -1 for other nodes."""
     return tree.top_of_chain(called_operators(events)[tree.index], nodes)
 
 
 def _kernels(events: Events, groups: Groups, earlier: Ints, waited_ns: Ints) -> list[str | None]:
-    """The column `kernel` of `SYNCHRONISATIONS`."""
     known = np.flatnonzero(earlier >= 0)
     width = len(events.names)
     pairs, by_name = groupby(groups.of[known] * width + events.name[earlier[known]])

@@ -58,19 +58,16 @@ Grouping = Literal[
 
 
 class View:
-    """A table of a capture: where it is made, and the option of `instrument show` that prints it.
+    """A table of a capture, and the option of `instrument show` that prints it.
 
-    A view NAME is made by the function NAME in its module. The names of the function's parameters
-    are attributes of `Views`: so the function of `kernels = View("kernels", …)` is called with
-    `capture.events` and `capture.work` if it is `def kernels(events, work)`. The schema of the
-    table is the constant NAME in capitals in the same module. A view is made when it is first read,
-    and only once.
+    The view NAME is made by the function NAME in `module`, with the schema NAME in capitals. The
+    names of the function's parameters are attributes of `Views`: `def kernels(events, work)` gets
+    `capture.events` and `capture.work`. A view is made when it is first read, and only once.
 
     Attributes:
-        module: the module of `instrument.analysis` with the function and the schema.
+        module: a module of `instrument.analysis`.
         help: what the table holds, the help text of the option.
-        coverage: the names of the rows of `capture.coverage` (the table of what is missing from
-            the capture) that matter to this table.
+        coverage: the rows of `capture.coverage` that matter to this table.
         option: the option of `instrument show`, without dashes.
     """
 
@@ -119,16 +116,7 @@ class View:
 class Views:
     """One recorded window on one rank, or a trace file: its metadata and the tables of its events.
 
-    The trace is read when a view first needs its events. Each view is computed once. Users get the
-    subclass `Capture`.
-
-    Attributes:
-        trace_path: the trace file; None if the capture holds no trace.
-        folder: the capture's folder; None for a trace file alone.
-        metadata: the content of `capture.json`; empty for a trace file alone.
-        communication: the argument `communication` of `load`: globs for the names of communication
-            kernels, or None.
-        peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
+    Users get the subclass `Capture`, which documents the attributes.
     """
 
     ranges = View(
@@ -364,11 +352,7 @@ class Views:
 
     @property
     def place(self) -> Path | str | None:
-        """The URL of the capture, or its folder under its final name, or else the trace file.
-
-        While sinks write the capture's files, the folder has a temporary name that begins with a
-        dot.
-        """
+        """The URL of the capture, its folder under its final name, or the trace file."""
         if self.url is not None:
             return self.url
         if (
@@ -542,10 +526,7 @@ class Views:
 
     @cached_property
     def categories(self) -> list[Categories]:
-        """The memory in use over time, by torch's categories, such as parameters and gradients.
-
-        The list has one entry for each device; see `instrument.analysis.memory_categories`.
-        """
+        """The memory in use over time by torch's categories, for each device."""
         from instrument.analysis.memory_categories import read
 
         return [] if self.folder is None else read(self.folder, self.events.base_ns)
@@ -568,7 +549,7 @@ class Views:
         return stacks(self.events, metric, range=range, threads=threads)
 
     def _recorded_globs(self) -> Sequence[str]:
-        """Return `profiler.communication` of the recording; warn if it cannot be used."""
+        """`profiler.communication` of the recording; warns if it cannot be used."""
         globs = self.about.config.communication
         try:
             return check_globs(globs, "config.communication")
@@ -611,10 +592,7 @@ VIEWS = {name: view for name, view in vars(Views).items() if isinstance(view, Vi
 def rows_of(views: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the rows of `capture.coverage` that matter to the given views.
 
-    `capture.coverage` is the table of what is missing from the capture.
-
-    A report with both "ranges" and "operators" describes the whole capture. So if `views` has both,
-    the result has the rows for all views.
+    "ranges" and "operators" together stand for all views.
     """
     if {"ranges", "operators"}.issubset(views):
         return coverage_rows.TABLES
