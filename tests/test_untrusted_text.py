@@ -121,7 +121,7 @@ def test_whatever_is_shown_of_ranks_is_harmless(
     assert is_harmless(err)
     assert "is a straggler" in out
     assert "The ranks differ in devices" in out
-    assert "left out" in err
+    assert "Left out" in err
     assert main(["ranks", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ranges"][0]["path"] == EVIL
 
