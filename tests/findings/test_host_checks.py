@@ -473,27 +473,7 @@ def test_unmarked_time_needs_steps(tmp_path: Path) -> None:
         findings(unmarked_time.CHECK, disabled)
 
 
-# Real traces: what is found above 3 % of a step, and why that is right
-
-# The loader works in the training process: `num_workers=0`, as the plugin of TensorBoard says too.
-JUSTIFIED = {"v100_resnet50_workers0": {"loader-wait": 0.33}}
-
-
-@needs_traces
-@pytest.mark.parametrize(
-    "path", sorted(Path(TRACES or ".").glob("*.json.gz")), ids=lambda path: path.name[:-8]
-)
-def test_real_traces_give_what_is_justified(path: Path) -> None:
-    found = diagnose([Capture.load(path)], CHECKS).findings
-    known = {each.code: each.saving for each in found if each.saving is not None}
-    expected = JUSTIFIED.get(path.name[:-8], {})
-    assert set(known) == set(expected)
-    for code, share in expected.items():
-        saving = known[code]
-        assert saving is not None
-        assert saving.saving_ns / saving.baseline_ns == pytest.approx(share, abs=0.05)
-    # Time in no range saves nothing by itself, and these traces were recorded without ranges.
-    assert {each.code for each in found} - set(known) <= {"unmarked-time"}
+# Real traces
 
 
 @needs_traces
@@ -503,6 +483,7 @@ def test_the_loader_is_the_bottleneck_of_a_real_trace() -> None:
     (found,) = findings(loader_wait.CHECK, Capture.load(path))
     assert found.source == "resnet50_profiler_api.py:42 in <module>"
     assert found.saving is not None
+    assert found.saving.share == pytest.approx(0.33, abs=0.05)
     assert found.saving.step_ns == pytest.approx(126.5e6, rel=0.1)
 
 

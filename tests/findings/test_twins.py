@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from installed import need_collections
+from torch import nn
 
 from findings.twins import (
     ATTEMPTS,
@@ -16,6 +18,7 @@ from findings.twins import (
     predicted_ns,
     recorded,
 )
+from instrument import Capture, Session, profiled
 
 
 @pytest.mark.parametrize("twin", all_twins(), ids=str)
@@ -42,3 +45,59 @@ def test_fires_on_the_problem_alone(twin: Twin, tmp_path: Path) -> None:
                 f"{predicted} ns were to be saved, but the step changes by {-both.saving_ns} ns"
             )
     pytest.fail(failure)
+
+
+CODES = (
+    "debug-modes",
+    "first-step",
+    "garbage-collection",
+    "graph-breaks",
+    "memory-growth",
+    "recompilation",
+    "thread-oversubscription",
+    "unused-autograd",
+)
+
+
+def codes_of(capture: Capture) -> set[str]:
+    """The codes of all findings; a check that cannot run has none."""
+    return {each.code for code in CODES for each in found(capture, code)}
+
+
+def test_a_healthy_program(tmp_path: Path) -> None:
+    for attempt in range(ATTEMPTS):
+        if not (codes := codes_of(healthy_program(tmp_path / str(attempt)))):
+            return
+    pytest.fail(f"{codes} are found in a healthy program")
+
+
+def healthy_program(folder: Path) -> Capture:
+    """A recording of a program without any of the problems."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(288, 4),
+    )
+    optimizer = torch.optim.Adam(model.parameters())
+    images, losses = torch.ones(8, 1, 8, 8), []
+    options = {"record_shapes": True, "profile_memory": True, "with_stack": True}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with Session(
+            output_dir=folder, export="inline", warmup=2, active=6, model=model, **options
+        ) as session:
+            for _ in range(8):
+                optimizer.zero_grad()
+                loss = model(images).square().mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+                with profiled("validation"), torch.no_grad():
+                    model(images)
+                session.step()
+    finally:
+        torch.set_num_threads(threads)
+    return session.captures[0]
