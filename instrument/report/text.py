@@ -146,7 +146,7 @@ def check_columns(columns: Sequence[str] | None) -> list[str] | None:
 def render(capture: Views, **options: Any) -> str:
     """Return the capture as plain text; `options` and errors are those of `capture_parts`.
 
-    The three findings that save most are below the tables. If something is missing from the
+    The first three findings are below the tables. If something is missing from the
     capture, the last line says so. Long names are shortened in the middle. Except for the last
     line, a line has at most about 140 characters.
     """
@@ -156,7 +156,7 @@ def render(capture: Views, **options: Any) -> str:
 
 
 def _findings(capture: Views) -> list[str]:
-    """Return the findings that save most, as lines.
+    """Return the first findings, as lines.
 
     The finding on unmarked time (time in no range) is left out. If more than half of the time is
     unmarked, a sentence above the operators reports it. `instrument diagnose` reports it if at
