@@ -9,13 +9,7 @@ from instrument.analysis.section import plain
 from instrument.analysis.table import Table
 from instrument.compare.conditions import Unlike, unlike
 from instrument.compare.difference_text import as_markdown, parts
-from instrument.compare.rows import (
-    counters_compared,
-    kernels_compared,
-    operators_compared,
-    ranges_compared,
-    shapes_compared,
-)
+from instrument.compare.rows import compared, counters_compared
 from instrument.compare.side import Comparable, Side, common_phase, left_out, load
 from instrument.compare.step_change import Whole, whole
 from instrument.compare.totals import added
@@ -136,10 +130,10 @@ def compare(was: Side, now: Side) -> Difference:
         after=new.captures,
         what="step" if old.what == new.what == "step" else "recording",
         wholes=(step, *(whole(rank, of_was[rank], of_now[rank]) for rank in ranks)),
-        ranges=ranges_compared(old, new, step),
-        operators=operators_compared(old, new),
-        shapes=shapes_compared(old, new),
-        kernels=kernels_compared(old, new),
+        ranges=compared("ranges", old, new, step),
+        operators=compared("operators", old, new),
+        shapes=compared("shapes", old, new),
+        kernels=compared("kernels", old, new),
         counters=counters_compared(old, new),
         unlike=tuple(found),
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from instrument.analysis.schema import Schema, names_of, schema
+from instrument.analysis.schema import Schema, schema
 from instrument.analysis.table import Table
 from instrument.compare.counters import KIND, OF_WHOLE_STEP
 from instrument.compare.step_change import Whole
@@ -14,8 +14,8 @@ from instrument.compare.totals import Quantities, Rows, Totals
 _STATUS = "added, removed, changed (another number of calls) or same (the same number of calls)"
 
 
-def _compared(status: str, keys: Mapping[str, str], quantities: Mapping[str, str]) -> Schema:
-    columns = {**keys, "status": status}
+def _schema(keys: Mapping[str, str], quantities: Mapping[str, str]) -> Schema:
+    columns = {**keys, "status": _STATUS}
     for name, doc in quantities.items():
         columns[f"before_{name}"] = f"in a mean step before the change: {doc}"
         columns[f"after_{name}"] = f"in a mean step after the change: {doc}"
@@ -47,18 +47,21 @@ _OF_KERNELS = _CALLS | {
     "launch_ns": "CPU time of the calls that launched the kernel; None for copies",
     "bytes": "the bytes that the copies moved; None for kernels",
 }
-RANGES_COMPARED = _compared(_STATUS, {"range": "the path of the range"}, _OF_RANGES)
-OPERATORS_COMPARED = _compared(_STATUS, {"name": "the operator or runtime call"}, _OF_OPERATORS)
-SHAPES_COMPARED = _compared(
-    _STATUS, {"name": "the operator", "input_shapes": "its input shapes"}, _OF_OPERATORS
-)
-KERNELS_COMPARED = _compared(
-    _STATUS,
-    {
-        "name": "the kernel, copy or memset",
-        "kind": "kernel, communication or copy; a memset is a copy",
-    },
-    _OF_KERNELS,
+# The name of each table, the columns that name its rows, and the quantities that are compared.
+_TABLES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "ranges": ({"range": "the path of the range"}, _OF_RANGES),
+    "operators": ({"name": "the operator or runtime call"}, _OF_OPERATORS),
+    "shapes": ({"name": "the operator", "input_shapes": "its input shapes"}, _OF_OPERATORS),
+    "kernels": (
+        {
+            "name": "the kernel, copy or memset",
+            "kind": "kernel, communication or copy; a memset is a copy",
+        },
+        _OF_KERNELS,
+    ),
+}
+RANGES_COMPARED, OPERATORS_COMPARED, SHAPES_COMPARED, KERNELS_COMPARED = (
+    _schema(keys, quantities) for keys, quantities in _TABLES.values()
 )
 
 COUNTERS_COMPARED: Schema = schema(
@@ -98,64 +101,48 @@ def _counter(totals: Totals, row: Quantities | None, name: str) -> float | None:
     return total if name in OF_WHOLE_STEP else _divided(name, total, max(totals.counted_steps, 1))
 
 
-def operators_compared(before: Totals, after: Totals) -> Table:
-    """Compare operators, and runtime calls such as `cudaLaunchKernel`; see `OPERATORS_COMPARED`."""
-    keys, sides = _aligned(before, before.operators, after, after.operators)
-    return _table(OPERATORS_COMPARED, {"name": keys}, sides, _OF_OPERATORS)
-
-
-def shapes_compared(before: Totals, after: Totals) -> Table:
-    """Compare operators by their input shapes; see `SHAPES_COMPARED`."""
-    keys, sides = _aligned(before, before.shapes, after, after.shapes)
-    labels = {"name": [name for name, _ in keys], "input_shapes": [shapes for _, shapes in keys]}
-    return _table(SHAPES_COMPARED, labels, sides, _OF_OPERATORS)
-
-
-def kernels_compared(before: Totals, after: Totals) -> Table:
-    """Compare kernels and copies; see `KERNELS_COMPARED`."""
-    keys, sides = _aligned(before, before.kernels, after, after.kernels)
-    labels = {"name": [name for name, _ in keys], "kind": [kind for _, kind in keys]}
-    return _table(KERNELS_COMPARED, labels, sides, _OF_KERNELS)
-
-
-def ranges_compared(before: Totals, after: Totals, step: Whole) -> Table:
-    """Compare ranges; see `RANGES_COMPARED`.
-
-    The columns `…_step_ns` are sums of `step.parts`, so each adds up to the mean step of its side.
-    """
-    keys, sides = _aligned(before, before.ranges, after, after.ranges)
-    for side, rows in zip(("before_ns", "after_ns"), sides):
-        of_range: dict[str, int] = {}
-        for path, part_ns in zip(step.parts.column("range"), step.parts.column(side)):
-            of_range[path] = of_range.get(path, 0) + part_ns
-        for path, row in zip(keys, rows):
-            if row is not None:
-                row["step_ns"] = of_range.get(path, 0)
-    return _table(RANGES_COMPARED, {"range": keys}, sides, _OF_RANGES)
-
-
 _Row = dict[str, Any]
 
 
-def _aligned(
-    before: Totals, old: Rows, after: Totals, new: Rows
-) -> tuple[list[Any], tuple[list[_Row | None], list[_Row | None]]]:
-    """Return the keys of both sides, and for each side and key the quantities of a mean step.
+def compared(what: str, before: Totals, after: Totals, step: Whole | None = None) -> Table:
+    """Compare the ranges, operators, shapes or kernels; the largest change of a time comes first.
 
-    If a side lacks a key, the entry is None.
+    With `step`, the columns `…_step_ns` are sums of its parts, so that each adds up to the mean
+    step of its side.
     """
-    keys = [*(old | new)]
-    sides = []
-    for totals, rows in ((before, old), (after, new)):
-        steps = max(len(totals.steps_ns), 1)
-        sides.append([_mean(rows[key], steps) if key in rows else None for key in keys])
-    return keys, (sides[0], sides[1])
-
-
-def _mean(row: Quantities, steps: int) -> _Row:
-    return {
-        name: None if total is None else _divided(name, total, steps) for name, total in row.items()
+    labels, quantities = _TABLES[what]
+    keys = [*(getattr(before, what) | getattr(after, what))]
+    sides = [_means(getattr(side, what), keys, len(side.steps_ns)) for side in (before, after)]
+    if step is not None:
+        for rows, column in zip(sides, ("before_ns", "after_ns")):
+            _take_parts(dict(zip(keys, rows)), step.parts, column)
+    names = [[key] for key in keys] if len(labels) == 1 else keys
+    cells: dict[str, list[Any]] = {
+        label: [each[k] for each in names] for k, label in enumerate(labels)
     }
+    cells["status"] = [_status(*rows) for rows in zip(*sides)]
+    for name in quantities:
+        was, now = (_cells(side, name) for side in sides)
+        cells[f"before_{name}"], cells[f"after_{name}"] = was, now
+        cells[f"change_{name}"] = [
+            None if one is None or other is None else other - one for one, other in zip(was, now)
+        ]
+    changes = [cells[name] for name in cells if name.startswith("change_") and name.endswith("_ns")]
+    sizes = [max(abs(cell or 0) for cell in row) for row in zip(*changes)]
+    order = sorted(range(len(sizes)), key=lambda k: -sizes[k])
+    return Table({name: [column[k] for k in order] for name, column in cells.items()})
+
+
+def _means(rows: Rows, keys: Iterable[Any], steps: int) -> list[_Row | None]:
+    return [
+        {
+            name: None if total is None else _divided(name, total, max(steps, 1))
+            for name, total in rows[key].items()
+        }
+        if key in rows
+        else None
+        for key in keys
+    ]
 
 
 def _divided(name: str, total: int, steps: int) -> float:
@@ -165,38 +152,18 @@ def _divided(name: str, total: int, steps: int) -> float:
     return total / steps
 
 
-def _table(
-    columns: Schema,
-    labels: Mapping[str, Sequence[Any]],
-    sides: tuple[list[_Row | None], list[_Row | None]],
-    quantities: Mapping[str, str],
-) -> Table:
-    """The table with a row for each key. The row in which a time changed most comes first."""
-    cells: dict[str, list[Any]] = {name: [*values] for name, values in labels.items()}
-    recorded = [
-        {name for row in side if row for name, value in row.items() if value is not None}
-        for side in sides
-    ]
-    for name in quantities:
-        known = [name in names for names in recorded]
-        was, now = (
-            [_cell(row, name, is_known) for row in side] for side, is_known in zip(sides, known)
-        )
-        cells[f"before_{name}"], cells[f"after_{name}"] = was, now
-        cells[f"change_{name}"] = [
-            None if one is None or other is None else other - one for one, other in zip(was, now)
-        ]
-    cells["status"] = [_status(*rows) for rows in zip(*sides)]
-    changes = [cells[name] for name in cells if name.startswith("change_") and name.endswith("_ns")]
-    sizes = [max((abs(cell or 0) for cell in row), default=0) for row in zip(*changes)]
-    order = sorted(range(len(sizes)), key=lambda k: -sizes[k])
-    return Table.of(columns, {name: [cells[name][k] for k in order] for name in names_of(columns)})
+def _take_parts(rows: Mapping[str, _Row | None], parts: Table, column: str) -> None:
+    for row in filter(None, rows.values()):
+        row["step_ns"] = 0
+    for path, part_ns in zip(parts.column("range"), parts.column(column)):
+        if of_path := rows.get(path):
+            of_path["step_ns"] += part_ns
 
 
-def _cell(row: _Row | None, name: str, is_known: bool) -> Any:
-    if row is None:
-        return 0 if is_known else None
-    return row.get(name)
+def _cells(rows: Sequence[_Row | None], name: str) -> list[Any]:
+    """A quantity of all rows: 0 where the side lacks the row, None if it was never recorded."""
+    absent = 0 if any(row and row.get(name) is not None for row in rows) else None
+    return [absent if row is None else row.get(name) for row in rows]
 
 
 def _status(before: _Row | None, after: _Row | None) -> str:
