@@ -65,6 +65,11 @@ class Work:
     operator: Ints
 
     @property
+    def duration_ns(self) -> Ints:
+        """How long each device event lasted."""
+        return self.end_ns - self.start_ns
+
+    @property
     def launch(self) -> Ints:
         """The launch of each device event: `call`, else `operator`; -1 if neither is known."""
         return np.where(self.call >= 0, self.call, self.operator)

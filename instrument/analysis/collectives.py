@@ -28,7 +28,16 @@ from instrument.links.intervals import Intervals, merged, sweep, within
 from instrument.links.links import Links
 from instrument.links.step_index import finished_steps, step_at, step_number
 from instrument.trace.columns import ints
-from instrument.trace.events import ANNOTATION, OPERATOR, Details, Events, Flags, Ints, is_step
+from instrument.trace.events import (
+    ANNOTATION,
+    OPERATOR,
+    Details,
+    Events,
+    Flags,
+    Ints,
+    flags,
+    is_step,
+)
 
 # Every rank waits in such a collective until the last rank has joined it. So the collective ends at
 # about the same moment on all ranks.
@@ -239,17 +248,13 @@ def _on_cpu(links: Links, steps: Ints) -> _Found:
 
 def _recorded_only(events: Events, steps: Ints, used: Ints) -> _Found:
     """The collectives that have a record and no kernel; `used` are the records with a kernel."""
-    is_named = np.array([_is_collective_record(each) for each in events.details], np.bool_)
+    is_named = flags(lambda each: kind_of(each.collective or "") is not None, events.details)
     chosen = records(events)
-    chosen &= (events.detail >= 0) & np.append(is_named, False)[events.detail]
+    chosen &= np.append(is_named, False)[events.detail]
     chosen[used[used >= 0]] = False
     index = np.flatnonzero(chosen)
     step = step_at(events, steps, events.start_ns[index])
     return _Found(index, index, np.full(len(index), -1), step, np.zeros_like(index), None)
-
-
-def _is_collective_record(details: Details) -> bool:
-    return details.collective is not None and kind_of(details.collective) is not None
 
 
 def _outside(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
@@ -327,16 +332,13 @@ def _names(
     keys, groups = groupby_rows(of, ranges, events.name[event])
     names, kinds = [], []
     for number, around, own in keys.T.tolist():
-        recorded, name = details[number].collective or "", _without_parameters(events.names[own])
+        recorded = details[number].collective or ""
+        name = events.names[own].replace("(anonymous namespace)::", "").partition("(")[0]
         texts = (recorded, events.names[around] if around >= 0 else "", events.names[own])
         kinds.append(next(filter(None, map(kind_of, texts)), None))
         names.append(recorded if name == RECORD else name)
     every = groups.of.tolist()
     return [names[k] for k in every], [kinds[k] for k in every]
-
-
-def _without_parameters(name: str) -> str:
-    return name.replace("(anonymous namespace)::", "").partition("(")[0]
 
 
 def collectives(collective_calls: Table) -> Table:

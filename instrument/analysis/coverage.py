@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from instrument.analysis import coverage_rows as rows
-from instrument.analysis.breakdown import Work, launched_ns
+from instrument.analysis.breakdown import launched_ns
 from instrument.analysis.memory_timeline import MOST_DEVICES
 from instrument.analysis.schema import Schema, schema
 from instrument.analysis.table import Table
@@ -119,15 +119,13 @@ def incomplete(capture: Views, names: Iterable[str] = rows.TABLES) -> Table:
 
 def line(capture: Views, names: Iterable[str] = rows.TABLES) -> str:
     """Return one line that lists the rows of `incomplete`; "" if nothing is missing."""
+    below = ENOUGH - 0.001  # 0.9499 is not rounded up
     found = [
-        f"{row.name} {'unknown' if row.share is None else _percent(row.share)}"
+        f"{row.name} {'unknown' if row.share is None else f'{min(row.share, below):.1%}'}"
         for row in incomplete(capture, names)
     ]
-    if not found:
-        return ""
-    return (
-        f"Coverage below {ENOUGH:.0%}: {', '.join(found)}. `instrument show --coverage` says why."
-    )
+    why = "`instrument show --coverage` says why."
+    return f"Coverage below {ENOUGH:.0%}: {', '.join(found)}. {why}" if found else ""
 
 
 def losses(capture: Views, names: Iterable[str] = rows.TABLES) -> list[dict[str, Any]]:
@@ -150,11 +148,6 @@ def range_advice(capture: Views) -> str:
 def _table(capture: Views, names: Iterable[str]) -> Table:
     found = ((name, part(capture, name)) for name in names)
     return Table.of_rows(COVERAGE, [(name, *cells) for name, cells in found if cells is not None])
-
-
-def _percent(share: float) -> str:
-    """A share below 95 % as text, at most "94.9%": 0.9499 is not rounded up."""
-    return f"{min(share, ENOUGH - 0.001):.1%}"
 
 
 def _time(covered_ns: int, total_ns: int, why: str) -> Part | None:
@@ -214,13 +207,14 @@ def _launches(capture: Views) -> Part | None:
 def _are_recorded(capture: Views, calls: Ints) -> Flags:
     """A mask of the calls whose device work `profiler.activities` did not exclude."""
     activities = capture.about.config.activities
-    chosen: set[str] = set()
-    for each in activities if isinstance(activities, list) else ():
-        if not isinstance(each, dict):
-            continue
-        for name, types in each.items():
-            if name != "cpu" and isinstance(types, list):
-                chosen.update(map(str, types))
+    chosen = {
+        str(kind)
+        for each in (activities if isinstance(activities, list) else ())
+        if isinstance(each, dict)
+        for name, types in each.items()
+        if name != "cpu" and isinstance(types, list)
+        for kind in types
+    }
     if not chosen:
         return np.ones(len(calls), np.bool_)
     events = capture.events
@@ -268,13 +262,9 @@ def _numbers(pattern: re.Pattern[str], messages: Sequence[str]) -> Iterable[int]
     return (int(number) for text in messages for number in pattern.findall(text))
 
 
-def _durations(work: Work) -> Ints:
-    return work.end_ns - work.start_ns
-
-
 def _launched(capture: Views) -> Part | None:
     events, work = capture.events, capture.work
-    known, length = work.call >= 0, _durations(work)
+    known, length = work.call >= 0, work.duration_ns
     earlier = ran_first(events, work.event, known)
     stream = groupby(events.thread[work.event])[1]
     has_other = (stream.number(known) > 0)[stream.of]
@@ -305,7 +295,7 @@ def _launched(capture: Views) -> Part | None:
 
 
 def _in_operator(capture: Views) -> Part | None:
-    length, inside = _durations(capture.work), capture.links.launched[1] >= 0
+    length, inside = capture.work.duration_ns, capture.links.launched[1] >= 0
     known = inside | (capture.work.call >= 0)
     why = (
         "device time comes from launches outside of all operators and ranges. Either torch did not "
@@ -321,7 +311,7 @@ def _in_order(capture: Views) -> Part | None:
     known = np.flatnonzero(work.call >= 0)
     if not len(known):
         return None
-    call, start, length = work.call[known], work.start_ns[known], _durations(work)[known]
+    call, start, length = work.call[known], work.start_ns[known], work.duration_ns[known]
     called, returned = events.start_ns[call], events.end_ns[call]
     stream = groupby(events.thread[work.event[known]])[1].of
     order = np.lexsort((start, stream))
@@ -350,7 +340,7 @@ def _outside_graphs(capture: Views) -> Part | None:
     inside = replayed(events, work.event, work.call)
     if not inside.any():
         return None
-    length = _durations(work)
+    length = work.duration_ns
     why = (
         "device time was launched by CUDA graphs. This time counts for the operator and the range "
         "around the launch of the graph, because the operators inside the graph are not known. "
@@ -373,7 +363,7 @@ def _device_in_steps(capture: Views) -> Part | None:
     events, work, steps = capture.events, capture.work, capture.links.steps
     if not _has_steps(events):
         return None
-    length = _durations(work)
+    length = work.duration_ns
     inside = int(length[step_at(events, steps, launched_ns(events, work)) >= 0].sum())
     return _time(inside, int(length.sum()), f"device time was launched {_STEPS_ADVICE}")
 

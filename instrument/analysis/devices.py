@@ -63,22 +63,11 @@ def devices(events: Events, work: Work) -> Table:
         for process, rows in zip(processes, groups.rows())
         if len(rows) and len(steps.start_ns)
     }
-    names = (
-        "kernels",
-        "busy_ns",
-        "total_ns",
-        "utilization",
-        "sm_efficiency",
-        "occupancy",
-        "occupancy_covered",
-    )
-    found = events.devices_of(used)
-    cells = {
-        "device": list(used),
-        "name": [None if device is None else device.name for device in found],
-        **{name: [row[name] for row in used.values()] for name in names},
-    }
-    return Table.of(DEVICES, cells)
+    rows = [
+        {"device": process, "name": None if device is None else device.name, **usage}
+        for (process, usage), device in zip(used.items(), events.devices_of(used))
+    ]
+    return Table.of_dicts(DEVICES, rows)
 
 
 def _usage(events: Events, kernel: Ints, steps: Steps) -> dict[str, int | float | None]:

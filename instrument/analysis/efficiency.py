@@ -11,7 +11,7 @@ import numpy as np
 from instrument.analysis.breakdown import KERNEL, Work, by_group
 from instrument.analysis.operator_keys import shape_text
 from instrument.analysis.peak_rates import PeakFlops, PeakRates, peak_rates, roof
-from instrument.analysis.schema import Schema, names_of, schema
+from instrument.analysis.schema import Schema, schema
 from instrument.analysis.steps import launching_step
 from instrument.analysis.table import Table
 from instrument.links.autograd import is_backward
@@ -141,16 +141,13 @@ def efficiency(links: Links, flop_calls: FlopCalls | None) -> Table:
     Limit: if the trace lacks a kernel that a call launched, the call's row has no device time.
     """
     rows = [] if flop_calls is None else _rows(links.events, links.call_tree, flop_calls)
-    return Table.of(
-        EFFICIENCY, {name: [row[name] for row in rows] for name in names_of(EFFICIENCY)}
-    )
+    return Table.of_dicts(EFFICIENCY, rows)
 
 
 def efficiency_steps(links: Links, work: Work, flop_calls: FlopCalls | None) -> Table:
     """Return the model FLOPs utilization of each finished step; see `EFFICIENCY_STEPS`."""
     rows = [] if flop_calls is None else _steps(links, work, flop_calls)
-    names = names_of(EFFICIENCY_STEPS)
-    return Table.of(EFFICIENCY_STEPS, {name: [row[name] for row in rows] for name in names})
+    return Table.of_dicts(EFFICIENCY_STEPS, rows)
 
 
 def _rows(events: Events, call_tree: CallTree, calls: FlopCalls) -> list[dict[str, Any]]:
@@ -387,7 +384,7 @@ def _recomputed(links: Links, node: Ints) -> Flags:
 def _covered(work: Work, step: Ints, owner: Ints, steps: int) -> list[float | None]:
     computes = (work.kind == KERNEL) & (step >= 0)
     groups = Groups(step, steps)
-    duration = work.end_ns - work.start_ns
+    duration = work.duration_ns
     whole = groups.sum(duration, computes).tolist()
     known = groups.sum(duration, computes & (owner >= 0)).tolist()
     return [part / total if total else None for part, total in zip(known, whole)]

@@ -65,7 +65,7 @@ STREAMS: Schema = schema(
 def kernels(events: Events, work: Work) -> Table:
     """Return one row for each kernel name, the most device time first; see `KERNELS`."""
     chosen = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))
-    event, duration = work.event[chosen], (work.end_ns - work.start_ns)[chosen]
+    event, duration = work.event[chosen], work.duration_ns[chosen]
     groups = groupby(events.name[event])[1]
     by_time = groups.sorted_by(duration)
     last = by_time.row(100)
@@ -94,7 +94,7 @@ def kernels(events: Events, work: Work) -> Table:
 def copies(events: Events, work: Work) -> Table:
     """Return one row for each kind of copy or memset, the most device time first; see `COPIES`."""
     chosen = np.flatnonzero(~np.isin(work.kind, (KERNEL, COMMUNICATION)))
-    event, duration = work.event[chosen], (work.end_ns - work.start_ns)[chosen]
+    event, duration = work.event[chosen], work.duration_ns[chosen]
     size = moved_bytes(events, event, work.call[chosen])
     names, groups = groupby(events.name[event])
     moved, taken = groups.sum(np.maximum(size, 0)), groups.sum(np.where(size >= 0, duration, 0))

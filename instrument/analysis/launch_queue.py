@@ -118,28 +118,25 @@ def queue(events: Events, work: Work) -> Table:
     total_ns, waited_ns = of.sum(lasts_ns), launched.sum(started_ns - events.start_ns[call])
     is_cuda = events.named(lambda name: name.startswith("cu"))[call]
     blocked_ns = _blocked_ns(events, launched, call, started_ns)
-    blocked = blocked_ns > 0
     has_queue, has_cuda = launched.size > 0, launched.number(is_cuda) > 0
-    order = np.argsort(-launched.size, kind="stable")
-    threads = [streams[k] for k in order.tolist()]
     # The integral of the queue's length over time is the sum of the times that launches wait in it.
     means = [
         waited / total if total else None
-        for waited, total in zip(waited_ns[order].tolist(), total_ns[order].tolist())
+        for waited, total in zip(waited_ns.tolist(), total_ns.tolist())
     ]
     columns: dict[str, Any] = {
-        "device": [device for device, _ in threads],
-        "stream": [stream for _, stream in threads],
-        "launches": launched.size[order].tolist(),
+        "device": [device for device, _ in streams],
+        "stream": [stream for _, stream in streams],
+        "launches": launched.size,
         "mean_length": means,
-        "max_length": cells(longest[order], has_queue[order]),
-        "empty_ns": cells(of.sum(lasts_ns, length == 0)[order], has_queue[order]),
-        "total_ns": cells(total_ns[order], has_queue[order]),
-        "blocked_calls": cells(launched.number(blocked)[order], has_cuda[order]),
-        "blocked_ns": cells(launched.sum(blocked_ns, blocked)[order], has_cuda[order]),
-        "unlaunched": unlaunched[order],
+        "max_length": cells(longest, has_queue),
+        "empty_ns": cells(of.sum(lasts_ns, length == 0), has_queue),
+        "total_ns": cells(total_ns, has_queue),
+        "blocked_calls": cells(launched.number(blocked_ns > 0), has_cuda),
+        "blocked_ns": cells(launched.sum(blocked_ns), has_cuda),
+        "unlaunched": unlaunched,
     }
-    return Table.of(QUEUE, columns)
+    return Table.of(QUEUE, columns).sort("launches")
 
 
 def _launches(events: Events, work: Work, stream: Ints, known: Flags) -> tuple[Ints, Ints, Ints]:

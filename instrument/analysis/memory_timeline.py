@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from instrument.analysis.memory_attribution import By, around, module_frames
 from instrument.analysis.memory_plot import Curve, extremes
-from instrument.analysis.schema import Schema, names_of, schema
+from instrument.analysis.schema import Schema, schema
 from instrument.analysis.table import Cells, Table
 from instrument.errors import CaptureError
 from instrument.links.groupby import group_rows, groupby
@@ -297,8 +297,7 @@ def memory_devices(memory: MemoryView) -> Table:
     The peak is after an event, even if more memory was in use before the first one.
     """
     rows = [_device_row(line) for line in memory.timelines.values()]
-    cells = {name: [row[name] for row in rows] for name in names_of(MEMORY_DEVICES)}
-    return Table.of(MEMORY_DEVICES, cells, begin_ns=memory.links.events.begin_ns)
+    return Table.of_dicts(MEMORY_DEVICES, rows, begin_ns=memory.links.events.begin_ns)
 
 
 def memory_steps(memory: MemoryView) -> Table:

@@ -173,16 +173,15 @@ class RangeTree:
     def shares(self, groups: Groups, where: Flags) -> dict[str, list[float | None]]:
         """The columns `share` and `device_share`; `where` is a mask of the work to sum."""
         work = self.work
-        found: dict[str, list[float | None]] = {}
-        for name, values, whole in (
-            ("share", work.counted_cpu_ns, self.shared_ns),
-            ("device_share", work.counted_device_ns, self.device_whole_ns),
-        ):
-            if values is None or not whole:
-                found[name] = [None] * groups.count
-            else:
-                found[name] = [part / whole for part in groups.sum(values, where).tolist()]
-        return found
+        return {
+            name: [None] * groups.count
+            if values is None or not whole
+            else [part / whole for part in groups.sum(values, where).tolist()]
+            for name, values, whole in (
+                ("share", work.counted_cpu_ns, self.shared_ns),
+                ("device_share", work.counted_device_ns, self.device_whole_ns),
+            )
+        }
 
     def quantities(self, groups: Groups) -> dict[str, Sequence[Any]]:
         """All columns of numbers, with a value for each group of paths."""
@@ -381,24 +380,19 @@ def ranges_rest(range_tree: RangeTree) -> Table:
     rows: list[dict[str, Any]] = []
     for name, chosen in ((NO_RANGES_BACKWARD, backward), (NO_RANGE, ~backward)):
         part = chosen & (work.attributed < 0)
-        cpu_ns, device = (
-            work.cpu_ns[part],
-            None if work.device_ns is None else work.device_ns[part],
-        )
-        if cpu_ns.sum() or (device is not None and device.sum()):
+        cpu_ns = int(work.cpu_ns[part].sum())
+        device_ns = None if work.device_ns is None else int(work.device_ns[part].sum())
+        if cpu_ns or device_ns:
             shares = range_tree.shares(Groups(np.zeros(len(part), np.int64), 1), part)
-            own = {"self_device_ns": None if device is None else int(device.sum())}
-            own |= dict.fromkeys(("self_cpu_ns", "self_total_ns"), int(cpu_ns.sum()))
-            rows.append({"name": name, **own, **{key: column[0] for key, column in shares.items()}})
+            own = {"self_cpu_ns": cpu_ns, "self_total_ns": cpu_ns, "self_device_ns": device_ns}
+            rows.append({"name": name, **own, **{key: each[0] for key, each in shares.items()}})
     if work.unlaunched_ns:
         whole = range_tree.device_whole_ns
         share = work.counted_unlaunched_ns / whole if whole else None
         rows.append(
             {"name": NO_LAUNCH, "self_device_ns": work.unlaunched_ns, "device_share": share}
         )
-    return Table.of(
-        RANGES_REST, {key: [row.get(key) for row in rows] for key in names_of(RANGES_REST)}
-    )
+    return Table.of_dicts(RANGES_REST, rows)
 
 
 def compiled_ranges(events: Events, about: Metadata) -> Table:

@@ -16,7 +16,7 @@ from instrument.analysis.breakdown import (
     masks,
     with_idle,
 )
-from instrument.analysis.schema import Schema, schema
+from instrument.analysis.schema import Schema, names_of, schema
 from instrument.analysis.table import Table
 from instrument.links.intervals import Intervals, Timeline, concatenated, sweep
 from instrument.links.step_index import finished_steps, step_at, step_number
@@ -78,44 +78,35 @@ def steps(events: Events, work: Work) -> Table:
     """
     index = finished_steps(events)
     start, end = events.start_ns[index], events.end_ns[index]
-    launched = by_group(work, launching_step(events, work, index), len(index))
-    clipped = _clipped(work, start, end)
-    waited = waits(events, work, start, end) if len(index) and len(work.event) else {}
-    device: dict[str, Any] = {
-        **launched,
-        **clipped,
-        **{name: waited.get(name, start) for name in _WAITS},
-    }
-    return Table.of(
-        STEPS,
-        {
-            "number": [step_number(events, k) for k in index.tolist()],
-            "start_ns": start.tolist(),
-            "duration_ns": (end - start).tolist(),
-            **{
-                name: v.tolist() if len(work.event) else [None] * len(index)
-                for name, v in device.items()
-            },
-        },
-        begin_ns=events.begin_ns,
-    )
+    columns: dict[str, Any] = dict.fromkeys(names_of(STEPS), [None] * len(index))
+    columns["number"] = [step_number(events, k) for k in index.tolist()]
+    columns |= {"start_ns": start, "duration_ns": end - start}
+    if len(index) and len(work.event):
+        timeline = sweep(layers_of(work))
+        layers = masks(timeline.active).items()
+        clipped = with_idle(
+            {name: timeline.within(where, start, end) for name, where in layers}, end - start
+        )
+        del clipped["total_ns"]
+        columns |= by_group(work, launching_step(events, work, index), len(index))
+        columns |= {f"clipped_{name}": values for name, values in clipped.items()}
+        columns |= waits(events, work, start, end)
+    return Table.of(STEPS, columns, begin_ns=events.begin_ns)
 
 
 def moments(events: Events) -> Table:
     """Return the moments marked with `instrument.mark`, in order of time; see `MOMENTS`."""
     index = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_moment))
     index = index[np.argsort(events.start_ns[index], kind="stable")]
-    finished = finished_steps(events)
+    finished, start_ns = finished_steps(events), events.start_ns[index]
     numbers = [*(step_number(events, k) for k in finished.tolist()), None]
     return Table.of(
         MOMENTS,
         {
             "name": [events.names[k].removesuffix(MOMENT) for k in events.name[index].tolist()],
-            "start_ns": events.start_ns[index].tolist(),
+            "start_ns": start_ns,
             "thread": ["{}/{}".format(*events.threads[k]) for k in events.thread[index].tolist()],
-            "step": [
-                numbers[k] for k in step_at(events, finished, events.start_ns[index]).tolist()
-            ],
+            "step": [numbers[k] for k in step_at(events, finished, start_ns).tolist()],
         },
         begin_ns=events.begin_ns,
     )
@@ -124,15 +115,6 @@ def moments(events: Events) -> Table:
 def launching_step(events: Events, work: Work, index: Ints) -> Ints:
     """For each device event, which of the steps in `index` launched it; -1 if none or not known."""
     return np.where(work.launch >= 0, step_at(events, index, launched_ns(events, work)), -1)
-
-
-def _clipped(work: Work, start: Ints, end: Ints) -> dict[str, Ints]:
-    timeline = sweep(layers_of(work))
-    found = {
-        name: timeline.within(where, start, end) for name, where in masks(timeline.active).items()
-    }
-    columns = with_idle(found, end - start)
-    return {f"clipped_{name}": values for name, values in columns.items() if name != "total_ns"}
 
 
 def is_loading(events: Events) -> Flags:
@@ -176,9 +158,20 @@ def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
     begin = np.append(min(start_ns[0], work.start_ns.min(initial=start_ns[0])), until)
     end = np.append(start, max(end_ns.max(), work.end_ns.max(initial=end_ns[0])))
     begin, end = begin[begin < end], end[begin < end]
-    call, known = _next_call(work, end)
+    at = np.searchsorted(work.start_ns[work.by_start], end)
+    call = np.append(work.call[work.by_start], -1)[at]
+    known = (at == len(work.by_start)) | (call >= 0)
     queued = np.where(call >= 0, events.end_ns[call], end)
-    syncing = known & _active_at(_synchronising(events, work), begin)
+    named = events.among(is_runtime) & events.named(is_synchronising)
+    copies = (work.kind == COPY) & (work.call >= 0)
+    copied, returned = work.start_ns[copies], events.end_ns[work.call[copies]]
+    waiting = concatenated(
+        [
+            (events.start_ns[named], events.end_ns[named]),
+            (copied, np.maximum(copied, returned)),
+        ]
+    )
+    syncing = known & _active_at(waiting, begin)
     return Gaps(begin, end, call, np.clip(queued, begin, end), known, syncing)
 
 
@@ -233,22 +226,6 @@ def _timeline(
         causes[name] = rest & applies
         rest = rest & ~applies
     return timeline, busy, {"launch_wait_ns": rest, **causes}
-
-
-def _next_call(work: Work, gap_end: Ints) -> tuple[Ints, Flags]:
-    order = work.by_start
-    at = np.searchsorted(work.start_ns[order], gap_end)
-    last = at == len(order)
-    call = np.where(last, -1, work.call[order[np.minimum(at, len(order) - 1)]])
-    return call, last | (call >= 0)
-
-
-def _synchronising(events: Events, work: Work) -> Intervals:
-    named = events.among(is_runtime) & events.named(is_synchronising)
-    copies = (work.kind == COPY) & (work.call >= 0)
-    start, returned = work.start_ns[copies], events.end_ns[work.call[copies]]
-    calls = events.start_ns[named], events.end_ns[named]
-    return concatenated([calls, (start, np.maximum(start, returned))])
 
 
 def _active_at(intervals: Intervals, time_ns: Ints) -> Flags:

@@ -140,6 +140,14 @@ class Table:
         cells = {name: [row[k] for row in rows] for k, name in enumerate(names_of(columns))}
         return Table(cells, begin_ns=begin_ns)
 
+    @classmethod
+    def of_dicts(
+        cls, columns: Schema, rows: Sequence[Mapping[str, Any]], *, begin_ns: int = 0
+    ) -> Table:
+        """Make the table of a view from its rows as mappings; missing cells are unknown."""
+        cells = {name: [row.get(name) for row in rows] for name in names_of(columns)}
+        return Table(cells, begin_ns=begin_ns)
+
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns, in order."""

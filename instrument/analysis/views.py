@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from instrument import files
-from instrument.analysis import coverage_rows
+from instrument.analysis import coverage_rows as rows
 from instrument.analysis.schema import Schema
 from instrument.errors import CaptureError, ConfigError, TraceWarning
 from instrument.globs import check_globs
@@ -96,21 +96,21 @@ class View:
     def __get__(self, capture: Views | None, owner: type[Views]) -> View | Table:
         if capture is None:
             return self
-        make = getattr(import_module(f"instrument.analysis.{self.module}"), self.name)
+        make = self._member(self.name)
         needed = signature(make).parameters
-        made: Table = make(
-            *(capture if name == "capture" else getattr(capture, name) for name in needed)
-        )
+        parts = {name: capture if name == "capture" else getattr(capture, name) for name in needed}
+        made: Table = make(**parts)
         vars(capture)[self.name] = made  # Python reads it there from now on
         return made
 
     @property
     def schema(self) -> Schema:
         """The schema of the table. This property imports the module that makes the table."""
-        found: Schema = getattr(
-            import_module(f"instrument.analysis.{self.module}"), self.name.upper()
-        )
+        found: Schema = self._member(self.name.upper())
         return found
+
+    def _member(self, name: str) -> Any:
+        return getattr(import_module(f"instrument.analysis.{self.module}"), name)
 
 
 class Views:
@@ -120,114 +120,100 @@ class Views:
     """
 
     ranges = View(
-        "ranges",
-        "the range tree: time on CPU and device, forward and backward",
-        coverage_rows.RANGES,
+        "ranges", "the range tree: time on CPU and device, forward and backward", rows.RANGES
     )
-    ranges_by_name = View("ranges", "the ranges, grouped by name", coverage_rows.RANGES)
-    ranges_attribution = View(
-        "ranges", "all CPU time, by range and kind of work", coverage_rows.PARTS
-    )
-    ranges_rest = View("ranges", "the time outside of all ranges", coverage_rows.PARTS)
+    ranges_by_name = View("ranges", "the ranges, grouped by name", rows.RANGES)
+    ranges_attribution = View("ranges", "all CPU time, by range and kind of work", rows.PARTS)
+    ranges_rest = View("ranges", "the time outside of all ranges", rows.PARTS)
     operators = View(
-        "operators", "the operators, grouped by name or --by", coverage_rows.CALLS, option="ops"
+        "operators", "the operators, grouped by name or --by", rows.CALLS, option="ops"
     )
     operators_without_flops = View(
-        "operators", "the operators whose FLOPs are not counted", coverage_rows.CALLS
+        "operators", "the operators whose FLOPs are not counted", rows.CALLS
     )
     kernels = View(
         "kernels",
         "the device's kernels by name, with the CPU time of their launches",
-        coverage_rows.LAUNCHING,
+        rows.LAUNCHING,
     )
     steps = View(
-        "steps",
-        "each step, its device work, and the causes of the device's idle time",
-        coverage_rows.STEPS,
+        "steps", "each step, its device work, and the causes of the device's idle time", rows.STEPS
     )
-    moments = View("steps", "the moments that were marked with instrument.mark", coverage_rows.FILE)
+    moments = View("steps", "the moments that were marked with instrument.mark", rows.FILE)
     interruptions = View(
         "interruptions",
         "what interrupted training: loader, garbage collection, compilation, allocation",
-        coverage_rows.INTERRUPTIONS,
+        rows.INTERRUPTIONS,
     )
     memory_devices = View(
         "memory_timeline",
         "the memory allocated and freed on each device, and its peak",
-        coverage_rows.MEMORY,
+        rows.MEMORY,
         option="memory",
     )
     memory_steps = View(
-        "memory_timeline", "the memory allocated and freed in each step", coverage_rows.MEMORY
+        "memory_timeline", "the memory allocated and freed in each step", rows.MEMORY
     )
     memory_sizes = View(
-        "memory_timeline", "the allocations of each device, counted by size", coverage_rows.MEMORY
+        "memory_timeline", "the allocations of each device, counted by size", rows.MEMORY
     )
     memory_events = View(
-        "memory_timeline", "every allocation and free, and what made it", coverage_rows.OWNERS
+        "memory_timeline", "every allocation and free, and what made it", rows.OWNERS
     )
     memory_categories = View(
         "memory_categories",
         "memory by torch's categories, if profiler.memory_categories was on",
-        coverage_rows.FILE,
+        rows.FILE,
     )
     breakdown = View(
-        "breakdown",
-        "the device's time: compute, communication, copies, idle",
-        coverage_rows.DEVICE,
+        "breakdown", "the device's time: compute, communication, copies, idle", rows.DEVICE
     )
-    copies = View("kernels", "copies and memsets, with their bandwidth", coverage_rows.LAUNCHING)
+    copies = View("kernels", "copies and memsets, with their bandwidth", rows.LAUNCHING)
     efficiency = View(
         "efficiency",
         "FLOP/s and bandwidth of matrix products, convolutions and attention, and the device's "
         "peak",
-        coverage_rows.LAUNCHERS,
+        rows.LAUNCHERS,
     )
     efficiency_steps = View(
-        "efficiency",
-        "the model FLOPs utilization (MFU) of each step",
-        coverage_rows.LAUNCHERS_IN_STEPS,
+        "efficiency", "the model FLOPs utilization (MFU) of each step", rows.LAUNCHERS_IN_STEPS
     )
     collectives = View(
         "collectives",
         "the collectives by process group and kind: sizes, exposed time, bus bandwidth",
-        coverage_rows.LAUNCHING,
+        rows.LAUNCHING,
     )
-    collective_calls = View(
-        "collectives", "each collective, in order of its end", coverage_rows.LAUNCHING
-    )
+    collective_calls = View("collectives", "each collective, in order of its end", rows.LAUNCHING)
     launches = View(
         "launches",
         "the CPU calls that launch device work, and the delay until the work starts",
-        coverage_rows.ORDERED,
+        rows.ORDERED,
     )
-    streams = View("kernels", "what ran on each stream of each device", coverage_rows.DEVICE)
+    streams = View("kernels", "what ran on each stream of each device", rows.DEVICE)
     cuda_graphs = View(
         "cuda_graphs",
         "the CUDA and HIP graphs: replays, device time, idle time, and what launched them",
-        coverage_rows.LAUNCHING,
+        rows.LAUNCHING,
     )
     cuda_graph_nodes = View(
         "cuda_graphs",
         "the nodes of the graphs, with the names that torch's tool gave to them",
-        coverage_rows.LAUNCHING,
+        rows.LAUNCHING,
     )
     queue = View(
         "launch_queue",
         "for each stream, how many launches waited until the device started their work, and how "
         "many calls a full queue blocked",
-        coverage_rows.ORDERED,
+        rows.ORDERED,
     )
     synchronisations = View(
         "synchronisations",
         "the calls that wait for device work, where they are, and what they wait for",
-        coverage_rows.ORDERED,
+        rows.ORDERED,
     )
-    devices = View("devices", "how well each device was used", coverage_rows.DEVICE)
+    devices = View("devices", "how well each device was used", rows.DEVICE)
     compiled_ranges = View(
-        "ranges",
-        "the ranges inside compiled regions, which cannot be timed",
-        coverage_rows.COMPILED,
+        "ranges", "the ranges inside compiled regions, which cannot be timed", rows.COMPILED
     )
     coverage = View(
         "coverage",
@@ -573,16 +559,11 @@ class Views:
 VIEWS = {name: view for name, view in vars(Views).items() if isinstance(view, View)} | {
     f"{view.name}()": view
     for view in (
-        View(
-            "memory_timeline",
-            "what owns the memory at a time",
-            coverage_rows.OWNERS,
-            name="memory_live",
-        ),
+        View("memory_timeline", "what owns the memory at a time", rows.OWNERS, name="memory_live"),
         View(
             "launch_queue",
             "the length of a stream's launch queue over time",
-            coverage_rows.ORDERED,
+            rows.ORDERED,
             name="queue_series",
         ),
     )
@@ -595,6 +576,6 @@ def rows_of(views: Sequence[str]) -> tuple[str, ...]:
     "ranges" and "operators" together stand for all views.
     """
     if {"ranges", "operators"}.issubset(views):
-        return coverage_rows.TABLES
+        return rows.TABLES
     chosen = {name for view in views if view in VIEWS for name in VIEWS[view].coverage}
-    return tuple(name for name in coverage_rows.EVERY if name in chosen)
+    return tuple(name for name in rows.EVERY if name in chosen)

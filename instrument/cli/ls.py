@@ -73,8 +73,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     rows = [_row(place, verdicts=not arguments.no_verdict) for place in newest]
     if arguments.json:
         return Written(json.dumps({"captures": rows}, indent=2))
-    names = names_of(CAPTURES)
-    table = Table.of(CAPTURES, {name: [row[name] for row in rows] for name in names})
+    table = Table.of_dicts(CAPTURES, rows)
     if arguments.csv:
         return Written(table.to_csv().rstrip("\n"))
     left_out = len(found) - len(newest)
