@@ -238,8 +238,11 @@ def recomputed(capture: Views) -> str:
 
 def shares_are_of(capture: Views) -> str:
     """Return as text the CPU time that counts as 100 % in the shares of ranges and operators."""
-    steps, whole = len(capture.steps), duration(capture.range_tree.shared_ns)
-    window = f"{steps} steps" if steps > 1 else "the step" if steps else "the recording"
+    whole = duration(capture.range_tree.shared_ns)
+    counted = [*capture.steps.column("number")][-capture.links.counted_steps.count :]
+    window = "the recording" if not counted else f"step {counted[0]}"
+    if len(counted) > 1:
+        window = f"steps {counted[0]}–{counted[-1]}"
     return f"{whole} on all threads in {window}"
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator
 
-from instrument.capture import Capture
 from instrument.config.user_metadata import as_json
 from instrument.redact import redact
 from instrument.sinks import Sink
 from instrument.trace.rewrite import rewrite
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
 
 
 class ChromeTrace(Sink):

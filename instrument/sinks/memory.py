@@ -6,7 +6,7 @@ import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,10 +14,12 @@ from instrument import files
 from instrument.analysis.coverage import losses
 from instrument.analysis.memory_plot import Curve
 from instrument.analysis.views import rows_of
-from instrument.capture import Capture
 from instrument.report.page.memory import MEMORY_VIEWS, memory
 from instrument.report.page.page import VERSION, page
 from instrument.sinks import Sink
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
 
 Form = Literal["json", "raw", "html"]
 By = Literal["operator", "range", "module", None]

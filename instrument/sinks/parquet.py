@@ -6,7 +6,7 @@ import json
 import re
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote
 
 from pydantic import Field
@@ -14,10 +14,12 @@ from pydantic import Field
 from instrument.analysis import coverage_rows
 from instrument.analysis.coverage import losses
 from instrument.analysis.events_to_arrow import to_arrow
-from instrument.capture import Capture
 from instrument.errors import need_package
 from instrument.files import make_folder, replacing
 from instrument.sinks import Sink
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
 
 # The metadata of the file says under this key which events are missing.
 _INCOMPLETE = "instrument.incomplete"

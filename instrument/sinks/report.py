@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from instrument import files
-from instrument.capture import Capture
 from instrument.report.page.page import page, payload
 from instrument.sinks import Sink
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
 
 
 class Report(Sink):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
@@ -12,10 +12,12 @@ from instrument import files
 from instrument.analysis import coverage_rows
 from instrument.analysis.coverage import line
 from instrument.analysis.stacks import folded
-from instrument.capture import Capture
 from instrument.errors import CaptureError
 from instrument.report.flame import svg
 from instrument.sinks import Sink
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
 
 _TORCH_METRICS = {
     "self_cpu_time_total": "cpu",

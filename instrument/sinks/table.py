@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, field_validator
 
 from instrument import files
 from instrument.analysis.table import ALL
-from instrument.capture import Capture
 from instrument.errors import ConfigError
 from instrument.log import lines_logger, logger
 from instrument.rank_info import lowest_rank
 from instrument.report.text import By, check_columns, check_sort, render
 from instrument.sinks import Sink
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
 
 
 class TableSink(Sink):

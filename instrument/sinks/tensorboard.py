@@ -6,10 +6,9 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from instrument.analysis.section import plain
-from instrument.capture import Capture
 from instrument.errors import need_package
 from instrument.event_file import event_file_name, write_event
 from instrument.files import make_folder, replacing
@@ -21,6 +20,9 @@ from instrument.sinks import Sink
 from instrument.sinks.scalars import last_step, scalars
 from instrument.trace.capture_json import unix_time
 from instrument.trace.rewrite import rewrite
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
 
 
 class TensorBoard(Sink):

@@ -7,17 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PrivateAttr
 
 from instrument import threads
-from instrument.capture import Capture
 from instrument.errors import CaptureError
 from instrument.log import logger
 from instrument.sinks import Sink
 from instrument.sinks.scalars import known_scalars, last_step
 from instrument.storage import files_of
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
 
 # If the end of a run waits for the tracker longer than this, in seconds, the log names the windows
 # that are not sent yet.

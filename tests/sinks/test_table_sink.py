@@ -32,14 +32,14 @@ EXPECTED = """\
 steps_3-4: steps 3–4, torch 2.13.0+cpu, no device
 {folder}
 
-Ranges; share = self total (with backward) / 2.000 ms on all threads in 2 steps
+Ranges; share = self total (with backward) / 1.000 ms on all threads in step 4
 name         calls         CPU  CPU per step  share  self total
 -----------  -----  ----------  ------------  -----  ----------
 forward          2    1.200 ms    600.000 µs  20.0%  400.000 µs
   attention      2  800.000 µs    400.000 µs  40.0%  800.000 µs
 (no range)       -           -             -  40.0%  800.000 µs
 
-Operators, 2 of 2, by self_cpu_ns; share = self CPU / 2.000 ms on all threads in 2 steps
+Operators, 2 of 2, by self_cpu_ns; share = self CPU / 1.000 ms on all threads in step 4
 name              calls    self CPU  share         CPU  CPU per call  flops
 ----------------  -----  ----------  -----  ----------  ------------  -----
 aten::mm              2  600.000 µs  30.0%  600.000 µs    300.000 µs    384
@@ -191,9 +191,9 @@ def test_backward_is_shown_where_there_was_any(write: Write) -> None:
     assert headings(text, "Ranges")[-5:] == ["share", "self total", "total", "forward", "backward"]
     assert [re.split(r"  +", line.strip())[-5:] for line in block(text, "Ranges")] == [
         ["20.0%", "400.000 µs", "1.260 ms", "1.200 ms", "60.000 µs"],
-        ["43.0%", "860.000 µs", "860.000 µs", "800.000 µs", "60.000 µs"],
-        ["0.4%", "7.000 µs", "-", "-", "-"],
-        ["36.6%", "733.000 µs", "-", "-", "-"],
+        ["46.0%", "860.000 µs", "860.000 µs", "800.000 µs", "60.000 µs"],
+        ["0.7%", "7.000 µs", "-", "-", "-"],
+        ["33.3%", "733.000 µs", "-", "-", "-"],
     ]
     assert [line[:23].strip() for line in block(text, "Ranges")][2:] == [
         "(backward of no range)",

@@ -68,7 +68,7 @@ def test_the_scalars_of_a_window(write: Write) -> None:
     }
     with_device = dict(scalars(write(steps() + kernels(), "device")))
     assert with_device["window/device_ms"] == 0.1
-    assert with_device["ranges/forward/device_ms"] == 0.05
+    assert with_device["ranges/forward/device_ms"] == 0.03
 
 
 def test_a_recording_without_steps_counts_as_a_whole(tmp_path: Path) -> None:
