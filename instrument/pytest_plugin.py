@@ -157,7 +157,8 @@ def _judge(item: pytest.Item, recording: _Recording) -> None:
     With `--perf-update`, the counters become the new budget in the test's file, and only limits
     that the marker itself gives are compared.
     """
-    from instrument.compare import baseline, guard
+    from instrument.compare import guard
+    from instrument.compare.baseline import as_text, read
     from instrument.compare.counters import Occurred
     from instrument.compare.increases import calls_behind
     from instrument.errors import InstrumentError
@@ -167,7 +168,7 @@ def _judge(item: pytest.Item, recording: _Recording) -> None:
     try:
         capture, counted = _counted(recording)
         path = _file(item, counted)
-        stored = baseline.read(path) if path.exists() else None
+        stored = read(path) if path.exists() else None
         updates = item.config.getoption("--perf-update")
         limits = _budget(item)
         if limits == [] and not updates:
@@ -178,11 +179,13 @@ def _judge(item: pytest.Item, recording: _Recording) -> None:
                     pytrace=False,
                 )
             limits = guard.limits_of(stored)
+        if updates:  # a change is judged with the next recording
+            limits = [each for each in limits or () if each.kind == "value"]
         verdicts = guard.judge_budget(limits or (), capture, stored, counted)
         item.user_properties += _properties(counted, limits or ())
         if updates:
             path.parent.mkdir(exist_ok=True)
-            write(path, baseline.as_text(counted))
+            write(path, as_text(counted))
     except InstrumentError as error:
         pytest.fail(str(error), pytrace=False)
     broken = [each for each in verdicts if guard.breaks_budget(each, counted)]

@@ -114,6 +114,19 @@ def test_a_marker_without_limits_takes_those_of_the_file(pytester: pytest.Pytest
     assert more == json.loads(before)["counters"]["operators"] + 3
 
 
+def test_a_limit_can_be_relative_to_the_file(pytester: pytest.Pytester) -> None:
+    write(pytester, 'operators="+5%", syncs="+0"')
+    result = run(pytester)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["undecided: operators>+5%: there is no baseline: *"])
+    run(pytester, "--perf-update").assert_outcomes(passed=1)
+    run(pytester).assert_outcomes(passed=1)
+    write(pytester, 'operators="+5%", syncs="+0"', "loss = loss.abs().abs()")
+    result = run(pytester)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["fail: operators>+5% (before *, after *)", "*aten::abs: 2 in *"])
+
+
 def test_an_update_does_not_hide_a_limit_in_the_code(pytester: pytest.Pytester) -> None:
     write(pytester, "syncs=0", "loss.item()")
     run(pytester, "--perf-update").assert_outcomes(failed=1)

@@ -326,9 +326,11 @@ def _judge_counter(
 ) -> Verdict:
     was, now = (_counted(condition, each) for each in (before, after))
     name, is_change = condition.name, condition.kind != "value"
-    reason = (_unusable(name, was, " before the change") if is_change else "") or _unusable(
-        name, now
-    )
+    reason = ""
+    if is_change:
+        nothing = "there is no baseline: `pytest --perf-update` writes it"
+        reason = _unusable(name, was, " before the change") if before else nothing
+    reason = reason or _unusable(name, now)
     if reason or now is None:
         return Verdict(condition, "undecided", reason=reason)
     old, new = (None if was is None else was.per_step), now.most
