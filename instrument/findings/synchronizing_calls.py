@@ -15,17 +15,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from instrument.analysis.coverage_rows import ORDERED
-from instrument.analysis.places import common_place, nodes_of, range_codes, source_codes
+from instrument.analysis.places import common_place, source_codes
 from instrument.analysis.step_parts import waits_for_data
+from instrument.analysis.steps import gaps
+from instrument.analysis.synchronisations import callers
 from instrument.analysis.views import Views
 from instrument.findings.check import Check, Problem
-from instrument.findings.evidence import evidence_row
+from instrument.findings.evidence import evidence_row, without_overloads
 from instrument.findings.finding import Evidence
-from instrument.links.autograd import is_backward
-from instrument.links.groupby import Groups, group_rows, intern
-from instrument.links.intervals import merged, sweep
+from instrument.links.groupby import Groups, group_rows
+from instrument.links.intervals import sweep
 from instrument.links.synchronisation import STREAM_WAIT
-from instrument.trace.events import COPIES, Ints, called_operators, is_runtime, split_overload
+from instrument.trace.events import COPIES, Ints, is_runtime
 from instrument.units import duration, percent
 
 _SHOWN = 5
@@ -99,14 +100,9 @@ def idle_after(capture: Views, calls: Ints) -> Ints:
     Left out is time outside the steps, time in which the CPU waits for the loader, and idle time
     before work whose launch is unknown.
     """
-    events, found = capture.events, capture.links.launches
-    steps = capture.links.counted_steps
-    start_ns, end_ns = events.start_ns[found.device], events.end_ns[found.device]
-    busy_start, busy_end = merged(start_ns, end_ns)
-    begin, end = busy_end[:-1], busy_start[1:]
-    order = np.argsort(start_ns, kind="stable")
-    launch = found.call[order[np.searchsorted(start_ns[order], end)]] if len(end) else end
-    until = np.where(launch >= 0, np.clip(events.end_ns[launch], begin, end), begin)
+    events, steps = capture.events, capture.links.counted_steps
+    found = gaps(events, capture.work, steps.start_ns, steps.end_ns)
+    begin, until = found.start_ns[found.call >= 0], found.queued_ns[found.call >= 0]
     waits = waits_for_data(capture)
     timeline = sweep(
         [
@@ -125,9 +121,12 @@ def idle_after(capture: Views, calls: Ints) -> Ints:
 
 def _rows(capture: Views, calls: Ints, idle_ns: Ints) -> tuple[Evidence, ...]:
     events, paths = capture.events, capture.links.scopes.paths.texts
-    names, operator = _operators(capture, calls)
-    path, (source, sources) = range_codes(capture, calls), source_codes(capture, calls)
-    groups = group_rows(operator, path, source)
+    (operator, path), (source, sources) = (
+        callers(capture.links, calls),
+        source_codes(capture, calls),
+    )
+    name = np.where(operator >= 0, operator, events.name[calls])
+    groups = group_rows(name, path, source)
     lasts_ns, total_ns = events.duration_ns[calls], groups.sum(idle_ns)
     called_ns, longest = groups.sum(lasts_ns), groups.sorted_by(-lasts_ns).row(0)
     rows = []
@@ -136,25 +135,9 @@ def _rows(capture: Views, calls: Ints, idle_ns: Ints) -> tuple[Evidence, ...]:
         where = [f"in {paths[path[first]]}"] if path[first] >= 0 else []
         where += [f"at {sources[source[first]]}"] if source[first] >= 0 else []
         where.append(f"leaves the device idle for {duration(int(total_ns[k]))}")
-        name = names[operator[first]] or events.names[events.name[calls[first]]]
-        size, total = int(groups.size[k]), int(called_ns[k])
-        rows.append(evidence_row(capture, name, size, total, calls[first], ", ".join(where)))
-    return tuple(rows)
-
-
-def _operators(capture: Views, calls: Ints) -> tuple[list[str], Ints]:
-    """Distinct names, and for each call the index of the outermost operator's name; "" for none.
-
-    An operator counts only if it lies inside the innermost range or backward node around the call.
-    """
-    events, tree = capture.events, capture.links.call_tree
-    is_operator = called_operators(events) & ~is_backward(events)
-    top = tree.top_of_chain(is_operator[tree.index], nodes_of(capture.links, calls))
-    codes, names = intern(
-        split_overload(events.names[events.name[tree.index[node]]])[0] if node >= 0 else ""
-        for node in top.tolist()
-    )
-    return names, codes
+        of = events.names[name[first]], int(groups.size[k]), int(called_ns[k])
+        rows.append(evidence_row(capture, *of, calls[first], ", ".join(where)))
+    return without_overloads(tuple(rows))
 
 
 def _change(rows: tuple[Evidence, ...]) -> str:
