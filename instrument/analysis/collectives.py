@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,6 +43,7 @@ from instrument.trace.events import (
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 # Where a collective ran.
 DEVICE, CPU = "device", "CPU"
+_RUNS_ON = (DEVICE, CPU, None)
 # Operators that only start a collective or wait for it.
 _STARTING_OR_WAITING = "c10d::"
 # For each kind, a pattern that finds the kind in the names of annotations and kernels, and in the
@@ -181,14 +181,13 @@ def message_bytes(kind: str | None, details: Details) -> int | None:
     return size if size < _MOST_BYTES else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     """Events of collectives, as parallel columns.
 
     `event` is a kernel, an annotation or a record; `record` is the CPU event in which torch
     recorded the collective; `range` is the annotation around the launch; `step` is the index of the
-    finished step that launched it. These are positions or -1. `runs_on` is `DEVICE`, `CPU`, or None
-    for records alone.
+    finished step that launched it. These are positions or -1. `runs_on` is an index into
+    `_RUNS_ON`.
     """
 
     event: Ints
@@ -196,7 +195,7 @@ class _Found:
     range: Ints
     step: Ints
     exposed_ns: Ints
-    runs_on: str | None
+    runs_on: Ints
 
 
 def collective_calls(links: Links, work: Work) -> Table:
@@ -214,19 +213,10 @@ def collective_calls(links: Links, work: Work) -> Table:
     events = links.events
     steps = finished_steps(events)
     on_device = _on_device(events, work, steps)
-    tables = [
-        _rows(events, steps, on_device),
-        _rows(events, steps, _on_cpu(links, steps)),
-    ]
-    with_work = _joined(tables)
-    order = np.argsort(ints(with_work["end_ns"], 0), kind="stable").tolist()
-    ordered = {name: [column[k] for k in order] for name, column in with_work.items()}
-    recorded = _rows(events, steps, _recorded_only(events, steps, on_device.record))
-    return Table.of(COLLECTIVE_CALLS, _joined([ordered, recorded]), begin_ns=events.begin_ns)
-
-
-def _joined(tables: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
-    return {name: [cell for table in tables for cell in table[name]] for name in tables[0]}
+    others = _on_cpu(links, steps), _recorded_only(events, steps, on_device.record)
+    found = _Found(*map(np.concatenate, zip(on_device, *others)))
+    table = Table.of(COLLECTIVE_CALLS, _rows(events, steps, found), begin_ns=events.begin_ns)
+    return table.sort("end_ns", descending=False)
 
 
 def _on_device(events: Events, work: Work, steps: Ints) -> _Found:
@@ -234,7 +224,7 @@ def _on_device(events: Events, work: Work, steps: Ints) -> _Found:
     record, around = collective_records(events, work.operator[chosen], work.call[chosen])
     exposed = _outside(work.of(KERNEL, MEMSET), work.start_ns[chosen], work.end_ns[chosen])
     step = launching_step(events, work, steps)[chosen]
-    return _Found(work.event[chosen], record, around, step, exposed, DEVICE)
+    return _Found(work.event[chosen], record, around, step, exposed, np.zeros_like(step))
 
 
 def _on_cpu(links: Links, steps: Ints) -> _Found:
@@ -243,7 +233,8 @@ def _on_cpu(links: Links, steps: Ints) -> _Found:
     start, end = events.start_ns[index], events.end_ns[index]
     exposed = _outside(_cpu_sides(links)[1], start, end) if len(index) else start
     none = np.full(len(index), -1)
-    return _Found(index, none, index, step_at(events, steps, start), exposed, CPU)
+    step = step_at(events, steps, start)
+    return _Found(index, none, index, step, exposed, np.ones_like(index))
 
 
 def _recorded_only(events: Events, steps: Ints, used: Ints) -> _Found:
@@ -254,7 +245,8 @@ def _recorded_only(events: Events, steps: Ints, used: Ints) -> _Found:
     chosen[used[used >= 0]] = False
     index = np.flatnonzero(chosen)
     step = step_at(events, steps, events.start_ns[index])
-    return _Found(index, index, np.full(len(index), -1), step, np.zeros_like(index), None)
+    none = np.full(len(index), -1)
+    return _Found(index, index, none, step, np.zeros_like(index), np.full(len(index), 2))
 
 
 def _outside(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
@@ -286,11 +278,12 @@ def _rows(events: Events, steps: Ints, found: _Found) -> dict[str, list[Any]]:
     numbers = [*(step_number(events, k) for k in steps.tolist()), None]
     sizes = [message_bytes(kind, each) for kind, each in zip(kinds, described)]
     group_sizes = [_count(each.group_size) for each in described]
-    has_work = np.full(len(event), found.runs_on is not None)
+    runs_on = [_RUNS_ON[k] for k in found.runs_on[first].tolist()]
+    has_work = np.array([each is not None for each in runs_on], np.bool_)
     times = cells(duration_ns, has_work)
     rates = [bandwidths(*each) for each in zip(kinds, group_sizes, sizes, times)]
     ranks = [each.ranks for each in described]
-    alike = group_rows(step, intern(names)[0], intern(ranks)[0])
+    alike = group_rows(step, found.runs_on[first], intern(names)[0], intern(ranks)[0])
     return {
         "name": names,
         "kind": kinds,
@@ -301,7 +294,7 @@ def _rows(events: Events, steps: Ints, found: _Found) -> dict[str, list[Any]]:
         ],
         "ranks": ranks,
         "group_size": group_sizes,
-        "runs_on": [found.runs_on] * len(event),
+        "runs_on": runs_on,
         "element_type": [each.element_type for each in described],
         "number": [_count(each.collective_number) for each in described],
         "step": [numbers[k] for k in step.tolist()],

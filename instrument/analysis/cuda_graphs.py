@@ -197,7 +197,8 @@ def _graphs(
     by_time = np.argsort(events.start_ns[replays.event[first]], kind="stable")
     thread = events.thread[replays.event]
     on_one_stream = np.minimum.reduceat(thread, first) == np.maximum.reduceat(thread, first)
-    runs = np.where(on_one_stream[replays.replay], replays.name, _sorted_names(replays))
+    sorted_names = replays.name[np.lexsort((replays.name, replays.replay))]
+    runs = np.where(on_one_stream[replays.replay], replays.name, sorted_names)
     keys: list[Any] = [
         int(replays.graph_id[k])
         if replays.graph_id[k] >= 0
@@ -216,11 +217,6 @@ def _graphs(
         [ids[k] for k in order.tolist()],
         [labels[k] for k in order.tolist()],
     )
-
-
-def _sorted_names(replays: _Replays) -> Ints:
-    found: Ints = replays.name[np.lexsort((replays.name, replays.replay))]
-    return found
 
 
 def _nodes(replays: _Replays, graphs: Groups) -> _Nodes:

@@ -5,8 +5,6 @@ docs/device.md has the definitions.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, KERNEL, Work
@@ -15,20 +13,13 @@ from instrument.analysis.schema import Schema, schema
 from instrument.analysis.steps import launching_step
 from instrument.analysis.table import Table
 from instrument.links.groupby import Groups, intern
-from instrument.links.intervals import sweep
+from instrument.links.intervals import Intervals, sweep
 from instrument.links.step_index import finished_steps
 from instrument.trace.events import OPERATOR, Events, Floats, Ints, works_on_device
 
 # If the last step has less than this fraction of the device events of the step before, the window
 # cut off the last step, and the step is left out.
 _WHOLE_STEP = 0.8
-
-
-class Steps(NamedTuple):
-    """When each step starts and ends; see `_steps`."""
-
-    start_ns: Ints
-    end_ns: Ints
 
 
 DEVICES: Schema = schema(
@@ -54,14 +45,14 @@ def devices(events: Events, work: Work) -> Table:
     The plugin's occupancy is `occupancy` times `occupancy_covered`: it counts a missing estimate as
     0.
     """
-    steps = _steps(events, work)
+    start_ns, end_ns = _steps(events, work)
     kernels = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))
     number, processes = intern(process for process, _ in events.threads)
     groups = Groups(number[events.thread[work.event[kernels]]], len(processes))
     used = {
-        process: _usage(events, work.event[kernels[rows]], steps)
+        process: _usage(events, work.event[kernels[rows]], start_ns[0], end_ns[-1])
         for process, rows in zip(processes, groups.rows())
-        if len(rows) and len(steps.start_ns)
+        if len(rows) and len(start_ns)
     }
     rows = [
         {"device": process, "name": None if device is None else device.name, **usage}
@@ -70,21 +61,19 @@ def devices(events: Events, work: Work) -> Table:
     return Table.of_dicts(DEVICES, rows)
 
 
-def _usage(events: Events, kernel: Ints, steps: Steps) -> dict[str, int | float | None]:
-    first, last = steps.start_ns[0], steps.end_ns[-1]
+def _usage(events: Events, kernel: Ints, first: int, last: int) -> dict[str, int | float | None]:
     kernel = kernel[(events.end_ns[kernel] > first) & (events.start_ns[kernel] < last)]
     start, end = (np.clip(times[kernel], first, last) for times in (events.start_ns, events.end_ns))
     timeline = sweep([(start, end)])
     busy, total = int(timeline.total_ns(timeline.active[0])[0]), int(last - first)
     blocks, occupancy = events.blocks_per_sm[kernel], estimated_occupancy(events, kernel)
+    filled = _filled_ns(start, end, blocks)
     return {
         "kernels": len(kernel),
         "busy_ns": busy,
         "total_ns": total,
         "utilization": busy / total if total else None,
-        "sm_efficiency": _filled_ns(start, end, blocks) / total
-        if total and (blocks > 0).any()
-        else None,
+        "sm_efficiency": filled / total if total and (blocks > 0).any() else None,
         "occupancy": weighted_mean(occupancy, end - start),
         "occupancy_covered": covered(occupancy, end - start),
     }
@@ -95,13 +84,12 @@ def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
     known = blocks > 0
     times = np.concatenate([start[known], end[known]])
     order = np.argsort(times, kind="stable")
-    running = np.cumsum(np.concatenate([blocks[known], -blocks[known]]).astype(np.float64)[order])[
-        :-1
-    ]
+    changes = np.concatenate([blocks[known], -blocks[known]]).astype(np.float64)
+    running = np.cumsum(changes[order])[:-1]
     return float(np.sum(np.diff(times[order]) * np.clip(running, 0, 1)))
 
 
-def _steps(events: Events, work: Work) -> Steps:
+def _steps(events: Events, work: Work) -> Intervals:
     """The steps as TensorBoard's plugin defines them; see docs/device.md."""
     index = finished_steps(events)
     if not len(index):
@@ -116,15 +104,15 @@ def _steps(events: Events, work: Work) -> Steps:
     end = np.maximum.accumulate(np.maximum(end, first))
     start = np.maximum(events.start_ns[index], np.concatenate([[first], end[:-1]]))
     kept = _uncut(np.bincount(step, minlength=len(index)))
-    return Steps(start[:kept], end[:kept])
+    return start[:kept], end[:kept]
 
 
-def _whole_recording(events: Events) -> Steps:
+def _whole_recording(events: Events) -> Intervals:
     chosen = np.flatnonzero(events.among(OPERATOR) | works_on_device(events))
     if not len(chosen):
-        return Steps(chosen, chosen)
+        return chosen, chosen
     start, end = events.start_ns[chosen], events.end_ns[chosen]
-    return Steps(start.min(keepdims=True), end.max(keepdims=True))
+    return start.min(keepdims=True), end.max(keepdims=True)
 
 
 def _launched(events: Events, work: Work, index: Ints) -> tuple[Ints, Ints]:

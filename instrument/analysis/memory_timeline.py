@@ -156,9 +156,7 @@ class MemoryView:
     @property
     def left_out(self) -> int:
         """The number of memory events of devices that are not shown."""
-        return len(self.links.events.memory) - sum(
-            len(line.instant) for line in self.timelines.values()
-        )
+        return len(self.links.events.memory) - sum(map(len, self.timelines.values()))
 
     def timeline(self, device: str | None = None) -> Timeline:
         """Return the timeline of a device; None means the first device.
@@ -167,9 +165,8 @@ class MemoryView:
             CaptureError: the trace holds no memory events, or no memory events of that device.
         """
         if not self.timelines:
-            raise CaptureError(
-                "The trace holds no memory events; record it with profile_memory=true."
-            )
+            needed = "record it with profile_memory=true"
+            raise CaptureError(f"The trace holds no memory events; {needed}.")
         name = next(iter(self.timelines)) if device is None else device
         if name not in self.timelines:
             raise CaptureError(
@@ -186,10 +183,8 @@ class MemoryView:
             self._labels[by] = around(self.links, by)
         codes, labels = self._labels[by]
         origin = self.partner[line.instant]
-        frees = line.size_bytes < 0
-        found = np.where(
-            frees, np.where(origin >= 0, codes[origin], len(labels)), codes[line.instant]
-        )
+        of_frees = np.where(origin >= 0, codes[origin], len(labels))
+        found = np.where(line.size_bytes < 0, of_frees, codes[line.instant])
         return found, [*labels, BEFORE]
 
     @cached_property
@@ -247,16 +242,18 @@ class MemoryView:
             for name in shown
         }
         freed = np.cumsum(np.where(codes == len(labels) - 1, line.size_bytes, 0))
-        before = _lived_before(line, freed)[kept]
+        before = line.level_bytes - line.net_bytes + freed
+        if line.allocated_bytes is None:  # a lower bound
+            before = before - min(0, int(before.min()), int(line.net_bytes.min()))
+        before = before[kept]
         rest = (line.net_bytes - freed)[kept] - sum(series.values(), np.zeros(len(kept), np.int64))
         everything = {BEFORE: before, **series, OTHERS if self.has_addresses else UNKNOWN: rest}
+        reserved = None if line.reserved_bytes is None else line.reserved_bytes[kept].tolist()
         return Curve(
             device=line.device,
             by=by,
             time_ns=line.time_ns[kept].tolist(),
-            reserved_bytes=None
-            if line.reserved_bytes is None
-            else line.reserved_bytes[kept].tolist(),
+            reserved_bytes=reserved,
             series={name: values.tolist() for name, values in everything.items() if values.any()},
         )
 
@@ -442,11 +439,3 @@ def _highest(values: Ints, first: Ints, after: Ints) -> Ints:
         found[fits] = np.maximum(values[first[fits]], values[after[fits] - width])
         values, width = np.maximum(values[:-width], values[width:]), 2 * width
     return found
-
-
-def _lived_before(line: Timeline, freed: Ints) -> Ints:
-    """For each event, the memory from before the window in use; else a lower bound."""
-    before: Ints = line.level_bytes - line.net_bytes + freed
-    if line.allocated_bytes is None:
-        before = before - min(0, int(before.min()), int(line.net_bytes.min()))
-    return before

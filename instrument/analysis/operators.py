@@ -170,25 +170,24 @@ def operator_calls(links: Links) -> Calls:
     names, _ = intern([name for name, _ in rows])
     kept = _kept(call_tree, names[row])
     cpu_ns, self_cpu_ns = call_tree.total_ns[kept], _folded(links.own_ns, kept)
+    device = links.device_own_ns
     quantities: Quantities = {
         "cpu_ns": cpu_ns,
         "self_cpu_ns": self_cpu_ns,
-        **_device_times(links, kept),
+        "device_ns": None if device is None else call_tree.with_descendants(device)[kept],
+        "self_device_ns": None if device is None else _folded(device, kept),
         **_bytes(events, call_tree, kept),
         "flops": _flops(links.flops, kept),
     }
     # If all time counts, these columns are those of the quantities, and are not summed again.
-    all_own, all_total = (
-        links.counted_own_ns is links.own_ns,
-        links.counted_ns is call_tree.total_ns,
-    )
+    own, total = links.counted_own_ns, links.counted_ns
     counted = {
-        "share": self_cpu_ns if all_own else _folded(links.counted_own_ns, kept),
-        "total_share": cpu_ns if all_total else links.counted_ns[kept],
+        "share": self_cpu_ns if own is links.own_ns else _folded(own, kept),
+        "total_share": cpu_ns if total is call_tree.total_ns else total[kept],
     }
-    if (device := links.counted_device_own_ns) is not None:
-        counted["device_share"] = _folded(device, kept)
-        counted["device_total_share"] = call_tree.with_descendants(device)[kept]
+    if (in_steps := links.counted_device_own_ns) is not None:
+        counted["device_share"] = _folded(in_steps, kept)
+        counted["device_total_share"] = call_tree.with_descendants(in_steps)[kept]
     calls = Calls(
         tree=call_tree,
         outside=_NOTHING,
@@ -199,7 +198,7 @@ def operator_calls(links: Links) -> Calls:
         quantities=quantities,
         counted=counted,
     )
-    return _with_unlaunched_work(_with_uncovered_memory(calls, events, call_tree), links)
+    return _with_outside(calls, links)
 
 
 def _rows_of_nodes(events: Events, call_tree: CallTree) -> tuple[list[Row], Ints]:
@@ -255,16 +254,6 @@ def _folded(values: Ints, kept: Ints) -> Ints:
     return found
 
 
-def _device_times(links: Links, kept: Ints) -> Quantities:
-    own = links.device_own_ns
-    if own is None:
-        return {"device_ns": None, "self_device_ns": None}
-    return {
-        "device_ns": links.call_tree.with_descendants(own)[kept],
-        "self_device_ns": _folded(own, kept),
-    }
-
-
 def _bytes(events: Events, call_tree: CallTree, kept: Ints) -> Quantities:
     found: Quantities = {}
     for where, size in memory_attribution.sizes(events.memory).items():
@@ -283,65 +272,42 @@ def _flops(own: Ints | None, kept: Ints) -> Ints | None:
     return np.where(known, _folded(np.maximum(own, 0), kept), UNKNOWN)
 
 
-def _with_uncovered_memory(calls: Calls, events: Events, call_tree: CallTree) -> Calls:
-    bare = memory_attribution.uncovered(call_tree, events.memory)
-    if not len(bare):
+def _with_outside(calls: Calls, links: Links) -> Calls:
+    """Add a call for each allocation outside of calls, and for device work without a launch."""
+    events, memory, (device, node) = links.events, links.events.memory, links.launched
+    bare, work = memory_attribution.uncovered(calls.tree, memory), device[node < 0]
+    count = len(bare) + len(work)
+    if not count:
         return calls
-    sizes = memory_attribution.sizes(events.memory)
-    more: Quantities = {}
-    for name in calls.quantities:
+    sizes = memory_attribution.sizes(memory)
+
+    def quantity(name: str, values: Ints | None) -> Ints | None:
+        if values is None:
+            return None
         size = sizes.get(name.removeprefix("self_").removesuffix("_bytes"))
-        nothing = UNKNOWN if name == "flops" else 0
-        more[name] = np.full(len(bare), nothing) if size is None else size[bare]
-    outside = Outside(
-        np.full(len(bare), -1), events.memory.thread[bare], events.memory.time_ns[bare]
-    )
-    return _joined(calls, _MEMORY, outside, more, {})
+        nothing = np.full(len(bare), UNKNOWN if name == "flops" else 0)
+        is_known = name in _OF_UNLAUNCHED
+        ran = events.duration_ns[work] if is_known else np.full(len(work), UNKNOWN)
+        return np.concatenate([values, nothing if size is None else size[bare], ran])
 
+    def counted(name: str, values: Ints) -> Ints:
+        ran = links.counted_device_ns[node < 0] if name.startswith("device") else 0 * work
+        return np.concatenate([values, 0 * bare, ran])
 
-def _with_unlaunched_work(calls: Calls, links: Links) -> Calls:
-    events, (device, node) = links.events, links.launched
-    bare = device[node < 0]
-    if not len(bare):
-        return calls
-    unknown = np.full(len(bare), UNKNOWN)
-    more: Quantities = {
-        name: None if values is None else unknown for name, values in calls.quantities.items()
-    }
-    more |= dict.fromkeys(_OF_UNLAUNCHED, events.duration_ns[bare])
-    counted = dict.fromkeys(
-        ("device_share", "device_total_share"), links.counted_device_ns[node < 0]
-    )
-    outside = Outside(bare, events.thread[bare], events.start_ns[bare])
-    return _joined(calls, _UNLAUNCHED, outside, more, counted)
-
-
-def _joined(
-    calls: Calls, row: Row, outside: Outside, more: Quantities, counted: dict[str, Ints]
-) -> Calls:
-    """Append calls that form a new row and are outside of all given calls."""
-    count, others = len(outside.event), len(calls.tree) + len(calls.outside.event)
-    nothing, node = np.zeros(count, np.int64), others + np.arange(count, dtype=np.int32)
-    quantities = {name: (values, more[name]) for name, values in calls.quantities.items()}
-    return Calls(
-        tree=calls.tree,
+    kinds = [calls.rows.index(_MEMORY)] * len(bare) + [calls.rows.index(_UNLAUNCHED)] * len(work)
+    number = len(calls.tree) + np.arange(count, dtype=np.int32)
+    return replace(
+        calls,
         outside=Outside(
-            event=np.append(calls.outside.event, outside.event),
-            thread=np.append(calls.outside.thread, outside.thread),
-            start_ns=np.append(calls.outside.start_ns, outside.start_ns),
+            event=np.append(np.full(len(bare), -1), work),
+            thread=np.append(memory.thread[bare], events.thread[work]),
+            start_ns=np.append(memory.time_ns[bare], events.start_ns[work]),
         ),
-        node=np.append(calls.node, node),
-        after=np.append(calls.after, node + 1),
-        row=np.append(calls.row, np.full(count, calls.rows.index(row))),
-        rows=calls.rows,
-        quantities={
-            name: None if values is None or added is None else np.append(values, added)
-            for name, (values, added) in quantities.items()
-        },
-        counted={
-            name: np.append(values, counted.get(name, nothing))
-            for name, values in calls.counted.items()
-        },
+        node=np.append(calls.node, number),
+        after=np.append(calls.after, number + 1),
+        row=np.append(calls.row, kinds),
+        quantities={name: quantity(name, each) for name, each in calls.quantities.items()},
+        counted={name: counted(name, each) for name, each in calls.counted.items()},
     )
 
 

@@ -170,13 +170,13 @@ class RangeTree:
         launched = self.work.counted_device_ns
         return 0 if launched is None else int(launched.sum()) + self.work.counted_unlaunched_ns
 
-    def shares(self, groups: Groups, where: Flags) -> dict[str, list[float | None]]:
-        """The columns `share` and `device_share`; `where` is a mask of the work to sum."""
+    def shares(self, groups: Groups) -> dict[str, list[float | None]]:
+        """The columns `share` and `device_share` of groups of work."""
         work = self.work
         return {
             name: [None] * groups.count
             if values is None or not whole
-            else [part / whole for part in groups.sum(values, where).tolist()]
+            else [part / whole for part in groups.sum(values).tolist()]
             for name, values, whole in (
                 ("share", work.counted_cpu_ns, self.shared_ns),
                 ("device_share", work.counted_device_ns, self.device_whole_ns),
@@ -192,7 +192,7 @@ class RangeTree:
             **self._on_cpu(groups),
             **self._device_and_flops(groups),
             **spans,
-            **self.shares(*_work_groups(groups, work.attributed)),
+            **self.shares(_work_groups(groups, work.attributed)),
             "cpu_ns_per_step": [ns // self.steps if self.steps else None for ns in stepped],
         }
         return {name: columns[name] for name in _QUANTITIES}
@@ -222,8 +222,7 @@ class RangeTree:
             for name, values in (by_kind | {"total_ns": work.cpu_ns}).items()
         }
         for name, path in (("self_cpu_ns", work.enclosing), ("self_total_ns", work.attributed)):
-            inside, where = _work_groups(groups, path)
-            columns[name] = inside.sum(work.cpu_ns, where).tolist()
+            columns[name] = _work_groups(groups, path).sum(work.cpu_ns).tolist()
         if not np.isin(work.kind, (BACKWARD, ACCUMULATE, UNATTRIBUTED)).any():
             columns |= dict.fromkeys(
                 ("backward_ns", "accumulate_ns", "recompute_ns"), [None] * groups.count
@@ -244,8 +243,8 @@ class RangeTree:
         own = busy = None
         if work.device_ns is not None:
             direct = np.isin(work.kind, (FORWARD, RECOMPUTE, OPTIMIZER))
-            inside, where = _work_groups(groups, work.enclosing)
-            own, busy = inside.sum(work.device_ns, where & direct), self._busy(groups)
+            own = _work_groups(groups, work.enclosing).sum(work.device_ns, direct)
+            busy = self._busy(groups)
         stepped = of_both(work.counted_device_ns) if self.steps else None
         known = of_both(work.operations)
         flops = groups.cells(of_both(work.flops), None if known is None else known > 0)
@@ -307,9 +306,9 @@ class RangeTree:
         return {number: [merged(start[k], end[k])] for number, k in parts.items()}
 
 
-def _work_groups(groups: Groups, path: Ints) -> tuple[Groups, Flags]:
-    """The work in groups of its paths, and a mask of the work with a path (not -1)."""
-    return Groups(np.append(groups.of, 0)[path], groups.count), path >= 0
+def _work_groups(groups: Groups, path: Ints) -> Groups:
+    """The work in the groups of its paths; work without a path (-1) is in no group."""
+    return Groups(np.append(groups.of, -1)[path], groups.count)
 
 
 def range_tree(links: Links) -> RangeTree:
@@ -383,7 +382,7 @@ def ranges_rest(range_tree: RangeTree) -> Table:
         cpu_ns = int(work.cpu_ns[part].sum())
         device_ns = None if work.device_ns is None else int(work.device_ns[part].sum())
         if cpu_ns or device_ns:
-            shares = range_tree.shares(Groups(np.zeros(len(part), np.int64), 1), part)
+            shares = range_tree.shares(Groups(np.where(part, 0, -1), 1))
             own = {"self_cpu_ns": cpu_ns, "self_total_ns": cpu_ns, "self_device_ns": device_ns}
             rows.append({"name": name, **own, **{key: each[0] for key, each in shares.items()}})
     if work.unlaunched_ns:

@@ -116,14 +116,11 @@ def call_paths(
             )
         totals = groups.sum(values, belongs)
         found = [Stack(path, total) for path, total in zip(paths, totals.tolist()) if total > 0]
-        if metric == "device" and range is None and (unlaunched := _unlaunched_ns(links)):
-            found.append(Stack((_NO_LAUNCH,), unlaunched))
+        if metric == "device" and range is None:
+            device, node = links.launched
+            if unlaunched := int(links.events.duration_ns[device[node < 0]].sum()):
+                found.append(Stack((_NO_LAUNCH,), unlaunched))
         yield found
-
-
-def _unlaunched_ns(links: Links) -> int:
-    device, node = links.launched
-    return int(links.events.duration_ns[device[node < 0]].sum())
 
 
 def _without_ours(events: Events, call_tree: CallTree) -> tuple[CallTree, Ints]:
@@ -145,13 +142,11 @@ def _without_ours(events: Events, call_tree: CallTree) -> tuple[CallTree, Ints]:
 
 def _belonging(scopes: Scopes, wanted: str) -> Flags:
     """A mask of the nodes that ran in a range of this name or path, or in its backward."""
-    chosen: list[bool] = []
-    for name, text, above in zip(
-        scopes.paths.names, scopes.paths.texts, scopes.paths.above.tolist()
-    ):
+    paths, chosen = scopes.paths, list[bool]()
+    for name, text, above in zip(paths.names, paths.texts, paths.above.tolist()):
         chosen.append(wanted in (name, text) or (above >= 0 and chosen[above]))
     if not any(chosen):
-        near = get_close_matches(wanted, scopes.paths.texts, n=1)
+        near = get_close_matches(wanted, paths.texts, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "capture.ranges lists its ranges."
         raise CaptureError(f"The trace holds no range {wanted!r}; {hint}")
     inside = np.array([*chosen, False])
