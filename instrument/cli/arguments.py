@@ -12,6 +12,7 @@ ROWS = 15
 ROWS_HELP = f"rows of each table to show; -1 shows all (default: {ROWS}; all with --json or --csv)"
 # The help of an argument that names captures.
 CAPTURE = "a capture, a Chrome trace, a folder that holds captures, or a URL"
+CAPTURES = "a capture, a Chrome trace, a folder that holds captures or else traces, or a URL"
 
 
 def path_or_url(text: str) -> Path | str:

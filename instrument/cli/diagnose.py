@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from instrument.cli.arguments import CAPTURE, path_or_url
+from instrument.cli.arguments import CAPTURES, path_or_url
 from instrument.cli.output import Written
 
 HELP = "say what slows a run, what to change, and what the change saves"
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         type=path_or_url,
         nargs="+",
-        help=CAPTURE,
+        help=CAPTURES,
     )
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument(

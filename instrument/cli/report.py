@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from instrument.cli.arguments import CAPTURE, path_or_url
+from instrument.cli.arguments import CAPTURES, path_or_url
 from instrument.cli.output import Written, writing
 from instrument.errors import ConfigError
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         type=path_or_url,
         nargs="+",
-        help=CAPTURE,
+        help=CAPTURES,
     )
     add(
         "-o",
