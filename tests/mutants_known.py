@@ -546,11 +546,6 @@ EQUIVALENT = {
         'return next(at for at in count(step) if at - step > _LONGEST or action(at) != "RECORD")',
     ): "how far a function is asked before its window counts as endless",
     (
-        "instrument/analysis/efficiency.py",
-        "sum(value for rule, value in rules if rule.search(name)) if is_kernel else 0",
-        "sum(value for rule, value in rules if rule.search(name)) if is_kernel else 1",
-    ): "only the names of device events are looked up",
-    (
         "instrument/links/synchronisation.py",
         "free_ns = np.where(before >= 0, np.append(work.end_ns, 0)[before], launch_ns)",
         "free_ns = np.where(before >= 0, np.append(work.end_ns, 1)[before], launch_ns)",
@@ -567,8 +562,8 @@ EQUIVALENT = {
     ): "one entry more at the end, with the same value",
     (
         "instrument/analysis/cuda_graphs.py",
-        "step = np.where(known, step_at(events, steps, launched_ns), -1)",
-        "step = np.where(known, step_at(events, steps, launched_ns), -2)",
+        "step = np.where(known, step_at(events, steps, launched_ns(events, work)[replays.work]), -1)",
+        "step = np.where(known, step_at(events, steps, launched_ns(events, work)[replays.work]), -2)",
     ): "any number below 0 says that there is none",
     (
         "instrument/links/paths.py",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from instrument.analysis import coverage_rows as rows
-from instrument.analysis.breakdown import launched_ns
+from instrument.analysis.breakdown import Work, launched_ns
 from instrument.analysis.memory_timeline import MOST_DEVICES
 from instrument.analysis.schema import Schema, schema
 from instrument.analysis.table import Table
@@ -150,23 +150,23 @@ def _table(capture: Views, names: Iterable[str]) -> Table:
     return Table.of_rows(COVERAGE, [(name, *cells) for name, cells in found if cells is not None])
 
 
-def _time(covered_ns: int, total_ns: int, why: str) -> Part | None:
-    """A row of times, None if the total is 0; `why` follows "1 ms of 2 ms " in a sentence."""
-    if total_ns <= 0:
+def _share(shown: int, total: int, why: str, text: Callable[[int], str] = duration) -> Part | None:
+    """A row, None if the total is 0; `why` follows "1 ms of 2 ms " in a sentence.
+
+    `text` is `duration` for times, or the text of another quantity.
+    """
+    if total <= 0:
         return None
-    covered_ns = min(max(covered_ns, 0), total_ns)
-    missing = total_ns - covered_ns
-    text = f"{duration(missing)} of {duration(total_ns)} {why}" if missing else None
-    return Part(covered_ns / total_ns, covered_ns, total_ns, text)
+    shown = min(max(shown, 0), total)
+    is_time = text is duration
+    reason = f"{text(total - shown)} of {text(total)} {why}" if shown < total else None
+    return Part(shown / total, shown if is_time else None, total if is_time else None, reason)
 
 
-def _count(covered: int, total: int, why: str) -> Part | None:
-    """A row of counts, None if the total is 0; `why` follows "1 of 2 " in a sentence."""
-    if not total:
-        return None
-    return Part(
-        covered / total, why=f"{total - covered} of {total} {why}" if covered < total else None
-    )
+def _device_time(work: Work, shown: Flags, why: str, among: Flags | None = None) -> Part | None:
+    length = work.duration_ns
+    whole = length if among is None else length[among]
+    return _share(int(length[shown].sum()), int(whole.sum()), why)
 
 
 def _launches(capture: Views) -> Part | None:
@@ -201,7 +201,7 @@ def _launches(capture: Views) -> Part | None:
             ", most likely because the profiler dropped records of the device. So device times are "
             "too small: record fewer steps."
         )
-    return _count(covered, total, why)
+    return _share(covered, total, why, str)
 
 
 def _are_recorded(capture: Views, calls: Ints) -> Flags:
@@ -255,7 +255,7 @@ def _records(capture: Views) -> Part | None:
     why = "records of the device were dropped, according to Kineto's own log: record fewer steps."
     if total < lost:
         return Part(None, why=f"{lost} {why}")
-    return _count(total - lost, total, why)
+    return _share(total - lost, total, why, str)
 
 
 def _numbers(pattern: re.Pattern[str], messages: Sequence[str]) -> Iterable[int]:
@@ -291,48 +291,37 @@ def _launched(capture: Views) -> Part | None:
     if named_ns:
         this = "The rest" if lost_ns else "This time"
         why += f" {this} belongs to operators, because the External id of the work names them."
-    return _time(int(length[known].sum()), int(length.sum()), why)
+    return _device_time(work, known, why)
 
 
 def _in_operator(capture: Views) -> Part | None:
-    length, inside = capture.work.duration_ns, capture.links.launched[1] >= 0
-    known = inside | (capture.work.call >= 0)
+    inside = capture.links.launched[1] >= 0
     why = (
         "device time comes from launches outside of all operators and ranges. Either torch did not "
         "record the operators of the launching thread, or a library launches work by itself: mark "
         "the launching code with @profiled, or record all threads "
         "(experimental_config.profile_all_threads)."
     )
-    return _time(int(length[inside].sum()), int(length[known].sum()), why)
+    return _device_time(capture.work, inside, why, inside | (capture.work.call >= 0))
 
 
 def _in_order(capture: Views) -> Part | None:
     events, work = capture.events, capture.work
-    known = np.flatnonzero(work.call >= 0)
-    if not len(known):
-        return None
-    call, start, length = work.call[known], work.start_ns[known], work.duration_ns[known]
-    called, returned = events.start_ns[call], events.end_ns[call]
-    stream = groupby(events.thread[work.event[known]])[1].of
-    order = np.lexsort((start, stream))
-    # The calls are numbered in order of start. `stream * count` is added to the numbers, so each
-    # stream's numbers are larger than those of earlier streams, and one running maximum is enough.
-    count = len(known)
-    by_call = np.argsort(called, kind="stable")
-    number = np.empty(count, np.int64)
-    number[by_call] = np.arange(count)
-    latest = np.maximum.accumulate(stream[order] * count + number[order])
-    before = np.append(-1, latest[:-1]) - stream[order] * count  # negative: first of its stream
-    overtakes = np.zeros(count, np.bool_)
-    overtakes[order] = (before >= 0) & (called[by_call[before]] > returned[order])
-    bad = overtakes | (start < called)
+    launched = work.call >= 0
+    called, returned = (side[work.call] for side in (events.start_ns, events.end_ns))
+    in_order = launched & (work.start_ns >= called)
+    known = np.flatnonzero(launched)
+    for row in groupby(events.thread[work.event[known]])[1].sorted_by(work.start_ns[known]).rows():
+        on_stream = known[row]
+        latest_ns = np.maximum.accumulate(called[on_stream])
+        in_order[on_stream[1:]] &= latest_ns[:-1] <= returned[on_stream[1:]]
     why = (
         "device time belongs to work that starts at an impossible time. Two starts are impossible: "
         "before the launch of the work begins, and after the start of work that was launched later "
         "on the same stream. Either the clocks of CPU and device disagree, or the trace joins "
         "launches to the wrong work. Do not trust the delays and the causes of idle time."
     )
-    return _time(int(length[~bad].sum()), int(length.sum()), why)
+    return _device_time(work, in_order, why, launched)
 
 
 def _outside_graphs(capture: Views) -> Part | None:
@@ -340,13 +329,12 @@ def _outside_graphs(capture: Views) -> Part | None:
     inside = replayed(events, work.event, work.call)
     if not inside.any():
         return None
-    length = work.duration_ns
     why = (
         "device time was launched by CUDA graphs. This time counts for the operator and the range "
         "around the launch of the graph, because the operators inside the graph are not known. "
         "Lost kernels of a graph would not be noticed: record a window without CUDA graphs."
     )
-    return _time(int(length[~inside].sum()), int(length.sum()), why)
+    return _device_time(work, ~inside, why)
 
 
 def _has_steps(events: Events) -> bool:
@@ -363,9 +351,8 @@ def _device_in_steps(capture: Views) -> Part | None:
     events, work, steps = capture.events, capture.work, capture.links.steps
     if not _has_steps(events):
         return None
-    length = work.duration_ns
-    inside = int(length[step_at(events, steps, launched_ns(events, work)) >= 0].sum())
-    return _time(inside, int(length.sum()), f"device time was launched {_STEPS_ADVICE}")
+    inside = step_at(events, steps, launched_ns(events, work)) >= 0
+    return _device_time(work, inside, f"device time was launched {_STEPS_ADVICE}")
 
 
 def _cpu_in_steps(capture: Views) -> Part | None:
@@ -382,7 +369,7 @@ def _cpu_in_steps(capture: Views) -> Part | None:
 
     start_ns, end_ns = events.start_ns[links.steps], events.end_ns[links.steps]
     in_steps = within((start_ns, end_ns), tree.start_ns, tree.ends_before_overlap)
-    return _time(
+    return _share(
         without_waits(in_steps), without_waits(links.spent_ns), f"CPU time is {_STEPS_ADVICE}"
     )
 
@@ -393,14 +380,14 @@ def _device_in_ranges(capture: Views) -> Part | None:
         return None
     covered = int(work.device_ns[(work.enclosing >= 0) | (work.attributed >= 0)].sum())
     total = int(work.device_ns.sum()) + work.unlaunched_ns
-    return _time(covered, total, _without_range(capture, "device"))
+    return _share(covered, total, _without_range(capture, "device"))
 
 
 def _cpu_in_ranges(capture: Views) -> Part | None:
     work = capture.range_tree.work
     inside = (work.enclosing >= 0) | (work.attributed >= 0)
     why = _without_range(capture, "CPU")
-    return _time(int(work.cpu_ns[inside].sum()), int(work.cpu_ns.sum()), why)
+    return _share(int(work.cpu_ns[inside].sum()), int(work.cpu_ns.sum()), why)
 
 
 def _without_range(capture: Views, kind: str) -> str:
@@ -417,7 +404,7 @@ def _timed_ranges(capture: Views) -> Part | None:
         "called ranges have no time of their own, because torch.compile removed their marks. Their "
         "time is part of the compiled regions around them; --compiled-ranges lists these ranges."
     )
-    return _count(len(timed), len(timed) + len(compiled), why)
+    return _share(len(timed), len(timed) + len(compiled), why, str)
 
 
 def _shallow(capture: Views) -> Part | None:
@@ -427,7 +414,7 @@ def _shallow(capture: Views) -> Part | None:
         "belongs to the range around them: do not open ranges in a recursive function."
     )
     kept = len(scopes.ranges)
-    return _count(kept, kept + scopes.too_deep, why) if scopes.too_deep else None
+    return _share(kept, kept + scopes.too_deep, why, str) if scopes.too_deep else None
 
 
 def _joined(capture: Views) -> Part | None:
@@ -439,7 +426,7 @@ def _joined(capture: Views) -> Part | None:
         "before the window or on a thread that was not recorded. So this time belongs to no range: "
         "record whole steps."
     )
-    return _time(joined, total, why)
+    return _share(joined, total, why)
 
 
 def _owned(capture: Views) -> Part | None:
@@ -454,13 +441,11 @@ def _owned(capture: Views) -> Part | None:
     # Python's integers cannot overflow; sizes in a damaged file can be very large.
     sizes = memory.size_bytes[made].astype(object)
     total, missing = int(sizes.sum()), int(sizes[owner < 0].sum())
-    if not total:
-        return None
     why = (
-        f"{size(missing)} of {size(total)} was allocated outside of all operators and ranges, or "
-        "on a thread that torch did not record: mark this code with @profiled."
+        "was allocated outside of all operators and ranges, or on a thread that torch did not "
+        "record: mark this code with @profiled."
     )
-    return Part((total - missing) / total, why=why if missing else None)
+    return _share(total - missing, total, why, size)
 
 
 def _memory_shown(capture: Views) -> Part | None:
@@ -469,7 +454,7 @@ def _memory_shown(capture: Views) -> Part | None:
         f"memory events are of other devices than the {MOST_DEVICES} with the most events. The "
         "tables of memory leave them out."
     )
-    return _count(total - left_out, total, why) if left_out else None
+    return _share(total - left_out, total, why, str) if left_out else None
 
 
 def _nested(capture: Views) -> Part | None:
@@ -488,7 +473,7 @@ def _nested(capture: Views) -> Part | None:
         "tables count overlapping time once, but Perfetto drops most of these slices, or moves "
         "them to another track."
     )
-    return _time(covered, total, why)
+    return _share(covered, total, why)
 
 
 def _valid(capture: Views) -> Part | None:
@@ -553,7 +538,7 @@ def _undisturbed(capture: Views) -> Part | None:
         "profiler: turn off what you do not need, such as with_stack, record_shapes and "
         "profile_memory."
     )
-    return _time(min(before, recorded), recorded, why)
+    return _share(min(before, recorded), recorded, why)
 
 
 _FINDERS: dict[str, Callable[[Views], Part | None]] = {

@@ -71,8 +71,11 @@ class _Replays:
         replay, ordinal: for each device event, the number of its replay, and its position there.
         first, size: for each replay, its first device event and the number of its events.
         work: for each replay, the position in `Work` of its first device event.
+        operator, path: for each replay, the name of the innermost operator and the path of the
+            range around its launch, or -1.
         graph_id: for each replay, the index of its graph's id; -1 if the graph has no id.
         is_one: for each replay, whether a correlation id proves that it is one replay.
+        graph_ids, node_ids: the distinct ids.
     """
 
     event: Ints
@@ -84,25 +87,12 @@ class _Replays:
     first: Ints
     size: Ints
     work: Ints
+    operator: Ints
+    path: Ints
     graph_id: Ints
     is_one: Flags
-
-
-@dataclass(frozen=True, slots=True)
-class _Nodes:
-    """The nodes of the graphs, sorted by graph and position.
-
-    Attributes:
-        of: the device events of `_Replays`, grouped by node.
-        first: for each node, a device event, as an index into the columns of `_Replays`.
-        graph: for each node, the number of its graph.
-        position: for each node, its position in its graph; -1 if the order is not known.
-    """
-
-    of: Groups
-    first: Ints
-    graph: Ints
-    position: Ints
+    graph_ids: list[int]
+    node_ids: list[int]
 
 
 def cuda_graphs(links: Links, work: Work) -> Table:
@@ -113,16 +103,21 @@ def cuda_graphs(links: Links, work: Work) -> Table:
 
     Cost: sorts the device events of graphs, and builds the call tree.
     """
-    events = links.events
-    replays, graph_ids, _ = _replays(events, work)
-    places = _surroundings(links, links.launched[1][replays.work])
-    graphs, ids, labels = _graphs(events, replays, *places, graph_ids)
-    launch = work.launch[replays.work]
-    launch_ns = launched_ns(events, work)[replays.work]
+    events, steps = links.events, links.steps
+    replays = _replays(links, work)
+    graphs, ids, labels = _graphs(events, replays)
+    known = work.launch[replays.work] >= 0
+    operator, path = (_agreed(graphs, values, known) for values in (replays.operator, replays.path))
+    step = np.where(known, step_at(events, steps, launched_ns(events, work)[replays.work]), -1)
+    in_steps = np.unique((graphs.of * (len(steps) + 1) + step)[step >= 0]) // (len(steps) + 1)
+    number = np.bincount(in_steps, minlength=graphs.count)
+    texts, paths = [*events.names, None], [*links.scopes.paths.texts, None]
     columns: dict[str, list[Any]] = {
         "name": labels,
         "graph": ids,
-        **_launching(links, graphs, places, launch, launch_ns),
+        "operator": [texts[k] for k in operator.tolist()],
+        "range": [paths[k] for k in path.tolist()],
+        "steps": graphs.cells(number if len(steps) else None, graphs.number(known) > 0),
         **_times(events, work, replays, graphs),
     }
     return Table.of(CUDA_GRAPHS, columns)
@@ -131,35 +126,28 @@ def cuda_graphs(links: Links, work: Work) -> Table:
 def cuda_graph_nodes(links: Links, work: Work) -> Table:
     """Return one row for each node of each graph, by graph and node; see `CUDA_GRAPH_NODES`."""
     events = links.events
-    replays, graph_ids, node_ids = _replays(events, work)
-    places = _surroundings(links, links.launched[1][replays.work])
-    graphs, _, labels = _graphs(events, replays, *places, graph_ids)
-    nodes = _nodes(replays, graphs)
-    first, event = nodes.first, replays.event[nodes.first]
+    replays = _replays(links, work)
+    graphs, _, labels = _graphs(events, replays)
+    nodes, position = _nodes(replays, graphs)
+    first = nodes.sorted_by().row(0)
+    event, position = replays.event[first], position[first]
     details = [events.details[k] if k >= 0 else None for k in events.detail[event].tolist()]
-    ids = [*node_ids, None]
+    ids = [*replays.node_ids, None]
     columns: dict[str, Any] = {
-        "name": [labels[of] for of in nodes.graph.tolist()],
-        "node": cells(nodes.position, nodes.position >= 0),
+        "name": [labels[of] for of in graphs.of[replays.replay[first]].tolist()],
+        "node": cells(position, position >= 0),
         "graph_node": [ids[k] for k in replays.node_id[first].tolist()],
         "kernel": [events.names[k] for k in events.name[event].tolist()],
         "kind": [KINDS[k] for k in replays.kind[first].tolist()],
         "annotation": [each.annotation if each else None for each in details],
-        "calls": nodes.of.size,
-        "device_ns": nodes.of.sum(events.duration_ns[replays.event]),
+        "calls": nodes.size,
+        "device_ns": nodes.sum(events.duration_ns[replays.event]),
     }
     return Table.of(CUDA_GRAPH_NODES, columns)
 
 
-def _surroundings(links: Links, node: Ints) -> tuple[Ints, Ints]:
-    """The innermost operator around each node, and the node's range, as indices; -1 for none."""
+def _replays(links: Links, work: Work) -> _Replays:
     events, call_tree = links.events, links.call_tree
-    around = call_tree.nearest(called_operators(events)[call_tree.index], node)
-    name = np.append(events.name[call_tree.index], -1)[around]
-    return name, links.scopes.path_of_node[node]
-
-
-def _replays(events: Events, work: Work) -> tuple[_Replays, list[int], list[int]]:
     chosen = np.flatnonzero(replayed(events, work.event, work.call))
     event = work.event[chosen]
     graph, node, graph_ids, node_ids = ids_of(events, event)
@@ -169,30 +157,30 @@ def _replays(events: Events, work: Work) -> tuple[_Replays, list[int], list[int]
     by_start = of.sorted_by(events.start_ns[event], events.end_ns[event])
     order, first = by_start.order, by_start.start
     event, kind, replay = event[order], work.kind[chosen[order]], of.of[order]
-    return (
-        _Replays(
-            event=event,
-            kind=kind,
-            name=events.name[event].astype(np.int64),
-            node_id=node[order],
-            replay=replay,
-            ordinal=np.arange(len(order)) - first[replay],
-            first=first,
-            size=by_start.size,
-            work=chosen[order[first]],
-            # The events of one replay can have several graph ids, if the graph holds other graphs.
-            graph_id=np.maximum.reduceat(graph[order], first),
-            is_one=is_one[order[first]],
-        ),
-        graph_ids,
-        node_ids,
+    launcher = links.launched[1][chosen[order[first]]]
+    operator = call_tree.nearest(called_operators(events)[call_tree.index], launcher)
+    return _Replays(
+        event=event,
+        kind=kind,
+        name=events.name[event].astype(np.int64),
+        node_id=node[order],
+        replay=replay,
+        ordinal=np.arange(len(order)) - first[replay],
+        first=first,
+        size=by_start.size,
+        work=chosen[order[first]],
+        operator=np.append(events.name[call_tree.index], -1)[operator],
+        path=links.scopes.path_of_node[launcher],
+        # The events of one replay can have several graph ids, if the graph holds other graphs.
+        graph_id=np.maximum.reduceat(graph[order], first),
+        is_one=is_one[order[first]],
+        graph_ids=graph_ids,
+        node_ids=node_ids,
     )
 
 
-def _graphs(
-    events: Events, replays: _Replays, operator: Ints, path: Ints, graph_ids: list[int]
-) -> tuple[Groups, list[int | None], list[str]]:
-    """The replays grouped by graph, and each graph's id and label."""
+def _graphs(events: Events, replays: _Replays) -> tuple[Groups, list[int | None], list[str]]:
+    """The replays by graph, the most device time first; and each graph's id and label."""
     first, last = replays.first, replays.first + replays.size
     by_time = np.argsort(events.start_ns[replays.event[first]], kind="stable")
     thread = events.thread[replays.event]
@@ -202,7 +190,7 @@ def _graphs(
     keys: list[Any] = [
         int(replays.graph_id[k])
         if replays.graph_id[k] >= 0
-        else (int(operator[k]), int(path[k]), runs[first[k] : last[k]].tobytes())
+        else (int(replays.operator[k]), int(replays.path[k]), runs[first[k] : last[k]].tobytes())
         for k in by_time.tolist()
     ]
     codes, distinct = intern(keys)
@@ -210,7 +198,7 @@ def _graphs(
     graph[by_time] = codes
     spent = Groups(graph[replays.replay], len(distinct)).sum(events.duration_ns[replays.event])
     order = np.argsort(-spent, kind="stable")
-    ids = [None if isinstance(key, tuple) else graph_ids[key] for key in distinct]
+    ids = [None if isinstance(key, tuple) else replays.graph_ids[key] for key in distinct]
     labels = [f"#{k}" if id is None else f"graph {id}" for k, id in enumerate(ids, 1)]
     return (
         Groups(graph, len(distinct)).renumbered(order),
@@ -219,12 +207,12 @@ def _graphs(
     )
 
 
-def _nodes(replays: _Replays, graphs: Groups) -> _Nodes:
-    """Find out which device events are runs of the same node.
+def _nodes(replays: _Replays, graphs: Groups) -> tuple[Groups, Ints]:
+    """The device events, grouped by node, and the position of each in its graph, or -1.
 
-    Their node ids are equal; without node ids, their positions in the replay; if the replays
-    differ, their kernel names. The order of the nodes is that of the longest replay, because others
-    can be cut off by the window.
+    The node id decides; without ids, the position in the replay; if replays differ, the kernel
+    name. Nodes are in the order of the replay with the most device events, because other replays
+    can be cut by the window.
     """
     graph, name = graphs.of[replays.replay], replays.name
     by_graph = Groups(graph, graphs.count)
@@ -241,8 +229,7 @@ def _nodes(replays: _Replays, graphs: Groups) -> _Nodes:
     key = np.where(position >= 0, position, label)
     width, names = int(key.max(initial=0)) + 1, int(name.max(initial=0)) + 1
     _, nodes = groupby((graph * width + key) * names + name)
-    first = nodes.sorted_by().row(0)
-    return _Nodes(nodes, first, graph[first], position[first])
+    return nodes, position
 
 
 def _ranks(replays: _Replays, graph: Ints, label: Ints, longest: Ints) -> Ints:
@@ -253,23 +240,6 @@ def _ranks(replays: _Replays, graph: Ints, label: Ints, longest: Ints) -> Ints:
     rank[node.of[model]] = replays.ordinal[model]
     rank[np.bincount(node.of[model], minlength=node.count) > 1] = -1
     return rank[node.of]
-
-
-def _launching(
-    links: Links, graphs: Groups, places: tuple[Ints, Ints], launch: Ints, launched_ns: Ints
-) -> dict[str, list[Any]]:
-    events, steps = links.events, links.steps
-    known = launch >= 0
-    operator, path = (_agreed(graphs, values, known) for values in places)
-    step = np.where(known, step_at(events, steps, launched_ns), -1)
-    pairs = np.unique((graphs.of * (len(steps) + 1) + step)[step >= 0])
-    number = np.bincount(pairs // (len(steps) + 1), minlength=graphs.count)
-    texts, paths = [*events.names, None], [*links.scopes.paths.texts, None]
-    return {
-        "operator": [texts[k] for k in operator.tolist()],
-        "range": [paths[k] for k in path.tolist()],
-        "steps": graphs.cells(number if len(steps) else None, graphs.number(known) > 0),
-    }
 
 
 def _agreed(groups: Groups, values: Ints, known: Flags) -> Ints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,8 @@ from instrument.analysis.schema import Schema, schema
 from instrument.analysis.steps import launching_step
 from instrument.analysis.table import Table
 from instrument.links.autograd import is_backward
-from instrument.links.call_tree import CallTree
 from instrument.links.flops import UNKNOWN, needed_flops
-from instrument.links.groupby import Groups, distinct, groupby_rows, intern
+from instrument.links.groupby import Groups, distinct, groupby, groupby_rows, intern
 from instrument.links.launches import have_work, launches_kernel
 from instrument.links.links import Links
 from instrument.links.step_index import step_at, step_number
@@ -29,7 +28,6 @@ from instrument.trace.events import (
     Ints,
     is_runtime,
     split_overload,
-    works_on_device,
 )
 
 EFFICIENCY: Schema = schema(
@@ -103,13 +101,13 @@ class FlopCalls:
         node: the node of the call in the call tree.
         flops, moved_bytes: the operations and bytes that the call needs at least; `UNKNOWN` bytes.
         dtype, precision: indices into `dtypes` and `precisions`.
-        device: an index into `rates`; `_SEVERAL`, or `_NO_DEVICE` also if a kernel is missing.
+        device: an index into `processes`; `_SEVERAL`, or `_NO_DEVICE` also if a kernel is missing.
         device_ns: the device time of the work that the call launched.
         owner: for each device event, the index of the call that launched it; -1 for none of them.
         dtypes: the distinct combinations of operand types, as text.
         precisions: the distinct precisions; None stands for an unknown precision.
-        rates: for each process number in the trace, the number and its device's peak rates.
-        cpu: the peak rates for calls whose `device` is `_NO_DEVICE`.
+        processes: the distinct process numbers, which are those of the devices.
+        rates: the peak rates for each value of `device`.
     """
 
     node: Ints
@@ -122,14 +120,8 @@ class FlopCalls:
     owner: Ints
     dtypes: list[str]
     precisions: list[str | None]
-    rates: list[tuple[Any, PeakRates]]
-    cpu: PeakRates
-
-    def rates_of(self, device: int) -> PeakRates:
-        """The peak rates for a value of the column `device`."""
-        if device == _SEVERAL:
-            return PeakRates()
-        return self.cpu if device == _NO_DEVICE else self.rates[device][1]
+    processes: list[Any]
+    rates: dict[int, PeakRates]
 
 
 def efficiency(links: Links, flop_calls: FlopCalls | None) -> Table:
@@ -140,18 +132,10 @@ def efficiency(links: Links, flop_calls: FlopCalls | None) -> Table:
 
     Limit: if the trace lacks a kernel that a call launched, the call's row has no device time.
     """
-    rows = [] if flop_calls is None else _rows(links.events, links.call_tree, flop_calls)
-    return Table.of_dicts(EFFICIENCY, rows)
-
-
-def efficiency_steps(links: Links, work: Work, flop_calls: FlopCalls | None) -> Table:
-    """Return the model FLOPs utilization of each finished step; see `EFFICIENCY_STEPS`."""
-    rows = [] if flop_calls is None else _steps(links, work, flop_calls)
-    return Table.of_dicts(EFFICIENCY_STEPS, rows)
-
-
-def _rows(events: Events, call_tree: CallTree, calls: FlopCalls) -> list[dict[str, Any]]:
-    index = call_tree.index[calls.node]
+    if flop_calls is None:
+        return Table.of_rows(EFFICIENCY, [])
+    events, calls = links.events, flop_calls
+    index = links.call_tree.index[calls.node]
     name, names = intern(split_overload(each)[0] for each in events.names)
     operator, shapes = name[events.name[index]], events.shapes[index]
     keys, groups = groupby_rows(operator, shapes, calls.dtype, calls.precision, calls.device)
@@ -162,19 +146,67 @@ def _rows(events: Events, call_tree: CallTree, calls: FlopCalls) -> list[dict[st
         groups.cells(moved, groups.number(calls.moved_bytes == UNKNOWN) == 0),
         groups.sum(calls.device_ns).tolist(),
     )
-    rows = []
-    for (code_of_name, text, dtype, of, device), total in zip(keys.T.tolist(), totals):
-        precision = calls.precisions[of]
-        row = {
-            "name": names[code_of_name],
+    rows = [
+        {
+            "name": names[code],
             "input_shapes": shape_text(events.texts[text]),
             "dtype": calls.dtypes[dtype],
-            "precision": precision,
-            "device_number": calls.rates[device][0] if device >= 0 else None,
+            "precision": calls.precisions[precision],
+            "device_number": calls.processes[device] if device >= 0 else None,
+            **_quantities(
+                *total, device != _NO_DEVICE, calls.rates[device], calls.precisions[precision]
+            ),
         }
-        rates = calls.rates_of(device)
-        rows.append(row | _quantities(*total, device != _NO_DEVICE, rates, precision))
-    return sorted(rows, key=lambda row: (-(row["device_ns"] or 0), -row["flops"]))
+        for (code, text, dtype, precision, device), total in zip(keys.T.tolist(), totals)
+    ]
+    rows.sort(key=lambda row: (-(row["device_ns"] or 0), -row["flops"]))
+    return Table.of_dicts(EFFICIENCY, rows)
+
+
+def efficiency_steps(links: Links, work: Work, flop_calls: FlopCalls | None) -> Table:
+    """Return the model FLOPs utilization of each finished step; see `EFFICIENCY_STEPS`."""
+    if flop_calls is None:
+        return Table.of_rows(EFFICIENCY_STEPS, [])
+    events, steps, calls = links.events, links.steps, flop_calls
+    count, has_device = len(steps), len(work.event) > 0
+    step = step_at(events, steps, links.call_tree.start_ns[calls.node])
+    chosen = np.flatnonzero((step >= 0) & ((calls.device != _NO_DEVICE) | (not has_device)))
+    groups, flops = Groups(step[chosen], count), calls.flops[chosen]
+    recomputed = groups.sum(flops, _recomputed(links, calls.node[chosen]))
+    kinds = len(calls.precisions)
+    by_precision = Groups(step[chosen] * kinds + calls.precision[chosen], count * kinds)
+    most = by_precision.sum(flops).reshape(count, kinds).argmax(axis=1)
+    launched_in = launching_step(events, work, steps)
+    found = by_group(work, launched_in, count)
+    busy = (found["total_ns"] - found["idle_ns"]).tolist() if has_device else [None] * count
+    covered = _covered(work, launched_in, calls.owner, count)
+    devices = [distinct(calls.device[chosen[row]]).tolist() for row in groups.rows()]
+    rows = []
+    for at, (total, again, duration) in enumerate(
+        zip(groups.sum(flops).tolist(), recomputed.tolist(), events.duration_ns[steps].tolist())
+    ):
+        is_known = bool(groups.size[at])
+        precision = calls.precisions[most[at]] if is_known else None
+        peaks = [calls.rates[device].flops(precision) for device in devices[at]]
+        peak = None if not peaks or None in peaks else sum(filter(None, peaks))
+        seconds = max(duration, busy[at] or 0) / 1e9
+        share = covered[at]
+        is_covered = share is None or share >= _LEAST_COVERED
+        rate = (total - again) / seconds if seconds and is_covered else None
+        rows.append(
+            {
+                "number": step_number(events, int(steps[at])),
+                "duration_ns": duration,
+                "busy_ns": busy[at],
+                "flops": total if is_known else None,
+                "recomputed_flops": again if is_known else None,
+                "precision": precision,
+                "peak_flops_per_second": None if peak is None else round(peak),
+                "mfu": rate / peak if peak and rate is not None else None,
+                "flops_covered": share,
+            }
+        )
+    return Table.of_dicts(EFFICIENCY_STEPS, rows)
 
 
 def _quantities(
@@ -220,47 +252,46 @@ def flop_calls(links: Links, given: PeakFlops | None) -> FlopCalls | None:
     node = np.flatnonzero(flops != UNKNOWN)
     if not len(node):
         return None
-    moved, dtype, dtypes, operands = _types(events, call_tree.index[node])
+    moved, dtype, operands = _types(events, call_tree.index[node])
     around = np.append(call_tree.nearest_of(node), -1)
     owner = around[links.launched[1]]
     on, launched = np.flatnonzero(owner >= 0), Groups(owner[owner >= 0], len(node))
     events_on = links.launches.device[on]
     process, processes = intern(process for process, _ in events.threads)
-    rates = [
-        (process, peak_rates(device, given))
-        for process, device in zip(processes, events.devices_of(processes))
-    ]
-    device = _one_device(launched, process[events.thread[events_on]])
-    device[_lacks_kernels(links, around, len(node))] = _NO_DEVICE
-    says = np.zeros(len(node), np.int64)
-    np.bitwise_or.at(says, launched.of, _said(events)[events.name[events_on]])
+    process_on = process[events.thread[events_on]]
+    first, last = launched.min(process_on), -launched.min(-process_on)
+    device = np.where(first == last, first, _SEVERAL)
+    device[(launched.size == 0) | _lacks_kernels(links, around, len(node))] = _NO_DEVICE
+    rates = {k: peak_rates(each, given) for k, each in enumerate(events.devices_of(processes))}
     # If the trace has no device, the given peaks are those of the CPU.
-    cpu = peak_rates(None, None if len(owner) else given)
-    calls = FlopCalls(
+    rates |= {_SEVERAL: PeakRates(), _NO_DEVICE: peak_rates(None, None if len(owner) else given)}
+    names, by_name = groupby(events.name[events_on])
+    said = np.array([_said(events.names[k]) for k in names.tolist()], np.int64)
+    says = np.zeros(len(node), np.int64)
+    np.bitwise_or.at(says, launched.of, said[by_name.of])
+    keys, groups = groupby_rows(dtype, says, device)
+    precision, precisions = intern(
+        _precision(operands[kind], said, on_device, rates[on_device])
+        for kind, said, on_device in keys.T.tolist()
+    )
+    return FlopCalls(
         node=node,
         flops=flops[node],
         moved_bytes=moved,
         dtype=dtype,
-        precision=np.zeros(len(node), np.int64),
+        precision=precision[groups.of],
         device=device,
         device_ns=launched.sum(events.duration_ns[events_on]),
         owner=owner,
-        dtypes=dtypes,
-        precisions=[],
+        dtypes=[", ".join(each) for each in operands],
+        precisions=precisions,
+        processes=processes,
         rates=rates,
-        cpu=cpu,
     )
-    keys, groups = groupby_rows(dtype, says, device)
-    found = [
-        _precision(operands[kind], said, on_device, calls.rates_of(on_device))
-        for kind, said, on_device in keys.T.tolist()
-    ]
-    precision, precisions = intern(found)
-    return replace(calls, precision=precision[groups.of], precisions=precisions)
 
 
-def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[str], list[list[str]]]:
-    """For each call, its moved bytes and the index of its operand types, as text and as lists."""
+def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[tuple[str, ...]]]:
+    """For each call, its moved bytes and the index of its operand types; and these types."""
     columns = (events.name, events.shapes, events.concrete, events.types)
     keys, groups = groupby_rows(*(column[index] for column in columns))
     moved, operands = [], []
@@ -270,9 +301,7 @@ def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[str], list[lis
         moved.append(moved_bytes(events.names[name], events.texts[shapes], given, arguments))
         operands.append(tuple(operand_types(events.names[name], given)))
     dtype, found = intern(operands)
-    texts = [", ".join(each) for each in found]
-    moved_of_calls = np.array(moved, np.int64)[groups.of]
-    return moved_of_calls, dtype[groups.of], texts, [list(each) for each in found]
+    return np.array(moved, np.int64)[groups.of], dtype[groups.of], found
 
 
 def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
@@ -285,27 +314,13 @@ def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
     return found
 
 
-def _one_device(launched: Groups, process: Ints) -> Ints:
-    """For each call, the index of the device that it used; else `_SEVERAL` or `_NO_DEVICE`."""
-    first, last = launched.min(process), -launched.min(-process)
-    device = np.where(first == last, first, _SEVERAL)
-    return np.where(launched.size > 0, device, _NO_DEVICE)
-
-
-def _said(events: Events) -> Ints:
-    """For each event name, the `_SAYS_…` flags: what it says about how a kernel multiplies."""
+def _said(kernel: str) -> int:
+    """What the name of a kernel says about how it multiplies: a sum of `_SAYS_…` flags."""
     rules = ((_TF32, _SAYS_TF32), (_FULL, _SAYS_FULL), (_FEWER, _SAYS_FEWER))
-    device = np.isin(np.arange(len(events.names)), events.name[works_on_device(events)])
-    return np.array(
-        [
-            sum(value for rule, value in rules if rule.search(name)) if is_kernel else 0
-            for name, is_kernel in zip(events.names, device.tolist())
-        ],
-        np.int64,
-    )
+    return sum(flag for rule, flag in rules if rule.search(kernel))
 
 
-def _precision(operands: list[str], said: int, device: int, rates: PeakRates) -> str | None:
+def _precision(operands: tuple[str, ...], said: int, device: int, rates: PeakRates) -> str | None:
     """The precision in which a device multiplies operands of these types; None if not known.
 
     torch's setting of TF32 is not in the trace, so the names of the call's kernels (`said`) decide.
@@ -322,50 +337,6 @@ def _precision(operands: list[str], said: int, device: int, rates: PeakRates) ->
         return "tf32"
     has_only_full = "float32" in rates.flops_per_second and "tf32" not in rates.flops_per_second
     return kind if has_only_full else None
-
-
-def _steps(links: Links, work: Work, calls: FlopCalls) -> list[dict[str, Any]]:
-    events, steps = links.events, links.steps
-    count, has_device = len(steps), len(work.event) > 0
-    step = step_at(events, steps, links.call_tree.start_ns[calls.node])
-    chosen = np.flatnonzero((step >= 0) & ((calls.device != _NO_DEVICE) | (not has_device)))
-    groups, flops = Groups(step[chosen], count), calls.flops[chosen]
-    recomputed = groups.sum(flops, _recomputed(links, calls.node[chosen]))
-    kinds = len(calls.precisions)
-    by_precision = Groups(step[chosen] * kinds + calls.precision[chosen], count * kinds)
-    most = by_precision.sum(flops).reshape(count, kinds).argmax(axis=1)
-    launched_in = launching_step(events, work, steps)
-    found = by_group(work, launched_in, count)
-    busy = (found["total_ns"] - found["idle_ns"]).tolist() if has_device else [None] * count
-    covered = _covered(work, launched_in, calls.owner, count)
-    devices = [distinct(calls.device[chosen[row]]).tolist() for row in groups.rows()]
-    rows = []
-    for at, (total, again, duration) in enumerate(
-        zip(groups.sum(flops).tolist(), recomputed.tolist(), events.duration_ns[steps].tolist())
-    ):
-        is_known = bool(groups.size[at])
-        precision = calls.precisions[most[at]] if is_known else None
-        peaks = [calls.rates_of(device).flops(precision) for device in devices[at]]
-        peak = None if not peaks or None in peaks else sum(filter(None, peaks))
-        seconds = max(duration, busy[at] or 0) / 1e9
-        share = covered[at]
-        is_covered = share is None or share >= _LEAST_COVERED
-        rows.append(
-            {
-                "number": step_number(events, int(steps[at])),
-                "duration_ns": duration,
-                "busy_ns": busy[at],
-                "flops": total if is_known else None,
-                "recomputed_flops": again if is_known else None,
-                "precision": precision,
-                "peak_flops_per_second": None if peak is None else round(peak),
-                "mfu": (total - again) / seconds / peak
-                if peak and seconds and is_covered
-                else None,
-                "flops_covered": covered[at],
-            }
-        )
-    return rows
 
 
 def _recomputed(links: Links, node: Ints) -> Flags:

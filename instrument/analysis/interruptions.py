@@ -26,27 +26,13 @@ from instrument.trace.events import (
 )
 
 KINDS = (
-    "loader",
-    "garbage collection",
-    "compilation",
-    "guards",
-    "module loading",
-    "memory allocation",
-    "full launch queue",
-    "profiler",
-    "other overhead",
-)
+    "loader", "garbage collection", "compilation", "guards", "module loading", "memory allocation",
+    "full launch queue", "profiler", "other overhead",
+)  # fmt: skip
 (
-    LOADER,
-    GARBAGE_COLLECTION,
-    COMPILATION,
-    GUARDS,
-    MODULE_LOADING,
-    ALLOCATION,
-    FULL_QUEUE,
-    PROFILER,
-    OTHER,
-) = range(len(KINDS))
+    LOADER, GARBAGE_COLLECTION, COMPILATION, GUARDS, MODULE_LOADING, ALLOCATION, FULL_QUEUE,
+    PROFILER, OTHER,
+) = range(len(KINDS))  # fmt: skip
 
 # torch writes this event if its experimental option `record_python_gc_info` is on.
 _GARBAGE_COLLECTION = "Python GC"

@@ -16,8 +16,8 @@ from instrument.analysis.breakdown import Work
 from instrument.analysis.schema import Schema, schema
 from instrument.analysis.table import Table
 from instrument.errors import CaptureError
-from instrument.links.groupby import Groups, cells, groupby
-from instrument.trace.events import Events, Flags, Ints, Thread
+from instrument.links.groupby import Groups, cells, group_rows, groupby
+from instrument.trace.events import Events, Ints, Thread
 
 # If a stream has this many outstanding launches, the next CUDA call for the stream waits until the
 # work of one launch starts. CUDA allows about 1024. Measured on a V100: all 1288 calls that found
@@ -54,9 +54,7 @@ def queue_series(
 ) -> Table:
     """Return the queue length of one stream over time; see `Views.queue_series`."""
     found = _queues(events, work)
-    for number in np.argsort(-found.launched.size, kind="stable").tolist():
-        of_device, of_stream = found.streams[number]
-        rows = np.flatnonzero(found.of.of == number)
+    for (of_device, of_stream), rows in zip(found.streams, found.of.rows()):
         if len(rows) and stream in (None, of_stream) and device in (None, of_device):
             return Table.of(
                 QUEUE_SERIES,
@@ -75,7 +73,7 @@ class _Queues(NamedTuple):
     """The launches on each stream, and the lengths of the streams' queues, as parallel columns.
 
     Attributes:
-        streams: the streams with device work, as pairs of device and stream.
+        streams: the devices and streams with work, sorted by their launches.
         unlaunched: for each stream, the number of device events whose launch is not in the trace.
         launched: the launches, grouped by stream.
         call, started_ns: for each launch, the position of its call, and when its work started.
@@ -95,11 +93,16 @@ class _Queues(NamedTuple):
 def _queues(events: Events, work: Work) -> _Queues:
     present, ran = groupby(events.thread[work.event])
     known = work.call >= 0
-    stream, call, started_ns = _launches(events, work, ran.of[known], known)
-    launched = Groups(stream, ran.count)
+    stream, call = ran.of[known], work.call[known]
+    started_ns = np.maximum(work.start_ns[known], events.start_ns[call])
+    first = group_rows(stream, call).sorted_by(started_ns).row(0)
+    call, started_ns = call[first], started_ns[first]
+    launched = Groups(stream[first], ran.count)
+    order = np.argsort(-launched.size, kind="stable")
+    launched, unlaunched = launched.renumbered(order), ran.number(~known)[order]
     lengths = _lengths(launched, events.start_ns[call], started_ns)
-    streams = [events.threads[k] for k in present.tolist()]
-    return _Queues(streams, ran.number(~known), launched, call, started_ns, *lengths)
+    streams = [events.threads[k] for k in present[order].tolist()]
+    return _Queues(streams, unlaunched, launched, call, started_ns, *lengths)
 
 
 def queue(events: Events, work: Work) -> Table:
@@ -113,8 +116,6 @@ def queue(events: Events, work: Work) -> Table:
     lasts_ns = np.where(
         np.append(np.diff(of.of) == 0, False)[: len(time_ns)], until_ns - time_ns, 0
     )
-    longest = np.zeros(of.count, np.int64)
-    np.maximum.at(longest, of.of, length)
     total_ns, waited_ns = of.sum(lasts_ns), launched.sum(started_ns - events.start_ns[call])
     is_cuda = events.named(lambda name: name.startswith("cu"))[call]
     blocked_ns = _blocked_ns(events, launched, call, started_ns)
@@ -129,24 +130,14 @@ def queue(events: Events, work: Work) -> Table:
         "stream": [stream for _, stream in streams],
         "launches": launched.size,
         "mean_length": means,
-        "max_length": cells(longest, has_queue),
+        "max_length": cells(-of.min(-length), has_queue),
         "empty_ns": cells(of.sum(lasts_ns, length == 0), has_queue),
         "total_ns": cells(total_ns, has_queue),
         "blocked_calls": cells(launched.number(blocked_ns > 0), has_cuda),
         "blocked_ns": cells(launched.sum(blocked_ns), has_cuda),
         "unlaunched": unlaunched,
     }
-    return Table.of(QUEUE, columns).sort("launches")
-
-
-def _launches(events: Events, work: Work, stream: Ints, known: Flags) -> tuple[Ints, Ints, Ints]:
-    """For each launch: its stream, its call, and when its work started. Sorted by stream, call."""
-    device, call = work.event[known], work.call[known]
-    started_ns = np.maximum(events.start_ns[device], events.start_ns[call])
-    order = np.lexsort((started_ns, call, stream))
-    stream, call = stream[order], call[order]
-    first = np.append(True, (np.diff(call) != 0) | (np.diff(stream) != 0))[: len(call)]
-    return stream[first], call[first], started_ns[order][first]
+    return Table.of(QUEUE, columns)
 
 
 def _lengths(launched: Groups, called_ns: Ints, started_ns: Ints) -> tuple[Groups, Ints, Ints]:

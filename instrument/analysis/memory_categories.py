@@ -59,9 +59,9 @@ class Categories:
         """The bytes of all categories together."""
         return sum(self.live_bytes.values(), np.zeros(len(self.time_ns), np.int64))
 
-    def plot(self, points: int = 1000) -> Plot:
-        """Return a plot in which time is divided into `points` spans; see `MemoryView.curve`."""
-        kept = extremes(self.level_bytes, self.time_ns, points)
+    def plot(self) -> Plot:
+        """Return a plot of at most 2,000 points in time; see `MemoryView.curve`."""
+        kept = extremes(self.level_bytes, self.time_ns, 1000)
         series = {
             name: sizes[kept].tolist() for name, sizes in self.live_bytes.items() if sizes.any()
         }

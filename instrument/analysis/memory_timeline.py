@@ -182,10 +182,8 @@ class MemoryView:
         if by not in self._labels:
             self._labels[by] = around(self.links, by)
         codes, labels = self._labels[by]
-        origin = self.partner[line.instant]
-        of_frees = np.where(origin >= 0, codes[origin], len(labels))
-        found = np.where(line.size_bytes < 0, of_frees, codes[line.instant])
-        return found, [*labels, BEFORE]
+        origin = np.where(line.size_bytes < 0, self.partner[line.instant], line.instant)
+        return np.append(codes, len(labels))[origin], [*labels, BEFORE]
 
     @cached_property
     def kinds(self) -> tuple[By, ...]:
@@ -279,22 +277,31 @@ class MemoryView:
         partner[order[ends]], partner[order[ends + 1]] = order[ends + 1], order[ends]
         return partner
 
-    def ends(self, line: Timeline) -> Ints:
-        """For each allocation of a timeline, the position of its free; past the end if none."""
-        # The last entry stands for allocations that no event frees (-1).
-        place = np.full(len(self.partner) + 1, len(line.instant))
-        place[line.instant] = np.arange(len(line.instant))
-        ends: Ints = place[self.partner[line.instant]]
-        return ends
-
 
 def memory_devices(memory: MemoryView) -> Table:
     """Return a row for each device, the CPU last; see `MEMORY_DEVICES`.
 
     The peak is after an event, even if more memory was in use before the first one.
     """
-    rows = [_device_row(line) for line in memory.timelines.values()]
-    return Table.of_dicts(MEMORY_DEVICES, rows, begin_ns=memory.links.events.begin_ns)
+    rows = []
+    for line in memory.timelines.values():
+        made, peak = line.size_bytes > 0, line.peak
+        used, reserved = line.allocated_bytes, line.reserved_bytes
+        rows.append(
+            (
+                line.device,
+                int(made.sum()),
+                int((~made).sum()),
+                int(line.size_bytes[made].sum()),
+                -int(line.size_bytes[~made].sum()),
+                int(line.net_bytes[-1]),
+                int(line.time_ns[peak]),
+                None if used is None else int(used[peak]),
+                int(line.net_bytes[peak]),
+                None if reserved is None else int(reserved.max()),
+            )
+        )
+    return Table.of_rows(MEMORY_DEVICES, rows, begin_ns=memory.links.events.begin_ns)
 
 
 def memory_steps(memory: MemoryView) -> Table:
@@ -364,8 +371,11 @@ def memory_live(memory: MemoryView, by: By, device: str | None, at_ns: int | Non
     codes, labels = memory.labels(line, by)
     if not memory.has_addresses:
         return Table.of_rows(MEMORY_LIVE, [(None, level, None, None)])
-    position = np.arange(len(line))
-    alive = np.flatnonzero((line.size_bytes > 0) & (position <= at) & (memory.ends(line) > at))
+    # For each event of the trace, its position in the timeline; the last entry is for no event.
+    place = np.full(len(memory.partner) + 1, len(line))
+    place[line.instant] = np.arange(len(line))
+    is_live = (line.size_bytes > 0) & (place[memory.partner[line.instant]] > at)
+    alive = np.flatnonzero(is_live[: at + 1])
     used, groups = groupby(codes[alive])
     size, since = groups.sum(line.size_bytes[alive]), groups.min(line.time_ns[alive])
     names = [labels[k] for k in used.tolist()]
@@ -392,22 +402,6 @@ def _timeline(memory: Memory, instant: Ints) -> Timeline:
     )
 
 
-def _device_row(line: Timeline) -> dict[str, str | int | None]:
-    made, peak = line.size_bytes > 0, line.peak
-    return {
-        "device": line.device,
-        "allocations": int(made.sum()),
-        "frees": int((~made).sum()),
-        "allocated_bytes": int(line.size_bytes[made].sum()),
-        "freed_bytes": -int(line.size_bytes[~made].sum()),
-        "net_bytes": int(line.net_bytes[-1]),
-        "peak_ns": int(line.time_ns[peak]),
-        "peak_bytes": None if line.allocated_bytes is None else int(line.allocated_bytes[peak]),
-        "peak_net_bytes": int(line.net_bytes[peak]),
-        "reserved_bytes": None if line.reserved_bytes is None else int(line.reserved_bytes.max()),
-    }
-
-
 def _step_rows(
     line: Timeline, events: Events, steps: Ints
 ) -> Iterator[tuple[str, int, int | None, int, int | None]]:
@@ -423,19 +417,7 @@ def _step_rows(
         return zip(repeat(line.device), numbers, unknown, net, unknown)
     base = line.allocated_bytes[:1] - line.size_bytes[:1]
     level = np.concatenate([base, line.allocated_bytes])
-    peak = _highest(level, first, after + 1)
+    # `reduceat` needs an index for the end of the last step: the last value is there twice.
+    sides = np.stack([first, after + 1], axis=1).ravel()
+    peak = np.maximum.reduceat(np.append(level, level[-1]), sides)[::2]
     return zip(repeat(line.device), numbers, level[first].tolist(), net, peak.tolist())
-
-
-def _highest(values: Ints, first: Ints, after: Ints) -> Ints:
-    """The maximum of `values[first[k] : after[k]]` for each k; each part has at least one value.
-
-    Cost: a pass over the values for each doubling of the length of the longest part.
-    """
-    found, size, width = values[first], after - first, 1
-    while width <= size.max(initial=0):
-        # `values[k]` is now the maximum of `width` values from k on.
-        fits = (width <= size) & (size < 2 * width)
-        found[fits] = np.maximum(values[first[fits]], values[after[fits] - width])
-        values, width = np.maximum(values[:-width], values[width:]), 2 * width
-    return found

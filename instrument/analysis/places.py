@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from functools import lru_cache
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from instrument.analysis.views import Views
 from instrument.links.groupby import Groups, distinct, groupby
 from instrument.links.intervals import Intervals, merged, within
 from instrument.links.links import Links
-from instrument.trace.events import Codes, Events, Ints, decoded, flags, is_runtime
+from instrument.trace.events import Codes, Events, Ints, decoded, is_runtime
 
 # A range or a source is the place of a problem if at least this share of the time lies there.
 _MOSTLY = 0.9
@@ -29,44 +29,6 @@ _LIBRARIES = frozenset(
 )
 
 
-class Place(NamedTuple):
-    """Events in one range and one line of source.
-
-    `range` is None outside of all ranges. `source` is text such as "train.py:31 in main", or None.
-    `total_ns` is the sum of the events' times, or of the weights given to `places`.
-    """
-
-    range: str | None
-    source: str | None
-    events: Ints
-    total_ns: int
-
-
-def places(capture: Views, events: Ints, weight_ns: Ints | None = None) -> list[Place]:
-    """Group events by their range and source line, the place with the most time first.
-
-    `weight_ns` is a time for each event; by default, its duration.
-    """
-    weight_ns = capture.events.duration_ns[events] if weight_ns is None else weight_ns
-    paths, (sources, texts) = range_codes(capture, events), source_codes(capture, events)
-    keys, groups = groupby((paths + 1) * (len(texts) + 1) + sources + 1)
-    total_ns = groups.sum(weight_ns)
-    rows = groups.rows()
-    ranges = capture.links.scopes.paths.texts
-    found = []
-    for k in np.argsort(-total_ns, kind="stable").tolist():
-        path, source = divmod(int(keys[k]), len(texts) + 1)
-        found.append(
-            Place(
-                range=ranges[path - 1] if path else None,
-                source=texts[source - 1] if source else None,
-                events=events[rows[k]],
-                total_ns=int(total_ns[k]),
-            )
-        )
-    return found
-
-
 def common_place(
     capture: Views, events: Ints, weight_ns: Ints | None = None
 ) -> tuple[str | None, str | None]:
@@ -76,26 +38,17 @@ def common_place(
     """
     weight_ns = capture.events.duration_ns[events] if weight_ns is None else weight_ns
     needed = max(_MOSTLY * int(weight_ns.sum()), 1)
-    return (
-        _common_range(capture, events, weight_ns, needed),
-        _common_source(capture, events, weight_ns, needed),
-    )
-
-
-def _common_range(capture: Views, events: Ints, weight_ns: Ints, needed_ns: float) -> str | None:
     paths, own = capture.links.scopes.paths, range_codes(capture, events)
-    inside = own >= 0
-    of_path = Groups(own, len(paths.texts)).sum(weight_ns, inside)
-    enough = np.flatnonzero(paths.with_descendants(of_path) >= needed_ns)
+    of_path = Groups(own, len(paths.texts)).sum(weight_ns, own >= 0)
     # A path comes after its ancestors, so the last path with enough time is an innermost one.
-    return paths.texts[enough[-1]] if len(enough) else None
-
-
-def _common_source(capture: Views, events: Ints, weight_ns: Ints, needed_ns: float) -> str | None:
-    sources, texts = source_codes(capture, events)
-    total_ns = Groups(sources, len(texts)).sum(weight_ns, sources >= 0)
-    enough = np.flatnonzero(total_ns >= needed_ns)
-    return texts[enough[0]] if len(enough) else None
+    ranges = np.flatnonzero(paths.with_descendants(of_path) >= needed)
+    codes, texts = source_codes(capture, events)
+    of_source = Groups(codes, len(texts)).sum(weight_ns, codes >= 0)
+    sources = np.flatnonzero(of_source >= needed)
+    return (
+        paths.texts[ranges[-1]] if len(ranges) else None,
+        texts[sources[0]] if len(sources) else None,
+    )
 
 
 def range_codes(capture: Views, events: Ints) -> Ints:
@@ -105,12 +58,6 @@ def range_codes(capture: Views, events: Ints) -> Ints:
     that launched it.
     """
     return capture.links.scopes.path_of_node[nodes_of(capture.links, events)]
-
-
-def range_of(capture: Views, event: int) -> str | None:
-    """The path of the range that one event belongs to; None outside of all ranges."""
-    code = int(range_codes(capture, np.array([event]))[0])
-    return capture.links.scopes.paths.texts[code] if code >= 0 else None
 
 
 def nodes_of(links: Links, events: Ints) -> Ints:
@@ -151,14 +98,19 @@ def source_codes(capture: Views, events: Ints) -> tuple[Ints, list[str]]:
     caller = np.append(np.arange(len(table)), -1)  # the last entry is for the position -1
     caller[launches.device] = launches.launch
     at = caller[events]
-    frames = links.frames
-    code = _source_of_frames(links, at) if len(frames) else _source_of_texts(links, at)
+    if len(links.frames):
+        sources = [users_source(name) for name in table.names]
+        is_known = at >= 0
+        place = at[is_known]
+        code = np.full(len(events), -1)
+        code[is_known] = _users_frame_at(links, table.thread[place], table.start_ns[place])
+    else:
+        sources = _stack_sources(table)
+        code = _stack_at(links, at, sources)
     known, found = np.unique(code[code >= 0], return_inverse=True)
-    sources = _frame_sources(table) if len(frames) else _text_sources(table)
-    texts = [sources[k] or "" for k in known.tolist()]
     codes = np.full(len(events), -1)
     codes[code >= 0] = found
-    return codes, texts
+    return codes, [sources[k] or "" for k in known.tolist()]
 
 
 def source_of(capture: Views, event: int) -> str | None:
@@ -172,11 +124,10 @@ def input_shapes(events: Events, event: int) -> list[list[int] | None]:
     code = int(events.shapes[event])
     found = decoded(events.texts[code]) if code >= 0 else None
     shapes = found if isinstance(found, list) else []
-    return [shape if is_shape(shape) else None for shape in shapes]
+    return [shape if _is_shape(shape) else None for shape in shapes]
 
 
-def is_shape(value: object) -> TypeGuard[list[int]]:
-    """Whether a decoded value is a list of integers."""
+def _is_shape(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(isinstance(each, int) for each in value)
 
 
@@ -209,53 +160,35 @@ def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, i
     return totals
 
 
-def _source_of_frames(links: Links, events: Ints) -> Ints:
-    """For each event, the user's innermost frame, as an index of a name; -1 for none."""
-    table = links.events
-    known = np.flatnonzero(events >= 0)
-    found = np.full(len(events), -1)
-    inside = events[known]
-    found[known] = _users_frame_at(links, table.thread[inside], table.start_ns[inside])
-    return found
-
-
 def _users_frame_at(links: Links, thread: Codes, time_ns: Ints) -> Ints:
     """For each thread and time, the user's innermost frame, as an index of a name; -1 for none."""
     frames, table = links.frames, links.events
-    is_users = flags(bool, tuple(_frame_sources(table)))[table.name[frames.index]]
+    is_users = table.named(lambda name: users_source(name) is not None)[frames.index]
     node = frames.nearest(is_users, frames.node_at(thread, time_ns))
     found: Ints = np.where(node >= 0, table.name[np.append(frames.index, -1)[node]], -1)
     return found
 
 
-def _source_of_texts(links: Links, events: Ints) -> Ints:
+def _stack_at(links: Links, events: Ints, sources: list[str | None]) -> Ints:
     """For each event, the nearest operator's call stack, as an index of a text; -1 for none."""
     table, tree = links.events, links.call_tree
-    if not (table.call_stack >= 0).any():
+    if not any(sources):
         return np.full(len(events), -1)
     node = nodes_of(links, np.where(events >= 0, events, 0))
     node = tree.nearest(table.call_stack[tree.index] >= 0, node)
     stack = np.append(table.call_stack[tree.index], -1)[node]
     found: Ints = np.where((events >= 0) & (node >= 0), stack, -1)
-    usable = np.append(flags(bool, tuple(_text_sources(table))), False)
+    usable = np.array([*map(bool, sources), False])
     return np.where(usable[found], found, -1)
 
 
-def _frame_sources(events: Events) -> list[str | None]:
-    return [users_source(name) for name in events.names]
-
-
-def _text_sources(events: Events) -> list[str | None]:
-    used = set(distinct(events.call_stack).tolist())
-    return [
-        _first_source(str(decoded(text))) if k in used else None
-        for k, text in enumerate(events.texts)
-    ]
-
-
-def _first_source(stack: str) -> str | None:
-    found = (users_source(frame) for frame in stack.split(";"))
-    return next(filter(None, found), None)
+def _stack_sources(events: Events) -> list[str | None]:
+    """For each text, the innermost frame of the user's if the text is a call stack."""
+    sources: list[str | None] = [None] * len(events.texts)
+    for code in distinct(events.call_stack[events.call_stack >= 0]).tolist():
+        frames = str(decoded(events.texts[code])).split(";")
+        sources[code] = next(filter(None, map(users_source, frames)), None)
+    return sources
 
 
 @lru_cache(maxsize=100_000)
