@@ -61,7 +61,7 @@ class Capture(Views):
         """
         from instrument.findings.diagnose import diagnose
 
-        return diagnose([self])
+        return diagnose(self)
 
     def report(
         self,
