@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from instrument import files
 from instrument.analysis.views import Views
-from instrument.report.notebook import to_html
 
 if TYPE_CHECKING:
     from instrument.compare.side import Comparable
@@ -92,4 +91,6 @@ class Capture(Views):
 
     def _repr_html_(self) -> str:
         """Return HTML with what slows the run most, the ranges, and the costliest operators."""
+        from instrument.report.notebook import to_html
+
         return to_html(self)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+import unicodedata
 from collections.abc import Sequence
 
 from instrument.printable import printable
@@ -21,6 +22,8 @@ NAMES_ARE_DATA = (
 #: The width of sentences in plain text, in characters.
 PROSE_WIDTH = 80
 _LONGEST_NAME = 80
+# Shortened text keeps this many of its last characters.
+_TAIL = 15
 _MARKUP = re.compile(r"[\\`*_\[\]<>|~&]")
 # GitHub turns parts of a text into links, mentions and emoji. A zero-width space at these places
 # prevents this. A backslash does not, because Markdown removes backslashes first.
@@ -51,9 +54,28 @@ def wrapped(text: str, prefix: str = "", indent: str | None = None) -> list[str]
     ) or [prefix.rstrip()]
 
 
+def cells_of(text: str) -> int:
+    """The number of cells that a text takes on a terminal: wide characters take two."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
+
+
 def shortened(text: str, width: int) -> str:
-    """A text of at most `width` characters. The middle of a longer text is left out."""
-    return text if len(text) <= width else f"{text[: width - 12]}…{text[-11:]}"
+    """A text of at most `width` cells. The middle of a longer text is left out.
+
+    The last characters stay, because names of kernels differ there.
+    """
+    if cells_of(text) <= width:
+        return text
+    tail = text[-min(_TAIL, (width - 1) // 2) :] if width > 2 else ""
+    while cells_of(tail) > (width - 1) // 2:
+        tail = tail[1:]
+    head = text[: width - 1]
+    while cells_of(head) > width - 1 - cells_of(tail):
+        head = head[:-1]
+    return f"{head}…{tail}"
 
 
 def byte_count(parts: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from instrument.analysis.section import plain
+from instrument.analysis.layout import plain
 from instrument.capture import Capture
 from instrument.report.text import view_part
 from instrument.runs.rank_summary import write

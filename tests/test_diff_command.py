@@ -226,7 +226,7 @@ def test_a_hostile_trace_is_shown_harmlessly(tmp_path: Path) -> None:
 
 
 def report_text(section: Section) -> str:
-    from instrument.analysis.section import plain
+    from instrument.analysis.layout import plain
 
     return plain([section])
 

@@ -16,7 +16,8 @@ from builders import annotation, kernels, span, steps, write_capture
 from rich.cells import cell_len
 from rich.console import Console
 
-from instrument.analysis.section import Section, plain
+from instrument.analysis.layout import plain
+from instrument.analysis.section import Section
 from instrument.analysis.table import Table
 from instrument.capture import Capture
 from instrument.cli import show

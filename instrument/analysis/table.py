@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
+import shutil
+import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -14,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.analysis import table_text
+from instrument.analysis import layout, table_text
 from instrument.analysis.schema import POINTS, Schema, names_of, unit_of
+from instrument.analysis.section import Section
 from instrument.errors import MissingPackage
-from instrument.printable import printable
+from instrument.printable import is_terminal, printable
 
 if TYPE_CHECKING:
     import pandas
@@ -322,20 +325,17 @@ class Table:
             columns[name] = [None if at is None else at - self._begin_ns for at in cells]
         return Table(columns)
 
-    def to_text(
-        self, *, name_width: int = 60, texts: Mapping[str, Callable[[Any], str]] | None = None
-    ) -> str:
-        """Return all rows as aligned text in readable units; see `table_text.to_text`."""
-        shown = self.since_begin()._by_name
-        return table_text.to_text(shown, name_width=name_width, texts=texts)
-
     def __str__(self) -> str:
         """The table as text with all rows; on a terminal, only with the columns that fit."""
-        return table_text.fitted(self.since_begin()._by_name, name_width=60)
+        texts = [name for name in self.columns if table_text.is_text(self.column(name))]
+        section = Section(self, self.columns, missable=texts, all_columns=".select([…])")
+        is_fitted = is_terminal(sys.stdout)
+        width = shutil.get_terminal_size().columns if is_fitted else None
+        return layout.text(section, layout.Medium(width, drops=is_fitted))
 
     def __repr__(self) -> str:
-        shown, notes = table_text.abridged(self.since_begin()._by_name)
-        return "\n".join([table_text.fitted(shown, name_width=40), *notes])
+        shown, notes = table_text.abridged(self._by_name)
+        return "\n".join([str(Table(shown, begin_ns=self._begin_ns)), *notes])
 
     def _repr_html_(self) -> str:
         """The first rows as HTML, for a notebook."""

@@ -58,7 +58,7 @@ def show_result(result: str | Parts) -> None:
 
         print(draw(result), end="", flush=True)
     else:
-        from instrument.analysis.section import plain
+        from instrument.analysis.layout import plain
 
         print(plain(result), flush=True)
 

@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         TraceError: the trace cannot be read.
     """
     from instrument.analysis.table import ALL
-    from instrument.report.notebook import incomplete
+    from instrument.report.remarks import incomplete
     from instrument.report.text import as_csv, as_json, capture_parts, sort_keys, view_part
 
     timings = arguments.timings or str(arguments.path).endswith(".jsonl")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from instrument.analysis.section import plain
+from instrument.analysis.layout import plain
 from instrument.analysis.table import Table
 from instrument.compare.conditions import Unlike, unlike
 from instrument.compare.difference_text import as_markdown, parts

@@ -16,7 +16,6 @@ from instrument.analysis.table import Table
 from instrument.analysis.table_text import cell_text
 from instrument.compare.conditions import Unlike
 from instrument.compare.step_change import Steps, Whole, divided
-from instrument.printable import printable
 from instrument.prose import (
     NAMES_ARE_DATA,
     PROSE_WIDTH,
@@ -50,8 +49,8 @@ _MOSTLY = 0.5
 # The longest name in a sentence and in Markdown.
 _LONGEST_NAME = 60
 _SIDES = ("before_ns", "after_ns", "change_ns")
-# The minimum width of the names of ranges in the table of parts, in characters.
-_LEAST_ROOM = 16
+# The least width of names in a table.
+_NARROWEST = 16
 _MARKDOWN_BYTES, _MARKDOWN_ROWS = 6_000, 15
 # The text for a table without rows.
 _NOT_RECORDED: Mapping[By, str] = {
@@ -89,9 +88,10 @@ def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[Pa
         warnings = [f"Warning: {each.sentence}" for each in found.unlike]
         made.append([line for each in warnings for line in wrapped(each, indent="  ")])
     made.append(wrapped(spread(found.step), indent="  "))
-    made.append(_step_table(found, rows))
+    title = f"Parts of the {found.quantity}{shown_of(rows, len(found.step.parts))}"
+    made.append(_section(found, _rounded(found.step, rows), title))
     if len(found.wholes) > 1:
-        made.append(_ranks(found))
+        made.append(_section(found, of_ranks(found), "Ranks"))
     made += [_changed(found, each, rows) for each in ((by,) if by else usual)]
     if not by:
         made.append(_counters(found, rows))
@@ -107,13 +107,12 @@ def as_dict(found: Difference) -> dict[str, Any]:
         "before": found.before,
         "after": found.after,
         "unlike": [each._asdict() for each in found.unlike],
-        "wholes": [whole_as_dict(whole) for whole in found.wholes],
+        "wholes": [_whole_as_dict(whole) for whole in found.wholes],
         **{name: getattr(found, name).to_dicts() for name in (*_TABLES.values(), "counters")},
     }
 
 
-def whole_as_dict(whole: Whole) -> dict[str, Any]:
-    """Return a mean step and its parts as JSON values."""
+def _whole_as_dict(whole: Whole) -> dict[str, Any]:
     return {
         "rank": whole.rank,
         "before_ns": whole.before_ns,
@@ -204,18 +203,16 @@ def _around(steps: Steps, text: Any) -> str:
     return f"{text(steps.median_ns)}{around} ({counted(steps.count, 'step')})"
 
 
-def _step_table(found: Difference, rows: int) -> Section:
-    table, texts = _rounded(found.step, rows), _texts(found)
-    times = [texts[name](ns) for name in _SIDES for ns in table.column(name)]
-    kinds = table.column("kind")
-    room = PROSE_WIDTH - 8 - 3 * max(map(len, times)) - max(map(len, kinds))
+def _section(found: Difference, table: Table, title: str, **more: Any) -> Section:
     return Section(
         table,
         table.columns,
-        f"Parts of the {found.quantity}{shown_of(rows, len(found.step.parts))}",
+        title,
         text_width=PROSE_WIDTH,
-        texts={**texts, "range": lambda name: shortened(printable(name), max(room, _LEAST_ROOM))},
+        narrowest=_NARROWEST,
+        texts=_texts(found),
         all_columns="--json",
+        **more,
     )
 
 
@@ -243,7 +240,7 @@ def _rounded(step: Whole, rows: int) -> Table:
 
 
 def _unit(step: Whole) -> int:
-    """Return the unit to which the times are rounded, in ns: the last digit that the text shows."""
+    """Return the unit to which the times are rounded: the last digit that the text shows."""
     return last_digit(max(step.before_ns, step.after_ns))
 
 
@@ -261,11 +258,6 @@ def signed(change: float, text: Callable[[Any], str] = duration) -> str:
     shown = text(abs(change))
     is_nothing = not any(digit in shown for digit in "123456789")
     return shown if is_nothing else f"{MINUS if change < 0 else '+'}{shown}"
-
-
-def _ranks(found: Difference) -> Section:
-    table = of_ranks(found)
-    return Section(table, table.columns, "Ranks", text_width=PROSE_WIDTH, texts=_texts(found))
 
 
 def of_ranks(found: Difference) -> Table:
@@ -303,21 +295,14 @@ def _changed(found: Difference, by: By, rows: int) -> str | Section:
     columns = {
         "name": [_label(row, by) for row in shown],
         "status": [row.status for row in shown],
-        "calls": [_calls(row) for row in shown],
+        "calls": [both("calls", row.before_calls, row.after_calls) for row in shown],
         **{
             f"{side}_ns": [getattr(row, f"{side}_{time}") for row in shown]
             for side in ("before", "after", "change")
         },
     }
-    return Section(
-        Table(columns),
-        [*columns],
-        f"{title} by {TIMES[time]}{shown_of(len(shown), len(changed))}{of}",
-        missable=("calls", "status"),
-        text_width=PROSE_WIDTH,
-        texts=_texts(found),
-        all_columns="--json",
-    )
+    title = f"{title} by {TIMES[time]}{shown_of(len(shown), len(changed))}{of}"
+    return _section(found, Table(columns), title, missable=("calls", "status"))
 
 
 def statuses(table: Table) -> list[str]:
@@ -347,17 +332,6 @@ def _label(row: Any, by: By) -> str:
     return f"{row.name} {row.input_shapes}" if by == "shape" else str(row.name)
 
 
-def _calls(row: Any) -> str:
-    one, other = (_number(each) for each in (row.before_calls, row.after_calls))
-    return one if one == other else f"{one} → {other}"
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
-
-
 def _counters(found: Difference, rows: int) -> str | Section:
     """Return the counters that differ: first the counters of the step, then those of ranges."""
     differ = [
@@ -375,18 +349,21 @@ def _counters(found: Difference, rows: int) -> str | Section:
         "before": [quantity(row.counter, row.before) for row in shown],
         "after": [quantity(row.counter, row.after) for row in shown],
     }
-    return Section(
-        Table(columns),
-        [*columns],
-        f"Counters of a {found.what} that differ{shown_of(len(shown), len(differ))}",
-        text_width=PROSE_WIDTH,
-        all_columns="--json",
-    )
+    title = f"Counters of a {found.what} that differ{shown_of(len(shown), len(differ))}"
+    return _section(found, Table(columns), title)
 
 
 def quantity(name: str, value: float | None) -> str:
     """A quantity of a mean step as text; a number of calls that differs has two decimals."""
-    return cell_text(name, value) if unit_of(name) else _number(value)
+    if unit_of(name) or value is None:
+        return cell_text(name, value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+
+
+def both(name: str, before: float | None, after: float | None) -> str:
+    """A quantity of both sides as text, such as "2 → 3"; one number if both look the same."""
+    one, other = quantity(name, before), quantity(name, after)
+    return one if one == other else f"{one} → {other}"
 
 
 def as_markdown(found: Difference, *, rows: int = _MARKDOWN_ROWS) -> str:
@@ -409,7 +386,8 @@ def as_markdown(found: Difference, *, rows: int = _MARKDOWN_ROWS) -> str:
 
 
 def _sentences(unlike: Sequence[Unlike]) -> list[str]:
-    shown = [f"Warning: {each.sentence}"[:_LONGEST_WARNING] for each in unlike[:_MOST_WARNINGS]]
+    texts = [f"Warning: {each.sentence}" for each in unlike]
+    shown = [shortened(text, _LONGEST_WARNING) for text in texts[:_MOST_WARNINGS]]
     more = len(unlike) - len(shown)
     return [*shown, f"… and {more} more warnings."] if more else shown
 

@@ -11,7 +11,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from instrument.analysis.section import Part, plain
+from instrument.analysis.layout import plain
+from instrument.analysis.section import Part
 from instrument.findings.finding import Evidence, Finding
 from instrument.printable import printable
 from instrument.prose import NAMES_ARE_DATA, byte_count, code, escaped, shortened, wrapped

@@ -90,7 +90,7 @@ class GraphProfile:
     module_types: dict[str, str]
 
     def __str__(self) -> str:
-        return f"{self.nodes.select(SHOWN).to_text()}\n\n{printable_lines(*self.foot)}"
+        return f"{self.nodes.select(SHOWN)}\n\n{printable_lines(*self.foot)}"
 
     __repr__ = __str__
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from instrument.analysis.section import Part, Section, is_every_column, plain
+from instrument.analysis.layout import plain
+from instrument.analysis.section import Part, Section, is_every_column
 from instrument.analysis.table import Table, known_columns
 from instrument.errors import ConfigError, did_you_mean
 from instrument.report.text import view_part

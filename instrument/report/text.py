@@ -13,31 +13,34 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from instrument.analysis.coverage import losses, range_advice
+from instrument.analysis.layout import plain
 from instrument.analysis.operators import OPERATORS
 from instrument.analysis.ranges import RANGES
 from instrument.analysis.schema import names_of
-from instrument.analysis.section import Part, Section, is_every_column, plain, shown_of
+from instrument.analysis.section import Part, Section, is_every_column, shown_of
 from instrument.analysis.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, known_columns
 from instrument.analysis.views import Grouping, Views, rows_of
 from instrument.errors import CaptureError, ConfigError, did_you_mean, reason_of
-from instrument.report.notebook import (
+from instrument.report.outline import (
     OWN_COLUMNS,
-    cost,
     costliest_by,
+    leading,
+    outline,
+    with_type,
+    without_ranges,
+)
+from instrument.report.remarks import (
+    cost,
     device,
     heading,
     incomplete,
     inside_compiled,
-    leading,
     not_recorded,
     operators_title,
-    outline,
     outside_operators,
     ranges_title,
     recomputed,
     unmarked,
-    with_type,
-    without_ranges,
 )
 
 By = Literal["name", Grouping]

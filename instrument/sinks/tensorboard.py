@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from instrument.analysis.section import plain
+from instrument.analysis.layout import plain
 from instrument.errors import need_package
 from instrument.event_file import event_file_name, write_event
 from instrument.files import make_folder, replacing

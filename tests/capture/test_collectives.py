@@ -24,7 +24,7 @@ from builders import (
 from rich.console import Console
 
 from instrument.analysis.collectives import kind_of
-from instrument.analysis.section import plain
+from instrument.analysis.layout import plain
 from instrument.capture import Capture
 from instrument.report.terminal import draw
 from instrument.report.text import view_part

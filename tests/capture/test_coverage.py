@@ -38,7 +38,7 @@ from capture.test_device_views import TRAINING
 from capture.test_real_traces import EXPECTED, FOLDER, KNOWN
 from instrument.analysis import coverage_rows as rows
 from instrument.analysis.coverage import ENOUGH, incomplete, is_launch, line, part
-from instrument.analysis.section import plain
+from instrument.analysis.layout import plain
 from instrument.analysis.views import VIEWS, rows_of
 from instrument.capture import Capture
 from instrument.cli import show

@@ -387,7 +387,7 @@ def test_what_is_least_missed_goes_where_device_and_memory_make_it_too_wide(writ
     text = render(capture)
     assert max(map(len, text.splitlines()[2:])) <= 140
     assert headings(text)[-4:] == ["device", "self CPU memory", "self device memory", "flops"]
-    said = "\nToo wide to show: cpu_bytes, device_bytes, share, cpu_ns_per_call."
+    said = "\n4 columns left out: share, cpu_ns_per_call, cpu_bytes, device_bytes; --columns all shows them."
     assert text.endswith(said), "the share of the device decides, so it stays"
     assert "Not recorded" not in text
     assert "CPU memory" in headings(render(capture, sort="cpu_bytes")), "what decides is shown"
@@ -416,7 +416,8 @@ def test_what_is_least_missed_of_kernels_goes_where_it_makes_them_too_wide(write
             event["args"] |= {**shape, "est. achieved occupancy %": 37}
     text = view_text(write(events), "kernels")
     assert max(map(len, text.splitlines()[:-1])) <= 140
-    assert text.splitlines()[-1] == "Too wide to show: occupancy_covered, block, grid."
+    said = "3 columns left out: grid, block, occupancy_covered; --columns all shows them."
+    assert text.splitlines()[-1] == said
     assert "grid" in headings(
         view_text(write(events, "again"), "kernels", columns=["grid"]), "Kernels"
     )

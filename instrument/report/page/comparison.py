@@ -11,6 +11,7 @@ from instrument.analysis.table_text import heading
 from instrument.compare.diff import Difference, compare
 from instrument.compare.difference_text import (
     TIMES,
+    both,
     main_time,
     names,
     of_ranks,
@@ -58,6 +59,7 @@ _TABLES = {
     "shapes": ("Input shapes", SHAPES_COMPARED),
 }
 _TEXTS = ("range", "name", "input_shapes", "kind", "status")
+_KINDS = {"status": "status"}
 _SIDES = ("before_ns", "after_ns", "change_ns")
 
 
@@ -185,7 +187,7 @@ def _table(found: Difference, name: str) -> Part | None:
     known = known_columns(rows)
     docs = {each.name: each.doc for each in schema}
     columns = [
-        column(each, rows.column(each), doc=docs.get(each), **_of_text(each))
+        column(each, rows.column(each), doc=docs.get(each), kind=_KINDS.get(each))
         for each in _TEXTS
         if each in known
     ]
@@ -216,11 +218,6 @@ def _table(found: Difference, name: str) -> Part | None:
     )
 
 
-def _of_text(name: str) -> dict[str, Any]:
-    """Return how a column of text is shown."""
-    return {"kind": "status"} if name == "status" else {}
-
-
 def _both(rows: Table, name: str, docs: dict[str, str]) -> dict[str, Any]:
     """Return the column of a quantity with both sides."""
     change = f"change_{name}"
@@ -230,10 +227,7 @@ def _both(rows: Table, name: str, docs: dict[str, str]) -> dict[str, Any]:
         rows.column(change),
         title=heading(change).replace("change ", ""),
         doc=f"before → after; sorted by the change, {docs.get(change, '')}",
-        texts=[
-            one if one == other else f"{one} → {other}"
-            for one, other in ((quantity(name, a), quantity(name, b)) for a, b in pairs)
-        ],
+        texts=[both(name, before, after) for before, after in pairs],
     )
 
 
@@ -256,7 +250,7 @@ def _counters(found: Difference) -> Part | None:
         column("range", ranges, doc=docs.get("range")),
         side("before", quantity),
         side("after", quantity),
-        side("change", lambda counter, change: _signed_quantity(counter, change)),
+        side("change", _signed_quantity),
     ]
     return folded(
         "Counters",

@@ -5,30 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from instrument.analysis.private_words import private_words, words_of_path
 from instrument.analysis.views import Views
-from instrument.compare.side import Comparable, Side, load
 from instrument.errors import CaptureError
 from instrument.findings.diagnose import Diagnosing
-from instrument.report.notebook import facts
 from instrument.report.page.causal import what_if
-from instrument.report.page.comparison import comparison
 from instrument.report.page.document import ASSETS, document
 from instrument.report.page.flame import flame_graphs
 from instrument.report.page.memory import memory
 from instrument.report.page.parts import text
 from instrument.report.page.ranges import ranges
-from instrument.report.page.redacted import redacted
-from instrument.report.page.runs import run
 from instrument.report.page.tables import tables
 from instrument.report.page.timeline import timeline
 from instrument.report.page.verdict import verdict
+from instrument.report.remarks import facts
 from instrument.report.verdict import verdict as sentence_of
-from instrument.runs.rank_summary import RankSummary, summarize
 from instrument.templates import render
 from instrument.whatif.scenario import scenario
+
+if TYPE_CHECKING:
+    from instrument.compare.side import Comparable, Side
+    from instrument.runs.rank_summary import RankSummary
 
 #: The version of the payload. It increases when a key is removed or changes its meaning. A new key
 #: does not change the version.
@@ -74,8 +73,14 @@ def payload(
         CaptureError: there is no capture, a capture has no trace, or `before` cannot be read.
         TraceError: a trace cannot be read.
     """
-    was, now = None if before is None else load(before), Side("this run")
-    seen, summaries, private = Diagnosing(), list[tuple[Path | str, RankSummary]](), set[str]()
+    # Rooms that most pages do not need are imported where they are needed.
+    was = now = None
+    if before is not None:
+        from instrument.compare.side import Side, load
+
+        was, now = load(before), Side("this run")
+    seen, private = Diagnosing(), set[str]()
+    summaries: list[tuple[Path | str, RankSummary]] = []
     capture: Views | None = None
     for each in captures:
         if capture is not None:  # a single capture has no section *Run*
@@ -83,16 +88,14 @@ def payload(
         capture = each
         seen.add(capture)
         private.update(private_words(capture))
-        if was is not None:
+        if now is not None:
             now.add(capture)
     diagnosis = seen.diagnosis()
     assert capture is not None
-    if summaries:
-        summaries.append(_summary(capture))
     sections = {
         "verdict": verdict(capture, diagnosis),
-        "comparison": None if was is None else comparison(was, now),
-        "runs": run(summaries),
+        "comparison": _comparison(was, now),
+        "runs": _run([*summaries, _summary(capture)] if summaries else []),
         "whatif": _what_if(capture),
         "ranges": ranges(capture),
         "timeline": timeline(capture, diagnosis),
@@ -125,12 +128,32 @@ def payload(
         return found
     if was is not None:
         private.update(was.private, words_of_path(was.name))
+    from instrument.report.page.redacted import redacted
+
     without: dict[str, Any] = redacted(found, private)
     return without
 
 
 def _summary(capture: Views) -> tuple[Path | str, RankSummary]:
+    from instrument.runs.rank_summary import summarize
+
     return capture.place or capture.name, summarize(capture)
+
+
+def _run(summaries: list[tuple[Path | str, RankSummary]]) -> dict[str, Any] | None:
+    if not summaries:
+        return None
+    from instrument.report.page.runs import run
+
+    return run(summaries)
+
+
+def _comparison(before: Side | None, after: Side | None) -> dict[str, Any] | None:
+    if before is None or after is None:
+        return None
+    from instrument.report.page.comparison import comparison
+
+    return comparison(before, after)
 
 
 def _what_if(capture: Views) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from instrument.analysis.ranges import total_ns_per_step
 from instrument.analysis.table import Table, known_columns
 from instrument.analysis.views import VIEWS, Views
 from instrument.links.groupby import Groups, intern
-from instrument.report.notebook import recomputed, unmarked, with_largest_shares
+from instrument.report.outline import with_largest_shares
 from instrument.report.page.parts import (
     choice,
     column,
@@ -21,6 +21,7 @@ from instrument.report.page.parts import (
     table,
     text,
 )
+from instrument.report.remarks import recomputed, unmarked
 from instrument.trace.events import Ints
 from instrument.units import duration
 

@@ -25,13 +25,8 @@ _KINDS = {
 }
 
 
-def run(found: Sequence[tuple[Path | str, RankSummary]]) -> dict[str, Any] | None:
-    """Return the step times of a run, and for windows of several ranks what differs between them.
-
-    Return None for a single capture.
-    """
-    if len(found) < 2:
-        return None
+def run(found: Sequence[tuple[Path | str, RankSummary]]) -> dict[str, Any]:
+    """Return the step times of a run, and what differs between the ranks of each window."""
     windows = Run(found).windows
     has_ranks = any(len(window.summaries) > 1 for window in windows)
     parts = [part for window in windows for part in _window(window)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from instrument.analysis.table import known_columns
 from instrument.analysis.views import VIEWS, Views
-from instrument.report.notebook import without_ranges
+from instrument.report.outline import without_ranges
 from instrument.report.page.parts import columns_of, folded, left_out, section, table
 
 # The maximum number of rows of a table; the limit keeps the page small.

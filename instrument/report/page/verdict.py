@@ -13,7 +13,6 @@ from instrument.analysis.views import Views
 from instrument.findings.diagnose import Diagnosis
 from instrument.findings.diagnosis_text import Term, terms
 from instrument.findings.finding import Finding
-from instrument.report.notebook import cost
 from instrument.report.page.parts import (
     Part,
     column,
@@ -27,6 +26,7 @@ from instrument.report.page.parts import (
     table,
     text,
 )
+from instrument.report.remarks import cost
 from instrument.report.verdict import verdict as sentence_of
 from instrument.units import duration, percent
 

@@ -1,0 +1,111 @@
+"""The ranges and operators that a table shows, and rows that sum all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from instrument.analysis.table import Table, sum_of_known
+from instrument.analysis.views import Views
+from instrument.range_names import RECOMPUTED
+from instrument.units import counted
+
+# The kinds of rows in the operator table that are no operators: ranges, steps, moments (from
+# `instrument.mark`) and waits for data.
+_NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
+# Columns that can be summed over ranges or operators, because each nanosecond counts only once.
+OWN_COLUMNS = ("self_cpu_ns", "self_total_ns", "self_device_ns", "share", "device_share")
+
+
+def outline(capture: Views, rows: int) -> Table:
+    """Return the ranges that take most time, and all their ancestors, in tree order.
+
+    The time is device time, or CPU time if no device time was recorded. At most `rows` ranges are
+    kept; one row sums all other ranges. Names are indented by depth. The last rows are those of the
+    view `ranges_rest`: the time outside of all ranges. So the shares of all rows add up to 1.
+    """
+    ranges = capture.ranges
+    kept = with_largest_shares(ranges, rows)
+    columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
+    labels = zip(columns["depth"], columns["name"], columns["module_type"])
+    columns["name"] = ["  " * depth + with_type(name, kind) for depth, name, kind in labels]
+    others = set(range(len(ranges))) - set(kept)
+    more = capture.ranges_rest.to_dicts()
+    if others:
+        left_out = [row for at, row in enumerate(ranges) if at in others]
+        more.insert(0, _summed(f"({counted(len(others), 'other range')})", left_out))
+    return _extended(columns, more)
+
+
+def leading(operators: Table, sort: str, rows: int) -> Table:
+    """Return the operators with the largest values of a column, and rows that sum all the rest.
+
+    One row sums the operators that are left out. Another row sums the time outside of operators:
+    the self time of ranges, steps, moments (from `instrument.mark`) and waits for data. So the
+    shares of all rows add up to 1.
+    """
+    ordered = without_ranges(operators).sort(sort)
+    shown, outside = ordered.head(rows), operators.where(lambda row: row.kind in _NO_OPERATORS)
+    left_out = [ordered[at] for at in range(len(shown), len(ordered))]
+    more = []
+    if left_out:
+        more.append(_summed(f"({counted(len(left_out), 'other operator')})", left_out))
+    if any(outside.column("self_cpu_ns")) or any(outside.column("self_device_ns")):
+        more.append(_summed("(in no operator)", outside))
+    return _extended({name: shown.column(name) for name in shown.columns}, more)
+
+
+def _summed(name: str, rows: Iterable[Any]) -> dict[str, Any]:
+    """Return a row that sums the columns `OWN_COLUMNS` of `rows`; other cells stay unknown."""
+    rows = [*rows]
+    sums = {own: sum_of_known(getattr(row, own, None) for row in rows) for own in OWN_COLUMNS}
+    return {"name": name, **sums}
+
+
+def _extended(columns: Mapping[str, list[Any]], more: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table with the rows of `more` at its end; cells that `more` lacks are unknown."""
+    return Table(
+        {name: [*cells, *(row.get(name) for row in more)] for name, cells in columns.items()}
+    )
+
+
+def with_largest_shares(ranges: Table, rows: int) -> list[int]:
+    """Return the positions of the ranges with the largest shares, and of all their ancestors.
+
+    At most `rows` positions are returned, in the order of the tree. See `outline` for the shares.
+    Cost: sorts the ranges once.
+    """
+    if len(ranges) <= rows:
+        return [*range(len(ranges))]
+    share = ranges.column("device_share" if any(ranges.column("device_share")) else "share")
+    above, last_at = [], [-1]  # the parent of each position; the last position at each depth
+    for position, depth in enumerate(ranges.column("depth")):
+        above.append(last_at[depth])
+        last_at[depth + 1 :] = [position]
+    kept = {-1}
+    for position in sorted(range(len(ranges)), key=lambda position: -(share[position] or 0)):
+        new: list[int] = []
+        while position not in kept and len(kept) + len(new) <= rows:
+            new.append(position)
+            position = above[position]
+        if position in kept:
+            kept.update(new)
+    return sorted(kept - {-1})
+
+
+def with_type(name: str, module_type: str | None) -> str:
+    """Return a range's name or path with the class of its module, such as "layers.0: Linear"."""
+    plain = name.removesuffix(RECOMPUTED)
+    # The range of the whole model has the name of the model's class.
+    own = plain.rpartition("/")[2].rpartition(".")[2]
+    return name if module_type in (None, own) else f"{plain}: {module_type}{name[len(plain) :]}"
+
+
+def without_ranges(operators: Table) -> Table:
+    """Return the operator table without the rows that are no operators, such as ranges."""
+    return operators.where(lambda row: row.kind not in _NO_OPERATORS)
+
+
+def costliest_by(operators: Table) -> str:
+    """Return the column that sorts operators: self device time if recorded, else self CPU time."""
+    return "self_device_ns" if any(operators.column("self_device_ns")) else "self_cpu_ns"

@@ -1,0 +1,285 @@
+"""A capture's heading, remarks and titles of tables, as sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from instrument.analysis import coverage_rows
+from instrument.analysis.coverage import line, part, range_advice
+from instrument.analysis.steps import waits
+from instrument.analysis.table import Table, sum_of_known
+from instrument.analysis.views import Views, rows_of
+from instrument.range_names import REGION
+from instrument.units import duration, few, size
+
+# `DEVICE_PARTS` has the words for each part of the device's time. `_BOUND_BY` has a sentence for
+# each cause of lost device time. The text shows only the sentence for the largest cause.
+DEVICE_PARTS = {
+    "compute_ns": "computing",
+    "exposed_communication_ns": "exposed communication",
+    "exposed_copy_ns": "exposed copies",
+    "idle_ns": "idle",
+}
+_BOUND_BY = {
+    "exposed_communication_ns": "Bound by communication: {:.0%} of the time, the device only "
+    "communicates (--collectives).",
+    "exposed_copy_ns": "Bound by copies: {:.0%} of the time, the device only copies (--copies).",
+    "loader_wait_ns": "Waiting for data: {:.0%} of the time, the device is idle while the CPU "
+    "waits for data.",
+    "launch_wait_ns": "CPU-bound: {:.0%} of the time, the device is idle until the CPU launches "
+    "work (--queue, --steps).",
+    "sync_wait_ns": "Bound by synchronization: {:.0%} of the time, the device is idle because the "
+    "CPU first waited for the device and only then launched more work.",
+}
+# A cause is a bottleneck if it takes at least this fraction of the device's time. In real traces,
+# bottlenecks take a quarter or more.
+_BINDING = 0.2
+# The heading shows the losses of data in these rows of `capture.coverage`.
+HEADING_ROWS = (coverage_rows.PLANNED, coverage_rows.READ, coverage_rows.VALID)
+# If less than this fraction of the time is in ranges, the text advises which code to mark.
+_MARKED = 0.5
+# The most modules without a call that the text names.
+_FEW = 4
+
+
+def heading(capture: Views) -> list[str]:
+    """Return the lines that identify a capture: name, steps, torch's version, devices, rank, path.
+
+    Sentences on missing data come before the path.
+
+    Raises:
+        CaptureError, TraceError: as for `capture.steps`.
+    """
+    where = capture.place
+    lines = [
+        f"{capture.name}: {', '.join(facts(capture))}",
+        *_notes(capture),
+        str(where.absolute()) if isinstance(where, Path) else where or "",
+    ]
+    return [line for line in lines if line]
+
+
+def facts(capture: Views) -> list[str]:
+    """Return short texts on a capture: its steps, torch's version, the devices, the rank, a cut."""
+    about, numbers = capture.about, capture.steps.column("number")
+    found = [_steps_of(numbers) if numbers else "no steps marked"]
+    if "torch" in about.versions:
+        found.append(f"torch {about.versions['torch']}")
+    if about.devices is not None:
+        found.append(", ".join(dict.fromkeys(about.devices)) or "no device")
+    if about.world_size is not None and about.world_size > 1:
+        found.append(f"rank {'?' if about.rank is None else about.rank} of {about.world_size}")
+    if capture.events.cut_short:
+        found.append("trace cut short")
+    return found
+
+
+def _notes(capture: Views) -> Iterator[str]:
+    """Sentences on what is missing from the window or its trace."""
+    for name in HEADING_ROWS:
+        row = part(capture, name)
+        if row is not None and row.why:
+            yield row.why
+
+
+def _steps_of(numbers: Sequence[int]) -> str:
+    first, last = min(numbers), max(numbers)
+    return f"step {first}" if first == last else f"steps {first}–{last}"
+
+
+def cost(capture: Views) -> str:
+    """Return a line on the cost of recording, at most 80 characters; "" if the cost is not known.
+
+    The line says how much longer a recorded step is than a step before the window. The line also
+    gives the time that training waited when the window began and ended, and the size of the
+    compressed trace.
+    """
+    cost, parts = capture.about.cost, []
+    undisturbed = part(capture, coverage_rows.UNDISTURBED)
+    if undisturbed is not None and undisturbed.share:
+        parts.append(f"steps {1 / undisturbed.share - 1:+.0%}")
+    if cost.start_ns is not None and cost.stop_ns is not None and cost.save_ns is not None:
+        parts.append(f"start and end {duration(cost.start_ns + cost.stop_ns + cost.save_ns)}")
+    if cost.packed_bytes is not None:
+        parts.append(f"trace {size(cost.packed_bytes)}")
+    return f"Cost of recording: {', '.join(parts)}." if parts else ""
+
+
+def unmarked(capture: Views) -> str:
+    """Return advice on which code to mark as a range.
+
+    Return "" in four cases: at least half of the CPU time is in ranges, no CPU time is in ranges,
+    annotations were disabled, or the trace is outside of a capture folder.
+    """
+    row = part(capture, coverage_rows.CPU_IN_RANGES)
+    if (
+        capture.folder is None
+        or capture.about.annotations_disabled
+        or row is None
+        or not row.covered_ns
+        or (row.share or 0.0) >= _MARKED
+    ):
+        return ""
+    return f"{1 - (row.share or 0.0):.0%} of the time is in no range: {range_advice(capture)}"
+
+
+def recomputed(capture: Views) -> str:
+    """Return a sentence on the CPU time that activation checkpointing costs; "" if it is 0."""
+    parts = capture.ranges_attribution
+    again = sum(part.cpu_ns for part in parts if part.kind == "recompute")
+    if not again:
+        return ""
+    share = again / sum(parts.column("cpu_ns"))
+    return (
+        f"Recomputed in the backward, by activation checkpointing: {duration(again)}, "
+        f"{share:.1%} of the CPU time."
+    )
+
+
+def _shares_are_of(capture: Views) -> str:
+    """Return the steps and the CPU time to which the shares of ranges and operators refer."""
+    numbers = capture.steps.column("number")
+    window = _steps_of(numbers[len(numbers) > 1 :]) if numbers else "the recording"
+    return f"{duration(capture.range_tree.shared_ns)} on all threads in {window}"
+
+
+def device(capture: Views) -> list[str]:
+    """Return a line that splits the devices' time into parts, and a line on the bottleneck.
+
+    Return no lines if there are no device events.
+    """
+    (row,), events, work = capture.breakdown, capture.events, capture.work
+    if not len(work.event):
+        return []
+    waited = waits(events, work, work.start_ns.min(keepdims=True), work.end_ns.max(keepdims=True))
+    spent = {name: getattr(row, name) for name in DEVICE_PARTS} | {
+        name: int(ns[0]) for name, ns in waited.items()
+    }
+    share = {name: ns / (row.total_ns or 1) for name, ns in spent.items()}
+    parts = ", ".join(f"{share[name]:.1%} {words}" for name, words in DEVICE_PARTS.items())
+    most = max(_BOUND_BY, key=lambda name: share[name])
+    bottleneck = _BOUND_BY[most].format(share[most])
+    if share[most] < _BINDING <= share["idle_ns"]:
+        bottleneck = (
+            f"Idle {share['idle_ns']:.0%} of the time, without a main reason: each reason that the "
+            f"trace shows explains less than {_BINDING:.0%} of the time (--steps)."
+        )
+    elif share[most] < _BINDING:
+        bottleneck = (
+            f"Device-bound: {share['compute_ns']:.0%} of the time, the device computes; no other "
+            "activity takes much time."
+        )
+    whole = duration(row.total_ns)
+    return [f"Device: {whole} from its first work to its last, {parts}.", bottleneck]
+
+
+def outside_operators(capture: Views) -> str:
+    """Return a line on device work that was launched in ranges, but outside of operators.
+
+    Return "" if this work takes less than 5 % of the device time. The launch of a CUDA graph, for
+    example, is often in a range but in no operator.
+    """
+    table = capture.operators
+    whole = sum_of_known(table.column("self_device_ns"))
+    in_ranges = sum_of_known(table.where(kind="range").column("self_device_ns"))
+    if not whole or not in_ranges or in_ranges < 0.05 * whole:
+        return ""
+    return (
+        f"{duration(int(in_ranges))} of {duration(int(whole))} device time was launched in ranges, "
+        "but in no operator: only the table of ranges shows this time."
+    )
+
+
+def incomplete(capture: Views, views: Sequence[str]) -> str:
+    """Return a line on what is missing from the given views; "" if nothing is missing.
+
+    `views` holds the names of views; "ranges" and "operators" together stand for all views. The
+    line leaves out missing data that `heading` or `inside_compiled` reports.
+    """
+    stated = {*HEADING_ROWS, *([coverage_rows.TIMED_RANGES] if "ranges" in views else [])}
+    return line(capture, [name for name in rows_of(views) if name not in stated])
+
+
+def inside_compiled(capture: Views) -> list[str]:
+    """Return lines on the ranges and modules that were not timed.
+
+    These are the ranges inside regions that torch.compile compiled, and the modules without a call
+    in the window.
+    """
+    by_region: dict[str, list[str]] = {}
+    for row in capture.compiled_ranges:
+        by_region.setdefault(row.region, []).append(row.name)
+    lines = [
+        f"Ranges inside compiled region {region}, not timed: {', '.join(names)}"
+        for region, names in by_region.items()
+    ]
+    if unseen := capture.about.modules_not_seen:
+        compiled = any(name.startswith(REGION) for name in capture.events.names)
+        where = ", or inside a compiled region" if compiled else ""
+        lines.append(f"Modules not called in this window{where}: {_few_modules(unseen)}")
+    return lines
+
+
+def _few_modules(names: Sequence[str]) -> str:
+    """Return the first few modules in `names` as text.
+
+    If a module is inside another module in `names`, only the outer module is named, with the number
+    of modules inside it.
+    """
+    inside: dict[str, int] = {}
+    outer = ""
+    # With "\0" instead of ".", the submodules of a module follow directly after it.
+    for name in sorted(names, key=lambda name: name.replace(".", "\0")):
+        if inside and name.startswith(outer) and name[len(outer) : len(outer) + 1] == ".":
+            inside[outer] += 1
+        else:
+            outer, inside[name] = name, 0
+    shown = [f"{name} (with {count} inside)" if count else name for name, count in inside.items()]
+    return few(shown, _FEW)
+
+
+def not_recorded(capture: Views, operators: Table) -> str:
+    """Return a line that lists what was not recorded, with the options that turned it off."""
+    about, config = capture.about, capture.about.config
+    cpu_only = "activities=[cpu]" if config.activities == ["cpu"] else "no device"
+    reasons = {
+        "device times": ("device_ns", cpu_only if about.devices == [] else ""),
+        "memory": ("cpu_bytes", "profile_memory=false" if config.profile_memory is False else ""),
+        "FLOPs": ("flops", "with_flops=false" if config.with_flops is False else ""),
+    }
+    unknown = {
+        column
+        for column, _ in reasons.values()
+        if operators.column(column).count(None) == len(operators)
+    }
+    missing = [
+        f"{what} ({why})" if why else what
+        for what, (column, why) in reasons.items()
+        if column in unknown
+    ]
+    return f"Not recorded: {', '.join(missing)}." if missing else ""
+
+
+def ranges_title(capture: Views, shown: Table, by: str | None = None) -> str:
+    """Return the title of the range tree, or of the list of ranges if it is sorted by `by`."""
+    count = len(capture.ranges)
+    some = sum(path is not None for path in shown.column("path"))
+    if by is not None:
+        few = f", {some} of {count}, by {by}"
+    else:
+        few = (
+            ""
+            if some == count
+            else f", {some} of {count}: the largest shares and the ranges around them"
+        )
+    return f"Ranges{few}; share = self total (with backward) / {_shares_are_of(capture)}"
+
+
+def operators_title(capture: Views, rows: int, count: int, by: str) -> str:
+    """Return the title of the operator table, which shows the first `rows` of `count` operators."""
+    of_device = "; device share = self device / all device time" if len(capture.work.event) else ""
+    return (
+        f"Operators, {min(rows, count)} of {count}, by {by}; share = self CPU / "
+        f"{_shares_are_of(capture)}{of_device}"
+    )
