@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -115,15 +116,16 @@ def interruptions(events: Events) -> Table:
     has_thread = groups.number(events.among(_OVERHEAD)[index]) == 0
     pairs = distinct(groups.of * len(events.threads) + events.thread[index])
     threads = np.bincount(pairs // len(events.threads), minlength=groups.count)
-    columns = {
+    in_steps = np.full(groups.count, len(finished) > 0)
+    columns: dict[str, Any] = {
         "kind": kinds,
         "name": names,
-        "calls": groups.size.tolist(),
-        "cpu_ns": groups.sum(end - start).tolist(),
-        "max_ns": (-groups.min(-events.duration_ns[index])).tolist(),
+        "calls": groups.size,
+        "cpu_ns": groups.sum(end - start),
+        "max_ns": -groups.min(-events.duration_ns[index]),
         "threads": cells(threads, has_thread),
-        "step_ns": step_ns.tolist() if len(finished) else [None] * groups.count,
-        "steps": touched.tolist() if len(finished) else [None] * groups.count,
+        "step_ns": cells(step_ns, in_steps),
+        "steps": cells(touched, in_steps),
         "share": [each / whole if whole else None for each in step_ns.tolist()],
         "workers": [_WORKERS.get(each or "") for each in iterators],
         "iterator": iterators,

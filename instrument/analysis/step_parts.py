@@ -23,14 +23,8 @@ from instrument.links.step_index import CountedSteps
 from instrument.trace.events import ANNOTATION, Flags, Ints, is_runtime, is_step, is_wait
 
 KINDS = (
-    "compute",
-    "exposed communication",
-    "copy",
-    "waiting for data",
-    "launch",
-    "other CPU",
-    "idle",
-)
+    "compute", "exposed communication", "copy", "waiting for data", "launch", "other CPU", "idle",
+)  # fmt: skip
 COMPUTE, EXPOSED_COMMUNICATION, EXPOSED_COPY, WAITING, LAUNCH, OTHER_CPU, IDLE = range(len(KINDS))
 #: The kinds of `split_parts`: `KINDS`, with "CPU operators" and "Python" instead of "other CPU".
 SPLIT_KINDS = (*KINDS[:OTHER_CPU], "CPU operators", "Python", *KINDS[IDLE:])

@@ -278,19 +278,17 @@ class Views:
         if communication is not None:
             check_globs(communication, "communication")
         peak_flops = check_peak_flops(peak_flops, "peak_flops")
-        kind = kind_of(path)
-        if kind == "folder":
-            about = capture_json.read(path)
+        trace: Path | None = path
+        folder, metadata = None, dict[str, Any]()
+        if kind_of(path) == "folder":
+            folder, metadata = path, capture_json.read(path)
             traces = (path / name for name in capture_json.TRACE_FILES)
             trace = next((file for file in traces if files.is_regular(file)), None)
-            capture = cls(trace, path, about, communication, peak_flops)
-            capture.url = url
-            return capture
-        if not path.is_file():  # reading a named pipe without a writer would block
+        elif not path.is_file():  # reading a named pipe without a writer would block
             raise CaptureError(
                 f"{path} is not a regular file: give a capture folder or a trace file."
             )
-        capture = cls(path, None, {}, communication, peak_flops)
+        capture = cls(trace, folder, metadata, communication, peak_flops)
         capture.url = url
         return capture
 
@@ -341,11 +339,7 @@ class Views:
         """The URL of the capture, its folder under its final name, or the trace file."""
         if self.url is not None:
             return self.url
-        if (
-            self.folder is not None
-            and self.folder.name.startswith(".")
-            and self.folder.name != ".."
-        ):
+        if self.folder and self.folder.name.startswith(".") and self.folder.name != "..":
             return self.folder.with_name(self.name)
         return self.folder or self.trace_path
 
@@ -431,25 +425,7 @@ class Views:
     def operators_by(self, what: Grouping, *, depth: int = 5) -> Table:
         """Group the operators by name and one more property; the property is the second column.
 
-        - `input_shapes`: text such as "[[8, 3], []]"; a list of tensors is written as [], as torch
-          does.
-        - `input_types`: text such as "[float, Scalar]"; torch's name of float64 is `double`.
-        - `stack`: the `depth` innermost Python frames around the call, the innermost first, joined
-          by ";"; in a text longer than 5,000 characters, "…" stands for the outer frames.
-        - `overload`: the overload, such as "Tensor" for `aten::add.Tensor`, and "" for the default
-          overload. torch records overloads with `capture_overload_names`.
-        - `thread`: "process/thread"; a runtime call has the thread of the operator around it.
-        - `step`: the number of the step during which the call began, even if the step is on another
-          thread; None outside of all steps. Work without a launch has the step in which it ran.
-        - `device`: the devices that ran work of the call and of the calls inside it, by their
-          numbers in the trace, such as "0", or "0,1" for two devices; None if no device ran work.
-        - `range`: the path of the range to which the call belongs: the innermost range around the
-          call on its thread. A range belongs to the range around it. A call of the backward, on any
-          thread, belongs to the range of its forward operator. For autograd's AccumulateGrad
-          nodes, which add gradients to `.grad`, the range is a guess. None if the call is outside
-          of all ranges, or if its forward operator was not recorded.
-
-        All cells of the column are None if the trace does not hold the property.
+        docs/reading.md describes the properties. `depth` is the number of frames of a `stack`.
 
         Raises:
             CaptureError: `what` is "device", and the trace has more than 64 devices.
