@@ -136,10 +136,7 @@ def _no_capture_in(folder: Path) -> CaptureError:
 
 
 class NewestRun(NamedTuple):
-    """The captures of the newest run, all other captures, and a sentence that names the others.
-
-    The sentence is "" if there are no others.
-    """
+    """The captures of the newest run, all others, and a sentence that names the others or is ""."""
 
     captures: list[Place]
     older: list[Place]
@@ -147,13 +144,10 @@ class NewestRun(NamedTuple):
 
 
 def of_newest_run(places: Sequence[Place]) -> NewestRun:
-    """Choose the captures of the newest run.
+    """Choose the captures of the newest run; only the `capture.json` of each is read.
 
-    Only the `capture.json` of each capture is read or downloaded. A capture whose file cannot be
-    read counts as newest, so that the caller can report the error.
-
-    Args:
-        places: the paths or URLs of the captures. All URLs must be on the same file system.
+    A capture whose file cannot be read counts as newest, so that the caller can report the error.
+    All URLs must be on the same file system.
 
     Raises:
         CaptureError: the server refuses access.
@@ -171,12 +165,6 @@ class _Process(NamedTuple):
     world_size: int
 
 
-class _Began(NamedTuple):
-    second: float
-    rank: int | None
-    process: _Process
-
-
 def newest_run(
     captures: Iterable[_Capture], about: Callable[[_Capture], Metadata | None]
 ) -> tuple[list[_Capture], list[_Capture]]:
@@ -188,10 +176,6 @@ def newest_run(
     as many ranks, and if this capture began after the first capture of the newest process, or at
     most `TOGETHER_S` earlier. A capture without a run id or a start, such as a trace file, counts
     as newest.
-
-    Args:
-        captures: the captures.
-        about: returns the metadata of a capture; None if they are not known.
     """
     captures = list(captures)
     began = [_began(about(capture)) for capture in captures]
@@ -205,27 +189,23 @@ def newest_run(
         return captures, []
     run = max(seconds, key=lambda process: (max(seconds[process]), process))
 
-    def is_newest(each: _Began | None) -> bool:
-        return each is None or (
-            each.process == last_of_rank[each.rank][1]
-            and each.process.world_size == run.world_size
-            and max(seconds[each.process]) >= min(seconds[run]) - TOGETHER_S
-        )
-
+    first = min(seconds[run]) - TOGETHER_S
     newest: list[_Capture] = []
     older: list[_Capture] = []
     for capture, each in zip(captures, began):
-        (newest if is_newest(each) else older).append(capture)
+        is_newest = each is None or (
+            each[2] == last_of_rank[each[1]][1]
+            and each[2].world_size == run.world_size
+            and max(seconds[each[2]]) >= first
+        )
+        (newest if is_newest else older).append(capture)
     return newest, older
 
 
 def left_out(older: Sequence[tuple[str, Place | None]], newest: Iterable[str]) -> str:
     """Return a sentence that names the captures of older runs; "" if there are none.
 
-    Args:
-        older: the name and the place of each of these captures. The sentence has the place if
-            another capture has the same name.
-        newest: the names of the captures of the newest run.
+    A capture is named by its place if another one, also of the newest run, has the same name.
     """
     if not older:
         return ""
@@ -260,9 +240,10 @@ def _decoded(content: bytes) -> Metadata | None:
         return None
 
 
-def _began(about: Metadata | None) -> _Began | None:
+def _began(about: Metadata | None) -> tuple[float, int | None, _Process] | None:
+    """When, on which rank and in which process a capture began; None if not known."""
     second = None if about is None else unix_time(about.started_at)
     if about is None or second is None or about.run is None:
         return None
     number = about.run if about.pid is None else str(about.pid)
-    return _Began(second, about.rank, _Process(about.host or "", number, about.world_size or 1))
+    return second, about.rank, _Process(about.host or "", number, about.world_size or 1)

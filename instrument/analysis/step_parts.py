@@ -17,7 +17,7 @@ from instrument.analysis.places import range_codes
 from instrument.analysis.ranges import NO_LAUNCH, NO_RANGE
 from instrument.analysis.steps import gaps, is_loading
 from instrument.analysis.views import Views
-from instrument.links.groupby import distinct, groupby
+from instrument.links.groupby import distinct, groupby, intern
 from instrument.links.links import Links
 from instrument.links.step_index import CountedSteps
 from instrument.trace.events import ANNOTATION, Flags, Ints, is_runtime, is_step, is_wait
@@ -42,7 +42,7 @@ class _Layer(NamedTuple):
 
     `code` says for which range an interval counts: an index into the paths of all ranges and after
     them the names of the loaders; -1 for no range; `_NO_LAUNCH`; or `_ON_CPU`, where the ranges
-    that run on the CPU share the interval. In the result of `_engine`, it is the thread instead.
+    that run on the CPU share the interval. For backward nodes, it is the thread instead.
     """
 
     kind: int
@@ -62,8 +62,7 @@ class _Layer(NamedTuple):
 class _Segments(NamedTuple):
     """Segments of the steps with one kind of time and one range each.
 
-    `place` is an index into `paths`, which may hold a path more than once. `kind` is an index into
-    `SPLIT_KINDS`.
+    `place` is an index into `paths`, and `kind` an index into `SPLIT_KINDS`.
     """
 
     begin_ns: Ints
@@ -93,12 +92,9 @@ def split_parts(capture: Views, span: CountedSteps) -> dict[tuple[str, str], int
     """
     segments = _segments(capture, span)
     keys, groups = groupby(segments.place * len(SPLIT_KINDS) + segments.kind)
-    parts: dict[tuple[str, str], int] = {}
-    for key, total in zip(keys.tolist(), groups.sum(segments.lasts_ns).tolist()):
-        path, kind = divmod(key, len(SPLIT_KINDS))
-        place = segments.paths[path], SPLIT_KINDS[kind]
-        parts[place] = parts.get(place, 0) + total
-    return parts
+    totals = zip(keys.tolist(), groups.sum(segments.lasts_ns).tolist())
+    parts = ((*divmod(key, len(SPLIT_KINDS)), total) for key, total in totals)
+    return {(segments.paths[path], SPLIT_KINDS[kind]): total for path, kind, total in parts}
 
 
 def ranges_of_steps(capture: Views, span: CountedSteps) -> list[dict[str, int]]:
@@ -109,17 +105,22 @@ def ranges_of_steps(capture: Views, span: CountedSteps) -> list[dict[str, int]]:
     found: list[dict[str, int]] = [{} for _ in range(span.count)]
     for key, total in zip(keys.tolist(), groups.sum(segments.lasts_ns).tolist()):
         k, place = divmod(key, places)
-        path = segments.paths[place]
-        found[k][path] = found[k].get(path, 0) + total
+        found[k][segments.paths[place]] = total
     return found
 
 
 def _segments(capture: Views, span: CountedSteps) -> _Segments:
     links = capture.links
-    layers = _device_layers(capture) if len(capture.work.event) else [_cpu_communication(links)]
+    nodes, backward = links.scopes.nodes, links.scopes.backward
     waits, loaders = _waits(capture)
-    layers += [waits, *_launches(capture, span)]
-    engine = _engine(links)
+    if len(capture.work.event):
+        layers = [*_device_layers(capture), waits, *_launches(capture, span)]
+    else:
+        exposed = exposed_on_cpu(links)
+        of_cpu = np.full(len(exposed[0]), _ON_CPU)
+        layers = [_Layer(EXPOSED_COMMUNICATION, *exposed, of_cpu), waits]
+    engines = nodes.thread[backward].astype(np.int64)
+    engine = _disjoint(OTHER_CPU, nodes.start_ns[backward], nodes.end_ns[backward], engines)
     path_of_node, kind_of_node = _on_cpu(links)
     code = path_of_node * len(SPLIT_KINDS) + kind_of_node
     differs = code[:-1] != code[links.call_tree.parent]
@@ -136,7 +137,8 @@ def _segments(capture: Views, span: CountedSteps) -> _Segments:
     path[on_cpu] = path_of_node[node]
     kind[on_cpu] = np.where(kind[on_cpu] == _KIND_OF_NODE, kind_of_node[node], kind[on_cpu])
     texts = [NO_LAUNCH, NO_RANGE, *links.scopes.paths.texts, *loaders]
-    return _Segments(begin, lasts_ns, path - _NO_LAUNCH, kind, [*map(plain_path, texts)])
+    codes, paths = intern(map(plain_path, texts))
+    return _Segments(begin, lasts_ns, codes[path - _NO_LAUNCH], kind, paths)
 
 
 def waits_for_data(capture: Views) -> Ints:
@@ -187,11 +189,6 @@ def _device_layers(capture: Views) -> list[_Layer]:
     return layers
 
 
-def _cpu_communication(links: Links) -> _Layer:
-    start_ns, end_ns = exposed_on_cpu(links)
-    return _Layer(EXPOSED_COMMUNICATION, start_ns, end_ns, np.full(len(start_ns), _ON_CPU))
-
-
 def _waits(capture: Views) -> tuple[_Layer, list[str]]:
     """The waits for data, and the names of the loaders, which stand for missing ranges."""
     events, wait = capture.events, waits_for_data(capture)
@@ -205,14 +202,10 @@ def _waits(capture: Views) -> tuple[_Layer, list[str]]:
 def _launches(capture: Views, span: CountedSteps) -> list[_Layer]:
     """Calls that launch work, and parts of gaps in which the next work is launched."""
     events, links, work = capture.events, capture.links, capture.work
-    if not len(work.event):
-        return []
     call = distinct(work.call[work.call >= 0])
     scope = np.append(links.scopes.innermost, -1)[links.call_tree.nodes_of(call)]
-    is_ours = (events.thread[call] == _thread(links)) | np.append(links.scopes.backward, False)[
-        scope
-    ]
-    call = call[is_ours]
+    is_backward = np.append(links.scopes.backward, False)[scope]
+    call = call[(events.thread[call] == _thread(links)) | is_backward]
     gap = gaps(events, work, span.start_ns, span.end_ns)
     queued = gap.call >= 0
     delayed = gap.call[queued]
@@ -220,13 +213,6 @@ def _launches(capture: Views, span: CountedSteps) -> list[_Layer]:
         _disjoint(LAUNCH, events.start_ns[call], events.end_ns[call], range_codes(capture, call)),
         _disjoint(LAUNCH, gap.queued_ns[queued], gap.end_ns[queued], range_codes(capture, delayed)),
     ]
-
-
-def _engine(links: Links) -> _Layer:
-    """The backward nodes, with the thread of each."""
-    nodes, backward = links.scopes.nodes, links.scopes.backward
-    thread = nodes.thread[backward].astype(np.int64)
-    return _disjoint(OTHER_CPU, nodes.start_ns[backward], nodes.end_ns[backward], thread)
 
 
 def _disjoint(kind: int, start_ns: Ints, end_ns: Ints, code: Ints) -> _Layer:
