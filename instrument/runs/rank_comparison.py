@@ -13,6 +13,7 @@ from instrument.analysis.schema import Column, Schema, names_of, schema
 from instrument.analysis.table import Table
 from instrument.links.collective_records import is_collective
 from instrument.links.groupby import Groups, at, intern
+from instrument.links.step_index import counting
 from instrument.runs.clock_skew import median
 from instrument.runs.rank_summary import RankSummary
 from instrument.trace.columns import ints
@@ -37,7 +38,8 @@ RANKS: Schema = schema(
     steps="how many steps ended in the window",
     trace="`cut short` if the trace file of the rank is cut short, so that steps may be missing; "
     "else None",
-    step_ns="the mean duration of a step",
+    step_ns="the mean duration of the steps that count: all but the first; these columns are means "
+    "over them",
     own_ns="mean per step: time in which the rank does not wait in communication. This is "
     "`step_ns` minus `exposed_communication_ns`",
     compute_ns="mean per step: time in which a memset, or a kernel that is not communication, ran",
@@ -106,8 +108,9 @@ def _rank_row(summary: RankSummary) -> tuple[Any, ...]:
 
 
 def _mean(summary: RankSummary, name: str) -> Any:
-    cells = summary.steps.get(name)
-    return sum(cells) // len(cells) if cells else None
+    cells = summary.steps.get(name) or []
+    counted = cells[counting(len(cells))]
+    return sum(counted) // len(counted) if counted else None
 
 
 def steps_of(summary: RankSummary) -> int:
@@ -168,10 +171,10 @@ class _Cells(NamedTuple):
         values = self.values(name)
         return np.where(values >= 0, values // steps, _UNKNOWN)
 
-    def cpu_ns(self) -> Ints:
-        """The CPU time of a step; of a rank without finished steps, that of the whole window."""
-        values = self.values("cpu_ns_per_step")
-        return np.where(values >= 0, values, self.per_step("cpu_ns"))
+    def in_step(self, name: str) -> Ints:
+        """The time in a step that counts; of a rank without steps, that of the whole window."""
+        values = self.values(f"{name}_per_step")
+        return np.where(values >= 0, values, self.per_step(name))
 
 
 def ranges(summaries: Sequence[RankSummary]) -> Table:
@@ -185,7 +188,7 @@ def ranges(summaries: Sequence[RankSummary]) -> Table:
     number = np.array(
         [_UNKNOWN if summary.rank is None else summary.rank for summary in summaries], np.int64
     )[cells.owner]
-    low, middle, high, slowest = _spread(cells, cells.cpu_ns(), number)
+    low, middle, high, slowest = _spread(cells, cells.in_step("cpu_ns"), number)
     columns: dict[str, list[Any]] = {
         "path": cells.paths,
         "ranks": groups.size.tolist(),
@@ -200,7 +203,7 @@ def ranges(summaries: Sequence[RankSummary]) -> Table:
         ],
     }
     names = ("device_min_ns", "device_median_ns", "device_max_ns")
-    columns |= zip(names, _spread(cells, cells.per_step("device_ns"), number))
+    columns |= zip(names, _spread(cells, cells.in_step("device_ns"), number))
     return Table.of(RANK_RANGES, columns)
 
 

@@ -299,7 +299,7 @@ def test_ranks_of_a_pipeline_have_ranges_of_their_own(tmp_path: Path) -> None:
         600_000,
     )
     assert forward.spread == 2.0
-    assert (forward.device_min_ns, forward.device_max_ns) == (0, 50_000)
+    assert (forward.device_min_ns, forward.device_max_ns) == (0, 30_000)
     assert (rows["head"].ranks, rows["head"].slowest) == (1, 1)
 
 
