@@ -152,7 +152,9 @@ def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:
     found = {
         name: timeline.total_ns(where, groups) for name, where in masks(timeline.active).items()
     }
-    return with_idle(found, timeline.total_ns(np.ones_like(timeline.group, np.bool_), groups))
+    whole = timeline.total_ns(np.ones_like(timeline.group, np.bool_), groups)
+    busy = found["compute_ns"] + found["exposed_communication_ns"] + found["exposed_copy_ns"]
+    return found | {"idle_ns": whole - busy, "total_ns": whole}
 
 
 def layers_of(work: Work) -> list[Intervals]:
@@ -173,16 +175,4 @@ def masks(active: NDArray[np.bool_]) -> dict[str, Flags]:
         "communication_ns": communication,
         "copy_ns": copy,
         "overlap_ns": communication & compute,
-    }
-
-
-def with_idle(found: dict[str, Ints], total: Ints) -> dict[str, Ints]:
-    """Add the columns `idle_ns` and `total_ns`, at their places in `BREAKDOWN`."""
-    names = list(found)
-    idle = total - sum(found[name] for name in names[:3])
-    return {
-        **{name: found[name] for name in names[:3]},
-        "idle_ns": idle,
-        "total_ns": total,
-        **{name: found[name] for name in names[3:]},
     }

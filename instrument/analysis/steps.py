@@ -14,7 +14,6 @@ from instrument.analysis.breakdown import (
     launched_ns,
     layers_of,
     masks,
-    with_idle,
 )
 from instrument.analysis.schema import Schema, names_of, schema
 from instrument.analysis.table import Table
@@ -82,15 +81,12 @@ def steps(events: Events, work: Work) -> Table:
     columns["number"] = [step_number(events, k) for k in index.tolist()]
     columns |= {"start_ns": start, "duration_ns": end - start}
     if len(index) and len(work.event):
-        timeline = sweep(layers_of(work))
-        layers = masks(timeline.active).items()
-        clipped = with_idle(
-            {name: timeline.within(where, start, end) for name, where in layers}, end - start
-        )
-        del clipped["total_ns"]
-        columns |= by_group(work, launching_step(events, work, index), len(index))
-        columns |= {f"clipped_{name}": values for name, values in clipped.items()}
-        columns |= waits(events, work, start, end)
+        parts = _timeline(events, work, start, end)
+        timeline, waited = parts[0], _waited(*parts, start, end)
+        columns |= by_group(work, launching_step(events, work, index), len(index)) | waited
+        for name, where in masks(timeline.active).items():
+            columns[f"clipped_{name}"] = timeline.within(where, start, end)
+        columns["clipped_idle_ns"] = sum(waited.values())
     return Table.of(STEPS, columns, begin_ns=events.begin_ns)
 
 
@@ -165,13 +161,10 @@ def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
     named = events.among(is_runtime) & events.named(is_synchronising)
     copies = (work.kind == COPY) & (work.call >= 0)
     copied, returned = work.start_ns[copies], events.end_ns[work.call[copies]]
-    waiting = concatenated(
-        [
-            (events.start_ns[named], events.end_ns[named]),
-            (copied, np.maximum(copied, returned)),
-        ]
-    )
-    syncing = known & _active_at(waiting, begin)
+    calls = events.start_ns[named], events.end_ns[named]
+    sides = concatenated([calls, (copied, np.maximum(copied, returned))])
+    began, ended = (np.searchsorted(np.sort(side), begin, "right") for side in sides)
+    syncing = known & (began > ended)
     return Gaps(begin, end, call, np.clip(queued, begin, end), known, syncing)
 
 
@@ -182,7 +175,12 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
     streams, the causes do not show which stream waited. The clocks of CPU and device may differ by
     microseconds, which is not corrected.
     """
-    timeline, busy, causes = _timeline(events, work, start_ns, end_ns)
+    return _waited(*_timeline(events, work, start_ns, end_ns), start_ns, end_ns)
+
+
+def _waited(
+    timeline: Timeline, busy: Flags, causes: dict[str, Flags], start_ns: Ints, end_ns: Ints
+) -> dict[str, Ints]:
     found_ns = {
         name: timeline.within(where, start_ns, end_ns)
         for name, where in causes.items()
@@ -226,12 +224,3 @@ def _timeline(
         causes[name] = rest & applies
         rest = rest & ~applies
     return timeline, busy, {"launch_wait_ns": rest, **causes}
-
-
-def _active_at(intervals: Intervals, time_ns: Ints) -> Flags:
-    """Whether each time is inside an interval; an interval does not contain its end."""
-    start, end = (np.sort(side) for side in intervals)
-    active: Flags = np.searchsorted(start, time_ns, "right") > np.searchsorted(
-        end, time_ns, "right"
-    )
-    return active

@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.analysis import layout, table_text
 from instrument.analysis.schema import POINTS, Schema, names_of, unit_of
-from instrument.analysis.section import Section
 from instrument.errors import MissingPackage
 from instrument.printable import is_terminal, printable
 
@@ -254,13 +252,7 @@ class Table:
         return Table({by: [*rows], "rows": [*map(len, rows.values())], **summed}).sort(columns[0])
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a pandas data frame with nullable dtypes.
-
-        Integers stay integers, and unknown cells are `<NA>`.
-
-        Raises:
-            MissingPackage: pandas is not installed.
-        """
+        """Return a pandas data frame with nullable dtypes: integers stay integers."""
         package = _package("pandas", "Table.to_pandas()", "pandas")
         names = {name: dtypes[0] if dtypes else object for name, dtypes in self._dtypes()}
         return package.DataFrame(
@@ -268,11 +260,7 @@ class Table:
         )
 
     def to_polars(self) -> polars.DataFrame:
-        """Return a polars data frame; unknown cells are null.
-
-        Raises:
-            MissingPackage: polars is not installed.
-        """
+        """Return a polars data frame; unknown cells are null."""
         package = _package("polars", "Table.to_polars()", "polars")
         schema = {
             name: getattr(package, dtypes[1]) if dtypes else package.Object
@@ -282,11 +270,7 @@ class Table:
         return frame
 
     def to_arrow(self) -> pyarrow.Table:
-        """Return an Arrow table; unknown cells are null.
-
-        Raises:
-            MissingPackage: pyarrow is not installed.
-        """
+        """Return an Arrow table; unknown cells are null."""
         package = _package("pyarrow", "Table.to_arrow()", "parquet")
         types = {
             name: getattr(package, dtypes[2])() if dtypes else None
@@ -303,11 +287,9 @@ class Table:
     def to_csv(self) -> str:
         """Return the table as CSV with a header; an unknown cell is empty.
 
-        Numbers are not rounded: times are in nanoseconds. Text comes from the trace, which may be
-        from somebody else. So text that a spreadsheet could take for a formula gets an apostrophe
-        before it: text that begins with =, +, - or @ after any blanks, also after a semicolon, at
-        which some spreadsheets split. Characters that do not print are escaped. The other formats
-        keep text unchanged.
+        Numbers are not rounded. An apostrophe is put before text, perhaps from a stranger, that a
+        spreadsheet could take for a formula: text that begins with =, +, - or @, also after blanks
+        or a semicolon. Characters that do not print are escaped. Other formats keep text unchanged.
         """
         text = StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -327,19 +309,27 @@ class Table:
 
     def __str__(self) -> str:
         """The table as text with all rows; on a terminal, only with the columns that fit."""
-        texts = [name for name in self.columns if table_text.is_text(self.column(name))]
+        from instrument.analysis import layout  # a program may read tables and print none
+        from instrument.analysis.section import Section
+        from instrument.analysis.table_text import is_text
+
+        texts = [name for name in self.columns if is_text(self.column(name))]
         section = Section(self, self.columns, missable=texts, all_columns=".select([…])")
         is_fitted = is_terminal(sys.stdout)
         width = shutil.get_terminal_size().columns if is_fitted else None
         return layout.text(section, layout.Medium(width, drops=is_fitted))
 
     def __repr__(self) -> str:
-        shown, notes = table_text.abridged(self._by_name)
+        from instrument.analysis.table_text import abridged
+
+        shown, notes = abridged(self._by_name)
         return "\n".join([str(Table(shown, begin_ns=self._begin_ns)), *notes])
 
     def _repr_html_(self) -> str:
         """The first rows as HTML, for a notebook."""
-        return table_text.to_html(self.since_begin()._by_name)
+        from instrument.analysis.table_text import to_html
+
+        return to_html(self.since_begin()._by_name)
 
     __html__ = _repr_html_  # for templates that contain a table
 
