@@ -94,6 +94,8 @@ def cell_text(
         return "-"
     if as_text := (texts or {}).get(column) or _TEXTS.get(unit_of(column)):
         return as_text(value)
+    if column.endswith("calls") and isinstance(value, int):
+        return f"{value:,}"
     return f"{value:.3g}" if isinstance(value, float) else printable(str(value))
 
 

@@ -89,12 +89,7 @@ def _steps_of(numbers: Sequence[int]) -> str:
 
 
 def cost(capture: Views) -> str:
-    """Return a line on the cost of recording, at most 80 characters; "" if the cost is not known.
-
-    The line says how much longer a recorded step is than a step before the window. The line also
-    gives the time that training waited when the window began and ended, and the size of the
-    compressed trace.
-    """
+    """Return a line on the cost of recording, at most 80 characters; "" if it is not known."""
     cost, parts = capture.about.cost, []
     undisturbed = part(capture, coverage_rows.UNDISTURBED)
     if undisturbed is not None and undisturbed.share:
@@ -202,11 +197,7 @@ def incomplete(capture: Views, views: Sequence[str]) -> str:
 
 
 def inside_compiled(capture: Views) -> list[str]:
-    """Return lines on the ranges and modules that were not timed.
-
-    These are the ranges inside regions that torch.compile compiled, and the modules without a call
-    in the window.
-    """
+    """Return lines on ranges inside compiled regions, and on modules without a call."""
     by_region: dict[str, list[str]] = {}
     for row in capture.compiled_ranges:
         by_region.setdefault(row.region, []).append(row.name)
@@ -222,11 +213,7 @@ def inside_compiled(capture: Views) -> list[str]:
 
 
 def _few_modules(names: Sequence[str]) -> str:
-    """Return the first few modules in `names` as text.
-
-    If a module is inside another module in `names`, only the outer module is named, with the number
-    of modules inside it.
-    """
+    """Return the first few modules as text: outer ones, with the number of modules inside them."""
     inside: dict[str, int] = {}
     outer = ""
     # With "\0" instead of ".", the submodules of a module follow directly after it.

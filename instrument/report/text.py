@@ -149,9 +149,8 @@ def check_columns(columns: Sequence[str] | None) -> list[str] | None:
 def render(capture: Views, **options: Any) -> str:
     """Return the capture as plain text; `options` and errors are those of `capture_parts`.
 
-    The first three findings are below the tables. If something is missing from the
-    capture, the last line says so. Long names are shortened in the middle. Except for the last
-    line, a line has at most about 140 characters.
+    The first three findings are below the tables. If something is missing from the capture, the
+    last line says so.
     """
     views = [name for name in ("ranges", "operators") if options.get(name, True)]
     parts = [*capture_parts(capture, **options), _findings(capture), incomplete(capture, views)]
@@ -159,12 +158,7 @@ def render(capture: Views, **options: Any) -> str:
 
 
 def _findings(capture: Views) -> list[str]:
-    """Return the first findings, as lines.
-
-    The finding on unmarked time (time in no range) is left out. If more than half of the time is
-    unmarked, a sentence above the operators reports it. `instrument diagnose` reports it if at
-    least a fifth of the steps' time is unmarked.
-    """
+    """Return the first findings as lines, without the one on unmarked time: see `unmarked`."""
     from instrument.findings import unmarked_time
     from instrument.findings.diagnose import CHECKS, diagnose
     from instrument.findings.diagnosis_text import largest_as_lines
@@ -191,15 +185,11 @@ def capture_parts(
 ) -> list[Part]:
     """Return a capture as text and tables: heading, range tree, costliest operators, remarks.
 
-    The tree shows only the ranges with the largest shares. One row sums all other ranges, and
-    further rows hold the work outside of all ranges. The remarks list what was not recorded, and
-    the cost of recording.
-
     Args:
         capture: the capture.
         rows: the maximum number of rows in each table; -1 means all rows.
         sort: the column by which operators are sorted.
-        columns: the columns to show.
+        columns: the columns to show; None shows the usual ones, ["all"] all columns with values.
         by: the property by which operators are grouped, in addition to their name.
         stack_depth: how many frames a stack has, for `by="stack"`.
         ranges: whether the range tree is shown.
@@ -244,9 +234,7 @@ def view_part(
     sort: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> str | Section:
-    """Return the first `rows` rows of a view's table, with the view's name as title.
-
-    If `sort` is given, the table is sorted by this column.
+    """Return the first `rows` rows of a view's table, sorted by `sort` if it is given.
 
     Raises:
         ConfigError: the table has no such column.
@@ -282,10 +270,9 @@ def view_part(
 
 
 def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str | None, str | None]:
-    """Return the sort keys of the operators and of the ranges.
+    """Return the sort keys of the operators and of the ranges; one of them is None.
 
-    The result has the column `sort` for one of these two tables, and None for the other. If both
-    tables have the column, it is the key of the operators.
+    If both tables have the column `sort`, it is the key of the operators.
 
     Raises:
         ConfigError: no table that is shown has such a column.
@@ -339,16 +326,7 @@ def as_csv(
     by: By = "name",
     stack_depth: int = 5,
 ) -> str:
-    """Return a view of the capture as CSV; see `Table.to_csv`.
-
-    Args:
-        capture: the capture.
-        view: the name of the view.
-        rows: the maximum number of rows; -1 means all rows.
-        sort: the column to sort by.
-        columns: the columns to write; None or ["all"] means all columns.
-        by: the property by which operators are grouped, in addition to their name.
-        stack_depth: how many frames a stack has, for `by="stack"`.
+    """Return a view of the capture as CSV; see `Table.to_csv`, and `capture_parts` for the options.
 
     Raises:
         CaptureError: the trace does not hold the property `by`.

@@ -42,9 +42,7 @@ _CAUSES = {
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer of the timeline: all slices from one source, such as all CPU calls.
-
-    The page draws a track for each thread of a layer.
+    """All slices from one source, such as all CPU calls; the page draws a track for each thread.
 
     Attributes:
         title: the format string of a track's name; its arguments are the process and the thread.
@@ -76,11 +74,7 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Track:
-    """The slices of one thread of a layer.
-
-    `nodes` holds the positions of the slices in `layer.tree`, sorted by row and start. `row_sizes`
-    holds the number of slices in each row.
-    """
+    """The slices of one thread of a layer: their positions in its tree, sorted by row and start."""
 
     name: str
     is_open: bool
@@ -130,11 +124,7 @@ def timeline(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, An
 
 
 def _median(duration_ns: Ints) -> int | None:
-    """The position of the step with the median duration; None without steps.
-
-    If there are several steps, the first does not count. For an even number of steps, the shorter
-    of the two middle steps is taken.
-    """
+    """The position of the median step, or the shorter of the two; without the first of several."""
     first = int(len(duration_ns) > 1)
     counted = duration_ns[first:]
     middle = (len(counted) - 1) // 2
@@ -187,10 +177,7 @@ def _threads(capture: Views) -> list[_Layer]:
 
 
 def _device(capture: Views) -> list[_Layer]:
-    """Two layers: first the times in which all devices are idle, then the work of each stream.
-
-    Without device work, the result is empty.
-    """
+    """Two layers: the times in which all devices are idle, and the work of each stream."""
     events, device = capture.events, capture.links.launches.device
     if not len(device):
         return []
@@ -209,11 +196,7 @@ def _device(capture: Views) -> list[_Layer]:
 
 
 def _evidence(capture: Views, diagnosis: Diagnosis | None) -> list[tuple[int, int, str]]:
-    """For each item of evidence, the start and end of its longest event, and the finding's code.
-
-    A code is the name of a finding, such as "unmarked-time". An item is left out if this event is
-    unknown or in another capture.
-    """
+    """The start, the end and the finding's code of each event of evidence in this capture."""
     return [
         (*span, finding.code)
         for finding in (diagnosis.findings if diagnosis else ())
@@ -225,11 +208,7 @@ def _evidence(capture: Views, diagnosis: Diagnosis | None) -> list[tuple[int, in
 def _first_in_step(
     spans: Sequence[tuple[int, int, str]], begin_ns: Ints, end_ns: Ints
 ) -> tuple[int, str] | None:
-    """The position of the step in which the first of `spans` begins, and the code of this span.
-
-    The code is the name of a finding, such as "unmarked-time". Spans that begin outside of all
-    steps are skipped. None if all spans begin outside.
-    """
+    """The position of the first step in which a span begins, and the code of this span."""
     for start, _, code in spans:
         steps = np.flatnonzero((begin_ns <= start) & (start < end_ns))
         if len(steps):
@@ -238,10 +217,7 @@ def _first_in_step(
 
 
 def _findings(spans: Sequence[tuple[int, int, str]]) -> list[_Layer]:
-    """One layer, with a slice for the longest event of each item of evidence.
-
-    The name of a slice is the code of its finding, such as "unmarked-time".
-    """
+    """One layer, with a slice for each span; its name is the code of the finding."""
     if not spans:
         return []
     start, end, codes = zip(*spans)

@@ -223,10 +223,7 @@ def _evidence(finding: Finding, capture: Views) -> Part:
 
 
 def _difference(finding: Finding) -> str:
-    """Return why the share in a finding's title differs from the share that the finding saves.
-
-    Return "" if both shares are similar, or if one of them is not known.
-    """
+    """Return why the share in a finding's title differs from the share that it saves, or ""."""
     share, saving = finding.share, finding.saving
     if share is None or saving is None or not saving.baseline_ns:
         return ""

@@ -1,24 +1,10 @@
 // The parts of a section: texts, facts, bars, findings and charts. Their numbers are text already.
 "use strict";
 
-// The colours of kinds of time and of phases; page.css defines the variables.
-const kindColours = {
-  compute: "var(--compute)",
-  "exposed communication": "var(--communication)",
-  copy: "var(--copy)",
-  "waiting for data": "var(--loader)",
-  launch: "var(--launch)",
-  "CPU operators": "var(--cpu)",
-  Python: "var(--python)",
-  idle: "var(--idle)",
-  forward: "var(--forward)",
-  backward: "var(--backward)",
-  accumulate: "var(--accumulate)",
-  recompute: "var(--recompute)",
-  optimizer: "var(--optimizer)",
-  time: "var(--idle)",
-  "largest saving": "var(--cpu)",
-};
+// The colour of a kind of time or of a phase. page.css defines a variable for each, such as
+// --waiting-for-data.
+const colourOfKind = name => `var(--${name.replaceAll(" ", "-")})`;
+
 // The most ranks in a legend.
 const mostLegend = 32;
 
@@ -72,7 +58,7 @@ function colourOfRange(path) {
 }
 
 function colourOfPart({name, is_range: isRange}) {
-  return isRange ? colourOfRange(name) : kindColours[name];
+  return isRange ? colourOfRange(name) : colourOfKind(name);
 }
 
 function mark(colour) {
@@ -142,7 +128,7 @@ function choice({label, items, legend = []}) {
   show(0);
   return [
     element("div", {class: "tools", role: "group", "aria-label": label}, buttons, element(
-      "p", {class: "legend"}, legend.map(name => element("span", {}, mark(kindColours[name]), name)),
+      "p", {class: "legend"}, legend.map(name => element("span", {}, mark(colourOfKind(name)), name)),
     )),
     place,
   ];

@@ -203,7 +203,7 @@ function cellOf(column, values) {
     },
     bar: row => {
       const parts = Object.entries(column.parts)
-        .map(([name, ns]) => ({name, ns: ns[row] || 0, colour: kindColours[name]}))
+        .map(([name, ns]) => ({name, ns: ns[row] || 0, colour: colourOfKind(name)}))
         .filter(part => part.ns > 0);
       const bar = stackedBar(parts, textOf(row), most);
       bar.title = printable(textOf(row));

@@ -57,7 +57,7 @@ function placeRows(tracks) {
 // The colours of the slices: the palette, and for each slice an index into it.
 function colourSlices(data, slices) {
   const resolve = colourResolver();
-  const idle = ["--launch", "--soft", "--loader", "--cpu", "--idle"];
+  const idle = ["--launch", "--soft", "--waiting-for-data", "--CPU-operators", "--idle"];
   const known = new Map();
   const palette = [];
   const of = new Uint32Array(slices.count);
@@ -155,7 +155,7 @@ sections.timeline = {
       const view = {
         top: scroller.scrollTop, width, height: scroller.clientHeight,
         scale: width / (axis.end - axis.begin), ink: themeColour("--ink"),
-        soft: themeColour("--soft"), line: themeColour("--line"), mark: themeColour("--loader"),
+        soft: themeColour("--soft"), line: themeColour("--line"), mark: themeColour("--waiting-for-data"),
       };
       if (width <= 0) return;
       const marks = ticks(axis, width);
