@@ -179,44 +179,30 @@ def by_device(links: Links, calls: Calls, _: int) -> Grouping:
     Raises:
         CaptureError: the trace has too many devices.
     """
-    used, nodes = _devices_below(links), len(calls.tree)
-    by_node = np.array([*used.values()], np.bool_).reshape(len(used), nodes)
-    working = np.flatnonzero(by_node.any(axis=0))  # fewer, as np.unique is slow here
-    distinct, code = np.unique(by_node[:, working], axis=1, return_inverse=True)
-    names = [
-        ",".join(device for device, is_used in zip(used, column) if is_used)
-        for column in distinct.T
-    ]
-    of_node = np.full(nodes, len(names))
-    of_node[working] = code.reshape(-1)
-    event = calls.event
-    unlaunched = np.flatnonzero((calls.node >= nodes) & (event >= 0))
-    ran_on = [
-        str(links.events.threads[k][0]) for k in links.events.thread[event[unlaunched]].tolist()
-    ]
-    same, labels = intern([*names, None, *ran_on])
-    codes = _of_node(of_node, calls, len(names))
-    codes[unlaunched] = len(names) + 1 + np.arange(len(unlaunched))
-    return same[codes], labels
-
-
-def _devices_below(links: Links) -> dict[str, Flags]:
-    """For each device, the nodes that launched work on it, directly or in calls inside them."""
-    device, node = links.launched
-    on = np.array([str(process) for process, _ in links.events.threads])[
-        links.events.thread[device]
-    ]
-    found = {}
+    events, tree, (device, node) = links.events, calls.tree, links.launched
+    of_thread = [str(process) for process, _ in events.threads]
+    on = np.array(of_thread)[events.thread[device]]
     names = np.unique(on[node >= 0]).tolist()
     if len(names) > _MOST_DEVICES:
         raise CaptureError(
             f"The trace holds work of {len(names)} devices, but operators can be grouped by at "
             f"most {_MOST_DEVICES}: group them by another property."
         )
-    for name in names:
-        own = np.bincount(node[(node >= 0) & (on == name)], minlength=len(links.call_tree))
-        found[name] = links.call_tree.with_descendants(own) > 0
-    return found
+    used = np.zeros(len(tree), np.int64)  # a bit for each device
+    for bit, name in enumerate(names):
+        own = np.bincount(node[(node >= 0) & (on == name)], minlength=len(tree))
+        used |= (tree.with_descendants(own) > 0).astype(np.int64) << bit
+    masks, groups = groupby(used)
+    texts = [
+        ",".join(name for bit, name in enumerate(names) if mask >> bit & 1) or None
+        for mask in masks[::-1].tolist()
+    ]
+    codes = _of_node(len(texts) - 1 - groups.of, calls, len(texts))
+    event = calls.event
+    unlaunched = np.flatnonzero((calls.node >= len(tree)) & (event >= 0))
+    codes[unlaunched] = len(texts) + 1 + events.thread[event[unlaunched]]
+    same, labels = intern([*texts, None, *of_thread])
+    return same[codes], labels
 
 
 def by_range(links: Links, calls: Calls, _: int) -> Grouping:
