@@ -446,11 +446,6 @@ EQUIVALENT = {
         "sums = np.flatnonzero(is_sum & ~((scopes.parent >= 1) & is_sum[scopes.parent]))",
     ): "as above",
     (
-        "instrument/analysis/memory_timeline.py",
-        "alive = np.flatnonzero((line.size_bytes > 0) & (position <= at) & (self._ends(line) > at))",
-        "alive = np.flatnonzero((line.size_bytes >= 0) & (position <= at) & (self._ends(line) > at))",
-    ): "torch reports no allocation of no bytes",
-    (
         "instrument/record/step_loop.py",
         'first = self.train.step_number if self.config.phases == ["train"] else 0',
         'first = self.train.step_number if not (self.config.phases == ["train"]) else 0',
@@ -507,8 +502,8 @@ EQUIVALENT = {
     ): "any number below 0 says that there is none",
     (
         "instrument/analysis/memory_timeline.py",
-        "place = np.full(len(self._partner) + 1, len(line.instant))",
-        "place = np.full(len(self._partner) + 2, len(line.instant))",
+        "place = np.full(len(memory.partner) + 1, len(line))",
+        "place = np.full(len(memory.partner) + 2, len(line))",
     ): "one entry more at the end, with the same value",
     (
         "instrument/analysis/ranges.py",
@@ -525,11 +520,6 @@ EQUIVALENT = {
         '"aten::dot": _matrix_vector(0),',
         '"aten::dot": _matrix_vector(1),',
     ): "both operands of a dot product have the same length",
-    (
-        "instrument/analysis/memory_timeline.py",
-        "frees = line.size_bytes < 0",
-        "frees = line.size_bytes < 1",
-    ): "torch reports no allocation of no bytes",
     (
         "instrument/analysis/operator_keys.py",
         "beyond = int(after.max(initial=0)) + 1",

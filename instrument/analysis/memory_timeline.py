@@ -6,7 +6,7 @@ addresses: they show how much memory is in use, but not what uses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
@@ -23,7 +23,7 @@ from instrument.errors import CaptureError
 from instrument.links.groupby import group_rows, groupby
 from instrument.links.links import Links
 from instrument.links.step_index import finished_steps, step_number
-from instrument.trace.events import Events, Ints, Memory
+from instrument.trace.events import Ints, Memory
 
 # c10/core/DeviceType.h
 _DEVICE_NAMES = (
@@ -305,10 +305,29 @@ def memory_devices(memory: MemoryView) -> Table:
 
 
 def memory_steps(memory: MemoryView) -> Table:
-    """Return a row for each device and step; see `MEMORY_STEPS`."""
+    """Return a row for each device and step; see `MEMORY_STEPS`.
+
+    A memory event exactly at the end of a step does not count for the step.
+    """
     events = memory.links.events
     steps = finished_steps(events)
-    rows = [row for line in memory.timelines.values() for row in _step_rows(line, events, steps)]
+    numbers = [step_number(events, step) for step in steps.tolist()]
+    rows: list[tuple[str, int, int | None, int, int | None]] = []
+    for line in memory.timelines.values():
+        first, after = (
+            np.searchsorted(line.time_ns, side[steps]) for side in (events.start_ns, events.end_ns)
+        )
+        sums = np.append(0, np.cumsum(line.size_bytes))
+        start: list[int | None] = [None] * len(steps)
+        peak = start
+        if line.allocated_bytes is not None:
+            level = np.append(line.allocated_bytes[0] - line.size_bytes[0], line.allocated_bytes)
+            # The last value is there twice, because `reduceat` needs an index for each end.
+            sides = np.stack([first, after + 1], axis=1).ravel()
+            start = level[first].tolist()
+            peak = np.maximum.reduceat(np.append(level, level[-1]), sides)[::2].tolist()
+        net = (sums[after] - sums[first]).tolist()
+        rows += zip(repeat(line.device), numbers, start, net, peak)
     return Table.of_rows(MEMORY_STEPS, rows)
 
 
@@ -400,24 +419,3 @@ def _timeline(memory: Memory, instant: Ints) -> Timeline:
         allocated_bytes=allocated if allocated.any() else None,
         reserved_bytes=reserved if reserved.any() else None,
     )
-
-
-def _step_rows(
-    line: Timeline, events: Events, steps: Ints
-) -> Iterator[tuple[str, int, int | None, int, int | None]]:
-    """The rows of `MEMORY_STEPS` for a device; an event exactly at a step's end is not in it."""
-    first, after = (
-        np.searchsorted(line.time_ns, side[steps]) for side in (events.start_ns, events.end_ns)
-    )
-    numbers = [step_number(events, step) for step in steps.tolist()]
-    sums = np.append(0, np.cumsum(line.size_bytes))
-    net = (sums[after] - sums[first]).tolist()
-    if line.allocated_bytes is None:
-        unknown = [None] * len(net)
-        return zip(repeat(line.device), numbers, unknown, net, unknown)
-    base = line.allocated_bytes[:1] - line.size_bytes[:1]
-    level = np.concatenate([base, line.allocated_bytes])
-    # `reduceat` needs an index for the end of the last step: the last value is there twice.
-    sides = np.stack([first, after + 1], axis=1).ravel()
-    peak = np.maximum.reduceat(np.append(level, level[-1]), sides)[::2]
-    return zip(repeat(line.device), numbers, level[first].tolist(), net, peak.tolist())

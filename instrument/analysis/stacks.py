@@ -35,9 +35,9 @@ _RECORDING, _ALL_STEPS, _NO_LAUNCH = "(recording)", f"{STEP_PREFIX[:-1]}*", "(no
 #: nested calls.
 DEEPER = "(deeper frames)"
 MOST_FRAMES, LONGEST_FRAME = 1000, 300
-# If all paths together have more than this many characters for each event of the trace, paths are
-# cut earlier. Paths of Python frames in real traces have 500.
-_CHARACTERS = 4096
+# If all paths together have more than this many frames for each event of the trace, paths are cut
+# earlier.
+_FRAMES = 64
 _LONGEST_STACK = 5000
 
 
@@ -177,46 +177,30 @@ def _paths(
     code, names = intern(map(_plain, events.names))
     path, parents, labels = number_paths(call_tree, code[events.name[call_tree.index]])
     before, prefix = _before_root(events, call_tree, threads=threads, frames=frames)
-    count, most, characters = len(parents), 2 * MOST_FRAMES, np.inf
-    while most > 1 and characters > _CHARACTERS * len(events):
+    keys, groups = groupby(prefix * len(parents) + path)
+    order = np.argsort(groups.min(np.arange(len(path))))
+    outer, inner = np.divmod(keys[order], max(len(parents), 1))
+    depths: list[int] = []
+    for parent in parents.tolist():
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    sizes = np.array([*map(len, before)], np.int64)[outer] + np.array(depths, np.int64)[inner]
+    most = MOST_FRAMES
+    while most > 1 and np.minimum(sizes, most).sum() > _FRAMES * len(events):
         most //= 2
-        outer = [_first_frames(each, most) for each in before]
-        inner, sizes = _cut(parents, labels, names, most)
-        keys, groups = groupby(prefix * count + inner[path])
-        outer_sizes = np.array([sum(map(len, each)) for each in outer], np.int64)
-        characters = int((outer_sizes[keys // count] + sizes[keys % count]).sum()) if count else 0
     inside: list[tuple[str, ...]] = []
-    for k, (parent, label) in enumerate(zip(parents.tolist(), labels.tolist())):
+    for parent, label in zip(parents.tolist(), labels.tolist()):
         above = inside[parent] if parent >= 0 else ()
-        is_kept = inner[k] == k
-        inside.append(_first_frames((*above, names[label]), most) if is_kept else above)
-    first = groups.min(np.arange(len(path)))
-    order = np.argsort(first)
-    found = [
-        _first_frames(outer[key // count] + inside[key % count], most)
-        for key in keys[order].tolist()
-    ]
-    return found, Groups(groups.renumbered(order).of[nearest], groups.count)
+        is_cut = len(above) > most
+        inside.append(above if is_cut else _first_frames((*above, names[label]), most))
+    number, found = intern(
+        _first_frames(before[first] + inside[rest], most)
+        for first, rest in zip(outer.tolist(), inner.tolist())
+    )
+    return found, Groups(number[groups.renumbered(order).of[nearest]], len(found))
 
 
 def _first_frames(frames: tuple[str, ...], most: int) -> tuple[str, ...]:
     return frames if len(frames) <= most else (*frames[:most], DEEPER)
-
-
-def _cut(parents: Ints, labels: Ints, names: list[str], most: int) -> tuple[Ints, Ints]:
-    """For each path, the path that stands for it, and the number of characters in its first frames.
-
-    A path with `most` + 1 frames stands for all paths below it.
-    """
-    inner: list[int] = []
-    depths: list[int] = []
-    sizes: list[int] = []
-    for k, (parent, label) in enumerate(zip(parents.tolist(), labels.tolist())):
-        depth, size = (depths[parent], sizes[parent]) if parent >= 0 else (0, 0)
-        inner.append(k if depth <= most else inner[parent])
-        depths.append(depth + 1)
-        sizes.append(size + (len(names[label]) if depth < most else 0))
-    return np.array(inner, np.int64), np.array(sizes, np.int64)
 
 
 def _before_root(

@@ -13,7 +13,7 @@ from torch import nn
 
 from capture.conftest import convolutions, record
 from instrument import Session, profiled
-from instrument.analysis.stacks import Stack, folded
+from instrument.analysis.stacks import DEEPER, Stack, folded
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError
 
@@ -50,6 +50,16 @@ def test_device_time_is_of_what_the_frames_operators_launched(tmp_path) -> None:
         Stack((*STEP, "aten::linear", "aten::mm"), 7000),
         Stack(("autograd::mm",), 3000),
     ]
+
+
+def test_paths_are_cut_where_they_would_be_much_larger_than_the_trace(tmp_path) -> None:
+    nested = [frame(f"a.py({k}): f", k, 3000 - 2 * k) for k in range(1200)]
+    stacks = capture(tmp_path, nested).stacks()
+    lengths = {len(each.frames) for each in stacks}
+    assert lengths == set(range(1, max(lengths) + 1))
+    assert 32 < max(lengths) < 128
+    assert {each.frames[-1] for each in stacks if len(each.frames) == max(lengths)} == {DEEPER}
+    assert sum(each.value_ns for each in stacks) == 3_000_000
 
 
 def test_folded_text_is_one_safe_path_and_whole_microseconds_a_line() -> None:
