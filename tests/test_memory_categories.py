@@ -12,6 +12,7 @@ import pytest
 import torch
 from builders import payload_of, span, step, write_capture
 from collected import Log
+from page_parts import parts, tables, words
 from torch import nn
 from torch.profiler._memory_profiler import MemoryProfileTimeline
 
@@ -144,10 +145,11 @@ def test_the_page_draws_them_and_show_lists_them(
 ) -> None:
     capture, *_ = recorded(tmp_path, sinks={"memory": {}})
     assert capture.folder is not None
-    (chart,) = charts(capture)
+    (item,) = by_category(capture)
+    (chart,) = parts(item, "memory")
     assert "optimizer state" in [series["name"] for series in chart["series"]]
-    table = capture.memory_categories
-    assert chart["live"]["cells"]["at_peak_bytes"] == table.column("at_peak_bytes")
+    cells = tables(item)["In use at the peak, by category"]["cells"]
+    assert cells["at_peak_bytes"] == capture.memory_categories.column("at_peak_bytes")
     assert main(["show", str(capture.folder), "--memory-categories"]) == 0
     lines = capsys.readouterr().out.splitlines()
     at = lines.index("Memory categories")
@@ -155,11 +157,13 @@ def test_the_page_draws_them_and_show_lists_them(
     assert any(line.startswith("cpu     parameter ") for line in lines[at:])
 
 
-def charts(capture: Capture) -> list[dict[str, Any]]:
-    """The charts by category of the page that the sink wrote."""
+def by_category(capture: Capture) -> list[dict[str, Any]]:
+    """The memory by category on the page that the sink wrote."""
     assert capture.folder is not None
-    (device,) = payload_of(capture.folder / "memory.html")["sections"]["memory"]["devices"]
-    return [chart for chart in device["charts"] if chart["by"] == "category"]
+    choices = parts(payload_of(capture.folder / "memory.html"), "choice")
+    return [
+        item for choice in choices for item in choice["items"] if item["title"] == "by category"
+    ]
 
 
 def by_hand(folder: Path, content: Any, device: str = "cuda-0") -> Capture:
@@ -227,7 +231,7 @@ def test_a_page_of_a_capture_without_them_has_none(tmp_path: Path) -> None:
     capture, *_ = recorded(tmp_path, memory_categories=False, profile_memory=True)
     assert capture.folder is not None
     Memory().write(capture, capture.folder)
-    assert charts(capture) == []
+    assert by_category(capture) == []
     assert [*capture.folder.glob("memory_categories*")] == []
 
 
@@ -258,9 +262,9 @@ def test_a_damaged_file_costs_the_page_its_part(tmp_path: Path) -> None:
     assert capture.folder is not None
     (capture.folder / "memory_categories_cpu.json").write_text("[[1784,1784],[[0,1")
     Memory().write(capture, capture.folder)
-    assert charts(capture) == []
+    assert by_category(capture) == []
     assert capture.folder is not None
-    (said,) = payload_of(capture.folder / "memory.html")["sections"]["memory"]["notes"]
+    said = words(payload_of(capture.folder / "memory.html"))
     assert said.endswith("): remove it. The page does not show memory by category.")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from builders import MEMORY, MIB, annotation, payload_of, steps, write_capture
-from page_parts import facts
+from page_parts import facts, parts, tables
 
 from instrument import Session
 from instrument.capture import Capture
@@ -33,8 +33,8 @@ def test_the_page_is_the_section_of_the_report(written: Capture) -> None:
 def test_no_name_is_markup(written: Capture) -> None:
     text = (written.folder / "memory.html").read_text(encoding="utf-8")
     assert '<script>"&' not in text
-    (device,) = payload_of(written.folder / "memory.html")["sections"]["memory"]["devices"]
-    assert 'forward/<script>"&' in device["charts"][0]["live"]["cells"]["name"]
+    found = tables(payload_of(written.folder / "memory.html"))["In use at the peak, by range"]
+    assert 'forward/<script>"&' in found["cells"]["name"]
 
 
 def test_the_data_are_what_the_views_say(written: Capture) -> None:
@@ -72,10 +72,14 @@ def test_forms_kind_and_rows_are_chosen(tmp_path: Path) -> None:
     before = {path.name for path in capture.folder.iterdir()}
     Memory(forms=["html"], by="operator", rows=1).write(capture, capture.folder)
     assert {path.name for path in capture.folder.iterdir()} - before == {"memory.html"}
-    (device,) = payload_of(capture.folder / "memory.html")["sections"]["memory"]["devices"]
-    assert [chart["by"] for chart in device["charts"]] == ["operator", "range"]
-    assert device["charts"][0]["live"]["cells"]["name"] == ["aten::mm"]
-    assert len(device["steps"]["cells"]["number"]) == 1
+    found = tables(payload_of(capture.folder / "memory.html"))
+    by_operator, by_range = (name for name in found if name.startswith("In use"))
+    assert (by_operator, by_range) == (
+        "In use at the peak, by operator",
+        "In use at the peak, by range",
+    )
+    assert found[by_operator]["cells"]["name"] == ["aten::mm"]
+    assert len(found["Steps on cuda:0"]["cells"]["number"]) == 1
 
 
 def test_a_trace_without_addresses_still_has_its_curve(tmp_path: Path) -> None:
@@ -85,11 +89,11 @@ def test_a_trace_without_addresses_still_has_its_curve(tmp_path: Path) -> None:
     ]
     capture = write_capture(tmp_path, [*steps(), *old])
     Memory().write(capture, capture.folder)
-    (device,) = payload_of(capture.folder / "memory.html")["sections"]["memory"]["devices"]
-    assert facts(device)["Growth from the start to the peak"][0] == "30.00 MiB"
-    assert [chart["live"] for chart in device["charts"]] == [None]
-    assert device["missing"]
-    assert [series["name"] for series in device["charts"][0]["series"]] == ["[unknown]"]
+    found = payload_of(capture.folder / "memory.html")
+    assert facts(found)["Growth from the start to the peak"][0] == "30.00 MiB"
+    assert not any(name.startswith("In use") for name in tables(found))
+    (chart,) = parts(found, "memory")
+    assert [series["name"] for series in chart["series"]] == ["[unknown]"]
 
 
 def test_a_recording_of_torchs(tmp_path: Path) -> None:
@@ -103,7 +107,7 @@ def test_a_recording_of_torchs(tmp_path: Path) -> None:
     assert (device["device"], device["peak_net_bytes"]) == ("cpu", 3 * 4 * 1000), (
         "two that are added, and their sum"
     )
-    assert payload_of(folder / "memory.html")["sections"]["memory"]["devices"][0]["name"] == "cpu"
+    assert parts(payload_of(folder / "memory.html"), "memory")[0]["device"] == "cpu"
 
 
 def record_like_a_user() -> None:

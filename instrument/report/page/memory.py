@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from instrument import files
@@ -28,12 +27,25 @@ from instrument.analysis.table import Table
 from instrument.analysis.views import Views, rows_of
 from instrument.errors import CaptureError
 from instrument.links.groupby import differences
-from instrument.report.page.parts import Part, columns_of, fact, facts, table
+from instrument.report.page.parts import (
+    Part,
+    choice,
+    columns_of,
+    fact,
+    facts,
+    folded,
+    section,
+    table,
+    text,
+)
 from instrument.units import duration, size
 
 #: The views whose numbers the section shows.
 MEMORY_VIEWS = ("memory_devices", "memory_live()", "memory_steps", "memory_sizes")
 _SNAPSHOT = "memory_snapshot.pickle"
+_OPEN_SNAPSHOT = (
+    "The allocator's snapshot is in the folder of the capture. Open it at pytorch.org/memory_viz:"
+)
 _MOST_ROWS = 200
 # The page draws these series in grey.
 _GREYS = (BEFORE, OTHERS, UNCLASSIFIED)
@@ -69,15 +81,11 @@ def memory(
     if curves is None:
         curves = [capture.memory.curve(device=device) for device in timelines]
     categories, problem = _categories(capture)
-    notes = [problem, line(capture, rows_of(MEMORY_VIEWS))]
-    folder = capture.folder
-    begin_ns = capture.events.begin_ns
-    return {
-        "devices": [_device(capture, curve, categories, rows) for curve in curves],
-        "steps": [[step.number, step.start_ns - begin_ns] for step in capture.steps],
-        "snapshot": _SNAPSHOT if folder and files.is_regular(folder / _SNAPSHOT) else None,
-        "notes": [note for note in notes if note],
-    }
+    parts = [part for curve in curves for part in _device(capture, curve, categories, rows)]
+    if capture.folder and files.is_regular(capture.folder / _SNAPSHOT):
+        parts.append(text(_OPEN_SNAPSHOT, href=_SNAPSHOT))
+    missing = line(capture, rows_of(MEMORY_VIEWS))
+    return section("Memory", *parts, text(problem, "soft"), text(missing, "soft"))
 
 
 def _categories(capture: Views) -> tuple[list[Categories], str]:
@@ -93,36 +101,46 @@ def _categories(capture: Views) -> tuple[list[Categories], str]:
 
 def _device(
     capture: Views, curve: Curve, categories: Sequence[Categories], rows: int
-) -> dict[str, Any]:
+) -> Iterator[Part | None]:
     view, device = capture.memory, curve.device
+    begin_ns = capture.events.begin_ns
+    steps = [[step.number, step.start_ns - begin_ns] for step in capture.steps]
 
     def listed(caption: str, cells: Table, columns: Schema, shown: int = 15) -> Part:
         names = [name for name in cells.columns if name != "device"]
         return table(caption, columns_of(cells.head(rows).select(names), columns), shown=shown)
 
-    charts = []
+    charts: list[tuple[str, Part, Part | None]] = []
+
+    def add(by: str, plot: Plot, live: Table, columns: Schema) -> None:
+        is_known = columns is not MEMORY_LIVE or live[0].name is not None
+        peak = listed(f"In use at the peak, by {by}", live, columns, 10) if is_known else None
+        chart = {"kind": "memory", "device": device, "steps": steps, **_chart(begin_ns, plot)}
+        charts.append((by, chart, peak))
+
     for each in (curve, *(view.curve(by, device=device) for by in view.kinds if by != curve.by)):
-        live = capture.memory_live(each.by, device=device)
-        peak = f"In use at the peak, by {each.by}"
-        found = None if live[0].name is None else listed(peak, live, MEMORY_LIVE, 10)
-        charts.append({"by": each.by, "live": found, **_chart(capture, each)})
+        add(each.by, each, capture.memory_live(each.by, device=device), MEMORY_LIVE)
     for kind in categories:
         if kind.device == device:
-            peak, cells = "In use at the peak, by category", memory_categories([kind])
-            found = listed(peak, cells, MEMORY_CATEGORIES, 10)
-            charts.append({"by": "category", "live": found, **_chart(capture, kind.plot())})
-    named = [chart for chart in charts if any(map(partial(_is_name, chart), chart["series"]))]
-    missing = _NO_NAMES if charts[0]["live"] else _NO_ADDRESSES
-    sizes = f"Allocations by size on {device}"
-    steps = capture.memory_steps.where(device=device)
-    return {
-        "name": device,
-        "facts": _facts(capture.memory_devices.where(device=device).since_begin()[0]),
-        "charts": named or charts[:1],
-        "missing": "" if named else missing,
-        "steps": listed(f"Steps on {device}", steps, MEMORY_STEPS),
-        "sizes": listed(sizes, capture.memory_sizes.where(device=device), MEMORY_SIZES),
-    }
+            add("category", kind.plot(), memory_categories([kind]), MEMORY_CATEGORIES)
+    named = [each for each in charts if any(_is_name(each[0], one) for one in each[1]["series"])]
+    yield text(device, "h3")
+    yield _facts(capture.memory_devices.where(device=device).since_begin()[0])
+    shown = {f"by {by}": [chart, text(f"In use at the peak, by {by}", "h4") if peak else None, peak]
+             for by, chart, peak in named}  # fmt: skip
+    if len(shown) > 1:
+        yield choice(f"Group the memory of {device} by", shown)
+    elif shown:
+        yield from next(iter(shown.values()))
+    else:
+        yield charts[0][1]
+        yield text(_NO_NAMES if charts[0][2] else _NO_ADDRESSES)
+    yield text("Memory of each step", "h4")
+    yield listed(f"Steps on {device}", capture.memory_steps.where(device=device), MEMORY_STEPS)
+    sizes = capture.memory_sizes.where(device=device)
+    yield folded(
+        "Allocations by size", [listed(f"Allocations by size on {device}", sizes, MEMORY_SIZES)]
+    )
 
 
 def _facts(row: Any) -> Part | None:
@@ -140,13 +158,12 @@ def _facts(row: Any) -> Part | None:
     return facts([*boxes, fact("Allocations", f"{row.allocations:,}", total)])
 
 
-def _is_name(chart: dict[str, Any], series: dict[str, Any]) -> bool:
+def _is_name(by: str, series: dict[str, Any]) -> bool:
     """Whether the name of a series says what used the memory."""
-    return not series["is_grey"] and series["name"] not in (UNKNOWN, f"[no {chart['by']}]")
+    return not series["is_grey"] and series["name"] not in (UNKNOWN, f"[no {by}]")
 
 
-def _chart(capture: Views, plot: Plot) -> dict[str, Any]:
-    begin_ns = capture.events.begin_ns
+def _chart(begin_ns: int, plot: Plot) -> dict[str, Any]:
     return {
         "time": differences([time - begin_ns for time in plot.time_ns]),
         "reserved": None if plot.reserved_bytes is None else differences(plot.reserved_bytes),

@@ -18,7 +18,7 @@ from builders import (
     steps,
     write_capture,
 )
-from page_parts import facts
+from page_parts import facts, parts, tables, words
 
 from instrument.report.page.memory import memory
 from instrument.report.page.page import page
@@ -42,11 +42,10 @@ def rows(table: dict[str, Any]) -> list[tuple[Any, ...]]:
 def test_each_chart_stacks_up_to_the_memory_in_use(tmp_path: Path) -> None:
     found = memory(capture(tmp_path, [*steps(), *MEMORY]))
     assert found is not None
-    (device,) = found["devices"]
-    assert (device["name"], found["steps"]) == ("cuda:0", [[3, 0], [4, 1_000_000]])
-    assert (found["snapshot"], found["notes"]) == (None, [])
-    by_range, by_operator = device["charts"]
-    assert (by_range["by"], by_operator["by"]) == ("range", "operator")
+    by_range, by_operator = parts(found, "memory")
+    (choice,) = parts(found, "choice")
+    assert [item["title"] for item in choice["items"]] == ["by range", "by operator"]
+    assert (by_range["device"], by_range["steps"]) == ("cuda:0", [[3, 0], [4, 1_000_000]])
     for chart in (by_range, by_operator):
         assert [*accumulate(chart["time"])] == [260_000, 650_000, 900_000, 1_300_000, 1_500_000]
         assert [sum(each) for each in zip(*levels(chart).values())] == [32, 38, 14, 24, 16]
@@ -57,16 +56,16 @@ def test_each_chart_stacks_up_to_the_memory_in_use(tmp_path: Path) -> None:
         "forward": [0, 6, 6, 6, 6],
     }
     assert [series["is_grey"] for series in by_range["series"]] == [True, False, False]
-    assert rows(by_range["live"]) == [
+    assert rows(tables(found)["In use at the peak, by range"]) == [
         ("forward/attention", 24 * MIB, 1, 260_000),
         ("[before the window]", 8 * MIB, None, None),
         ("forward", 6 * MIB, 1, 650_000),
     ]
-    assert rows(device["steps"]) == [
+    assert rows(tables(found)["Steps on cuda:0"]) == [
         (3, 8 * MIB, 6 * MIB, 38 * MIB),
         (4, 14 * MIB, 2 * MIB, 24 * MIB),
     ]
-    assert facts(device)["In use at the peak"] == ("38.00 MiB", "after 650.000 µs")
+    assert facts(found)["In use at the peak"] == ("38.00 MiB", "after 650.000 µs")
 
 
 def test_a_trace_without_memory_has_no_section(tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_the_page_shows_the_peak_and_reads_out_the_chart(
     tab.keyboard.up("Control")
     canvas.hover(position={"x": 1, "y": 100})
     assert read_out.inner_text().startswith(near), "the pointer's time keeps its place"
-    shown.get_by_label("Group the memory of cuda:0 by").select_option("by operator")
+    shown.get_by_role("button", name="by operator").click()
     assert shown.locator("table", has_text="In use at the peak, by operator").count() == 1
 
 
@@ -121,13 +120,11 @@ def test_charts_without_names_say_what_to_record(
     """Without addresses, the whole memory is one chart, as in traces of torch 1.9."""
     whole = memory(capture(tmp_path, [*steps(), allocation(260, MIB), allocation(650, MIB)]))
     assert whole is not None
-    (device,) = whole["devices"]
-    (chart,) = device["charts"]
+    (chart,) = parts(whole, "memory")
     assert levels(chart) == {"[unknown]": [1, 2]}
     assert chart["series"][0]["is_grey"] is False
-    assert device["missing"].startswith("The trace has no addresses of memory")
     shown = opened_page(opened, tmp_path, whole).locator("#memory")
-    assert shown.get_by_text(device["missing"]).count() == 1
+    assert shown.get_by_text("The trace has no addresses of memory").count() == 1
     assert shown.locator("h4", has_text="In use at the peak").count() == 0
 
 
@@ -135,14 +132,14 @@ def test_charts_without_names_are_left_out(tmp_path: Path) -> None:
     outside = [step(1, 0, 1000), allocation(5, MIB, 1), span("aten::mm", 10, 100)]
     found = memory(capture(tmp_path, outside))
     assert found is not None
-    (device,) = found["devices"]
-    assert [chart["by"] for chart in device["charts"]] == ["operator"]
-    assert "profiler.with_stack=true" in device["missing"]
+    assert len(parts(found, "memory")) == 1
+    assert "profiler.with_stack=true" in words(found)
     inside = [*outside, annotation("forward", 200, 100), allocation(250, MIB, 2)]
     found = memory(capture(tmp_path, inside))
     assert found is not None
-    (device,) = found["devices"]
-    assert ([chart["by"] for chart in device["charts"]], device["missing"]) == (["range"], "")
+    assert len(parts(found, "memory")) == 1
+    assert next(iter(tables(found))) == "In use at the peak, by range"
+    assert "with_stack" not in words(found)
 
 
 def test_one_event_is_drawn(opened: Callable[..., Page], tmp_path: Path) -> None:

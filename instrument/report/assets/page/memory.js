@@ -26,7 +26,7 @@ function stackedSeries(chart) {
   return {time, areas, whole: below, reserved: chart.reserved && summed(chart.reserved)};
 }
 
-function memoryChart(data, device, stacked) {
+function memoryChart({device, steps}, stacked) {
   const {time, areas, whole, reserved} = stacked;
   const last = Math.max(time[time.length - 1], time[0] + 1);
   const axis = {first: time[0], last, begin: time[0], end: last};
@@ -35,7 +35,7 @@ function memoryChart(data, device, stacked) {
   const canvas = element("canvas", {
     tabindex: "0",
     role: "application",
-    "aria-label": `Memory of ${device.name} over time. Left and right arrows move, plus and minus `
+    "aria-label": `Memory of ${device} over time. Left and right arrows move, plus and minus `
       + "zoom, 0 shows all. The tables below hold the same numbers.",
   });
   const frame = element("div", {class: "chart"}, canvas);
@@ -89,7 +89,7 @@ function memoryChart(data, device, stacked) {
     context.setLineDash([2, 4]);
     context.strokeStyle = soft;
     context.fillStyle = ink;
-    for (const [number, start] of data.steps) {
+    for (const [number, start] of steps) {
       context.beginPath();
       context.moveTo(x(start), 4);
       context.lineTo(x(start), chartHeight);
@@ -154,43 +154,7 @@ function memoryLegend(stacked) {
   return element("p", {class: "legend"}, entries);
 }
 
-sections.memory = {
-  title: "Memory",
-  draw(root, data) {
-    for (const device of data.devices) {
-      const chart = element("div");
-      const show = ({by, live, ...columns}) => {
-        const stacked = stackedSeries(columns);
-        chart.replaceChildren(...[
-          memoryChart(data, device, stacked),
-          memoryLegend(stacked),
-          ...(device.missing ? [element("p", {text: device.missing})] : [
-            element("h4", {text: `In use at the peak, by ${by}`}),
-            live ? table(live) : "",
-          ]),
-        ]);
-      };
-      root.append(
-        element("h3", {text: device.name}),
-        ...drawn([device.facts]),
-        device.charts.length > 1 ? element("div", {class: "tools"}, element("select", {
-          "aria-label": `Group the memory of ${device.name} by`,
-          onchange: event => show(device.charts[event.target.value]),
-        }, device.charts.map(({by}, at) => element("option", {value: at, text: `by ${by}`})))) : "",
-        chart,
-        element("h4", {text: "Memory of each step"}),
-        table(device.steps),
-        element("details", {}, element("summary", {text: "Allocations by size"}),
-          table(device.sizes)),
-      );
-      show(device.charts[0]);
-    }
-    if (data.snapshot) {
-      root.append(element("p", {}, "The file ",
-        element("a", {href: data.snapshot, text: data.snapshot}),
-        " in the folder of the capture is the allocator's snapshot. Open it at "
-        + "pytorch.org/memory_viz."));
-    }
-    for (const note of data.notes) root.append(element("p", {class: "soft", text: note}));
-  },
+drawings.memory = chart => {
+  const stacked = stackedSeries(chart);
+  return [memoryChart(chart, stacked), memoryLegend(stacked)];
 };

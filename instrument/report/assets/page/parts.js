@@ -10,9 +10,10 @@ const mostLegend = 32;
 
 // For each kind of part, the function that draws it.
 const drawings = {
-  text: ({style, text, id}) => {
+  text: ({style, text, id, href}) => {
     const tag = ["h3", "h4"].includes(style) ? style : "p";
-    return element(tag, {id, class: tag === "p" && style !== "p" ? style : null, text});
+    const link = href ? [" ", element("a", {href, text: href})] : null;
+    return element(tag, {id, class: tag === "p" && style !== "p" ? style : null}, text, link);
   },
   list: ({items}) => element("ul", {class: "soft"}, items.map(text => element("li", {text}))),
   facts: ({items}) => element("div", {class: "facts"}, items.map(fact)),
@@ -123,7 +124,7 @@ function choice({label, items, legend = []}) {
   ));
   const show = at => {
     buttons.forEach((button, k) => button.setAttribute("aria-pressed", String(k === at)));
-    place.replaceChildren(...drawn(items[at].parts));
+    place.replaceChildren(...drawn(items[at].parts).flat().filter(Boolean));
   };
   show(0);
   return [
