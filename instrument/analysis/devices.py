@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, KERNEL, Work
-from instrument.analysis.kernels import covered, estimated_occupancy, weighted_mean
+from instrument.analysis.kernels import averaged, estimated_occupancy
 from instrument.analysis.schema import Schema, schema
 from instrument.analysis.steps import launching_step
 from instrument.analysis.table import Table
@@ -66,7 +66,8 @@ def _usage(events: Events, kernel: Ints, first: int, last: int) -> dict[str, int
     start, end = (np.clip(times[kernel], first, last) for times in (events.start_ns, events.end_ns))
     timeline = sweep([(start, end)])
     busy, total = int(timeline.total_ns(timeline.active[0])[0]), int(last - first)
-    blocks, occupancy = events.blocks_per_sm[kernel], estimated_occupancy(events, kernel)
+    blocks = events.blocks_per_sm[kernel]
+    occupancy, covered = averaged(estimated_occupancy(events, kernel), end - start)
     filled = _filled_ns(start, end, blocks)
     return {
         "kernels": len(kernel),
@@ -74,8 +75,8 @@ def _usage(events: Events, kernel: Ints, first: int, last: int) -> dict[str, int
         "total_ns": total,
         "utilization": busy / total if total else None,
         "sm_efficiency": filled / total if total and (blocks > 0).any() else None,
-        "occupancy": weighted_mean(occupancy, end - start),
-        "occupancy_covered": covered(occupancy, end - start),
+        "occupancy": occupancy,
+        "occupancy_covered": covered,
     }
 
 

@@ -73,7 +73,9 @@ def kernels(events: Events, work: Work) -> Table:
     launch, short = _launch_costs(events, work)
     launch, short = launch[chosen], short[chosen]
     launched = groups.number(launch >= 0) > 0
-    occupancy, rows = estimated_occupancy(events, event), by_time.rows()
+    rows, estimated = by_time.rows(), estimated_occupancy(events, event)
+    blocks = [averaged(events.blocks_per_sm[event[row]], duration[row])[0] for row in rows]
+    occupancy = [averaged(estimated[row], duration[row]) for row in rows]
     columns: dict[str, list[Any]] = {
         "name": [events.names[k] for k in events.name[longest].tolist()],
         "kind": [KINDS[k] for k in work.kind[chosen][last].tolist()],
@@ -82,11 +84,9 @@ def kernels(events: Events, work: Work) -> Table:
         "short_calls": cells(groups.number(short), launched),
         "grid": _texts(events, events.grid[longest]),
         "block": _texts(events, events.block[longest]),
-        "blocks_per_sm": [
-            weighted_mean(events.blocks_per_sm[event[row]], duration[row]) for row in rows
-        ],
-        "occupancy": [weighted_mean(occupancy[row], duration[row]) for row in rows],
-        "occupancy_covered": [covered(occupancy[row], duration[row]) for row in rows],
+        "blocks_per_sm": blocks,
+        "occupancy": [mean for mean, _ in occupancy],
+        "occupancy_covered": [covered for _, covered in occupancy],
     }
     return Table.of(KERNELS, columns).sort("device_ns")
 
@@ -144,17 +144,15 @@ def estimated_occupancy(events: Events, kernel: Ints) -> NDArray[np.float64]:
     return np.where(percent > 0, percent / 100, np.nan)
 
 
-def covered(values: NDArray[np.floating[Any]], weights: Ints) -> float | None:
-    """Return the weight of the values that are not NaN as a fraction of all; None if that is 0."""
-    whole = int(weights.sum())
-    return int(weights[~np.isnan(values)].sum()) / whole if whole else None
+def averaged(values: NDArray[np.floating[Any]], weights: Ints) -> tuple[float | None, float | None]:
+    """Return the weighted mean of the values that are not NaN, and their share of the weight.
 
-
-def weighted_mean(values: NDArray[np.floating[Any]], weights: Ints) -> float | None:
-    """Return the weighted mean of the values that are not NaN; None if their weights sum to 0."""
+    A result is None if it would be divided by 0.
+    """
     known = ~np.isnan(values)
-    weight = int(weights[known].sum())
-    return float(np.sum(values[known] * weights[known])) / weight if weight else None
+    weight, whole = int(weights[known].sum()), int(weights.sum())
+    mean = float(np.sum(values[known] * weights[known])) / weight if weight else None
+    return mean, weight / whole if whole else None
 
 
 def _launch_costs(events: Events, work: Work) -> tuple[Ints, Flags]:
@@ -166,7 +164,7 @@ def _launch_costs(events: Events, work: Work) -> tuple[Ints, Flags]:
     known = work.call >= 0
     launch_ns = np.where(known, events.duration_ns[work.call], -1)
     ran = Groups(work.call[known], len(events)).sum(events.duration_ns[work.event[known]])
-    by_start = np.argsort(work.start_ns, kind="stable")
+    by_start = work.by_start
     _, first = np.unique(work.call[by_start], return_index=True)
     counts = np.isin(np.arange(len(launch_ns)), by_start[first]) | (launch_ns < 0)
     return np.where(counts, launch_ns, 0), (launch_ns >= 0) & (ran[work.call] < launch_ns)

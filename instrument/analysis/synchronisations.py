@@ -66,11 +66,12 @@ def synchronisations(links: Links) -> Table:
     order = np.argsort(-longest, kind="stable")
     groups = groups.renumbered(order)
     name, operator, path, source, waiting = keys[:, order]
-    texts, threads = links.scopes.paths.texts, [*events.threads, (None, None)]
+    texts, threads = [*links.scopes.paths.texts, None], [*events.threads, (None, None)]
+    operators.append(None)
     columns: dict[str, list[Any]] = {
         "name": [events.names[k] for k in name.tolist()],
-        "operator": _texts(operators, operator),
-        "range": _texts(texts, path),
+        "operator": [operators[k] for k in operator.tolist()],
+        "range": [texts[k] for k in path.tolist()],
         "calls": groups.size.tolist(),
         "cpu_ns": groups.sum(cpu_ns).tolist(),
         "cpu_wait_ns": groups.sums(waited_ns, is_known & ~of_stream),
@@ -124,7 +125,3 @@ def _kernels(events: Events, groups: Groups, earlier: Ints, waited_ns: Ints) -> 
     )
     row = best.row(100)
     return [events.names[pairs[k] % width] if k >= 0 else None for k in row.tolist()]
-
-
-def _texts(texts: list[str], codes: Ints) -> list[str | None]:
-    return [texts[code] if code >= 0 else None for code in codes.tolist()]
