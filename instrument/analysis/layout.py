@@ -138,9 +138,10 @@ def lines(section: Section, medium: Medium) -> Iterator[Line]:
 
 
 def _rows(columns: Sequence[_Column], section: Section, medium: Medium) -> Iterator[Pieces]:
-    yield _joined([_padded([(each.header, _STRONG)], each) for each in columns])
-    rule = "─" if medium.draws and not medium.ascii_only else "-"
-    yield [(_GAP.join(rule * (each.width + each.bar) for each in columns), _FAINT)]
+    if section.has_header:
+        yield _joined([_padded([(each.header, _STRONG)], each) for each in columns])
+        rule = "─" if medium.draws and not medium.ascii_only else "-"
+        yield [(_GAP.join(rule * (each.width + each.bar) for each in columns), _FAINT)]
     for row in range(len(section.table)):
         yield _joined([_cell(each, row, medium) for each in columns])
         for line in section.below[row] if section.below else ():
@@ -150,7 +151,7 @@ def _rows(columns: Sequence[_Column], section: Section, medium: Medium) -> Itera
 
 def _column(section: Section, name: str, medium: Medium) -> _Column:
     table = section.table.since_begin()
-    values, header = table.column(name), heading(name)
+    values, header = table.column(name), heading(name) if section.has_header else ""
     texts = [cell_text(name, value, section.texts) for value in values]
     guides: list[str] = []
     if medium.draws and section.is_tree and name == "name":

@@ -45,6 +45,7 @@ class Section:
         of_cost: whether large shares are drawn in warm colours, because they are shares of a cost,
             such as the time of a step.
         all_columns: the option that shows all columns, even if the table is too wide.
+        has_header: whether the names of the columns are above the rows.
     """
 
     table: Rows
@@ -61,6 +62,7 @@ class Section:
     texts: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
     of_cost: bool = False
     all_columns: str = "--columns all"
+    has_header: bool = True
 
 
 #: A part of a text: one line, a paragraph of several lines, or a table. A line break within a line

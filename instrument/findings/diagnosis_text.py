@@ -8,14 +8,22 @@ cannot become markup, such as links, mentions of people, emoji, formulas or HTML
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from instrument.analysis.layout import plain
-from instrument.analysis.section import Part
+from instrument.analysis.section import Part, Section
+from instrument.analysis.table import Table, known_columns
 from instrument.findings.finding import Evidence, Finding
-from instrument.printable import printable
-from instrument.prose import NAMES_ARE_DATA, byte_count, code, escaped, shortened, wrapped
+from instrument.prose import (
+    NAMES_ARE_DATA,
+    PROSE_WIDTH,
+    byte_count,
+    code,
+    escaped,
+    shortened,
+    wrapped,
+)
 from instrument.units import counted, duration, percent
 from instrument.whatif.scenario import MOST_UNEXPLAINED
 
@@ -231,20 +239,29 @@ def _saving(finding: Finding, step_ns: int | None) -> str:
     )
 
 
-def _evidence(rows: Sequence[Evidence], indent: str) -> Iterator[str]:
+def _evidence(rows: Sequence[Evidence], indent: str) -> list[str]:
     """The rows of evidence as aligned columns, with the detail of each row below the row."""
     shown = rows[:_SHOWN_EVIDENCE]
-    names = [shortened(printable(row.name), _LONGEST_NAME) for row in shown]
-    width = max(map(len, names), default=0)
-    calls = [f"{row.calls:,}×" for row in shown]
-    wide = max(map(len, calls), default=0)
-    if shown:
-        yield f"{indent}in total, not for each step:"
-    for row, name, times in zip(shown, names, calls):
-        total = "" if row.total_ns is None else duration(row.total_ns)
-        yield f"{indent}  {name.ljust(width)}  {times.rjust(wide)}  {total.rjust(10)}".rstrip()
-        if row.detail:
-            yield from wrapped(row.detail, f"{indent}    ")
+    if not shown:
+        return []
+    table = Table(
+        {
+            "name": [row.name for row in shown],
+            "calls": [row.calls for row in shown],
+            "total_ns": [row.total_ns for row in shown],
+        }
+    )
+    section = Section(
+        table,
+        known_columns(table),
+        below=[[row.detail] if row.detail else [] for row in shown],
+        sentences=True,
+        text_width=PROSE_WIDTH - len(indent) - 2,
+        texts={"calls": "{:,}×".format},
+        has_header=False,
+    )
+    lines = plain([section]).split("\n")
+    return [f"{indent}in total, not for each step:", *(f"{indent}  {line}" for line in lines)]
 
 
 def _markdown_finding(number: int, finding: Finding, step_ns: int | None, rows: int) -> str:

@@ -475,8 +475,8 @@ def test_the_text_of_a_finding(tmp_path: Path) -> None:
         "   change  faster()\n"
         "   verify  instrument show CAPTURE\n"
         "   in total, not for each step:\n"
-        "     aten::mm  3×    1.500 ms\n"
-        "       large\n"
+        "     aten::mm  3×  1.500 ms\n"
+        "         large\n"
         "\n"
         "Passed, or costs too little to matter: other"
     )
