@@ -42,12 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="column to sort by; torch's names work too (default: operators by self time)",
     )
-    add(
-        "--rows",
-        metavar="N",
-        type=row_count,
-        help=ROWS_HELP,
-    )
+    add("--rows", metavar="N", type=row_count, help=ROWS_HELP)
     add(
         "--by",
         choices=GROUPINGS,
