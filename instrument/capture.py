@@ -11,7 +11,7 @@ from instrument.analysis.views import Views
 
 if TYPE_CHECKING:
     from instrument.compare.side import Comparable
-    from instrument.findings.diagnose import Diagnosis
+    from instrument.findings.diagnosis import Diagnosis
     from instrument.report.page.page import Page
     from instrument.whatif.scenario import Scenario
 

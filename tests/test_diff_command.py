@@ -15,8 +15,9 @@ from rich.console import Console
 
 from instrument.analysis.section import Section
 from instrument.cli.command import main
-from instrument.compare import difference_text as report
-from instrument.compare.diff import Difference, diff
+from instrument.compare import difference as report
+from instrument.compare.diff import diff
+from instrument.compare.difference import Difference
 from instrument.report.terminal import draw
 
 PAGE = (Path(__file__).parent.parent / "docs" / "compare.md").read_text("utf-8")

@@ -96,7 +96,7 @@ def test_public_names_are_sorted_and_importable() -> None:
             {"torch"},
         ),
         (
-            "import instrument.findings.diagnose, instrument.findings.diagnosis_text, "
+            "import instrument.findings.diagnose, instrument.findings.diagnosis, "
             "instrument.whatif.scenario",
             {"torch", "pydantic", "jinja2"},
         ),

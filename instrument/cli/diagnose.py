@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> str:
     """
     from instrument.cli.paths import readable_captures
     from instrument.findings.diagnose import diagnose_all
-    from instrument.findings.diagnosis_text import as_json, as_markdown, as_text
+    from instrument.findings.diagnosis import as_json, as_markdown, as_text
 
     diagnosis = diagnose_all(readable_captures(arguments.paths))
     write = as_json if arguments.json else as_markdown if arguments.markdown else as_text

@@ -12,7 +12,7 @@ from instrument.cli.output import Parts, Result, Written, say
 from instrument.errors import ConfigError
 
 if TYPE_CHECKING:
-    from instrument.compare.diff import Difference
+    from instrument.compare.difference import Difference
     from instrument.compare.guard import Verdict
 
 HELP = "compare two captures or runs: how much slower or faster a step is, and where"
@@ -120,7 +120,7 @@ def _shown(
     import json
 
     from instrument.compare import guard
-    from instrument.compare.difference_text import as_dict, as_markdown, parts
+    from instrument.compare.difference import as_dict, as_markdown, parts
 
     if arguments.json:
         content = {} if found is None else as_dict(found)

@@ -2,85 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-from instrument.analysis.layout import plain
-from instrument.analysis.table import Table
 from instrument.compare.conditions import Unlike, unlike
-from instrument.compare.difference_text import as_markdown, parts
+from instrument.compare.difference import Difference
 from instrument.compare.rows import compared, counters_compared
 from instrument.compare.side import Comparable, Side, common_phase, left_out, load
-from instrument.compare.step_change import Whole, whole
+from instrument.compare.step_change import whole
 from instrument.compare.totals import added
 from instrument.errors import CaptureError
-from instrument.units import duration
 
-__all__ = ["Comparable", "Difference", "compare", "diff"]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The difference between two captures or runs. Quantities are means per step.
-
-    Attributes:
-        given: the names of the two sides, such as two paths.
-        before, after: the names of the captures of each side.
-        what: "step", or "recording" if a side has no finished steps.
-        wholes: first the mean step of all captures; then, if both sides have several ranks, the
-            mean step of each common rank.
-        ranges: the ranges, the largest change first.
-        operators: the operators, and the calls of the device's runtime.
-        shapes: the operators by their input shapes; empty if no shapes were recorded.
-        kernels: the kernels and copies.
-        counters: all counters of the step, and each counter that differs in a range.
-        unlike: other differences between the two sides, such as another device; those that make the
-            comparison misleading come first.
-
-    `instrument.compare.rows` has the columns of the tables.
-    """
-
-    given: tuple[str, str]
-    before: tuple[str, ...]
-    after: tuple[str, ...]
-    what: Literal["step", "recording"]
-    wholes: tuple[Whole, ...]
-    ranges: Table
-    operators: Table
-    shapes: Table
-    kernels: Table
-    counters: Table
-    unlike: tuple[Unlike, ...]
-
-    @property
-    def step(self) -> Whole:
-        """The mean step of all captures."""
-        return self.wholes[0]
-
-    @property
-    def quantity(self) -> str:
-        """What the times are: "mean step" or "recording"."""
-        return "mean step" if self.what == "step" else self.what
-
-    @property
-    def refusal(self) -> str | None:
-        """Why the comparison would mislead, in one sentence; None if it would not."""
-        if not self.unlike or not self.unlike[0].misleads:
-            return None
-        was, now = self.given
-        return f"{was} and {now} are too unlike to be compared: {self.unlike[0].sentence}"
-
-    def __str__(self) -> str:
-        """The text that `instrument diff` prints."""
-        return plain(parts(self))
-
-    def _repr_markdown_(self) -> str:
-        """The change of the step and its parts as Markdown, for a notebook."""
-        return as_markdown(self)
-
-    def __repr__(self) -> str:
-        times = f"{duration(self.step.before_ns)} → {duration(self.step.after_ns)}"
-        return f"<Difference: {self.quantity} {times}>"
+__all__ = ["Comparable", "compare", "diff"]
 
 
 def diff(before: Comparable | Side, after: Comparable | Side, *, force: bool = False) -> Difference:

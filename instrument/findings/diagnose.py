@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median_low
@@ -46,10 +46,9 @@ from instrument.findings import (
     unused_autograd,
 )
 from instrument.findings.check import Check, NotRecorded, RanksCheck, run_check
-from instrument.findings.diagnosis_text import as_markdown, as_text
+from instrument.findings.diagnosis import Diagnosis
 from instrument.findings.finding import Finding
-from instrument.printable import printable
-from instrument.units import counted, few, percent
+from instrument.units import few, percent
 from instrument.whatif.scenario import Scenario, scenario
 
 if TYPE_CHECKING:
@@ -87,45 +86,6 @@ RANKS_CHECKS: tuple[RanksCheck, ...] = (stragglers.CHECK,)
 # If the ranks cannot be compared, this code stands for all checks in RANKS_CHECKS.
 _RANKS = "ranks"
 _LONGEST_ERROR = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """What slows a run, what to change, and what the change saves.
-
-    Attributes:
-        captures: the names of the captures.
-        findings: the problems, sorted by the share of the step that the change saves. If the saving
-            is unknown, the share that the title names counts. Without both, they come last.
-        passed: the codes of the checks that could run on all captures and found nothing.
-        not_checked: sentences on what was not checked, why, and how to record it.
-        notes: sentences on how far the savings can be trusted.
-        step_ns: the median recorded step; of several captures, the median of their medians. None if
-            no step could be simulated.
-        unexplained: the share of the window in which device work was late for an unknown reason; of
-            several captures, the largest. None if no step could be simulated.
-    """
-
-    captures: tuple[str, ...]
-    findings: tuple[Finding, ...]
-    passed: tuple[str, ...]
-    not_checked: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-    step_ns: int | None = None
-    unexplained: float | None = None
-
-    def __str__(self) -> str:
-        """The text that `instrument diagnose` prints."""
-        return as_text(self)
-
-    def __repr__(self) -> str:
-        titles = [finding.title for finding in self.findings[:1]]
-        found = counted(len(self.findings), "finding")
-        return f"<Diagnosis: {', first: '.join([found, *map(printable, titles)])}>"
-
-    def _repr_markdown_(self) -> str:
-        """The findings as Markdown, for a notebook."""
-        return as_markdown(self)
 
 
 def diagnose(

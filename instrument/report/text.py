@@ -161,7 +161,7 @@ def _findings(capture: Views) -> list[str]:
     """Return the first findings as lines, without the one on unmarked time: see `unmarked`."""
     from instrument.findings import unmarked_time
     from instrument.findings.diagnose import CHECKS, diagnose
-    from instrument.findings.diagnosis_text import largest_as_lines
+    from instrument.findings.diagnosis import largest_as_lines
 
     checks = [check for check in CHECKS if check != unmarked_time.CHECK]
     try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from instrument.analysis.views import Views
 from instrument.errors import reason_of
-from instrument.findings.diagnose import Diagnosis, diagnose
-from instrument.findings.diagnosis_text import LEAST_SHARE, as_markdown, nothing_found
+from instrument.findings.diagnose import diagnose
+from instrument.findings.diagnosis import LEAST_SHARE, Diagnosis, as_markdown, nothing_found
 from instrument.findings.finding import Finding
 from instrument.prose import code, escaped
 

@@ -29,7 +29,7 @@ import instrument
 from compare.painter import Program
 from instrument import Capture, diff
 from instrument.compare import side
-from instrument.compare.diff import Difference
+from instrument.compare.difference import Difference
 from instrument.compare.step_change import divided
 from instrument.errors import CaptureError
 from instrument.runs.run import Run

@@ -22,8 +22,8 @@ from instrument.cli.command import main
 from instrument.compare.side import load
 from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.findings.check import Check, NotRecorded, Problem, RanksCheck
-from instrument.findings.diagnose import CHECKS, Diagnosis, diagnose
-from instrument.findings.diagnosis_text import as_json, as_markdown, as_text, largest_as_lines
+from instrument.findings.diagnose import CHECKS, diagnose
+from instrument.findings.diagnosis import Diagnosis, as_json, as_markdown, as_text, largest_as_lines
 from instrument.findings.finding import Evidence, Finding
 from instrument.printable import printable
 from instrument.runs import rank_summary

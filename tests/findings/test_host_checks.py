@@ -36,7 +36,7 @@ from instrument.findings import (
 )
 from instrument.findings.check import Check, NotRecorded, run_check
 from instrument.findings.diagnose import diagnose
-from instrument.findings.diagnosis_text import as_text
+from instrument.findings.diagnosis import as_text
 from instrument.findings.finding import Finding
 
 TRACES = os.environ.get("INSTRUMENT_TRACES")

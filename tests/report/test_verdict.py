@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from instrument.capture import Capture
-from instrument.findings.diagnose import Diagnosis
-from instrument.findings.diagnosis_text import as_markdown, as_text
+from instrument.findings.diagnosis import Diagnosis, as_markdown, as_text
 from instrument.findings.finding import Finding, Saving
 from instrument.report.verdict import verdict, verdict_of
 

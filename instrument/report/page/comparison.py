@@ -8,9 +8,10 @@ from typing import Any
 
 from instrument.analysis.table import Table, known_columns
 from instrument.analysis.table_text import heading
-from instrument.compare.diff import Difference, compare
-from instrument.compare.difference_text import (
+from instrument.compare.diff import compare
+from instrument.compare.difference import (
     TIMES,
+    Difference,
     both,
     main_time,
     names,

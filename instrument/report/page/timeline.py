@@ -12,7 +12,7 @@ from instrument.analysis.places import range_codes
 from instrument.analysis.stacks import is_own_frame
 from instrument.analysis.steps import idle_stretches
 from instrument.analysis.views import Views
-from instrument.findings.diagnose import Diagnosis
+from instrument.findings.diagnosis import Diagnosis
 from instrument.links import loops
 from instrument.links.call_tree import CallTree, nest
 from instrument.links.groupby import differences, groupby, intern

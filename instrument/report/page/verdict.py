@@ -10,8 +10,7 @@ from instrument.analysis.coverage import incomplete
 from instrument.analysis.step_parts import SPLIT_KINDS, split_parts
 from instrument.analysis.table import Table
 from instrument.analysis.views import Views
-from instrument.findings.diagnose import Diagnosis
-from instrument.findings.diagnosis_text import Term, terms
+from instrument.findings.diagnosis import Diagnosis, Term, terms
 from instrument.findings.finding import Finding
 from instrument.report.page.parts import (
     Part,

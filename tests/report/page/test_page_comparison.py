@@ -25,7 +25,7 @@ from page_parts import facts, parts, tables, words
 from instrument import diff
 from instrument.capture import Capture
 from instrument.cli.command import main
-from instrument.compare.difference_text import as_dict, signed, summary
+from instrument.compare.difference import as_dict, signed, summary
 from instrument.errors import CaptureError
 from instrument.report.page.page import page, payload
 from instrument.units import duration

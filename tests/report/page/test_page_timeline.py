@@ -14,7 +14,7 @@ import pytest
 from builders import annotation, call, capture, frame, kernel, kernels, span, step, steps
 
 from instrument.capture import Capture
-from instrument.findings.diagnose import Diagnosis
+from instrument.findings.diagnosis import Diagnosis
 from instrument.findings.finding import Evidence, Finding
 from instrument.links import loops
 from instrument.report.page.page import page

@@ -33,7 +33,7 @@ from instrument.analysis.table import Table
 from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.errors import CaptureError
-from instrument.findings.diagnose import Diagnosis
+from instrument.findings.diagnosis import Diagnosis
 from instrument.findings.finding import Finding, Saving
 from instrument.report.page.page import page, payload
 from instrument.report.page.parts import columns_of

@@ -23,7 +23,7 @@ from builders import (
 from page_parts import parts, words
 
 from instrument.capture import Capture
-from instrument.findings.diagnose import Diagnosis
+from instrument.findings.diagnosis import Diagnosis
 from instrument.findings.finding import Saving
 from instrument.report.page.page import Page as Report
 from instrument.report.page.page import page, payload

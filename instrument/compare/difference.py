@@ -1,4 +1,4 @@
-"""A comparison as text, as JSON and as Markdown: how the time of a step changed, and where.
+"""`Difference`: how the time of a step changed, and where, as text, as JSON and as Markdown.
 
 The time of a step is split into parts, by range and by kind of time. The text shows the parts and
 the step with equally many decimals. Parts are rounded up or down, so that the rounded parts sum to
@@ -8,8 +8,10 @@ the rounded step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from instrument.analysis.layout import plain
 from instrument.analysis.schema import unit_of
 from instrument.analysis.section import Part, Section, shown_of
 from instrument.analysis.table import Table
@@ -26,9 +28,6 @@ from instrument.prose import (
     wrapped,
 )
 from instrument.units import MINUS, counted, duration, durations_like, last_digit, percent_change
-
-if TYPE_CHECKING:
-    from instrument.compare.diff import Difference
 
 By = Literal["range", "operator", "kernel", "shape"]
 
@@ -67,6 +66,70 @@ TIMES = {
     "self_device_ns": "device time",
     "self_cpu_ns": "CPU time",
 }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference between two captures or runs. Quantities are means per step.
+
+    Attributes:
+        given: the names of the two sides, such as two paths.
+        before, after: the names of the captures of each side.
+        what: "step", or "recording" if a side has no finished steps.
+        wholes: first the mean step of all captures; then, if both sides have several ranks, the
+            mean step of each common rank.
+        ranges: the ranges, the largest change first.
+        operators: the operators, and the calls of the device's runtime.
+        shapes: the operators by their input shapes; empty if no shapes were recorded.
+        kernels: the kernels and copies.
+        counters: all counters of the step, and each counter that differs in a range.
+        unlike: other differences between the two sides, such as another device; those that make the
+            comparison misleading come first.
+
+    `instrument.compare.rows` has the columns of the tables.
+    """
+
+    given: tuple[str, str]
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    what: Literal["step", "recording"]
+    wholes: tuple[Whole, ...]
+    ranges: Table
+    operators: Table
+    shapes: Table
+    kernels: Table
+    counters: Table
+    unlike: tuple[Unlike, ...]
+
+    @property
+    def step(self) -> Whole:
+        """The mean step of all captures."""
+        return self.wholes[0]
+
+    @property
+    def quantity(self) -> str:
+        """What the times are: "mean step" or "recording"."""
+        return "mean step" if self.what == "step" else self.what
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the comparison would mislead, in one sentence; None if it would not."""
+        if not self.unlike or not self.unlike[0].misleads:
+            return None
+        was, now = self.given
+        return f"{was} and {now} are too unlike to be compared: {self.unlike[0].sentence}"
+
+    def __str__(self) -> str:
+        """The text that `instrument diff` prints."""
+        return plain(parts(self))
+
+    def _repr_markdown_(self) -> str:
+        """The change of the step and its parts as Markdown, for a notebook."""
+        return as_markdown(self)
+
+    def __repr__(self) -> str:
+        times = f"{duration(self.step.before_ns)} → {duration(self.step.after_ns)}"
+        return f"<Difference: {self.quantity} {times}>"
 
 
 def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[Part]:

@@ -1,4 +1,4 @@
-"""A diagnosis as text, as JSON and as Markdown.
+"""`Diagnosis`: the findings of a run, as text, as JSON and as Markdown.
 
 Names of ranges, operators, kernels and files come from a trace, which may come from a stranger.
 Text and Markdown escape the unprintable characters of these names. In Markdown, the names also
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from instrument.analysis.layout import plain
 from instrument.analysis.section import Part, Section
 from instrument.analysis.table import Table, known_columns
 from instrument.findings.finding import Evidence, Finding
+from instrument.printable import printable
 from instrument.prose import (
     NAMES_ARE_DATA,
     PROSE_WIDTH,
@@ -27,9 +29,6 @@ from instrument.prose import (
 from instrument.units import counted, duration, percent
 from instrument.whatif.scenario import MOST_UNEXPLAINED
 
-if TYPE_CHECKING:
-    from instrument.findings.diagnose import Diagnosis
-
 #: A finding that saves a smaller share of a step is in the diagnosis, but not in the verdict.
 LEAST_SHARE = 0.03
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
@@ -41,6 +40,45 @@ _SHOWN_EVIDENCE, _LONGEST_NAME = 4, 44
 # In names of kernels, a token of a language model has at least 2.5 bytes. So 4,800 bytes are fewer
 # than 2,000 tokens.
 _MARKDOWN_BYTES, _MARKDOWN_LIST, _MARKDOWN_TEXT, _MARKDOWN_EVIDENCE = 4_800, 900, 300, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What slows a run, what to change, and what the change saves.
+
+    Attributes:
+        captures: the names of the captures.
+        findings: the problems, sorted by the share of the step that the change saves. If the saving
+            is unknown, the share that the title names counts. Without both, they come last.
+        passed: the codes of the checks that could run on all captures and found nothing.
+        not_checked: sentences on what was not checked, why, and how to record it.
+        notes: sentences on how far the savings can be trusted.
+        step_ns: the median recorded step; of several captures, the median of their medians. None if
+            no step could be simulated.
+        unexplained: the share of the window in which device work was late for an unknown reason; of
+            several captures, the largest. None if no step could be simulated.
+    """
+
+    captures: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    passed: tuple[str, ...]
+    not_checked: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    step_ns: int | None = None
+    unexplained: float | None = None
+
+    def __str__(self) -> str:
+        """The text that `instrument diagnose` prints."""
+        return as_text(self)
+
+    def __repr__(self) -> str:
+        titles = [finding.title for finding in self.findings[:1]]
+        found = counted(len(self.findings), "finding")
+        return f"<Diagnosis: {', first: '.join([found, *map(printable, titles)])}>"
+
+    def _repr_markdown_(self) -> str:
+        """The findings as Markdown, for a notebook."""
+        return as_markdown(self)
 
 
 def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
