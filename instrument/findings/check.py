@@ -95,6 +95,7 @@ class Problem(NamedTuple):
         edit: the simulated change; None scales the time of the events by `Check.factor`.
         place: the range and the source line; None finds those of 90 % of the events' time.
         evidence: the evidence; None makes a row for each name of the events.
+        variant: which of several problems it is that the check looks for; see `Finding`.
         change, verify: replace those of the check.
     """
 
@@ -104,6 +105,7 @@ class Problem(NamedTuple):
     edit: Edit | None = None
     place: tuple[str | None, str | None] | None = None
     evidence: tuple[Evidence, ...] | None = None
+    variant: str = ""
     change: str = ""
     verify: str = ""
 
@@ -191,6 +193,7 @@ def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator
             evidence=rows,
             coverage=check.coverage,
             share=problem.share,
+            variant=problem.variant,
         )
 
 

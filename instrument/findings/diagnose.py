@@ -1,7 +1,7 @@
 """`diagnose`: run all checks on the captures of a run, and sort the findings by what they cost.
 
-Several windows and ranks are diagnosed as one run: of the findings with the same code and range in
-several captures, the median is shown.
+Several windows and ranks are diagnosed as one run: of the findings with the same code, range and
+phase in several captures, the median is shown.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,7 +49,8 @@ from instrument.findings import (
 from instrument.findings.check import Check, NotRecorded, RanksCheck, run_check
 from instrument.findings.diagnosis import Diagnosis
 from instrument.findings.finding import Finding
-from instrument.units import few, percent
+from instrument.prose import shortened
+from instrument.units import counted, few, percent
 from instrument.whatif.scenario import Scenario, scenario
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ CHECKS: tuple[Check, ...] = (
 RANKS_CHECKS: tuple[RanksCheck, ...] = (stragglers.CHECK,)
 # If the ranks cannot be compared, this code stands for all checks in RANKS_CHECKS.
 _RANKS = "ranks"
-_LONGEST_ERROR = 100
+_LONGEST_ERROR, _LONGEST_PHASE = 100, 44
 
 
 def diagnose(
@@ -154,16 +156,16 @@ class Diagnosing:
     ) -> None:
         self.checks, self.ranks_checks = checks, ranks_checks
         self.captures: list[str] = []
-        # By code, range, and number among the findings of a capture with this code and range.
-        self.problems: dict[tuple[str, str | None, int], list[_Found]] = defaultdict(list)
+        # By code, variant, range, phase, and number among the findings of a capture with all these.
+        self.problems: dict[tuple[Any, ...], list[_Found]] = defaultdict(list)
         # The number of captures, by remedy (or else message), then by code and what is missing.
         self.missing: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
         self.passed: set[str] = set()
         self.has_device_work = False
         self.runs: Counter[tuple[Any, int | None]] = Counter()  # captures by steps and rank
         self.summaries: list[tuple[Path | str, RankSummary]] = []
-        self.notes: dict[str, None] = {}
-        self.steps_ns: list[int] = []
+        self.notes: Counter[str] = Counter()
+        self.steps_ns: dict[str, list[int]] = defaultdict(list)  # by phase
         self.unexplained: list[float] = []
 
     def add(self, capture: Views) -> None:
@@ -177,8 +179,7 @@ class Diagnosing:
         self.captures.append(capture.name)
         self.has_device_work |= len(capture.work.event) > 0
         about, whatif = capture.about, self._scenario(capture)
-        rank = capture.events.rank if about.rank is None else about.rank
-        steps = about.window.phase, about.window.first_step
+        rank, steps = capture.rank, (about.window.phase, about.window.first_step)
         # The same steps of the same rank again are of another run, and count as another window.
         window = (*steps, self.runs[steps, rank])
         self.runs[steps, rank] += 1
@@ -205,19 +206,21 @@ class Diagnosing:
         findings = [self._with_place(found) for found in self.problems.values()]
         codes = [each.code for each in self.checks] + [each.code for each in self.ranks_checks]
         silent = self.passed.difference(
-            (code for code, _, _ in self.problems),
+            (code for code, *_ in self.problems),
             (code for counts in self.missing.values() for code, _ in counts),
         )
         not_seen = []
         if not self.has_device_work:
             not_seen = [each.code for each in self.checks if each.on_device and each.code in silent]
+        of = len(self.captures)
+        steps_ns = self.steps_ns.get(TRAIN) or [*chain(*self.steps_ns.values())]
         return Diagnosis(
             captures=tuple(self.captures),
             findings=tuple(sorted(findings, key=_cost, reverse=True)),
             passed=tuple(code for code in codes if code in silent.difference(not_seen)),
             not_checked=tuple(self._not_checked(not_seen)),
-            notes=tuple(self.notes),
-            step_ns=median_low(self.steps_ns) if self.steps_ns else None,
+            notes=tuple(_of_captures(note, n, of) for note, n in self.notes.items()),
+            step_ns=median_low(steps_ns) if steps_ns else None,
             unexplained=max(self.unexplained, default=None),
         )
 
@@ -247,13 +250,13 @@ class Diagnosing:
         capture: str | None = None,
     ) -> None:
         """Add the findings of one check in one capture or window."""
-        number: Counter[str | None] = Counter()
+        number: Counter[tuple[Any, ...]] = Counter()
         with self._noting(code, f"The check {code}"):
             for finding in find():
-                key = finding.code, finding.range, number[finding.range]
-                number[finding.range] += 1
+                key = finding.code, finding.variant, finding.range, phase
                 named = replace(finding, capture=capture, phase=phase)
-                self.problems[key].append(_Found(named, window, rank))
+                self.problems[*key, number[key]].append(_Found(named, window, rank))
+                number[key] += 1
             self.passed.add(code)
 
     @contextmanager
@@ -270,39 +273,45 @@ class Diagnosing:
         """The simulation of a capture; None, and a note, if it fails."""
         try:
             whatif = scenario(capture)
-            self.steps_ns.append(whatif.baseline_ns)
+            self.steps_ns[capture.phase].append(whatif.baseline_ns)
             self.unexplained.append(whatif.unexplained)
-            self.notes.update(dict.fromkeys(whatif.notes))
+            self.notes.update(dict.fromkeys(whatif.notes, 1))
         except Exception as error:
-            self.notes[f"No saving is known: {_failure('The simulation', error)}"] = None
+            self.notes[f"No saving is known: {_failure('The simulation', error)}"] += 1
             return None
         return whatif
 
     def _with_place(self, found: list[_Found]) -> Finding:
         """The median finding of a problem, with its windows, ranks and spread in the title.
 
-        The finding's phase is None if all captures are of one phase.
+        `found` is of one phase. The finding's phase is None if all captures are of this phase.
         """
         facts = []
+        median = _median([each.finding for each in found])
+        phases = {phase or TRAIN for (phase, _), _ in self.runs}
+        name = "" if len(phases) == 1 else f"{shortened(median.phase or TRAIN, _LONGEST_PHASE)} "
         windows = {each.window for each in found}
         ranks = sorted({each.rank for each in found if each.rank is not None})
-        of_windows = {(*steps, k) for (steps, _), count in self.runs.items() for k in range(count)}
+        of_windows = {
+            (*steps, k)
+            for (steps, _), count in self.runs.items()
+            for k in range(count)
+            if (steps[0] or TRAIN) == median.phase
+        }
         of_ranks = {rank for _, rank in self.runs if rank is not None}
-        if len(of_windows) > 1:
-            facts.append(f"in {len(windows)} of {len(of_windows)} windows")
+        if len(of_windows) > 1 or name:
+            facts.append(f"in {len(windows)} of {counted(len(of_windows), f'{name}window')}")
         if len(of_ranks) > 1 and len(ranks) == len(of_ranks):
             facts.append(f"on all {len(ranks)} ranks")
         elif len(of_ranks) > 1 and ranks:
             facts.append(f"on rank{'s'[: len(ranks) > 1]} {few(ranks)}")
-        median = _median([each.finding for each in found])
         shares = [each.finding.share for each in found if each.finding.share is not None]
         spread = dict.fromkeys(map(percent, (min(shares), max(shares)))) if shares else {}
         # The share of `unmarked-time` is not always that of the title.
         if len(spread) > 1 and percent(median.share or 0) in median.title:
             facts.append(" to ".join(spread))
         title = f"{median.title} ({', '.join(facts)})" if facts else median.title
-        phases = {phase or TRAIN for (phase, _), _ in self.runs}
-        return replace(median, title=title, phase=median.phase if len(phases) > 1 else None)
+        return replace(median, title=title, phase=median.phase if name else None)
 
     def _not_checked(self, not_seen: list[str]) -> Iterator[str]:
         """One sentence for each remedy, with the codes of the checks that need it.
@@ -325,8 +334,11 @@ class Diagnosing:
                 codes = f"{', '.join(most)} and {last}" if most else last
                 because = f" ({reasons.pop()})" if len(reasons) == 1 else ""
                 message = f"To check {codes}, {remedy}{because}."
-            count = max(captures.values())
-            yield message if count == of else f"{message} ({count} of {of} captures)"
+            yield _of_captures(message, max(captures.values()), of)
+
+
+def _of_captures(sentence: str, count: int, of: int) -> str:
+    return sentence if count == of else f"{sentence} ({count} of {of} captures)"
 
 
 def _failure(what: str, error: Exception) -> str:

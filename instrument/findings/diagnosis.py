@@ -53,8 +53,8 @@ class Diagnosis:
         passed: the codes of the checks that could run on all captures and found nothing.
         not_checked: sentences on what was not checked, why, and how to record it.
         notes: sentences on how far the savings can be trusted.
-        step_ns: the median recorded step; of several captures, the median of their medians. None if
-            no step could be simulated.
+        step_ns: the median recorded step; of several captures, the median of their medians, or of
+            those of training if phases differ. None if no step could be simulated.
         unexplained: the share of the window in which device work was late for an unknown reason; of
             several captures, the largest. None if no step could be simulated.
     """

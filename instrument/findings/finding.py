@@ -80,6 +80,8 @@ class Finding:
         coverage: the rows of `capture.coverage` that the finding depends on.
         share: the share of the step that the title names; None if the title names no share. For
             `unmarked-time`, it is the share in no range and no operator; None with device work.
+        variant: which of the check's problems it is, such as "casts tensors" of `layout-and-casts`;
+            empty if the check looks for one problem.
         capture: the name of the capture that holds the evidence; None for a comparison of ranks.
             `diagnose` sets it.
         phase: the phase of the step that the saving shortens, such as "validation"; None if all
@@ -96,6 +98,7 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
     coverage: tuple[str, ...] = ()
     share: float | None = None
+    variant: str = ""
     capture: str | None = None
     phase: str | None = None
 

@@ -83,6 +83,7 @@ def _layouts(capture: Views) -> Iterator[Problem]:
             f"{counted(round(number), 'kernel')} a {steps.what}",
             kernels,
             share,
+            variant="layout",
             change=_CHANNELS_LAST,
             verify="--kernels",
         )
@@ -104,6 +105,7 @@ def _conversions(
         share,
         place=place,
         evidence=evidence_by_cost(capture, nodes),
+        variant=does,
         change=change,
         verify="--ops --by range" if place[0] else "",
     )

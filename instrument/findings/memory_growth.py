@@ -55,6 +55,7 @@ def _problem(capture: Views, device: str, added: int, steps: int) -> Problem:
             *(Evidence(name, calls, detail=f"{size(held)} kept") for name, held, calls in rows[:4]),
             *_peak(capture, device),
         ),
+        variant=device,
         change="Keep loss.item() or loss.detach() instead of a tensor with its graph, and drop "
         "what later steps do not need. At this rate, "
         f"{_MANY_STEPS:,} steps add {size(added * _MANY_STEPS)}.",

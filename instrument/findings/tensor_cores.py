@@ -110,6 +110,7 @@ def find(capture: Views) -> Iterator[Problem]:
                 chosen,
                 share,
                 evidence=(*evidence(capture, chosen, most=4), *_shapes(capture, chosen)),
+                variant=kind.does,
                 change=kind.change or _change_of_float32(_device(capture, chosen)),
             )
 

@@ -235,6 +235,38 @@ def test_the_same_steps_on_the_same_rank_are_another_window(tmp_path: Path) -> N
     assert found.title == "Half of the step is slow (in 2 of 2 windows)"
 
 
+def test_different_problems_of_a_check_stay_apart(tmp_path: Path) -> None:
+    captures = [recorded(tmp_path, 3), recorded(tmp_path, 6)]
+
+    def find(capture: Any) -> Iterator[Problem]:
+        if capture is captures[0]:
+            yield problem(title="5.0 % are casts", share=0.05, variant="casts")
+        yield problem(title="30 % are copies", share=0.3, variant="copies")
+
+    found = diagnosed(captures, [Check("made-up", find)])
+    assert [each.title for each in found.findings] == [
+        "5.0 % are casts (in 1 of 2 windows)",
+        "30 % are copies (in 2 of 2 windows)",
+    ]
+
+
+def test_the_ranks_of_traces_are_read_from_their_names(tmp_path: Path) -> None:
+    captures = []
+    for rank in range(2):
+        path = write_trace(tmp_path, steps())
+        captures.append(Capture.load(path.rename(tmp_path / f"trace_rank{rank}.json")))
+    (found,) = diagnosed(captures, [check({})]).findings
+    assert found.title == "Half of the step is slow (on all 2 ranks)"
+
+
+def test_notes_on_some_of_the_captures_say_on_how_many(tmp_path: Path) -> None:
+    whole = recorded(tmp_path)
+    part = Capture.load(write_trace(tmp_path, [annotation("forward", 0, 10)]))
+    (note,) = diagnosed([whole, part], [check({})]).notes
+    assert note.startswith("No step finished")
+    assert note.endswith(" (1 of 2 captures)")
+
+
 def test_without_a_simulation_savings_are_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -609,6 +641,11 @@ def test_the_saving_names_the_phase_of_its_step_if_phases_differ(tmp_path: Path)
             yield problem()
 
     found = diagnosed(captures, [Check("made-up", find), check({"place": ("other", None)})])
+    assert found.step_ns == 1_000_000
+    assert [each.title for each in found.findings] == [
+        f"Half of the step is slow (in 1 of 1 {phase} window)"
+        for phase in ("train", "validation", "validation")
+    ]
     saves = "10.000 µs of a validation step of 40.000 µs (25 %): a step would take 30.000 µs"
     others = "250.000 µs of a train step of 1.000 ms (25 %): a step would take 750.000 µs"
     text = " ".join(as_text(found).split())
