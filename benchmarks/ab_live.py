@@ -1,6 +1,6 @@
 """Run `instrument ab` live: ten times on equal programs, and ten times on each of three changes.
 
-The program is a loop in plain Python that writes the times of its steps to a timings file. So a run
+The program is a loop in plain Python that writes the times of its steps as a trace. So a run
 takes a tenth of a second. In B, one range takes 0, 5, 10 or 20 % more time. A trial with equal
 programs is wrong if it reports a change. A trial with a slower range is wrong if it does not report
 this range, if it reports another range, or if the interval does not contain the change.
@@ -27,22 +27,26 @@ ADDITIONS = 6_000
 PROGRAM = """
 import json, os, sys
 from time import perf_counter_ns
-folder = os.environ["INSTRUMENT_DIR"]
+folder = os.environ["INSTRUMENT_DIR"] + "/steps_0-39"
 os.makedirs(folder)
-with open(folder + "/timings_rank0.jsonl", "w") as file:
-    for step in range(40):
-        times = [perf_counter_ns()]
-        for additions in (6000, int(sys.argv[1]), 3000):
-            total = 0
-            for number in range(additions):
-                total += number * number
-            times.append(perf_counter_ns())
-        took_ns = [end - begin for begin, end in zip(times, times[1:])]
-        names = dict(zip(("attention", "mlp", "loss"), took_ns)) | {"ProfilerStep*": sum(took_ns)}
-        ranges = {
-            name: {"since": {"calls": 1, "mean_ns": ns}, "run": {}} for name, ns in names.items()
-        }
-        print(json.dumps({"format": 1, "step": step, "time": "", "ranges": ranges}), file=file)
+events = []
+for step in range(40):
+    times = [perf_counter_ns()]
+    for additions in (6000, int(sys.argv[1]), 3000):
+        total = 0
+        for number in range(additions):
+            total += number * number
+        times.append(perf_counter_ns())
+    spans = [(f"ProfilerStep#{step}", times[0], times[-1]),
+             *zip(("attention", "mlp", "loss"), times, times[1:])]
+    events += [
+        {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1,
+         "ts": begin / 1000, "dur": (end - begin) / 1000}
+        for name, begin, end in spans
+    ]
+for name, content in (("trace", {"traceEvents": events}), ("capture", {"format": 1})):
+    with open(f"{folder}/{name}.json", "w") as file:
+        json.dump(content, file)
 """
 
 

@@ -37,7 +37,6 @@ _LONGEST_LINE = 64 << 20
 
 class _Entry(Struct):
     run: dict[str, Number]
-    since: dict[str, Number] = {}
 
 
 class _Line(Struct):
@@ -95,15 +94,6 @@ def read_timings(path: Path) -> tuple[Table, list[str]]:
     upto = "no step ended" if last.step is None else f"up to step {last.step}"
     heading = f"{path.stem}: {upto}, written {last.time}"
     return summary_table(runs), [heading, str(path)]
-
-
-def read_intervals(path: Path) -> list[dict[str, dict[str, int]]]:
-    """For each line of a timings file, return each range's calls and times since the line before.
-
-    Raises:
-        CaptureError: the file cannot be read.
-    """
-    return [{name: entry.since for name, entry in line.ranges.items()} for line in _lines(path)]
 
 
 def _lines(path: Path) -> Iterator[_Line]:

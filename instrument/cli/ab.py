@@ -44,9 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--a OVERRIDES --b OVERRIDES -- COMMAND: A and B both run COMMAND. A gets the words of\n"
         "--a as its last arguments, and B the words of --b, such as overrides of Hydra.\n\n"
         "--a COMMAND --b COMMAND: A and B are two commands, each given as one argument.\n\n"
-        "The commands run without a shell. Each run must use a Session that records steps:\n"
-        "either a window of several steps (profiler=trace), or the timings of the whole run\n"
-        "(profiler=timings profiler.timings.every=1)."
+        "The commands run without a shell. Each run must use a Session that records a window of\n"
+        "several steps (profiler=trace)."
     )
     add = parser.add_argument
     add("revisions", metavar="REVISION", nargs="*", help="two git revisions: BASE, then HEAD")

@@ -24,7 +24,6 @@ from instrument.cli import (
     graph,
     ls,
     open,
-    progress,
     ranks,
     report,
     show,
@@ -89,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     status = 0
     try:
-        with progress.shown(), saying_warnings():
+        with saying_warnings():
             made = arguments.run(arguments)
         shown, status = made if isinstance(made, Result) else Result(made)
         show_result(shown)

@@ -104,7 +104,7 @@ def run_blocks(a: Program, b: Program, blocks: int, folder: Path, keep: bool) ->
 
 
 def run_once(program: Program, folder: Path) -> Run:
-    """Run a program, and read its captures or its timings file.
+    """Run a program, and read its captures.
 
     INSTRUMENT_DIR tells the program the folder for captures. Its standard input is empty. If this
     function is interrupted, it ends the program.

@@ -7,29 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from instrument.analysis.find_captures import TIMINGS_FILES, captures_below
+from instrument.analysis.find_captures import captures_below
 from instrument.analysis.step_parts import ranges_of_steps
-from instrument.analysis.timings_file import read_intervals
 from instrument.analysis.views import TRAIN, Views
 from instrument.compare.counters import Count, counters
 from instrument.errors import CaptureError
-from instrument.range_names import STEP
-
-_NO_STEPS = (
-    "no window with two steps and no timings file with two lines: train in a Session with "
-    "profiler=trace, or with profiler=timings profiler.timings.every=1"
-)
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The medians over the steps of one run, without the first of each window or timings file.
+    """The medians over the steps of one run, without the first step of each window.
 
     Attributes:
         steps: the number of steps.
         step_ns: the median duration of a step.
         ranges_ns: the median time that a step spends in each range, by the path of the range.
-        counters: the counters of the first window; empty for a timings file.
+        counters: the counters of the first window.
     """
 
     steps: int
@@ -39,7 +32,7 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read the record of a run from its windows, or from its timings file if there are no windows.
+    """Read the record of a run from its windows.
 
     Only training windows of the lowest rank with at least two steps are used.
 
@@ -52,16 +45,10 @@ def read_run(folder: Path) -> RunRecord:
     lowest = min((each.about.rank or 0 for each in training), default=0)
     windows = [each for each in training if (each.about.rank or 0) == lowest]
     windows = [each for each in windows if len(each.links.steps) > 1]
-    if windows:
-        return _of_windows(windows)
-    timings = sorted(folder.glob(TIMINGS_FILES), key=lambda path: (len(path.name), path))
-    intervals = read_intervals(timings[0])[1:] if timings else []
-    if not intervals:
-        raise CaptureError(f"The run has recorded {_NO_STEPS}.")
-    return _of_timings(intervals)
-
-
-def _of_windows(windows: Sequence[Views]) -> RunRecord:
+    if not windows:
+        raise CaptureError(
+            "The run has recorded no window with two steps: train in a Session with profiler=trace."
+        )
     steps = [
         each for window in windows for each in ranges_of_steps(window, window.links.counted_steps)
     ]
@@ -69,25 +56,6 @@ def _of_windows(windows: Sequence[Views]) -> RunRecord:
     return RunRecord(
         len(steps), median(sum(each.values()) for each in steps), _medians(steps), counts
     )
-
-
-def _of_timings(intervals: Sequence[Mapping[str, Mapping[str, int]]]) -> RunRecord:
-    """The medians over the lines of a timings file; a range includes the ranges inside it."""
-    counts = [line.get(STEP, {}).get("calls", 0) for line in intervals]
-    if not any(counts):
-        raise CaptureError(f"The run has recorded {_NO_STEPS}.")
-    # An entry without "calls" holds only the time of the range on a device.
-    steps = [
-        {
-            name: entry["calls"] * entry["mean_ns"] / count
-            for name, entry in line.items()
-            if "calls" in entry
-        }
-        for line, count in zip(intervals, counts)
-        if count
-    ]
-    ranges = _medians(steps)
-    return RunRecord(sum(counts), ranges.pop(STEP), ranges, {})
 
 
 def _medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

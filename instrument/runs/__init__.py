@@ -1,1 +1,1 @@
-"""Read and compare the captures of a run's windows and ranks, merge traces, read timings files."""
+"""Read and compare the captures of a run's windows and ranks, and merge traces."""

@@ -1,4 +1,4 @@
-"""`instrument ab` with programs that write timings files, whose times are known."""
+"""`instrument ab` with programs that write traces, whose times are known."""
 
 from __future__ import annotations
 
@@ -29,20 +29,24 @@ from instrument.report.ab import parts
 
 QUIET = MachineState(None, None, None, None, None)
 # A program whose steps take as many µs as its last argument says, with 1 % noise from run to run.
-# Each line of its timings file has two steps; the first line is far slower.
+# The first of the nine steps is far slower; half of each step is in `mlp` and half in `load`.
 PROGRAM = """
 import json, os, pathlib, random, sys
 folder = pathlib.Path(os.environ["INSTRUMENT_DIR"])
 folder.mkdir(parents=True)
 print("made", *sys.argv[1:])
 step_ns = int(sys.argv[-1]) * random.Random(os.getpid()).uniform(990, 1010)
-with open(folder / "timings_rank0.jsonl", "w") as file:
-    for number in range(5):
-        ns = step_ns * (100 if number == 0 else 1)
-        ranges = {name: {"since": {"calls": calls, "mean_ns": round(ns * share)}, "run": {}}
-                  for name, calls, share in (("ProfilerStep*", 2, 1), ("mlp", 4, 0.25), ("load", 2, 0.5))}
-        json.dump({"format": 1, "step": number, "time": "2026-01-01T00:00:00+00:00", "ranges": ranges}, file)
-        file.write("\\n")
+folder = folder / "steps_0-8"
+folder.mkdir()
+events, start_ns = [], 0
+for number in range(9):
+    half_ns = round(step_ns * (100 if number == 0 else 1) / 2)
+    for name, at, halves in ((f"ProfilerStep#{number}", 0, 2), ("mlp", 0, 1), ("load", 1, 1)):
+        events.append({"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1,
+                       "ts": (start_ns + at * half_ns) / 1000, "dur": halves * half_ns / 1000})
+    start_ns += 2 * half_ns
+(folder / "trace.json").write_text(json.dumps({"traceEvents": events}))
+(folder / "capture.json").write_text(json.dumps({"format": 1, "name": folder.name}))
 """
 FAILING = "import sys; print('first line'); print('no such option'); sys.exit(3)"
 
@@ -93,7 +97,6 @@ def test_two_commands_as_json(program: str, capsys: pytest.CaptureFixture[str]) 
     assert found["step"]["low"] <= found["step"]["share"] <= found["step"]["high"]
     assert found["step"]["low"] == pytest.approx(-1 / 3, abs=0.03)
     assert found["step"]["high"] == pytest.approx(-1 / 3, abs=0.03)
-    # mlp takes 4 calls of a quarter of a step in two steps, and load two calls of a half
     assert {each["path"] for each in found["ranges"]} == {"mlp", "load"}
     assert found["ranges"][0]["a_ns"] == pytest.approx(1_500_000, rel=0.02)
     assert found["ranges"][1]["a_ns"] == pytest.approx(1_500_000, rel=0.02)
@@ -127,7 +130,7 @@ def test_the_output_of_all_runs_is_kept_on_request(program: str, tmp_path: Path)
     assert main(["ab", *options, "--", *program.split()]) == 0
     kept = [path.read_text() for path in sorted((tmp_path / "kept").glob("*/output.txt"))]
     assert sorted(kept) == ["made 1000\n"] * 2 + ["made 2000\n"] * 2
-    assert len([*(tmp_path / "kept").glob("*/captures/timings_rank0.jsonl")]) == 4
+    assert len([*(tmp_path / "kept").glob("*/captures/*/trace.json")]) == 4
     assert main(["ab", *options, "--", *program.split()]) == 2  # the folder exists
 
 
