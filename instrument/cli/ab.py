@@ -86,10 +86,6 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the comparison of A and B; print a line on stderr after each block.
 
     If a run fails or is interrupted, the result of the finished blocks is printed before the error.
-
-    Raises:
-        ConfigError: the arguments do not name two programs, or a program cannot be started.
-        CaptureError: a program failed, or recorded no steps.
     """
     from instrument.compare.ab import Comparison, RunError, run_blocks
     from instrument.report.ab import as_json, parts, progress

@@ -15,6 +15,13 @@ CAPTURE = "a capture, a Chrome trace, a folder that holds captures, or a URL"
 CAPTURES = "a capture, a Chrome trace, a folder that holds captures or else traces, or a URL"
 
 
+def add_formats(parser: argparse.ArgumentParser, **texts: str) -> None:
+    """Add options such as --json, of which only one can be given; `texts` are their helps."""
+    group = parser.add_mutually_exclusive_group()
+    for name, text in texts.items():
+        group.add_argument(f"--{name}", action="store_true", help=text)
+
+
 def path_or_url(text: str) -> Path | str:
     """Return the text as a path, or unchanged if it is a URL."""
     return text if "://" in text else Path(text)

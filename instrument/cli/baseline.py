@@ -18,12 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Write the counters of a capture, such as the operators and syncs of a step, to a small "
         "JSON file. Keep the file in the repository, and compare new captures with it."
     )
-    parser.add_argument(
-        "path",
-        metavar="CAPTURE",
-        type=path_or_url,
-        help=CAPTURE,
-    )
+    parser.add_argument("path", metavar="CAPTURE", type=path_or_url, help=CAPTURE)
     parser.add_argument(
         "-o",
         "--output",
@@ -34,13 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Write the file and return a sentence about it; without --output, return the content.
-
-    Raises:
-        CaptureError: there is no capture, or it holds no trace.
-        ConfigError: the file cannot be written.
-        TraceError: the trace cannot be read.
-    """
+    """Write the file and return a sentence about it; without --output, return the content."""
     from instrument import files
     from instrument.compare.baseline import as_text
     from instrument.compare.counters import counters

@@ -2,7 +2,8 @@
 
 Each command is a module with three members. `HELP` is the command's line in the list of commands.
 `add_arguments` adds the command's arguments to a parser. `run` returns text, a list of text and
-tables, or a `Result`. Importing these modules loads neither torch nor numpy.
+tables, or a `Result`; its errors, `InstrumentError` and `OSError`, are printed as one line.
+Importing these modules loads neither torch nor numpy.
 """
 
 from __future__ import annotations

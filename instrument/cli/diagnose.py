@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from instrument.cli.arguments import CAPTURES, path_or_url
+from instrument.cli.arguments import CAPTURES, add_formats, path_or_url
 from instrument.cli.output import Written
 
 HELP = "say what slows a run, what to change, and what the change saves"
@@ -17,30 +17,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Several captures, such as the windows and ranks below a folder, are diagnosed as one run. "
         "Of a folder with several runs, only the newest run is diagnosed."
     )
-    parser.add_argument(
-        "paths",
-        metavar="PATH",
-        type=path_or_url,
-        nargs="+",
-        help=CAPTURES,
-    )
-    formats = parser.add_mutually_exclusive_group()
-    formats.add_argument(
-        "--json", action="store_true", help="print JSON, with all evidence and times in nanoseconds"
-    )
-    formats.add_argument(
-        "--markdown",
-        action="store_true",
-        help="print Markdown of at most 2,000 tokens, for a pull request or a coding agent",
+    parser.add_argument("paths", metavar="PATH", type=path_or_url, nargs="+", help=CAPTURES)
+    add_formats(
+        parser,
+        json="print JSON, with all evidence and times in nanoseconds",
+        markdown="print Markdown of at most 2,000 tokens, for a pull request or a coding agent",
     )
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return the diagnosis of the captures as text, JSON or Markdown.
-
-    Raises:
-        CaptureError: there is no capture, or none can be read.
-    """
+    """Return the diagnosis of the captures as text, JSON or Markdown."""
     from instrument.cli.paths import readable_captures
     from instrument.findings.diagnose import diagnose_all
     from instrument.findings.diagnosis import as_json, as_markdown, as_text

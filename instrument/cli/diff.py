@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from instrument.cli.arguments import ROWS, path_or_url, row_count
+from instrument.cli.arguments import ROWS, add_formats, path_or_url, row_count
 from instrument.cli.output import Parts, Result, Written, say
 from instrument.errors import ConfigError
 
@@ -64,24 +64,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "'range:attention.total>5%%'; can be given several times. The exit status is 1 if a "
         "condition is true, and 3 if no condition is true but at least one is undecided",
     )
-    formats = parser.add_mutually_exclusive_group()
-    formats.add_argument(
-        "--json", action="store_true", help="print JSON, with all rows and times in nanoseconds"
-    )
-    formats.add_argument(
-        "--markdown", action="store_true", help="print Markdown, for a comment on a pull request"
+    add_formats(
+        parser,
+        json="print JSON, with all rows and times in nanoseconds",
+        markdown="print Markdown, for a comment on a pull request",
     )
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    """Return the comparison as text, JSON or Markdown; the conditions decide the exit status.
-
-    Raises:
-        CaptureError: a side has no capture, or the sides are too unlike to be compared.
-        ConfigError: a condition cannot be parsed, or names an unknown counter or range. Or a side
-            is a baseline, but no condition is given.
-        TraceError: no trace of a side can be read.
-    """
+    """Return the comparison as text, JSON or Markdown; the conditions decide the exit status."""
     from instrument.compare import guard
     from instrument.compare.baseline import is_baseline, read
     from instrument.compare.diff import diff

@@ -35,11 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the name of a sink, such as parquet, or a class: package.module.Class",
     )
-    add(
-        "--upload-to",
-        metavar="URL",
-        help="without --sink: the URL to upload captures to",
-    )
+    add("--upload-to", metavar="URL", help="without --sink: the URL to upload captures to")
     where = (
         "write into this folder, in a subfolder for each capture (default: the capture's own "
         "folder; for a trace or a URL, a folder of the same name in the current folder)"
@@ -48,12 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str | Parts:
-    """Export captures, or run a sink on captures; return a sentence that names the captures.
-
-    Raises:
-        CaptureError: at least one capture could not be exported. All other captures were exported.
-        ConfigError: the sink or the option does not exist.
-    """
+    """Export captures, or run a sink on captures; return a sentence that names the captures."""
     if arguments.sink is None:
         if arguments.options:
             raise ConfigError(

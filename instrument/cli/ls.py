@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instrument.analysis.schema import Schema, names_of, schema
-from instrument.cli.arguments import ROWS, path_or_url, row_count
+from instrument.cli.arguments import ROWS, add_formats, path_or_url, row_count
 from instrument.cli.output import Parts, Written
 from instrument.errors import InstrumentError
 from instrument.units import counted
@@ -54,17 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="list the N newest captures; -1 for all (default: %(default)s)",
     )
     add("--no-verdict", action="store_true", help="do not read the traces; list no verdicts")
-    formats = parser.add_mutually_exclusive_group()
-    formats.add_argument("--json", action="store_true", help="print the list as JSON")
-    formats.add_argument("--csv", action="store_true", help="print the list as CSV")
+    add_formats(parser, json="print the list as JSON", csv="print the list as CSV")
 
 
 def run(arguments: argparse.Namespace) -> str | Parts:
-    """Return the list of captures as text, JSON or CSV.
-
-    Raises:
-        CaptureError: there are no captures, or the path does not exist.
-    """
+    """Return the list of captures as text, JSON or CSV."""
     from instrument.analysis.find_captures import captures_at
     from instrument.analysis.table import Table
 

@@ -41,14 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Serve the trace until the UI has loaded it, and return a sentence that says so.
-
-    Raises:
-        CaptureError: there is no trace, another program uses the port, or the UI did not load the
-            trace in time.
-        ConfigError: the capture does not have the finding that --finding names.
-        TraceError: the trace cannot be read.
-    """
+    """Serve the trace until the UI has loaded it, and return a sentence that says so."""
     from instrument.report.perfetto import finding_view, serving, ui_address
 
     capture = newest_capture(arguments.path)

@@ -61,13 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str | Parts:
-    """Return the tables that compare the ranks of one window, as text, JSON or CSV.
-
-    Raises:
-        CaptureError: there are no captures, or the window does not exist.
-        ConfigError: --sort or --columns names a column that the table of ranges does not have,
-            --csv names an unknown table, or the file of --trace cannot be written.
-    """
+    """Return the tables that compare the ranks of one window, as text, JSON or CSV."""
     from instrument.report import ranks as text
     from instrument.runs import merge_traces
 

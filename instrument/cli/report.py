@@ -25,20 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "page shows what changed since another run."
     )
     add = parser.add_argument
-    add(
-        "paths",
-        metavar="PATH",
-        type=path_or_url,
-        nargs="+",
-        help=CAPTURES,
-    )
-    add(
-        "-o",
-        "--output",
-        metavar="FILE",
-        type=Path,
-        help=f"the file to write (default: {_FILE})",
-    )
+    add("paths", metavar="PATH", type=path_or_url, nargs="+", help=CAPTURES)
+    add("-o", "--output", metavar="FILE", type=Path, help=f"the file to write (default: {_FILE})")
     add(
         "--before",
         metavar="PATH",
@@ -59,13 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Write the page and return a sentence about the file; with --json, only return JSON.
-
-    Raises:
-        CaptureError: there is no capture to show, there is no capture at --before, or none of the
-            captures can be read.
-        ConfigError: -o or --open was given together with --json, or the file cannot be written.
-    """
+    """Write the page and return a sentence about the file; with --json, only return JSON."""
     import json
 
     from instrument import files

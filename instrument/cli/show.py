@@ -12,6 +12,7 @@ from instrument.cli.arguments import (
     CAPTURE,
     ROWS,
     ROWS_HELP,
+    add_formats,
     column_names,
     path_or_url,
     positive,
@@ -65,30 +66,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(f"--{option}", dest="views", action="append_const", const=name, help=VIEWS[name].help)
     timings = "show only the timings of a run with profiler.timings; PATH may be a timings file"
     add("--timings", action="store_true", help=timings)
-    formats = parser.add_mutually_exclusive_group()
-    formats.add_argument(
-        "--json",
-        action="store_true",
-        help="print the views as JSON, with all columns and with times in nanoseconds",
-    )
-    formats.add_argument(
-        "--csv",
-        action="store_true",
-        help="print one view as CSV, with times in nanoseconds; a text that a spreadsheet would "
+    add_formats(
+        parser,
+        json="print the views as JSON, with all columns and with times in nanoseconds",
+        csv="print one view as CSV, with times in nanoseconds; a text that a spreadsheet would "
         "run as a formula gets an apostrophe before it",
     )
 
 
 def run(arguments: argparse.Namespace) -> str | Parts:
-    """Return the tables that the options ask for, as text, JSON or CSV.
-
-    Raises:
-        CaptureError: there is no capture, or the trace does not hold what `--by` groups by, such as
-            input shapes.
-        ConfigError: an option names a column that does not exist, or an option is given for a table
-            that is not shown, or `--csv` is given with several tables.
-        TraceError: the trace cannot be read.
-    """
+    """Return the tables that the options ask for, as text, JSON or CSV."""
     from instrument.analysis.table import ALL
     from instrument.report.remarks import incomplete
     from instrument.report.text import as_csv, as_json, capture_parts, sort_keys, view_part

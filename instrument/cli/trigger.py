@@ -24,20 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="the folder of a run's captures, or a folder above it, such as Hydra's output folder",
     )
-    add(
-        "--steps",
-        metavar="N",
-        type=positive,
-        help="steps to record (default: profiler.active)",
-    )
+    add("--steps", metavar="N", type=positive, help="steps to record (default: profiler.active)")
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Request a window from runs, and return a sentence that names the folders of these runs.
-
-    Raises:
-        CaptureError: no run below the folder has the trigger `file`.
-    """
+    """Request a window from runs, and return a sentence that names the folders of these runs."""
     from instrument.triggers.file import ask
 
     folders = ask(arguments.folder, arguments.steps)

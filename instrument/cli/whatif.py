@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from instrument.cli.arguments import CAPTURE, ROWS, ROWS_HELP, path_or_url, row_count
+from instrument.cli.arguments import CAPTURE, ROWS, ROWS_HELP, add_formats, path_or_url, row_count
 from instrument.cli.output import Parts, Written
 from instrument.cli.paths import chosen_window, newest_capture
 from instrument.errors import ConfigError
@@ -96,25 +96,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the work and the waits that determine how long a step takes",
     )
     add("--rows", metavar="N", type=row_count, help=ROWS_HELP)
-    formats = parser.add_mutually_exclusive_group()
-    formats.add_argument(
-        "--json", action="store_true", help="print JSON, with times in nanoseconds"
-    )
-    formats.add_argument(
-        "--csv",
-        action="store_true",
-        help="print the causal profile as CSV, or with --critical-path the critical path",
+    add_formats(
+        parser,
+        json="print JSON, with times in nanoseconds",
+        csv="print the causal profile as CSV, or with --critical-path the critical path",
     )
 
 
 def run(arguments: argparse.Namespace) -> str | Parts:
-    """Return the simulated step and its tables, as text, JSON or CSV.
-
-    Raises:
-        CaptureError: there is no capture, its steps cannot be simulated, or an edit does not apply.
-        ConfigError: an edit has a wrong form, or matches nothing in the capture.
-        TraceError: the trace cannot be read.
-    """
+    """Return the simulated step and its tables, as text, JSON or CSV."""
     from instrument.analysis.table import ALL
     from instrument.report import whatif as text
 

@@ -8,7 +8,7 @@ work to the range of its forward operator.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -204,6 +204,12 @@ class Occurred:
         """The index of the counted step of each event; -1 outside of these steps."""
         return self.steps.holds(found.time_ns)
 
+    def by_step(self, found: Occurrences, group: Ints, groups: int) -> Ints:
+        """The sum of the weights in each group (row) and each counted step (column)."""
+        step, steps = self.steps_of(found), self.steps.count
+        cell = np.where(step >= 0, group * steps + step, -1)
+        return Groups(cell, groups * steps).sum(found.weight, step >= 0).reshape(groups, steps)
+
     def paths_of(self, found: Occurrences) -> Ints:
         """The index of the path of each event's range; -1 without a range."""
         path = np.full(len(found.event), -1)
@@ -318,65 +324,39 @@ def counters(views: Views) -> Counters:
     Only the first 1,000 steps are counted, and fewer if there are more than 4,000 ranges. Cost: a
     pass over the paths of the ranges for each counter and step.
     """
-    occurred = Occurred(views)
+    occurred, paths = Occurred(views), views.links.scopes.paths
     counts: dict[str, Count | None] = {}
-    ranges: dict[str, dict[str, Count]] = {}
+    ranges: dict[str, dict[str, Count]] = {text: {} for text in paths.texts}
     for name in [*COUNTERS, *(KIND + kind for kind in sorted(set(occurred.kinds)))]:
         found = occurred.of(name)
-        counts[name] = None if found is None else _in_steps(occurred, found)
+        counts[name] = None
         if found is not None:
-            for path, count in _by_range(occurred, found):
-                ranges.setdefault(path, {})[name] = count
+            place = 1 + occurred.paths_of(found)  # 0 is outside of all ranges
+            of_steps = occurred.by_step(found, place, 1 + len(paths.texts))
+            counts[name] = _count(of_steps.sum(axis=0))
+            inside = paths.with_descendants(of_steps[1:])
+            for k in np.flatnonzero(inside.any(axis=1)).tolist():
+                ranges[paths.texts[k]][name] = _count(inside[k])
     counts |= {"peak_bytes": _peak(occurred), **_compilations(views)}
-    texts = views.links.scopes.paths.texts
-    ordered = {path: ranges[path] for path in texts if path in ranges}
-    return Counters(occurred.steps.count, counts, ordered, _calls(occurred))
-
-
-def _in_steps(occurred: Occurred, found: Occurrences) -> Count:
-    step = occurred.steps_of(found)
-    return _count(Groups(step, occurred.steps.count).sum(found.weight, step >= 0))
+    ranges = {path: inside for path, inside in ranges.items() if inside}
+    return Counters(occurred.steps.count, counts, ranges, _calls(occurred))
 
 
 def _count(of_steps: Ints) -> Count:
     return Count(int(of_steps.sum()), int(of_steps.min()), int(of_steps.max()))
 
 
-def _by_range(occurred: Occurred, found: Occurrences) -> Iterator[tuple[str, Count]]:
-    paths = occurred.views.links.scopes.paths
-    path, step = occurred.paths_of(found), occurred.steps_of(found)
-    inside = (path >= 0) & (step >= 0)
-    by_step = Groups(step[inside], occurred.steps.count).rows()
-    own_path, weight = path[inside], found.weight[inside]
-    total = np.zeros(len(paths.texts), np.int64)
-    least, most = np.full_like(total, np.iinfo(np.int64).max), np.zeros_like(total)
-    for rows in by_step:
-        own = Groups(own_path[rows], len(paths.texts)).sum(weight[rows])
-        of_step = paths.with_descendants(own)
-        total += of_step
-        np.minimum(least, of_step, out=least)
-        np.maximum(most, of_step, out=most)
-    for k in np.flatnonzero(total).tolist():
-        yield paths.texts[k], Count(int(total[k]), int(least[k]), int(most[k]))
-
-
 def _calls(occurred: Occurred) -> dict[str, dict[str, Count]]:
     events, found = occurred.views.events, occurred.calls
-    step, path = occurred.steps_of(found), occurred.paths_of(found)
-    counted = step >= 0
     code, names = intern(split_overload(name)[0] for name in events.names)
-    name = code[events.name[found.event]][counted]
-    keys, groups = groupby((path[counted] + 1) * len(names) + name)
-    cell, number = np.unique(groups.of * occurred.steps.count + step[counted], return_counts=True)
-    of_key = Groups(cell // occurred.steps.count, len(keys))
-    is_missing = of_key.size < occurred.steps.count
-    total, least = of_key.sum(number), np.where(is_missing, 0, of_key.min(number))
-    most = -of_key.min(-number)
+    place = 1 + occurred.paths_of(found)
+    keys, groups = groupby(place * len(names) + code[events.name[found.event]])
     texts = ["", *occurred.views.links.scopes.paths.texts]
     calls: dict[str, dict[str, Count]] = {}
-    for k, key in enumerate(keys.tolist()):
-        inside = calls.setdefault(texts[key // len(names)], {})
-        inside[names[key % len(names)]] = Count(int(total[k]), int(least[k]), int(most[k]))
+    for key, of_steps in zip(keys.tolist(), occurred.by_step(found, groups.of, len(keys))):
+        if of_steps.any():
+            path, name = divmod(key, len(names))
+            calls.setdefault(texts[path], {})[names[name]] = _count(of_steps)
     return calls
 
 

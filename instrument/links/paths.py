@@ -40,8 +40,8 @@ class Paths:
     depths: list[int]
 
     def with_descendants(self, own: Ints) -> Ints:
-        """For each path, the sum of a quantity over the path and all its descendants."""
-        sums = np.concatenate([[0], np.cumsum(own)])
+        """For each path (or row), the sum of a quantity over the path and all its descendants."""
+        sums = np.cumsum(np.insert(own, 0, 0, axis=0), axis=0)
         found: Ints = sums[self.after] - sums[:-1]
         return found
 
