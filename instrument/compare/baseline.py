@@ -1,26 +1,12 @@
 """A baseline: the counters of a capture in a small JSON file that is kept beside the code.
 
 Equal counters always give the same file, and each counter has its own line. So a code review shows
-which counters a change raises:
-
-    {
-      "torch_instrument_baseline": 1,
-      "steps": 3,
-      "counters": {
-        "operators": 412,
-        "syncs": 0
-      },
-      "ranges": {
-        "model/attention": {"flops": 786432, "operators": 12}
-      },
-      "calls": {
-        "model/attention": {"aten::bmm": 2}
-      }
-    }
+which counters a change raises. The file holds the number of steps and, of one step, `counters`,
+`ranges` (the counters in each range) and `calls` (those of `Counters.calls`).
 
 A counter that varies between steps has three numbers: the lowest and the highest value of a step,
 and the sum of all steps (of `peak_bytes`, the highest value again). A counter that was not recorded
-is missing. `calls` are those of `Counters.calls`.
+is missing.
 """
 
 from __future__ import annotations

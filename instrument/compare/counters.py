@@ -29,33 +29,8 @@ from instrument.range_names import REGION
 from instrument.trace.capture_json import Dynamo
 from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime, is_wait, split_overload
 
-#: Each counter, and what it counts.
-COUNTERS = {
-    "operators": "calls of outermost operators: those that no other operator calls. A call that is "
-    "a sync or a collective, or contains one, does not count",
-    "launches": "calls that launch kernels; None without a device",
-    "kernels": "kernels that ran, except kernels of collectives; None without a device",
-    "syncs": "calls that wait for the device. Without a device: operators such as `.item()` that "
-    "would wait if their tensors were on a device; those of the optimizer do not count",
-    "allocations": "allocations of memory, on the CPU and devices together; None if memory was not "
-    "recorded",
-    "allocated_bytes": "the bytes of all allocations; None if memory was not recorded",
-    "peak_bytes": "the most memory in use on one device. Without a device: the most memory in use "
-    "on the CPU, minus the memory in use when the step began. None if memory was not recorded",
-    "flops": "floating-point operations, by torch's formulas; None if shapes were not recorded",
-    "graph_breaks": "graph breaks of torch.compile in the whole window; None without capture.json",
-    "recompilations": "functions that torch.compile compiled again in the whole window; None "
-    "without capture.json",
-    "copies": "copies to, from and between devices; None without a device",
-    "copied_bytes": "the bytes of all copies; None without a device, or if the size of a copy is "
-    "not known",
-    "collectives": "collectives of process groups. Each kind has a counter of its own, such as "
-    "collectives.all_reduce",
-}
 #: The prefix of the counters that each count one kind of collective.
 KIND = "collectives."
-#: The counters that are not known for single ranges.
-OF_WHOLE_STEP = frozenset({"peak_bytes", "graph_breaks", "recompilations"})
 #: The counters that are not known without a device.
 NEED_DEVICE = frozenset({"launches", "kernels", "copies", "copied_bytes"})
 
@@ -159,28 +134,17 @@ class Occurred:
     def of(self, name: str) -> Occurrences | None:
         """What a counter counts; None if it is not known, or is no number of events."""
         if name.startswith(KIND):
-            found = self._collectives
+            found = self.collectives
             kinds = np.array([kind == name.removeprefix(KIND) for kind in self.kinds], np.bool_)
             return found.only(kinds)
-        finders: dict[str, Callable[[], Occurrences | None]] = {
-            "operators": lambda: self._operators,
-            "launches": self._launches,
-            "kernels": lambda: self._work(KERNEL),
-            "syncs": lambda: self._syncs,
-            "allocations": lambda: self._allocations(sized=False),
-            "allocated_bytes": lambda: self._allocations(sized=True),
-            "flops": self._flops,
-            "copies": lambda: self._work(COPY),
-            "copied_bytes": self._copied,
-            "collectives": lambda: self._collectives,
-        }
-        return finders[name]() if name in finders else None
+        finder = COUNTERS[name]
+        return None if finder is None else finder(self)
 
     @cached_property
     def kinds(self) -> list[str]:
         """The kind of each collective, such as "all_reduce"."""
         events, found = self.views.events, list[str]()
-        for event in self._collectives.event.tolist():
+        for event in self.collectives.event.tolist():
             name = events.names[events.name[event]]
             detail = events.detail[event]
             recorded = events.details[detail].collective if detail >= 0 else ""
@@ -239,16 +203,18 @@ class Occurred:
         )
 
     @cached_property
-    def _operators(self) -> Occurrences:
+    def operators(self) -> Occurrences:
+        """The calls of outermost operators, without those that hold a sync or collective."""
         tree = self.views.links.call_tree
         others = np.zeros(len(self.views.events), np.int64)
-        others[self._syncs.event] = 1
-        others[self._collectives.event] = 1
+        others[self.syncs.event] = 1
+        others[self.collectives.event] = 1
         holds_others = tree.with_descendants(others[tree.index]) > 0
         return self.calls.only(~holds_others[tree.nodes_of(self.calls.event)])
 
     @cached_property
-    def _syncs(self) -> Occurrences:
+    def syncs(self) -> Occurrences:
+        """The calls that can wait for the device; without one, the operators that would wait."""
         events, tree = self.views.events, self.views.links.call_tree
         if self.has_device:
             # Calls that can wait are counted. Which of them really waited varies from run to run.
@@ -264,7 +230,7 @@ class Occurred:
         return found.only(~in_optimizer[self.paths_of(found)])
 
     @cached_property
-    def _collectives(self) -> Occurrences:
+    def collectives(self) -> Occurrences:
         """The c10d operators that start collectives, or else the events that record them."""
         events, tree = self.views.events, self.views.links.call_tree
 
@@ -278,30 +244,34 @@ class Occurred:
         is_recorded = np.append(np.array(named, np.bool_), False)[events.detail]
         return self._at(np.flatnonzero(records(events) & is_recorded))
 
-    def _work(self, *kinds: int) -> Occurrences | None:
+    def work(self, kind: int) -> Occurrences | None:
+        """The device work of a kind; None without a device."""
         if not self.has_device:
             return None
         work = self.views.work
         ones = np.ones(len(work.event), np.int64)
         times = launched_ns(self.views.events, work)
-        return Occurrences(work.event, times, ones).only(np.isin(work.kind, kinds))
+        return Occurrences(work.event, times, ones).only(work.kind == kind)
 
-    def _launches(self) -> Occurrences | None:
+    def launches(self) -> Occurrences | None:
+        """The calls that launched kernels; None without a device."""
         if not self.has_device:
             return None
         work = self.views.work
         launch = (work.call >= 0) & np.isin(work.kind, (KERNEL, COMMUNICATION))
         return self._at(np.unique(work.call[launch]))
 
-    def _copied(self) -> Occurrences | None:
-        found, work = self._work(COPY), self.views.work
+    def copied(self) -> Occurrences | None:
+        """The copies and their bytes; None without a device, or if a size is not known."""
+        found, work = self.work(COPY), self.views.work
         if found is None:
             return None
         size = moved_bytes(self.views.events, found.event, work.call[work.kind == COPY])
         counts = self.steps_of(found) >= 0
         return found._replace(weight=size) if (size[counts] >= 0).all() else None
 
-    def _allocations(self, *, sized: bool) -> Occurrences | None:
+    def allocations(self, *, sized: bool) -> Occurrences | None:
+        """The allocations of memory, if `sized` with their bytes; None if not recorded."""
         memory, tree = self.views.events.memory, self.views.links.call_tree
         if not len(memory):
             return None
@@ -310,7 +280,8 @@ class Occurred:
         size = memory.size_bytes[made] if sized else np.ones(len(made), np.int64)
         return Occurrences(np.append(tree.index, -1)[node], memory.time_ns[made], size)
 
-    def _flops(self) -> Occurrences | None:
+    def flops(self) -> Occurrences | None:
+        """The operators whose FLOPs are known, and their FLOPs; None without shapes."""
         flops, tree = self.views.links.flops, self.views.links.call_tree
         if flops is None:
             return None
@@ -318,8 +289,28 @@ class Occurred:
         return self._at(tree.index[known], flops[known])
 
 
+#: Each counter, and the function that finds what it counts. The counters without a function are no
+#: numbers of events, and not known for single ranges. docs/ci.md says what each counter counts.
+COUNTERS: dict[str, Callable[[Occurred], Occurrences | None] | None] = {
+    "operators": lambda occurred: occurred.operators,
+    "launches": Occurred.launches,
+    "kernels": lambda occurred: occurred.work(KERNEL),
+    "syncs": lambda occurred: occurred.syncs,
+    "allocations": lambda occurred: occurred.allocations(sized=False),
+    "allocated_bytes": lambda occurred: occurred.allocations(sized=True),
+    "peak_bytes": None,
+    "flops": Occurred.flops,
+    "graph_breaks": None,
+    "recompilations": None,
+    "copies": lambda occurred: occurred.work(COPY),
+    "copied_bytes": Occurred.copied,
+    "collectives": lambda occurred: occurred.collectives,
+}
+OF_WHOLE_STEP = frozenset(name for name, finder in COUNTERS.items() if finder is None)
+
+
 def counters(views: Views) -> Counters:
-    """Count the work of each step of a capture; see `COUNTERS`.
+    """Count the work of each step of a capture.
 
     Only the first 1,000 steps are counted, and fewer if there are more than 4,000 ranges. Cost: a
     pass over the paths of the ranges for each counter and step.

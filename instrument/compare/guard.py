@@ -4,11 +4,8 @@ A condition describes what must not happen. The verdict is "fail" if the conditi
 if it is false, and "undecided" if it is not known whether it is true: the counter was not recorded
 or varies between steps, or the times of the windows vary too much.
 
-- `syncs>0`, `peak>2GB`: the value of the counter after the change.
-- `operators>+5%`, `operators>+10`: the change of the counter.
-- `range:attention.operators>0`: a counter of the ranges of this name or path; `*` matches any text.
-- `step>5%`, `range:attention.total>5%`: the change of a time. Times vary from run to run, so each
-  side needs at least three windows.
+docs/ci.md lists the forms of conditions. Times vary from run to run, so a condition on a time needs
+at least three windows on each side.
 
 `instrument diff --fail-on` compares two sides; each side is a list of `Window`. A baseline file is
 one window without times. The pytest plugin compares a recording with the file of its test.

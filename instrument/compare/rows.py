@@ -67,7 +67,7 @@ RANGES_COMPARED, OPERATORS_COMPARED, SHAPES_COMPARED, KERNELS_COMPARED = (
 COUNTERS_COMPARED: Schema = schema(
     range="the path of the range; None for whole steps. The counter of a range includes the ranges "
     "inside it",
-    counter="the counter; see `instrument.compare.counters.COUNTERS`",
+    counter="the counter; docs/ci.md describes each",
     before="the counter's value in a mean step before the change. For peak_bytes, the highest "
     "value of all steps; for graph_breaks and recompilations, the sum over the windows. None if it "
     "is not known",

@@ -1,23 +1,8 @@
 """Statistical tests of times: `changes` for blocks of `instrument ab`, `is_higher` for windows.
 
-The steps of one run are autocorrelated, so the sample is the block: two runs of A and two of B, in
-the order A B B A or B A A B. The value of a run is the median of its steps; that of a block is the
-mean of log(B / A) over its two pairs of runs, in which a linear drift of the machine cancels.
-
-The test is Wilcoxon's signed-rank test as a permutation test: the blocks are ranked by the absolute
-value of their log-ratios, and the statistic is the absolute sum of the ranks with the signs of the
-log-ratios. If A and B do not differ, all patterns of signs are equally likely, because the order of
-the runs in each block is drawn at random. The test computes the statistic for all patterns, or, of
-more than 17 blocks, for 10,000 random patterns.
-
-Several quantities are compared at once: the step and its ranges. The statistic of each is compared
-with the largest statistic of all quantities in each pattern (Westfall and Young, Resampling-Based
-Multiple Testing, 1993). So of 100 comparisons of a program with itself, at most 5 report any
-change.
-
-The estimate of a change is that of Hodges and Lehmann: the median of the means of all pairs of
-blocks. The interval inverts the test (Hollander and Wolfe, Nonparametric Statistical Methods,
-section 3.3).
+docs/ab.md describes the blocks, the permutation test over all quantities and the estimate. The sums
+of ranks are compared for all patterns of signs, or, of more than 17 blocks, for 10,000 random ones.
+The interval inverts the test (Hollander and Wolfe, Nonparametric Statistical Methods, 3.3).
 """
 
 from __future__ import annotations
