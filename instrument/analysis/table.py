@@ -199,11 +199,22 @@ class Table:
         if descending is None:
             descending = not (known and isinstance(values[known[0]], str))
         known.sort(key=values.__getitem__, reverse=descending)
-        return self._take(known + unknown)
+        return self.take(known + unknown)
 
     def head(self, rows: int) -> Table:
         """Return the first `rows` rows; -1 means all rows, as in torch's `row_limit`."""
-        return self._take(range(len(self) if rows == ALL else min(rows, len(self))))
+        return self.take(range(len(self) if rows == ALL else min(rows, len(self))))
+
+    def take(self, rows: Iterable[int]) -> Table:
+        """Return the rows at these positions, in this order."""
+        at = np.fromiter(rows, np.int64)
+        return Table(
+            {
+                name: Cells(values[at], None if known is None else known[at])
+                for name, (values, known) in self._cells.items()
+            },
+            begin_ns=self._begin_ns,
+        )
 
     def where(self, test: Callable[[Any], bool] | None = None, /, **equal: Any) -> Table:
         """Return the rows that pass `test(row)` and all conditions on columns.
@@ -214,7 +225,7 @@ class Table:
         with unknown cells.
         """
         wanted = [(self.column(name), value) for name, value in equal.items()]
-        return self._take(
+        return self.take(
             i
             for i in range(len(self))
             if all(_passes(column[i], value) for column, value in wanted)
@@ -340,16 +351,6 @@ class Table:
     def _dtypes(self) -> Iterator[tuple[str, tuple[str, str, str] | None]]:
         """Each column's types in pandas, polars and pyarrow; None for cells of mixed types."""
         return ((name, _DTYPES.get(_kind(name, cells))) for name, cells in self._by_name.items())
-
-    def _take(self, rows: Iterable[int]) -> Table:
-        at = np.fromiter(rows, np.int64)
-        return Table(
-            {
-                name: Cells(values[at], None if known is None else known[at])
-                for name, (values, known) in self._cells.items()
-            },
-            begin_ns=self._begin_ns,
-        )
 
 
 @lru_cache

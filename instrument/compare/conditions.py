@@ -24,6 +24,7 @@ _OTHER_INPUTS = 0.25
 # their time changes by at least this share, the cause is probably the clock rate.
 _ENOUGH_KERNELS, _OTHER_CLOCK = 10, 0.03
 _SIDES = ("BEFORE", "AFTER")
+_DEVICE_WORK = "device work"
 # How many values are shown, and how many characters of each value. The longest host name has 64. If
 # host names were cut, a redacted report would not find them, and so would not hide them.
 _SHOWN, _LONGEST = 4, 64
@@ -42,7 +43,6 @@ class Conditions:
 
     Attributes:
         facts: for each fact, such as "device", the set of its values; empty if none is known.
-        has_device: whether any capture holds device work.
         recorded: what was recorded in addition to the operators, such as "input shapes".
         losses: for each row of `capture.coverage` that reports missing data, the lowest share of
             the data that a capture holds; None if a share is not known.
@@ -51,7 +51,6 @@ class Conditions:
     """
 
     facts: dict[str, set[str]]
-    has_device: bool
     recorded: set[str]
     losses: dict[str, float | None] = field(default_factory=dict)
     cpu_wait: float = 0.0
@@ -79,38 +78,18 @@ _SETTINGS = (
 
 def conditions(capture: Views) -> Conditions:
     """Collect the conditions under which a capture was recorded."""
-    events, wait = capture.events, capture.about.cpu_wait
-    has = {
-        "input shapes": (events.shapes >= 0).any(),
-        "memory": len(events.memory) > 0,
-        "Python stacks": len(capture.links.frames) > 0 or (events.call_stack >= 0).any(),
-    }
-    return Conditions(
-        facts={
-            name: {str(value) for value in values if value is not None}
-            for name, values in _values(capture).items()
-        },
-        has_device=len(capture.work.event) > 0,
-        recorded={name for name, is_there in has.items() if is_there},
-        losses={row["name"]: row["share"] for row in losses(capture)},
-        cpu_wait=0.0 if wait is None else wait.share or 0.0,
-    )
-
-
-def _values(capture: Views) -> dict[str, Iterable[Any]]:
-    """The values of each fact about a capture; None stands for a value that is not known."""
-    about, events = capture.about, capture.events
-    environment = about.environment or Environment()
-    threads = environment.threads
+    events, about = capture.events, capture.about
+    environment, wait = about.environment or Environment(), about.cpu_wait
     loaders = [each for each in environment.loaders or () if (each.phase or TRAIN) == capture.phase]
     settings = {name: getattr(environment, name) for name in _SETTINGS}
-    if threads is not None:
+    if (threads := environment.threads) is not None:
         settings |= {"intra-op threads": threads.intra_op, "CPUs": threads.cpus}
     resolution = None
     if len(events):
         times = (events.start_ns, events.end_ns)
         resolution = "1 µs" if all((time % 1000 == 0).all() for time in times) else "1 ns"
-    return {
+    # None stands for a value that is not known.
+    facts: dict[str, Iterable[Any]] = {
         "device": [device.name for device in events.devices] or about.devices or (),
         "machine": [about.host],
         "world size": [events.world_size if about.world_size is None else about.world_size],
@@ -121,6 +100,18 @@ def _values(capture: Views) -> dict[str, Iterable[Any]]:
         **{f"version of {name}": [version] for name, version in about.versions.items()},
         **{f"setting {name}": [value] for name, value in settings.items()},
     }
+    recorded = {
+        _DEVICE_WORK: len(capture.work.event) > 0,
+        "input shapes": (events.shapes >= 0).any(),
+        "memory": len(events.memory) > 0,
+        "Python stacks": len(capture.links.frames) > 0 or (events.call_stack >= 0).any(),
+    }
+    return Conditions(
+        facts={name: {str(each) for each in facts[name] if each is not None} for name in facts},
+        recorded={name for name, is_there in recorded.items() if is_there},
+        losses={row["name"]: row["share"] for row in losses(capture)},
+        cpu_wait=0.0 if wait is None else wait.share or 0.0,
+    )
 
 
 def joined(every: Iterable[Conditions]) -> Conditions:
@@ -136,7 +127,6 @@ def joined(every: Iterable[Conditions]) -> Conditions:
             lost[name] = None if share is None or known is None else min(share, known)
     return Conditions(
         facts=facts,
-        has_device=any(each.has_device for each in listed),
         recorded=set.union(*(each.recorded for each in listed)),
         losses=lost,
         cpu_wait=max(each.cpu_wait for each in listed),
@@ -149,9 +139,7 @@ def unlike(before: Conditions, after: Conditions, was: Totals, now: Totals) -> l
         *_kinds(before, after, was, now),
         *_programs(was, now),
         *_clocks(was, now),
-        *_busy_cpus(before, after),
-        *_facts(before, after),
-        *_recorded(before, after),
+        *_recordings(before, after),
         *_steps(was, now),
         *_losses(before, after),
     ]
@@ -159,8 +147,8 @@ def unlike(before: Conditions, after: Conditions, was: Totals, now: Totals) -> l
 
 
 def _kinds(before: Conditions, after: Conditions, was: Totals, now: Totals) -> Iterator[Unlike]:
-    if before.has_device != after.has_device:
-        one, other = _SIDES if before.has_device else _SIDES[::-1]
+    if (_DEVICE_WORK in before.recorded) != (_DEVICE_WORK in after.recorded):
+        one, other = _SIDES if _DEVICE_WORK in before.recorded else _SIDES[::-1]
         yield Unlike(f"{one} holds work of a device, {other} holds none.", misleads=True)
     if was.what != now.what:
         one, other = _SIDES if was.what == "step" else _SIDES[::-1]
@@ -233,7 +221,7 @@ def _clocks(was: Totals, now: Totals) -> Iterator[Unlike]:
         )
 
 
-def _busy_cpus(before: Conditions, after: Conditions) -> Iterator[Unlike]:
+def _recordings(before: Conditions, after: Conditions) -> Iterator[Unlike]:
     for conditions, side in zip((before, after), _SIDES):
         if conditions.cpu_wait >= DISTURBING_CPU_WAIT:
             yield Unlike(
@@ -241,9 +229,6 @@ def _busy_cpus(before: Conditions, after: Conditions) -> Iterator[Unlike]:
                 "steps was ready to run, but got no CPU: the steps may be shorter on an idle "
                 "machine."
             )
-
-
-def _facts(before: Conditions, after: Conditions) -> Iterator[Unlike]:
     for name in dict.fromkeys([*_FACTS, *sorted(before.facts | after.facts)]):
         one, other = before.facts.get(name, set()), after.facts.get(name, set())
         if one and other and one != other:
@@ -251,11 +236,8 @@ def _facts(before: Conditions, after: Conditions) -> Iterator[Unlike]:
                 f"The {name} differs: {_listed(one)} before, {_listed(other)} after.",
                 _FACTS.get(name, False),
             )
-
-
-def _recorded(before: Conditions, after: Conditions) -> Iterator[Unlike]:
-    for one, other, side in zip((before, after), (after, before), _SIDES):
-        if only := sorted(one.recorded - other.recorded):
+    for own, others, side in zip((before, after), (after, before), _SIDES):
+        if only := sorted(own.recorded - others.recorded - {_DEVICE_WORK}):
             yield Unlike(
                 f"Only {side} was recorded with {' and '.join(only)}; this recording makes its "
                 "steps longer."

@@ -462,14 +462,9 @@ def _change(verdict: Verdict, increase: Increase) -> str:
 def as_dicts(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
     """Return the verdicts as JSON values; docs/compare.md describes the keys."""
     return [
-        {
-            "condition": verdict.condition.text,
-            "result": verdict.result,
-            "before": verdict.before,
-            "after": verdict.after,
-            "reason": verdict.reason or None,
-            "ranges": [each._asdict() for each in verdict.ranges],
-        }
+        verdict._asdict()
+        | {"condition": verdict.condition.text, "reason": verdict.reason or None}
+        | {"ranges": [each._asdict() for each in verdict.ranges]}
         for verdict in verdicts
     ]
 

@@ -129,8 +129,7 @@ def compared(what: str, before: Totals, after: Totals, step: Whole | None = None
         ]
     changes = [cells[name] for name in cells if name.startswith("change_") and name.endswith("_ns")]
     sizes = [max(abs(cell or 0) for cell in row) for row in zip(*changes)]
-    order = sorted(range(len(sizes)), key=lambda k: -sizes[k])
-    return Table({name: [column[k] for k in order] for name, column in cells.items()})
+    return Table(cells).take(sorted(range(len(sizes)), key=lambda k: -sizes[k]))
 
 
 def _means(rows: Rows, keys: Iterable[Any], steps: int) -> list[_Row | None]:

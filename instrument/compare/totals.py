@@ -5,6 +5,7 @@ The sums of several captures, such as the windows of a run, can be added.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import reduce
@@ -108,22 +109,19 @@ def added(every: Iterable[Totals]) -> Totals:
 
 
 def _add(one: Totals, other: Totals) -> Totals:
-    counters = _add_rows(one.counters, other.counters)
+    tables = ("ranges", "operators", "shapes", "kernels", "counters")
+    rows = {name: _add_rows(getattr(one, name), getattr(other, name)) for name in tables}
     peaks = [each.counters[None].get(_PEAK) for each in (one, other)]
-    counters[None][_PEAK] = max((peak for peak in peaks if peak is not None), default=None)
+    rows["counters"][None][_PEAK] = max((peak for peak in peaks if peak is not None), default=None)
+    parts = Counter(one.parts)
+    parts.update(other.parts)
     return Totals(
         captures=one.captures + other.captures,
         what=one.what if one.what == other.what else "recording",
         steps_ns=one.steps_ns + other.steps_ns,
-        parts={
-            key: one.parts.get(key, 0) + other.parts.get(key, 0) for key in one.parts | other.parts
-        },
-        ranges=_add_rows(one.ranges, other.ranges),
-        operators=_add_rows(one.operators, other.operators),
-        shapes=_add_rows(one.shapes, other.shapes),
-        kernels=_add_rows(one.kernels, other.kernels),
-        counters=counters,
+        parts=parts,
         counted_steps=one.counted_steps + other.counted_steps,
+        **rows,
     )
 
 

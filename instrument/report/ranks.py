@@ -126,9 +126,7 @@ def _ranges(
         chosen = ["path", *(name for name in chosen if name != "path")]
     if sort is None and count > rows:
         most = sorted(range(count), key=lambda k: -(table[k].cpu_median_ns or 0))[:rows]
-        table = Table(
-            {name: [table.column(name)[k] for k in sorted(most)] for name in table.columns}
-        )
+        table = table.take(sorted(most))
     part = view_part("ranges", table, rows=rows, sort=sort, columns=chosen)
     if isinstance(part, str):
         return part

@@ -141,7 +141,7 @@ def summarize(capture: Views) -> RankSummary:
 
 def _collectives(calls: Table) -> tuple[Columns, Columns]:
     last = calls.where(kind=SYNCHRONISING.__contains__, end_ns=lambda _: True)
-    last = Table({name: last.column(name)[-_MOST_COLLECTIVES:] for name in last.columns})
+    last = last.take(range(len(last))[-_MOST_COLLECTIVES:])
     names = ("name", *OF_COLLECTIVE_GROUP)
     group, groups = intern(zip(*(last.column(name) for name in names)))
     listed = {name: [each[k] for each in groups] for k, name in enumerate(names)}
@@ -153,8 +153,7 @@ def _chosen_ranges(table: Table) -> Table:
     if len(table) <= _MOST_RANGES:
         return table
     cpu_ns = table.column("cpu_ns")
-    kept = sorted(sorted(range(len(table)), key=lambda k: -cpu_ns[k])[:_MOST_RANGES])
-    return Table({name: [table.column(name)[k] for k in kept] for name in table.columns})
+    return table.take(sorted(sorted(range(len(table)), key=lambda k: -cpu_ns[k])[:_MOST_RANGES]))
 
 
 def _columns(table: Table, without: Sequence[str] = ()) -> Columns:
