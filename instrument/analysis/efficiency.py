@@ -139,26 +139,46 @@ def efficiency(links: Links, flop_calls: FlopCalls | None) -> Table:
     name, names = intern(split_overload(each)[0] for each in events.names)
     operator, shapes = name[events.name[index]], events.shapes[index]
     keys, groups = groupby_rows(operator, shapes, calls.dtype, calls.precision, calls.device)
-    moved = groups.sum(np.maximum(calls.moved_bytes, 0))
+    least_bytes = groups.sum(np.maximum(calls.moved_bytes, 0))
     totals = zip(
         groups.size.tolist(),
         groups.sum(calls.flops).tolist(),
-        groups.cells(moved, groups.number(calls.moved_bytes == UNKNOWN) == 0),
+        groups.cells(least_bytes, groups.number(calls.moved_bytes == UNKNOWN) == 0),
         groups.sum(calls.device_ns).tolist(),
     )
-    rows = [
-        {
-            "name": names[code],
-            "input_shapes": shape_text(events.texts[text]),
-            "dtype": calls.dtypes[dtype],
-            "precision": calls.precisions[precision],
-            "device_number": calls.processes[device] if device >= 0 else None,
-            **_quantities(
-                *total, device != _NO_DEVICE, calls.rates[device], calls.precisions[precision]
-            ),
-        }
-        for (code, text, dtype, precision, device), total in zip(keys.T.tolist(), totals)
-    ]
+    rows = []
+    for (code, text, dtype, kind, device), (count, flops, moved, device_ns) in zip(
+        keys.T.tolist(), totals
+    ):
+        precision, rates = calls.precisions[kind], calls.rates[device]
+        has_device = device != _NO_DEVICE
+        peak = rates.flops(precision)
+        seconds = device_ns / 1e9 if has_device and device_ns else None
+        bound_by, bound_ns = None, 0.0
+        if seconds and moved is not None:
+            bound_by, bound_ns = roof(flops, moved, peak, rates.bytes_per_second)
+        rows.append(
+            {
+                "name": names[code],
+                "input_shapes": shape_text(events.texts[text]),
+                "dtype": calls.dtypes[dtype],
+                "precision": precision,
+                "device_number": calls.processes[device] if device >= 0 else None,
+                "calls": count,
+                "flops": flops,
+                "moved_bytes": moved,
+                "device_ns": device_ns if has_device else None,
+                "flops_per_second": round(flops / seconds) if seconds else None,
+                "bytes_per_second": None
+                if moved is None or not seconds
+                else round(moved / seconds),
+                "intensity": flops / moved if moved else None,
+                "peak_share": flops / seconds / peak if seconds and peak else None,
+                "bound_by": bound_by,
+                "bound_ns": round(bound_ns) if bound_by else None,
+                "bound_share": bound_ns / device_ns if bound_by else None,
+            }
+        )
     rows.sort(key=lambda row: (-(row["device_ns"] or 0), -row["flops"]))
     return Table.of_dicts(EFFICIENCY, rows)
 
@@ -207,35 +227,6 @@ def efficiency_steps(links: Links, work: Work, flop_calls: FlopCalls | None) -> 
             }
         )
     return Table.of_dicts(EFFICIENCY_STEPS, rows)
-
-
-def _quantities(
-    calls: int,
-    flops: int,
-    moved: int | None,
-    device_ns: int,
-    has_device: bool,
-    rates: PeakRates,
-    precision: str | None,
-) -> dict[str, Any]:
-    peak = rates.flops(precision)
-    seconds = device_ns / 1e9 if has_device and device_ns else None
-    bound_by, bound_ns = None, 0.0
-    if seconds and moved is not None:
-        bound_by, bound_ns = roof(flops, moved, peak, rates.bytes_per_second)
-    return {
-        "calls": calls,
-        "flops": flops,
-        "moved_bytes": moved,
-        "device_ns": device_ns if has_device else None,
-        "flops_per_second": round(flops / seconds) if seconds else None,
-        "bytes_per_second": None if moved is None or not seconds else round(moved / seconds),
-        "intensity": flops / moved if moved else None,
-        "peak_share": flops / seconds / peak if seconds and peak else None,
-        "bound_by": bound_by,
-        "bound_ns": round(bound_ns) if bound_by else None,
-        "bound_share": bound_ns / device_ns if bound_by else None,
-    }
 
 
 def flop_calls(links: Links, given: PeakFlops | None) -> FlopCalls | None:

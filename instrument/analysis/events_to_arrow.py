@@ -26,8 +26,6 @@ _CURRENT_CATEGORIES = {
     "Memcpy": "gpu_memcpy",
     "Memset": "gpu_memset",
 }
-
-
 _LARGEST = np.iinfo(np.int64).max
 # The fields of `Details` that are text; all others are numbers.
 _TEXT_DETAILS = frozenset(
@@ -137,8 +135,7 @@ def _spans(events: Events) -> dict[str, Any]:
         "event": _known(np.arange(len(events))),
         "category": _texts(events.category, categories),
         "name": _texts(events.name, events.names),
-        **_places(events, events.thread),
-        **_starts(events, events.start_ns),
+        **_place(events, events.thread, events.start_ns),
         "duration_ns": _known(events.duration_ns),
         "self_ns": _known(own, is_cpu),
         "parent": _known(parent, parent >= 0),
@@ -166,9 +163,8 @@ def _of_device(events: Events, work: Work) -> dict[str, Any]:
     copies = np.isin(work.kind, (COPY, MEMSET))
     event, moved = work.event[copies], events.moved_bytes.copy()
     moved[event] = moved_bytes(events, event, work.call[copies])
-    size, duration = moved[event], events.duration_ns[event]
     rate = np.full(len(events), -1)
-    rate[event] = bytes_per_second(size, duration)
+    rate[event] = bytes_per_second(moved[event], events.duration_ns[event])
     return {
         "blocks_per_sm": _known(events.blocks_per_sm, ~np.isnan(events.blocks_per_sm)),
         "occupancy": _known(occupancy, ~np.isnan(occupancy)),
@@ -187,10 +183,8 @@ def _details(events: Events) -> dict[str, Any]:
         if field in _TEXT_DETAILS:
             distinct = pyarrow.array(values, pyarrow.string()).dictionary_encode()
         else:
-            numbers = [
-                None if value is None or abs(value) > _LARGEST else value for value in values
-            ]
-            distinct = pyarrow.array(numbers, pyarrow.int64())
+            fits = [each if each is not None and abs(each) <= _LARGEST else None for each in values]
+            distinct = pyarrow.array(fits, pyarrow.int64())
         columns[field] = distinct.take(index)
     return columns
 
@@ -198,37 +192,30 @@ def _details(events: Events) -> dict[str, Any]:
 def _allocations(events: Events) -> dict[str, Any]:
     memory = events.memory
     every = np.zeros(len(memory), np.int32)
-    numbers = ("size_bytes", "device_type", "device_index", "allocated_bytes", "reserved_bytes",
-               "address")  # fmt: skip
-    size, kind, number, allocated, reserved, address = (
-        getattr(memory, name).astype(np.int64) for name in numbers
-    )
+    device, index = (side.astype(np.int64) for side in (memory.device_type, memory.device_index))
+    totals = {"allocated_bytes": memory.allocated_bytes, "reserved_bytes": memory.reserved_bytes}
     return {
         "event": _known(np.arange(len(events), len(events) + len(memory))),
         "category": _texts(every, ["memory"]),
         "name": _texts(every, ["[memory]"]),
-        **_places(events, memory.thread),
-        **_starts(events, memory.time_ns),
-        "size_bytes": _known(size),
-        "address": _known(address, address != 0),
-        "device_type": _known(kind),
-        "device_index": _known(number, number >= 0),
-        "allocated_bytes": _known(allocated, np.full(len(memory), allocated.any())),
-        "reserved_bytes": _known(reserved, np.full(len(memory), reserved.any())),
+        **_place(events, memory.thread, memory.time_ns),
+        "size_bytes": _known(memory.size_bytes),
+        "address": _known(memory.address, memory.address != 0),
+        "device_type": _known(device),
+        "device_index": _known(index, index >= 0),
+        **{name: _known(each, np.full(len(each), each.any())) for name, each in totals.items()},
     }
 
 
-def _places(events: Events, thread: Codes) -> dict[str, Any]:
+def _place(events: Events, thread: Codes, start_ns: Ints) -> dict[str, Any]:
     processes, threads = zip(*events.threads) if events.threads else ((), ())
+    has_unix_time = np.full(len(start_ns), events.base_ns != 0)
     return {
         "process": _texts(thread, [*map(str, processes)]),
         "thread": _texts(thread, [*map(str, threads)]),
+        "start_ns": _known(start_ns),
+        "start_unix_ns": _known(start_ns + events.base_ns, has_unix_time),
     }
-
-
-def _starts(events: Events, start: Ints) -> dict[str, Any]:
-    unix = _known(start + events.base_ns, np.full(len(start), events.base_ns != 0))
-    return {"start_ns": _known(start), "start_unix_ns": unix}
 
 
 def _known(values: NDArray[Any], known: Flags | None = None) -> Any:
