@@ -1,4 +1,4 @@
-"""Tables as text and HTML. A table is given as its columns: lists of cells by name."""
+"""What a table shows: the titles of columns, the texts of cells with units, and a table as HTML."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A capture as text: for the log, for table.txt, and for the command line.
 
 The text is made of parts. A part is a paragraph, or a `Section`, which holds a table.
-`instrument.analysis.section` writes parts as plain text, `instrument.report.terminal` draws them on
-a terminal.
+`instrument.analysis.layout` writes parts as plain text, `instrument.report.terminal` draws them on
+a terminal, `instrument.report.notebook` shows them as HTML.
 """
 
 from __future__ import annotations
