@@ -103,8 +103,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
                 blocks.append(block)
                 say(progress(len(blocks), arguments.blocks, block))
         except (InstrumentError, KeyboardInterrupt) as error:
-            if isinstance(error, RunError):
-                say(*_last_lines(error.output))
+            if isinstance(error, RunError) and (lines := _last_lines(error.output)):
+                say(*lines)
             if blocks:
                 show_result(result())
             raise
@@ -143,7 +143,8 @@ def _last_lines(output: Path) -> list[str]:
     with output.open("rb") as file:
         file.seek(max(output.stat().st_size - _TAIL_BYTES, 0))
         lines = file.read(_TAIL_BYTES).decode("utf-8", "replace").splitlines()
-    return ["The last lines of its output:", *(f"  {line}" for line in lines[-_LINES:])]
+    shown = [f"  {line}" for line in lines[-_LINES:]]
+    return ["The last lines of its output:", *shown] if shown else []
 
 
 @contextmanager

@@ -127,6 +127,7 @@ def run_once(program: Program, folder: Path) -> Run:
                 stderr=subprocess.STDOUT,
             )
         except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
             raise ConfigError(
                 f"The command {program.command[0]!r} of {program.label} cannot be started: "
                 f"{error.strerror}."
@@ -144,7 +145,9 @@ def run_once(program: Program, folder: Path) -> Run:
     try:
         return Run(program.label, read_run(folder / "captures"), machine)
     except InstrumentError as error:
-        raise RunError(f"A run of {program.label} cannot be used: {error}", output) from error
+        raise RunError(
+            f"A run of {program.label} cannot be used: {error} Its output is in {output}.", output
+        ) from error
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -58,7 +58,6 @@ def product(name: str, at: float, shapes, kind: str, correlation: int, took: flo
 
 
 SQUARE = [[4096, 4096], [4096, 4096]]
-SKINNY = [[8192, 8192], [8192], [], []]
 SCORES = [[32, 2048, 2048], [32, 2048, 64], [32, 64, 2048], [], []]
 BY_HAND = [
     # 2 · 4096³ = 137,438,953,472 FLOPs; 3 · 4096² · 2 = 100,663,296 bytes; twice

@@ -162,7 +162,19 @@ def test_finished_blocks_are_shown_if_a_later_run_fails(
 
 def test_a_run_without_steps_is_an_error(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ab", "--a", f"{program} 5", "--b", f"{sys.executable} -c pass"]) == 2
-    assert "A run of B cannot be used: The run has recorded no window" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "A run of B cannot be used: The run has recorded no window" in printed
+    assert printed.startswith("instrument: ")  # the program printed nothing
+    assert Path(printed.rpartition(" is in ")[2].strip().removesuffix(".")).read_bytes() == b""
+
+
+def test_a_command_that_cannot_be_started_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert main(["ab", "--a", "no-such-program", "--b", "no-such-program"]) == 2
+    assert "cannot be started: No such file or directory." in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_command_that_does_not_exist(program: str, capsys: pytest.CaptureFixture[str]) -> None:
