@@ -29,6 +29,7 @@ def find(capture: Views) -> Iterator[Problem]:
         yield Problem(
             f"For {percent(share)} of the window, the thread of the steps was ready to run, but "
             "got no CPU",
+            share=share,
             change="Stop other programs on this machine, or give this job more CPUs (a larger "
             "quota) or fewer threads and processes. Then record again: the thread waited "
             f"{duration(wait.waited_ns or 0)}, so the steps may be shorter on an idle machine.",

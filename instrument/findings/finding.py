@@ -78,8 +78,9 @@ class Finding:
             are several.
         evidence: the events that show the problem, the most important first.
         coverage: the rows of `capture.coverage` that the finding depends on.
-        share: the share of the step that the title names; None if the title names no share. For
-            `unmarked-time`, it is the share in no range and no operator; None with device work.
+        share: the share of the step, or of the window, that the title names; None if the title
+            names none. For `unmarked-time`, it is the share in no range and no operator; None with
+            device work.
         variant: which of the check's problems it is, such as "casts tensors" of `layout-and-casts`;
             empty if the check looks for one problem.
         capture: the name of the capture that holds the evidence; None for a comparison of ranks.

@@ -89,6 +89,7 @@ def _from_window(capture: Views) -> Iterator[Problem]:
     yield Problem(
         f"Python's garbage collector takes {percent(share)} of the window: "
         + _collections(known.collections, known.longest_ns, largest),
+        share=share,
         evidence=(Evidence(_EVENT, known.collections, known.total_ns),),
         change=_change(None, largest),
         verify=f"Record with {_RECORD} to see which steps wait for the collector, and where.",

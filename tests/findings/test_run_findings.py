@@ -45,7 +45,7 @@ def test_collections_without_events_are_those_of_the_whole_window(tmp_path: Path
     assert finding.title == (
         "Python's garbage collector takes 10 % of the window: 7 collections, the longest 100.000 µs"
     )
-    assert finding.saving is None
+    assert (finding.saving, finding.share) == (None, 0.1)
     assert finding.evidence[0][:3] == ("Python GC", 7, 400_000)
 
 
@@ -295,7 +295,7 @@ def test_other_work_on_the_cpus(tmp_path: Path) -> None:
 
     (finding,) = check(waiting(350_000), "busy-cpus")
     assert finding.title.startswith("For 35 % of the window, the thread of the steps was ready")
-    assert finding.saving is None
+    assert (finding.saving, finding.share) == (None, 0.35)
     assert not check(waiting(99_000), "busy-cpus")
     busy = "35 % of a window of {}, the thread of the steps was ready to run, but got no CPU"
     for sides, at in (((350_000, 99_000), "BEFORE"), ((99_000, 350_000), "AFTER")):
