@@ -311,7 +311,11 @@ class Diagnosing:
         if len(spread) > 1 and percent(median.share or 0) in median.title:
             facts.append(" to ".join(spread))
         title = f"{median.title} ({', '.join(facts)})" if facts else median.title
-        return replace(median, title=title, phase=median.phase if name else None)
+        rows = median.evidence
+        # Captures of one name cannot be told apart by `Finding.spans_in`.
+        if self.captures.count(median.capture or "") > 1:
+            rows = tuple(row._replace(start_ns=None, end_ns=None) for row in rows)
+        return replace(median, title=title, evidence=rows, phase=median.phase if name else None)
 
     def _not_checked(self, not_seen: list[str]) -> Iterator[str]:
         """One sentence for each remedy, with the codes of the checks that need it.

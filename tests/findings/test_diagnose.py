@@ -555,6 +555,15 @@ def test_evidence_in_another_capture_has_no_time_in_this_one(tmp_path: Path) -> 
     assert found.spans_in(second.name) == [None]
 
 
+def test_captures_of_one_name_have_no_spans(tmp_path: Path) -> None:
+    captures = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        captures.append(Capture.load(write_trace(tmp_path / folder, steps())))
+    (found,) = diagnosed(captures, [check({})]).findings
+    assert found.spans_in(captures[0].name) == [None]
+
+
 def test_one_capture_need_not_be_in_a_list(tmp_path: Path) -> None:
     capture = recorded(tmp_path)
     assert str(diagnose(capture, [check({})])) == str(diagnose([capture], [check({})]))
