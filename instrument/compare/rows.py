@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from instrument.analysis.schema import Schema, schema
@@ -10,6 +10,9 @@ from instrument.analysis.table import Table
 from instrument.compare.counters import KIND, OF_WHOLE_STEP
 from instrument.compare.step_change import Whole
 from instrument.compare.totals import Quantities, Rows, Totals
+
+# The quantities of one side in a mean step.
+_Row = dict[str, Any]
 
 _STATUS = "added, removed, changed (another number of calls) or same (the same number of calls)"
 
@@ -60,9 +63,8 @@ _TABLES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         _OF_KERNELS,
     ),
 }
-RANGES_COMPARED, OPERATORS_COMPARED, SHAPES_COMPARED, KERNELS_COMPARED = (
-    _schema(keys, quantities) for keys, quantities in _TABLES.values()
-)
+_SCHEMAS = {what: _schema(*columns) for what, columns in _TABLES.items()}
+RANGES_COMPARED, OPERATORS_COMPARED, SHAPES_COMPARED, KERNELS_COMPARED = _SCHEMAS.values()
 
 COUNTERS_COMPARED: Schema = schema(
     range="the path of the range; None for whole steps. The counter of a range includes the ranges "
@@ -101,9 +103,6 @@ def _counter(totals: Totals, row: Quantities | None, name: str) -> float | None:
     return total if name in OF_WHOLE_STEP else _divided(name, total, max(totals.counted_steps, 1))
 
 
-_Row = dict[str, Any]
-
-
 def compared(what: str, before: Totals, after: Totals, step: Whole | None = None) -> Table:
     """Compare the ranges, operators, shapes or kernels; the largest change of a time comes first.
 
@@ -111,37 +110,39 @@ def compared(what: str, before: Totals, after: Totals, step: Whole | None = None
     step of its side.
     """
     labels, quantities = _TABLES[what]
-    keys = [*(getattr(before, what) | getattr(after, what))]
-    sides = [_means(getattr(side, what), keys, len(side.steps_ns)) for side in (before, after)]
+    sides = [_means(getattr(side, what), len(side.steps_ns)) for side in (before, after)]
     if step is not None:
-        for rows, column in zip(sides, ("before_ns", "after_ns")):
-            _take_parts(dict(zip(keys, rows)), step.parts, column)
-    names = [[key] for key in keys] if len(labels) == 1 else keys
-    cells: dict[str, list[Any]] = {
-        label: [each[k] for each in names] for k, label in enumerate(labels)
-    }
-    cells["status"] = [_status(*rows) for rows in zip(*sides)]
-    for name in quantities:
-        was, now = (_cells(side, name) for side in sides)
-        cells[f"before_{name}"], cells[f"after_{name}"] = was, now
-        cells[f"change_{name}"] = [
-            None if one is None or other is None else other - one for one, other in zip(was, now)
-        ]
-    changes = [cells[name] for name in cells if name.startswith("change_") and name.endswith("_ns")]
-    sizes = [max(abs(cell or 0) for cell in row) for row in zip(*changes)]
-    return Table(cells).take(sorted(range(len(sizes)), key=lambda k: -sizes[k]))
-
-
-def _means(rows: Rows, keys: Iterable[Any], steps: int) -> list[_Row | None]:
-    return [
-        {
-            name: None if total is None else _divided(name, total, max(steps, 1))
-            for name, total in rows[key].items()
-        }
-        if key in rows
-        else None
-        for key in keys
+        for means, column in zip(sides, ("before_ns", "after_ns")):
+            _take_parts(means, step.parts, column)
+    # A quantity of a row that a side lacks is 0, or None if the side never recorded the quantity.
+    recorded = [
+        {name for row in side.values() for name in row if row[name] is not None} for side in sides
     ]
+    rows = []
+    for key in sides[0] | sides[1]:
+        pair = [side.get(key) for side in sides]
+        cells = dict(zip(labels, [key] if len(labels) == 1 else key), status=_status(*pair))
+        for name in quantities:
+            was, now = (
+                row.get(name) if row is not None else 0 if name in known else None
+                for row, known in zip(pair, recorded)
+            )
+            change = None if was is None or now is None else now - was
+            cells |= {f"before_{name}": was, f"after_{name}": now, f"change_{name}": change}
+        rows.append(cells)
+    times = [f"change_{name}" for name in quantities if name.endswith("_ns")]
+    rows.sort(key=lambda row: max(abs(row[name] or 0) for name in times), reverse=True)
+    return Table.of_dicts(_SCHEMAS[what], rows)
+
+
+def _means(rows: Rows, steps: int) -> dict[Any, _Row]:
+    return {
+        key: {
+            name: None if total is None else _divided(name, total, max(steps, 1))
+            for name, total in row.items()
+        }
+        for key, row in rows.items()
+    }
 
 
 def _divided(name: str, total: int, steps: int) -> float:
@@ -151,18 +152,12 @@ def _divided(name: str, total: int, steps: int) -> float:
     return total / steps
 
 
-def _take_parts(rows: Mapping[str, _Row | None], parts: Table, column: str) -> None:
-    for row in filter(None, rows.values()):
+def _take_parts(rows: Mapping[str, _Row], parts: Table, column: str) -> None:
+    for row in rows.values():
         row["step_ns"] = 0
     for path, part_ns in zip(parts.column("range"), parts.column(column)):
         if of_path := rows.get(path):
             of_path["step_ns"] += part_ns
-
-
-def _cells(rows: Sequence[_Row | None], name: str) -> list[Any]:
-    """A quantity of all rows: 0 where the side lacks the row, None if it was never recorded."""
-    absent = 0 if any(row and row.get(name) is not None for row in rows) else None
-    return [absent if row is None else row.get(name) for row in rows]
 
 
 def _status(before: _Row | None, after: _Row | None) -> str:

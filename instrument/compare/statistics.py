@@ -117,23 +117,16 @@ def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
 def _orders(low: int, high: int) -> list[int]:
     """Item k is the number of orders of both samples in which the statistic of `is_higher` is k.
 
-    Orders are counted by the sample of their highest value: one from `these` is higher than all
-    `low` values of `those`, and adds `low` to the statistic; one from `those` adds nothing. Cost:
-    the square of the product of the sizes `low` and `high`.
+    They are the coefficients of a Gaussian binomial: the product of (1 - q**(low + i)) / (1 - q**i)
+    for i from 1 to `high`. Cost: the product of `low` and the square of `high`.
     """
-    table: dict[tuple[int, int], list[int]] = {}
-    for i in range(low + 1):
-        for j in range(high + 1):
-            if not i or not j:
-                table[i, j] = [1]
-                continue
-            counts = [0] * (i * j + 1)
-            for number, times in enumerate(table[i - 1, j]):
-                counts[number] += times
-            for number, times in enumerate(table[i, j - 1]):
-                counts[number + i] += times
-            table[i, j] = counts
-    return table[low, high]
+    counts = [1] + [0] * (low * high)
+    for i in range(1, high + 1):
+        for k in range(low * high, low + i - 1, -1):
+            counts[k] -= counts[k - low - i]
+        for k in range(i, low * high + 1):
+            counts[k] += counts[k - i]
+    return counts
 
 
 def _signs(blocks: int) -> Floats:

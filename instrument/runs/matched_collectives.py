@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from instrument.links.groupby import group_rows, intern
-from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
-from instrument.trace.columns import BEYOND_NS, ints
+from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, RankSummary, column_of_all
+from instrument.trace.columns import BEYOND_NS
 from instrument.trace.events import Ints
-
-_UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,7 @@ def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
     sizes = [len(summary.collectives.get("end_ns") or ()) for summary in summaries]
     owner = np.repeat(np.arange(len(summaries)), sizes)
     column = {
-        name: ints([*chain.from_iterable(_cells(summaries, name, sizes))], _UNKNOWN)
+        name: column_of_all([summary.collectives for summary in summaries], name, sizes)
         for name in ("group", "step", "ordinal", "number", "start_ns", "end_ns", "bytes")
     }
     listed = [_groups(summary) for summary in summaries]
@@ -87,13 +84,6 @@ def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
     return MatchedCollectives(
         owner, key, unnamed[own], start + base, end + base, column["bytes"], groups, len(summaries)
     )
-
-
-def _cells(
-    summaries: Sequence[RankSummary], name: str, sizes: Sequence[int]
-) -> Iterator[list[Any]]:
-    for summary, size in zip(summaries, sizes):
-        yield summary.collectives.get(name) or [None] * size
 
 
 def _groups(summary: RankSummary) -> list[tuple[Any, ...]]:

@@ -15,7 +15,7 @@ from instrument.links.collective_records import is_collective
 from instrument.links.groupby import Groups, at, intern
 from instrument.links.step_index import counting
 from instrument.runs.clock_skew import median
-from instrument.runs.rank_summary import RankSummary
+from instrument.runs.rank_summary import RankSummary, column_of_all
 from instrument.trace.columns import ints
 from instrument.trace.events import Ints
 
@@ -88,23 +88,22 @@ def per_rank(summaries: Sequence[RankSummary]) -> Table:
 
     The times are None if no step of the rank ended.
     """
-    return Table.of_rows(RANKS, [_rank_row(summary) for summary in summaries])
+    return Table.of_dicts(RANKS, [_rank_row(summary) for summary in summaries])
 
 
-def _rank_row(summary: RankSummary) -> tuple[Any, ...]:
-    step, *means = (_mean(summary, name) for name in ("duration_ns", *_OF_STEPS))
-    exposed = means[_OF_STEPS.index("exposed_communication_ns")]
+def _rank_row(summary: RankSummary) -> dict[str, Any]:
+    means = {name: _mean(summary, name) for name in _OF_STEPS}
+    step, exposed = _mean(summary, "duration_ns"), means["exposed_communication_ns"]
     known = step is not None and exposed is not None
-    return (
-        summary.rank,
-        summary.host,
-        steps_of(summary),
-        "cut short" if summary.cut_short else None,
-        step,
-        step - exposed if known else None,
-        *means,
-        exposed / step if known and step else None,
-    )
+    return means | {
+        "rank": summary.rank,
+        "host": summary.host,
+        "steps": steps_of(summary),
+        "trace": "cut short" if summary.cut_short else None,
+        "step_ns": step,
+        "own_ns": step - exposed if known else None,
+        "exposed_share": exposed / step if known and step else None,
+    }
 
 
 def _mean(summary: RankSummary, name: str) -> Any:
@@ -157,13 +156,8 @@ class _Cells(NamedTuple):
 
     def values(self, name: str) -> Ints:
         """The column `name` for each range of each rank; unknown values are -1."""
-        counts = np.bincount(self.owner, minlength=len(self.summaries)).tolist()
-        columns = (summary.ranges.get(name) for summary in self.summaries)
-        parts = [
-            np.full(count, _UNKNOWN) if column is None else ints(column, _UNKNOWN)
-            for column, count in zip(columns, counts)
-        ]
-        return np.concatenate(parts)
+        sizes = np.bincount(self.owner, minlength=len(self.summaries)).tolist()
+        return column_of_all([summary.ranges for summary in self.summaries], name, sizes)
 
     def per_step(self, name: str) -> Ints:
         """The values of a step; of a rank without finished steps, those of the whole window."""
@@ -185,9 +179,7 @@ def ranges(summaries: Sequence[RankSummary]) -> Table:
     """
     cells = _Cells.of(summaries)
     groups = Groups(cells.path, len(cells.paths))
-    number = np.array(
-        [_UNKNOWN if summary.rank is None else summary.rank for summary in summaries], np.int64
-    )[cells.owner]
+    number = ints([summary.rank for summary in summaries], _UNKNOWN)[cells.owner]
     low, middle, high, slowest = _spread(cells, cells.in_step("cpu_ns"), number)
     columns: dict[str, list[Any]] = {
         "path": cells.paths,
@@ -239,26 +231,17 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
         table.where(own_ns=lambda ns: ns <= limit),
     )
     where = _most_above(summaries) if len(slow) else {}
-    return Table.of(
-        STRAGGLERS,
-        {
-            **{name: slow.column(name) for name in ("rank", "host", "own_ns")},
-            "median_own_ns": [usual] * len(slow),
-            "excess": [row.own_ns / usual - 1 if usual else None for row in slow],
-            **_beside_others("exposed_communication_ns", slow, others),
-            **_beside_others("idle_ns", slow, others),
-            "range": [where.get(row.rank, (None, None))[0] for row in slow],
-            "range_excess_ns": [where.get(row.rank, (None, None))[1] for row in slow],
-        },
-    )
-
-
-def _beside_others(name: str, slow: Table, others: Table) -> dict[str, list[Any]]:
-    known = [cell for cell in others.column(name) if cell is not None]
-    return {
-        name: slow.column(name),
-        f"others_{name}": [median(known) if known else None] * len(slow),
-    }
+    common: dict[str, int | None] = {"median_own_ns": usual}
+    for name in ("exposed_communication_ns", "idle_ns"):
+        known = [cell for cell in others.column(name) if cell is not None]
+        common[f"others_{name}"] = median(known) if known else None
+    rows = []
+    for row in slow:
+        path, above_ns = where.get(row.rank, (None, None))
+        excess = row.own_ns / usual - 1 if usual else None
+        more = {"excess": excess, "range": path, "range_excess_ns": above_ns}
+        rows.append(row._asdict() | common | more)
+    return Table.of_dicts(STRAGGLERS, rows)
 
 
 def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:

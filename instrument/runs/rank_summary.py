@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +25,8 @@ from instrument.analysis.views import Views
 from instrument.errors import InstrumentError, TraceWarning
 from instrument.links.groupby import intern
 from instrument.trace.capture_json import BAD_JSON, Number, Rank, WorldSize, unix_time
-from instrument.trace.columns import BEYOND_NS
+from instrument.trace.columns import BEYOND_NS, ints
+from instrument.trace.events import Ints
 
 SUMMARY_FILE = "summary.json"
 VERSION = 4
@@ -170,6 +172,15 @@ def _steps(capture: Views) -> Columns:
     if len(capture.work.event):
         return found | {name: steps.column(f"clipped_{name}") for name in _OF_STEPS}
     return found | dict.fromkeys(_OF_STEPS) | cpu_waits(capture.links)
+
+
+def column_of_all(ranks: Sequence[Columns], name: str, sizes: Sequence[int]) -> Ints:
+    """The column `name` of all ranks, one rank after the other; unknown values are -1.
+
+    `sizes` are the numbers of rows of each rank.
+    """
+    columns = (each.get(name) or [None] * size for each, size in zip(ranks, sizes))
+    return ints([*chain.from_iterable(columns)], -1)
 
 
 def write(capture: Views, folder: Path) -> None:
