@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from instrument.cli.arguments import CAPTURE, ROWS, ROWS_HELP, add_formats, path_or_url, row_count
 from instrument.cli.output import Parts, Written
@@ -15,25 +16,16 @@ from instrument.errors import ConfigError
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
+_Edit: TypeAlias = "Callable[[Scenario], Scenario]"
+# Makes an edit of an option and its value.
+_Parser: TypeAlias = Callable[[str, str], _Edit]
+
 HELP = "compute how long a step would take with faster or removed parts"
 
 _KINDS = ("range", "operator", "kernel")
 _SYNC = "sync"
 # The option --workers refuses numbers of this many digits or more.
 _DIGITS = 10
-
-
-class _Edit(argparse.Action):
-    """An argparse action that appends an option and its value to the list of edits."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,  # noqa: ARG002
-    ) -> None:
-        namespace.edits = [*namespace.edits, (self.option_strings[0], values)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,24 +43,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of = f"{CAPTURE}; several paths are the ranks of one window, which are simulated together"
     add("paths", metavar="PATH", type=path_or_url, nargs="+", help=of)
 
-    def edit(option: str, metavar: str, text: str, **more: Any) -> None:
-        add(option, metavar=metavar, action=_Edit, dest=argparse.SUPPRESS, help=text, **more)
+    def edit(option: str, metavar: str, parse: _Parser, text: str, **more: Any) -> None:
+        def later(value: str) -> partial[_Edit]:
+            return partial(parse, option, value)
+
+        add(option, metavar=metavar, dest="edits", action="append", type=later, help=text, **more)
 
     edit(
         "--scale",
         "KIND:GLOB=FACTOR",
+        _scale,
         "let the matching parts take FACTOR times as long, such as range:attention=0.5; KIND is "
         "range, operator or kernel",
     )
     edit(
         "--remove",
         "KIND:GLOB",
+        _remove,
         "remove the matching parts and the waits in these parts; sync:GLOB or sync removes calls "
         "that wait for the device",
     )
     edit(
         "--overlap-copies",
         "GLOB",
+        lambda _, glob: lambda scenario: scenario.overlap(copy=glob),
         "let the matching copies run at the same time as computation; without GLOB, all copies",
         nargs="?",
         const="*",
@@ -76,20 +74,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     edit(
         "--asynchronous",
         "GLOB",
+        lambda _, glob: lambda scenario: scenario.asynchronous(sync=glob),
         "let the matching calls return without waiting for the device; without GLOB, all calls",
         nargs="?",
         const="*",
     )
-    edit("--graph-launch", "GLOB", "launch each call of the matching ranges as one CUDA graph")
-    edit("--workers", "N", "load the data in N worker processes")
-    edit("--bandwidth", "FACTOR", "multiply the bandwidth between ranks")
-    add(
-        "--balance",
-        action=_Edit,
-        nargs=0,
-        dest=argparse.SUPPRESS,
-        help="with several ranks: give each rank the same amount of work",
+    edit(
+        "--graph-launch",
+        "GLOB",
+        lambda _, glob: lambda scenario: scenario.graph_launch(range=glob),
+        "launch each call of the matching ranges as one CUDA graph",
     )
+    edit("--workers", "N", _workers, "load the data in N worker processes")
+    edit("--bandwidth", "FACTOR", _bandwidth, "multiply the bandwidth between ranks")
+    text = "with several ranks: give each rank the same amount of work"
+    add("--balance", dest="edits", action="append_const", const=_balance, help=text)
     add(
         "--critical-path",
         action="store_true",
@@ -108,7 +107,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     from instrument.analysis.table import ALL
     from instrument.report import whatif as text
 
-    edits = [_PARSERS[option](option, value) for option, value in arguments.edits]
+    edits = [parse() for parse in arguments.edits]
     name, scenario = _unedited(arguments.paths)
     for edit in edits:
         scenario = edit(scenario)
@@ -135,7 +134,7 @@ def _unedited(paths: list[Path | str]) -> tuple[str, Scenario]:
     return f"{ranks.name}, {len(ranks.paths)} ranks", joint_scenario(ranks)
 
 
-def _scale(option: str, value: str) -> Callable[[Scenario], Scenario]:
+def _scale(option: str, value: str) -> _Edit:
     kind, glob = _kind_and_glob(value.rpartition("=")[0])
     factor = _number(value.rpartition("=")[2])
     if kind not in _KINDS or not glob or factor is None or factor < 0:
@@ -147,7 +146,7 @@ def _scale(option: str, value: str) -> Callable[[Scenario], Scenario]:
     return lambda scenario: scenario.scale(**chosen, by=factor)
 
 
-def _remove(option: str, value: str) -> Callable[[Scenario], Scenario]:
+def _remove(option: str, value: str) -> _Edit:
     kind, glob = (_SYNC, "*") if value == _SYNC else _kind_and_glob(value)
     if kind not in (*_KINDS, _SYNC) or not glob:
         raise ConfigError(
@@ -157,14 +156,18 @@ def _remove(option: str, value: str) -> Callable[[Scenario], Scenario]:
     return lambda scenario: scenario.remove(**{kind: glob})
 
 
-def _workers(option: str, value: str) -> Callable[[Scenario], Scenario]:
+def _balance() -> _Edit:
+    return lambda scenario: scenario.balance()
+
+
+def _workers(option: str, value: str) -> _Edit:
     count = int(value) if value.isascii() and value.isdigit() and len(value) < _DIGITS else 0
     if count < 1:
         raise ConfigError(f"{option} is {value!r}; give a whole number of at least 1, such as 4.")
     return lambda scenario: scenario.workers(count)
 
 
-def _bandwidth(option: str, value: str) -> Callable[[Scenario], Scenario]:
+def _bandwidth(option: str, value: str) -> _Edit:
     factor = _number(value)
     if not factor or factor < 0:
         raise ConfigError(f"{option} is {value!r}; give a number greater than 0, such as 2.")
@@ -183,16 +186,3 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return number if abs(number) < float("inf") else None
-
-
-# For each option: a function that parses the value of the option and returns the edit.
-_PARSERS: Mapping[str, Callable[[str, str], Callable[[Scenario], Scenario]]] = {
-    "--balance": lambda *_: lambda scenario: scenario.balance(),
-    "--scale": _scale,
-    "--remove": _remove,
-    "--overlap-copies": lambda _, glob: lambda scenario: scenario.overlap(copy=glob),
-    "--asynchronous": lambda _, glob: lambda scenario: scenario.asynchronous(sync=glob),
-    "--graph-launch": lambda _, glob: lambda scenario: scenario.graph_launch(range=glob),
-    "--workers": _workers,
-    "--bandwidth": _bandwidth,
-}
