@@ -191,14 +191,10 @@ def _judge(item: pytest.Item, recording: _Recording) -> None:
     broken = [each for each in verdicts if guard.breaks_budget(each, counted)]
     if broken:
         occurred = Occurred(capture)
-        lines = [
-            line
-            for each in broken
-            for line in guard.as_lines(
-                each,
-                partial(calls_behind, each.condition.name, occurred, stored, counted),
-            )
-        ]
+        lines: list[str] = []
+        for each in broken:
+            calls = partial(calls_behind, each.condition.name, occurred, stored, counted)
+            lines += guard.as_lines(each, calls)
         pytest.fail(printable_lines(*lines), pytrace=False)
 
 

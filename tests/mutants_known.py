@@ -287,8 +287,8 @@ EQUIVALENT = {
     ): "any number below 0 says that there is none",
     (
         "instrument/runs/rank_comparison.py",
-        "usual = median(own) if own else 0",
-        "usual = median(own) if own else 1",
+        "usual = median_low(own) if own else 0",
+        "usual = median_low(own) if own else 1",
     ): "without such ranks the table is empty",
     (
         "instrument/record/step_loop.py",

@@ -7,6 +7,7 @@ are compared at the ends of these collectives.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median_low
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from instrument.analysis.collectives import DEVICE
 from instrument.analysis.schema import Schema, schema
 from instrument.analysis.table import Table
+from instrument.links.groupby import Groups
 from instrument.runs.matched_collectives import MatchedCollectives
 from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
 from instrument.trace.columns import BEYOND_NS
@@ -89,11 +91,8 @@ def _ends(found: MatchedCollectives) -> list[_Ends]:
     on_device = np.array([group[runs_on] == DEVICE for group in found.groups], np.bool_)
     chosen = on_device[found.group]
     is_time = np.abs(found.end_ns) < BEYOND_NS
-    owned = np.split(
-        np.arange(len(found.owner)), np.searchsorted(found.owner, np.arange(1, found.ranks))
-    )
     ends = []
-    for rows in owned[: found.ranks]:
+    for rows in Groups(found.owner, found.ranks).rows():
         rows = rows[is_time[rows]]
         used = rows[chosen[rows]] if chosen[rows].any() else rows
         last = used[np.argsort(found.end_ns[used], kind="stable")][-_MOST:]
@@ -104,7 +103,7 @@ def _ends(found: MatchedCollectives) -> list[_Ends]:
 def _clock(ends: _Ends, aligned: _Aligned) -> Clock | None:
     shared = [(end_ns, *aligned[key]) for key, end_ns in ends.items() if key in aligned]
     ahead = [end_ns - aligned_ns for end_ns, aligned_ns, _ in shared]
-    offset_ns = median(ahead)
+    offset_ns = median_low(ahead)
     if abs(offset_ns) > BEYOND_NS:
         return None
     before_ns = [clock.uncertainty_ns for _, _, clock in shared]
@@ -113,8 +112,3 @@ def _clock(ends: _Ends, aligned: _Aligned) -> Clock | None:
         return Clock(offset_ns, None, len(ahead))
     apart = sorted(abs(each - offset_ns) for each in ahead)[len(ahead) // 2]
     return Clock(offset_ns, max(known_ns) + apart, len(ahead))
-
-
-def median(values: Sequence[int]) -> int:
-    """Return the median, or the lower of two middle values, so that the result is in `values`."""
-    return sorted(values)[(len(values) - 1) // 2]

@@ -10,7 +10,7 @@ import numpy as np
 from instrument.analysis.collectives import bandwidths
 from instrument.analysis.schema import Schema, schema
 from instrument.analysis.table import Table
-from instrument.links.groupby import Groups, cells, groupby
+from instrument.links.groupby import Groups, at, cells, groupby
 from instrument.runs.clock_skew import Clock
 from instrument.runs.matched_collectives import MatchedCollectives
 from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
@@ -127,15 +127,12 @@ def _last(
     summaries: Sequence[RankSummary], groups: Groups, last: Ints, waiting: Ints, known: Flags
 ) -> dict[str, list[Any]]:
     """The columns `last_…`: the rank that caused the most waiting because it came last."""
-    pair, of = groupby(groups.of[known] * len(summaries) + last[known])
-    times, caused = of.size, of.sum(waiting[known])
+    pair, each = groupby(groups.of[known] * len(summaries) + last[known])
+    times, caused = each.size, each.sum(waiting[known])
     most = Groups(pair // len(summaries), groups.count).sorted_by(caused, times).row(100)
-    has = most >= 0
-    number = [summary.rank for summary in summaries]
-    share = (np.append(times, 0)[most] / np.maximum(groups.number(known), 1)).tolist()
-    owner = (np.append(pair, 0)[most] % len(summaries)).tolist()
+    owner, calls = at(pair % len(summaries), most), groups.number(known).tolist()
     return {
-        "last_rank": [number[k] if is_known else None for k, is_known in zip(owner, has.tolist())],
-        "last_share": [each if is_known else None for each, is_known in zip(share, has.tolist())],
-        "last_waiting_ns": cells(np.append(caused, 0)[most], has),
+        "last_rank": [None if k is None else summaries[k].rank for k in owner],
+        "last_share": [n if n is None else n / of for n, of in zip(at(times, most), calls)],
+        "last_waiting_ns": at(caused, most),
     }

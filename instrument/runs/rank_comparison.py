@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from statistics import median_low
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,6 @@ from instrument.analysis.table import Table
 from instrument.links.collective_records import is_collective
 from instrument.links.groupby import Groups, at, intern
 from instrument.links.step_index import counting
-from instrument.runs.clock_skew import median
 from instrument.runs.rank_summary import RankSummary, column_of_all
 from instrument.trace.columns import ints
 from instrument.trace.events import Ints
@@ -223,8 +223,8 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
     """
     table = per_rank(summaries).where(own_ns=lambda own: own is not None)
     own = table.column("own_ns")
-    usual = median(own) if own else 0
-    deviation = median([abs(each - usual) for each in own]) * _PER_DEVIATION if own else 0
+    usual = median_low(own) if own else 0
+    deviation = median_low([abs(each - usual) for each in own]) * _PER_DEVIATION if own else 0
     limit = max(usual + _DEVIATIONS * deviation, usual * (1 + _LEAST_SHARE))
     slow, others = (
         table.where(own_ns=lambda ns: ns > limit).sort("own_ns"),
@@ -234,7 +234,7 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
     common: dict[str, int | None] = {"median_own_ns": usual}
     for name in ("exposed_communication_ns", "idle_ns"):
         known = [cell for cell in others.column(name) if cell is not None]
-        common[f"others_{name}"] = median(known) if known else None
+        common[f"others_{name}"] = median_low(known) if known else None
     rows = []
     for row in slow:
         path, above_ns = where.get(row.rank, (None, None))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from builders import REDUCES, annotation, kernel, span, synchronous_steps, write_rank
 
-from instrument.runs.clock_skew import Clock, median
+from instrument.runs.clock_skew import Clock
 from instrument.runs.rank_summary import RankSummary
 from instrument.runs.run import Ranks, Run
 from instrument.trace.columns import BEYOND_NS
@@ -96,10 +96,6 @@ def test_a_collective_cut_off_at_the_edge_shifts_no_other(tmp_path: Path) -> Non
             events.append({**events[-1], "ts": 100, "dur": 33})
         write_rank(tmp_path, rank, events, 2)
     assert Run.load(tmp_path).windows[0].clocks.column("offset_ns") == [0, 0]
-
-
-def test_the_median_is_one_of_the_values() -> None:
-    assert [median([3]), median([4, 1]), median([9, 1, 5]), median([4, 3, 2, 1])] == [3, 1, 5, 2]
 
 
 def summary(rank: int, ends: dict[int, int], *, of: list[int] | None = None) -> RankSummary:
