@@ -137,7 +137,7 @@ class Occurred:
             found = self.collectives
             kinds = np.array([kind == name.removeprefix(KIND) for kind in self.kinds], np.bool_)
             return found.only(kinds)
-        finder = COUNTERS[name]
+        finder = COUNTERS.get(name)  # a share of the step is no counter
         return None if finder is None else finder(self)
 
     @cached_property
