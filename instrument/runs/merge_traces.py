@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from decimal import Decimal
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -70,23 +70,20 @@ def merge(ranks: Ranks, target: Path) -> None:
     with replacing(target) as raw, writing(raw, target) as file:
         file.write(msgspec.json.encode(head)[:-1] + b',"traceEvents":[')
         between = b"\n"
-        for position, (trace, summary) in enumerate(zip(traces, ranks.summaries)):
-            offset_ns = ranks.clocks[position].offset_ns or 0
-            moved = _Rank(position, summary.rank, summary.base_ns - base_ns - offset_ns, numbers)
-            between = _copy(trace, moved, file, between)
+        every = zip(traces, ranks.summaries, ranks.clocks)
+        for position, (trace, summary, clock) in enumerate(every):
+            later_ns = summary.base_ns - base_ns - (clock.offset_ns or 0)
+            for event in _events(trace, _Rank(position, summary.rank, later_ns, numbers)):
+                file.write(between + msgspec.json.encode(event))
+                between = b",\n"
         file.write(b"\n]}\n")
 
 
-def _copy(trace: Path, moved: _Rank, file: IO[bytes], between: bytes) -> bytes:
-    """Write a rank's events; return the separator before the next event."""
+def _events(trace: Path, rank: _Rank) -> Iterator[_Event]:
     with closing(Source(trace)) as source:
-        pieces = Pieces(source, trace, lambda *_: None, _decode, _as_read)
-        for event in chain(
-            (moved.event(event) for piece in pieces for event in piece), moved.names()
-        ):
-            file.write(between + msgspec.json.encode(event))
-            between = b",\n"
-    return between
+        for piece in Pieces(source, trace, lambda *_: None, _decode, _as_read):
+            yield from map(rank.event, piece)
+    yield from rank.names()
 
 
 def _decode(text: bytes) -> list[_Event]:
