@@ -100,7 +100,7 @@ def _every_table(path: Path) -> object:
     from instrument import Capture
     from instrument.analysis.operator_keys import GROUPINGS
     from instrument.analysis.views import VIEWS
-    from instrument.errors import CaptureError
+    from instrument.base.errors import CaptureError
     from instrument.trace import reader
 
     capture = Capture(path, None, {})

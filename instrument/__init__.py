@@ -11,6 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from instrument.annotate.modules import instrument_model
     from instrument.annotate.profiled import mark, profiled, range_pop, range_push
+    from instrument.base.errors import (
+        CaptureError,
+        ConfigError,
+        GraphError,
+        InstrumentError,
+        MissingPackage,
+        TraceError,
+        TraceWarning,
+    )
     from instrument.capture import Capture
     from instrument.compare.diff import diff
     from instrument.config.schema import ProfilerConfig
@@ -23,9 +32,16 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Capture",
+    "CaptureError",
+    "ConfigError",
+    "GraphError",
+    "InstrumentError",
+    "MissingPackage",
     "ProfilerConfig",
     "Session",
     "Sink",
+    "TraceError",
+    "TraceWarning",
     "Trigger",
     "diagnose",
     "diff",
@@ -38,9 +54,16 @@ __all__ = [
 
 _HOMES = {
     "Capture": "capture",
+    "CaptureError": "base.errors",
+    "ConfigError": "base.errors",
+    "GraphError": "base.errors",
+    "InstrumentError": "base.errors",
+    "MissingPackage": "base.errors",
     "ProfilerConfig": "config.schema",
     "Session": "record.session",
     "Sink": "sinks",
+    "TraceError": "base.errors",
+    "TraceWarning": "base.errors",
     "Trigger": "triggers",
     "diagnose": "findings.diagnose",
     "diff": "compare.diff",

@@ -6,8 +6,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from instrument import files
 from instrument.analysis.views import Views
+from instrument.base import files
 
 if TYPE_CHECKING:
     from instrument.compare.side import Comparable

@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker(MARKER) is None:
             continue
-        from instrument.errors import ConfigError
+        from instrument.base.errors import ConfigError
 
         if FIXTURE not in getattr(item, "fixturenames", ()):
             raise pytest.UsageError(
@@ -157,13 +157,13 @@ def _judge(item: pytest.Item, recording: _Recording) -> None:
     With `--perf-update`, the counters become the new budget in the test's file, and only limits
     that the marker itself gives are compared.
     """
+    from instrument.base.errors import InstrumentError
+    from instrument.base.files import write
+    from instrument.base.printable import printable_lines
     from instrument.compare import guard
     from instrument.compare.baseline import as_text, read
     from instrument.compare.counters import Occurred
     from instrument.compare.increases import calls_behind
-    from instrument.errors import InstrumentError
-    from instrument.files import write
-    from instrument.printable import printable_lines
 
     try:
         capture, counted = _counted(recording)
@@ -240,8 +240,8 @@ def _properties(counted: Counters, limits: Iterable[Condition]) -> list[tuple[st
 
 def _budget(item: pytest.Item) -> list[Condition] | None:
     """The limits of a test's markers; None without a marker."""
+    from instrument.base.errors import ConfigError
     from instrument.compare.guard import budget
-    from instrument.errors import ConfigError
 
     markers = [*item.iter_markers(MARKER)]
     if not markers:

@@ -17,7 +17,7 @@ from torch import nn
 
 from instrument import Session, profiled
 from instrument.annotate import backends
-from instrument.errors import ConfigError
+from instrument.base.errors import ConfigError
 from instrument.record import limits
 from instrument.record.step_loop import StepLoop
 

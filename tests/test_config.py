@@ -9,10 +9,10 @@ from omegaconf import OmegaConf
 from torch.profiler import ProfilerActivity
 
 from instrument import ProfilerConfig, Sink
+from instrument.base.errors import ConfigError
 from instrument.config.instantiate import sink_of_class
 from instrument.config.presets import _yaml, preset, presets, shipped
 from instrument.config.schema import as_config
-from instrument.errors import ConfigError
 from instrument.sinks.stacks import Stacks
 from instrument.sinks.table import TableSink
 

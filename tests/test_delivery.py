@@ -20,17 +20,17 @@ import warm
 from collected import Log
 
 from instrument import Session, Sink, Trigger
+from instrument.base.errors import ConfigError
+from instrument.base.file_lock import FileLock, is_held
+from instrument.base.units import duration, size
 from instrument.capture import Capture
 from instrument.config.schema import as_config
-from instrument.errors import ConfigError
-from instrument.file_lock import FileLock, is_held
 from instrument.finish import queue
 from instrument.record import finisher, step_loop
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.report.text import render
 from instrument.sinks.scalars import scalars
 from instrument.triggers import Step, TriggerCallbacks
-from instrument.units import duration, size
 
 
 def record(folder: Path, windows: int, **options: Any) -> Session:

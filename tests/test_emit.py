@@ -9,7 +9,7 @@ from torch.profiler import itt
 
 from instrument import Session, profiled
 from instrument.annotate import backends
-from instrument.errors import ConfigError
+from instrument.base.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from instrument import files
+from instrument.base import files
 
 
 @pytest.fixture

@@ -436,12 +436,18 @@ import json, os, pathlib, sys
 print({EVIL!r})
 if sys.argv[-1] == "fails":
     sys.exit(3)
-folder = pathlib.Path(os.environ["INSTRUMENT_DIR"])
+folder = pathlib.Path(os.environ["INSTRUMENT_DIR"]) / "steps_0-4"
 folder.mkdir(parents=True)
-entry = {{"since": {{"calls": 2, "mean_ns": len(sys.argv[-1]) * 1000}}, "run": {{}}}}
-ranges = {{"ProfilerStep*": entry, {EVIL!r}: entry, {EVIL!r} + sys.argv[-1]: entry}}
-line = json.dumps({{"format": 1, "step": 1, "time": {EVIL!r}, "ranges": ranges}}) + "\\n"
-(folder / "timings_rank0.jsonl").write_text(line * 5)
+names = [{EVIL!r}, {EVIL!r} + sys.argv[-1]]
+events = [
+    {{"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1, "ts": at, "dur": dur}}
+    for k in range(5)
+    for name, at, dur in (
+        (f"ProfilerStep#{{k}}", 100 * k, 100), (names[0], 100 * k, 40), (names[1], 100 * k + 50, 40)
+    )
+]
+(folder / "trace.json").write_text(json.dumps({{"traceEvents": events}}))
+(folder / "capture.json").write_text(json.dumps({{"format": 1, "name": {EVIL!r}}}))
 """
 
 
@@ -493,7 +499,7 @@ def test_no_name_of_a_module_makes_a_line(
 
 
 def test_only_one_module_writes_to_the_log() -> None:
-    """The package logs through `instrument.log`, which escapes; two modules change handlers."""
+    """The package logs through `instrument.base.log`, which escapes; two modules change handlers."""
     root = Path(instrument.__file__).parent
     sources = {
         path.relative_to(root): path.read_text(encoding="utf-8") for path in root.rglob("*.py")
@@ -502,13 +508,13 @@ def test_only_one_module_writes_to_the_log() -> None:
         str(path)
         for path, text in sources.items()
         if "from loguru" in text or "import loguru" in text
-    } == {"log.py", "record/notebook.py", "finish/__main__.py"}
+    } == {"base/log.py", "record/notebook.py", "finish/__main__.py"}
     printing = {
         str(path) for path, text in sources.items() if re.search(r"^\s+print\(", text, re.MULTILINE)
     }
     assert printing <= {
         "cli/output.py",
-        "log.py",
+        "base/log.py",
         "cli/open.py",
         "finish/waiting.py",
         "record/notebook.py",

@@ -18,9 +18,9 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from instrument import ProfilerConfig
+from instrument.base.errors import ConfigError
 from instrument.config.presets import preset, presets
 from instrument.config.schema import ModulesConfig, as_config
-from instrument.errors import ConfigError
 from instrument.sinks.table import TableSink
 
 FOREIGN = """

@@ -110,7 +110,7 @@ def test_public_names_are_sorted_and_importable() -> None:
         ),
         (
             "import instrument.pytest_plugin",
-            {"torch", "numpy", "msgspec", "pydantic", "hydra", "instrument.errors"},
+            {"torch", "numpy", "msgspec", "pydantic", "hydra", "instrument.base.errors"},
         ),
         ("import instrument.fx, instrument.cli.graph", {"torch", "numpy"}),
         ("import instrument.finish.__main__", {"torch"}),

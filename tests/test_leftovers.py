@@ -17,7 +17,8 @@ import warm
 from builders import span
 from collected import Log
 
-from instrument import Capture, Session, files
+from instrument import Capture, Session
+from instrument.base import files
 from instrument.cli.command import main
 from instrument.finish import queue
 

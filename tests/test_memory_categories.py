@@ -18,10 +18,10 @@ from torch.profiler._memory_profiler import MemoryProfileTimeline
 
 from instrument import Session
 from instrument.analysis.memory_categories import CATEGORIES
+from instrument.base.errors import CaptureError
 from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.config.schema import ProfilerConfig
-from instrument.errors import CaptureError
 from instrument.sinks.memory import Memory
 
 FLOAT = 4

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from builders import kernels, span, steps, synchronous_steps, write_rank
 
+from instrument.base.errors import CaptureError
 from instrument.capture import Capture
-from instrument.errors import CaptureError
 from instrument.runs.merge_traces import merge
 from instrument.runs.run import Run
 

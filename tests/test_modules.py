@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from instrument import Session, instrument_model, profiled
 from instrument.annotate import backends, module_calls
 from instrument.annotate.modules import ModuleRanges, forget, is_instrumented
-from instrument.errors import ConfigError
+from instrument.base.errors import ConfigError
+from instrument.base.units import duration
 from instrument.report.text import render
-from instrument.units import duration
 
 pytestmark = pytest.mark.usefixtures("inline_export", "frozen_heap")
 

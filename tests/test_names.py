@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from instrument.range_names import from_trace, shown, to_trace
+from instrument.base.range_names import from_trace, shown, to_trace
 
 
 @given(st.text(st.characters()))

@@ -24,12 +24,12 @@ from torch.profiler.profiler import _KinetoProfile
 
 from instrument import Capture, Session
 from instrument.annotate import backends
+from instrument.base.errors import ConfigError, from_signal_handler
+from instrument.base.signals import uninterrupted
 from instrument.config.step_actions import StepActions
-from instrument.errors import ConfigError, from_signal_handler
 from instrument.finish import window
 from instrument.record import timings
 from instrument.record.recorder import Recorder
-from instrument.signals import uninterrupted
 from instrument.sinks import Sink
 from instrument.triggers import Step
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from instrument.errors import CaptureError, ConfigError, MissingPackage
-from instrument.printable import printable, printable_lines
+from instrument.base.errors import CaptureError, ConfigError, MissingPackage
+from instrument.base.printable import printable, printable_lines
 
 
 @pytest.mark.parametrize(

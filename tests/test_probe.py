@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from instrument import ProfilerConfig, Session
+from instrument.base.errors import ConfigError
 from instrument.capture import Capture
-from instrument.errors import ConfigError
 from instrument.record import torch_support
 
 pytestmark = pytest.mark.usefixtures("inline_export")

@@ -19,10 +19,10 @@ from collected import Log
 from torch import distributed as dist
 
 from instrument import Capture, ProfilerConfig, Session, Trigger
+from instrument.base.errors import ConfigError
+from instrument.base.rank_info import RankInfo, rank_info
 from instrument.cli.command import main
-from instrument.errors import ConfigError
 from instrument.finish import queue
-from instrument.rank_info import RankInfo, rank_info
 from instrument.record import distributed
 from instrument.record import trigger_runner as watching
 from instrument.record.distributed import Announcements, StepProgress

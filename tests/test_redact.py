@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from own_sinks import Hook
 
 from instrument import ProfilerConfig, Session
-from instrument.redact import redact, redact_words
+from instrument.base.redact import redact, redact_words
 
 HIDDEN = "hUnter2-of-7"
 

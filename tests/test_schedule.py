@@ -17,6 +17,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from torch.profiler import schedule as torch_schedule
 
 from instrument import ProfilerConfig, Session
+from instrument.base.errors import ConfigError
 from instrument.capture import Capture
 from instrument.config.schedule import (
     Idle,
@@ -28,7 +29,6 @@ from instrument.config.schedule import (
     unreachable_window,
 )
 from instrument.config.schema import as_config
-from instrument.errors import ConfigError
 from instrument.record.step_loop import StepCounter
 
 STEPS = 60

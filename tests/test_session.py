@@ -23,8 +23,8 @@ from torch import nn
 
 from instrument import ProfilerConfig, Session, Sink, profiled
 from instrument.annotate import backends
+from instrument.base.errors import CaptureError, ConfigError
 from instrument.capture import Capture
-from instrument.errors import CaptureError, ConfigError
 from instrument.record import finisher, recorder
 
 pytestmark = pytest.mark.usefixtures("inline_export")

@@ -8,7 +8,7 @@ import pytest
 from jinja2 import DictLoader, UndefinedError
 
 import instrument
-from instrument.templates import _environment
+from instrument.base.templates import _environment
 
 ROOT = Path(instrument.__file__).parent
 

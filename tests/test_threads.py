@@ -15,7 +15,8 @@ import pytest
 import torch
 from collected import Log
 
-from instrument import Session, threads
+from instrument import Session
+from instrument.base import threads
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallbacks
 

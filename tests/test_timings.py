@@ -28,8 +28,8 @@ from instrument import ProfilerConfig, Session, instrument_model, profiled
 from instrument.analysis.timings_file import read_timings
 from instrument.annotate import backends
 from instrument.annotate.modules import forget
+from instrument.base.errors import CaptureError, MissingPackage
 from instrument.cli.command import main
-from instrument.errors import CaptureError, MissingPackage
 from instrument.record import timings
 from instrument.record.step_loop import StepLoop
 from instrument.record.timings import OTHERS, STEP, CpuTimes, DurationHistogram, Rows
@@ -477,7 +477,7 @@ def test_tensorboard_gets_what_came_since_the_last_write(tmp_path: Path, clock: 
 
 
 def test_tensorboard_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("instrument.errors.find_spec", lambda name: None)
+    monkeypatch.setattr("instrument.base.errors.find_spec", lambda name: None)
     with pytest.raises(MissingPackage) as raised:
         ProfilerConfig(timings={"tensorboard": True})
     assert str(raised.value) == (

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from instrument.units import count, duration, durations_like, last_digit, rate, size
+from instrument.base.units import count, duration, durations_like, last_digit, rate, size
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,12 @@ from fsspec.registry import _registry
 from moto.server import ThreadedMotoServer
 from own_sinks import Posts
 
-from instrument import Capture, ProfilerConfig, Session, storage
+from instrument import Capture, ProfilerConfig, Session
+from instrument.base import storage
+from instrument.base.errors import CaptureError, ConfigError, MissingPackage
+from instrument.base.redact import public, redact
 from instrument.cli import command
-from instrument.errors import CaptureError, ConfigError, MissingPackage
 from instrument.finish import upload, waiting
-from instrument.redact import public, redact
 
 # botocore calls datetime.utcnow, and moto's server is closed by another thread than began it
 pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")

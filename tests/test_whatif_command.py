@@ -27,12 +27,12 @@ from builders import (
 from rich.console import Console
 
 from instrument.analysis.section import Section
+from instrument.base.errors import CaptureError
+from instrument.base.units import durations_like
 from instrument.cli.command import main
-from instrument.errors import CaptureError
 from instrument.report import whatif as report
 from instrument.report.terminal import draw
 from instrument.runs.run import Run
-from instrument.units import durations_like
 from instrument.whatif.scenario import joint_scenario
 from instrument.whatif.selection import short_name
 

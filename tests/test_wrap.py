@@ -30,7 +30,7 @@ from torch import nn
 
 from instrument import Session, profiled
 from instrument.annotate import backends, wrapper
-from instrument.errors import ConfigError
+from instrument.base.errors import ConfigError
 
 
 def everything(

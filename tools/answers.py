@@ -21,7 +21,7 @@ from typing import Any
 
 import instrument
 from instrument import Capture
-from instrument.errors import InstrumentError
+from instrument.base.errors import InstrumentError
 
 # Names of answers, which stay the same when an attribute gets another name.
 VIEWS = (

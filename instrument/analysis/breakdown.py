@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from instrument.analysis.schema import Schema, schema
 from instrument.analysis.table import Table
-from instrument.globs import fits
+from instrument.base.globs import fits
 from instrument.links.groupby import groupby
 from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.links import Links

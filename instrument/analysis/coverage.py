@@ -17,6 +17,8 @@ from instrument.analysis.breakdown import Work, launched_ns
 from instrument.analysis.memory_timeline import MOST_DEVICES
 from instrument.analysis.schema import Schema, schema
 from instrument.analysis.table import Table
+from instrument.base.range_names import REGION
+from instrument.base.units import counted, duration, size
 from instrument.links.attribution import ACCUMULATE, BACKWARD, UNATTRIBUTED
 from instrument.links.autograd import DEEPEST_RANGE
 from instrument.links.call_tree import nest
@@ -25,7 +27,6 @@ from instrument.links.groupby import groupby
 from instrument.links.intervals import within
 from instrument.links.launches import have_work, launches_kernel, ran_first
 from instrument.links.step_index import step_at
-from instrument.range_names import REGION
 from instrument.trace.events import (
     ANNOTATION,
     OPERATOR,
@@ -38,7 +39,6 @@ from instrument.trace.events import (
     is_step,
     is_synchronising,
 )
-from instrument.units import counted, duration, size
 
 if TYPE_CHECKING:
     from instrument.analysis.views import Views

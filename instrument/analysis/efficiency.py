@@ -14,6 +14,7 @@ from instrument.analysis.peak_rates import PeakFlops, PeakRates, peak_rates, roo
 from instrument.analysis.schema import Schema, schema
 from instrument.analysis.steps import launching_step
 from instrument.analysis.table import Table
+from instrument.base.peak_flops import PRECISIONS
 from instrument.links.autograd import is_backward
 from instrument.links.flops import UNKNOWN, needed_flops
 from instrument.links.groupby import Groups, distinct, groupby, groupby_rows, intern
@@ -21,7 +22,6 @@ from instrument.links.launches import have_work, launches_kernel
 from instrument.links.links import Links
 from instrument.links.step_index import step_at, step_number
 from instrument.links.traffic import moved_bytes, operand_types
-from instrument.peak_flops import PRECISIONS
 from instrument.trace.events import (
     Events,
     Flags,

@@ -14,11 +14,11 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
-from instrument import files, storage
-from instrument.errors import CaptureError
-from instrument.files import METADATA_FILE
+from instrument.base import files, storage
+from instrument.base.errors import CaptureError
+from instrument.base.files import METADATA_FILE
+from instrument.base.units import counted, few
 from instrument.trace.capture_json import TRACE_FILES, Metadata, decoded, read, typed, unix_time
-from instrument.units import counted, few
 
 #: The path or URL of a capture.
 Place: TypeAlias = Path | str

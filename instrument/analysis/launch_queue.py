@@ -15,7 +15,7 @@ import numpy as np
 from instrument.analysis.breakdown import Work
 from instrument.analysis.schema import Schema, schema
 from instrument.analysis.table import Table
-from instrument.errors import CaptureError
+from instrument.base.errors import CaptureError
 from instrument.links.groupby import Groups, cells, group_rows, groupby
 from instrument.trace.events import Events, Ints, Thread
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 from instrument.analysis.schema import unit_of
 from instrument.analysis.section import TEXT_WIDTH, Part, Section, lines_of
 from instrument.analysis.table_text import SENTENCES, cell_text, heading, is_text
-from instrument.printable import printable, printable_lines
-from instrument.prose import cells_of, shortened
-from instrument.units import counted
+from instrument.base.printable import printable, printable_lines
+from instrument.base.prose import cells_of, shortened
+from instrument.base.units import counted
 
 #: Texts, each with the style in which a terminal shows it.
 Pieces: TypeAlias = list[tuple[str, str]]

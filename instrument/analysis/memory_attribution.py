@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from instrument.errors import CaptureError, ConfigError
+from instrument.base.errors import CaptureError, ConfigError
 from instrument.links.call_tree import CallTree, nest
 from instrument.links.groupby import TimesOfGroups, intern
 from instrument.links.links import Links

@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from instrument import files
 from instrument.analysis.memory_plot import Plot, extremes
 from instrument.analysis.schema import Schema, schema
 from instrument.analysis.table import Table
-from instrument.errors import CaptureError
+from instrument.base import files
+from instrument.base.errors import CaptureError
 from instrument.trace.capture_json import BAD_JSON
 from instrument.trace.events import Ints
 

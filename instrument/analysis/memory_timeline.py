@@ -19,7 +19,7 @@ from instrument.analysis.memory_attribution import By, around, module_frames
 from instrument.analysis.memory_plot import Curve, extremes
 from instrument.analysis.schema import Schema, schema
 from instrument.analysis.table import Cells, Table
-from instrument.errors import CaptureError
+from instrument.base.errors import CaptureError
 from instrument.links.groupby import group_rows, groupby
 from instrument.links.links import Links
 from instrument.links.step_index import finished_steps, step_number

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.errors import CaptureError
+from instrument.base.errors import CaptureError
 from instrument.links import loops
 from instrument.links.call_tree import CallTree
 from instrument.links.groupby import Groups, groupby, intern

@@ -20,13 +20,13 @@ from instrument.analysis.operator_keys import (
 )
 from instrument.analysis.schema import Schema, names_of, schema
 from instrument.analysis.table import Table
-from instrument.errors import ConfigError
+from instrument.base.errors import ConfigError
+from instrument.base.range_names import STEP_PREFIX
 from instrument.links.call_tree import CallTree
 from instrument.links.flops import UNKNOWN, has_rule, nodes_without_flops
 from instrument.links.groupby import groupby, intern
 from instrument.links.intervals import interval_at
 from instrument.links.links import Links
-from instrument.range_names import STEP_PREFIX
 from instrument.trace.events import (
     ANNOTATION,
     OPERATOR,

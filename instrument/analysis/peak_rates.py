@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from instrument.peak_flops import PRECISIONS
+from instrument.base.peak_flops import PRECISIONS
 from instrument.trace.events import Device
 
 Bound = Literal["compute", "bandwidth"]
@@ -22,7 +22,7 @@ class PeakRates:
     """The highest rates of a device.
 
     Attributes:
-        flops_per_second: the FLOP/s by precision; see `instrument.peak_flops.PRECISIONS`.
+        flops_per_second: the FLOP/s by precision; see `instrument.base.peak_flops.PRECISIONS`.
         bytes_per_second: the bandwidth of the device's memory; None if it is not known.
         any_flops_per_second: the FLOP/s of all other precisions; None if it is not known.
     """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from instrument.analysis.views import Views
-from instrument.storage import is_url
+from instrument.base.storage import is_url
 
 
 def private_words(capture: Views) -> Iterator[str]:

@@ -12,6 +12,7 @@ import numpy as np
 from instrument.analysis import memory_attribution
 from instrument.analysis.schema import Schema, names_of, schema
 from instrument.analysis.table import Table
+from instrument.base.range_names import RECOMPUTED, REGION, RESUMED
 from instrument.links.attribution import (
     ACCUMULATE,
     BACKWARD,
@@ -29,7 +30,6 @@ from instrument.links.intervals import Intervals, concatenated, merged, within
 from instrument.links.links import Links
 from instrument.links.paths import Paths
 from instrument.links.step_index import step_at
-from instrument.range_names import RECOMPUTED, REGION, RESUMED
 from instrument.trace.events import (
     Events,
     Flags,

@@ -11,14 +11,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from instrument.errors import CaptureError, ConfigError
+from instrument.base.errors import CaptureError, ConfigError
+from instrument.base.printable import printable, without_commands
+from instrument.base.prose import shortened
+from instrument.base.range_names import STEP_PREFIX
 from instrument.links.autograd import Scopes
 from instrument.links.call_tree import CallTree, nest, number_paths
 from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.links import Links
-from instrument.printable import printable, without_commands
-from instrument.prose import shortened
-from instrument.range_names import STEP_PREFIX
 from instrument.trace.events import PYTHON, Events, Flags, Ints, decoded, is_step
 
 # Addresses of objects differ between runs, so they are cut from the names of frames.

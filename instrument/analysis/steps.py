@@ -17,9 +17,9 @@ from instrument.analysis.breakdown import (
 )
 from instrument.analysis.schema import Schema, names_of, schema
 from instrument.analysis.table import Table
+from instrument.base.range_names import MOMENT
 from instrument.links.intervals import Intervals, Timeline, concatenated, sweep
 from instrument.links.step_index import finished_steps, step_at, step_number
-from instrument.range_names import MOMENT
 from instrument.trace.events import (
     ANNOTATION,
     OPERATOR,

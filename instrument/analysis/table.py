@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from instrument.analysis.schema import POINTS, Schema, names_of, unit_of
-from instrument.errors import MissingPackage
-from instrument.printable import is_terminal, printable
+from instrument.base.errors import MissingPackage
+from instrument.base.printable import is_terminal, printable
 
 if TYPE_CHECKING:
     import pandas

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from instrument.analysis.schema import unit_of
-from instrument.printable import printable
-from instrument.prose import shortened
-from instrument.templates import render
-from instrument.units import count, duration, rate, size
+from instrument.base.printable import printable
+from instrument.base.prose import shortened
+from instrument.base.templates import render
+from instrument.base.units import count, duration, rate, size
 
 Columns = Mapping[str, Sequence[Any]]
 

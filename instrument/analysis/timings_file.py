@@ -10,8 +10,8 @@ from msgspec import DecodeError, Struct, convert, json
 
 from instrument.analysis.schema import Schema, names_of, schema
 from instrument.analysis.table import Table
-from instrument.errors import CaptureError
-from instrument.files import TIMINGS_FORMAT
+from instrument.base.errors import CaptureError
+from instrument.base.files import TIMINGS_FORMAT
 from instrument.trace.capture_json import Number
 from instrument.trace.json_stream import forgiving
 

@@ -16,14 +16,14 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from instrument import files
 from instrument.analysis import coverage_rows as rows
 from instrument.analysis.schema import Schema
-from instrument.errors import CaptureError, ConfigError, TraceWarning
-from instrument.globs import check_globs
-from instrument.peak_flops import check_peak_flops
-from instrument.printable import printable
-from instrument.range_names import whole
+from instrument.base import files
+from instrument.base.errors import CaptureError, ConfigError, TraceWarning
+from instrument.base.globs import check_globs
+from instrument.base.peak_flops import check_peak_flops
+from instrument.base.printable import printable
+from instrument.base.range_names import whole
 
 if TYPE_CHECKING:
     from typing import Self
@@ -252,7 +252,7 @@ class Views:
 
         Args:
             path: the folder or file, or a URL such as `s3://bucket/run/NAME`. A URL is downloaded
-                at once; see `instrument.storage`. The copy is removed when this process ends.
+                at once; see `instrument.base.storage`. The copy is removed when this process ends.
             communication: globs, such as `["*nccl*", "*rccl*"]`. Kernels whose names match one of
                 them are communication; case is ignored. None means
                 `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the globs of
@@ -269,8 +269,8 @@ class Views:
                 or the URL's protocol is unknown.
             MissingPackage: a package for the URL's protocol is not installed.
         """
-        from instrument import storage
         from instrument.analysis.find_captures import kind_of
+        from instrument.base import storage
         from instrument.trace import capture_json
 
         url = path if storage.is_url(path) else None
@@ -516,7 +516,7 @@ class Views:
         try:
             return check_globs(globs, "config.communication")
         except ConfigError as error:
-            from instrument.log import logger
+            from instrument.base.log import logger
 
             logger.warning(
                 "{} is read with the default names of communication kernels, because {}",

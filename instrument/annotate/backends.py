@@ -22,8 +22,8 @@ import torch
 from torch.compiler import is_dynamo_compiling  # noqa: F401 - generated wrappers read it here
 from torch.profiler import itt, record_function
 
-from instrument.errors import ConfigError, reraise_signal
-from instrument.range_names import to_trace
+from instrument.base.errors import ConfigError, reraise_signal
+from instrument.base.range_names import to_trace
 
 
 class Backend(NamedTuple):

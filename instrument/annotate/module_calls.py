@@ -21,7 +21,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from instrument.annotate import backends
-from instrument.range_names import to_trace
+from instrument.base.range_names import to_trace
 
 # The key in the `__dict__` of a marked module. The value is plain text, so copies of the module
 # keep the value, and a process without this package can load the module.

@@ -14,7 +14,7 @@ from torch import nn
 
 from instrument.annotate import backends, module_calls
 from instrument.annotate.module_calls import ModuleRange
-from instrument.errors import ConfigError
+from instrument.base.errors import ConfigError
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -17,8 +17,8 @@ from torch.compiler import is_dynamo_compiling
 
 from instrument.annotate import backends, module_calls
 from instrument.annotate.wrapper import Name, in_range, is_plain
-from instrument.errors import ConfigError
-from instrument.range_names import MOMENT, to_trace, whole
+from instrument.base.errors import ConfigError
+from instrument.base.range_names import MOMENT, to_trace, whole
 
 T = TypeVar("T")
 

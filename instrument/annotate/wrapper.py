@@ -26,7 +26,7 @@ from typing import Any
 from torch.compiler import is_dynamo_compiling
 
 from instrument.annotate import backends
-from instrument.range_names import RESUMED, to_trace
+from instrument.base.range_names import RESUMED, to_trace
 
 Name = str | Callable[..., Any]
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from instrument.base.errors import ConfigError, InstrumentError
 from instrument.cli.arguments import positive
 from instrument.cli.output import Parts, Written, say, show_result
-from instrument.errors import ConfigError, InstrumentError
 
 if TYPE_CHECKING:
     from instrument.compare.ab import Block, Program

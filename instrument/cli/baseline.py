@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """Write the file and return a sentence about it; without --output, return the content."""
-    from instrument import files
+    from instrument.base import files
     from instrument.compare.baseline import as_text
     from instrument.compare.counters import counters
 

@@ -16,6 +16,8 @@ from contextlib import suppress
 from typing import NoReturn
 
 from instrument import __version__
+from instrument.base.errors import InstrumentError, reason_of
+from instrument.base.files import fill_standard_streams
 from instrument.cli import (
     ab,
     baseline,
@@ -32,8 +34,6 @@ from instrument.cli import (
     whatif,
 )
 from instrument.cli.output import Result, Written, say, saying_warnings, show_result
-from instrument.errors import InstrumentError, reason_of
-from instrument.files import fill_standard_streams
 
 COMMANDS = {
     "show": show,

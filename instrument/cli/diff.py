@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from instrument.base.errors import ConfigError
 from instrument.cli.arguments import ROWS, add_formats, path_or_url, row_count
 from instrument.cli.output import Parts, Result, Written, say
-from instrument.errors import ConfigError
 
 if TYPE_CHECKING:
     from instrument.compare.difference import Difference

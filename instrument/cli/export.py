@@ -7,9 +7,9 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from instrument.base.errors import CaptureError, ConfigError, InstrumentError
 from instrument.cli.arguments import path_or_url
 from instrument.cli.output import Parts
-from instrument.errors import CaptureError, ConfigError, InstrumentError
 
 HELP = "export captures that a run did not export, or run a sink on captures"
 
@@ -55,8 +55,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
         return [finish_all(arguments.path, arguments.upload_to)]
     from instrument.analysis.find_captures import captures_at, captures_below
+    from instrument.base.files import importable_here
     from instrument.config.instantiate import parse_options, sink_of_class
-    from instrument.files import importable_here
     from instrument.finish.leftovers import finish_queued, queued_at
 
     # A class may be in a file of the current folder.

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instrument.analysis.schema import Schema, names_of, schema
+from instrument.base.errors import InstrumentError
+from instrument.base.units import counted
 from instrument.cli.arguments import ROWS, add_formats, path_or_url, row_count
 from instrument.cli.output import Parts, Written
-from instrument.errors import InstrumentError
-from instrument.units import counted
 
 if TYPE_CHECKING:
     from instrument.analysis.section import Section

@@ -6,10 +6,10 @@ import argparse
 import webbrowser
 from typing import TYPE_CHECKING
 
+from instrument.base.errors import CaptureError, ConfigError, did_you_mean
 from instrument.cli.arguments import CAPTURE, path_or_url
 from instrument.cli.output import say
 from instrument.cli.paths import newest_capture
-from instrument.errors import CaptureError, ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from instrument.capture import Capture

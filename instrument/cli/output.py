@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from instrument.errors import ConfigError, TraceWarning
-from instrument.printable import is_terminal, printable_lines
+from instrument.base.errors import ConfigError, TraceWarning
+from instrument.base.printable import is_terminal, printable_lines
 
 if TYPE_CHECKING:
     from instrument.analysis.section import Part

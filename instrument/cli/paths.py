@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from instrument.base.errors import CaptureError, TraceError
 from instrument.cli.output import say
-from instrument.errors import CaptureError, TraceError
 
 if TYPE_CHECKING:
     from instrument.capture import Capture

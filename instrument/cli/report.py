@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from instrument.base.errors import ConfigError
 from instrument.cli.arguments import CAPTURES, path_or_url
 from instrument.cli.output import Written, writing
-from instrument.errors import ConfigError
 
 HELP = "write one HTML page about a capture or a run"
 
@@ -50,10 +50,10 @@ def run(arguments: argparse.Namespace) -> str:
     """Write the page and return a sentence about the file; with --json, only return JSON."""
     import json
 
-    from instrument import files
+    from instrument.base import files
+    from instrument.base.units import size
     from instrument.cli.paths import readable_captures
     from instrument.report.page.page import page, payload
-    from instrument.units import size
 
     if arguments.json and (arguments.output or arguments.open):
         raise ConfigError("--json prints on stdout: leave out --open; use > FILE instead of -o.")

@@ -8,6 +8,7 @@ import sys
 from typing import get_args
 
 from instrument.analysis.views import VIEWS, Grouping
+from instrument.base.errors import ConfigError
 from instrument.cli.arguments import (
     CAPTURE,
     ROWS,
@@ -20,7 +21,6 @@ from instrument.cli.arguments import (
 )
 from instrument.cli.output import Parts, Written, say
 from instrument.cli.paths import newest_capture, tell_others
-from instrument.errors import ConfigError
 
 HELP = "print the range tree and the costliest operators, or another view"
 

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from instrument.base.errors import ConfigError
 from instrument.cli.arguments import CAPTURE, ROWS, ROWS_HELP, add_formats, path_or_url, row_count
 from instrument.cli.output import Parts, Written
 from instrument.cli.paths import chosen_window, newest_capture
-from instrument.errors import ConfigError
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario

@@ -16,11 +16,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from instrument.base.errors import CaptureError, ConfigError, InstrumentError
+from instrument.base.files import CAPTURES_VARIABLE
 from instrument.compare.machine import MachineState, watch
 from instrument.compare.run_record import RunRecord, read_run
 from instrument.compare.statistics import Change, Floats, Verdict, blocks_missing, changes
-from instrument.errors import CaptureError, ConfigError, InstrumentError
-from instrument.files import CAPTURES_VARIABLE
 
 Label = Literal["A", "B"]
 LABELS: tuple[Label, Label] = ("A", "B")

@@ -19,9 +19,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from instrument import files
+from instrument.base import files
+from instrument.base.errors import CaptureError
 from instrument.compare.counters import COUNTERS, KIND, OF_WHOLE_STEP, Count, Counters
-from instrument.errors import CaptureError
 from instrument.trace.capture_json import BAD_JSON
 
 FORMAT = 1

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from instrument.analysis.breakdown import KERNEL, KINDS
 from instrument.analysis.coverage import losses
 from instrument.analysis.views import TRAIN, Views
+from instrument.base.units import few, percent
 from instrument.compare.totals import Rows, Totals
 from instrument.trace.capture_json import DISTURBING_CPU_WAIT, Environment
-from instrument.units import few, percent
 
 # If the share of equal calls is below the first limit, a sentence says that the programs differ.
 # Below the second limit, the comparison misleads. The second limit is small, because torch.compile

@@ -20,12 +20,12 @@ from instrument.analysis.collectives import kind_of
 from instrument.analysis.kernels import moved_bytes
 from instrument.analysis.places import nodes_of, range_codes
 from instrument.analysis.views import Views
+from instrument.base.range_names import REGION
 from instrument.links.attribution import OPTIMIZER_STEP
 from instrument.links.collective_records import records
 from instrument.links.flops import UNKNOWN
 from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.step_index import CountedSteps
-from instrument.range_names import REGION
 from instrument.trace.capture_json import Dynamo
 from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime, is_wait, split_overload
 

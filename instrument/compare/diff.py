@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from instrument.base.errors import CaptureError
 from instrument.compare.conditions import Unlike, unlike
 from instrument.compare.difference import Difference
 from instrument.compare.rows import compared, counters_compared
 from instrument.compare.side import Comparable, Side, common_phase, left_out, load
 from instrument.compare.step_change import whole
 from instrument.compare.totals import added
-from instrument.errors import CaptureError
 
 __all__ = ["Comparable", "compare", "diff"]
 

@@ -16,9 +16,7 @@ from instrument.analysis.schema import unit_of
 from instrument.analysis.section import Part, Section, shown_of
 from instrument.analysis.table import Table
 from instrument.analysis.table_text import cell_text
-from instrument.compare.conditions import Unlike
-from instrument.compare.step_change import Steps, Whole, divided
-from instrument.prose import (
+from instrument.base.prose import (
     NAMES_ARE_DATA,
     PROSE_WIDTH,
     byte_count,
@@ -27,7 +25,16 @@ from instrument.prose import (
     shortened,
     wrapped,
 )
-from instrument.units import MINUS, counted, duration, durations_like, last_digit, percent_change
+from instrument.base.units import (
+    MINUS,
+    counted,
+    duration,
+    durations_like,
+    last_digit,
+    percent_change,
+)
+from instrument.compare.conditions import Unlike
+from instrument.compare.step_change import Steps, Whole, divided
 
 By = Literal["range", "operator", "kernel", "shape"]
 

@@ -24,14 +24,14 @@ import numpy as np
 from instrument.analysis.collectives import KINDS
 from instrument.analysis.step_parts import waits_for_data
 from instrument.analysis.views import Views
+from instrument.base.errors import ConfigError, did_you_mean
+from instrument.base.globs import fits
+from instrument.base.prose import code, escaped, wrapped
+from instrument.base.units import BYTES, COUNTS, duration, quantity
 from instrument.compare.counters import COUNTERS, KIND, NEED_DEVICE, Count, Counters
 from instrument.compare.increases import Call, Increase, increased_ranges
 from instrument.compare.statistics import is_higher
-from instrument.errors import ConfigError, did_you_mean
-from instrument.globs import fits
 from instrument.links.intervals import merged
-from instrument.prose import code, escaped, wrapped
-from instrument.units import BYTES, COUNTS, duration, quantity
 
 Result = Literal["pass", "fail", "undecided"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from instrument.errors import ConfigError
+from instrument.base.errors import ConfigError
 
 # Git sets these variables for its hooks. In a hook, GIT_INDEX_FILE would make git write into the
 # user's index.

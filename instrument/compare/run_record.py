@@ -10,8 +10,8 @@ from statistics import median
 from instrument.analysis.find_captures import captures_below
 from instrument.analysis.step_parts import ranges_of_steps
 from instrument.analysis.views import TRAIN, Views
+from instrument.base.errors import CaptureError
 from instrument.compare.counters import Count, counters
-from instrument.errors import CaptureError
 
 
 @dataclass(frozen=True, slots=True)

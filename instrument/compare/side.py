@@ -10,11 +10,11 @@ from typing import Protocol, TypeAlias
 from instrument.analysis.find_captures import NewestRun, Place, captures_at, of_newest_run, place_of
 from instrument.analysis.private_words import private_words, words_of_path
 from instrument.analysis.views import TRAIN, Views
+from instrument.base.errors import CaptureError, TraceError
 from instrument.compare.conditions import Conditions, conditions, joined
 from instrument.compare.counters import counters
 from instrument.compare.guard import Window, window_of
 from instrument.compare.totals import Totals, added, totals
-from instrument.errors import CaptureError, TraceError
 
 
 class Recorded(Protocol):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator
 
-from instrument.errors import ConfigError
+from instrument.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from instrument.config.schema import ProfilerConfig

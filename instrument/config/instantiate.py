@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from instrument.base.errors import ConfigError, InstrumentError, suggestion
 from instrument.config.presets import shipped
-from instrument.errors import ConfigError, InstrumentError, suggestion
 
 _METHODS = {
     "sink": ("write", "write(self, capture, folder)"),

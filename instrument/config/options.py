@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, get_args
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from instrument.errors import ConfigError, did_you_mean, suggestion
-from instrument.redact import redact
+from instrument.base.errors import ConfigError, did_you_mean, suggestion
+from instrument.base.redact import redact
 
 
 def _no_bool(kind: str) -> BeforeValidator:

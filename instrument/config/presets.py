@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, cast
 
-from instrument.errors import ConfigError, suggestion
+from instrument.base.errors import ConfigError, suggestion
 
 _PRESETS = files("instrument") / "conf" / "profiler"
 

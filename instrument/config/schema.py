@@ -13,6 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
+from instrument.base.errors import ConfigError, need_package
+from instrument.base.globs import check_globs
+from instrument.base.peak_flops import check_peak_flops
+from instrument.base.redact import public, redact
 from instrument.config import activities, schedule
 from instrument.config.activities import Activities
 from instrument.config.instantiate import as_mapping, build, by_name, for_any_process, instantiated
@@ -20,10 +24,6 @@ from instrument.config.options import Amount, Bytes, Count, Options
 from instrument.config.presets import preset
 from instrument.config.step_actions import StepActions
 from instrument.config.user_metadata import as_json
-from instrument.errors import ConfigError, need_package
-from instrument.globs import check_globs
-from instrument.peak_flops import check_peak_flops
-from instrument.redact import public, redact
 
 
 class ModulesConfig(Options):
@@ -359,7 +359,7 @@ class ProfilerConfig(Options):
         if self.timings is not None and self.timings.tensorboard:
             need_package("profiler.timings.tensorboard=true", "tensorboard", "tensorboard")
         if self.upload_to is not None:
-            from instrument import storage
+            from instrument.base import storage
 
             storage.check(self.upload_to, "profiler.upload_to")
         for name, given in self.triggers.items():

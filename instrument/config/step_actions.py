@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from instrument.base.errors import ConfigError, reason_of, reraise_signal
+from instrument.base.log import logger
 from instrument.config.instantiate import instantiated
 from instrument.config.schedule import ACTIONS
-from instrument.errors import ConfigError, reason_of, reraise_signal
-from instrument.log import logger
 
 _MOST_CACHED = 50_000  # a few MB
 _EXPECTED = (

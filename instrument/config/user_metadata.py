@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from instrument.errors import ConfigError
-from instrument.files import encodable
+from instrument.base.errors import ConfigError
+from instrument.base.files import encodable
 
 # The top-level keys of the trace that torch and Kineto write. Such a key would hide a user's key of
 # the same name.

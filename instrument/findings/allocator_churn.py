@@ -15,9 +15,9 @@ import numpy as np
 from instrument.analysis.coverage_rows import FILE
 from instrument.analysis.interruptions import ALLOCATION, kinds_of
 from instrument.analysis.views import Views
+from instrument.base.units import percent
 from instrument.findings.check import RECORD_STEPS, Check, NotRecorded, Problem
 from instrument.findings.evidence import share_of
-from instrument.units import percent
 
 _LEAST_STEPS = 2
 

@@ -16,10 +16,10 @@ import numpy as np
 from instrument.analysis.coverage_rows import LAUNCHERS
 from instrument.analysis.places import common_place, input_shapes
 from instrument.analysis.views import Views
+from instrument.base.units import counted, percent
 from instrument.findings.check import Check, Problem
 from instrument.findings.evidence import cost_share, evidence_by_cost
 from instrument.trace.events import OPERATOR, Events, Ints, split_overload
-from instrument.units import counted, percent
 
 _MOST_BETWEEN = 12
 _BATCHED = frozenset({"aten::bmm", "aten::baddbmm"})

@@ -19,13 +19,13 @@ from instrument.analysis.kernels import moved_bytes
 from instrument.analysis.places import nodes_of
 from instrument.analysis.synchronisations import outermost_operators
 from instrument.analysis.views import Views
+from instrument.base.units import percent, size
 from instrument.findings.check import Check, Problem
 from instrument.findings.evidence import evidence
 from instrument.findings.finding import Evidence
 from instrument.links.groupby import groupby
 from instrument.links.intervals import sweep
 from instrument.trace.events import Flags, Ints, is_runtime, is_wait
-from instrument.units import percent, size
 
 _TO_DEVICE, _PAGEABLE = "HtoD", "Pageable"
 _PIN = (

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from instrument.analysis.views import Views
+from instrument.base.units import duration, percent
 from instrument.findings.check import RECORD_AGAIN, Check, NotRecorded, Problem
 from instrument.trace.capture_json import DISTURBING_CPU_WAIT
-from instrument.units import duration, percent
 
 
 def find(capture: Views) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from instrument.analysis.places import common_place
 from instrument.analysis.views import Views
-from instrument.errors import CaptureError, InstrumentError
+from instrument.base.errors import CaptureError, InstrumentError
 from instrument.findings.evidence import evidence
 from instrument.findings.finding import Evidence, Finding, Saving
 from instrument.trace.events import Ints, is_runtime

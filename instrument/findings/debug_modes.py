@@ -15,13 +15,13 @@ import numpy as np
 
 from instrument.analysis.coverage_rows import JOINED
 from instrument.analysis.views import Views
+from instrument.base.units import percent
 from instrument.findings.autograd_nodes import makers, shortened
 from instrument.findings.check import RECORD_AGAIN, Check, NotRecorded, Problem
 from instrument.findings.evidence import share_with_device
 from instrument.links.autograd import is_backward
 from instrument.links.groupby import isin
 from instrument.trace.events import OPERATOR, Flags, Ints
-from instrument.units import percent
 
 _SEARCH = frozenset({"aten::isnan", "aten::_is_any_true", "aten::any", "aten::item"})
 _FIRST = "aten::isnan"

@@ -18,6 +18,7 @@ from instrument.analysis.coverage_rows import ORDERED
 from instrument.analysis.places import source_of
 from instrument.analysis.synchronisations import callers
 from instrument.analysis.views import Views
+from instrument.base.units import percent
 from instrument.findings.check import Check, Problem
 from instrument.findings.evidence import evidence_row
 from instrument.findings.finding import Evidence
@@ -32,7 +33,6 @@ from instrument.trace.events import (
     is_wait,
     split_overload,
 )
-from instrument.units import percent
 
 # If calls that launch nothing take a smaller share of the gaps than this, the saving is unknown.
 _EXPLAINED = 0.5

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from instrument.analysis.find_captures import left_out, newest_run
 from instrument.analysis.views import TRAIN, Views
-from instrument.errors import CaptureError, TraceError, reason_of
+from instrument.base.errors import CaptureError, TraceError, reason_of
+from instrument.base.prose import shortened
+from instrument.base.units import counted, few, percent
 from instrument.findings import (
     allocator_churn,
     attention_not_fused,
@@ -49,8 +51,6 @@ from instrument.findings import (
 from instrument.findings.check import Check, NotRecorded, RanksCheck, run_check
 from instrument.findings.diagnosis import Diagnosis
 from instrument.findings.finding import Finding
-from instrument.prose import shortened
-from instrument.units import counted, few, percent
 from instrument.whatif.scenario import Scenario, scenario
 
 if TYPE_CHECKING:

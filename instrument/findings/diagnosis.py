@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 from instrument.analysis.layout import plain
 from instrument.analysis.section import Part, Section
 from instrument.analysis.table import Table, known_columns
-from instrument.findings.finding import Evidence, Finding
-from instrument.printable import printable
-from instrument.prose import (
+from instrument.base.printable import printable
+from instrument.base.prose import (
     NAMES_ARE_DATA,
     PROSE_WIDTH,
     byte_count,
@@ -26,7 +25,8 @@ from instrument.prose import (
     shortened,
     wrapped,
 )
-from instrument.units import counted, duration, percent
+from instrument.base.units import counted, duration, percent
+from instrument.findings.finding import Evidence, Finding
 from instrument.whatif.scenario import MOST_UNEXPLAINED
 
 #: A finding that saves a smaller share of a step is in the diagnosis, but not in the verdict.

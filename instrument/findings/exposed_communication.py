@@ -19,12 +19,12 @@ from instrument.analysis.collectives import CPU, cpu_waits, is_on_cpu
 from instrument.analysis.coverage_rows import LAUNCHING
 from instrument.analysis.places import common_place
 from instrument.analysis.views import Views
+from instrument.base.units import percent, rate, size
 from instrument.findings.check import Check, Problem
 from instrument.findings.finding import Evidence
 from instrument.links.collective_records import is_collective
 from instrument.links.intervals import sweep
 from instrument.trace.events import Ints
-from instrument.units import percent, rate, size
 
 _MOST_ROWS = 5
 # For each library: a pattern of event names that only its communication has, and the advice.

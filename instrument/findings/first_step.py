@@ -16,13 +16,13 @@ import numpy as np
 from instrument.analysis.coverage_rows import CPU_IN_STEPS
 from instrument.analysis.interruptions import KINDS, kinds_of
 from instrument.analysis.views import Views
+from instrument.base.units import duration, percent
 from instrument.findings.check import FOUR_STEPS, Check, Problem
 from instrument.findings.finding import Evidence
 from instrument.links.groupby import Groups, groupby
 from instrument.links.intervals import merged, within
 from instrument.links.step_index import step_at
 from instrument.trace.events import Ints
-from instrument.units import duration, percent
 
 _LEAST_FACTOR = 2.0
 _LEAST_NS = 10_000_000

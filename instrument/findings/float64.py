@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from instrument.analysis.views import Views
+from instrument.base.units import percent
 from instrument.findings.check import INPUT_TYPES, Check, Problem
 from instrument.findings.evidence import evidence, share_of
 from instrument.trace.events import OPERATOR, Ints, decoded
-from instrument.units import percent
 
 _LONGEST_DETAIL = 200
 _FLOAT64 = "double"  # torch's word for it in a trace

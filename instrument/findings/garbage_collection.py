@@ -15,10 +15,10 @@ import numpy as np
 
 from instrument.analysis.coverage_rows import CPU_IN_STEPS
 from instrument.analysis.views import Views
+from instrument.base.units import counted, duration, percent
 from instrument.findings.check import RECORD_AGAIN, Check, NotRecorded, Problem
 from instrument.findings.finding import Evidence
 from instrument.trace.events import PYTHON, Ints
-from instrument.units import counted, duration, percent
 
 # If the longest collection takes a larger share of the collector's time, the finding says so,
 # because in another window the collector may take much more or much less.

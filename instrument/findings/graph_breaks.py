@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from instrument.analysis.views import Views
+from instrument.base.range_names import REGION
 from instrument.findings.check import RECORD_AGAIN, Check, NotRecorded, Problem
 from instrument.findings.recompilation import reasons
-from instrument.range_names import REGION
 
 
 def find(capture: Views) -> Iterator[Problem]:

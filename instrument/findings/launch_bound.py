@@ -20,12 +20,12 @@ from instrument.analysis.interruptions import kinds_of
 from instrument.analysis.places import common_place
 from instrument.analysis.steps import gaps
 from instrument.analysis.views import Views
+from instrument.base.units import duration, percent
 from instrument.findings.check import Check, Problem, glob_of
 from instrument.findings.evidence import evidence_by_operator
 from instrument.links.attribution import OPTIMIZER_STEP
 from instrument.links.intervals import Intervals, sweep
 from instrument.trace.events import Flags, Ints
-from instrument.units import duration, percent
 
 #: A gap of this length or more is `device-idle`, a shorter one is `launch-bound`.
 LONG_NS = 1_000_000

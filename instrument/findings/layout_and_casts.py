@@ -19,6 +19,7 @@ from instrument.analysis.coverage_rows import LAUNCHERS
 from instrument.analysis.places import common_place
 from instrument.analysis.steps import is_loading
 from instrument.analysis.views import Views
+from instrument.base.units import counted, percent
 from instrument.findings.check import Check, Problem
 from instrument.findings.evidence import (
     cost_share,
@@ -29,7 +30,6 @@ from instrument.findings.evidence import (
 )
 from instrument.links.groupby import Groups, isin
 from instrument.trace.events import OPERATOR, Ints, split_overload
-from instrument.units import counted, percent
 
 _LEAST_LAYOUT, _LEAST_COPIES = 0.05, 0.1
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|^batched_transpose_\d", re.IGNORECASE)

@@ -18,12 +18,12 @@ from instrument.analysis.coverage_rows import STEPS
 from instrument.analysis.step_parts import waits_for_data
 from instrument.analysis.steps import is_loading
 from instrument.analysis.views import Views
+from instrument.base.units import duration, percent
 from instrument.findings.check import Check, Edit, Problem
 from instrument.findings.evidence import evidence
 from instrument.findings.finding import Evidence
 from instrument.links.intervals import merged, sweep
 from instrument.trace.events import Ints, loader_iterator
-from instrument.units import duration, percent
 
 if TYPE_CHECKING:
     from instrument.trace.capture_json import Loader

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from instrument.analysis.coverage_rows import OWNED
 from instrument.analysis.memory_attribution import By
 from instrument.analysis.views import Views
+from instrument.base.units import size
 from instrument.findings.check import FOUR_STEPS, MEMORY_EVENTS, Check, Problem
 from instrument.findings.finding import Evidence
-from instrument.units import size
 
 _LEAST_BYTES = 256 * 1024
 _MANY_STEPS = 100_000

@@ -19,11 +19,11 @@ import numpy as np
 from instrument.analysis.coverage_rows import CPU_IN_STEPS
 from instrument.analysis.places import common_place, range_codes
 from instrument.analysis.views import Views
+from instrument.base.units import duration, percent
 from instrument.findings.check import Check, Edit, Problem, glob_of
 from instrument.findings.evidence import evidence, evidence_row
 from instrument.links.attribution import OPTIMIZER_STEP
 from instrument.trace.events import Ints, called_operators, is_runtime, is_step
-from instrument.units import duration, percent
 
 _LONGEST_PATTERN, _LEAST_REPEATS = 16, 32
 _TINY_NS = 50_000

@@ -17,11 +17,11 @@ import numpy as np
 from instrument.analysis.coverage_rows import CPU_IN_STEPS
 from instrument.analysis.interruptions import is_compilation
 from instrument.analysis.views import Views
+from instrument.base.units import counted, percent
 from instrument.findings.check import RECORD_STEPS, Check, NotRecorded, Problem
 from instrument.findings.evidence import evidence, share_with_device
 from instrument.findings.finding import Evidence
 from instrument.trace.events import ANNOTATION, OPERATOR, Ints
-from instrument.units import counted, percent
 
 # torch opens these events around each compilation. Inside are events of the parts of the
 # compilation, whose names end with "(dynamo_timed)".

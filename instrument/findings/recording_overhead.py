@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from instrument.analysis.coverage import ENOUGH_STEPS
 from instrument.analysis.coverage_rows import UNDISTURBED
 from instrument.analysis.views import Views
+from instrument.base.units import duration, percent
 from instrument.findings.check import Check, NotRecorded, Problem
 from instrument.findings.finding import Evidence
-from instrument.units import duration, percent
 
 _LEAST_EXCESS = 0.3
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from instrument.analysis import collectives, coverage_rows
 from instrument.analysis.views import Views
+from instrument.base.units import percent, rate, size
 from instrument.findings.check import RECORD_SHAPES, Check, NotRecorded, Problem
 from instrument.findings.exposed_communication import exposed_on_device
 from instrument.findings.finding import Evidence
-from instrument.units import percent, rate, size
 
 _LARGE_BYTES = 4 * 2**20
 _SLOW, _USUAL = 10e9, 12e9  # in bytes per second

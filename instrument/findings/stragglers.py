@@ -13,9 +13,9 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from instrument.base.units import duration, few, percent
 from instrument.findings.check import RanksCheck, is_worth, saving_of, simulated
 from instrument.findings.finding import Evidence, Finding
-from instrument.units import duration, few, percent
 
 if TYPE_CHECKING:
     from instrument.runs.run import Ranks

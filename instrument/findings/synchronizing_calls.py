@@ -20,6 +20,7 @@ from instrument.analysis.step_parts import waits_for_data
 from instrument.analysis.steps import gaps
 from instrument.analysis.synchronisations import callers
 from instrument.analysis.views import Views
+from instrument.base.units import duration, percent
 from instrument.findings.check import Check, Problem
 from instrument.findings.evidence import evidence_row, without_overloads
 from instrument.findings.finding import Evidence
@@ -27,7 +28,6 @@ from instrument.links.groupby import Groups, group_rows
 from instrument.links.intervals import sweep
 from instrument.links.synchronisation import STREAM_WAIT
 from instrument.trace.events import COPIES, Ints, is_runtime
-from instrument.units import duration, percent
 
 _SHOWN = 5
 _TO_DEVICE = "HtoD"

@@ -21,12 +21,12 @@ from instrument.analysis.coverage_rows import LAUNCHERS
 from instrument.analysis.operator_keys import shape_text
 from instrument.analysis.peak_rates import peak_rates
 from instrument.analysis.views import Views
+from instrument.base.units import percent
 from instrument.findings.check import Check, NotRecorded, Problem
 from instrument.findings.evidence import evidence, share_of
 from instrument.findings.finding import Evidence
 from instrument.links.groupby import groupby_rows
 from instrument.trace.events import Device, Ints
-from instrument.units import percent
 
 
 class _Kind(NamedTuple):

@@ -18,12 +18,12 @@ from instrument.analysis.coverage_rows import CPU_IN_RANGES
 from instrument.analysis.places import has_sources, time_by_source, users_source
 from instrument.analysis.step_parts import waits_for_data
 from instrument.analysis.views import Views
+from instrument.base.units import duration, percent
 from instrument.findings.check import ONE_STEP, Check, NotRecorded, Problem
 from instrument.findings.evidence import evidence
 from instrument.findings.finding import Evidence
 from instrument.links.intervals import Timeline, concatenated, merged, sweep
 from instrument.trace.events import Ints, called_operators, is_runtime
-from instrument.units import duration, percent
 
 _SHOWN = 3
 

@@ -16,6 +16,7 @@ import numpy as np
 from instrument.analysis.coverage_rows import CPU_IN_RANGES, JOINED
 from instrument.analysis.places import common_place, range_codes
 from instrument.analysis.views import Views
+from instrument.base.units import percent
 from instrument.findings.autograd_nodes import makers, ran, shortened
 from instrument.findings.check import Check, NotRecorded, Problem
 from instrument.findings.evidence import share_with_device
@@ -23,7 +24,6 @@ from instrument.links.autograd import is_backward
 from instrument.links.groupby import Groups, isin
 from instrument.links.step_index import step_at
 from instrument.trace.events import Flags, Ints
-from instrument.units import percent
 
 _LEAST_COST = 0.01
 _NODE_NS = 2500

@@ -27,14 +27,14 @@ from typing import Any, TextIO
 
 import loguru
 
-from instrument.errors import reason_of
-from instrument.file_lock import remove_if_free
+from instrument.base.errors import reason_of
+from instrument.base.file_lock import remove_if_free
+from instrument.base.log import logger
 from instrument.finish import queue
 from instrument.finish.job import Job, from_line
 from instrument.finish.sink_calls import build_sinks, call_sinks, traceback_of
 from instrument.finish.upload import Uploads, has_arrived
 from instrument.finish.window import finish
-from instrument.log import logger
 
 _NICENESS = 10
 _answering = Lock()

@@ -31,10 +31,10 @@ from typing import Any
 
 import msgspec
 
-from instrument import file_lock, files
-from instrument.errors import CaptureError
-from instrument.files import METADATA_FILE
-from instrument.log import logger
+from instrument.base import file_lock, files
+from instrument.base.errors import CaptureError
+from instrument.base.files import METADATA_FILE
+from instrument.base.log import logger
 
 RAW, PACKED = "trace.json", "trace.json.gz"
 _PARTIAL, _QUEUED, _BUSY = ".partial", ".queued", ".busy"

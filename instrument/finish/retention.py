@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from instrument import files
+from instrument.base import files
+from instrument.base.log import logger
 from instrument.finish import queue
-from instrument.log import logger
 
 
 def enforce(

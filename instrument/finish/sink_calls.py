@@ -10,12 +10,12 @@ from textwrap import indent
 from traceback import format_exception, print_exception
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
+from instrument.base.errors import InstrumentError, from_signal_handler, reason_of
+from instrument.base.log import lines_logger, logger
+from instrument.base.printable import printable
 from instrument.config.instantiate import sink_of_class
 from instrument.config.options import Options
-from instrument.errors import InstrumentError, from_signal_handler, reason_of
 from instrument.finish.queue import name_of
-from instrument.log import lines_logger, logger
-from instrument.printable import printable
 
 if TYPE_CHECKING:
     from instrument.capture import Capture

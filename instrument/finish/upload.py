@@ -14,12 +14,12 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import Any
 
-from instrument.errors import CaptureError, reason_of
-from instrument.files import METADATA_FILE, read_bytes, write
+from instrument.base.errors import CaptureError, reason_of
+from instrument.base.files import METADATA_FILE, read_bytes, write
+from instrument.base.log import logger
+from instrument.base.redact import without_secrets
+from instrument.base.storage import NOTE_FILE, files_of, filesystem
 from instrument.finish import queue, waiting
-from instrument.log import logger
-from instrument.redact import without_secrets
-from instrument.storage import NOTE_FILE, files_of, filesystem
 
 # The pauses between the attempts to upload one capture, in seconds.
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)

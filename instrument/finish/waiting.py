@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from threading import Thread
 
-from instrument.log import logger
+from instrument.base.log import logger
 
 # Seconds before the first message, between two messages, and between two looks at what is left.
 _SILENT_S, _LOG_EVERY_S, _LOOK_EVERY_S = 2.0, 60.0, 0.1

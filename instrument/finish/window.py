@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from instrument import files
+from instrument.base import files
+from instrument.base.errors import CaptureError, InstrumentError, reason_of
+from instrument.base.log import logger
 from instrument.capture import Capture
-from instrument.errors import CaptureError, InstrumentError, reason_of
 from instrument.finish import queue
 from instrument.finish.queue import PACKED, RAW
 from instrument.finish.sink_calls import run_sink
-from instrument.log import logger
 from instrument.runs import rank_summary as of_rank
 from instrument.sinks.scalars import scalars
 from instrument.trace.rewrite import rewrite

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from math import sqrt
 
 from instrument.analysis.table import Table
+from instrument.base.printable import printable
+from instrument.base.units import duration
 from instrument.fx.node_table import modules_around
-from instrument.printable import printable
-from instrument.units import duration
 
 
 def dot(nodes: Table, types: Mapping[str, str]) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from instrument.errors import GraphError
+from instrument.base.errors import GraphError
 from instrument.fx.interpreter import NodeInterpreter
 from instrument.fx.node_table import line_of
 from instrument.fx.outcome import Inputs, Outcome, copied, difference, first_sentence, outcome

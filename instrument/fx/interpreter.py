@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from instrument.annotate import backends
-from instrument.range_names import to_trace
+from instrument.base.range_names import to_trace
 
 
 class NodeInterpreter(fx.Interpreter):

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from instrument.analysis.table import Table
-from instrument.units import size
+from instrument.base.units import size
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 
 from instrument.analysis.table import Table, sum_of_known
-from instrument.errors import ConfigError
+from instrument.base.errors import ConfigError
 from instrument.fx.groupings import GROUPINGS, Grouping
 from instrument.trace.events import Ints
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
-from instrument.errors import GraphError
+from instrument.base.errors import GraphError
 from instrument.fx.side_effects import unchanged, written_tensors
 
 #: The positional and the keyword arguments of a call.

@@ -8,12 +8,12 @@ from typing import Any
 
 from instrument.analysis.stacks import Stack
 from instrument.analysis.table import Table, known_columns
+from instrument.base.units import counted, duration
 from instrument.fx.node_table import modules_around
 from instrument.report.flame import Frame, merged
 from instrument.report.page import flame
 from instrument.report.page.document import ASSETS, document
 from instrument.report.page.parts import columns_of, fact, facts, folded, section, table, text
-from instrument.units import counted, duration
 
 # These columns come first. The remaining columns follow in the order of the table.
 _FIRST = (

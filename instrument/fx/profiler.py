@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from instrument.errors import ConfigError
+from instrument.base.errors import ConfigError
 from instrument.fx.graph_capture import Traced, trace
 from instrument.fx.interpreter import NodeInterpreter
 from instrument.fx.liveness import liveness

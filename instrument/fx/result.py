@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from instrument.analysis.table import Table
+from instrument.base.printable import printable_lines
+from instrument.base.templates import render
+from instrument.base.units import duration
 from instrument.fx import roofline
 from instrument.fx.dot import dot
 from instrument.fx.groupings import Grouping
@@ -15,10 +18,7 @@ from instrument.fx.liveness import Liveness
 from instrument.fx.node_table import grouped
 from instrument.fx.page import page
 from instrument.fx.roofline import Machine, measured
-from instrument.printable import printable_lines
-from instrument.templates import render
 from instrument.trace.events import Ints
-from instrument.units import duration
 
 #: The columns of the nodes that a printed profile shows.
 SHOWN = [

@@ -15,7 +15,7 @@ import torch
 
 from instrument.analysis.peak_rates import roof
 from instrument.analysis.table import Table
-from instrument.units import count, size
+from instrument.base.units import count, size
 
 #: The columns that `roofline` adds.
 COLUMNS = ("bound_by", "bound_ns", "bound_share")

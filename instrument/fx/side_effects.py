@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from instrument.errors import GraphError
+from instrument.base.errors import GraphError
 
 
 @contextmanager

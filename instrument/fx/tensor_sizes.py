@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from instrument.annotate import backends
+from instrument.base.errors import CaptureError
+from instrument.base.range_names import to_trace
 from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig
-from instrument.errors import CaptureError
 from instrument.fx.interpreter import NodeInterpreter
 from instrument.fx.side_effects import tensors_of
-from instrument.range_names import to_trace
 from instrument.record.recorder import Recorder
 
 #: The memory of a node's tensors: pairs of a storage's id and its size in bytes. Storages of the

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from instrument.annotate.profiled import profiled
-from instrument.errors import ConfigError, MissingPackage
+from instrument.base.errors import ConfigError, MissingPackage
 from instrument.record.session import Session
 
 try:

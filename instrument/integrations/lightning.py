@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from instrument.annotate import backends
 from instrument.annotate.profiled import Range
 from instrument.annotate.wrapper import is_ranged
-from instrument.errors import MissingPackage
+from instrument.base.errors import MissingPackage
 from instrument.record.session import Session
 
 if TYPE_CHECKING:

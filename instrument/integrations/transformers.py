@@ -8,7 +8,7 @@ from functools import cache, wraps
 from typing import Any
 
 from instrument.annotate.profiled import profiled
-from instrument.errors import MissingPackage
+from instrument.base.errors import MissingPackage
 from instrument.record.session import Session
 
 try:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from instrument.base.range_names import RECOMPUTED, RESUMED
 from instrument.links.call_tree import CallTree
 from instrument.links.groupby import groupby_rows, intern
 from instrument.links.paths import Paths, paths_of
-from instrument.range_names import RECOMPUTED, RESUMED
 from instrument.trace.events import (
     ANNOTATION,
     OPERATOR,

@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
+from instrument.base.range_names import STEP_PREFIX
 from instrument.links.intervals import interval_at, merged, within
-from instrument.range_names import STEP_PREFIX
 from instrument.trace.events import ANNOTATION, OPERATOR, Events, Ints, flags, is_step
 
 

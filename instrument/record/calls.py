@@ -14,9 +14,9 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from instrument.annotate.profiled import profiled
+from instrument.base.errors import ConfigError, InstrumentError
+from instrument.base.log import logger
 from instrument.config.schedule import triggers_ask
-from instrument.errors import ConfigError, InstrumentError
-from instrument.log import logger
 
 if TYPE_CHECKING:
     from instrument.record.session import Session

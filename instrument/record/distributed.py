@@ -24,10 +24,10 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
+from instrument.base.log import logger
+from instrument.base.rank_info import RankInfo
 from instrument.config.schedule import requested_window
 from instrument.config.schema import ProfilerConfig
-from instrument.log import logger
-from instrument.rank_info import RankInfo
 from instrument.record.output_folder import output_dir, writable
 from instrument.triggers import Request
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch.profiler import ExecutionTraceObserver
 
-from instrument.log import logger
+from instrument.base.log import logger
 
 
 class ExecutionTrace:

@@ -33,12 +33,12 @@ import torch
 from instrument import __version__
 from instrument.annotate import backends
 from instrument.annotate.module_calls import skip_in_dynamo
+from instrument.base.files import FORMAT
+from instrument.base.rank_info import RankInfo, rank_info
+from instrument.base.redact import redact, redact_words
 from instrument.config.schema import ProfilerConfig
-from instrument.files import FORMAT
-from instrument.rank_info import RankInfo, rank_info
 from instrument.record.output_folder import hydra_run
 from instrument.record.torch_support import known
-from instrument.redact import redact, redact_words
 
 T = TypeVar("T")
 

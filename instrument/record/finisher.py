@@ -15,17 +15,17 @@ from threading import RLock, Thread
 from typing import Any
 from uuid import uuid4
 
-from instrument import files
+from instrument.base import files
+from instrument.base.errors import from_signal_handler, reason_of, to_trace
+from instrument.base.file_lock import FileLock
+from instrument.base.log import lines_logger, logger
+from instrument.base.rank_info import lowest_rank
+from instrument.base.signals import interruptibly, uninterrupted
 from instrument.config.schema import ProfilerConfig
-from instrument.errors import from_signal_handler, reason_of, to_trace
-from instrument.file_lock import FileLock
 from instrument.finish import queue, retention, waiting
 from instrument.finish.job import Job, to_line
 from instrument.finish.sink_calls import call_sinks, is_sink, run_sink
 from instrument.finish.upload import Uploads, has_arrived
-from instrument.log import lines_logger, logger
-from instrument.rank_info import lowest_rank
-from instrument.signals import interruptibly, uninterrupted
 
 # How long the end of a run waits, in seconds: for the exporter, if training failed; once all
 # windows are finished, for the sinks in the exporter; for each sink in this process, if the run

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 
-from instrument import threads
+from instrument.base import threads
 from instrument.config.schema import ProfilerConfig
 
 _LOOK_S = 0.5

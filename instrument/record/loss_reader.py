@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from instrument.errors import from_signal_handler
-from instrument.log import logger
+from instrument.base.errors import from_signal_handler
+from instrument.base.log import logger
 
 
 class LossReader:

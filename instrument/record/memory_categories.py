@@ -8,9 +8,9 @@ from pathlib import Path
 
 from torch.profiler.profiler import _KinetoProfile
 
-from instrument.errors import reason_of
-from instrument.files import MEMORY_CATEGORIES_FILES, memory_categories_file
-from instrument.log import logger
+from instrument.base.errors import reason_of
+from instrument.base.files import MEMORY_CATEGORIES_FILES, memory_categories_file
+from instrument.base.log import logger
 
 
 def write(profile: _KinetoProfile, folder: Path) -> None:

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity
 from torch.profiler.profiler import _KinetoProfile
 
 from instrument.annotate import backends
-from instrument.errors import CaptureError
+from instrument.base.errors import CaptureError
 
 if TYPE_CHECKING:
     from instrument.record.recorder import Recorder

@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from instrument.base.errors import ConfigError
+from instrument.base.files import CAPTURES_VARIABLE
 from instrument.config.schema import ProfilerConfig
-from instrument.errors import ConfigError
-from instrument.files import CAPTURES_VARIABLE
 
 
 def output_dir(config: ProfilerConfig) -> Path:

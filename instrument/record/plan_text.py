@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from instrument.base.units import counted
 from instrument.config import schedule
 from instrument.config.schedule import Window, next_window
 from instrument.config.schema import ProfilerConfig
-from instrument.units import counted
 
 if TYPE_CHECKING:
     from instrument.record.step_loop import StepCounter

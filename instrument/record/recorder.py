@@ -27,11 +27,11 @@ from torch.profiler.profiler import _KinetoProfile
 
 from instrument.annotate import backends, module_calls
 from instrument.annotate.modules import ModuleRanges, attach_ranges
+from instrument.base.errors import CaptureError, ConfigError
+from instrument.base.log import logger
+from instrument.base.range_names import STEP_PREFIX
 from instrument.config.activities import chosen_types
 from instrument.config.schema import ProfilerConfig
-from instrument.errors import CaptureError, ConfigError
-from instrument.log import logger
-from instrument.range_names import STEP_PREFIX
 from instrument.record import one_profiler, torch_support
 
 if TYPE_CHECKING:

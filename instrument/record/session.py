@@ -17,17 +17,20 @@ from weakref import WeakSet
 
 from torch import nn
 
-from instrument import file_lock
 from instrument.annotate import backends
 from instrument.annotate.modules import forget, instrument_models, named_models
 from instrument.annotate.profiled import profiled
+from instrument.base import file_lock
+from instrument.base.errors import CaptureError, ConfigError, reraise_signal
+from instrument.base.files import FORMAT, fill_standard_streams
+from instrument.base.log import logger
+from instrument.base.rank_info import RankInfo, rank_info
+from instrument.base.redact import redact
+from instrument.base.signals import interruptibly
+from instrument.base.units import counted
 from instrument.config.schema import ProfilerConfig, as_config
 from instrument.config.user_metadata import as_json
-from instrument.errors import CaptureError, ConfigError, reraise_signal
-from instrument.files import FORMAT, fill_standard_streams
 from instrument.finish import queue
-from instrument.log import logger
-from instrument.rank_info import RankInfo, rank_info
 from instrument.record import distributed, facts, one_profiler, plan_text, torch_support
 from instrument.record.calls import RecordedCalls
 from instrument.record.finisher import Finisher
@@ -36,9 +39,6 @@ from instrument.record.recorder import import_early, refuse_options
 from instrument.record.step_loop import Run, StepLoop
 from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
-from instrument.redact import redact
-from instrument.signals import interruptibly
-from instrument.units import counted
 
 if TYPE_CHECKING:
     from instrument.capture import Capture

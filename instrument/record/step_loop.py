@@ -14,12 +14,13 @@ from threading import RLock
 from typing import Any, TypeVar
 
 from instrument.annotate import backends
+from instrument.base.errors import reason_of, reraise_signal, to_trace
+from instrument.base.log import logger
+from instrument.base.signals import Interrupts, Preemption, uninterrupted
 from instrument.config import schedule
 from instrument.config.schedule import NEVER, Idle, Window, next_window, requested_window
 from instrument.config.schema import ProfilerConfig
-from instrument.errors import reason_of, reraise_signal, to_trace
 from instrument.finish import queue
-from instrument.log import logger
 from instrument.record import one_profiler, plan_text
 from instrument.record.distributed import StepProgress
 from instrument.record.facts import Loaders, WindowFacts
@@ -28,7 +29,6 @@ from instrument.record.limits import Limits
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
-from instrument.signals import Interrupts, Preemption, uninterrupted
 from instrument.triggers import Request
 
 T = TypeVar("T")

@@ -26,12 +26,12 @@ import torch
 
 from instrument.annotate import backends
 from instrument.annotate.modules import ModuleRanges, any_instrumented
+from instrument.base.errors import reraise_signal
+from instrument.base.files import TIMINGS_FORMAT, make_folder, open_to_append
+from instrument.base.log import lines_logger, logger
+from instrument.base.printable import printable_lines
+from instrument.base.range_names import STEP, from_trace
 from instrument.config.schema import TimingsConfig
-from instrument.errors import reraise_signal
-from instrument.files import TIMINGS_FORMAT, make_folder, open_to_append
-from instrument.log import lines_logger, logger
-from instrument.printable import printable_lines
-from instrument.range_names import STEP, from_trace
 
 if TYPE_CHECKING:
     from instrument.analysis.table import Table
@@ -412,7 +412,7 @@ def _tensorboard_writer(
     import_module("tensorboard.compat.proto.event_pb2")
     import_module("tensorboard.compat.proto.summary_pb2")
     import_module("tensorboard.summary.writer.record_writer")
-    from instrument.event_file import append_scalars, event_file_name
+    from instrument.base.event_file import append_scalars, event_file_name
 
     below = ("tensorboard", f"timings_rank{rank}" if rank else "timings")
     name = event_file_name(time.time(), socket.gethostname(), os.getpid(), "timings")

@@ -10,11 +10,11 @@ import torch
 from torch.profiler import ProfilerActivity, supported_activities
 from torch.profiler.profiler import _KinetoProfile
 
+from instrument.base.errors import ConfigError
+from instrument.base.log import logger
 from instrument.config import activities
 from instrument.config.activities import Activities
 from instrument.config.schema import ProfilerConfig
-from instrument.errors import ConfigError
-from instrument.log import logger
 
 T = TypeVar("T")
 

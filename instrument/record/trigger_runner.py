@@ -9,9 +9,9 @@ from pathlib import Path
 from threading import Event, Thread, current_thread
 from typing import Any
 
-from instrument import threads
-from instrument.errors import reraise_signal
-from instrument.log import logger
+from instrument.base import threads
+from instrument.base.errors import reraise_signal
+from instrument.base.log import logger
 from instrument.record.distributed import POLL_SECONDS, AnnouncedWindow, Announcements
 from instrument.record.loss_reader import LossReader
 from instrument.triggers import Request, Step, Trigger, TriggerCallbacks

@@ -9,9 +9,9 @@ from statistics import median
 
 from instrument.analysis.section import Part, Section
 from instrument.analysis.table import Table, known_columns
+from instrument.base.units import counted, durations_like, percent_change
 from instrument.compare.ab import LABELS, Block, Comparison, CounterValues, Program, Quantity
 from instrument.compare.guard import amount_of
-from instrument.units import counted, durations_like, percent_change
 
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
 #: does not change the version.

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from instrument.analysis.stacks import Stack
-from instrument.printable import printable
-from instrument.templates import render
-from instrument.units import duration
+from instrument.base.printable import printable
+from instrument.base.templates import render
+from instrument.base.units import duration
 
 _WIDTH, _ROW, _HEAD, _EDGE = 1200, 17, 30, 10
 _LETTER = 6.6  # the width of a letter in pixels

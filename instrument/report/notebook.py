@@ -7,11 +7,11 @@ from typing import Any, cast
 from instrument.analysis.section import Part, Section, lines_of
 from instrument.analysis.table import Table
 from instrument.analysis.views import VIEWS, Views
-from instrument.errors import InstrumentError
+from instrument.base.errors import InstrumentError
+from instrument.base.templates import render
 from instrument.report.remarks import incomplete
 from instrument.report.text import capture_parts
 from instrument.report.verdict import verdict_of
-from instrument.templates import render
 
 _ROWS = 20
 _OTHERS = {"stacks()": "call paths with their self times", "events": "all events as columns"}

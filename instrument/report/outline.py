@@ -7,8 +7,8 @@ from typing import Any
 
 from instrument.analysis.table import Table, sum_of_known
 from instrument.analysis.views import Views
-from instrument.range_names import RECOMPUTED
-from instrument.units import counted
+from instrument.base.range_names import RECOMPUTED
+from instrument.base.units import counted
 
 # The kinds of rows in the operator table that are no operators: ranges, steps, moments (from
 # `instrument.mark`) and waits for data.

@@ -28,7 +28,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from instrument.analysis.views import Views
-from instrument.errors import CaptureError
+from instrument.base.errors import CaptureError
 from instrument.findings.finding import Finding
 
 UI = "https://ui.perfetto.dev"

@@ -10,10 +10,10 @@ from typing import Any
 from instrument.analysis.layout import plain
 from instrument.analysis.section import Part, Section, is_every_column
 from instrument.analysis.table import Table, known_columns
-from instrument.errors import ConfigError, did_you_mean
+from instrument.base.errors import ConfigError, did_you_mean
+from instrument.base.units import duration
 from instrument.report.text import view_part
 from instrument.runs.run import SCHEMAS, Ranks
-from instrument.units import duration
 
 # The text about a straggler names a range if the range causes at least this fraction of the
 # difference between the straggler and the median rank.

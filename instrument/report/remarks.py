@@ -10,8 +10,8 @@ from instrument.analysis.coverage import line, part, range_advice
 from instrument.analysis.steps import waits
 from instrument.analysis.table import Table, sum_of_known
 from instrument.analysis.views import Views, rows_of
-from instrument.range_names import REGION
-from instrument.units import duration, few, size
+from instrument.base.range_names import REGION
+from instrument.base.units import duration, few, size
 
 # `DEVICE_PARTS` has the words for each part of the device's time. `_BOUND_BY` has a sentence for
 # each cause of lost device time. The text shows only the sentence for the largest cause.

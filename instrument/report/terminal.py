@@ -14,7 +14,7 @@ from rich.text import Text
 
 from instrument.analysis.layout import Medium, lines
 from instrument.analysis.section import Part, Section, lines_of
-from instrument.printable import printable, without_commands
+from instrument.base.printable import printable, without_commands
 
 
 def draw(parts: Iterable[Part], console: Console | None = None) -> str:

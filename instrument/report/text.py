@@ -20,7 +20,7 @@ from instrument.analysis.schema import names_of
 from instrument.analysis.section import Part, Section, is_every_column, shown_of
 from instrument.analysis.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, known_columns
 from instrument.analysis.views import Grouping, Views, rows_of
-from instrument.errors import CaptureError, ConfigError, did_you_mean, reason_of
+from instrument.base.errors import CaptureError, ConfigError, did_you_mean, reason_of
 from instrument.report.outline import (
     OWN_COLUMNS,
     costliest_by,

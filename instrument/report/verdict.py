@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from instrument.analysis.views import Views
-from instrument.errors import reason_of
+from instrument.base.errors import reason_of
+from instrument.base.prose import code, escaped
 from instrument.findings.diagnose import diagnose
 from instrument.findings.diagnosis import LEAST_SHARE, Diagnosis, as_markdown, nothing_found
 from instrument.findings.finding import Finding
-from instrument.prose import code, escaped
 
 
 def verdict(diagnosis: Diagnosis) -> str:

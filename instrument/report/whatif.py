@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from instrument.analysis.breakdown import KINDS as WORK_KINDS
 from instrument.analysis.section import Part, Section, shown_of
 from instrument.analysis.table import ALL, Table, known_columns
-from instrument.errors import ConfigError
-from instrument.units import counted, durations_like
+from instrument.base.errors import ConfigError
+from instrument.base.units import counted, durations_like
 from instrument.whatif.selection import short_name
 
 if TYPE_CHECKING:

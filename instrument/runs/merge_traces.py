@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from instrument.analysis.views import Views
-from instrument.files import replacing
+from instrument.base.files import replacing
 from instrument.runs.run import Ranks
 from instrument.trace.columns import BEYOND_US
 from instrument.trace.events import decoded

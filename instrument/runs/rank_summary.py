@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from instrument import files, storage
 from instrument.analysis.breakdown import BREAKDOWN
 from instrument.analysis.collectives import SYNCHRONISING, cpu_waits
 from instrument.analysis.find_captures import Place
 from instrument.analysis.schema import names_of
 from instrument.analysis.table import Table
 from instrument.analysis.views import Views
-from instrument.errors import InstrumentError, TraceWarning
+from instrument.base import files, storage
+from instrument.base.errors import InstrumentError, TraceWarning
 from instrument.links.groupby import intern
 from instrument.trace.capture_json import BAD_JSON, Number, Rank, WorldSize, unix_time
 from instrument.trace.columns import BEYOND_NS, ints

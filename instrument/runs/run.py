@@ -15,13 +15,13 @@ from typing import Any
 from instrument.analysis.find_captures import TOGETHER_S, Place, captures_at, place_of
 from instrument.analysis.schema import Schema
 from instrument.analysis.table import Table
-from instrument.errors import CaptureError
-from instrument.printable import printable
+from instrument.base.errors import CaptureError
+from instrument.base.printable import printable
+from instrument.base.units import few
 from instrument.runs import clock_skew, collective_comparison, rank_comparison, rank_summary
 from instrument.runs.matched_collectives import MatchedCollectives, match
 from instrument.runs.rank_summary import RankSummary
 from instrument.trace.capture_json import unix_time
-from instrument.units import few
 
 #: The columns of each table of `Ranks`, by its name.
 SCHEMAS: dict[str, Schema] = {

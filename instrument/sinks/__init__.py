@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from instrument.base.errors import ConfigError
 from instrument.config.options import Options
-from instrument.errors import ConfigError
 
 if TYPE_CHECKING:
     from instrument.capture import Capture

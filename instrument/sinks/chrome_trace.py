@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator
 
+from instrument.base.redact import redact
 from instrument.config.user_metadata import as_json
-from instrument.redact import redact
 from instrument.sinks import Sink
 from instrument.trace.rewrite import rewrite
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from instrument import files
 from instrument.analysis.coverage import losses
 from instrument.analysis.memory_plot import Curve
 from instrument.analysis.views import rows_of
+from instrument.base import files
 from instrument.report.page.memory import MEMORY_VIEWS, memory
 from instrument.report.page.page import VERSION, page
 from instrument.sinks import Sink

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import PrivateAttr
 
-from instrument.errors import need_package
+from instrument.base.errors import need_package
 from instrument.sinks.tracker import Sent, Tracker
 
 # MLflow's limits: the characters that a metric's name must not have, the maximum length of a name,

@@ -14,8 +14,8 @@ from pydantic import Field
 from instrument.analysis import coverage_rows
 from instrument.analysis.coverage import losses
 from instrument.analysis.events_to_arrow import to_arrow
-from instrument.errors import need_package
-from instrument.files import make_folder, replacing
+from instrument.base.errors import need_package
+from instrument.base.files import make_folder, replacing
 from instrument.sinks import Sink
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from instrument import files
+from instrument.base import files
 from instrument.report.page.page import page, payload
 from instrument.sinks import Sink
 

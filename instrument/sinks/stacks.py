@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from instrument import files
 from instrument.analysis import coverage_rows
 from instrument.analysis.coverage import line
 from instrument.analysis.stacks import folded
-from instrument.errors import CaptureError
+from instrument.base import files
+from instrument.base.errors import CaptureError
 from instrument.report.flame import svg
 from instrument.sinks import Sink
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, field_validator
 
-from instrument import files
 from instrument.analysis.table import ALL
-from instrument.errors import ConfigError
-from instrument.log import lines_logger, logger
-from instrument.rank_info import lowest_rank
+from instrument.base import files
+from instrument.base.errors import ConfigError
+from instrument.base.log import lines_logger, logger
+from instrument.base.rank_info import lowest_rank
 from instrument.report.text import By, check_columns, check_sort, render
 from instrument.sinks import Sink
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from instrument.analysis.layout import plain
-from instrument.errors import need_package
-from instrument.event_file import event_file_name, write_event
-from instrument.files import make_folder, replacing
-from instrument.prose import code
+from instrument.base.errors import need_package
+from instrument.base.event_file import event_file_name, write_event
+from instrument.base.files import make_folder, replacing
+from instrument.base.prose import code
 from instrument.report.step_split import COLOURS, bar_png, step_split
 from instrument.report.text import capture_parts
 from instrument.report.verdict import verdict_as_markdown

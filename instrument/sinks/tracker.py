@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PrivateAttr
 
-from instrument import threads
-from instrument.errors import CaptureError
-from instrument.log import logger
+from instrument.base import threads
+from instrument.base.errors import CaptureError
+from instrument.base.log import logger
+from instrument.base.storage import files_of
 from instrument.sinks import Sink
 from instrument.sinks.scalars import known_scalars, last_step
-from instrument.storage import files_of
 
 if TYPE_CHECKING:
     from instrument.capture import Capture

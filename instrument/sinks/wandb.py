@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from instrument.errors import need_package
+from instrument.base.errors import need_package
 from instrument.sinks.tracker import Sent, Tracker
 
 _STEP = "profile/step"

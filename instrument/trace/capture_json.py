@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct, field
 
-from instrument import files
-from instrument.errors import CaptureError
-from instrument.files import FORMAT, METADATA_FILE
+from instrument.base import files
+from instrument.base.errors import CaptureError
+from instrument.base.files import FORMAT, METADATA_FILE
 
 TRACE_FILES = ("trace.json.gz", "trace.json")
 # No job has more ranks than this. A larger number means that the file is damaged.

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.range_names import MOMENT, STEP_PREFIX
+from instrument.base.range_names import MOMENT, STEP_PREFIX
 
 Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]

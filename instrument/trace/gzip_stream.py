@@ -12,7 +12,7 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
-from instrument.errors import TraceError
+from instrument.base.errors import TraceError
 
 CHUNK_BYTES = 1 << 20
 CHUNKS_AHEAD = 3

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from instrument.errors import TraceError
+from instrument.base.errors import TraceError
 from instrument.trace.gzip_stream import Source
 from instrument.trace.schema import BAD
 

@@ -29,8 +29,8 @@ import numpy as np
 from msgspec import Raw
 from numpy.typing import NDArray
 
-from instrument.errors import TraceError
-from instrument.range_names import shown
+from instrument.base.errors import TraceError
+from instrument.base.range_names import shown
 from instrument.trace.capture_json import MOST_RANKS
 from instrument.trace.columns import (
     BEYOND_NS,

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from instrument.errors import TraceError
-from instrument.files import replacing
+from instrument.base.errors import TraceError
+from instrument.base.files import replacing
 from instrument.trace.gzip_stream import chunks
 from instrument.trace.json_stream import cut_short, with_one_sign
 

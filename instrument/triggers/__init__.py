@@ -10,8 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
+from instrument.base.errors import ConfigError
 from instrument.config.options import Options
-from instrument.errors import ConfigError
 
 __all__ = ["Trigger"]
 

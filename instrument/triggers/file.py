@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from instrument import files
-from instrument.errors import CaptureError
-from instrument.file_lock import FileLock, is_held
+from instrument.base import files
+from instrument.base.errors import CaptureError
+from instrument.base.file_lock import FileLock, is_held
 from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallbacks
 
 _NAME = "record"

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
+from instrument.base.units import size
 from instrument.triggers import RequestWindow, Step, Trigger, TriggerCallbacks
-from instrument.units import size
 
 _SAMPLES = 10  # number of samples in `over` steps
 

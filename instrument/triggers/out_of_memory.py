@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
+from instrument.base.log import logger
+from instrument.base.rank_info import rank_info
 from instrument.config.options import Options
-from instrument.log import logger
-from instrument.rank_info import rank_info
 from instrument.triggers import RequestWindow, Step, TriggerCallbacks
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from instrument.errors import ConfigError, did_you_mean
-from instrument.log import logger
-from instrument.signals import replace_handler
+from instrument.base.errors import ConfigError, did_you_mean
+from instrument.base.log import logger
+from instrument.base.signals import replace_handler
 from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallbacks
 
 

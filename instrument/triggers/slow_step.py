@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pydantic import Field
 
+from instrument.base.units import duration
 from instrument.triggers import RequestWindow, Step, Trigger, TriggerCallbacks
-from instrument.units import duration
 
 
 class SlowStep(Trigger):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.errors import CaptureError
+from instrument.base.errors import CaptureError
 from instrument.links.intervals import Intervals, Timeline, begun_by, merged, overlap, sweep
 from instrument.trace.columns import BEYOND_NS
 from instrument.trace.events import Codes, Events, Ints

@@ -15,11 +15,11 @@ from instrument.analysis.breakdown import COMMUNICATION
 from instrument.analysis.collectives import DEVICE, SYNCHRONISING
 from instrument.analysis.coverage import ENOUGH, line, part
 from instrument.analysis.views import Views
-from instrument.errors import CaptureError, ConfigError, InstrumentError
+from instrument.base.errors import CaptureError, ConfigError, InstrumentError
+from instrument.base.printable import printable
+from instrument.base.units import duration
 from instrument.links.step_index import counting
-from instrument.printable import printable
 from instrument.trace.events import Ints
-from instrument.units import duration
 from instrument.whatif import edits, selection
 from instrument.whatif.builder import build_model
 from instrument.whatif.critical_path import critical_path

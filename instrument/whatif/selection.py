@@ -10,8 +10,8 @@ import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, COPY
 from instrument.analysis.steps import is_loading
-from instrument.errors import CaptureError, ConfigError
-from instrument.globs import fits
+from instrument.base.errors import CaptureError, ConfigError
+from instrument.base.globs import fits
 from instrument.links.intervals import Intervals, concatenated
 from instrument.trace.events import OPERATOR, Flags, Ints, split_overload
 from instrument.whatif.builder import loads_here

@@ -17,8 +17,8 @@ from instrument.analysis.breakdown import (
     by_group,
     device_work,
 )
+from instrument.base.errors import ConfigError
 from instrument.capture import Capture
-from instrument.errors import ConfigError
 from instrument.links.intervals import sweep
 from instrument.links.links import Links
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from builders import annotation, span, write_trace
 
+from instrument.base.errors import CaptureError, TraceError
 from instrument.capture import Capture
-from instrument.errors import CaptureError, TraceError
 from instrument.links import links
 
 METADATA = {

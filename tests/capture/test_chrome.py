@@ -27,8 +27,8 @@ from builders import (
 )
 
 from instrument.analysis.stacks import stacks
+from instrument.base.errors import TraceError, TraceWarning
 from instrument.capture import Capture
-from instrument.errors import TraceError, TraceWarning
 from instrument.report.text import render
 from instrument.trace import reader
 from instrument.trace.events import Details, Device, Event

@@ -286,7 +286,7 @@ def test_types_of_device_work_that_were_not_chosen_are_not_missed(tmp_path) -> N
     assert shares(write_capture(tmp_path, events, config=config))[rows.LAUNCHES] == 1
 
 
-@pytest.mark.filterwarnings("ignore::instrument.errors.TraceWarning")
+@pytest.mark.filterwarnings("ignore::instrument.base.errors.TraceWarning")
 def test_a_truncated_file_says_so(tmp_path) -> None:
     path = write_trace(tmp_path, steps())
     path.write_text(path.read_text()[:-200])

@@ -28,12 +28,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from capture.conftest import record
-from instrument import peak_flops
 from instrument.analysis.peak_rates import _TABLE, peak_rates, roof
+from instrument.base import peak_flops
+from instrument.base.errors import CaptureError, ConfigError
 from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.config.schema import ProfilerConfig
-from instrument.errors import CaptureError, ConfigError
 from instrument.links.flops import FUSED_ATTENTION
 from instrument.links.traffic import _SIZES, ELEMENT_TYPES, operand_types
 from instrument.trace.events import Device

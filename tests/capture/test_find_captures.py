@@ -10,7 +10,7 @@ import pytest
 from builders import span, step, write_capture
 
 from instrument.analysis.find_captures import captures_at, captures_below, of_newest_run
-from instrument.errors import CaptureError
+from instrument.base.errors import CaptureError
 
 EVENTS = [step(1, 0, 100), span("aten::mm", 10, 20)]
 

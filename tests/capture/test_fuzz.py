@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 
 from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.views import VIEWS
+from instrument.base.errors import CaptureError, TraceError
+from instrument.base.range_names import from_trace
 from instrument.capture import Capture
-from instrument.errors import CaptureError, TraceError
-from instrument.range_names import from_trace
 from instrument.report import ranks
 from instrument.report.text import render
 from instrument.runs.run import Run
@@ -41,7 +41,7 @@ QUIET = settings(
 )
 pytestmark = [
     pytest.mark.usefixtures("each_reader"),
-    pytest.mark.filterwarnings("ignore::instrument.errors.TraceWarning"),
+    pytest.mark.filterwarnings("ignore::instrument.base.errors.TraceWarning"),
 ]
 HARD_NAMES = [
     '}, {"ph": "X"',

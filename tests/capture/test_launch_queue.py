@@ -11,9 +11,9 @@ from builders import Event, call, capture, kernel, launched
 
 from capture.test_real_traces import FOLDER, load
 from capture.test_real_traces import pytestmark as needs_traces
+from instrument.base.errors import CaptureError
 from instrument.capture import Capture
 from instrument.cli.command import main
-from instrument.errors import CaptureError
 
 LAUNCH, GRAPH = "cudaLaunchKernel", "cudaGraphLaunch"
 # Stream 7 waits for its launches from 0 to 20, 10 to 30, 40 to 45; the graph from 50 to 60 there, to 65 on stream 9.

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from builders import steps, write_capture
 
+from instrument.base.errors import CaptureError
+from instrument.base.storage import files_of
 from instrument.capture import Capture
-from instrument.errors import CaptureError
 from instrument.report.text import render
 from instrument.runs.rank_summary import summarize
 from instrument.runs.run import Run
 from instrument.sinks.scalars import last_step, scalars
-from instrument.storage import files_of
 
 
 def described(folder: Path, metadata: Any) -> Path:

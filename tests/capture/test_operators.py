@@ -17,8 +17,8 @@ from torch_rules import torch_table
 from capture.conftest import BODIES, COLUMNS, EXACT_MEMORY, INEXACT_ROWS, convolutions, record
 from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.operators import during, operator_calls, operators, operators_by
+from instrument.base.errors import ConfigError
 from instrument.capture import Capture
-from instrument.errors import ConfigError
 from instrument.links.links import Links
 
 SEEN = {  # what each recording must hold for a comparison to mean anything

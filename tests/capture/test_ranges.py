@@ -13,7 +13,7 @@ from torch_rules import torch_table
 from capture.conftest import BODIES, record
 from instrument import profiled
 from instrument.annotate import backends
-from instrument.range_names import MOMENT
+from instrument.base.range_names import MOMENT
 
 STEPPED = [
     annotation("ProfilerStep#7", 0, 100),

@@ -18,10 +18,10 @@ import fsspec
 import pytest
 from builders import kernel, span, steps, write_capture, write_rank
 
-from instrument import storage
+from instrument.base import storage
+from instrument.base.errors import CaptureError
 from instrument.capture import Capture
 from instrument.cli.command import main
-from instrument.errors import CaptureError
 from instrument.runs.run import Run
 
 EVIL = (

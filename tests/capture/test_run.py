@@ -22,10 +22,10 @@ from builders import (
     write_rank,
 )
 
-from instrument import storage
+from instrument.base import storage
+from instrument.base.errors import CaptureError, TraceWarning
+from instrument.base.range_names import to_trace
 from instrument.capture import Capture
-from instrument.errors import CaptureError, TraceWarning
-from instrument.range_names import to_trace
 from instrument.report.ranks import as_text
 from instrument.runs import rank_summary
 from instrument.runs.merge_traces import merge

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from capture.by_hand import same
 from capture.conftest import BODIES, record
-from instrument.errors import TraceError
+from instrument.base.errors import TraceError
 from instrument.trace import reader, scanner
 from instrument.trace.events import Events
 from instrument.trace.schema import Args, decode

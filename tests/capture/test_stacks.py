@@ -14,8 +14,8 @@ from torch import nn
 from capture.conftest import convolutions, record
 from instrument import Session, profiled
 from instrument.analysis.stacks import DEEPER, Stack, folded
+from instrument.base.errors import CaptureError, ConfigError
 from instrument.capture import Capture
-from instrument.errors import CaptureError, ConfigError
 
 EVENTS = [
     frame("train.py(1): main", 0, 100),

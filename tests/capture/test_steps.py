@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from capture.test_breakdown import COLUMNS
 from capture.test_real_traces import KNOWN, load
 from capture.test_real_traces import pytestmark as needs_traces
-from instrument.range_names import MOMENT
+from instrument.base.range_names import MOMENT
 
 LAUNCHED = tuple(COLUMNS.split())
 CLIPPED = tuple(f"clipped_{name}" for name in LAUNCHED if name != "total_ns")

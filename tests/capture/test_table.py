@@ -22,8 +22,8 @@ import pytest
 
 from instrument.analysis import table
 from instrument.analysis.table import Cells, Table
+from instrument.base.errors import MissingPackage
 from instrument.capture import Capture
-from instrument.errors import MissingPackage
 
 TABLE = Table(
     {

@@ -15,6 +15,7 @@ import pytest
 from builders import annotation, span, step, write_capture
 
 from instrument.analysis.section import Section
+from instrument.base.errors import CaptureError, ConfigError
 from instrument.cli.command import main
 from instrument.compare import ab
 from instrument.compare.ab import Block, Comparison, Program, Run
@@ -23,7 +24,6 @@ from instrument.compare.machine import MachineState, watch
 from instrument.compare.revisions import worktrees
 from instrument.compare.run_record import RunRecord, read_run
 from instrument.config.schema import ProfilerConfig
-from instrument.errors import CaptureError, ConfigError
 from instrument.record.output_folder import output_dir
 from instrument.report.ab import parts
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from builders import annotation, capture, span, step
 
+from instrument.base.errors import CaptureError
 from instrument.cli.command import main
 from instrument.compare.baseline import as_text, is_baseline, read
 from instrument.compare.counters import counters
-from instrument.errors import CaptureError
 
 
 def trace(folder: Path, extra: int = 0) -> Path:

@@ -28,10 +28,10 @@ from builders import (
 import instrument
 from compare.painter import Program
 from instrument import Capture, diff
+from instrument.base.errors import CaptureError
 from instrument.compare import side
 from instrument.compare.difference import Difference
 from instrument.compare.step_change import divided
-from instrument.errors import CaptureError
 from instrument.runs.run import Run
 
 TRACES = os.environ.get("INSTRUMENT_TRACES")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from builders import annotation, capture, is_harmless, span, step, write_capture
 
+from instrument.base.errors import ConfigError
 from instrument.cli.command import main
 from instrument.compare.counters import COUNTERS, Count, Counters, counters
 from instrument.compare.guard import Window, exit_status, judge, parse, window_of
 from instrument.compare.statistics import is_higher
-from instrument.errors import ConfigError
 
 
 def counted(*, varying: tuple[int, int] | None = None, **values: int) -> Counters:

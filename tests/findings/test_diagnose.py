@@ -17,15 +17,16 @@ from builders import annotation, is_harmless, launched, span, step, write_captur
 from markdown_it import MarkdownIt
 from page_parts import words
 
-from instrument import Capture, diff, storage
+from instrument import Capture, diff
+from instrument.base import storage
+from instrument.base.errors import CaptureError, ConfigError, TraceError
+from instrument.base.printable import printable
 from instrument.cli.command import main
 from instrument.compare.side import load
-from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.findings.check import Check, NotRecorded, Problem, RanksCheck
 from instrument.findings.diagnose import CHECKS, diagnose
 from instrument.findings.diagnosis import Diagnosis, as_json, as_markdown, as_text, largest_as_lines
 from instrument.findings.finding import Evidence, Finding
-from instrument.printable import printable
 from instrument.runs import rank_summary
 from instrument.runs import run as run_module
 

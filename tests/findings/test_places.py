@@ -10,9 +10,9 @@ from builders import CPU, annotation, capture, frame, kernel, launched, made, no
 
 from instrument import Capture
 from instrument.analysis import places
+from instrument.base.units import percent
 from instrument.findings.evidence import evidence
 from instrument.trace.events import Ints
-from instrument.units import percent
 
 
 def positions(made: Capture, *names: str) -> Ints:

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from instrument import Session
 from instrument.analysis.table import Table
-from instrument.errors import ConfigError
+from instrument.base.errors import ConfigError
 from instrument.fx import GraphProfile, profile_graph
 from instrument.fx.node_table import grouped, node_table
 from instrument.fx.profiler import _overhead

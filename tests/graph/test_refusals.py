@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from instrument.errors import GraphError
+from instrument.base.errors import GraphError
 from instrument.fx import profile_graph
 from instrument.fx.side_effects import unchanged
 

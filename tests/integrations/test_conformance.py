@@ -21,7 +21,7 @@ from trainers import TRAINERS, VALIDATION, Job, Trainer
 import instrument
 from instrument import Capture
 from instrument.annotate import backends
-from instrument.errors import ConfigError
+from instrument.base.errors import ConfigError
 
 pytestmark = [
     pytest.mark.usefixtures("inline_export"),

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from instrument import Session
 from instrument.annotate import backends
-from instrument.errors import ConfigError
+from instrument.base.errors import ConfigError
 from instrument.integrations.ignite import attach, detach
 
 pytestmark = pytest.mark.usefixtures("inline_export")

@@ -12,9 +12,9 @@ import pytest
 from builders import steps, write_capture
 from recording import record
 
+from instrument.base.errors import CaptureError, ConfigError, TraceError
 from instrument.capture import Capture
 from instrument.config import user_metadata
-from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.sinks import chrome_trace
 from instrument.sinks.chrome_trace import ChromeTrace
 from instrument.trace import rewrite as trace_rewrite

@@ -32,17 +32,17 @@ from installed import need
 from omegaconf import OmegaConf
 
 import instrument.sinks
-from instrument.capture import Capture
-from instrument.config.instantiate import build, for_any_process, sink_of_class
-from instrument.config.presets import shipped
-from instrument.config.schema import ProfilerConfig
-from instrument.errors import (
+from instrument.base.errors import (
     CaptureError,
     ConfigError,
     InstrumentError,
     MissingPackage,
     TraceError,
 )
+from instrument.capture import Capture
+from instrument.config.instantiate import build, for_any_process, sink_of_class
+from instrument.config.presets import shipped
+from instrument.config.schema import ProfilerConfig
 from instrument.finish.window import finish
 from instrument.sinks import Sink
 from instrument.sinks.tracker import Sent, Tracker
@@ -216,7 +216,7 @@ def test_what_is_empty_is_written_or_refused_in_a_sentence(
         assert written(sink, capture) or sent
 
 
-@pytest.mark.filterwarnings("ignore::instrument.errors.TraceWarning")
+@pytest.mark.filterwarnings("ignore::instrument.base.errors.TraceWarning")
 def test_of_a_trace_that_was_cut_short_the_beginning_is_written(
     sink: Sink, name: str, output: Path, sent: list[Sent]
 ) -> None:
@@ -319,7 +319,7 @@ def test_an_unknown_option_gets_one_sentence(name: str, sink: Sink) -> None:
 def test_a_missing_package_is_told_when_it_is_built(
     name: str, spec: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("instrument.errors.find_spec", lambda package: spec)
+    monkeypatch.setattr("instrument.base.errors.find_spec", lambda package: spec)
     if name not in PACKAGES:
         build("sink", name, {})
         return

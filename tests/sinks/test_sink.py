@@ -11,8 +11,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from pydantic import Field, field_validator
 
+from instrument.base.errors import ConfigError
 from instrument.capture import Capture
-from instrument.errors import ConfigError
 from instrument.sinks import Sink
 from instrument.sinks.table import TableSink
 

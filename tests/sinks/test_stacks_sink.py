@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from builders import frame, kernels, steps, write_capture
 
+from instrument.base.errors import CaptureError, ConfigError
 from instrument.capture import Capture
-from instrument.errors import CaptureError, ConfigError
 from instrument.sinks.stacks import Stacks
 
 

@@ -14,8 +14,8 @@ from recording import record
 
 from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.table import TORCH_NAMES
+from instrument.base.errors import CaptureError, ConfigError
 from instrument.capture import Capture
-from instrument.errors import CaptureError, ConfigError
 from instrument.report.text import (
     OPERATOR_COLUMNS,
     RANGE_COLUMNS,

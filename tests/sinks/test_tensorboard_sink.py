@@ -166,7 +166,7 @@ def test_a_window_without_a_whole_step_stands_at_its_first(write: Write, tmp_pat
 
 
 def test_traces_alone_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("instrument.errors.find_spec", lambda name: None)
+    monkeypatch.setattr("instrument.base.errors.find_spec", lambda name: None)
     TensorBoard(scalars=False)
 
 

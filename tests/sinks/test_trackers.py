@@ -19,8 +19,8 @@ from installed import need
 from loguru import logger
 
 from instrument import Session
+from instrument.base.errors import CaptureError
 from instrument.capture import Capture
-from instrument.errors import CaptureError
 from instrument.record import finisher
 from instrument.sinks import tracker
 from instrument.sinks.scalars import scalars

@@ -9,8 +9,8 @@ from time import sleep
 import pytest
 
 from instrument import Session
+from instrument.base.errors import CaptureError
 from instrument.cli.command import main
-from instrument.errors import CaptureError
 from instrument.triggers import Request
 from instrument.triggers.file import File, ask
 

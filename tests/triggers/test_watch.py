@@ -12,7 +12,7 @@ import pytest
 from collected import Log
 
 from instrument import Session, Trigger
-from instrument.errors import ConfigError
+from instrument.base.errors import ConfigError
 from instrument.record import trigger_runner as watching
 from instrument.record.trigger_runner import TriggerRunner
 from instrument.triggers import Request, RequestWindow, Step, TriggerCallbacks

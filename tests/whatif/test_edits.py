@@ -21,7 +21,7 @@ from builders import (
     step,
 )
 
-from instrument.errors import CaptureError, ConfigError
+from instrument.base.errors import CaptureError, ConfigError
 from instrument.whatif.model import CROSS, HANDOVER, KINDS, LOADER, QUEUE
 from instrument.whatif.scenario import Scenario
 from whatif import oracle

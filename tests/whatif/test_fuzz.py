@@ -13,7 +13,7 @@ from builders import WORKERS, Event, annotation, capture, is_harmless, span, syn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from instrument.errors import CaptureError, ConfigError, TraceError
+from instrument.base.errors import CaptureError, ConfigError, TraceError
 from instrument.whatif.scenario import Scenario
 from whatif.oracle import run
 from whatif.programs import Author, Features

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from builders import capture
 
-from instrument.errors import CaptureError, ConfigError
+from instrument.base.errors import CaptureError, ConfigError
 from instrument.whatif import builder
 from instrument.whatif.scenario import Scenario
 from whatif.oracle import Program, removed, run, scaled, without_copies, without_waits

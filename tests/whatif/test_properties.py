@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from builders import capture
 
-from instrument.errors import ConfigError
+from instrument.base.errors import ConfigError
 from instrument.whatif.scenario import Scenario
 from whatif.oracle import run
 from whatif.programs import Author, Features

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from instrument.base.units import duration
 from instrument.report.page.parts import column, columns_of, listed, section, table, text
-from instrument.units import duration
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario

@@ -8,6 +8,8 @@ from typing import Any
 
 from instrument.analysis.table import Table, known_columns
 from instrument.analysis.table_text import heading
+from instrument.base.errors import CaptureError
+from instrument.base.units import counted, duration
 from instrument.compare.diff import compare
 from instrument.compare.difference import (
     TIMES,
@@ -31,7 +33,6 @@ from instrument.compare.rows import (
 )
 from instrument.compare.side import Side
 from instrument.compare.step_change import Steps, Whole
-from instrument.errors import CaptureError
 from instrument.report.page.parts import (
     Part,
     column,
@@ -44,7 +45,6 @@ from instrument.report.page.parts import (
     table,
     text,
 )
-from instrument.units import counted, duration
 
 # The page has a bar for each of the largest parts of the change, at most this many, and one bar for
 # all other parts.

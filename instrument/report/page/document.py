@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from instrument.templates import render
+from instrument.base.templates import render
 
 #: The folder of the scripts and style sheets, as a path in the package.
 ASSETS = "report/assets/page"

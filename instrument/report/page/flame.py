@@ -7,9 +7,9 @@ from typing import Any, Literal
 from instrument.analysis.places import has_sources
 from instrument.analysis.stacks import LONGEST_FRAME, call_paths
 from instrument.analysis.views import Views
+from instrument.base.prose import shortened
 from instrument.links.groupby import intern
 from instrument.links.links import Links
-from instrument.prose import shortened
 from instrument.report.flame import Frame, merged
 
 #: The most frames of a graph. A graph leaves out the frames with the least time.

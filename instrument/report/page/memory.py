@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from instrument import files
 from instrument.analysis.coverage import line
 from instrument.analysis.memory_categories import (
     MEMORY_CATEGORIES,
@@ -25,7 +24,9 @@ from instrument.analysis.memory_timeline import (
 from instrument.analysis.schema import Schema
 from instrument.analysis.table import Table
 from instrument.analysis.views import Views, rows_of
-from instrument.errors import CaptureError
+from instrument.base import files
+from instrument.base.errors import CaptureError
+from instrument.base.units import duration, size
 from instrument.links.groupby import differences
 from instrument.report.page.parts import (
     Part,
@@ -38,7 +39,6 @@ from instrument.report.page.parts import (
     table,
     text,
 )
-from instrument.units import duration, size
 
 #: The views whose numbers the section shows.
 MEMORY_VIEWS = ("memory_devices", "memory_live()", "memory_steps", "memory_sizes")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from instrument.analysis.private_words import private_words, words_of_path
 from instrument.analysis.views import Views
-from instrument.errors import CaptureError
+from instrument.base.errors import CaptureError
+from instrument.base.templates import render
 from instrument.findings.diagnose import Diagnosing
 from instrument.report.page.causal import what_if
 from instrument.report.page.document import ASSETS, document
@@ -22,7 +23,6 @@ from instrument.report.page.timeline import timeline
 from instrument.report.page.verdict import verdict
 from instrument.report.remarks import facts
 from instrument.report.verdict import verdict as sentence_of
-from instrument.templates import render
 from instrument.whatif.scenario import scenario
 
 if TYPE_CHECKING:

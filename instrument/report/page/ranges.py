@@ -10,6 +10,7 @@ import numpy as np
 from instrument.analysis.ranges import total_ns_per_step
 from instrument.analysis.table import Table, known_columns
 from instrument.analysis.views import VIEWS, Views
+from instrument.base.units import duration
 from instrument.links.groupby import Groups, intern
 from instrument.report.outline import with_largest_shares
 from instrument.report.page.parts import (
@@ -23,7 +24,6 @@ from instrument.report.page.parts import (
 )
 from instrument.report.remarks import recomputed, unmarked
 from instrument.trace.events import Ints
-from instrument.units import duration
 
 # The maximum numbers of ranges and of steps on a page; they keep the page small.
 _MOST_ROWS, _MOST_STEPS = 2000, 100

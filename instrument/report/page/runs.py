@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from instrument.analysis.table import Table, known_columns
+from instrument.base.units import duration
 from instrument.report.page.parts import Part, column, columns_of, section, table, text
 from instrument.runs.rank_summary import RankSummary
 from instrument.runs.run import SCHEMAS, Ranks, Run
-from instrument.units import duration
 
 _TABLES = {
     "stragglers": "Slow ranks that other ranks wait for",

@@ -12,13 +12,13 @@ from instrument.analysis.places import range_codes
 from instrument.analysis.stacks import is_own_frame
 from instrument.analysis.steps import idle_stretches
 from instrument.analysis.views import Views
+from instrument.base.prose import shortened
+from instrument.base.range_names import RESUMED
 from instrument.findings.diagnosis import Diagnosis
 from instrument.links import loops
 from instrument.links.call_tree import CallTree, nest
 from instrument.links.groupby import differences, groupby, intern
 from instrument.links.step_index import step_number
-from instrument.prose import shortened
-from instrument.range_names import RESUMED
 from instrument.trace.events import Events, Flags, Ints, Thread, is_runtime
 
 #: The most slices on a page. Each slice takes about 8 bytes in the HTML file.

@@ -10,6 +10,7 @@ from instrument.analysis.coverage import incomplete
 from instrument.analysis.step_parts import SPLIT_KINDS, split_parts
 from instrument.analysis.table import Table
 from instrument.analysis.views import Views
+from instrument.base.units import duration, percent
 from instrument.findings.diagnosis import Diagnosis, Term, terms
 from instrument.findings.finding import Finding
 from instrument.report.page.parts import (
@@ -27,7 +28,6 @@ from instrument.report.page.parts import (
 )
 from instrument.report.remarks import cost
 from instrument.report.verdict import verdict as sentence_of
-from instrument.units import duration, percent
 
 # The bar by range has parts for at most this many ranges, and one part for all other ranges.
 _MOST_RANGES = 9

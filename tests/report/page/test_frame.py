@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from instrument.printable import printable
+from instrument.base.printable import printable
+from instrument.base.units import duration, size
 from instrument.report.page.page import page
-from instrument.units import duration, size
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from builders import annotation, call, capture, frame, kernel, span, step
 
-from instrument.printable import printable
+from instrument.base.printable import printable
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

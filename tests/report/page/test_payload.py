@@ -30,16 +30,16 @@ from builders import (
 from page_parts import facts, parts, tables, words
 
 from instrument.analysis.table import Table
+from instrument.base.errors import CaptureError
+from instrument.base.units import duration, percent
 from instrument.capture import Capture
 from instrument.cli.command import main
-from instrument.errors import CaptureError
 from instrument.findings.diagnosis import Diagnosis
 from instrument.findings.finding import Finding, Saving
 from instrument.report.page.page import page, payload
 from instrument.report.page.parts import columns_of
 from instrument.report.page.redacted import redacted
 from instrument.report.page.verdict import verdict as verdict_section
-from instrument.units import duration, percent
 
 US = 1000
 needs_traces = pytest.mark.skipif(

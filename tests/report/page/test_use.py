@@ -22,13 +22,13 @@ from builders import (
 )
 from page_parts import parts, words
 
+from instrument.base.units import duration
 from instrument.capture import Capture
 from instrument.findings.diagnosis import Diagnosis
 from instrument.findings.finding import Saving
 from instrument.report.page.page import Page as Report
 from instrument.report.page.page import page, payload
 from instrument.report.page.verdict import verdict
-from instrument.units import duration
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -5,7 +5,7 @@
 const sections = {};
 const light = matchMedia("(prefers-color-scheme: light)");
 
-// The characters that instrument/printable.py escapes.
+// The characters that instrument/base/printable.py escapes.
 const invisible = "\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180d\\u180f\\u2800\\u3164" +
   "\\ufe00-\\ufe0f\\uffa0\\u{e0100}-\\u{e01ef}";
 const unprintable = new RegExp(
@@ -45,7 +45,7 @@ function fixed(value, digits) {
   return isTie && /[13579]$/.test(rounded) ? exact.slice(0, -30).replace(/\.$/, "") : rounded;
 }
 
-// The functions from here to `percent` write the numbers of charts; they give the same texts as instrument/units.py.
+// The functions from here to `percent` write the numbers of charts; they give the same texts as instrument/base/units.py.
 function duration(ns) {
   for (const [limit, divisor, unit] of [[1e3, 1, "ns"], [1e6, 1e3, "µs"], [1e9, 1e6, "ms"]]) {
     const digits = divisor > 1 ? 3 : 0;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import Thread
 
-from instrument.log import logger
+from instrument.base.log import logger
 
 _warned: set[str] = set()
 

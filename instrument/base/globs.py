@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from instrument.errors import ConfigError
+from instrument.base.errors import ConfigError
 
 # Matching takes at most a few nanoseconds for each pair of a character of the name and a character
 # of the globs. The bounds keep it fast for globs from a stranger's capture.

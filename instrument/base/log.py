@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import loguru
 
-from instrument.errors import reason_of, reraise_signal
-from instrument.printable import printable_lines
+from instrument.base.errors import reason_of, reraise_signal
+from instrument.base.printable import printable_lines
 
 if TYPE_CHECKING:
     from loguru import Record

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
-from instrument.files import open_to_append
+from instrument.base.files import open_to_append
 
 
 def append_scalars(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from instrument.errors import ConfigError, did_you_mean
+from instrument.base.errors import ConfigError, did_you_mean
 
 #: Names of torch's types, and two more: `tf32` for float32 that tensor cores multiply with fewer
 #: bits, and `float8` for all float8 types.

@@ -17,8 +17,8 @@ from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from instrument import threads
-from instrument.log import logger
+from instrument.base import threads
+from instrument.base.log import logger
 
 if TYPE_CHECKING:
     from instrument.record.step_loop import StepLoop

@@ -12,7 +12,7 @@ from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from instrument.printable import printable
+from instrument.base.printable import printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment

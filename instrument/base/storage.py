@@ -25,10 +25,10 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any, TypeGuard, TypeVar
 
-from instrument.errors import CaptureError, ConfigError, InstrumentError, MissingPackage
-from instrument.files import METADATA_FILE, MOST_METADATA_BYTES, is_regular, regular_files
-from instrument.redact import holds_password
-from instrument.units import size
+from instrument.base.errors import CaptureError, ConfigError, InstrumentError, MissingPackage
+from instrument.base.files import METADATA_FILE, MOST_METADATA_BYTES, is_regular, regular_files
+from instrument.base.redact import holds_password
+from instrument.base.units import size
 
 _Content = TypeVar("_Content")
 

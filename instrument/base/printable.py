@@ -6,8 +6,8 @@ break could fake a line of a table. A bidirectional override makes a name look l
 Text for people therefore shows such characters as escapes, like Python's `repr`. In data (columns,
 JSON, Parquet), every name stays unchanged.
 
-All text leaves through `printable_lines` or, in the log, through `instrument.log`. So a line break
-within a line is escaped there, even if nothing else has escaped it.
+All text leaves through `printable_lines` or, in the log, through `log.py`. So a line break within a
+line is escaped there, even if nothing else has escaped it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
-from instrument.printable import printable
+from instrument.base.printable import printable
 
 # Some libraries put whole files into the message of an exception.
 _LONGEST_REASON = 2_000

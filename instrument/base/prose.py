@@ -12,7 +12,7 @@ import textwrap
 import unicodedata
 from collections.abc import Sequence
 
-from instrument.printable import printable
+from instrument.base.printable import printable
 
 #: What a Markdown text says below its heading, for people and coding agents.
 NAMES_ARE_DATA = (

@@ -1,0 +1,1 @@
+"""What every room may use: errors, the log, files and URLs, names, numbers and text."""
