@@ -203,7 +203,8 @@ class Diagnosing:
         if not self.captures:
             raise CaptureError("There is nothing to diagnose: give at least one capture.")
         self._compare_ranks()
-        findings = [self._with_place(found) for found in self.problems.values()]
+        placed = [self._with_place(found) for found in self.problems.values()]
+        findings = sorted(placed, key=lambda each: (each[1], _cost(each[0])), reverse=True)
         codes = [each.code for each in self.checks] + [each.code for each in self.ranks_checks]
         silent = self.passed.difference(
             (code for code, *_ in self.problems),
@@ -216,7 +217,7 @@ class Diagnosing:
         steps_ns = self.steps_ns.get(TRAIN) or [*chain(*self.steps_ns.values())]
         return Diagnosis(
             captures=tuple(self.captures),
-            findings=tuple(sorted(findings, key=_cost, reverse=True)),
+            findings=tuple(finding for finding, _ in findings),
             passed=tuple(code for code in codes if code in silent.difference(not_seen)),
             not_checked=tuple(self._not_checked(not_seen)),
             notes=tuple(_of_captures(note, n, of) for note, n in self.notes.items()),
@@ -281,10 +282,11 @@ class Diagnosing:
             return None
         return whatif
 
-    def _with_place(self, found: list[_Found]) -> Finding:
+    def _with_place(self, found: list[_Found]) -> tuple[Finding, bool]:
         """The median finding of a problem, with its windows, ranks and spread in the title.
 
         `found` is of one phase. The finding's phase is None if all captures are of this phase.
+        Returns also whether at least half of the windows of the phase have the problem.
         """
         facts = []
         median = _median([each.finding for each in found])
@@ -315,7 +317,8 @@ class Diagnosing:
         # Captures of one name cannot be told apart by `Finding.spans_in`.
         if self.captures.count(median.capture or "") > 1:
             rows = tuple(row._replace(start_ns=None, end_ns=None) for row in rows)
-        return replace(median, title=title, evidence=rows, phase=median.phase if name else None)
+        placed = replace(median, title=title, evidence=rows, phase=median.phase if name else None)
+        return placed, 2 * len(windows) >= len(of_windows)
 
     def _not_checked(self, not_seen: list[str]) -> Iterator[str]:
         """One sentence for each remedy, with the codes of the checks that need it.

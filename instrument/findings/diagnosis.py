@@ -49,7 +49,8 @@ class Diagnosis:
     Attributes:
         captures: the names of the captures.
         findings: the problems, sorted by the share of the step that the change saves. If the saving
-            is unknown, the share that the title names counts. Without both, they come last.
+            is unknown, the share that the title names counts. Without both, they come last, and
+            after them those of fewer than half of the windows.
         passed: the codes of the checks that could run on all captures and found nothing.
         not_checked: sentences on what was not checked, why, and how to record it.
         notes: sentences on how far the savings can be trusted.

@@ -1,4 +1,4 @@
-"""Find the scopes of a trace, and the range that each scope belongs to.
+"""Find the scopes of a trace (ranges and backward nodes), and the range that backward belongs to.
 
 A scope is a range or a backward node: a function that the autograd engine runs. The time of a range
 belongs to this range, and the time of a backward node to the range around its forward operator.

@@ -251,6 +251,21 @@ def test_different_problems_of_a_check_stay_apart(tmp_path: Path) -> None:
     ]
 
 
+def test_a_problem_of_few_windows_comes_after_those_of_most(tmp_path: Path) -> None:
+    captures = [recorded(tmp_path, window) for window in (3, 6, 9)]
+
+    def find(capture: Any) -> Iterator[Problem]:
+        if capture is captures[1]:
+            yield problem(title="No CPU", share=0.9, edit=None)
+        yield problem(title="Slow", share=0.1, edit=None, place=("loop", None))
+
+    found = diagnosed(captures, [Check("made-up", find)])
+    assert [each.title for each in found.findings] == [
+        "Slow (in 3 of 3 windows)",
+        "No CPU (in 1 of 3 windows)",
+    ]
+
+
 def test_the_ranks_of_traces_are_read_from_their_names(tmp_path: Path) -> None:
     captures = []
     for rank in range(2):
