@@ -24,6 +24,8 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "flops/s": count,
     "share": "{:.1%}".format,
 }
+# The last words of columns that count, whose cells have commas: steps and ranks are numbers, too.
+_COUNTS = ("calls", "allocations", "frees", "kept")
 # How many rows of a table an interpreter or a notebook shows.
 _SHOWN_ROWS = 20
 # Longer text, in characters, is shortened in HTML.
@@ -94,7 +96,7 @@ def cell_text(
         return "-"
     if as_text := (texts or {}).get(column) or _TEXTS.get(unit_of(column)):
         return as_text(value)
-    if column.endswith("calls") and isinstance(value, int):
+    if column.endswith(_COUNTS) and isinstance(value, int):
         return f"{value:,}"
     return f"{value:.3g}" if isinstance(value, float) else printable(str(value))
 

@@ -92,9 +92,14 @@ _LEAST_MISSED_OF_VIEWS = {
 _REASON = "why"
 # Groupings that are shown as a column. Other groupings are shown in lines below each row.
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
+_NO_MEMORY = "not recorded; profile_memory=true records memory"
 # The text for a view without rows.
 _WITHOUT = {
-    "memory_devices": "not recorded; profile_memory=true records memory",
+    "memory_devices": _NO_MEMORY,
+    "memory_steps": "no step with recorded memory; session.step() marks steps, and "
+    "profile_memory=true records memory",
+    "memory_sizes": _NO_MEMORY,
+    "memory_events": _NO_MEMORY,
     "memory_categories": "not recorded; profiler.memory_categories=true records them",
     "moments": "no moment was marked",
     "efficiency": "no operator with known FLOPs; profiler.record_shapes=true records input shapes",

@@ -242,7 +242,8 @@ def _counters(found: Difference) -> Part | None:
         return [getattr(row, name) for row in rows]
 
     def side(name: str, text_of: Callable[[str, Any], str]) -> dict[str, Any]:
-        texts = [text_of(row.counter, getattr(row, name)) for row in rows]
+        cells = [(row.counter, getattr(row, name)) for row in rows]
+        texts = ["–" if value is None else text_of(counter, value) for counter, value in cells]
         return column(name, values(name), doc=docs.get(name), texts=texts)
 
     ranges = [each if each is not None else f"(whole {found.what})" for each in values("range")]
@@ -265,5 +266,5 @@ def _counters(found: Difference) -> Part | None:
     )  # fmt: skip
 
 
-def _signed_quantity(name: str, change: float | None) -> str:
-    return "–" if change is None else signed(change, lambda each: quantity(name, each))
+def _signed_quantity(name: str, change: float) -> str:
+    return signed(change, lambda each: quantity(name, each))
