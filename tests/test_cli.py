@@ -222,6 +222,17 @@ def test_the_steps_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out.endswith("\nSteps: there are none.\n")
 
 
+def test_memory_that_was_not_recorded_is_not_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(write_capture(tmp_path, steps()).folder)
+    for view in ("memory", "memory-steps", "memory-sizes", "memory-events"):
+        assert main(["show", folder, f"--{view}"]) == 0
+        printed = capsys.readouterr().out
+        assert "profile_memory=true records memory" in printed, view
+        assert "there are none" not in printed, view
+
+
 def test_several_views_follow_each_other_below_one_heading(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

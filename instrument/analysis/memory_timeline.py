@@ -158,6 +158,13 @@ class MemoryView:
         """The number of memory events of devices that are not shown."""
         return len(self.links.events.memory) - sum(map(len, self.timelines.values()))
 
+    def __repr__(self) -> str:
+        devices = ", ".join(self.timelines) or "no device"
+        return (
+            f"<MemoryView of {devices}: timelines, curve(); the tables are memory_devices, "
+            "memory_steps, memory_sizes, memory_events and memory_live() of the capture>"
+        )
+
     def timeline(self, device: str | None = None) -> Timeline:
         """Return the timeline of a device; None means the first device.
 

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--json",
         action="store_true",
-        help="print the content of the page as JSON, with times in nanoseconds",
+        help="print the content of the page as JSON, with numbers as text",
     )
 
 

@@ -423,16 +423,18 @@ def _counters(found: Difference, rows: int) -> str | Section:
     return _section(found, Table(columns), title)
 
 
-def quantity(name: str, value: float | None) -> str:
+def quantity(name: str, value: float | None, unknown: str = "-") -> str:
     """A quantity of a mean step as text; a number of calls that differs has two decimals."""
-    if unit_of(name) or value is None:
+    if value is None:
+        return unknown
+    if unit_of(name):
         return cell_text(name, value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
 
 
-def both(name: str, before: float | None, after: float | None) -> str:
+def both(name: str, before: float | None, after: float | None, unknown: str = "-") -> str:
     """A quantity of both sides as text, such as "2 → 3"; one number if both look the same."""
-    one, other = quantity(name, before), quantity(name, after)
+    one, other = quantity(name, before, unknown), quantity(name, after, unknown)
     return one if one == other else f"{one} → {other}"
 
 

@@ -310,9 +310,10 @@ class Diagnosing:
         shares = [each.finding.share for each in found if each.finding.share is not None]
         spread = dict.fromkeys(map(percent, (min(shares), max(shares)))) if shares else {}
         # The share of `unmarked-time` is not always that of the title.
-        if len(spread) > 1 and percent(median.share or 0) in median.title:
-            facts.append(" to ".join(spread))
-        title = f"{median.title} ({', '.join(facts)})" if facts else median.title
+        has_spread = len(spread) > 1 and percent(median.share or 0) in median.title
+        place = [", ".join(facts), " to ".join(spread) if has_spread else ""]
+        where = "; ".join(filter(None, place))
+        title = f"{median.title} ({where})" if where else median.title
         rows = median.evidence
         # Captures of one name cannot be told apart by `Finding.spans_in`.
         if self.captures.count(median.capture or "") > 1:

@@ -200,7 +200,7 @@ def test_equal_findings_of_windows_and_ranks_become_one(tmp_path: Path) -> None:
 
     found = diagnosed(iter(captures), [Check("made-up", find)])
     assert [each.title for each in found.findings] == [
-        "Slow in steps_6_rank0: 60 % (in 2 of 2 windows, on all 2 ranks, 50 % to 80 %)",
+        "Slow in steps_6_rank0: 60 % (in 2 of 2 windows, on all 2 ranks; 50 % to 80 %)",
         "Also slow (in 1 of 2 windows, on rank 1)",
     ]
     first = found.findings[0]

@@ -228,7 +228,7 @@ def _both(rows: Table, name: str, docs: dict[str, str]) -> dict[str, Any]:
         rows.column(change),
         title=heading(change).replace("change ", ""),
         doc=f"before → after; sorted by the change, {docs.get(change, '')}",
-        texts=[both(name, before, after) for before, after in pairs],
+        texts=[both(name, before, after, unknown="–") for before, after in pairs],
     )
 
 

@@ -124,7 +124,7 @@ def test_the_page_shows_the_values_of_diff(pair: tuple[Capture, Capture]) -> Non
     assert notes[1] == "3; 1 added, 1 removed"
     texts = {each["name"]: each.get("texts") for each in shown["Changes: counters"]["columns"]}
     of = shown["Changes: counters"]["cells"]["counter"].index
-    assert texts["after"][of("peak_bytes")] == "-"
+    assert texts["after"][of("peak_bytes")] == "–"
 
 
 def test_names_are_those_of_the_captures_or_of_the_given_path(tmp_path: Path) -> None:
