@@ -188,7 +188,12 @@ class Calls:
 
     home = Path(instrument.__file__).parent
     marks = frozenset(
-        {"annotate/profiled.py", "annotate/wrapper.py", "annotate/backends.py", "range_names.py"}
+        {
+            "annotate/profiled.py",
+            "annotate/wrapper.py",
+            "annotate/backends.py",
+            "base/range_names.py",
+        }
     )
 
     def __init__(self, first: int, last: int) -> None:
