@@ -52,7 +52,7 @@ def costs(name: str, path: Path) -> tuple[list[Row], int]:
         times["read"].append(timed(lambda: reader.read(path)))
         capture = opened(path)
         times["diagnose"].append(timed(capture.diagnose))
-        times["profile"].append(timed(lambda capture=capture: causal.section(capture.whatif)))
+        times["profile"].append(timed(lambda capture=capture: causal.what_if(capture.whatif)))
         capture = opened(path)
         times["page"].append(
             timed(lambda capture=capture: pages.append(page(payload([capture])).html))
@@ -60,7 +60,6 @@ def costs(name: str, path: Path) -> tuple[list[Row], int]:
         times["decode"].append(timed(lambda: decoded(path)))
     ns = {what: statistics.median(values) for what, values in times.items()}
     limits = {
-        "page": ("the whole page", 1.0),
         "diagnose": ("its diagnosis", 3.0),
         "profile": ("its causal profile", 1.0),
     }
