@@ -25,34 +25,26 @@ from instrument.base.errors import InstrumentError
 
 # Names of answers, which stay the same when an attribute gets another name.
 VIEWS = (
-    "ranges", "ranges.attribution", "ranges.rest", "operators", "operators.ops_without_flops",
-    "kernels", "steps", "moments", "interruptions", "memory.devices", "memory.steps",
-    "memory.sizes", "memory.events", "memory_categories", "breakdown", "copies", "efficiency",
-    "efficiency.steps", "collectives", "collective_calls", "launches", "streams", "cuda_graphs",
-    "cuda_graphs.nodes", "queue", "synchronisations", "devices", "compiled_ranges", "coverage",
+    "ranges", "ranges_attribution", "ranges_rest", "ranges_by_name", "operators",
+    "operators_without_flops", "kernels", "steps", "moments", "interruptions", "memory_devices",
+    "memory_steps", "memory_sizes", "memory_events", "memory_categories", "breakdown", "copies",
+    "efficiency", "efficiency_steps", "collectives", "collective_calls", "launches", "streams",
+    "cuda_graphs", "cuda_graph_nodes", "queue", "synchronisations", "devices", "compiled_ranges",
+    "coverage",
 )  # fmt: skip
-ATTRIBUTES = {
-    "operators.ops_without_flops": "operators_without_flops",
-    "cuda_graphs.nodes": "cuda_graph_nodes",
-}
 GROUPINGS = (
     "input_shapes", "input_types", "stack", "overload", "thread", "step", "device", "range",
-)  # fmt: skip
-COMMANDS = (
-    ("diagnose", "--json"), ("whatif", "--json"), ("baseline", "--out", "/dev/stdout"),
 )  # fmt: skip
 
 
 def answers(capture: Capture) -> Iterator[tuple[str, Callable[[], Any]]]:
     """The name of each answer about a capture, and a function that returns it."""
     for view in VIEWS:
-        attribute = ATTRIBUTES.get(view, view.replace(".", "_"))
-        yield f"view {view}", lambda name=attribute: getattr(capture, name).to_dicts()
-    yield "view memory.live", lambda: capture.memory_live().to_dicts()
-    yield "view queue.series", lambda: capture.queue_series().to_dicts()
+        yield f"view {view}", lambda name=view: getattr(capture, name).to_dicts()
+    yield "view memory_live", lambda: capture.memory_live().to_dicts()
+    yield "view queue_series", lambda: capture.queue_series().to_dicts()
     for grouping in GROUPINGS:
         yield f"operators by {grouping}", lambda by=grouping: capture.operators_by(by).to_dicts()
-    yield "ranges by name", lambda: capture.ranges_by_name.to_dicts()
     for metric in ("cpu", "device"):
         yield f"stacks {metric}", lambda metric=metric: [list(s) for s in capture.stacks(metric)]
     yield "diagnosis text", lambda: str(capture.diagnose()).splitlines()

@@ -25,7 +25,7 @@ from instrument.links.collective_records import (
 from instrument.links.groupby import Groups, cells, group_rows, groupby, groupby_rows, intern
 from instrument.links.intervals import Intervals, merged, sweep, within
 from instrument.links.links import Links
-from instrument.links.step_index import finished_steps, step_at, step_number
+from instrument.links.step_index import step_at, step_number
 from instrument.trace.columns import ints
 from instrument.trace.events import (
     ANNOTATION,
@@ -210,8 +210,7 @@ def collective_calls(links: Links, work: Work) -> Table:
 
     Cost: sorts the device events. If gloo or MPI ran on the CPU, the call tree is built too.
     """
-    events = links.events
-    steps = finished_steps(events)
+    events, steps = links.events, links.steps
     on_device = _on_device(events, work, steps)
     others = _on_cpu(links, steps), _recorded_only(events, steps, on_device.record)
     found = _Found(*map(np.concatenate, zip(on_device, *others)))
@@ -405,7 +404,7 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
         return {}
     timeline = sweep(_cpu_sides(links))
     communicating, working = timeline.active
-    steps = finished_steps(events)
+    steps = links.steps
     where = {
         "communication_ns": communicating,
         "exposed_communication_ns": communicating & ~working,

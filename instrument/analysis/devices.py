@@ -14,7 +14,7 @@ from instrument.analysis.steps import launching_step
 from instrument.analysis.table import Table
 from instrument.links.groupby import Groups, intern
 from instrument.links.intervals import Intervals, sweep
-from instrument.links.step_index import finished_steps
+from instrument.links.links import Links
 from instrument.trace.events import OPERATOR, Events, Floats, Ints, works_on_device
 
 # If the last step has less than this fraction of the device events of the step before, the window
@@ -39,13 +39,14 @@ DEVICES: Schema = schema(
 )
 
 
-def devices(events: Events, work: Work) -> Table:
+def devices(links: Links, work: Work) -> Table:
     """Return one row for each device: how well the steps used it; see `DEVICES`.
 
     The plugin's occupancy is `occupancy` times `occupancy_covered`: it counts a missing estimate as
     0.
     """
-    start_ns, end_ns = _steps(events, work)
+    events = links.events
+    start_ns, end_ns = _steps(links, work)
     kernels = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))
     number, processes = intern(process for process, _ in events.threads)
     groups = Groups(number[events.thread[work.event[kernels]]], len(processes))
@@ -90,9 +91,9 @@ def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
     return float(np.sum(np.diff(times[order]) * np.clip(running, 0, 1)))
 
 
-def _steps(events: Events, work: Work) -> Intervals:
+def _steps(links: Links, work: Work) -> Intervals:
     """The steps as TensorBoard's plugin defines them; see docs/device.md."""
-    index = finished_steps(events)
+    events, index = links.events, links.steps
     if not len(index):
         return _whole_recording(events)
     launched, step = _launched(events, work, index)

@@ -14,7 +14,8 @@ from instrument.analysis.table import Table
 from instrument.links.call_tree import nest
 from instrument.links.groupby import Groups, cells, distinct, groupby
 from instrument.links.intervals import merged_in_groups
-from instrument.links.step_index import CountedSteps, counted_steps, finished_steps
+from instrument.links.links import Links
+from instrument.links.step_index import CountedSteps
 from instrument.trace.events import (
     ANNOTATION,
     OPERATOR,
@@ -86,7 +87,7 @@ INTERRUPTIONS: Schema = schema(
 )
 
 
-def interruptions(events: Events) -> Table:
+def interruptions(links: Links) -> Table:
     """Return one row for each kind and name of an interruption; see `INTERRUPTIONS`.
 
     The row with the most CPU time comes first. Garbage collections need Python stacks and torch's
@@ -98,6 +99,7 @@ def interruptions(events: Events) -> Table:
 
     Cost: a test of each distinct name, and several sorts of the interruptions and steps.
     """
+    events, steps = links.events, links.counted_steps
     kind = kinds_of(events)
     width = np.int32(len(KINDS))
     # Calls of different kinds are put on different threads, so a call nests only in its kind.
@@ -108,15 +110,14 @@ def interruptions(events: Events) -> Table:
     keys, groups = groupby(kind[index] * len(events.names) + events.name[index])
     names = [events.names[k % len(events.names)] for k in keys.tolist()]
     kinds = [KINDS[k // len(events.names)] for k in keys.tolist()]
-    finished = finished_steps(events)
-    steps = counted_steps(events, finished)
     step_ns, touched = _in_steps(merged_in_groups(groups.of, start, end), steps, groups)
-    whole = steps.total_ns if len(finished) else 0
+    has_steps = len(links.steps) > 0
+    whole = steps.total_ns if has_steps else 0
     iterators = [loader_iterator(name) for name in names]
     has_thread = groups.number(events.among(_OVERHEAD)[index]) == 0
     pairs = distinct(groups.of * len(events.threads) + events.thread[index])
     threads = np.bincount(pairs // len(events.threads), minlength=groups.count)
-    in_steps = np.full(groups.count, len(finished) > 0)
+    in_steps = np.full(groups.count, has_steps)
     columns: dict[str, Any] = {
         "kind": kinds,
         "name": names,

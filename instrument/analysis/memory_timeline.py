@@ -22,7 +22,7 @@ from instrument.analysis.table import Cells, Table
 from instrument.base.errors import CaptureError
 from instrument.links.groupby import group_rows, groupby
 from instrument.links.links import Links
-from instrument.links.step_index import finished_steps, step_number
+from instrument.links.step_index import step_number
 from instrument.trace.events import Ints, Memory
 
 # c10/core/DeviceType.h
@@ -316,8 +316,7 @@ def memory_steps(memory: MemoryView) -> Table:
 
     A memory event exactly at the end of a step does not count for the step.
     """
-    events = memory.links.events
-    steps = finished_steps(events)
+    events, steps = memory.links.events, memory.links.steps
     numbers = [step_number(events, step) for step in steps.tolist()]
     rows: list[tuple[str, int, int | None, int, int | None]] = []
     for line in memory.timelines.values():

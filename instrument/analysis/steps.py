@@ -19,7 +19,8 @@ from instrument.analysis.schema import Schema, names_of, schema
 from instrument.analysis.table import Table
 from instrument.base.range_names import MOMENT
 from instrument.links.intervals import Intervals, Timeline, concatenated, sweep
-from instrument.links.step_index import finished_steps, step_at, step_number
+from instrument.links.links import Links
+from instrument.links.step_index import step_at, step_number
 from instrument.trace.events import (
     ANNOTATION,
     OPERATOR,
@@ -69,13 +70,13 @@ MOMENTS: Schema = schema(
 )
 
 
-def steps(events: Events, work: Work) -> Table:
+def steps(links: Links, work: Work) -> Table:
     """Return the steps that ended inside the window, in order of start; see `STEPS`.
 
     The device work of a step is the work that any thread launched during the step. Device work
     whose launch is not in the trace belongs to no step.
     """
-    index = finished_steps(events)
+    events, index = links.events, links.steps
     start, end = events.start_ns[index], events.end_ns[index]
     columns: dict[str, Any] = dict.fromkeys(names_of(STEPS), [None] * len(index))
     columns["number"] = [step_number(events, k) for k in index.tolist()]
@@ -90,11 +91,12 @@ def steps(events: Events, work: Work) -> Table:
     return Table.of(STEPS, columns, begin_ns=events.begin_ns)
 
 
-def moments(events: Events) -> Table:
+def moments(links: Links) -> Table:
     """Return the moments marked with `instrument.mark`, in order of time; see `MOMENTS`."""
+    events, finished = links.events, links.steps
     index = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_moment))
     index = index[np.argsort(events.start_ns[index], kind="stable")]
-    finished, start_ns = finished_steps(events), events.start_ns[index]
+    start_ns = events.start_ns[index]
     numbers = [*(step_number(events, k) for k in finished.tolist()), None]
     return Table.of(
         MOMENTS,

@@ -15,13 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from instrument.base import threads
 from instrument.base.log import logger
-
-if TYPE_CHECKING:
-    from instrument.record.step_loop import StepLoop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -154,6 +151,17 @@ def interruptibly(act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     return result
 
 
+class Windows(Protocol):
+    """What a preemption needs of a run: whether a window is open, and how to save it."""
+
+    @property
+    def recording(self) -> bool:
+        """Whether a window is being recorded."""
+
+    def save_window(self) -> object:
+        """Save the open window, if any."""
+
+
 class Preemption:
     """Delays SIGTERM while a window is open, saves the window, then passes the signal on.
 
@@ -164,7 +172,7 @@ class Preemption:
         noticed: whether a SIGTERM is being delayed.
     """
 
-    def __init__(self, loop: StepLoop) -> None:
+    def __init__(self, loop: Windows) -> None:
         self.noticed = False
         self._loop = loop
         self._grace_s: float | None = None

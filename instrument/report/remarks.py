@@ -12,6 +12,7 @@ from instrument.analysis.table import Table, sum_of_known
 from instrument.analysis.views import Views, rows_of
 from instrument.base.range_names import REGION
 from instrument.base.units import duration, few, size
+from instrument.links.step_index import counting
 
 # `DEVICE_PARTS` has the words for each part of the device's time. `_BOUND_BY` has a sentence for
 # each cause of lost device time. The text shows only the sentence for the largest cause.
@@ -135,7 +136,7 @@ def recomputed(capture: Views) -> str:
 def _shares_are_of(capture: Views) -> str:
     """Return the steps and the CPU time to which the shares of ranges and operators refer."""
     numbers = capture.steps.column("number")
-    window = _steps_of(numbers[len(numbers) > 1 :]) if numbers else "the recording"
+    window = _steps_of(numbers[counting(len(numbers))]) if numbers else "the recording"
     return f"{duration(capture.range_tree.shared_ns)} on all threads in {window}"
 
 
