@@ -1,8 +1,8 @@
 """Compiles the modules in C, such as the trace reader, while the package is built or installed.
 
 The modules use Python's stable ABI, so that one file serves Python 3.11 and all newer versions.
-Without a working C compiler, the package is built without them. It then reads traces more slowly,
-with the same result.
+`CC`, `CFLAGS` and `ARCHFLAGS` are respected. Without a working C compiler, the package is built
+without them. It then reads traces more slowly, with the same result.
 """
 
 from __future__ import annotations
@@ -59,6 +59,11 @@ def _compile(source: Path, target: Path) -> str:
         *shlex.split(compiler),
         *("-std=c99", "-O3", "-fPIC"),
         *(bundle if sys.platform == "darwin" else ["-shared"]),
+        *(
+            flag
+            for name in ("CFLAGS", "ARCHFLAGS")
+            for flag in shlex.split(os.environ.get(name, ""))
+        ),
         f"-I{sysconfig.get_path('include')}",
         *(str(source), "-o", str(target)),
     ]

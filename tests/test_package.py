@@ -111,10 +111,13 @@ def test_without_a_compiler_the_wheel_is_for_all_platforms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "false")
+    monkeypatch.setenv("CFLAGS", "-g -Wall")
+    monkeypatch.setenv("ARCHFLAGS", "-arch arm64")
     build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path)
     printed = run(*build, ROOT, cwd=tmp_path)
     for module in ("links/_loops", "trace/_scanner"):
         assert f"instrument/{module}.c is not compiled: " in printed
+    assert printed.count(" -g -Wall -arch arm64 ") == 2, "the flags of the environment are used"
     (built,) = tmp_path.glob("*.whl")
     assert built.name == "torch_instrument-0.1.0-py3-none-any.whl"
     assert not [name for name in zipfile.ZipFile(built).namelist() if name.endswith((".so", ".c"))]
