@@ -10,6 +10,7 @@ import pytest
 from browsing import browser as browser
 from browsing import opened as opened
 from collected import Log
+from golden import golden as golden
 from hypothesis import HealthCheck, settings
 from left_on import Before
 from loguru import logger
@@ -20,6 +21,12 @@ from instrument.record import finisher
 # No example fails because the machine is busy.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the files in tests/golden anew"
+    )
 
 
 @pytest.fixture(autouse=True, scope="session")
