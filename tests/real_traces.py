@@ -31,14 +31,22 @@ _GATE = (
 )
 
 
-def each(names: Iterable[str] = KNOWN) -> list[Any]:
-    """Parameters of a test that reads many traces: it reads four in `make test`, and the others in `make nightly`."""
-    return [
-        pytest.param(name, marks=[] if name in _GATE else pytest.mark.nightly) for name in names
-    ] or ["none"]
+def each(cases: Iterable[str | tuple[Any, ...]] = KNOWN) -> list[Any]:
+    """Parameters of a test that reads many traces: it reads four in `make test`, and the others in `make nightly`.
+
+    A case is the name of a trace, or a tuple that begins with it. If none of the four is among them, `make test` has
+    the first.
+    """
+    rows = [case if isinstance(case, tuple) else (case,) for case in cases] or [("none",)]
+    gate = {row[0] for row in rows} & set(_GATE) or {rows[0][0]}
+    return [pytest.param(*row, marks=[] if row[0] in gate else pytest.mark.nightly) for row in rows]
+
+
+def path(name: str) -> Path:
+    return FOLDER / f"{name}.json.gz"
 
 
 @cache
 def load(name: str) -> Capture:
     """Read a trace once in a process; captures are not changed by tests."""
-    return Capture.load(FOLDER / f"{name}.json.gz")
+    return Capture.load(path(name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,12 @@ def _top_of_one_thread(intervals: list[tuple[int, int]]) -> int:
     return total
 
 
-def raw(path: Path) -> list[dict[str, Any]]:
+def raw(path: Path, parse_float: Callable[[str], Any] = float) -> list[dict[str, Any]]:
+    """The events of a file as JSON; as decimals the times are exact, as floats of today's µs they are not."""
     data = path.read_bytes()
     data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    return json.loads(data.decode(errors="replace"), strict=False)["traceEvents"]
+    text = data.decode(errors="replace")
+    return json.loads(text, strict=False, parse_float=parse_float)["traceEvents"]
 
 
 def ns(event: dict[str, Any]) -> tuple[int, int]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import real_traces
 from builders import annotation, capture, copy, kernel, read, span, step, write_capture, write_trace
 from hypothesis import given
 from hypothesis import strategies as st
+from real_traces import KNOWN, load, needs_traces
 
-from capture.test_real_traces import KNOWN, load
-from capture.test_real_traces import pytestmark as needs_traces
 from instrument.analysis.breakdown import (
     COMMUNICATION_NAMES,
     Work,
@@ -36,7 +36,7 @@ KNOWN_AS = {
 
 
 @needs_traces
-@pytest.mark.parametrize("name", sorted(set(KNOWN) - {"mtia_rank0"}))
+@pytest.mark.parametrize("name", real_traces.each(n for n in KNOWN if n != "mtia_rank0"))
 def test_every_column_of_every_real_trace_to_the_nanosecond(name) -> None:
     events, known = load(name).events, KNOWN[name]["exact"]
     row = breakdown(device_work(Links(events), ["*nccl*", "*rccl*"]))[0]._asdict()
@@ -49,10 +49,12 @@ def test_every_column_of_every_real_trace_to_the_nanosecond(name) -> None:
 @needs_traces
 @pytest.mark.parametrize(
     ("name", "communication_ns", "overlap_ns", "exposed_ns"),
-    [
-        ("h800_deepseek_train", 113_030_000, 108_872_000, 4_158_000),
-        ("b200_eager", 2_141_501, 0, 2_141_501),
-    ],
+    real_traces.each(
+        [
+            ("h800_deepseek_train", 113_030_000, 108_872_000, 4_158_000),
+            ("b200_eager", 2_141_501, 0, 2_141_501),
+        ]
+    ),
 )
 def test_communication_that_is_not_nccl(name, communication_ns, overlap_ns, exposed_ns) -> None:
     row = load(name).breakdown[0]
@@ -61,6 +63,7 @@ def test_communication_that_is_not_nccl(name, communication_ns, overlap_ns, expo
 
 
 @needs_traces
+@pytest.mark.nightly
 def test_mtia_is_what_hta_finds_once_rounded_as_it_rounds() -> None:
     """HTA leaves out the 137 requests without a stream, and shrinks every event to whole microseconds."""
     events = load("mtia_rank0").events

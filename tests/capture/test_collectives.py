@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
 from collections import defaultdict
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
+import real_traces
 from builders import (
     REDUCES,
     annotation,
@@ -21,8 +18,10 @@ from builders import (
     step,
     write_capture,
 )
+from real_traces import load, needs_traces
 from rich.console import Console
 
+from capture.by_hand import raw
 from instrument.analysis.collectives import kind_of
 from instrument.analysis.layout import plain
 from instrument.capture import Capture
@@ -30,10 +29,6 @@ from instrument.report.terminal import draw
 from instrument.report.text import view_part
 
 GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
-TRACES = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
-needs_traces = pytest.mark.skipif(
-    not TRACES.is_dir(), reason="INSTRUMENT_TRACES names no folder of real traces"
-)
 
 
 def recorded(name: str | None, inputs: Any, outputs: Any, **more: Any) -> dict[str, Any]:
@@ -314,10 +309,6 @@ def render_view(found: Capture, view: str) -> str:
     return plain([view_part(view, getattr(found, view), rows=15)])
 
 
-def load(name: str) -> Capture:
-    return Capture.load(TRACES / f"{name}.json.gz")
-
-
 @needs_traces
 def test_a_slow_link_shows_in_the_bus_bandwidth() -> None:
     """On eight MI300X a 17.6 MB all-reduce takes 9.21 ms: 3.4 GB/s, where the link has tens of times as much.
@@ -338,10 +329,6 @@ def test_a_slow_link_shows_in_the_bus_bandwidth() -> None:
 
 # Of each trace the elements that go in, and the mean algorithm and bus bandwidth that TraceLens prints for them.
 TRACELENS = {
-    "mi300x_resnet_checkpoint_train": {
-        8816192: (1.839513, 3.219148),
-        2873320: (0.789587, 1.381776),
-    },
     "a100_nccl_2ranks_rank0": {
         2049000: (2.203357, 2.203357),
         7875584: (9.325775, 9.325775),
@@ -350,11 +337,15 @@ TRACELENS = {
         2431040: (4.692718, 4.692718),
     },
     "b200_eager": {25136: (17.061704, 14.928991)},
+    "mi300x_resnet_checkpoint_train": {
+        8816192: (1.839513, 3.219148),
+        2873320: (0.789587, 1.381776),
+    },
 }
 
 
 @needs_traces
-@pytest.mark.parametrize("name", TRACELENS)
+@pytest.mark.parametrize("name", real_traces.each(TRACELENS))
 def test_bandwidths_are_those_of_tracelens(name) -> None:
     """TraceLens (`NcclAnalyser`, one rank) calls 2**30 bytes a GB, NCCL's tests and we 10**9.
 
@@ -375,12 +366,12 @@ def test_bandwidths_are_those_of_tracelens(name) -> None:
 
 
 @needs_traces
-@pytest.mark.parametrize("name", [*TRACELENS, "v100_216k_events", "a100_megatron_tp8_rank1"])
+@pytest.mark.parametrize(
+    "name", real_traces.each([*TRACELENS, "v100_216k_events", "a100_megatron_tp8_rank0"])
+)
 def test_calls_and_times_are_what_a_loop_over_the_file_finds(name) -> None:
-    with gzip.open(TRACES / f"{name}.json.gz") as file:
-        events = json.load(file)["traceEvents"]
     expected: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0])
-    for event in events:
+    for event in raw(real_traces.path(name)):
         text = event.get("name", "").lower()
         if event.get("cat") == "kernel" and ("nccl" in text or "multimem" in text):
             args = event["args"]
@@ -416,8 +407,7 @@ def _overlapped(calls: Any, unit: int, categories: tuple[str, ...]) -> tuple[int
 
     Start and end are rounded to the unit as HTA rounds them: the start up, the end down.
     """
-    with gzip.open(TRACES / "a100_nccl_2ranks_rank0.json.gz") as file:
-        events = json.load(file, parse_float=Decimal)["traceEvents"]
+    events = raw(real_traces.path("a100_nccl_2ranks_rank0"), parse_float=Decimal)
 
     def rounded(start: int, end: int) -> tuple[int, int]:
         return -(-start // unit), end // unit

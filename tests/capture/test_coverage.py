@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 from argparse import ArgumentParser
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import real_traces
 from builders import (
     ACCUMULATE,
     ENGINE,
@@ -32,10 +32,10 @@ from builders import (
     write_trace,
 )
 from installed import need
+from real_traces import load
 
 from capture.by_hand import ns, raw
 from capture.test_device_views import TRAINING
-from capture.test_real_traces import EXPECTED, FOLDER, KNOWN
 from instrument.analysis import coverage_rows as rows
 from instrument.analysis.coverage import ENOUGH, incomplete, is_launch, line, part
 from instrument.analysis.layout import plain
@@ -52,9 +52,6 @@ from instrument.sinks.stacks import Stacks
 from instrument.sinks.table import TableSink
 
 Share = float | tuple[int, int] | None
-REAL = pytest.mark.skipif(
-    not EXPECTED.is_file(), reason="INSTRUMENT_TRACES names no folder of real traces"
-)
 
 
 def shares(found: Capture) -> dict[str, Share]:
@@ -444,16 +441,14 @@ def test_the_command_prints_the_whole_table_with_its_reasons(tmp_path) -> None:
 @cache
 def file_of(name: str) -> list[Event]:
     return [
-        event
-        for event in raw(FOLDER / f"{name}.json.gz")
-        if event.get("ph") in ("X", "i", "s", "f")
+        event for event in raw(real_traces.path(name)) if event.get("ph") in ("X", "i", "s", "f")
     ]
 
 
+@cache
 def exact(name: str) -> list[Event]:
-    """The events with a duration; their times are decimals, as floats of today's µs are too coarse."""
-    text = gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()).decode(errors="replace")
-    events = json.loads(text, strict=False, parse_float=Decimal)["traceEvents"]
+    """The events with a duration; their times are decimals."""
+    events = raw(real_traces.path(name), parse_float=Decimal)
     return [event for event in events if event.get("ph") == "X"]
 
 
@@ -543,10 +538,10 @@ LOSSES = {
 }
 
 
-@REAL
-@pytest.mark.parametrize("name", KNOWN)
+@real_traces.needs_traces
+@pytest.mark.parametrize("name", real_traces.each())
 def test_real_traces_are_silent_unless_something_is_missing(name) -> None:
-    found = Capture.load(FOLDER / f"{name}.json.gz")
+    found = load(name)
     expected = LOSSES.get(name, {})
     lost = {row.name: row.share for row in incomplete(found)}
     assert lost == {row: pytest.approx(share, abs=0.001) for row, share in expected.items()}
@@ -562,10 +557,10 @@ LOOPED = (
 )  # fmt: skip
 
 
-@REAL
-@pytest.mark.parametrize("name", LOOPED)
+@real_traces.needs_traces
+@pytest.mark.parametrize("name", real_traces.each(LOOPED))
 def test_rows_of_real_traces_are_those_of_plain_loops(name) -> None:
-    table = {row.name: row for row in Capture.load(FOLDER / f"{name}.json.gz").coverage}
+    table = {row.name: row for row in load(name).coverage}
     for row, (covered, whole) in by_loops(exact(name)).items():
         if table[row].total_ns is None:
             assert table[row].share == covered / whole, row
@@ -575,8 +570,8 @@ def test_rows_of_real_traces_are_those_of_plain_loops(name) -> None:
     assert table[rows.NESTED].share == pytest.approx(nested(exact(name))[1], abs=0.03), "Perfetto"
 
 
-@REAL
-@pytest.mark.parametrize("name", ["h100_qwen_0.5b_inference", "hta_simple_add"])
+@real_traces.needs_traces
+@pytest.mark.parametrize("name", real_traces.each(["hta_simple_add", "h100_qwen_0.5b_inference"]))
 def test_owners_in_real_traces_are_those_of_plain_loops(name) -> None:
     spans = exact(name)
     lanes = defaultdict(list)
@@ -595,7 +590,7 @@ def test_owners_in_real_traces_are_those_of_plain_loops(name) -> None:
             at = round(event["ts"] * 1000)
             is_owned = any(a <= at <= b for a, b in lanes[event["tid"]])
             count(owned, event["args"]["Bytes"], is_owned)
-    table = {row.name: row for row in Capture.load(FOLDER / f"{name}.json.gz").coverage}
+    table = {row.name: row for row in load(name).coverage}
     found = table[rows.IN_OPERATOR]
     assert [found.covered_ns, found.total_ns] == in_operator
     if owned[1]:
@@ -640,7 +635,7 @@ def without_flows(events: list[Event]) -> list[Event]:
 
 
 DAMAGES: dict[str, tuple[Damage, str | None]] = {
-    **{f"{k} % of the kernels": (without_kernels(k), rows.LAUNCHES) for k in (10, 30, 60)},
+    "30 % of the kernels": (without_kernels(30), rows.LAUNCHES),
     "a step": (without_first_step, rows.DEVICE_IN_STEPS),
     "a stream": (without_stream, rows.LAUNCHES),
     "a thread": (without_thread, rows.LAUNCHED),
@@ -648,8 +643,10 @@ DAMAGES: dict[str, tuple[Damage, str | None]] = {
 }
 
 
-@REAL
-@pytest.mark.parametrize("name", ["a100_nccl_2ranks_rank0", "mi300x_resnet_checkpoint_train"])
+@real_traces.needs_traces
+@pytest.mark.parametrize(
+    "name", real_traces.each(["a100_nccl_2ranks_rank0", "mi300x_resnet_checkpoint_train"])
+)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_taken_from_a_real_trace_is_missed(tmp_path: Path, name, damage) -> None:
     take, row = DAMAGES[damage]
@@ -669,10 +666,17 @@ def test_what_is_taken_from_a_real_trace_is_missed(tmp_path: Path, name, damage)
     assert damage == "a stream" or row in lost
 
 
-@REAL
+@real_traces.needs_traces
 @pytest.mark.parametrize(
     "name",
-    ["v100_ns_resolution", "h100_timesformer_inference", "mi300x_resnet_checkpoint_train"],
+    real_traces.each(
+        [
+            "a100_nccl_2ranks_rank0",
+            "h100_timesformer_inference",
+            "v100_ns_resolution",
+            "mi300x_resnet_checkpoint_train",
+        ]
+    ),
 )
 def test_work_whose_launch_was_taken_has_none(tmp_path: Path, name: str) -> None:
     """The External id of the work still names its operator, but that is no launch."""
@@ -700,7 +704,7 @@ def test_work_whose_launch_was_taken_has_none(tmp_path: Path, name: str) -> None
     assert now[rows.IN_OPERATOR].share == pytest.approx(was[rows.IN_OPERATOR].share, abs=0.001)
 
 
-@REAL
+@real_traces.needs_traces
 def test_the_share_of_lost_kernels_is_that_of_the_file_before(tmp_path: Path) -> None:
     """The truth from outside: how many events with a launch were taken, of all launches."""
     before = file_of("a100_nccl_2ranks_rank0")
@@ -711,7 +715,7 @@ def test_the_share_of_lost_kernels_is_that_of_the_file_before(tmp_path: Path) ->
     assert row.share == pytest.approx(1 - (kernels[0] - kernels[1]) / launches, abs=0.01)
 
 
-@REAL
+@real_traces.needs_traces
 def test_cpu_time_and_backward_of_a_step_without_its_mark(tmp_path: Path) -> None:
     """The lost step lasts from its mark to the next: its CPU time is a third of that of three equal steps."""
     before = file_of("a100_nccl_2ranks_rank0")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import pytest
+import real_traces
 from builders import annotation, call, capture, copy, kernel, span
+from real_traces import load, needs_traces
 
-from capture.test_real_traces import load
-from capture.test_real_traces import pytestmark as needs_traces
 from instrument.report.text import render
 
 # What the plugin shows, in percent: GPU utilization, SM efficiency and occupancy.
 SHOWN = {
-    "v100_resnet50_workers0": (55.51, 54.68, 49.13),
     "v100_resnet50_workers4": (70.27, 69.22, 48.91),
+    "v100_resnet50_workers0": (55.51, 54.68, 49.13),
 }
 
 
 @needs_traces
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", real_traces.each(SHOWN))
 def test_what_the_plugin_shows(name) -> None:
     (device,) = load(name).devices
     shares = (device.utilization, device.sm_efficiency, device.occupancy * device.occupancy_covered)

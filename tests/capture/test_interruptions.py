@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import gzip
 import json
-import os
 import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -14,20 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import real_traces
 import torch
 from builders import SINGLE_PROCESS, WORKERS, annotation, call, capture, frame, kernel, span, step
 from installed import need_collections
+from real_traces import load, needs_traces
 from torch.utils.data import DataLoader
 
+from capture.by_hand import raw
 from instrument import Session
 from instrument.capture import Capture
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 
-TRACES = os.environ.get("INSTRUMENT_TRACES")
-needs_traces = pytest.mark.skipif(
-    TRACES is None, reason="INSTRUMENT_TRACES names no folder of real traces"
-)
 COMPILE = "_compile.compile_inner (dynamo_timed)"
 
 TRAINING = [
@@ -227,7 +225,7 @@ def test_a_compilation_inside_a_window(tmp_path: Path) -> None:
 def by_name(path: Path, *names: str) -> dict[str, tuple[int, int, int]]:
     """Calls, time and longest call of events with these names, none of which nest."""
     lengths = defaultdict(list)
-    for event in json.loads(gzip.decompress(path.read_bytes()), strict=False)["traceEvents"]:
+    for event in raw(path):
         if event.get("ph") == "X" and event["name"] in names:
             lengths[event["name"]].append(round(event["dur"] * 1000))
     return {name: (len(each), sum(each), max(each)) for name, each in lengths.items()}
@@ -236,46 +234,49 @@ def by_name(path: Path, *names: str) -> dict[str, tuple[int, int, int]]:
 @needs_traces
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [
-        ("v100_resnet50_workers0", {SINGLE_PROCESS: ("loader", False)}),
-        ("v100_resnet50_workers4", {WORKERS: ("loader", True)}),
-        (
-            "b200_eager",
-            {
-                "Activity Buffer Request": ("profiler", None),
-                "Lazy Function Loading": ("module loading", None),
-                "TorchDynamo Cache Lookup": ("guards", None),
-            },
-        ),
-        (
-            "hta_simple_add",
-            dict.fromkeys(("cudaMalloc", "cudaFree", "cudaHostAlloc"), ("memory allocation", None)),
-        ),
-        (
-            "a100_megatron_tp8_rank1",
-            {WORKERS: ("loader", True), "TorchDynamo Cache Lookup": ("guards", None)},
-        ),
-        ("mtia_rank0", {}),
-    ],
-)  # fmt: skip
+    real_traces.each(
+        [
+            (
+                "hta_simple_add",
+                dict.fromkeys(
+                    ("cudaMalloc", "cudaFree", "cudaHostAlloc"), ("memory allocation", None)
+                ),
+            ),
+            ("v100_resnet50_workers0", {SINGLE_PROCESS: ("loader", False)}),
+            ("v100_resnet50_workers4", {WORKERS: ("loader", True)}),
+            (
+                "b200_eager",
+                {
+                    "Activity Buffer Request": ("profiler", None),
+                    "Lazy Function Loading": ("module loading", None),
+                    "TorchDynamo Cache Lookup": ("guards", None),
+                },
+            ),
+            (
+                "a100_megatron_tp8_rank1",
+                {WORKERS: ("loader", True), "TorchDynamo Cache Lookup": ("guards", None)},
+            ),
+            ("mtia_rank0", {}),
+        ]
+    ),
+)
 def test_real_traces(name: str, expected: dict[str, tuple[str, bool | None]]) -> None:
-    path = Path(str(TRACES)) / f"{name}.json.gz"
-    found = Capture.load(path).interruptions
+    found = load(name).interruptions
     assert {row.name: (row.kind, row.workers) for row in found} == expected
     assert {row.name: (row.calls, row.cpu_ns, row.max_ns) for row in found} == by_name(
-        path, *expected
+        real_traces.path(name), *expected
     )
 
 
 @needs_traces
 @pytest.mark.parametrize(
-    ("name", "plugin_us"), [("v100_resnet50_workers0", 59262), ("v100_resnet50_workers4", 1186)]
+    ("name", "plugin_us"),
+    real_traces.each([("v100_resnet50_workers4", 1186), ("v100_resnet50_workers0", 59262)]),
 )
 def test_the_wait_for_the_loader_is_at_least_what_tensorboards_plugin_gives(
     name: str, plugin_us: int
 ) -> None:
     """The plugin leaves out the time in which the device works; both traces have six steps."""
-    made = Capture.load(Path(str(TRACES)) / f"{name}.json.gz")
-    (row,) = made.interruptions
+    (row,) = load(name).interruptions
     assert plugin_us * 1000 - 500 <= row.cpu_ns / 6
     assert row.steps == 5, "the first step does not count"

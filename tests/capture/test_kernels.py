@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import subprocess
@@ -12,10 +11,11 @@ from decimal import Decimal
 from importlib.util import find_spec
 
 import pytest
+import real_traces
 from builders import call, capture, copy, kernel, span
+from real_traces import KNOWN, load, needs_traces
 
-from capture.test_real_traces import FOLDER, KNOWN, load
-from capture.test_real_traces import pytestmark as needs_traces
+from capture.by_hand import raw
 from instrument.capture import Capture
 
 
@@ -201,8 +201,7 @@ def test_a_trace_without_device_events_has_no_rows(tmp_path) -> None:
 
 def _told_by_the_file(name):
     """Sums straight from the JSON, with decimals: by kernel name, by copy name, and the trace's own bandwidths."""
-    with gzip.open(FOLDER / f"{name}.json.gz") as file:
-        events = json.load(file, parse_float=Decimal)["traceEvents"]
+    events = raw(real_traces.path(name), parse_float=Decimal)
     times = {"kernel": defaultdict(list), "copy": defaultdict(list)}
     for event in events:
         kind = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}.get(
@@ -215,7 +214,7 @@ def _told_by_the_file(name):
 
 
 @needs_traces
-@pytest.mark.parametrize("name", [n for n in KNOWN if n != "mtia_rank0" and "tp8" not in n])
+@pytest.mark.parametrize("name", real_traces.each(n for n in KNOWN if n != "mtia_rank0"))
 def test_sums_of_every_real_trace_are_those_of_its_file(name) -> None:
     found, told = load(name), _told_by_the_file(name)
     for table, kind in ((found.kernels, "kernel"), (found.copies, "copy")):
@@ -237,7 +236,8 @@ def test_sums_of_every_real_trace_are_those_of_its_file(name) -> None:
 
 @needs_traces
 @pytest.mark.parametrize(
-    ("name", "kernels"), [("v100_resnet50_workers0", 67), ("v100_resnet50_workers4", 62)]
+    ("name", "kernels"),
+    real_traces.each([("v100_resnet50_workers4", 62), ("v100_resnet50_workers0", 67)]),
 )
 def test_tensorboard_counts_as_many_kernels(name, kernels) -> None:
     found = load(name)
@@ -279,8 +279,8 @@ STATISTICS = [
 @pytest.fixture(scope="module")
 def told_by_hta():
     """Of each trace per correlation the µs of the call, of what it launched and between; in a process that may warn."""
-    paths = [str(FOLDER / f"{name}.json.gz") for name in HTA_TRACES]
-    command = [sys.executable, "-W", "ignore", "-c", HTA, str(FOLDER), *paths]
+    paths = [str(real_traces.path(name)) for name in HTA_TRACES]
+    command = [sys.executable, "-W", "ignore", "-c", HTA, str(real_traces.FOLDER), *paths]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     tables = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[{")]
     return {
@@ -301,8 +301,7 @@ def _in_whole_us(event):
 def test_launch_statistics_equal_htas(tmp_path, name, told_by_hta) -> None:
     """HTA leaves out the last step and knows launches of four names: here both look at those that it tells of."""
     theirs = told_by_hta[name]
-    with gzip.open(FOLDER / f"{name}.json.gz") as file:
-        events = json.load(file, strict=False)["traceEvents"]
+    events = raw(real_traces.path(name))
     told = [e for e in events if e["ph"] == "X" and e.get("args", {}).get("correlation") in theirs]
     rounded = [_in_whole_us(event) for event in told]
     by_name = defaultdict(list)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import defaultdict
 
 import pytest
+import real_traces
 from builders import Event, call, capture, kernel, launched
+from real_traces import load, needs_traces
 
-from capture.test_real_traces import FOLDER, load
-from capture.test_real_traces import pytestmark as needs_traces
+from capture.by_hand import raw
 from instrument.base.errors import CaptureError
 from instrument.capture import Capture
 from instrument.cli.command import main
@@ -128,7 +127,7 @@ HTA = {
 
 
 @needs_traces
-@pytest.mark.parametrize(("name", "stream"), HTA)
+@pytest.mark.parametrize(("name", "stream"), real_traces.each(HTA))
 def test_hta_gives_the_same(name, stream) -> None:
     (row,) = load(name).queue.where(stream=stream)
     launches, mean, longest, empty_us = HTA[name, stream]
@@ -138,6 +137,7 @@ def test_hta_gives_the_same(name, stream) -> None:
 
 
 @needs_traces
+@pytest.mark.nightly
 def test_the_full_queue_of_a_real_trace() -> None:
     """HTA: 232465.25 µs with 1022 or more outstanding, in steps of 0.25 µs (get_time_spent_blocked_on_full_queue)."""
     (row,) = load("v100_ns_resolution").queue
@@ -146,11 +146,10 @@ def test_the_full_queue_of_a_real_trace() -> None:
 
 
 @needs_traces
-@pytest.mark.parametrize("name", ["mi300x_vllm_graph", "b200_eager"])
+@pytest.mark.parametrize("name", real_traces.each(["mi300x_vllm_graph", "b200_eager"]))
 def test_a_plain_loop_gives_the_same_with_calls_that_hta_does_not_count(name) -> None:
     """They launch by hipGraphLaunch, hipModuleLaunchKernel and cuLaunchKernelEx."""
-    with gzip.open(FOLDER / f"{name}.json.gz") as file:
-        events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+    events = [event for event in raw(real_traces.path(name)) if event.get("ph") == "X"]
     calls = {
         event["args"]["correlation"]: event["ts"]
         for event in events

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import real_traces
 import torch
 from builders import allocation, annotation, capture, frame, span, step
+from real_traces import needs_traces
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -336,7 +336,6 @@ def test_a_recording_has_the_peak_and_the_end_of_torchs_own_timeline(tmp_path) -
     assert sum(gradients.values()) == before, "the gradients are as large as the parameters"
 
 
-TRACES = os.environ.get("INSTRUMENT_TRACES")
 with_memory = [  # instants of memory, device peak in bytes
     ("h100_qwen_0.5b_inference", "cuda:0", 2250, 2088508416),
     ("h100_timesformer_inference", "cuda:0", 1206, 4490752000),
@@ -345,10 +344,10 @@ with_memory = [  # instants of memory, device peak in bytes
 ]
 
 
-@pytest.mark.skipif(TRACES is None, reason="INSTRUMENT_TRACES names no folder of real traces")
-@pytest.mark.parametrize(("name", "device", "events", "peak"), with_memory)
+@needs_traces
+@pytest.mark.parametrize(("name", "device", "events", "peak"), real_traces.each(with_memory))
 def test_real_traces(name, device, events, peak) -> None:
-    found = Capture.load(Path(TRACES or "") / f"{name}.json.gz")
+    found = real_traces.load(name)
     memory = found.memory
     row = found.memory_devices[0]
     assert (row.device, row.allocations + row.frees, row.peak_bytes) == (device, events, peak)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import real_traces
 import torch
 from builders import allocation, annotation, call, capture, frame, kernel, read, span
 from torch._C._profiler import _ExperimentalConfig
@@ -681,20 +681,10 @@ def test_operators_that_no_rule_counted_are_named(tmp_path) -> None:
     ]
 
 
-REAL = [
-    "a100_megatron_tp8_rank0",
-    "b200_eager",
-    "h100_timesformer_inference",
-    "mi300x_resnet_checkpoint_train",
-]
-
-
-@pytest.mark.skipif(
-    "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces"
-)
-@pytest.mark.parametrize("name", [*REAL, "v100_216k_events", "v100_resnet50_workers0"])
+@real_traces.needs_traces
+@pytest.mark.parametrize("name", real_traces.each())
 def test_on_real_traces_every_grouping_holds_every_call_once(name) -> None:
-    whole = Capture.load(Path(os.environ["INSTRUMENT_TRACES"]) / f"{name}.json.gz")
+    whole = real_traces.load(name)
     table = whole.operators
     for what in GROUPINGS:
         grouped = whole.operators_by(what)

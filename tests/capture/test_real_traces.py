@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections import defaultdict
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
+import real_traces
+from real_traces import KNOWN, load
 
 from capture.by_hand import backward_by_flows, device_backward_by_flows, ns, raw, top_level_ns
 from instrument.analysis.operators import UNLAUNCHED_ROW
@@ -19,13 +17,7 @@ from instrument.links.call_tree import nest
 from instrument.links.links import Links
 from instrument.trace.events import ANNOTATION
 
-FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
-EXPECTED = FOLDER / "expected.json"
-pytestmark = pytest.mark.skipif(
-    not EXPECTED.is_file(),
-    reason="INSTRUMENT_TRACES names no folder of real traces with an expected.json",
-)
-KNOWN = json.loads(EXPECTED.read_text()) if EXPECTED.is_file() else {"none": {}}
+pytestmark = real_traces.needs_traces
 
 # Traces whose device events never overlap, so that their sum is the busy time of the exact sweep.
 ONE_AT_A_TIME = (
@@ -41,12 +33,7 @@ STEPS = {
 }  # fmt: skip
 
 
-@cache
-def load(name: str) -> Capture:
-    return Capture.load(FOLDER / f"{name}.json.gz")
-
-
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", real_traces.each())
 def test_every_trace_reads_and_every_view_adds_up(name) -> None:
     capture = load(name)
     events, known = capture.events, KNOWN[name]
@@ -77,7 +64,7 @@ def test_every_trace_reads_and_every_view_adds_up(name) -> None:
     assert len(capture.operators_by("stack")) >= len(rows)
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", real_traces.each())
 def test_the_parts_of_the_host_are_the_whole_to_the_nanosecond(name) -> None:
     capture = load(name)
     parts = capture.ranges_attribution
@@ -87,9 +74,11 @@ def test_the_parts_of_the_host_are_the_whole_to_the_nanosecond(name) -> None:
         assert sum(parts.column("device_ns")) == sum(launched.column("self_device_ns"))
 
 
-@pytest.mark.parametrize("name", ["a100_nccl_2ranks_rank0", "mi300x_resnet_checkpoint_train"])
+@pytest.mark.parametrize(
+    "name", real_traces.each(["a100_nccl_2ranks_rank0", "mi300x_resnet_checkpoint_train"])
+)
 def test_backward_is_what_the_traces_own_arrows_give(name) -> None:
-    expected = backward_by_flows(FOLDER / f"{name}.json.gz")
+    expected = backward_by_flows(real_traces.path(name))
     found = {row.name: row.backward_ns for row in load(name).ranges_by_name if row.backward_ns}
     assert found == {
         name: ns for name, ns in expected.items() if not name.startswith("ProfilerStep#")
@@ -97,7 +86,9 @@ def test_backward_is_what_the_traces_own_arrows_give(name) -> None:
     assert found
 
 
-@pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
+@pytest.mark.parametrize(
+    "name", real_traces.each(["v100_resnet50_workers4", "v100_resnet50_workers0"])
+)
 def test_what_torch_1_9_wrote_in_another_way_is_read(name) -> None:
     """Backward nodes have no range of the engine, kernels an "external id", threads are text, frames an argument."""
     capture = load(name)
@@ -115,9 +106,11 @@ def test_what_torch_1_9_wrote_in_another_way_is_read(name) -> None:
     assert {row.number for row in capture.steps} == set(range(5, 11))
 
 
-@pytest.mark.parametrize("name", ["a100_nccl_2ranks_rank0", "mi300x_resnet_checkpoint_train"])
+@pytest.mark.parametrize(
+    "name", real_traces.each(["a100_nccl_2ranks_rank0", "mi300x_resnet_checkpoint_train"])
+)
 def test_device_time_of_the_backward_is_what_the_traces_own_arrows_give(name) -> None:
-    expected = device_backward_by_flows(FOLDER / f"{name}.json.gz")
+    expected = device_backward_by_flows(real_traces.path(name))
     found = device_backward(load(name))
     assert found == {
         name: ns for name, ns in expected.items() if not name.startswith("ProfilerStep#")
@@ -134,7 +127,7 @@ def device_backward(capture: Capture) -> dict[str, int]:
     return dict(found)
 
 
-@pytest.mark.parametrize("name", ONE_AT_A_TIME)
+@pytest.mark.parametrize("name", real_traces.each(ONE_AT_A_TIME))
 def test_all_device_time_is_found_to_the_nanosecond(name) -> None:
     total = sum(load(name).operators.column("self_device_ns"))
     assert total == round(KNOWN[name]["exact"]["busy_time"] * 1e6)
@@ -165,7 +158,7 @@ def test_only_kernels_that_a_host_operator_launched_count() -> None:
     assert round(unlaunched.device_share, 2) == 0.30
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", real_traces.each(STEPS))
 def test_the_steps_are_found(name) -> None:
     assert len(load(name).steps) == STEPS[name]
 
@@ -179,7 +172,9 @@ def test_each_optimizer_step_launches_nine_kernels() -> None:
     assert np.sum(names == events.names.index("Optimizer.step#SGD.step")) == 5 * 9
 
 
-@pytest.mark.parametrize("name", ["b200_eager", "mi300x_vllm_graph", "h100_timesformer_inference"])
+@pytest.mark.parametrize(
+    "name", real_traces.each(["b200_eager", "mi300x_vllm_graph", "h100_timesformer_inference"])
+)
 def test_stacks_hold_all_device_time(name) -> None:
     capture = load(name)
     stacks = capture.stacks()
@@ -191,7 +186,7 @@ def test_stacks_hold_all_device_time(name) -> None:
 
 def test_graphs_are_what_a_plain_loop_over_the_file_finds() -> None:
     """25 launches of HIP graphs: one for the first layer, 23 that look alike, one for the last layer."""
-    events = raw(FOLDER / "mi300x_vllm_graph.json.gz")
+    events = raw(real_traces.path("mi300x_vllm_graph"))
     launched = {
         event["args"]["correlation"]: ns(event)
         for event in events
@@ -256,7 +251,7 @@ TRACELENS = {
 }
 
 
-@pytest.mark.parametrize(("name", "operator"), TRACELENS)
+@pytest.mark.parametrize(("name", "operator"), real_traces.each(TRACELENS))
 def test_flops_times_and_traffic_are_those_of_tracelens(name, operator) -> None:
     rows = load(name).efficiency.where(name=operator)
     found = (
@@ -279,7 +274,7 @@ def test_causal_attention_is_that_of_tracelens_but_for_the_diagonal() -> None:
     assert row.moved_bytes == 1677 * 2**20
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", real_traces.each())
 def test_nothing_is_faster_than_its_device(name) -> None:
     capture = load(name)
     for row in capture.efficiency:

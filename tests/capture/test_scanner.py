@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import real_traces
 from fuzz.oracle import is_scanned_as_decoded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,7 +28,6 @@ from instrument.trace.events import Events
 from instrument.trace.schema import Args, decode
 
 _scanner = pytest.importorskip("instrument.trace._scanner", reason="the scanner is not compiled")
-FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
 Reading = Callable[[Path], tuple[Events, int]]
 
 
@@ -132,12 +132,10 @@ def test_a_recording_with_stacks_is_scanned_and_the_same(tmp_path, both) -> None
     assert (events.python_parent >= 0).any()
 
 
-@pytest.mark.skipif(not FOLDER.is_dir(), reason="INSTRUMENT_TRACES names no folder of real traces")
-@pytest.mark.parametrize(
-    "path", sorted(FOLDER.glob("*.json.gz")), ids=lambda path: path.name.split(".")[0]
-)
-def test_real_traces_are_scanned_and_the_same(both, path) -> None:
-    events, scanned = both(path)
+@real_traces.needs_traces
+@pytest.mark.parametrize("name", real_traces.each())
+def test_real_traces_are_scanned_and_the_same(both, name) -> None:
+    events, scanned = both(real_traces.path(name))
     assert scanned > 0.9 * events.recorded
 
 

@@ -6,13 +6,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import real_traces
 from builders import annotation, call, capture, copy, kernel, span, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_traces import KNOWN, load, needs_traces
 
 from capture.test_breakdown import COLUMNS
-from capture.test_real_traces import KNOWN, load
-from capture.test_real_traces import pytestmark as needs_traces
 from instrument.base.range_names import MOMENT
 
 LAUNCHED = tuple(COLUMNS.split())
@@ -214,7 +214,7 @@ def test_waits_are_what_counting_each_microsecond_gives(work, loaders, syncs) ->
 
 
 @needs_traces
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", real_traces.each())
 def test_the_parts_of_every_real_step_sum_to_the_whole(name) -> None:
     found = load(name)
     for row in found.steps:
@@ -240,6 +240,7 @@ def test_a_step_that_launched_everything_has_the_whole_traces_figures() -> None:
 
 
 @needs_traces
+@pytest.mark.nightly
 def test_the_first_workers_waited_for_the_loader_and_the_second_did_not() -> None:
     waiting, fed = (load(f"v100_resnet50_workers{n}").steps for n in (0, 4))
     assert sum(waiting.column("loader_wait_ns")) > 0.7 * sum(waiting.column("clipped_idle_ns"))

@@ -6,6 +6,7 @@ import re
 from html import escape
 
 import pytest
+import real_traces
 from builders import (
     annotation,
     call,
@@ -18,9 +19,8 @@ from builders import (
     synchronous_steps,
     write_capture,
 )
+from real_traces import load, needs_traces
 
-from capture.test_real_traces import load
-from capture.test_real_traces import pytestmark as needs_traces
 from instrument.capture import Capture
 from instrument.report.outline import leading, outline
 from instrument.report.remarks import _few_modules, device, unmarked
@@ -220,21 +220,23 @@ def test_without_a_device_nothing_is_said_of_one(tmp_path) -> None:
 @needs_traces
 @pytest.mark.parametrize(
     ("name", "told"),
-    [
-        ("v100_resnet50_workers0", "Waiting for data: 28%"),
-        ("a100_nccl_2ranks_rank0", "CPU-bound: 75%"),
-        ("mi300x_resnet_checkpoint_train", "Bound by communication: 64%"),
-        ("h800_deepseek_train", "Device-bound: 96%"),
-        ("b200_eager", "CPU-bound: 84%"),
-        ("mi300x_vllm_graph", "Device-bound: 100%"),
-        ("h100_qwen_0.5b_inference", "Device-bound: 92%"),
-        ("h100_timesformer_inference", "Device-bound: 97%"),
-        (
-            "mtia_rank0",
-            "Idle 42% of the time, without a main reason: each reason that the trace shows explains less than "
-            "20% of the time",
-        ),
-    ],
+    real_traces.each(
+        [
+            ("v100_resnet50_workers0", "Waiting for data: 28%"),
+            ("a100_nccl_2ranks_rank0", "CPU-bound: 75%"),
+            ("mi300x_resnet_checkpoint_train", "Bound by communication: 64%"),
+            ("h800_deepseek_train", "Device-bound: 96%"),
+            ("b200_eager", "CPU-bound: 84%"),
+            ("mi300x_vllm_graph", "Device-bound: 100%"),
+            ("h100_qwen_0.5b_inference", "Device-bound: 92%"),
+            ("h100_timesformer_inference", "Device-bound: 97%"),
+            (
+                "mtia_rank0",
+                "Idle 42% of the time, without a main reason: each reason that the trace shows explains less than "
+                "20% of the time",
+            ),
+        ]
+    ),
 )
 def test_the_bottleneck_of_real_traces_is_told(name, told) -> None:
     """As careful readers of these traces have it."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-
 import numpy as np
 import pytest
+import real_traces
 from builders import (
     Event,
     annotation,
@@ -22,9 +20,9 @@ from builders import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_traces import load, needs_traces
 
-from capture.test_real_traces import FOLDER, load
-from capture.test_real_traces import pytestmark as needs_traces
+from capture.by_hand import raw
 from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.links.synchronisation import KINDS, STREAM_WAIT
@@ -488,8 +486,7 @@ def test_the_edges_are_those_of_hta(tmp_path) -> None:
     assert correlated(found, on_cpu) == HTA_STREAMS | HTA_DEVICE - REPEATED
     assert correlated(found, {"stream wait"}) == HTA_WAITS
     assert found.links.synchronisations.recorded.sum() == 16 + 7
-    with gzip.open(FOLDER / "hta_simple_add.json.gz") as file:
-        events = json.load(file)["traceEvents"]
+    events = raw(real_traces.path("hta_simple_add"))
     bare = capture(tmp_path, [event for event in events if event.get("cat") != "cuda_sync"])
     assert correlated(bare, on_cpu) == HTA_STREAMS | HTA_DEVICE - REPEATED
     assert correlated(bare, {"stream wait"}) == {(5606, 5629)}
@@ -534,11 +531,15 @@ def plain_stream_waits(found: Capture) -> set[tuple[int, int]]:
 
 @needs_traces
 @pytest.mark.parametrize(
-    ("rank", "count"), list(enumerate([157, 168, 165, 167, 168, 168, 162, 168]))
+    ("name", "count"),
+    real_traces.each(
+        (f"a100_megatron_tp8_rank{rank}", count)
+        for rank, count in enumerate([157, 168, 165, 167, 168, 168, 162, 168])
+    ),
 )
-def test_streams_that_wait_for_collectives_and_for_their_input(rank: int, count: int) -> None:
+def test_streams_that_wait_for_collectives_and_for_their_input(name: str, count: int) -> None:
     """Each of 84 all-reduces waits for its input, and the stream of the computation for each all-reduce: 168 at most."""
-    found = load(f"a100_megatron_tp8_rank{rank}")
+    found = load(name)
     events, links = found.events, found.links.synchronisations
     of_stream = links.kind[links.wait] == STREAM_WAIT
     pairs = list(zip(links.earlier[of_stream].tolist(), links.later[of_stream].tolist()))
@@ -547,7 +548,7 @@ def test_streams_that_wait_for_collectives_and_for_their_input(rank: int, count:
         ("nccl" in events.names[events.name[one]]) != ("nccl" in events.names[events.name[other]])
         for one, other in pairs
     )
-    if rank == 0:
+    if name.endswith("rank0"):
         assert set(pairs) == plain_stream_waits(found)
 
 

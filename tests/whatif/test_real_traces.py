@@ -10,14 +10,14 @@ from statistics import median
 
 import numpy as np
 import pytest
-from capture.test_real_traces import FOLDER, KNOWN, load
-from capture.test_real_traces import pytestmark as needs_traces
+import real_traces
+from real_traces import KNOWN, load
 
 from instrument.trace.events import is_loader
 from instrument.whatif.model import KINDS, LOADER
 from instrument.whatif.scenario import MOST_UNEXPLAINED, Scenario
 
-pytestmark = needs_traces
+pytestmark = real_traces.needs_traces
 # A trace that is named here must be among those whose start nearly everything explains.
 EXPLAINED = {
     *(f"a100_megatron_tp8_rank{k}" for k in (0, 1, 2, 3, 4, 5, 7)),
@@ -34,7 +34,7 @@ def share_won(found: Scenario) -> float:
     return found.saving_ns / found.baseline_ns
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", real_traces.each())
 def test_the_replay_with_residues_repeats_the_recording(name) -> None:
     model = load(name).whatif.window.models[0]
     times = model.program.run(model.weights(model.measured))
@@ -42,7 +42,7 @@ def test_the_replay_with_residues_repeats_the_recording(name) -> None:
     assert model.dropped == 0
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", real_traces.each())
 def test_the_replay_without_residues_is_near_where_little_is_unexplained(name) -> None:
     window = load(name).whatif.window
     model = window.models[0]
@@ -57,7 +57,7 @@ def test_the_replay_without_residues_is_near_where_little_is_unexplained(name) -
         assert abs(times[model.moments.end_of].max() - ended) <= 0.01 * model.span_ns
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", real_traces.each())
 def test_the_critical_path_of_each_lasts_from_the_first_step_to_the_last(name) -> None:
     window = load(name).whatif.window
     model, (ends,) = window.models[0], window.ends_ns(window.models[0].moments.time_ns)
@@ -66,7 +66,7 @@ def test_the_critical_path_of_each_lasts_from_the_first_step_to_the_last(name) -
     assert sum(row.total_ns for row in found) == ends[-1] - begin
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", real_traces.each())
 def test_a_faster_part_never_costs_and_no_bound_excludes_the_saving(name) -> None:
     whatif = load(name).whatif
     window = whatif.window
@@ -127,4 +127,4 @@ def test_waits_for_workers_are_arrivals() -> None:
 
 def test_the_folder_has_the_traces_that_are_named() -> None:
     assert set(KNOWN) >= EXPLAINED
-    assert all((FOLDER / f"{name}.json.gz").is_file() for name in EXPLAINED)
+    assert all(real_traces.path(name).is_file() for name in EXPLAINED)
