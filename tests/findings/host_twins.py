@@ -124,8 +124,9 @@ TWINS = (
         "loader-wait",
         turns="window",
         steps=3,
+        is_time=True,
     ),
-    Twin("an iterator", generated(SHORT_S), generated(0.0), "loader-wait", steps=3),
+    Twin("an iterator", generated(SHORT_S), generated(0.0), "loader-wait", steps=3, is_time=True),
     Twin("rows", row_by_row, all_rows, "operator-storm"),
     Twin("parameters", updated(foreach=False), updated(fused=True), "operator-storm"),
     Twin(
@@ -135,5 +136,5 @@ TWINS = (
         "float64",
         options={"record_shapes": True},
     ),
-    Twin("a block in a range", without_range, within_range, "unmarked-time", steps=3),
+    Twin("a block in a range", without_range, within_range, "unmarked-time", steps=3, is_time=True),
 )

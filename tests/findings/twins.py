@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 import torch
 
 from instrument import Capture, Session
@@ -29,7 +30,7 @@ from instrument.cli.command import main
 from instrument.findings.check import Check, NotRecorded, run_check
 from instrument.findings.finding import Finding
 
-ATTEMPTS = 3  # other programs can spoil a measurement
+ATTEMPTS = 3  # of a measurement, which other programs can spoil
 WINDOWS = 2  # of each kind, where whole windows take turns
 
 
@@ -45,6 +46,7 @@ class Twin:
         options: options of the session, such as `with_stack`.
         turns: "step" if the two programs take turns at every step of one window. "window" if whole windows take turns:
             for problems that a step leaves to those after it (memory, workers), or that are recorded for a window.
+        is_time: whether the problem is time that passes, of which the order of the events shows nothing.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Twin:
     steps: int = 8
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     turns: Literal["step", "window"] = "step"
+    is_time: bool = False
 
     def __str__(self) -> str:
         return f"{self.code}: {self.name}"
@@ -87,6 +90,19 @@ def recorded(twin: Twin, folder: Path) -> Recorded:
     finally:
         torch.set_num_threads(threads)
     return Recorded(slow[-1], fixed[-1], _median_ns(slow), _median_ns(fixed))
+
+
+def retimed(capture: Capture, folder: Path) -> Capture:
+    """The same events in the same order, with 1 µs from each start or end to the next one: how fast the machine was is gone."""
+    document = _document(capture)
+    events = [event for event in document["traceEvents"] if "ts" in event and event["ph"] != "M"]
+    times = np.array([[event["ts"], event["ts"] + event.get("dur", 0)] for event in events])
+    starts, ends = np.unique(np.rint(times * 1000), return_inverse=True)[1].reshape(-1, 2).T
+    for event, start, end in zip(events, starts.tolist(), ends.tolist(), strict=True):
+        event["ts"] = start
+        if "dur" in event:
+            event["dur"] = end - start
+    return _written(capture, document, folder)
 
 
 def found(capture: Capture, code: str) -> list[Finding]:
@@ -137,8 +153,7 @@ def _step_by_step(twin: Twin, folder: Path) -> tuple[list[Capture], list[Capture
             (twin.slow if slow else twin.fixed)()
             session.step()
     (both,) = session.captures
-    assert both.trace_path is not None
-    document = msgspec.json.decode(gzip.decompress(both.trace_path.read_bytes()))
+    document = _document(both)
     slow = _part(both, document, folder / "slow", is_slow.__getitem__)
     fixed = _part(both, document, folder / "fixed", lambda number: not is_slow[number])
     return [slow], [fixed]
@@ -178,10 +193,22 @@ def _part(
     kept = _Kept([*steps, (last.start_ns + last.duration_ns, True)])
     moved = (kept.event(event) for event in document["traceEvents"])
     part = {**document, "traceEvents": [event for event in moved if event is not None]}
+    return _written(capture, part, folder)
+
+
+def _document(capture: Capture) -> dict[str, Any]:
+    """The content of a capture's trace."""
+    assert capture.trace_path is not None
+    document: dict[str, Any] = msgspec.json.decode(gzip.decompress(capture.trace_path.read_bytes()))
+    return document
+
+
+def _written(capture: Capture, document: dict[str, Any], folder: Path) -> Capture:
+    """A capture like another one, of a part of its window."""
     folder.mkdir(parents=True)
     metadata = {**capture.metadata, "environment": _settings(capture.metadata["environment"])}
     (folder / "capture.json").write_text(json.dumps(metadata))
-    trace = gzip.compress(msgspec.json.encode(part), compresslevel=1)
+    trace = gzip.compress(msgspec.json.encode(document), compresslevel=1)
     (folder / "trace.json.gz").write_bytes(trace)
     return Capture.load(folder)
 

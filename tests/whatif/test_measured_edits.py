@@ -10,6 +10,7 @@ from findings.twins import ATTEMPTS, recorded
 from whatif.measured_edits import EDITS, MeasuredEdit
 
 
+@pytest.mark.nightly  # `test_oracle` shows in the gate that an edited program runs as predicted
 @pytest.mark.parametrize("measured", EDITS, ids=lambda each: each.twin.name)
 def test_an_edit_saves_what_the_program_without_it_saves(
     measured: MeasuredEdit, tmp_path: Path

@@ -133,6 +133,7 @@ TWINS = (
         "garbage-collection",
         turns="window",
         steps=4,
+        is_time=True,
     ),
     Twin(
         "validation with gradients",
@@ -157,5 +158,6 @@ TWINS = (
         asks_for_one_thread,
         "thread-oversubscription",
         turns="window",
+        is_time=True,
     ),
 )
