@@ -88,7 +88,7 @@ older: $(VENV)-older/.installed
 
 # Not run by CI. ONLY="3.12/2.13.0" selects versions; the environments are created in TMPDIR.
 compat:
-	$(PYTHON) tests/compat.py $(ONLY)
+	$(PYTHON) tools/compat.py $(ONLY)
 
 soak: $(VENV)/.installed-soak
 	$(BIN)/python -m pytest -m soak -s tests/soak tests/sinks
@@ -96,18 +96,18 @@ soak: $(VENV)/.installed-soak
 # Not run by CI: there, the test suite compares the code in C with Python on random input. Each of
 # _loops.c, _scanner.c and the commands gets a third of the seconds.
 fuzz: $(VENV)/.installed-dev
-	nice -n 15 $(BIN)/python tests/fuzz/run.py $(or $(SECONDS),1800)
+	nice -n 15 $(BIN)/python tools/fuzz/run.py $(or $(SECONDS),1800)
 
 # TAG=v0.1.0 also checks that the tag, instrument/__init__.py and CHANGELOG.md name the same version.
 wheel: $(VENV)/.installed-dev
-	$(BIN)/python tests/release.py $(TAG)
+	$(BIN)/python tools/release.py $(TAG)
 
 # Not run by CI. ONLY="links/launches analysis/steps" selects modules by parts of their paths.
 mutants: $(VENV)/.installed-dev
-	nice -n 15 $(BIN)/python -u tests/mutants.py --count $(or $(COUNT),300) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
+	nice -n 15 $(BIN)/python -u tools/mutants.py --count $(or $(COUNT),300) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
 
 mutants-planted: $(VENV)/.installed-dev
-	nice -n 15 $(BIN)/python -u tests/mutants.py --planted
+	nice -n 15 $(BIN)/python -u tools/mutants.py --planted
 
 clean:
 	rm -rf .venv .venv-older build dist site .cache .mypy_cache .pytest_cache .ruff_cache

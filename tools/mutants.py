@@ -173,7 +173,7 @@ class Worker:
             "1"  # a source of the same size and second would not be compiled anew
         )
         self.process = subprocess.Popen(
-            [sys.executable, ROOT / "tests" / "mutants_fork.py"], cwd=folder, env=os.environ | own, text=True,
+            [sys.executable, ROOT / "tools" / "mutants_fork.py"], cwd=folder, env=os.environ | own, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ A command must end with status 0, 1 or 2 (`diff` also 3), without a traceback or
 limited by the number of events. It must print nothing that controls a terminal, and write only where it was told to.
 
 Failures at the same place of the code count as one. The first of them is reduced, and kept in `outputs/fuzz` with its
-command, which runs in the folder `target`. `python tests/fuzz/commands.py --seed 7 --count 1` makes the input 7 again,
+command, which runs in the folder `target`. `python tools/fuzz/commands.py --seed 7 --count 1` makes the input 7 again,
 if INSTRUMENT_TRACES, a folder of real traces, and the recording in `outputs/fuzz/recorded` are the same.
 """
 
@@ -32,7 +32,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, TextIO
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from builders import allocation, annotation, is_harmless, launched, span, step
 
