@@ -18,9 +18,16 @@ from loguru import logger
 from instrument import ProfilerConfig
 from instrument.record import finisher
 
-# No example fails because the machine is busy.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+# No example fails because the machine is busy. The gate tries few examples, the same in each run; `make nightly`
+# tries many new ones, with --hypothesis-profile=nightly. A test that says no max_examples of its own follows.
+_QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile(
+    "gate", max_examples=30, derandomize=True, deadline=None, suppress_health_check=_QUIET
+)
+settings.register_profile(
+    "nightly", max_examples=1000, deadline=None, suppress_health_check=_QUIET, print_blob=True
+)
+settings.load_profile("gate")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
