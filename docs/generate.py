@@ -347,7 +347,8 @@ def _first_line(kind: type) -> str:
 
 
 def _summary(kind: type) -> str:
-    link = f"[`{kind.__name__}`](api.md#{kind.__module__}.{kind.__name__})"
+    package = kind.__module__.rpartition(".")[0]
+    link = f"[`{kind.__name__}`](api.md#{package}.{kind.__name__})"
     return f"{_prose(_first_line(kind))} See {link}."
 
 

@@ -5,8 +5,9 @@ The names below are loaded when they are first used, so `import instrument` does
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from instrument.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from instrument.annotate.modules import instrument_model
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from instrument.config.schema import ProfilerConfig
     from instrument.findings.diagnose import diagnose
     from instrument.record.session import Session
-    from instrument.sinks import Sink
-    from instrument.triggers import Trigger
+    from instrument.sinks.sink import Sink
+    from instrument.triggers.trigger import Trigger
 
 __version__ = "0.1.0"
 
@@ -61,10 +62,10 @@ _HOMES = {
     "MissingPackage": "base.errors",
     "ProfilerConfig": "config.schema",
     "Session": "record.session",
-    "Sink": "sinks",
+    "Sink": "sinks.sink",
     "TraceError": "base.errors",
     "TraceWarning": "base.errors",
-    "Trigger": "triggers",
+    "Trigger": "triggers.trigger",
     "diagnose": "findings.diagnose",
     "diff": "compare.diff",
     "instrument_model": "annotate.modules",
@@ -74,14 +75,4 @@ _HOMES = {
     "range_push": "annotate.profiled",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'instrument' has no attribute {name!r}")
-    value = getattr(import_module(f"instrument.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -29,7 +29,7 @@ from instrument.finish import queue
 from instrument.record import finisher, step_loop
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.report.text import render
-from instrument.sinks.scalars import scalars
+from instrument.sinks.window_scalars import scalars
 from instrument.triggers import Step, TriggerCallbacks
 
 

@@ -53,15 +53,6 @@ def test_no_file_has_a_name_that_says_nothing() -> None:
         }, file
 
 
-def test_public_names_are_sorted_and_importable() -> None:
-    assert instrument.__all__ == sorted(instrument.__all__)
-    for name in instrument.__all__:
-        assert getattr(instrument, name).__name__ == name
-    assert set(instrument.__all__) <= set(dir(instrument))
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        instrument.nothing  # noqa: B018
-
-
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [

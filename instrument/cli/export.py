@@ -118,7 +118,7 @@ def _run_sink(sink: Any, each: Path | str, path: Path | str, to: Path | None) ->
 
 def _close(sink: Any) -> None:
     from instrument.finish.sink_calls import ending_children
-    from instrument.sinks import Sink
+    from instrument.sinks.sink import Sink
 
     if isinstance(sink, Sink):
         with ending_children():

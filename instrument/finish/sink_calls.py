@@ -19,7 +19,7 @@ from instrument.finish.queue import name_of
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
-    from instrument.sinks import Sink
+    from instrument.sinks.sink import Sink
 
 
 def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[str]) -> None:

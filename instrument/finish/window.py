@@ -16,7 +16,7 @@ from instrument.finish import queue
 from instrument.finish.queue import PACKED, RAW
 from instrument.finish.sink_calls import run_sink
 from instrument.runs import rank_summary as of_rank
-from instrument.sinks.scalars import scalars
+from instrument.sinks.window_scalars import scalars
 from instrument.trace.rewrite import rewrite
 
 

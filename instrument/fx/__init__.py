@@ -5,19 +5,31 @@ Names are loaded when they are first used, so `import instrument.fx` does not lo
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from instrument.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from instrument.fx.liveness import Liveness
     from instrument.fx.profiler import profile_graph
     from instrument.fx.result import GraphProfile, Overhead
+    from instrument.fx.roofline import Machine
 
-__all__ = ["GraphProfile", "Overhead", "profile_graph"]
+__all__ = [
+    "GraphProfile",
+    "Liveness",
+    "Machine",
+    "Overhead",
+    "profile_graph",
+]
 
-_HOMES = {"GraphProfile": "result", "Overhead": "result", "profile_graph": "profiler"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'instrument.fx' has no attribute {name!r}")
-    return getattr(import_module(f"instrument.fx.{_HOMES[name]}"), name)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "GraphProfile": "result",
+        "Liveness": "liveness",
+        "Machine": "roofline",
+        "Overhead": "result",
+        "profile_graph": "profiler",
+    },
+)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from instrument.capture import Capture
-from instrument.sinks import Sink
-from instrument.sinks.scalars import known_scalars
+from instrument.sinks.sink import Sink
+from instrument.sinks.window_scalars import known_scalars
 
 
 class Trackers(Sink):

@@ -29,7 +29,7 @@ from instrument.base.rank_info import RankInfo
 from instrument.config.schedule import requested_window
 from instrument.config.schema import ProfilerConfig
 from instrument.record.output_folder import output_dir, writable
-from instrument.triggers import Request
+from instrument.triggers.trigger import Request
 
 # How long the polling thread pauses before it looks again for messages, files and so on.
 POLL_SECONDS = 0.5

@@ -29,7 +29,7 @@ from instrument.record.limits import Limits
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
-from instrument.triggers import Request
+from instrument.triggers.trigger import Request
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from instrument.base.redact import redact
 from instrument.config.user_metadata import as_json
-from instrument.sinks import Sink
+from instrument.sinks.sink import Sink
 from instrument.trace.rewrite import rewrite
 
 if TYPE_CHECKING:

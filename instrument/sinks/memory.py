@@ -16,7 +16,7 @@ from instrument.analysis.views import rows_of
 from instrument.base import files
 from instrument.report.page.memory import MEMORY_VIEWS, memory
 from instrument.report.page.page import VERSION, page
-from instrument.sinks import Sink
+from instrument.sinks.sink import Sink
 
 if TYPE_CHECKING:
     from instrument.capture import Capture

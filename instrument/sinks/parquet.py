@@ -16,7 +16,7 @@ from instrument.analysis.coverage import losses
 from instrument.analysis.events_to_arrow import to_arrow
 from instrument.base.errors import need_package
 from instrument.base.files import make_folder, replacing
-from instrument.sinks import Sink
+from instrument.sinks.sink import Sink
 
 if TYPE_CHECKING:
     from instrument.capture import Capture

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from instrument.base import files
 from instrument.report.page.page import page, payload
-from instrument.sinks import Sink
+from instrument.sinks.sink import Sink
 
 if TYPE_CHECKING:
     from instrument.capture import Capture

@@ -14,7 +14,7 @@ from instrument.analysis.stacks import folded
 from instrument.base import files
 from instrument.base.errors import CaptureError
 from instrument.report.flame import svg
-from instrument.sinks import Sink
+from instrument.sinks.sink import Sink
 
 if TYPE_CHECKING:
     from instrument.capture import Capture

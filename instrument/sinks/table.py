@@ -13,7 +13,7 @@ from instrument.base.errors import ConfigError
 from instrument.base.log import lines_logger, logger
 from instrument.base.rank_info import lowest_rank
 from instrument.report.text import By, check_columns, check_sort, render
-from instrument.sinks import Sink
+from instrument.sinks.sink import Sink
 
 if TYPE_CHECKING:
     from instrument.capture import Capture

@@ -16,8 +16,8 @@ from instrument.base.prose import code
 from instrument.report.step_split import COLOURS, bar_png, step_split
 from instrument.report.text import capture_parts
 from instrument.report.verdict import verdict_as_markdown
-from instrument.sinks import Sink
-from instrument.sinks.scalars import last_step, scalars
+from instrument.sinks.sink import Sink
+from instrument.sinks.window_scalars import last_step, scalars
 from instrument.trace.capture_json import unix_time
 from instrument.trace.rewrite import rewrite
 

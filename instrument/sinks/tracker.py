@@ -15,8 +15,8 @@ from instrument.base import threads
 from instrument.base.errors import CaptureError
 from instrument.base.log import logger
 from instrument.base.storage import files_of
-from instrument.sinks import Sink
-from instrument.sinks.scalars import known_scalars, last_step
+from instrument.sinks.sink import Sink
+from instrument.sinks.window_scalars import known_scalars, last_step
 
 if TYPE_CHECKING:
     from instrument.capture import Capture

@@ -13,7 +13,7 @@ from pydantic import Field
 from instrument.base import files
 from instrument.base.errors import CaptureError
 from instrument.base.file_lock import FileLock, is_held
-from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallbacks
+from instrument.triggers.trigger import Request, RequestWindow, Trigger, TriggerCallbacks
 
 _NAME = "record"
 # Each process with this trigger creates a file with this prefix and random digits. `ask` writes

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 
 from instrument.base.units import size
-from instrument.triggers import RequestWindow, Step, Trigger, TriggerCallbacks
+from instrument.triggers.trigger import RequestWindow, Step, Trigger, TriggerCallbacks
 
 _SAMPLES = 10  # number of samples in `over` steps
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from instrument.triggers import RequestWindow, Step, Trigger, TriggerCallbacks
+from instrument.triggers.trigger import RequestWindow, Step, Trigger, TriggerCallbacks
 
 
 class NonFiniteLoss(Trigger):

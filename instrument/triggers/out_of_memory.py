@@ -13,7 +13,7 @@ from pydantic import Field
 from instrument.base.log import logger
 from instrument.base.rank_info import rank_info
 from instrument.config.options import Options
-from instrument.triggers import RequestWindow, Step, TriggerCallbacks
+from instrument.triggers.trigger import RequestWindow, Step, TriggerCallbacks
 
 
 class OutOfMemory(Options):

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from instrument.base.errors import ConfigError, did_you_mean
 from instrument.base.log import logger
 from instrument.base.signals import replace_handler
-from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallbacks
+from instrument.triggers.trigger import Request, RequestWindow, Trigger, TriggerCallbacks
 
 
 class Signal(Trigger):

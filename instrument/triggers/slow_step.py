@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import Field
 
 from instrument.base.units import duration
-from instrument.triggers import RequestWindow, Step, Trigger, TriggerCallbacks
+from instrument.triggers.trigger import RequestWindow, Step, Trigger, TriggerCallbacks
 
 
 class SlowStep(Trigger):

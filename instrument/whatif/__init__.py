@@ -13,3 +13,25 @@ waits for another: the vertices and edges of the simulated graph.
 - `causal_profile`: how much shorter a step is if a range, an operator or a kernel is faster.
 - `critical_path`: the work and waits that decide how long a step takes.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from instrument.base.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario, joint_scenario
+
+__all__ = [
+    "Scenario",
+    "joint_scenario",
+]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Scenario": "scenario",
+        "joint_scenario": "scenario",
+    },
+)

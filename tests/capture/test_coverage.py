@@ -47,9 +47,9 @@ from instrument.report.terminal import draw
 from instrument.report.text import as_json, capture_parts, render
 from instrument.sinks.memory import Memory
 from instrument.sinks.parquet import Parquet
-from instrument.sinks.scalars import scalars
 from instrument.sinks.stacks import Stacks
 from instrument.sinks.table import TableSink
+from instrument.sinks.window_scalars import scalars
 
 Share = float | tuple[int, int] | None
 

@@ -31,7 +31,7 @@ from instrument.capture import Capture
 from instrument.report import ranks
 from instrument.report.text import render
 from instrument.runs.run import Run
-from instrument.sinks.scalars import last_step, scalars
+from instrument.sinks.window_scalars import last_step, scalars
 from instrument.trace import json_stream, reader
 
 QUIET = settings(

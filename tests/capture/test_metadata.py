@@ -17,7 +17,7 @@ from instrument.capture import Capture
 from instrument.report.text import render
 from instrument.runs.rank_summary import summarize
 from instrument.runs.run import Run
-from instrument.sinks.scalars import last_step, scalars
+from instrument.sinks.window_scalars import last_step, scalars
 
 
 def described(folder: Path, metadata: Any) -> Path:

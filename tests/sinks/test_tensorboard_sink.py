@@ -27,8 +27,8 @@ from recording import record
 from instrument.capture import Capture
 from instrument.report.step_split import COLOURS, bar_png, step_split
 from instrument.report.verdict import verdict
-from instrument.sinks.scalars import scalars
 from instrument.sinks.tensorboard import TensorBoard, run_name
+from instrument.sinks.window_scalars import scalars
 
 Write = Callable[..., Capture]
 STARTED_NS = 1767323045678901000

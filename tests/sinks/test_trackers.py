@@ -23,8 +23,8 @@ from instrument.base.errors import CaptureError
 from instrument.capture import Capture
 from instrument.record import finisher
 from instrument.sinks import tracker
-from instrument.sinks.scalars import scalars
 from instrument.sinks.tracker import Sent, Tracker
+from instrument.sinks.window_scalars import scalars
 
 Write = Callable[..., Capture]
 FIRST, SECOND = "steps_000002-000003_rank0", "steps_000006-000007_rank0"
