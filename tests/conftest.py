@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import signal
+import subprocess
 from collections.abc import Iterator
 
 import pytest
+import warm
 from browsing import browser as browser
 from browsing import opened as opened
 from collected import Log
@@ -44,9 +46,10 @@ def _ctrl_c() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _patience() -> Iterator[None]:
-    """After an exception, training waits two seconds for the exporter: too few on a busy machine."""
+    """After an exception, training waits two seconds for the exporter, and five for its sinks: too few on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finisher, "_AFTER_FAILURE_S", 120.0)
+        patch.setattr(finisher, "_CLOSING_S", 120.0)
         yield
 
 
@@ -71,6 +74,20 @@ def inline_export(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ProfilerConfig.model_rebuild(force=True)
         yield
     ProfilerConfig.model_rebuild(force=True)
+
+
+@pytest.fixture(scope="module")
+def warm_exporters() -> Iterator[None]:
+    """Exporters, here and in scripts, are forked from a process that has loaded what they need."""
+    with warm.exporters():
+        yield
+
+
+@pytest.fixture
+def cold_exporters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exporters are started as users have them, for a test among others with `warm_exporters`."""
+    monkeypatch.setattr(finisher, "subprocess", subprocess)
+    monkeypatch.delenv(warm.EXPORTER)
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,12 @@ bare interpreter: that is left to processes started in the ordinary way.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
+import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import shutil
@@ -19,17 +22,21 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from subprocess import CompletedProcess
 from textwrap import dedent
 from threading import Thread
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TextIO
 from weakref import finalize
 
+import pytest
+
 SOCKET = "INSTRUMENT_TESTS_WARM"
+EXPORTER = "INSTRUMENT_TESTS_WARM_EXPORTER"
 
 
 def run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> CompletedProcess[str]:
@@ -43,12 +50,12 @@ def run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> Complet
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """An environment that names this process's server, which is started if there is none yet."""
-    return {**env, SOCKET: _server()}
+    return {**env, SOCKET: env.get(SOCKET) or _server()}
 
 
 def run_into(command: Sequence[str], folder: Path, env: Mapping[str, str], output: int) -> int:
     """Run a script that prints into an open file, with the server that `env` names; its exit status."""
-    with _asked(command, folder, env, [output, output]) as connection:
+    with _asked(command, folder, env, {1: output, 2: output}) as connection:
         connection.readline()
         return int(connection.readline())
 
@@ -74,13 +81,18 @@ class Script:
 
     def __init__(self, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
         pipes = [os.pipe(), os.pipe()]
-        writing = [end for _, end in pipes]
-        self._connection = _asked(command, folder, environment(env), writing)
-        for end in writing:
+        self._start(command, folder, env, {1: pipes[0][1], 2: pipes[1][1]})
+        for _, end in pipes:
             os.close(end)
         self.stdout, self.stderr = (os.fdopen(end, encoding="utf-8") for end, _ in pipes)
-        for each in (self._connection, self.stdout, self.stderr):
+        for each in (self.stdout, self.stderr):
             finalize(self, each.close)
+
+    def _start(
+        self, command: Sequence[str], folder: Path, env: Mapping[str, str], handles: dict[int, int]
+    ) -> None:
+        self._connection = _asked(command, folder, environment(env), handles)
+        finalize(self, self._connection.close)
         self.pid = int(self._connection.readline())
 
     def send_signal(self, number: int) -> None:
@@ -112,14 +124,75 @@ class Script:
         return printed[self.stdout], printed[self.stderr]
 
 
+class Exporter(Script):
+    """An exporter that is forked, with what `Finisher` uses of `subprocess.Popen`."""
+
+    stdin: TextIO
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stderr: int | None,
+        env: Mapping[str, str],
+        pass_fds: Sequence[int],
+        **_: object,
+    ) -> None:
+        (reading, to_it), (from_it, writing) = os.pipe(), os.pipe()
+        handles = {0: reading, 1: writing, **{number: number for number in pass_fds}}
+        if stderr is None:
+            handles[2] = 2
+        new_session = f"import os; os.setsid(); {command[2]}"
+        self._start(["-c", new_session, *command[3:]], Path.cwd(), env, handles)
+        for end in (reading, writing):
+            os.close(end)
+        self.stdin = os.fdopen(to_it, "w", encoding="utf-8")
+        self.stdout = os.fdopen(from_it, encoding="utf-8")
+
+    def __enter__(self) -> Exporter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+        try:
+            self.stdin.close()
+        finally:
+            self.wait()
+
+    def poll(self) -> int | None:
+        if select.select([self._connection], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+
+@contextmanager
+def exporters() -> Iterator[None]:
+    """Fork exporters, here and in scripts, from a process that has loaded all that they need."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(EXPORTER, "yes")
+        fork_exporters(patch)
+        yield
+
+
+def fork_exporters(patch: pytest.MonkeyPatch) -> None:
+    """Have `Finisher` fork its exporters instead of starting a new interpreter."""
+    like_subprocess = SimpleNamespace(
+        Popen=Exporter, **{each: getattr(subprocess, each) for each in ("PIPE", "DEVNULL")}
+    )
+    patch.setattr("instrument.record.finisher.subprocess", like_subprocess)
+
+
 def _asked(
-    command: Sequence[str], folder: Path, env: Mapping[str, str], output: list[int]
+    command: Sequence[str], folder: Path, env: Mapping[str, str], handles: dict[int, int]
 ) -> TextIO:
-    """What gives a line with the script's process id, and one with its exit status when it has ended."""
-    request = json.dumps([list(command), str(folder), dict(env)])
+    """What gives a line with the script's process id, and one with its exit status when it has ended.
+
+    The script gets `handles`, open files by the numbers that they have there.
+    """
+    request = json.dumps([list(command), str(folder), dict(env), list(handles)])
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(env[SOCKET])
-        socket.send_fds(connection, [b"."], output)
+        socket.send_fds(connection, [b"."], list(handles.values()))
         connection.sendall(f"{request}\n".encode())
         return connection.makefile()
 
@@ -159,8 +232,14 @@ def _load() -> None:
     import torch._inductor.config  # which torch's profiler loads at its first window
     import torch.profiler
 
+    import instrument
     from instrument import Session, profiled  # noqa: F401
     from instrument.cli.command import main  # noqa: F401
+
+    for room in ("analysis", "findings", "finish", "links", "report", "runs", "trace"):
+        for module in pkgutil.iter_modules([f"{Path(instrument.__file__).parent}/{room}"]):
+            importlib.import_module(f"instrument.{room}.{module.name}")
+    import instrument.sinks.table
 
     assert not torch.cuda.is_initialized()
     # a script's end would pass over all these objects, and so copy their memory: two seconds
@@ -184,18 +263,23 @@ def _serve(address: str) -> list[str]:
                 break
             connection.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _, (stdout, stderr), *_ = socket.recv_fds(connection, 1, 2)
+    _, received, *_ = socket.recv_fds(connection, 1, 16)
     with connection:
         lines = connection.makefile("rw")
-    command, folder, env = json.loads(lines.readline())
+    command, folder, env, numbers = json.loads(lines.readline())
     if script := os.fork():
-        for output in (stdout, stderr):
-            os.close(output)
-        print(script, file=lines, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(script, 0)[1]), file=lines, flush=True)
+        for file in received:
+            os.close(file)
+        with suppress(OSError):  # nobody may be there to hear it
+            print(script, file=lines, flush=True)
+            print(os.waitstatus_to_exitcode(os.waitpid(script, 0)[1]), file=lines, flush=True)
         os._exit(0)
     lines.close()
-    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), stdout, stderr)):
+    files = [os.open(os.devnull, os.O_RDWR) for _ in range(3)] + received
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, 500) for file in files]  # out of the numbers' way
+    for file in files:
+        os.close(file)
+    for file, number in zip(moved, [0, 1, 2, *numbers], strict=True):
         os.dup2(file, number)
         os.close(file)
     os.chdir(folder)
@@ -207,6 +291,8 @@ def _serve(address: str) -> list[str]:
 if __name__ == "__main__":
     _load()
     sys.argv = _serve(sys.argv[1])
+    if EXPORTER in os.environ:
+        fork_exporters(pytest.MonkeyPatch())
     _main = sys.modules["__main__"] = ModuleType("__main__")
     _named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if sys.argv[0] == "-c":
