@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event, Thread
+from threading import Barrier, Event, Thread
+from threading import enumerate as enumerate_threads
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,16 +160,16 @@ def test_calls_count_from_any_thread(tmp_path: Path) -> None:
 
 
 def test_calls_side_by_side_give_steps_one_after_another_and_a_range_each(tmp_path: Path) -> None:
-    session = Session(wait=4, active=12, output_dir=tmp_path)
+    session, together = Session(wait=4, active=12, output_dir=tmp_path), Barrier(4)
 
     @session.record
     def predict(x: torch.Tensor) -> torch.Tensor:
         with profiled("inside"):
-            time.sleep(0.005)
+            together.wait(120)
         return x.mul(2)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(predict, [torch.ones(2)] * 60))
+        list(pool.map(predict, [torch.ones(2)] * 24))
     (capture,) = session.captures
     steps = capture.steps
     assert steps.column("number") == list(range(4, 16))
@@ -192,11 +193,11 @@ def test_a_call_that_began_before_the_window_is_none_of_its_steps(tmp_path: Path
     def predict(waits: bool) -> None:
         if waits:
             begun.set()
-            go_on.wait(60)
+            go_on.wait(120)
 
     early = Thread(target=predict, args=(True,))
     early.start()
-    begun.wait(60)
+    begun.wait(120)
     predict(False)  # the step before the window
     predict(False)
     assert session.step_number == 2
@@ -210,20 +211,21 @@ def test_a_call_that_began_before_the_window_is_none_of_its_steps(tmp_path: Path
 def test_in_a_server_without_requests_time_ends_the_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
+    now = [0.0]
     monkeypatch.setattr(limits, "_LOOK_S", 0.01)
-    monkeypatch.setattr(limits, "_LEAST_EXTRA_S", 0.01)
-    session = Session(active=5, max_window_s=0.2, output_dir=tmp_path)
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    session = Session(active=5, max_window_s=10, output_dir=tmp_path)
     predict = session.record(lambda: torch.ones(2).sum())
     predict()
-    until = time.monotonic() + 60
-    while not session.captures and time.monotonic() < until:
-        time.sleep(0.01)
+    (watching,) = [each for each in enumerate_threads() if each.name == "instrument-limits"]
+    now[0] = 20.0
+    watching.join(120)
     (capture,) = session.captures
     about = capture.metadata["window"]
     assert (about["steps"], about["truncated"], about["reason"]) == (
         1,
         True,
-        "profiler.max_window_s=0.2 was reached",
+        "profiler.max_window_s=10 was reached",
     )
     assert not backends.armed
     predict()
@@ -310,14 +312,14 @@ def test_calls_beside_one_that_starts_the_session_are_none_of_its_steps(
 
     def slowly(_: StepLoop) -> bool:
         starting.set()
-        return go_on.wait(60)
+        return go_on.wait(120)
 
     monkeypatch.setattr(StepLoop, "may_record", slowly)
     session = Session(wait=1, active=2, output_dir=tmp_path)
     predict = session.record(lambda: None)
     first = Thread(target=predict)
     first.start()
-    starting.wait(60)
+    starting.wait(120)
     for _ in range(20):
         predict()
     go_on.set()

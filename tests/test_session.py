@@ -12,7 +12,6 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from textwrap import dedent
-from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +24,7 @@ from instrument import ProfilerConfig, Session, Sink, profiled
 from instrument.annotate import backends
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.capture import Capture
-from instrument.record import finisher, recorder
+from instrument.record import finisher, recorder, step_loop
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 
@@ -864,17 +863,24 @@ def test_what_fails_while_a_window_is_described_loses_no_trace(
     assert any("capture.json is incomplete" in line for line in log.at("ERROR"))
 
 
-def test_the_end_of_a_window_is_no_part_of_a_steps_duration(tmp_path: Path) -> None:
+def test_the_end_of_a_window_is_no_part_of_a_steps_duration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0]
+
     class Slow:
         def write(self, capture: Any, folder: Path) -> None:
-            sleep(0.5)
+            now[0] += 10**9
 
+    monkeypatch.setattr(step_loop, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
     trigger = FiresAfter(99)
     options = {"active": 1, "output_dir": str(tmp_path), "sinks": {"slow": Slow()}}
     with Session(options, triggers={"mine": trigger}) as session:
         for _ in range(3):
+            now[0] += 7
             session.step()
-    assert max(s.duration_ns for s in trigger.steps) < 0.5e9
+    assert now[0] > 10**9
+    assert [step.duration_ns for step in trigger.steps] == [7, 7, 7]
 
 
 def test_odd_names_come_back_from_the_trace(tmp_path: Path) -> None:
@@ -901,6 +907,17 @@ def test_a_range_that_is_called_like_a_step_is_a_range(tmp_path: Path) -> None:
     assert [row.calls for row in capture.operators.where(name="ProfilerStep*")] == [1]
 
 
+@pytest.mark.parametrize(("options", "loads"), [({"at_steps": []}, 0), ({"wait": 9}, 1)])
+def test_where_a_window_is_ahead_the_start_loads_what_torch_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], loads: int
+) -> None:
+    loaded: list[None] = []
+    monkeypatch.setattr("instrument.record.session.import_early", lambda: loaded.append(None))
+    with Session(options, output_dir=tmp_path):
+        assert len(loaded) == loads
+
+
+@pytest.mark.nightly
 def test_what_torch_loads_for_its_first_window_is_loaded_at_the_start(tmp_path: Path) -> None:
     code = f"""
         import sys
