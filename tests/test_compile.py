@@ -27,7 +27,10 @@ BACKENDS = [
     "aot_eager",
     pytest.param(
         "inductor",
-        marks=pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler"),
+        marks=[
+            pytest.mark.nightly,
+            pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler"),
+        ],
     ),
 ]
 # A range that inductor opens itself, in torch before 2.13.
@@ -258,9 +261,15 @@ class Broken(nn.Module):
         return self.layer(x)
 
 
-@pytest.mark.parametrize("compile_within", [False, True])
-@pytest.mark.parametrize("how", ["torch.compile", "Module.compile"])
-@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize(
+    ("compile_within", "how", "hooked"),  # each pair of values once
+    [
+        (False, "torch.compile", False),
+        (True, "Module.compile", False),
+        (True, "torch.compile", True),
+        (False, "Module.compile", True),
+    ],
+)
 def test_no_window_compiles_anew(
     tmp_path: Path, compile_within: bool, how: str, hooked: bool
 ) -> None:

@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -198,6 +200,7 @@ def test_a_quota_of_cgroups_version_1(tmp_path: Path) -> None:
     assert cpu_quota(member, tmp_path) == 2.0
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(
     not Path("/proc/self/schedstat").exists(), reason="the kernel does not measure waits for a CPU"
 )
@@ -209,37 +212,54 @@ def test_the_time_in_which_another_program_uses_the_cpu_is_measured(tmp_path: Pa
 
     usual = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(usual)})  # of this thread, and of the program that it starts
+    busy = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     try:
-        busy = "print(flush=True)\nwhile True: pass"
-        with subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE) as other:
+        with subprocess.Popen(busy, stdout=subprocess.PIPE) as other:
             other.stdout.readline()
-            found = recorded(tmp_path, compute)["cpu_wait"]
-            other.kill()
+            try:
+                found = recorded(tmp_path, compute)["cpu_wait"]
+            finally:
+                other.kill()
     finally:
         os.sched_setaffinity(0, usual)
     assert 0.2 < found["waited_ns"] / found["window_ns"] < 1
 
 
 @pytest.mark.parametrize(
-    "content",
-    [None, "0 0 0\n", "\n", "falling"],
-    ids=["no file", "not measured", "empty", "of another thread"],
+    ("before", "after", "expected"),
+    [
+        ("5 1000 1\n", "9 1300 2\n", {"waited_ns": 300, "window_ns": 2_000}),
+        (None, None, None),
+        ("0 0 0\n", "0 0 0\n", None),
+        ("\n", "\n", None),
+        ("5 1000 1\n", "9 900 2\n", None),
+    ],
+    ids=["measured", "no file", "not measured", "empty", "of another thread"],
 )
-def test_without_a_measure_of_the_kernel_the_wait_for_a_cpu_is_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+def test_the_wait_for_a_cpu_is_what_the_kernel_measures_in_the_window(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: str | None,
+    after: str | None,
+    expected: dict[str, int] | None,
 ) -> None:
-    read = Path.read_text
+    read, contents, now_ns = Path.read_text, iter([before, after]), count(7_000, 2_000)
+    own = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
 
     def fake(path: Path, *rest: Any, **options: Any) -> str:
-        if path.name != "schedstat":
+        if path != own:
             return read(path, *rest, **options)
-        if content is None:
+        if (content := next(contents)) is None:
             raise FileNotFoundError
-        return f"1 {next(falling)} 1\n" if content == "falling" else content
+        return content
 
-    falling = iter(range(9, 0, -1))
     monkeypatch.setattr(Path, "read_text", fake)
-    assert recorded(tmp_path, nothing)["cpu_wait"] is None
+    clock = SimpleNamespace(
+        monotonic_ns=partial(next, now_ns), perf_counter_ns=time.perf_counter_ns
+    )
+    monkeypatch.setattr(facts, "time", clock)
+    assert recorded(tmp_path, nothing)["cpu_wait"] == expected
+    assert next(contents, None) is None
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux has affinities")
@@ -259,47 +279,30 @@ def test_usable_cpus_are_those_of_the_affinity_within_the_quota(
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({}, 1),
-        ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, 4),
-        ({"RANK": "3", "WORLD_SIZE": "8"}, None),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, 1),
+        ("", 1),
+        ("RANK=3 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4", 4),
+        ("RANK=3 WORLD_SIZE=8", None),
+        ("RANK=0 WORLD_SIZE=1", 1),
+        ("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=6 OMPI_COMM_WORLD_LOCAL_SIZE=3", 3),
         (
-            {
-                "OMPI_COMM_WORLD_RANK": "1",
-                "OMPI_COMM_WORLD_SIZE": "6",
-                "OMPI_COMM_WORLD_LOCAL_SIZE": "3",
-            },
+            "SLURM_PROCID=9 SLURM_NODEID=2 SLURM_STEP_NUM_TASKS=11 SLURM_STEP_TASKS_PER_NODE=4(x2),3",
             3,
         ),
         (
-            {
-                "SLURM_PROCID": "9",
-                "SLURM_STEP_NUM_TASKS": "11",
-                "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
-                "SLURM_NODEID": "2",
-            },
-            3,
-        ),
-        (
-            {
-                "SLURM_PROCID": "5",
-                "SLURM_STEP_NUM_TASKS": "11",
-                "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
-                "SLURM_NODEID": "1",
-            },
+            "SLURM_PROCID=5 SLURM_NODEID=1 SLURM_STEP_NUM_TASKS=11 SLURM_STEP_TASKS_PER_NODE=4(x2),3",
             4,
         ),
-        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "0"}, None),
+        ("SLURM_PROCID=0 SLURM_NODEID=0 SLURM_STEP_NUM_TASKS=2", None),
     ],
 )
 def test_the_launcher_says_how_many_processes_share_the_machine(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: int | None
+    monkeypatch: pytest.MonkeyPatch, variables: str, expected: int | None
 ) -> None:
     for name in list(os.environ):
         if name.startswith(("SLURM_", "OMPI_", "MPI_")) or "RANK" in name or "WORLD" in name:
             monkeypatch.delenv(name)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    for variable in variables.split():
+        monkeypatch.setenv(*variable.split("="))
     assert known(local_ranks) == expected
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+import warm
 
 _SCRIPT = """
 import sys, types
@@ -35,15 +33,12 @@ _NOTEBOOK = "sys.modules['ipykernel'] = types.ModuleType('ipykernel')"
     ids=["notebook", "notebook_twice", "script", "own_handler"],
 )
 def test_where_messages_go(before: str, in_stdout: bool) -> None:
-    command = [sys.executable, "-c", _SCRIPT.format(before=before)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, encoding="utf-8")
+    done = warm.run_code(_SCRIPT.format(before=before))
     assert done.stdout.count("recorded") == in_stdout
     assert done.stderr.count("recorded") == (not in_stdout)
 
 
 def test_the_log_of_a_session_in_a_notebook_is_on_stdout() -> None:
-    script = f"import sys, types\n{_NOTEBOOK}\n{_SESSION}"
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, encoding="utf-8")
+    done = warm.run_code(f"import sys, types\n{_NOTEBOOK}\n{_SESSION}")
     assert "a message" in done.stdout
     assert "a message" not in done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from own_sinks import Hook
 
@@ -205,6 +205,7 @@ forms = st.sampled_from(
 )
 
 
+@settings(max_examples=40)
 @given(names, secrets, forms, st.lists(st.text(max_size=8), max_size=3))
 @example("password", "true,hunter2", "--{n}={s}", [])
 def test_no_value_of_a_secret_is_ever_shown(
@@ -217,6 +218,7 @@ def test_no_value_of_a_secret_is_ever_shown(
     assert len(redact_words([*others, *words, *others])) == 2 * len(others) + 1
 
 
+@settings(max_examples=40)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),
@@ -230,13 +232,13 @@ def test_hiding_twice_changes_nothing_more(value: Any) -> None:
 
 def test_a_large_text_takes_no_longer_than_its_length() -> None:
     for text in (
-        "a" * 10**6,
-        "a." * 10**6,
-        "a " * 10**6,
-        "token " * 10**5,
-        "a=" * 10**5,
-        "{" * 10**6,
-        "-" * 10**6,
+        "a" * 10**5,
+        "a." * 10**5,
+        "a " * 10**5,
+        "token " * 10**4,
+        "a=" * 10**4,
+        "{" * 10**5,
+        "-" * 10**5,
     ):
         assert redact_words([text]) == [text]
 

@@ -9,22 +9,19 @@ import functools
 import inspect
 import io
 import multiprocessing
-import os
 import pickle
 import pydoc
-import subprocess
 import sys
-import textwrap
 import threading
 import traceback
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import pytest
 import torch
+import warm
 from recording import recorded
 from torch import nn
 
@@ -605,7 +602,7 @@ def in_child(queue: Any) -> None:
     queue.put((backends.armed, documented(3)))
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.nightly), "fork"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork while threads run
 def test_marked_functions_in_other_processes(method: str) -> None:
     context = multiprocessing.get_context(method)
@@ -641,11 +638,13 @@ def test_data_loader_workers(tmp_path: Path) -> None:
 def test_each_thread_has_its_own_nesting() -> None:
     """Every open is closed on its thread, in the reverse order, while recording goes on and off around them."""
     opened: dict[int, list[int]] = {}
-    count, wrong, done = iter(range(10**9)), [], threading.Event()
+    count, wrong = iter(range(10**9)), []
+    opening, running, done = threading.Event(), threading.Event(), threading.Event()
 
     def opens(name: str) -> int:
         handle = next(count)
         opened.setdefault(threading.get_ident(), []).append(handle)
+        opening.set()
         return handle
 
     def closes(handle: int) -> None:
@@ -654,6 +653,7 @@ def test_each_thread_has_its_own_nesting() -> None:
 
     @profiled
     def nest(depth: int) -> None:
+        running.set()
         with profiled("block"):
             if depth:
                 nest(depth - 1)
@@ -662,17 +662,21 @@ def test_each_thread_has_its_own_nesting() -> None:
         while not done.is_set():
             nest(4)
 
+    def happens(event: threading.Event) -> None:
+        event.clear()
+        assert event.wait(120)
+
     ours, interval = backends.Backend(opens, closes), sys.getswitchinterval()
     sys.setswitchinterval(1e-4)  # more often than usual, and this thread has its turn sooner
+    threads = [threading.Thread(target=work) for _ in range(4)]
     try:
-        threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()
-        for _ in range(100):
+        for _ in range(50):
             backends.arm(ours)
-            sleep(1e-4)
+            happens(opening)
             backends.disarm()
-            sleep(1e-4)
+            happens(running)
     finally:
         backends.disarm()
         done.set()
@@ -680,7 +684,6 @@ def test_each_thread_has_its_own_nesting() -> None:
             thread.join()
         sys.setswitchinterval(interval)
     assert wrong == []
-    assert len(opened) > 0
     assert all(not handles for handles in opened.values())
 
 
@@ -795,10 +798,14 @@ def test_torchscript_cannot_be_marked() -> None:
             profiled(scripted)
 
 
-def test_the_kill_switch_hands_back_the_very_object(tmp_path: Path) -> None:
-    code = textwrap.dedent("""
-        import torch
+def test_the_kill_switch_hands_back_the_very_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+        import sys, torch
         from torch import nn
+        for name in [name for name in sys.modules if name.partition(".")[0] == "instrument"]:
+            del sys.modules[name]  # the variable is read at import
         from instrument import Session, instrument_model, profiled
 
         def f(x): return x
@@ -816,15 +823,9 @@ def test_the_kill_switch_hands_back_the_very_object(tmp_path: Path) -> None:
         assert capture.metadata["annotations_disabled"] is True
         assert list(capture.ranges) == []
         assert "aten::add" in [o.name for o in capture.operators]
-    """)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "INSTRUMENT_DISABLE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """
+    monkeypatch.setenv("INSTRUMENT_DISABLE", "1")
+    done = warm.run_code(code, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (
         "INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded."
