@@ -12,6 +12,7 @@ import warm
 from browsing import browser as browser
 from browsing import opened as opened
 from collected import Log
+from commands import command as command
 from golden import golden as golden
 from hypothesis import HealthCheck, settings
 from left_on import Before

@@ -49,7 +49,7 @@ def _waits_for_data(at_us: float = 0) -> list[dict[str, Any]]:
 def _ask(address: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
     """The status, the headers and the body of an answer; the UI's origin by default."""
     parts = urlsplit(address)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120)
     connection.request(method, parts.path, headers={"Origin": perfetto.UI} | headers)
     answer = connection.getresponse()
     body = answer.read()
@@ -74,7 +74,7 @@ def test_the_ui_gets_the_file_and_nobody_else_does(tmp_path: Path) -> None:
         status, headers, body = _ask(server.address)
         assert (status, headers["Access-Control-Allow-Origin"]) == (200, perfetto.UI)
         assert body == trace.read_bytes()
-        assert server.sent.wait(20)
+        assert server.sent.wait(120)
     with pytest.raises(OSError, match="refused"):
         _ask(server.address)
 
@@ -205,6 +205,7 @@ def _real_ui(route: Route, files: Path, port: int) -> None:
         route.fulfill(path=files / (path or "index.html"))
 
 
+@pytest.mark.nightly
 def test_the_real_ui_loads_the_trace_and_zooms_to_the_finding(
     tmp_path: Path, port: int, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +237,7 @@ def test_the_real_ui_loads_the_trace_and_zooms_to_the_finding(
         tab = context.new_page()
         tab.set_default_timeout(120_000)
         tab.on("response", lambda answer: asked.append(urlsplit(answer.url).netloc))
-        tab.goto(addresses.get(timeout=60))
+        tab.goto(addresses.get(timeout=120))
         tab.wait_for_function("() => window.app?.trace && !app.isLoadingTrace")
         tab.evaluate("() => waitForPerfettoIdle(500)")
         title = tab.title()
@@ -246,7 +247,7 @@ def test_the_real_ui_loads_the_trace_and_zooms_to_the_finding(
                 return [String(start), String(end)];
             }"""
         )
-    running.join(60)
+    running.join(120)
     assert statuses == [0], "the command ends"
     assert asked.count(f"127.0.0.1:{port}") == 1
     assert title == "trace.json.gz (1 MB) - Perfetto UI"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import struct
-import subprocess
-import sys
+import termios
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 
 import pytest
+import warm
 from builders import annotation, kernels, span, steps, write_capture
 from rich.cells import cell_len
 from rich.console import Console
@@ -24,7 +27,6 @@ from instrument.cli import show
 from instrument.report.terminal import draw
 from instrument.report.text import capture_parts, render, view_part
 
-WIDTHS = (30, 60, 80, 100, 140, 250)
 CONTROL = re.compile(r"\x1b\[[0-9;]*m")
 HOSTILE = (
     "[red]x[/red]",
@@ -83,7 +85,7 @@ def capture(tmp_path: Path) -> Capture:
     )
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [30, 80, 140, 250])
 @pytest.mark.parametrize("columns", [None, ["all"], ["calls", "cpu_ns", "share", "self_cpu_ns"]])
 def test_no_line_is_wider_than_the_terminal(
     capture: Capture, width: int, columns: list[str] | None
@@ -230,32 +232,19 @@ def test_a_table_of_nothing_and_a_terminal_of_nothing() -> None:
 
 def on_a_terminal(*arguments: str, width: int, **environment: str) -> str:
     """What a command writes to a terminal of that width."""
-    import fcntl
-    import termios
-
     inside, outside = pty.openpty()
     fcntl.ioctl(outside, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    command = [sys.executable, "-m", "instrument", *arguments]
     env = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "FORCE_COLOR")}
-    env |= {"TERM": "xterm", **environment}
-    process = subprocess.Popen(
-        command, stdin=outside, stdout=outside, stderr=subprocess.PIPE, env=env
-    )
-    os.close(outside)
-    content = b""
-    while True:
-        try:
-            more = os.read(inside, 65536)
-        except OSError:  # Linux: the other end is closed
-            break
-        if not more:
-            break
-        content += more
-    os.close(inside)
-    assert process.stderr is not None
-    assert process.stderr.read() == b""
-    process.stderr.close()
-    assert process.wait() == 0
+    env = warm.environment({**env, "TERM": "xterm", **environment})
+    command = ["-m", "instrument", *arguments]
+    with ThreadPoolExecutor(1) as thread, os.fdopen(inside, "rb", buffering=0) as terminal:
+        status = thread.submit(warm.run_into, command, Path.cwd(), env, outside)
+        status.add_done_callback(lambda _: os.close(outside))
+        content = b""
+        with suppress(OSError):  # so Linux says that the other end is closed
+            while more := terminal.read(65536):
+                content += more
+        assert status.result() == 0
     return content.decode().replace("\r\n", "\n")
 
 
@@ -270,13 +259,8 @@ def test_a_terminal_gets_colours_and_its_width_and_others_plain_text(capture: Ca
     assert "\x1b[36m" not in on_a_terminal("show", folder, "--ranges", width=200, NO_COLOR="1")
     assert on_a_terminal("show", folder, width=80, TERM="dumb") == render(capture) + "\n"
     assert on_a_terminal("show", folder, "--json", width=80).startswith("{")
-    piped = subprocess.run(
-        [sys.executable, "-m", "instrument", "show", folder],
-        env={**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"},
-        stdout=subprocess.PIPE,
-        encoding="utf-8",
-        check=True,
-    )
+    forced = {**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}
+    piped = warm.run_apart(["-m", "instrument", "show", folder], Path.cwd(), forced)
     assert piped.stdout == render(capture) + "\n"
 
 
