@@ -2,6 +2,16 @@
 
 A traceback so names the line of the page. Commands of ours run in the same process, and scripts in a warm one, as
 loading takes longer than most.
+
+What a reader need not see stands in a comment before the block that needs it, and runs as a block does:
+
+    <!-- setup: python
+    from instrument import Session
+    -->
+
+A comment before a block of text names the command that prints its paragraphs, of traces in the folder INSTRUMENT_TRACES:
+
+    <!-- printed by: instrument show v100_ns_resolution.json.gz --queue -->
 """
 
 from __future__ import annotations
@@ -22,15 +32,20 @@ from instrument.cli.command import main
 _NOT_RUN = ("pip install ",)
 # What only a shell understands.
 _OF_A_SHELL = re.compile(r"[|&;<>`]|\$\(")
-_SAYS = "$ "
+_BLOCKS = re.compile(
+    r"(?:^<!-- printed by: (?P<by>[^\n]+) -->\n\n?)?"
+    r"^(?:```|<!-- setup: )(?P<language>\w+)\n(?P<body>.*?)^(?:```|-->)$",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 class Block(NamedTuple):
-    """A block of code: where it begins in its page, counted from 0, its language, its text."""
+    """A block of code: where it begins in its page, counted from 0, its language, its text, what prints it."""
 
     line: int
     language: str
     body: str
+    printed_by: str | None
 
     @property
     def file(self) -> str | None:
@@ -41,8 +56,16 @@ class Block(NamedTuple):
 
 def blocks(text: str) -> list[Block]:
     """The blocks of a page."""
-    found = re.finditer(r"^```(\w+)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    return [Block(text.count("\n", 0, each.start(2)), each[1], each[2]) for each in found]
+    return [
+        Block(text.count("\n", 0, each.start("body")), each["language"], each["body"], each["by"])
+        for each in _BLOCKS.finditer(text)
+    ]
+
+
+def unread(text: str) -> list[str]:
+    """The lines of a page with a mark of a block or a comment that `blocks` does not understand."""
+    rest = _BLOCKS.sub("", text)
+    return re.findall(r"^(?:```|<!--(?! Written by)).*$", rest, re.MULTILINE)
 
 
 def script(page: Sequence[Block], left_out: Callable[[str], bool]) -> str:
@@ -66,7 +89,7 @@ def script(page: Sequence[Block], left_out: Callable[[str], bool]) -> str:
 
 def command(line: str) -> None:
     """Print a command and run it; it must end well."""
-    print(f"\n{_SAYS}{line.partition('  #')[0].rstrip()}", flush=True)
+    print(f"\n$ {line}", flush=True)
     words = shlex.split(os.path.expandvars(line), comments=True)
     if words[0] == "python" and not _OF_A_SHELL.search(line):
         assert warm.run_into(words[1:], Path.cwd(), os.environ, 1) == 0, line
@@ -79,10 +102,3 @@ def command(line: str) -> None:
     except SystemExit as asked:  # by --help
         status = asked.code
     assert not status, line
-
-
-def printed_by(line: str, printed: str) -> str:
-    """What a page's script has printed for one of its commands."""
-    _, found, rest = printed.partition(f"\n{_SAYS}{line}\n")
-    assert found, f"{line} did not run"
-    return rest.partition(f"\n{_SAYS}")[0]

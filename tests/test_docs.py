@@ -1,7 +1,8 @@
 """README and docs/, page by page: files are written, Python blocks and commands run, generated pages are current.
 
-Each page runs from top to bottom in one process, in a folder with a recorded run of the application that docs/hydra.md
-shows. That process, and those of the page's own commands, are forked from one that has loaded torch; see warm.py.
+Each page runs from top to bottom in one process, in a folder with the files of all pages and `profile`, the captures of
+`python train.py`. That process, and those of the page's own commands, are forked from one that has loaded torch; see
+warm.py. No test names a page that is written by hand.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -21,7 +24,10 @@ import pytest
 import warm
 from collected import errors_in
 from installed import need, records_collections
-from page_script import blocks, printed_by, script
+from page_script import blocks, script, unread
+from real_traces import FOLDER, needs_traces
+
+from instrument.cli.command import main
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -29,8 +35,6 @@ PROFILER = ROOT / "instrument" / "conf" / "profiler"
 FILES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in FILES}
 BLOCKS = {page: blocks(text) for page, text in PAGES.items() if blocks(text)}
-# Commands of docs/hydra.md that log no table, as it says.
-SILENT = ("python train.py profiler=disabled", "python train.py '~profiler.sinks.table'")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # the models are small, and other tests want the cores
 TRAINERS = re.compile(r"^from (lightning|transformers|ignite|accelerate)\b", re.MULTILINE)
 
@@ -98,75 +102,44 @@ def test_each_block_runs(page: str, recorded: Recorded, tmp_path: Path) -> None:
     printed = run([str(file)], folder)
     assert "print(" not in source or printed.strip()
     assert ".ranges)" not in source or "name" in printed
-    for line in SILENT if page == "docs/hydra.md" else ():
-        assert "Ranges" not in printed_by(line, printed)
 
 
-def test_the_table_shown_is_the_one_printed(recorded: Recorded) -> None:
-    """The columns that the documentation shows are those of today."""
-    shown = next(
-        block.body for block in BLOCKS["docs/getting-started.md"] if block.language == "text"
-    )
-    headings = [line.split() for line in shown.splitlines() if line.startswith("name ")]
-    assert len(headings) == 2
-    assert [
-        line.split() for line in recorded.printed.splitlines() if line.startswith("name ")
-    ] == headings
-    for name in ("attention_block", "loss_fn", "forward", "backward", "optimizer", "data"):
-        assert re.search(
-            rf"^ *{name} +\d+ +[\d.]+ [mµn]?s", recorded.printed, flags=re.MULTILINE
-        ), name
+SHOWN = [
+    (block.printed_by, block.body) for page in BLOCKS.values() for block in page if block.printed_by
+]
 
 
-@pytest.mark.skipif(
-    "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces"
-)
-def test_what_is_shown_of_a_device_is_printed(tmp_path: Path) -> None:
-    shown = {
-        "Breakdown": "a100_nccl_2ranks_rank0",
-        "Queue": "v100_ns_resolution",
-        "Synchronisations": "a100_megatron_tp8_rank1",
-    }
-    for view, name in shown.items():
-        option = re.escape(f"--{view.lower()}")
-        command = re.search(rf"`instrument show TRACE ({option}[^`]*)`", PAGES["docs/device.md"])
-        assert command
-        trace = Path(os.environ["INSTRUMENT_TRACES"]) / f"{name}.json.gz"
-        printed = run(f"instrument show {trace} {command[1]}", tmp_path)
-        block = next(
-            block.body for block in BLOCKS["docs/device.md"] if block.body.startswith(view)
-        )
-        assert block == printed.partition("\n\n")[2]
-    trace = Path(os.environ["INSTRUMENT_TRACES"]) / "a100_nccl_2ranks_rank0.json.gz"
-    said = run(f"instrument show {trace} --rows 1", tmp_path)
-    binds = re.search(r'"(CPU-bound: \d+% [^"]+)"', PAGES["docs/device.md"].replace("\n", " "))
-    assert binds
-    assert binds[1] in said
-
-
-@pytest.mark.skipif(
-    "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces"
-)
-def test_what_is_shown_of_efficiency_is_printed(tmp_path: Path) -> None:
-    page = "docs/efficiency.md"
-    command = re.search(r"`instrument show TRACE (--efficiency [^`]+)`", PAGES[page])
-    assert command
-    trace = Path(os.environ["INSTRUMENT_TRACES"]) / "a100_megatron_tp8_rank0.json.gz"
-    printed = run(f"instrument show {trace} {command[1]}", tmp_path)
-    shown = next(block.body for block in BLOCKS[page] if block.body.startswith("Efficiency"))
-    assert shown == printed.partition("\n\n")[2]
-
-
-@pytest.mark.skipif(
-    "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces"
-)
-def test_what_is_shown_of_eight_ranks_is_printed(tmp_path: Path) -> None:
-    traces = Path(os.environ["INSTRUMENT_TRACES"])
-    files = [str(traces / f"a100_megatron_tp8_rank{rank}.json.gz") for rank in range(8)]
-    printed = " ".join(run(["instrument", "ranks", *files], tmp_path).split())
-    shown = next(block.body for block in BLOCKS["docs/many-ranks.md"] if block.language == "text")
-    for paragraph in shown.split("\n\n")[2:]:
+@needs_traces
+@pytest.mark.parametrize(("command", "shown"), SHOWN, ids=[command for command, _ in SHOWN])
+def test_what_a_page_shows_of_a_trace_is_printed(
+    command: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(FOLDER)
+    words = [[*map(str, sorted(Path().glob(word)))] or [word] for word in shlex.split(command)[1:]]
+    assert main([*chain(*words)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for paragraph in re.split(r"\n\n|^ *…$", shown, flags=re.MULTILINE):
         assert " ".join(paragraph.split()) in printed
+
+
+def test_tables_of_pages_have_the_columns_of_today(recorded: Recorded) -> None:
+    headings = r"^(?:Ranges|Operators)\b.*\n(name .*)"
+    printed = re.findall(headings, recorded.printed, re.MULTILINE)
+    assert len(printed) == 2
+    shown = [
+        row
+        for page in BLOCKS.values()
+        for block in page
+        if block.language == "text" and not block.printed_by
+        for row in re.findall(headings, block.body, re.MULTILINE)
+    ]
+    assert shown
+    assert {tuple(row.split()) for row in shown} <= {tuple(row.split()) for row in printed}
+
+
+def test_no_block_and_no_comment_is_passed_over() -> None:
+    for page, text in PAGES.items():
+        assert not unread(text), page
 
 
 @cache
@@ -235,7 +208,3 @@ def test_links_of_the_readme_lead_somewhere() -> None:
                 assert anchor in {
                     re.sub(r"\W+", "-", title.lower()).strip("-") for title in titles
                 }, f"{path}#{anchor}"
-
-
-def test_the_readme_stays_short() -> None:
-    assert len(PAGES["README.md"].splitlines()) <= 200

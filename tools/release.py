@@ -14,13 +14,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "instrument/__init__.py"
-PAGES = ("README.md", "docs/getting-started.md", "docs/hydra.md", "docs/marking.md")
 COPIED = (
     "README.md",
     "docs",
@@ -28,6 +28,7 @@ COPIED = (
     "tests/page_script.py",
     "tests/collected.py",
     "tests/installed.py",
+    "tests/real_traces.py",
     "tests/warm.py",
 )
 
@@ -65,6 +66,14 @@ def version() -> str:
         if not re.fullmatch(r"\d{4}-\d\d-\d\d", newest[1]):
             sys.exit(f"CHANGELOG.md calls {found} {newest[1]!r}: write the day of the release.")
     return found
+
+
+def first_pages() -> list[str]:
+    """README and the pages with code in the first section of the documentation."""
+    navigation = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    names = re.findall(r"[\w-]+\.md", str(navigation[0]))
+    pages = ["README.md", *(f"docs/{name}" for name in names)]
+    return [page for page in pages if "\n```" in (ROOT / page).read_text()]
 
 
 def install(wheel: Path, folder: Path) -> Path:
@@ -116,7 +125,7 @@ def main() -> None:
         shown = run(python.parent / "instrument", "--version", cwd=folder).strip()
         if shown != f"instrument {number}, compiled trace reader":
             sys.exit(f"`instrument --version` printed {shown!r}, and the version is {number}.")
-        chosen = [f"tests/test_docs.py::test_each_block_runs[{page}]" for page in PAGES]
+        chosen = [f"tests/test_docs.py::test_each_block_runs[{page}]" for page in first_pages()]
         run(
             python,
             "-m",
