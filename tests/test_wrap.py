@@ -9,6 +9,7 @@ import functools
 import inspect
 import io
 import multiprocessing
+import os
 import pickle
 import pydoc
 import sys
@@ -17,6 +18,7 @@ import traceback
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -798,9 +800,7 @@ def test_torchscript_cannot_be_marked() -> None:
             profiled(scripted)
 
 
-def test_the_kill_switch_hands_back_the_very_object(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kill_switch_hands_back_the_very_object(tmp_path: Path) -> None:
     code = """
         import sys, torch
         from torch import nn
@@ -824,8 +824,8 @@ def test_the_kill_switch_hands_back_the_very_object(
         assert list(capture.ranges) == []
         assert "aten::add" in [o.name for o in capture.operators]
     """
-    monkeypatch.setenv("INSTRUMENT_DISABLE", "1")
-    done = warm.run_code(code, folder=tmp_path)
+    env = {**os.environ, "INSTRUMENT_DISABLE": "1"}
+    done = warm.run_apart(["-c", dedent(code)], tmp_path, env)
     assert done.returncode == 0, done.stderr
     assert (
         "INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded."
