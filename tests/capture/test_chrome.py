@@ -6,9 +6,9 @@ import gzip
 import json
 import re
 import threading
-import time
 import tracemalloc
 import zlib
+from collections import Counter
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -30,7 +30,7 @@ from instrument.analysis.stacks import stacks
 from instrument.base.errors import TraceError, TraceWarning
 from instrument.capture import Capture
 from instrument.report.text import render
-from instrument.trace import reader
+from instrument.trace import json_stream, reader
 from instrument.trace.events import Details, Device, Event
 
 pytestmark = pytest.mark.usefixtures("each_reader")
@@ -434,12 +434,12 @@ def written(folder: Path, text: str | bytes) -> Path:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_file_cut_short_is_read_up_to_the_cut_and_says_so(tmp_path, packed) -> None:
-    many = [span(f"a{n}", n, 1) for n in range(5000)]
+    many = [span(f"a{n}", n, 1) for n in range(2000)]
     text = json.dumps({"traceEvents": many}).encode()
     path = written(tmp_path, gzip.compress(text)[:-200] if packed else text[:-200])
     events = reader.read(path)
     assert events.cut_short
-    assert 2500 < len(events) == events.recorded < 5000
+    assert 1000 < len(events) == events.recorded < 2000
     assert events.names == tuple(f"a{n}" for n in range(len(events)))
     assert events.start_ns.tolist() == [1000 * n for n in range(len(events))]
     read = f"is cut short: only its first {len(events)} events could be read."
@@ -623,8 +623,8 @@ def test_a_time_with_two_signs_is_read(tmp_path, written_as, starts_ns, lasts_ns
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-@pytest.mark.parametrize("stack", [b'a\xfe"b', b'"', b'a"}, {"b', b'"a\xff"', b"a\\"])
-@pytest.mark.parametrize("at", [0, 1, 299])
+@pytest.mark.parametrize("stack", [b'a\xfe"b', b'"', b'a"}, {"b', b"a\\"])
+@pytest.mark.parametrize("at", [0, 299])
 def test_an_event_with_garbage_in_its_arguments_keeps_its_name_and_times(
     tmp_path, stack, indent, at
 ) -> None:
@@ -701,48 +701,66 @@ def test_a_bomb_is_refused_with_its_size_and_without_growing(tmp_path, monkeypat
         reader.read(path)
 
 
-BLANKS = b" \t\r\n" * (8 << 20)
+BLANKS = b" \t\r\n" * (1 << 19)
 HOLLOW = {
     "before the document": (BLANKS + b"{", "is cut short"),
-    "before the events": (
-        b"{" + BLANKS,
-        "the text before its traceEvents takes more than 16 MiB",
-    ),
+    "before the events": (b"{" + BLANKS, "the text before its traceEvents takes more than 1 MiB"),
     "among the events": (b'{"traceEvents": [{"ph": "M"},' + BLANKS + b'{"ph": "M"}]}', ""),
-    "between commas": (
-        b"[" + b'{"ph": "M"}            ,            ' * (1 << 18) + b'{"ph": "M"}]',
-        "",
-    ),
+    "between commas": (b"[" + b'{"ph": "M"}            ,            ' * 60_000 + b"{}]", ""),
     "in an event": (
         b'{"traceEvents": [{"name": "' + BLANKS + b'"}]}',
-        "an event takes more than 16 MiB",
+        "an event takes more than 1 MiB",
     ),
-    "brackets": (b'{"traceEvents": [' + b"[{" * (16 << 20), "is JSON, but not a trace"),
+    "brackets": (b'{"traceEvents": [' + b"[{" * (1 << 20), "is JSON, but not a trace"),
     "behind the events": (b'{"traceEvents": []' + BLANKS + b"}", ""),
     "behind all": (
         b'{"traceEvents": []}' + BLANKS,
-        "the text after its events takes more than 16 MiB",
+        "the text after its events takes more than 1 MiB",
     ),
 }
 
 
+@pytest.fixture
+def looked_at(monkeypatch) -> Counter[str]:
+    """The bytes of the text that the functions which search it have passed."""
+    count: Counter[str] = Counter()
+
+    def counting(name, bytes_passed) -> None:
+        search = getattr(json_stream, name)
+
+        def counted(text, *positions):
+            found = search(text, *positions)
+            count[name] += bytes_passed(len(text), found, *positions)
+            return found
+
+        monkeypatch.setattr(json_stream, name, counted)
+
+    for name in ("_skip", "_skip_back"):
+        counting(name, lambda _, found, at, *__: abs(found - at))
+    for name in ("_object_end", "_piece_end"):
+        counting(name, lambda length, _, begin, end: min(end, length) - begin)
+    return count
+
+
 @pytest.mark.parametrize("kind", HOLLOW)
-def test_a_large_file_of_little_costs_little(tmp_path, kind) -> None:
+def test_a_large_file_of_little_costs_little(tmp_path, kind, looked_at, monkeypatch) -> None:
+    """Each byte is looked at about once, and few are in memory at a time."""
+    monkeypatch.setattr(json_stream, "LONGEST", 1 << 20)
+    monkeypatch.setattr(json_stream, "LARGEST", 1 << 16)
     content, sentence = HOLLOW[kind]
     path = written(tmp_path, content)
     tracemalloc.start()
-    began = time.process_time()
     try:
         if sentence:
             with pytest.raises(TraceError, match=sentence):
                 reader.read(path)
         else:
             assert len(reader.read(path)) == 0
-        took, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
+        _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert took < 6
-    assert peak < 200 << 20
+    assert looked_at.total() < 1.5 * len(content)
+    assert peak < 6 << 20
 
 
 def test_paths_in_a_trace_are_not_opened(tmp_path, monkeypatch) -> None:
@@ -765,12 +783,13 @@ def test_gzip_in_members_with_padding_is_one_file(tmp_path) -> None:
 
 
 def test_the_standard_librarys_gunzip_gives_the_same(tmp_path, monkeypatch) -> None:
-    many = [span(f"a{n}", n, 1) for n in range(30_000)]
+    monkeypatch.setattr("instrument.trace.gzip_stream.CHUNK_BYTES", 1 << 12)
+    many = [span(f"a{n}", n, 1) for n in range(3000)]
     path = written(tmp_path, gzip.compress(json.dumps(many).encode()))
     fast = reader.read(path)
     monkeypatch.setattr("instrument.trace.gzip_stream._fastest", lambda: zlib)
     assert columns(reader.read(path)) == columns(fast)
-    assert len(fast) == 30_000
+    assert len(fast) == 3000
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from builders import (
     view_text,
     write_rank,
 )
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from instrument.analysis.operator_keys import GROUPINGS
@@ -34,28 +34,11 @@ from instrument.runs.run import Run
 from instrument.sinks.window_scalars import last_step, scalars
 from instrument.trace import json_stream, reader
 
-QUIET = settings(
-    max_examples=50,
-    deadline=5000,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-pytestmark = [
-    pytest.mark.usefixtures("each_reader"),
-    pytest.mark.filterwarnings("ignore::instrument.base.errors.TraceWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::instrument.base.errors.TraceWarning")
+with_each_reader = pytest.mark.usefixtures("each_reader")
 HARD_NAMES = [
-    '}, {"ph": "X"',
-    "},{",
-    '"traceEvents": [',
-    "]}",
-    "\\",
-    '"',
-    "{[",
-    "\u00e9\u4e2d\U0001f600",
-    "a\nb",
-    "",
-    "NaN",
-]
+    '}, {"ph": "X"', "},{", '"traceEvents": [', "]}", "\\", '"', "{[", "\u00e9\u4e2d\U0001f600", "a\nb", "", "NaN"
+]  # fmt: skip
 NAMES = st.one_of(st.sampled_from(HARD_NAMES), st.text(max_size=12))
 TIMES = st.integers(-5_000, 10_000_000).map(lambda ns: ns / 1000)
 BASE = json.dumps(
@@ -100,14 +83,14 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
     return made
 
 
+@with_each_reader
 @given(
-    st.lists(events(), max_size=10),
+    st.lists(events(), max_size=4),
     st.sampled_from([None, 0, 3]),
     st.sampled_from([(",", ":"), (", ", ": "), (" ,\r\n", " : ")]),
     st.booleans(),
     st.booleans(),
 )
-@QUIET
 def test_any_trace_in_any_layout_is_read_as_json_reads_it(
     tmp_path, made, indent, separators, ascii_only, packed
 ) -> None:
@@ -136,26 +119,16 @@ def _views(path: Path) -> Iterator[object]:
     yield from (capture.operators_by(what) for what in GROUPINGS)
 
 
+HARD_BYTES = [
+    b"NaN", b"1e400", b"-", b"\\x", b"\\ud800", b"[" * 3000, b'"', b"}", b"null", b"9" * 30
+]  # fmt: skip
 MUTATIONS = st.lists(
     st.tuples(
         st.integers(0, len(BASE) - 1),
         st.integers(0, 6),
         st.one_of(
             st.binary(max_size=4),
-            st.sampled_from(
-                [
-                    b"NaN",
-                    b"1e400",
-                    b"-",
-                    b"\\x",
-                    b"\\ud800",
-                    b"[" * 3000,
-                    b'"',
-                    b"}",
-                    b"null",
-                    b"9" * 30,
-                ]
-            ),
+            st.sampled_from(HARD_BYTES),
         ),
     ),
     min_size=1,
@@ -163,8 +136,8 @@ MUTATIONS = st.lists(
 )
 
 
+@with_each_reader
 @given(MUTATIONS, st.booleans())
-@QUIET
 def test_a_mutated_trace_gives_tables_or_a_sentence(tmp_path, mutations, packed) -> None:
     text = BASE
     for at, length, bytes_put in mutations:
@@ -172,8 +145,8 @@ def test_a_mutated_trace_gives_tables_or_a_sentence(tmp_path, mutations, packed)
     _read_or_sentence(tmp_path, gzip.compress(text) if packed else text)
 
 
+@with_each_reader
 @given(st.integers(0, len(gzip.compress(BASE, mtime=0)) - 1), st.integers(0, 255))
-@QUIET
 def test_mutated_gzip_gives_tables_or_a_sentence(tmp_path, at, value) -> None:
     packed = bytearray(gzip.compress(BASE, mtime=0))
     packed[at] = value
@@ -199,8 +172,8 @@ def _read_or_sentence(folder: Path, content: bytes) -> None:
     assert said.endswith(".")
 
 
+@with_each_reader
 @given(st.integers(0, len(BASE) - 1), st.booleans())
-@QUIET
 def test_a_cut_leaves_the_whole_events_before_it(tmp_path, length, packed) -> None:
     whole = [event for event in json.loads(BASE)["traceEvents"] if event["ph"] == "X"]
     whole_before = BASE[LIST:length].count(b"\n  }")
@@ -223,40 +196,14 @@ def test_a_cut_leaves_the_whole_events_before_it(tmp_path, length, packed) -> No
 
 
 # What a stranger may write in place of a number, a name, a list or a whole table.
+HARD_VALUES = [
+    0, -1, 1, 2**31, 2**62, 2**63, -(2**63), 2**70, 10**400, 1.5, 1e300,
+    "", "..", "a/b", "\x1b[2J", "2026-01-01", "0001-01-01", "9999-12-31T23:59:59", "\u202e", "\n", "\x00",
+    "(a+)+$", "(", "all",
+]  # fmt: skip
 VALUES = st.recursive(
     st.one_of(
-        st.sampled_from(
-            [
-                0,
-                -1,
-                1,
-                2**31,
-                2**62,
-                2**63,
-                -(2**63),
-                2**70,
-                10**400,
-                1.5,
-                1e300,
-                "",
-                "..",
-                "a/b",
-                "\x1b[2J",
-            ]
-        ),
-        st.sampled_from(
-            [
-                "2026-01-01",
-                "0001-01-01",
-                "9999-12-31T23:59:59",
-                "\u202e",
-                "\n",
-                "\x00",
-                "(a+)+$",
-                "(",
-                "all",
-            ]
-        ),
+        st.sampled_from(HARD_VALUES),
         st.none(),
         st.booleans(),
         st.text(max_size=5),
@@ -332,7 +279,6 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(EDITS)
-@QUIET
 def test_a_mutated_capture_gives_tables_or_a_sentence(run_folder, edits) -> None:
     folder = run_folder / "steps_000003-000004_rank0"
     path = folder / "capture.json"
@@ -364,7 +310,6 @@ def test_a_mutated_capture_gives_tables_or_a_sentence(run_folder, edits) -> None
 
 
 @given(EDITS, st.booleans(), st.booleans())
-@QUIET
 def test_a_run_with_a_mutated_rank_gives_tables_or_a_sentence(
     run_folder, edits, of_summary, twice
 ) -> None:
@@ -387,6 +332,7 @@ def test_a_run_with_a_mutated_rank_gives_tables_or_a_sentence(
             path.write_text(text)
 
 
+@with_each_reader
 @given(
     st.lists(
         st.tuples(st.text(max_size=12), st.text(max_size=12), st.text(max_size=12)),
@@ -394,7 +340,6 @@ def test_a_run_with_a_mutated_rank_gives_tables_or_a_sentence(
         max_size=5,
     )
 )
-@QUIET
 def test_names_of_any_characters_are_shown_harmlessly(tmp_path, names) -> None:
     made = []
     for number, (of_range, of_operator, of_kernel) in enumerate(names):

@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import read, span
+from hypothesis import given
+from hypothesis import strategies as st
 
 from instrument.links.call_tree import nest, number_paths
 
 pytestmark = pytest.mark.usefixtures("each_reader")
+SEEDS = st.integers(0, 2**32 - 1)
 
 
 def nested(folder: Path, *intervals: tuple[str, int, int]):
@@ -65,7 +68,7 @@ def test_threads_do_not_nest_in_each_other(tmp_path) -> None:
     assert nest(events, np.ones(3, np.bool_)).parent.tolist() == [-1, -1, -1]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@given(SEEDS)
 def test_parents_equal_those_of_a_plain_stack(tmp_path, seed) -> None:
     dice = random.Random(seed)
     reach = dice.choice([8, 60, 1000])  # a short reach makes ties, a long one deep nesting
@@ -106,7 +109,7 @@ def above(call_tree, node: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(20))
+@given(SEEDS)
 def test_chosen_nodes_around_each_node_equal_those_of_plain_loops(tmp_path, seed) -> None:
     call_tree, chosen = drawn(tmp_path, seed)
     nodes, kept = range(len(call_tree)), np.flatnonzero(chosen).tolist()
@@ -120,7 +123,7 @@ def test_chosen_nodes_around_each_node_equal_those_of_plain_loops(tmp_path, seed
     assert call_tree.nearest_of(np.array(kept, np.int64), at).tolist() == [-1, *places[::2]]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@given(SEEDS)
 def test_a_tree_of_chosen_nodes_has_their_nearest_chosen_ancestors(tmp_path, seed) -> None:
     call_tree, chosen = drawn(tmp_path, seed)
     kept, tree = np.flatnonzero(chosen).tolist(), call_tree.only(chosen)
@@ -132,7 +135,7 @@ def test_a_tree_of_chosen_nodes_has_their_nearest_chosen_ancestors(tmp_path, see
     assert tree.until.tolist() == [end + 1 for end in ends]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@given(SEEDS)
 def test_the_top_of_a_chain_is_reached_through_chosen_parents_only(tmp_path, seed) -> None:
     call_tree, chosen = drawn(tmp_path, seed)
     expected = [-1]
@@ -143,7 +146,7 @@ def test_the_top_of_a_chain_is_reached_through_chosen_parents_only(tmp_path, see
     assert call_tree.top_of_chain(chosen, nodes).tolist() == expected
 
 
-@pytest.mark.parametrize("seed", range(20))
+@given(SEEDS)
 def test_ends_before_overlap_equal_those_of_a_plain_loop(tmp_path, seed) -> None:
     call_tree, _ = drawn(tmp_path, seed)
     ends = call_tree.end_ns.tolist()
