@@ -2,12 +2,14 @@
 
 A script runs as `python FILE`, `python -m MODULE` or `python -c CODE` runs it, with its own arguments, environment, folder, `__main__`,
 exit handlers and exit status, and can be sent signals. What this cannot show is that a script loads what it needs in a
-bare interpreter: that is left to processes started in the ordinary way.
+bare interpreter: that is left to processes started in the ordinary way. A script that runs for ten minutes is
+aborted, and prints the stacks of all its threads.
 """
 
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import fcntl
 import gc
 import importlib
@@ -36,6 +38,7 @@ from weakref import finalize
 import pytest
 
 SOCKET = "INSTRUMENT_TESTS_WARM"
+HANGS_S = 600
 EXPORTER = "INSTRUMENT_TESTS_WARM_EXPORTER"
 
 
@@ -70,7 +73,7 @@ def run_apart(
 ) -> CompletedProcess[str]:
     """Run as `run` does, and give back what it printed, its errors apart."""
     script = Script(command, folder, env)
-    stdout, stderr = script.communicate(timeout=300)
+    stdout, stderr = script.communicate()
     return CompletedProcess(list(command), script.wait(), stdout, stderr)
 
 
@@ -104,13 +107,12 @@ class Script:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self, timeout: float = HANGS_S) -> int:
         if self.returncode is None:
-            assert select.select([self._connection], [], [], timeout)[0], "it still runs"
-            self.returncode = int(self._connection.readline())
+            self.returncode = _exit_status(self._connection, self.pid, timeout)
         return self.returncode
 
-    def communicate(self, timeout: float) -> tuple[str, str]:
+    def communicate(self, timeout: float = HANGS_S) -> tuple[str, str]:
         printed = {}
         readers = [
             Thread(target=lambda file=file: printed.update({file: file.read()}), daemon=True)
@@ -118,9 +120,9 @@ class Script:
         ]
         for reader in readers:
             reader.start()
+        self.wait(timeout)
         for reader in readers:
             reader.join(timeout)
-        self.wait(timeout)
         return printed[self.stdout], printed[self.stderr]
 
 
@@ -180,6 +182,14 @@ def fork_exporters(patch: pytest.MonkeyPatch) -> None:
         Popen=Exporter, **{each: getattr(subprocess, each) for each in ("PIPE", "DEVNULL")}
     )
     patch.setattr("instrument.record.finisher.subprocess", like_subprocess)
+
+
+def _exit_status(connection: TextIO, pid: int, timeout: float) -> int:
+    """The exit status of a script; -6, SIGABRT, of one that still runs after `timeout` seconds."""
+    if not select.select([connection], [], [], timeout)[0]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGABRT)
+    return int(connection.readline())
 
 
 def _asked(
@@ -282,6 +292,7 @@ def _serve(address: str) -> list[str]:
     for file, number in zip(moved, [0, 1, 2, *numbers], strict=True):
         os.dup2(file, number)
         os.close(file)
+    faulthandler.enable()  # SIGABRT prints the stacks of all threads
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
