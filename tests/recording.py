@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,17 +66,26 @@ def outer_function(x: torch.Tensor) -> torch.Tensor:
         return inner_function(x)
 
 
+def export(path: Path, body: Callable[[], object], device: str = "cpu", **options: Any) -> profile:
+    """Record a body with torch's own profiler and write its trace."""
+    activities = [ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+        torch.cuda.synchronize()  # so that nothing of the warm-up runs in the window
+    with profile(activities=activities, **options) as profiler:
+        body()
+    profiler.export_chrome_trace(str(path))
+    return profiler
+
+
 def record(path: Path, *, with_stack: bool = False, profile_memory: bool = False) -> Path:
     """Let torch record two calls of `outer_function` and write its trace."""
-    config = _ExperimentalConfig(verbose=True) if with_stack else None
-    with profile(
-        activities=[ProfilerActivity.CPU],
-        record_shapes=True,
-        profile_memory=profile_memory,
-        with_stack=with_stack,
-        experimental_config=config,
-    ) as profiler:
+
+    def body() -> None:
         for _ in range(2):
             outer_function(torch.randn(64, 64))
-    profiler.export_chrome_trace(str(path))
+
+    config = _ExperimentalConfig(verbose=True) if with_stack else None
+    options = {"with_stack": with_stack, "profile_memory": profile_memory}
+    export(path, body, record_shapes=True, experimental_config=config, **options)
     return path

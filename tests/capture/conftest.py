@@ -5,16 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from recording import export
 from torch import nn
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import MemRecordsAcc
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 from torch.utils.checkpoint import checkpoint
 
 from instrument.capture import Capture
@@ -81,13 +83,8 @@ class Recording:
 def record(path: Path, body: Callable[[], None], device: str = "cpu", **options: Any) -> Recording:
     """Profile a body and export the trace; torch's µs are floats of whole nanoseconds."""
     options = {"record_shapes": True, "profile_memory": True, **options}
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
     columns = COLUMNS | (DEVICE_COLUMNS if device == "cuda" else {})
-    if device == "cuda":
-        torch.cuda.synchronize()  # so that nothing of the warm-up runs in the window
-    with profile(activities=activities, **options) as profiler:
-        body()
-    profiler.export_chrome_trace(str(path))
+    profiler = export(path, body, device, **options)
 
     def rows(*, shapes: bool) -> dict[Any, tuple[int, ...]]:
         found = {}
@@ -201,19 +198,28 @@ def threaded() -> Callable[[], None]:
     return body
 
 
-BODIES = {f.__name__: f for f in (convolutions, transformer, lstm, checkpointed, threaded)}
+BODIES = {f.__name__: f for f in (convolutions, checkpointed, threaded, transformer, lstm)}
+
+
+def each_body(*without: str) -> list[Any]:
+    """Parameters of a test on recordings: three in `make test`, all in `make nightly`."""
+    nightly = ("transformer", "lstm")
+    return [
+        pytest.param(name, marks=pytest.mark.nightly if name in nightly else [])
+        for name in BODIES
+        if name not in without
+    ]
 
 
 @pytest.fixture(scope="session")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Recording]:
-    """The recording of a model by its function's name and the device."""
-    made: dict[tuple[str, str], Recording] = {}
+    """The recording of a model by its function's name, the device, and whether Python's frames are in it."""
 
-    def get(name: str, device: str = "cpu") -> Recording:
-        if (name, device) not in made:
-            torch.manual_seed(0)
-            body = BODIES[name]() if device == "cpu" else BODIES[name](device)
-            made[name, device] = record(tmp_path_factory.mktemp(name) / "trace.json", body, device)
-        return made[name, device]
+    @cache
+    def get(name: str, device: str = "cpu", with_stack: bool = False) -> Recording:
+        torch.manual_seed(0)
+        body = BODIES[name]() if device == "cpu" else BODIES[name](device)
+        path = tmp_path_factory.mktemp(name) / "trace.json"
+        return record(path, body, device, with_stack=with_stack)
 
     return get

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from capture.by_hand import backward_by_flows, ns, raw, top_level_ns
-from capture.conftest import BODIES, record
+from capture.conftest import each_body, record
 from instrument.capture import Capture
 
 
@@ -303,7 +303,7 @@ def test_a_closure_in_an_optimizer_step_is_optimizer_time_but_for_its_ranges_and
     }
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", each_body())
 def test_the_parts_of_a_recording_are_the_whole(recordings, name) -> None:
     found = recordings(name).capture
     assert sum(found.ranges_attribution.column("cpu_ns")) == top_level_ns(found.events) > 0
@@ -320,7 +320,7 @@ def test_the_parts_of_a_recording_are_the_whole(recordings, name) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", each_body())
 def test_backward_is_what_torchs_own_arrows_give(recordings, name) -> None:
     expected = backward_by_flows(recordings(name).path)
     found = {row.name: row.backward_ns for row in recordings(name).capture.ranges_by_name}
@@ -561,9 +561,7 @@ def test_operators_of_the_backward_are_grouped_with_the_range_of_their_forward(t
     }
 
 
-@pytest.mark.parametrize(
-    "name", sorted(BODIES.keys() - {"checkpointed"})
-)  # there a range in its like is no row
+@pytest.mark.parametrize("name", each_body("checkpointed"))  # there a range in its like is no row
 def test_the_operators_of_a_range_have_the_time_that_is_placed_there(recordings, name) -> None:
     """A range's own row is grouped with the range above it, so its time is moved to its own path here."""
     found = recordings(name).capture
@@ -598,8 +596,8 @@ def test_the_stacks_of_a_range_hold_its_backward(tmp_path) -> None:
     )
 
 
-def test_the_stacks_of_a_real_range_sum_to_its_time_and_its_backwards(tmp_path) -> None:
-    found = record(tmp_path / "trace.json", BODIES["transformer"](), with_stack=True).capture
+def test_the_stacks_of_a_real_range_sum_to_its_time_and_its_backwards(recordings) -> None:
+    found = recordings("convolutions", with_stack=True).capture
     (forward,) = found.ranges.where(path="forward")
     whole = sum(stack.value_ns for stack in found.stacks(range="forward"))
     assert whole == forward.cpu_ns + forward.backward_ns + forward.accumulate_ns

@@ -10,11 +10,12 @@ import pytest
 import real_traces
 import torch
 from builders import allocation, annotation, call, capture, frame, kernel, read, span
+from recording import export
 from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 from torch_rules import torch_table
 
-from capture.conftest import BODIES, COLUMNS, EXACT_MEMORY, INEXACT_ROWS, convolutions, record
+from capture.conftest import COLUMNS, EXACT_MEMORY, INEXACT_ROWS, each_body, record
 from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.operators import during, operator_calls, operators, operators_by
 from instrument.base.errors import ConfigError
@@ -46,31 +47,19 @@ def values(table, *key: str) -> dict:
     return {k[0] if len(k) == 1 else k: row for k, row in rows.items()}
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", each_body())
 def test_every_row_equals_torch_to_the_nanosecond(recordings, name) -> None:
+    """By torch's rules, by name and by shapes; by ours too, where there is one thread."""
     recording = recordings(name)
     assert recording.by_name.keys() >= (SEEN[name] | ALWAYS) - INEXACT_ROWS
     assert len(recording.by_name) > 40
-    assert values(torch_table(recording.capture.events), "name") == recording.by_name
-
-
-@pytest.mark.parametrize("name", BODIES)
-def test_every_row_by_shapes_equals_torch_to_the_nanosecond(recordings, name) -> None:
-    recording = recordings(name)
-    assert len(recording.by_shapes) > len(recording.by_name) > 40
-    table = torch_table(recording.capture.events, input_shapes=True)
-    assert values(table, "name", "input_shapes") == recording.by_shapes
-
-
-@pytest.mark.parametrize("name", sorted(BODIES.keys() - {"threaded"}))
-def test_on_one_thread_our_own_rules_say_the_same(recordings, name) -> None:
-    recording = recordings(name)
-    table = recording.capture.operators
-    assert values(table, "name") == recording.by_name
-    assert (
-        values(recording.capture.operators_by("input_shapes"), "name", "input_shapes")
-        == recording.by_shapes
-    )
+    found, by_shapes = recording.capture, ("name", "input_shapes")
+    assert values(torch_table(found.events), "name") == recording.by_name
+    assert len(recording.by_shapes) > len(recording.by_name)
+    assert values(torch_table(found.events, input_shapes=True), *by_shapes) == recording.by_shapes
+    if name != "threaded":
+        assert values(found.operators, "name") == recording.by_name
+        assert values(found.operators_by("input_shapes"), *by_shapes) == recording.by_shapes
 
 
 def test_calls_of_one_name_directly_inside_each_other_are_one(recordings) -> None:
@@ -94,8 +83,8 @@ def test_with_threads_times_are_torchs_and_memory_is_the_threads_own(recordings)
     assert kept == int(recording.capture.events.memory.size_bytes.sum())
 
 
-def test_with_python_frames_torchs_rules_have_them_as_rows(tmp_path) -> None:
-    recording = record(tmp_path / "trace.json", convolutions(), with_stack=True)
+def test_with_python_frames_torchs_rules_have_them_as_rows(recordings) -> None:
+    recording = recordings("convolutions", with_stack=True)
     events = recording.capture.events
     frames = {name for name in recording.by_name if "conftest.py" in name}
     if not EXACT_MEMORY and not frames:
@@ -629,9 +618,7 @@ def test_overloads_equal_torchs_own(tmp_path) -> None:
         torch.empty(2).fill_(1.0).add(1).add(torch.ones(2)).sum().sum(dim=0)
 
     config = _ExperimentalConfig(capture_overload_names=True)
-    with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as profiler:
-        body()
-    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    profiler = export(tmp_path / "trace.json", body, experimental_config=config)
     theirs = {
         (r.key, r.overload_name): (r.count, round(r.self_cpu_time_total * 1000))
         for r in profiler.key_averages(group_by_overload_name=True)

@@ -10,7 +10,7 @@ from builders import allocation, annotation, call, capture, kernel, span
 from torch.profiler import record_function
 from torch_rules import torch_table
 
-from capture.conftest import BODIES, record
+from capture.conftest import each_body, record
 from instrument import profiled
 from instrument.annotate import backends
 from instrument.base.range_names import MOMENT
@@ -181,7 +181,7 @@ def test_device_time_per_step_is_the_mean_of_the_steps_that_count(tmp_path) -> N
     assert (row.device_ns, row.device_ns_per_step) == (100_000, 60_000)
 
 
-@pytest.mark.parametrize("name", sorted(BODIES))
+@pytest.mark.parametrize("name", each_body())
 def test_the_shares_of_a_recording_add_up_to_the_whole(recordings, name) -> None:
     found = recordings(name).capture
     assert sum(found.ranges.column("share") + found.ranges_rest.column("share")) == pytest.approx(1)

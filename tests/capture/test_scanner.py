@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.by_hand import same
-from capture.conftest import BODIES, record
+from capture.conftest import each_body
 from instrument.base.errors import TraceError
 from instrument.trace import reader, scanner
 from instrument.trace.events import Events
@@ -119,25 +119,14 @@ def test_the_scanner_knows_the_arguments_that_are_kept() -> None:
     assert sorted(_scanner.ARGS) == sorted(Args.__struct_encode_fields__)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "convolutions",
-        "threaded",
-        *(
-            pytest.param(name, marks=pytest.mark.nightly)
-            for name in ("transformer", "lstm", "checkpointed")
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", each_body())
 def test_recordings_are_scanned_and_the_same(recordings, both, name) -> None:
     events, scanned = both(recordings(name).path)
     assert scanned > len(events) / 2
 
 
-def test_a_recording_with_stacks_is_scanned_and_the_same(tmp_path, both) -> None:
-    path = record(tmp_path / "trace.json", BODIES["transformer"](), with_stack=True).path
-    events, scanned = both(path)
+def test_a_recording_with_stacks_is_scanned_and_the_same(recordings, both) -> None:
+    events, scanned = both(recordings("convolutions", with_stack=True).path)
     assert scanned > len(events) / 2
     assert (events.python_parent >= 0).any()
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import pytest
+import real_traces
 import torch
 from builders import allocation, annotation, call, capture, frame, kernel, span, step
 from torch import nn
 
-from capture.conftest import convolutions, record
 from instrument import Session, profiled
 from instrument.analysis.stacks import DEEPER, Stack, folded
 from instrument.base.errors import CaptureError, ConfigError
-from instrument.capture import Capture
 
 EVENTS = [
     frame("train.py(1): main", 0, 100),
@@ -73,8 +71,8 @@ def test_folded_text_is_one_safe_path_and_whole_microseconds_a_line() -> None:
     assert not [*folded([])]
 
 
-def test_the_stacks_of_a_real_recording_hold_every_operators_self_time(tmp_path) -> None:
-    recording = record(tmp_path / "trace.json", convolutions(), with_stack=True)
+def test_the_stacks_of_a_real_recording_hold_every_operators_self_time(recordings) -> None:
+    recording = recordings("convolutions", with_stack=True)
     stacks = recording.capture.stacks()
     found: dict[str, int] = {}
     for stack in stacks:
@@ -238,12 +236,12 @@ def test_device_work_without_a_launch_is_a_path_of_its_own(tmp_path) -> None:
     )
 
 
-@pytest.mark.skipif(
-    "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces"
+@real_traces.needs_traces
+@pytest.mark.parametrize(
+    "name", real_traces.each(["v100_resnet50_workers4", "v100_resnet50_workers0"])
 )
-@pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
 def test_a_real_trace_of_torch_1_9_tells_its_frames_with_its_operators(name) -> None:
-    whole = Capture.load(Path(os.environ["INSTRUMENT_TRACES"]) / f"{name}.json.gz")
+    whole = real_traces.load(name)
     stacks = whole.stacks()
     table = whole.operators
     found: dict[str, int] = {}
