@@ -33,6 +33,8 @@ from instrument.record.recorder import Recorder
 from instrument.sinks import Sink
 from instrument.triggers import Step
 
+pytestmark = pytest.mark.usefixtures("inline_export")
+
 CPU = [ProfilerActivity.CPU]
 
 
@@ -180,7 +182,9 @@ def test_a_profiler_that_warms_up_before_the_first_session_records_all(tmp_path:
             on_trace_ready=lambda own: counts.append(
                 sum(event.name == "aten::mm" for event in own.events())
             ),
-        ) as own, Session(wait=0, active=1, repeat=6, output_dir=sys.argv[1]) as session:
+        ) as own, Session(
+            wait=0, active=1, repeat=6, output_dir=sys.argv[1], export="inline"
+        ) as session:
             for _ in range(7):
                 torch.ones(2, 2) @ torch.ones(2, 2)
                 own.step()
@@ -209,7 +213,7 @@ def test_a_profiler_on_another_thread_drops_a_window_that_only_this_thread_can_s
                 release.wait()
             print(sum(event.name == "aten::mm" for event in profiler.events()))
         thread = threading.Thread(target=own)
-        options = dict(wait=1, warmup=1, active=2, repeat=3, profile_memory=True)
+        options = dict(wait=1, warmup=1, active=2, repeat=3, profile_memory=True, export="inline")
         with Session(**options, output_dir=sys.argv[1]) as session:
             for step in range(13):
                 if step == {begins}:
@@ -283,18 +287,19 @@ def interrupting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.usefixtures("_restored")
 @pytest.mark.parametrize(
-    "method", ["prepare_trace", "start_trace", "stop_trace", "export_chrome_trace"]
+    ("kind", "method"),
+    [
+        *((kind, "stop_trace") for kind in HANDLERS),
+        *(("function", each) for each in ("prepare_trace", "start_trace", "export_chrome_trace")),
+    ],
 )
-@pytest.mark.parametrize("kind", HANDLERS)
 def test_what_a_signal_handler_raises_goes_through_and_the_window_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, method: str
 ) -> None:
     monkeypatch.setattr(_KinetoProfile, method, interrupting(getattr(_KinetoProfile, method)))
     signal.signal(signal.SIGUSR1, HANDLERS[kind])
     raised = 0
-    with Session(
-        wait=1, warmup=1, active=2, repeat=2, export="inline", output_dir=str(tmp_path)
-    ) as session:
+    with Session(wait=1, warmup=1, active=2, repeat=2, output_dir=str(tmp_path)) as session:
         for _ in range(9):
             work()
             try:
@@ -333,9 +338,22 @@ class AtLine:
 @pytest.mark.parametrize(
     ("error", "number", "files", "every"),
     [
-        (TooLateError, signal.SIGUSR1, ("step_loop.py", "recorder.py", "signals.py"), 149),
-        (KeyboardInterrupt, signal.SIGINT, ("step_loop.py", "recorder.py", "signals.py"), 149),
-        (KeyboardInterrupt, signal.SIGINT, ("window.py", "finisher.py"), 3),
+        (TooLateError, signal.SIGUSR1, ("step_loop.py", "recorder.py", "signals.py"), 293),
+        (KeyboardInterrupt, signal.SIGINT, ("window.py", "finisher.py"), 7),
+        pytest.param(
+            KeyboardInterrupt,
+            signal.SIGINT,
+            ("step_loop.py", "recorder.py", "signals.py"),
+            149,
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            KeyboardInterrupt,
+            signal.SIGINT,
+            ("window.py", "finisher.py"),
+            2,
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_wherever_in_a_step_a_signal_arrives_its_exception_goes_through_and_windows_are_whole(
@@ -343,7 +361,7 @@ def test_wherever_in_a_step_a_signal_arrives_its_exception_goes_through_and_wind
 ) -> None:
     signal.signal(signal.SIGUSR1, raising)
     handlers = {each: signal.getsignal(each) for each in range(1, signal.NSIG)}
-    options = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2, "export": "inline"}
+    options = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2}
     line, raised = 3, 1
     while raised:
         raised, trace = 0, AtLine(line, number, files)
@@ -359,7 +377,7 @@ def test_wherever_in_a_step_a_signal_arrives_its_exception_goes_through_and_wind
         assert steps_in(session) == [([2, 3], [2, 3]), ([6, 7], [6, 7])], f"line {line}"
         assert {each: signal.getsignal(each) for each in range(1, signal.NSIG)} == handlers
         line += every
-    assert line > 20 * every
+    assert line > 1000 or "window.py" in files
 
 
 @pytest.mark.usefixtures("_restored")
@@ -436,7 +454,7 @@ class Swallowing(Sink):
 def test_what_a_handler_raises_goes_through_even_if_a_sink_catches_it(tmp_path: Path) -> None:
     signal.signal(signal.SIGUSR1, raising)
     sinks = {"mine": Swallowing()}
-    with Session(active=1, export="inline", sinks=sinks, output_dir=str(tmp_path)) as session:
+    with Session(active=1, sinks=sinks, output_dir=str(tmp_path)) as session:
         with pytest.raises(TooLateError):
             session.step()
         assert steps_in(session) == [([0], [0])]
@@ -448,7 +466,7 @@ def test_a_window_whose_finishing_a_signal_interrupts_is_finished_later(
 ) -> None:
     monkeypatch.setattr(window, "rewrite", interrupting(window.rewrite))
     signal.signal(signal.SIGUSR1, raising)
-    with Session(active=1, export="inline", output_dir=str(tmp_path)) as session:
+    with Session(active=1, output_dir=str(tmp_path)) as session:
         with pytest.raises(TooLateError):
             session.step()
         assert not session.captures
@@ -683,7 +701,7 @@ def test_a_handler_that_stops_the_session_while_a_sink_runs_costs_nothing(
         def write(self, capture: Capture, folder: Path) -> None:
             signal.raise_signal(signal.SIGUSR1)
 
-    session = Session(active=1, sinks={"own": Interrupted()}, export="inline", output_dir=tmp_path)
+    session = Session(active=1, sinks={"own": Interrupted()}, output_dir=tmp_path)
     signal.signal(signal.SIGUSR1, lambda *_: session.stop())
     with session:
         work()
