@@ -1,78 +1,201 @@
-"""Draw what `instrument show` and `instrument report` show of a run of `examples/train_lm.py`.
+"""Make the pictures and the sample pages of the documentation from recorded runs.
 
-    python docs/make_pictures.py
+    INSTRUMENT_TRACES=FOLDER python docs/make_pictures.py [demo] [traces]
 
-The figures are those of a run on this machine. `assets/terminal.svg` is what a terminal of 100
-columns shows, and `assets/report.png` is the top of the page in Chromium (`CHROMIUM`, or the
-program `chromium`).
+writes into `assets`: screenshots of pages, light and dark, as `NAME.webp` and `NAME-dark.webp`;
+what terminals of 100 columns show, as `NAME.svg`; a drawing, as `NAME.svg` and `NAME-dark.svg`; and
+the pages in `assets/samples`. Three runs are shown:
+
+- a run of `examples/train_lm.py` on the CPU of this machine,
+- ResNet-50 on a V100, with and without workers of the data loader: `v100_resnet50_workers0` and
+  `v100_resnet50_workers4` in the folder of traces,
+- a tensor-parallel step on eight A100s: `a100_megatron_tp8_rank0` to `rank7` in this folder.
+
+`demo` shows only the first run, which needs no traces, and `traces` only the others.
+`assets/samples/SOURCES.txt` says where the traces come from. Chromium draws the pages: `CHROMIUM`,
+or the program `chromium`.
 """
 
 from __future__ import annotations
 
+import base64
+import fcntl
+import gzip
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
+import termios
+from collections.abc import Sequence
+from contextlib import suppress
 from io import StringIO
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal, NamedTuple
 
-from playwright.sync_api import sync_playwright
+from draw_concepts import DARK, LIGHT, concepts
+from playwright.sync_api import Page, sync_playwright
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
 
-from instrument.analysis.section import Section
-from instrument.capture import Capture
-from instrument.report.terminal import draw
-from instrument.report.text import capture_parts
-
 DOCS = Path(__file__).resolve().parent
+ASSETS = DOCS / "assets"
 TRAIN = DOCS.parent / "examples" / "train_lm.py"
-WIDTH = 100
-PAGE_SIZE = {"width": 1100, "height": 900}  # in pixels
+COLUMNS = 100
+PAGE_WIDTH, MARGIN = 1080, 6  # CSS pixels
+SCALE, QUALITY = 1.5, 75  # pixels of a picture per CSS pixel; percent
+SCHEMES: tuple[tuple[str, Literal["light", "dark"]], ...] = (("", "light"), ("-dark", "dark"))
 # Fonts of the reader's own: rich would have the page load one from elsewhere.
 FONTS = "ui-monospace, Menlo, Consolas, monospace"
+# The home folder of the person who recorded the ResNet-50 traces.
+HOME = re.compile(rb"/home/\w+/anaconda3/envs/kineto")
 
 
-def main() -> None:
-    """Record a run, and draw its ranges and the top of its page."""
-    with TemporaryDirectory() as folder:
-        overrides = ["hydra.run.dir=run", "device=cpu", "training.steps=40", "profiler.wait=30"]
-        subprocess.run([sys.executable, str(TRAIN), *overrides], cwd=folder, check=True)
-        (path,) = Path(folder, "run", "profile").glob("steps_*")
-        capture = Capture.load(path)
-        draw_ranges(capture)
-        page = Path(folder, "report.html")
-        capture.report(page)
-        draw_page(page)
+class Shot(NamedTuple):
+    """A part of a page: from the top of the first element to the bottom of the last one."""
+
+    name: str
+    page: str
+    first: str
+    last: str
 
 
-def draw_ranges(capture: Capture) -> None:
-    """Draw the ranges of a capture into the picture."""
-    parts = capture_parts(capture, operators=False)
-    ranges = [part for part in parts if isinstance(part, Section)]
-    console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True)
-    console.print(Text("$ instrument show outputs --ranges", "bold green"))
-    console.print(Text.from_ansi(draw(ranges, console)))
+DEMO = (
+    Shot("ranges", "demo", "#ranges > h2", "#ranges"),
+    Shot("memory", "demo", "#memory > h2", "#memory > div:nth-of-type(3)"),
+)
+TRACES = (
+    Shot("verdict", "resnet50", "#head", "#verdict > details.finding"),
+    Shot("whatif", "resnet50", "#whatif > h2", "#whatif"),
+    Shot("timeline", "resnet50", "#timeline > h2", "#timeline > .timeline"),
+    Shot("flame", "resnet50", "#flame > h2", "#flame > .flame"),
+    Shot("diff", "diff", "#comparison > h2", "#comparison > .changes"),
+    Shot("ranks", "ranks", "#runs > h3:nth-of-type(2)", "#runs > h4:nth-of-type(2) + .table"),
+)
+
+
+def main(parts: set[str]) -> None:
+    """Make the pictures and samples of `demo`, of `traces`, or of both."""
+    (ASSETS / "samples").mkdir(parents=True, exist_ok=True)
+    for suffix, colours in (("", LIGHT), ("-dark", DARK)):
+        (ASSETS / f"concepts{suffix}.svg").write_text(concepts(colours), encoding="utf-8")
+    for part in parts or {"demo", "traces"}:
+        with TemporaryDirectory() as name:
+            {"demo": show_demo, "traces": show_traces}[part](Path(name))
+
+
+def show_demo(folder: Path) -> None:
+    """Record the example, and show the run.
+
+    Raises:
+        SystemExit: other programs used the CPUs.
+    """
+    options = ["profile_memory=true", "wait=30", "warmup=2"]
+    overrides = ["hydra.run.dir=.", "device=cpu", "training.steps=40"]
+    overrides += [f"profiler.{option}" for option in options]
+    subprocess.run([sys.executable, str(TRAIN), *overrides], cwd=folder, check=True)
+    if "got no CPU" in instrument(folder, "diagnose", "profile"):
+        sys.exit("Other programs used the CPUs, which the pictures would show: run this again.")
+    instrument(folder, "report", "profile", "-o", "demo.html")
+    shutil.copy(folder / "demo.html", ASSETS / "samples")
+    draw_terminal(folder, "terminal", "show", "profile", "--ranges")
+    draw_pages(folder, DEMO)
+
+
+def show_traces(folder: Path) -> None:
+    """Show the traces that others recorded, which are in the folder `INSTRUMENT_TRACES`."""
+    traces = Path(os.environ["INSTRUMENT_TRACES"])
+    before, after = "resnet50.json.gz", "resnet50_4_workers.json.gz"
+    for name, workers in ((before, 0), (after, 4)):
+        text = gzip.decompress((traces / f"v100_resnet50_workers{workers}.json.gz").read_bytes())
+        (folder / name).write_bytes(gzip.compress(HOME.sub(b"", text)))
+    ranks = folder / "megatron"
+    ranks.mkdir()
+    for rank in range(8):
+        shutil.copy(traces / f"a100_megatron_tp8_rank{rank}.json.gz", ranks)
+    instrument(folder, "report", before, "-o", "resnet50.html")
+    instrument(folder, "report", after, "--before", before, "-o", "diff.html")
+    instrument(folder, "report", "megatron", "-o", "ranks.html")
+    shutil.copy(folder / "resnet50.html", ASSETS / "samples")
+    draw_terminal(folder, "diagnose", "diagnose", before, end="3. ")
+    draw_pages(folder, TRACES)
+
+
+def instrument(folder: Path, *arguments: str) -> str:
+    """What a command prints in a terminal of `COLUMNS` columns."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, COLUMNS, 0, 0))
+    command = (sys.executable, "-m", "instrument", *arguments)
+    with (
+        subprocess.Popen(command, cwd=folder, stdout=theirs) as running,
+        os.fdopen(ours, encoding="utf-8", errors="replace") as terminal,
+    ):
+        os.close(theirs)
+        printed = StringIO()
+        with suppress(OSError):  # how Linux says that the command has closed the terminal
+            for line in terminal:
+                printed.write(line)
+    if running.returncode:
+        raise subprocess.CalledProcessError(running.returncode, command)
+    return printed.getvalue().replace(f"{folder}/", "")
+
+
+def draw_terminal(folder: Path, picture: str, *arguments: str, end: str | None = None) -> None:
+    """Draw a terminal that shows a command and what it prints, up to the text `end`."""
+    printed = instrument(folder, *arguments)
+    if end:
+        printed = printed.partition(end)[0] + "…"
+    console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True)
+    console.print(Text(f"$ instrument {' '.join(arguments)}", "bold green"))
+    console.print(Text.from_ansi(printed))
     no_fonts = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     own_fonts = no_fonts.replace("Fira Code, monospace", FONTS)
-    picture = DOCS / "assets" / "terminal.svg"
-    console.save_svg(str(picture), title="instrument", code_format=own_fonts)
+    console.save_svg(
+        str(ASSETS / f"{picture}.svg"),
+        title="instrument",
+        code_format=own_fonts,
+        unique_id=picture,
+    )
 
 
-def draw_page(page: Path) -> None:
-    """Draw the top of a report page into the picture."""
+def draw_pages(folder: Path, shots: Sequence[Shot]) -> None:
+    """Draw parts of pages in `folder`, light and dark."""
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        tab = browser.new_page(viewport=PAGE_SIZE, color_scheme="light")
-        tab.goto(page.as_uri())
-        tab.wait_for_selector("html[data-ready]")
-        tab.screenshot(path=DOCS / "assets" / "report.png")
+        for shot, (suffix, scheme) in product(shots, SCHEMES):
+            tab = browser.new_page(
+                viewport={"width": PAGE_WIDTH, "height": 5000}, color_scheme=scheme
+            )
+            tab.goto((folder / f"{shot.page}.html").as_uri())
+            tab.wait_for_selector("html[data-ready]", state="attached")
+            draw_part(tab, shot, ASSETS / f"{shot.name}{suffix}.webp")
+            tab.close()
         browser.close()
 
 
+def draw_part(tab: Page, shot: Shot, picture: Path) -> None:
+    """Write a part of an open page as WebP; Playwright itself writes no WebP."""
+    first, last = (tab.locator(each).first for each in (shot.first, shot.last))
+    last.scroll_into_view_if_needed()
+    tab.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    tab.evaluate("scrollTo(0, 0)")
+    top, bottom = first.bounding_box(), last.bounding_box()
+    assert top, f"{shot.page} has no {shot.first}"
+    assert bottom, f"{shot.page} has no {shot.last}"
+    height = bottom["y"] + bottom["height"] - top["y"] + 2 * MARGIN
+    clip = {"x": 0, "y": top["y"] - MARGIN, "width": PAGE_WIDTH, "height": height, "scale": SCALE}
+    taken = tab.context.new_cdp_session(tab).send(
+        "Page.captureScreenshot",
+        {"format": "webp", "quality": QUALITY, "clip": clip, "captureBeyondViewport": True},
+    )
+    picture.write_bytes(base64.b64decode(taken["data"]))
+    print(f"{picture} ({picture.stat().st_size / 1024:.0f} KiB)")
+
+
 if __name__ == "__main__":
-    main()
+    main({*sys.argv[1:]})
