@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from golden import Golden
 from installed import need
 from omegaconf import OmegaConf
 from torch.profiler import ProfilerActivity
@@ -33,238 +34,112 @@ class Never:
         return False
 
 
+MISTAKES: list[dict[str, Any]] = [
+    {"active": 0},
+    {"wait": -1},
+    {"export_queue": 0},
+    {"warmup": "x"},
+    {"record_shapes": "maybe"},
+    {"actve": 3},
+    {"sinks": 3},
+    {"activities": "cpu"},
+    {"activities": ["gpu"]},
+    {"activities": []},
+    {"activities": ["cpu", {"cuda": "GPU_MEMCPY"}]},
+    {"activities": ["cuda", {"cuda": ["GPU_MEMCPY"]}]},
+    {"activities": [{"cpu": ["CPU_OP"]}], "with_stack": True},
+    {"activities": [{"cpu": ["CPU_OP"]}], "profile_memory": True},
+    {"experimental_config": {"trace_only": True}, "with_stack": True},
+    {"experimental_config": {"profile_all_threads": True}, "profile_memory": True},
+    {"max_window_s": 0},
+    {"active": True},
+    {"at_steps": [True, 5], "active": 1},
+    {"max_window_s": True},
+    {"disk_budget": False},
+    {"timings": {"every": True}},
+    {"max_window_memory": "lots"},
+    {"disk_budget": "4XB"},
+    {"max_window_s": "long"},
+    {"metadata": {"traceEvents": 1}},
+    {"metadata": {"when": {1}}},
+    {"repeat": 2},
+    {"at_steps": [10], "active": 1, "every_n_steps": 5},
+    {"at_steps": [10], "active": 1, "repeat": 2},
+    {"at_steps": [5], "active": 1, "skip_first_wait": 3},
+    {"every_n_steps": 10},
+    {"every_n_steps": 2, "active": 3},
+    {"at_steps": [10, 12], "active": 3},
+    {"at_steps": [-1], "active": 3},
+    {"phases": ["val"]},
+    {"triggers": {"slow_step": {"factr": 2}}},
+    {"triggers": ["slow"]},
+    {"sinks": {"stacks": {}}},
+    {"sinks": {"memory": {"forms": ["jsn"]}}},
+    {"sinks": {"tabel": {}}},
+    {"sinks": [TableSink]},
+    {"sinks": {"mine": TableSink}},
+    {"communication": "nccl"},
+    {"communication": ["mine", "nccl|rccl"]},
+    {"communication": [".*ring"]},
+    {"communication": ["a.+b"]},
+    {"communication": ["^ring"]},
+    {"communication": ["ring$"]},
+    {"communication": ["[^a]b"]},
+    {"communication": [r"\bring"]},
+    {"communication": ["(?:ring)"]},
+    {"communication": ["**"]},
+    {"communication": ["a"] * 21},
+    {"communication": ["ring" * 26]},
+    {"emit": ["nvtxx"]},
+    {"emit": []},
+    {"modules": {"dept": 2}},
+    {"modules": 2},
+    {"timings": 5},
+    {"timings": {"evry": 5}},
+    {"timings": {"every": 0}},
+    {"active": -1, "timings": {}},
+    {"triggers": {"mine": {"k": 2}}},
+]
+
+
+def refused(**options: Any) -> str:
+    """The sentence that refuses the options."""
+    with pytest.raises(ConfigError) as raised:
+        ProfilerConfig(**options)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_bad_options_get_one_sentence(golden: Golden) -> None:
+    said = [f"{options}\n    {refused(**options)}\n" for options in MISTAKES]
+    golden("refused_options.txt", "".join(said))
+
+
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("option", "value", "part"),
     [
-        ({"active": 0}, "profiler.active is 0, but a window needs at least one step."),
-        ({"wait": -1}, "profiler.wait is -1, but it must be 0 or more."),
-        ({"export_queue": 0}, "profiler.export_queue is 0, but it must be 1 or more."),
-        ({"warmup": "x"}, "profiler.warmup is 'x', but it must be a whole number."),
+        ("sinks", TableSink(rows=3), "but it must be a mapping with names as keys."),
         (
-            {"record_shapes": "maybe"},
-            "profiler.record_shapes is 'maybe', but it must be true or false.",
-        ),
-        ({"actve": 3}, "profiler.actve is not an option; did you mean profiler.active?"),
-        (
-            {"sinks": 3},
-            "profiler.sinks is 3, but it must be a mapping with names as keys.",
+            "sinks",
+            {"a": {"_target_": "json.JSONDecoder"}},
+            "a method write(self, capture, folder).",
         ),
         (
-            {"activities": "cpu"},
-            "profiler.activities is 'cpu', but it must be a list such as [cpu, cuda].",
+            "sinks",
+            {"a": {"_target_": "gone.Sink"}},
+            ".a._target_ is 'gone.Sink', which cannot be built: ",
         ),
         (
-            {"activities": ["gpu"]},
-            "profiler.activities holds 'gpu', which is no activity: choose from cpu, cuda, xpu, mtia, hpu, "
-            "or set the option to null to record all that this machine has.",
-        ),
-        (
-            {"activities": []},
-            "profiler.activities is empty, but a window needs at least one activity: name one, or use profiler=disabled.",
-        ),
-        (
-            {"activities": ["cpu", {"cuda": "GPU_MEMCPY"}]},
-            "profiler.activities holds the types 'GPU_MEMCPY' for cuda, but they must be a list such as [GPU_MEMCPY].",
-        ),
-        (
-            {"activities": ["cuda", {"cuda": ["GPU_MEMCPY"]}]},
-            "profiler.activities holds 'cuda' twice with different types: name each activity once.",
-        ),
-        (
-            {"activities": [{"cpu": ["CPU_OP"]}], "with_stack": True},
-            "profiler.activities holds the types ['CPU_OP'] for cpu, but profiler.with_stack=true needs "
-            "PYTHON_FUNCTION among them.",
-        ),
-        (
-            {"activities": [{"cpu": ["CPU_OP"]}], "profile_memory": True},
-            "profiler.activities holds the types ['CPU_OP'] for cpu, but profiler.profile_memory=true needs "
-            "CPU_INSTANT_EVENT among them.",
-        ),
-        (
-            {"experimental_config": {"trace_only": True}, "with_stack": True},
-            "profiler.experimental_config.trace_only is true, so torch would lose what profiler.with_stack=true "
-            "records: leave one of the two out.",
-        ),
-        (
-            {"experimental_config": {"profile_all_threads": True}, "profile_memory": True},
-            "profiler.experimental_config.profile_all_threads is true, so torch would lose what "
-            "profiler.profile_memory=true records: leave one of the two out.",
-        ),
-        ({"max_window_s": 0}, "profiler.max_window_s is 0, but it must be more than 0."),
-        ({"active": True}, "profiler.active is True, but it must be a whole number."),
-        (
-            {"at_steps": [True, 5], "active": 1},
-            "profiler.at_steps.0 is True, but it must be a whole number.",
-        ),
-        ({"max_window_s": True}, "profiler.max_window_s is True, but it must be a number."),
-        ({"disk_budget": False}, "profiler.disk_budget is False, but it must be a whole number."),
-        (
-            {"timings": {"every": True}},
-            "profiler.timings.every is True, but it must be a whole number.",
-        ),
-        (
-            {"max_window_memory": "lots"},
-            "profiler.max_window_memory is 'lots', but it must be a number of bytes, such as 4GB.",
-        ),
-        (
-            {"disk_budget": "4XB"},
-            "profiler.disk_budget is '4XB', but it must be a number of bytes, such as 4GB.",
-        ),
-        ({"max_window_s": "long"}, "profiler.max_window_s is 'long', but it must be a number."),
-        (
-            {"metadata": {"traceEvents": 1}},
-            "profiler.metadata cannot hold 'traceEvents': torch writes that key; choose another name.",
-        ),
-        (
-            {"metadata": {"when": {1}}},
-            "profiler.metadata 'when' is of type set, which JSON cannot hold; give it as text.",
-        ),
-        (
-            {"repeat": 2},
-            "profiler.repeat is 2, but without profiler.active the first window has no end: "
-            "set profiler.active to the number of steps of a window.",
-        ),
-        (
-            {"at_steps": [10], "active": 1, "every_n_steps": 5},
-            "profiler.at_steps and profiler.every_n_steps are both given, but each is a schedule: leave one out.",
-        ),
-        (
-            {"at_steps": [10], "active": 1, "repeat": 2},
-            "profiler.repeat is 2, but profiler.at_steps says which windows there are: leave one out.",
-        ),
-        (
-            {"at_steps": [5], "active": 1, "skip_first_wait": 3},
-            "profiler.skip_first_wait is 3, but profiler.at_steps says which windows there are: leave one out.",
-        ),
-        (
-            {"every_n_steps": 10},
-            "profiler.every_n_steps is 10, but without profiler.active a window has no end: "
-            "set profiler.active to the number of steps of a window.",
-        ),
-        (
-            {"every_n_steps": 2, "active": 3},
-            "profiler.every_n_steps is 2, but a window has profiler.active=3 steps: lower profiler.active.",
-        ),
-        (
-            {"at_steps": [10, 12], "active": 3},
-            "profiler.at_steps holds 10 and 12, but a window from 10 on lasts until 12 (profiler.active=3): "
-            "lower profiler.active, or leave out 12.",
-        ),
-        ({"at_steps": [-1], "active": 3}, "profiler.at_steps.0 is -1, but it must be 0 or more."),
-        (
-            {"phases": ["val"]},
-            "profiler.phases.0 is 'val', but it must be 'train', 'validation', 'test' or 'predict'.",
-        ),
-        (
-            {"triggers": {"slow_step": {"factr": 2}}},
-            "The slow_step trigger has no option 'factr'; did you mean 'factor'?",
-        ),
-        (
-            {"triggers": {"signal": {"name": "SIGUSR3"}}},
-            "The signal trigger was given 'SIGUSR3', which is not a signal of this system; did you mean 'SIGUSR",
-        ),
-        (
-            {"triggers": ["slow"]},
-            "profiler.triggers.slow is none of the built-in triggers (file, ",
-        ),
-        (
-            {"sinks": {"stacks": {}}},
-            "The stacks sink needs profiler.with_stack=true, but it is false.",
-        ),
-        (
-            {"sinks": {"memory": {"forms": ["jsn"]}}},
-            "The memory sink's option 'forms.0' cannot be 'jsn'; did you mean 'json'?",
-        ),
-        (
-            {"sinks": {"tabel": {}}},
-            "profiler.sinks.tabel is none of the built-in sinks (chrome_trace, memory, mlflow, parquet, report, "
-            "stacks, table, tensorboard, wandb), and has no _target_; did you mean table?",
-        ),
-        (
-            {"sinks": [TableSink]},
-            "profiler.sinks is a list that holds <class 'instrument.sinks.table.TableSink'>, but a list "
-            "may hold only names of built-in sinks: give a mapping instead, whose keys are names that "
-            "you choose.",
-        ),
-        (
-            {"sinks": {"mine": TableSink}},
-            "profiler.sinks.mine is the class TableSink: give an instance, TableSink().",
-        ),
-        (
-            {"sinks": TableSink(rows=3)},
-            "but it must be a mapping with names as keys.",
-        ),
-        (
-            {"sinks": {"mine": {"_target_": "json.JSONDecoder"}}},
-            "must have a method write(self, capture, folder).",
-        ),
-        ({"communication": "nccl"}, "profiler.communication is 'nccl', but it must be a list."),
-        (
-            {"communication": ["mine", "nccl|rccl"]},
-            "profiler.communication holds 'nccl|rccl', which looks like a regular expression: give globs, "
-            "which match the whole name, such as ['*nccl*', '*rccl*'] instead of nccl|rccl.",
-        ),
-        *(
-            ({"communication": [regex]}, f"holds {regex!r}, which looks like a regular expression")
-            for regex in (".*ring", "a.+b", "^ring", "ring$", "[^a]b", r"\bring", "(?:ring)")
-        ),
-        (
-            {"communication": ["**"]},
-            "profiler.communication holds '**', which selects no kernels in particular: give a part of the "
-            "names of communication kernels, such as '*my_all_reduce*'.",
-        ),
-        (
-            {"communication": ["a"] * 21},
-            "profiler.communication holds 21 globs, but at most 20 are allowed: match several names with one "
-            "glob, such as '*my_library*'.",
-        ),
-        (
-            {"communication": ["ring" * 26]},
-            "profiler.communication holds 'ringringringringring…' of 104 characters, but a glob has at most "
-            "100: replace parts of it with *.",
-        ),
-        (
-            {"emit": ["nvtxx"]},
-            "profiler.emit.0 is 'nvtxx', but it must be 'torch', 'nvtx' or 'itt'.",
-        ),
-        ({"emit": []}, "profiler.emit is [], but it needs at least one item."),
-        (
-            {"modules": {"dept": 2}},
-            "profiler.modules.dept is not an option; did you mean profiler.modules.depth?",
-        ),
-        (
-            {"modules": 2},
-            "profiler.modules is 2, but it must be a mapping with keys such as enabled and depth.",
-        ),
-        (
-            {"timings": 5},
-            "profiler.timings is 5, but it must be a mapping with keys such as every and device.",
-        ),
-        (
-            {"timings": {"evry": 5}},
-            "profiler.timings.evry is not an option; did you mean profiler.timings.every?",
-        ),
-        ({"timings": {"every": 0}}, "profiler.timings.every is 0, but it must be 1 or more."),
-        (
-            {"active": -1, "timings": {}},
-            "profiler.active is -1, but a window needs at least one step.",
-        ),
-        (
-            {"triggers": {"mine": {"k": 2}}},
-            "profiler.triggers.mine is none of the built-in triggers (file, memory_growth, non_finite_loss, "
-            "out_of_memory, signal, slow_step), and has no _target_: give the class to build.",
-        ),
-        (
-            {"sinks": {"mine": {"_target_": "no_such_package.Sink"}}},
-            "profiler.sinks.mine._target_ is 'no_such_package.Sink', which cannot be built: ",
+            "triggers",
+            {"signal": {"name": "SIGUSR3"}},
+            "'SIGUSR3', which is not a signal of this system; did you mean 'SIGUSR",
         ),
     ],
 )
-def test_bad_options_get_one_sentence(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        ProfilerConfig(**options)
-    assert sentence in str(raised.value)
-    assert "\n" not in str(raised.value)
+def test_objects_and_names_are_refused_in_one_sentence_too(
+    option: str, value: Any, part: str
+) -> None:
+    assert part in refused(**{option: value})
 
 
 LEAST = {
@@ -276,17 +151,14 @@ LEAST = {
 @pytest.mark.parametrize(("option", "least"), LEAST.items())
 def test_a_number_may_be_as_small_as_it_makes_sense(option: str, least: int) -> None:
     assert getattr(ProfilerConfig(**{"active": 1, option: least}), option) == least
-    with pytest.raises(ConfigError, match=rf"^profiler\.{option} is {least - 1}, but "):
-        ProfilerConfig(**{"active": 1, option: least - 1})
+    sentence = refused(**{"active": 1, option: least - 1})
+    assert sentence.startswith(f"profiler.{option} is {least - 1}, but ")
 
 
 @pytest.mark.parametrize("option", ["max_window_s", "export_timeout_s", "preemption_grace_s"])
 def test_an_amount_of_seconds_may_be_any_above_zero(option: str) -> None:
     assert getattr(ProfilerConfig(**{option: 0.001}), option) == 0.001
-    with pytest.raises(
-        ConfigError, match=rf"^profiler\.{option} is 0, but it must be more than 0\.$"
-    ):
-        ProfilerConfig(**{option: 0})
+    assert refused(**{option: 0}) == f"profiler.{option} is 0, but it must be more than 0."
 
 
 def test_timings_cost_least_unless_more_is_asked_for() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from collected import Log
+from golden import Golden
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from torch.profiler import schedule as torch_schedule
 
@@ -38,7 +39,7 @@ def cycles(**options: int) -> list[Window]:
     return list(takewhile(lambda w: w.warmup_from < STEPS, planned(ProfilerConfig(**options))))
 
 
-@pytest.mark.parametrize(("wait", "warmup", "active"), list(product((0, 1, 3), (0, 1, 2), (1, 4))))
+@pytest.mark.parametrize(("wait", "warmup", "active"), list(product((0, 3), (0, 1, 2), (1, 4))))
 def test_each_step_is_recorded_and_warmed_up_for_as_torch_would(
     wait: int, warmup: int, active: int
 ) -> None:
@@ -59,7 +60,7 @@ def test_each_step_is_recorded_and_warmed_up_for_as_torch_would(
             assert warming == (expected == ProfilerAction.WARMUP), (options, step)
 
 
-@pytest.mark.parametrize(("wait", "warmup", "active"), list(product((0, 1, 3), (0, 1, 2), (1, 4))))
+@pytest.mark.parametrize(("wait", "warmup", "active"), list(product((0, 3), (0, 1, 2), (1, 4))))
 def test_of_torchs_own_schedule_the_windows_are_those_of_its_numbers(
     wait: int, warmup: int, active: int
 ) -> None:
@@ -192,28 +193,15 @@ def test_a_function_that_turns_wrong_ends_the_schedule_and_nothing_else(
             raise wrong
         return wrong if step >= 35 else RECORDING[0] if step % 10 == 2 else ProfilerAction.NONE
 
-    seen = recorded_by_us(tmp_path, 50, schedule=action)
-    assert seen == [
-        ["ProfilerStep#2"],
-        ["ProfilerStep#12"],
-        ["ProfilerStep#22"],
-        ["ProfilerStep#32"],
-    ]
+    assert recorded_by_us(tmp_path, 50, schedule=action) == [[2], [12], [22], [32]]
     (said,) = log.at("WARNING")
     assert said.startswith("profiler.schedule fails for step 35 (")
     assert said.endswith("): no step is recorded from that step on.")
 
 
 def test_a_list_shorter_than_what_is_asked_ahead_will_do(tmp_path: Path) -> None:
-    plan = [
-        ProfilerAction.NONE,
-        ProfilerAction.WARMUP,
-        *RECORDING[::-1],
-        *[ProfilerAction.NONE] * 4,
-    ]
-    assert recorded_by_us(tmp_path, len(plan), schedule=plan.__getitem__) == [
-        ["ProfilerStep#2", "ProfilerStep#3"]
-    ]
+    plan = [actions("-wrs----")(step) for step in range(8)]
+    assert recorded_by_us(tmp_path, len(plan), schedule=plan.__getitem__) == [[2, 3]]
 
 
 def test_phases_and_calls_follow_a_function_too(tmp_path: Path) -> None:
@@ -261,35 +249,39 @@ def test_of_a_function_it_is_said_whether_a_run_has_room_for_its_window() -> Non
     assert unreachable_window(ProfilerConfig(schedule=lambda _: ProfilerAction.NONE), 100) == none
 
 
-def test_without_active_one_window_lasts_until_the_session_stops() -> None:
-    options = {
-        "wait": 2,
-        "warmup": 1,
-        "active": None,
-        "repeat": 1,
-        "skip_first": 4,
-        "skip_first_wait": 0,
-    }
-    assert list(planned(ProfilerConfig(**options))) == [Window(6, 7, None)]
-
-
-@pytest.mark.parametrize(
-    ("plan", "words"),
-    [
-        ({"wait": 3, "active": 3, "repeat": 2}, "records steps 3–5, then 9–11 (counted from 0)"),
-        ({"at_steps": [4], "active": 1}, "records step 4 (counted from 0)"),
-        ({}, "records steps from 0 on (counted from 0)"),
-        ({"at_steps": []}, "records no window"),
-        (
-            {"at_steps": [1, 4, 7, 10], "active": 2},
-            "records steps 1–2, then 4–5, then 7–8, and so on (counted from 0)",
-        ),
-        ({"at_steps": [1, 4, 7], "active": 1}, "records steps 1, then 4, then 7 (counted from 0)"),
-    ],
-)
-def test_the_plan_in_words(plan: dict[str, Any], words: str) -> None:
-    config = ProfilerConfig(**plan)
-    assert in_words(config, next_window(config, 0)) == words
+def test_plans_in_words(golden: Golden) -> None:
+    plans: list[dict[str, Any]] = [
+        {"wait": 3, "active": 3, "repeat": 2},
+        {"at_steps": [4], "active": 1},
+        {},
+        {"at_steps": []},
+        {"at_steps": [1, 4, 7, 10], "active": 2},
+        {"at_steps": [1, 4, 7], "active": 1},
+    ]
+    lengths: list[tuple[int, dict[str, Any]]] = [
+        (3, {"wait": 3, "active": 2}),
+        (4, {"wait": 3, "active": 2}),
+        (5, {"wait": 3, "active": 2}),
+        (7, {"skip_first": 2, "warmup": 1, "active": 1, "repeat": 3}),
+        (7, {"warmup": 1, "active": 1, "repeat": 0}),
+        (9, {"wait": 9, "active": 1, "repeat": 0}),
+        (50, {"at_steps": [1, 50], "active": 2}),
+        (120, {"every_n_steps": 50, "active": 2}),
+        (50, {"every_n_steps": 50, "active": 1}),
+        (6, {"wait": 5}),
+        (5, {"wait": 5}),
+        (3, {"at_steps": []}),
+    ]
+    cut_short = [(Window(4, 4, 4), 0), (Window(0, 3, 5), 1), (Window(0, 0, None), 1)]
+    lines = []
+    for plan in plans:
+        config = ProfilerConfig(**plan)
+        lines.append(f"{plan}: {in_words(config, next_window(config, 0))}")
+    for total, plan in lengths:
+        said = unreachable_window(ProfilerConfig(**plan), total)
+        lines.append(f"{total} steps, {plan}: {said or 'there is room'}")
+    lines += [window.cut_short(done, "why") for window, done in cut_short]
+    golden("schedules_in_words.txt", "\n".join(lines))
 
 
 def first_steps(plan: StepCounter) -> list[int]:
@@ -320,86 +312,31 @@ def test_a_window_put_first_makes_those_it_runs_into_give_way() -> None:
     assert first_steps(plan) == [8]
 
 
-def test_windows_at_explicit_steps_are_warmed_up_for_where_there_is_room() -> None:
-    schedule = ProfilerConfig(at_steps=[500, 1, 10, 13], active=3, warmup=2, wait=7)
-    assert list(planned(schedule)) == [
-        Window(0, 1, 3),
-        Window(8, 10, 12),
-        Window(13, 13, 15),
-        Window(498, 500, 502),
-    ]
-    assert list(planned(ProfilerConfig(at_steps=[]))) == []
-
-
-def test_windows_every_n_steps_go_on_without_end() -> None:
-    schedule = ProfilerConfig(every_n_steps=1000, active=2, warmup=1)
-    assert list(islice(planned(schedule), 3)) == [
-        Window(999, 1000, 1001),
-        Window(1999, 2000, 2001),
-        Window(2999, 3000, 3001),
-    ]
-    assert list(islice(planned(ProfilerConfig(every_n_steps=3, active=3)), 2)) == [
-        Window(3, 3, 5),
-        Window(6, 6, 8),
-    ]
-    assert list(islice(planned(ProfilerConfig(every_n_steps=2, active=2, warmup=1)), 2)) == [
-        Window(1, 2, 3),
-        Window(4, 4, 5),
-    ]
-
-
 @pytest.mark.parametrize(
-    ("options", "total", "sentence"),
+    ("options", "expected"),
     [
+        ({"wait": 2, "warmup": 1, "skip_first": 4, "repeat": 1}, [(6, 7, None)]),
         (
-            {"wait": 3, "active": 2},
-            3,
-            "The run ends with step 2, before the window of steps 3–4: lower profiler.wait, or train longer.",
+            {"at_steps": [500, 1, 10, 13], "active": 3, "warmup": 2, "wait": 7},
+            [(0, 1, 3), (8, 10, 12), (13, 13, 15), (498, 500, 502)],
         ),
+        ({"at_steps": []}, []),
         (
-            {"wait": 3, "active": 2},
-            4,
-            "The run ends with step 3, within the window of steps 3–4: "
-            "lower profiler.wait or profiler.active, or train longer.",
+            {"every_n_steps": 1000, "active": 2, "warmup": 1},
+            [(n - 1, n, n + 1) for n in (1000, 2000, 3000, 4000, 5000)],
         ),
-        ({"wait": 3, "active": 2}, 5, None),
+        ({"every_n_steps": 3, "active": 3}, [(n, n, n + 2) for n in (3, 6, 9, 12, 15)]),
         (
-            {"skip_first": 2, "warmup": 1, "active": 1, "repeat": 3},
-            7,
-            "The run ends with step 6, before the window of step 7: "
-            "lower profiler.warmup, profiler.skip_first or profiler.repeat, or train longer.",
+            {"every_n_steps": 2, "active": 2, "warmup": 1},
+            [(1, 2, 3), *((n, n, n + 1) for n in (4, 6, 8, 10))],
         ),
-        ({"warmup": 1, "active": 1, "repeat": 0}, 7, None),
-        (
-            {"wait": 9, "active": 1, "repeat": 0},
-            9,
-            "before the window of step 9: lower profiler.wait, or train",
-        ),
-        (
-            {"at_steps": [1, 50], "active": 2},
-            50,
-            "before the window of steps 50–51: lower profiler.at_steps, or",
-        ),
-        ({"every_n_steps": 50, "active": 2}, 120, None),
-        (
-            {"every_n_steps": 50, "active": 1},
-            50,
-            "the window of step 50: lower profiler.every_n_steps, or train",
-        ),
-        ({"wait": 5}, 6, None),
-        (
-            {"wait": 5},
-            5,
-            "before the window of steps from 5 on: lower profiler.wait, or train longer.",
-        ),
-        ({"at_steps": []}, 3, None),
     ],
 )
-def test_a_window_without_room_is_named_with_what_to_lower(
-    options: dict[str, Any], total: int, sentence: str | None
+def test_the_first_windows_of_numbers(
+    options: dict[str, Any], expected: list[tuple[int, int, int | None]]
 ) -> None:
-    said = unreachable_window(ProfilerConfig(**options), total)
-    assert (said is None) if sentence is None else (said is not None and sentence in said)
+    found = islice(planned(ProfilerConfig(**options)), 5)
+    assert [*found] == [Window(*each) for each in expected]
 
 
 def test_room_is_looked_for_from_the_present_step_on() -> None:
@@ -449,50 +386,31 @@ def test_options_that_are_not_in_play_are_not_advised() -> None:
     assert remedy(ProfilerConfig(active=1), Window(0, 0, 0)) == "train longer"
 
 
-@pytest.mark.parametrize(
-    ("window", "words"),
-    [
-        (Window(4, 4, 4), "The window of step 4 ended early, after 0 of 1 step (why)"),
-        (Window(0, 3, 5), "The window of steps 3–5 ended early, after 1 of 3 steps (why)"),
-        (Window(0, 0, None), "The window of steps from 0 on ended early, after 1 step (why)"),
-    ],
-)
-def test_a_window_cut_short_in_words(window: Window, words: str) -> None:
-    done = 0 if window.last == window.first else 1
-    assert window.cut_short(done, "why") == f"{words}; it is kept and labelled truncated."
-
-
-def recorded_by_torch(folder: Path, schedule: Any, steps: int) -> list[list[str]]:
-    """The names of the steps in each trace of torch's own profiler."""
-    found: list[list[str]] = []
+def recorded_by_torch(folder: Path, schedule: Any, steps: int) -> list[list[int]]:
+    """The numbers of the steps in each trace of torch's own profiler."""
+    found: list[list[int]] = []
 
     def keep(profiler: profile) -> None:
         profiler.export_chrome_trace(str(folder / "trace.json"))
-        names = {
-            row.name
-            for row in Capture.load(folder / "trace.json").events
-            if row.name.startswith("ProfilerStep#")
-        }
-        found.append(sorted(names))
+        names = {row.name.partition("#") for row in Capture.load(folder / "trace.json").events}
+        found.append(
+            sorted(int(number) for name, _, number in names if name == "ProfilerStep" and number)
+        )
 
-    with profile(
-        activities=[ProfilerActivity.CPU], schedule=schedule, on_trace_ready=keep
-    ) as profiler:
+    cpu = [ProfilerActivity.CPU]
+    with profile(activities=cpu, schedule=schedule, on_trace_ready=keep) as profiler:
         for _ in range(steps):
             torch.ones(1)
             profiler.step()
     return found
 
 
-def recorded_by_us(folder: Path, steps: int, **options: Any) -> list[list[str]]:
+def recorded_by_us(folder: Path, steps: int, **options: Any) -> list[list[int]]:
     with Session(export="inline", sinks={}, output_dir=folder, **options) as session:
         for _ in range(steps):
             torch.ones(1)
             session.step()
-    return [
-        [f"ProfilerStep#{number}" for number in capture.steps.column("number")]
-        for capture in session.captures
-    ]
+    return [capture.steps.column("number") for capture in session.captures]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of a profiler that is used twice
@@ -515,10 +433,7 @@ def test_a_session_records_what_torchs_profiler_does_by_the_same_schedule(
 def test_a_config_names_the_schedule_by_its_target(tmp_path: Path) -> None:
     described = {"_target_": "torch.profiler.schedule", "wait": 2, "warmup": 1, "active": 2}
     config = ProfilerConfig(schedule=described, export="inline", output_dir=tmp_path, sinks={})
-    assert recorded_by_us(tmp_path, 9, schedule=described)[0] == [
-        "ProfilerStep#3",
-        "ProfilerStep#4",
-    ]
+    assert recorded_by_us(tmp_path, 9, schedule=described)[0] == [3, 4]
     assert config.plain()["schedule"] == described
     function = torch_schedule(wait=1, warmup=1, active=1)
     assert ProfilerConfig(schedule=function).plain()["schedule"] == "schedule.<locals>.schedule_fn"
@@ -526,18 +441,16 @@ def test_a_config_names_the_schedule_by_its_target(tmp_path: Path) -> None:
 
 
 def test_a_run_with_a_function_says_what_came_of_it(tmp_path: Path, log: Log) -> None:
-    assert (
-        recorded_by_us(tmp_path, 3, schedule=torch_schedule(wait=10_000, warmup=1, active=1)) == []
-    )
+    late = torch_schedule(wait=10_000, warmup=1, active=1)
+    assert recorded_by_us(tmp_path, 3, schedule=late) == []
     said = "The run ended after 3 steps, before a window had recorded a step: make profiler.schedule record earlier, or "
     assert f"{said}train longer." in log.at("WARNING")
     assert any(
         line.startswith("Profiler records no window before step 1001 on cpu")
         for line in log.at("INFO")
     )
-    assert recorded_by_us(
-        tmp_path, 1_500, schedule=torch_schedule(wait=1_400, warmup=1, active=1, repeat=1)
-    ) == [["ProfilerStep#1401"]]
+    once = torch_schedule(wait=1_400, warmup=1, active=1, repeat=1)
+    assert recorded_by_us(tmp_path, 1_500, schedule=once) == [[1401]]
 
 
 def test_a_checkpoints_step_number_moves_on_in_it(tmp_path: Path) -> None:
@@ -581,15 +494,12 @@ def test_what_is_no_schedule_is_refused(given: Any, sentence: str) -> None:
 
 def test_what_stands_beside_a_function_is_refused_or_named() -> None:
     function = torch_schedule(wait=1, warmup=1, active=1)
-    with pytest.raises(
-        ConfigError, match=r"^profiler\.schedule and profiler\.at_steps are both given, "
+    for beside, sentence in (
+        ({"at_steps": [3]}, r"^profiler\.schedule and profiler\.at_steps are both given, "),
+        ({"repeat": 3}, r"^profiler\.repeat is 3, but profiler\.schedule says which windows there"),
     ):
-        ProfilerConfig(schedule=function, at_steps=[3])
-    with pytest.raises(
-        ConfigError,
-        match=r"^profiler\.repeat is 3, but profiler\.schedule says which windows there",
-    ):
-        ProfilerConfig(schedule=function, repeat=3)
+        with pytest.raises(ConfigError, match=sentence):
+            ProfilerConfig(schedule=function, **beside)
     (note,) = ProfilerConfig(schedule=function, wait=2, active=3).notes
     assert note.startswith(
         "profiler.wait=2 and profiler.active=3 are ignored: profiler.schedule says"
