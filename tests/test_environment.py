@@ -96,6 +96,16 @@ def nothing(_: int) -> None:
 # Settings.
 
 
+SETTINGS = [
+    "grad_enabled",
+    "anomaly_mode",
+    "float32_matmul_precision",
+    "allow_tf32",
+    "cudnn_benchmark",
+    "deterministic_algorithms",
+]
+
+
 def test_the_settings_are_those_at_the_beginning_of_the_window(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     usual = recorded(tmp_path / "usual", nothing)
@@ -105,14 +115,7 @@ def test_the_settings_are_those_at_the_beginning_of_the_window(tmp_path: Path) -
         "cpus": usable_cpus(),
         "local_ranks": 1,
     }
-    assert {key: usual[key] for key in list(usual)[1:7]} == {
-        "grad_enabled": True,
-        "anomaly_mode": False,
-        "float32_matmul_precision": "highest",
-        "allow_tf32": False,
-        "cudnn_benchmark": False,
-        "deterministic_algorithms": False,
-    }
+    assert [usual[key] for key in SETTINGS] == [True, False, "highest", False, False, False]
     try:
         torch.set_num_threads(threads + 3)
         torch.use_deterministic_algorithms(True)
@@ -126,14 +129,7 @@ def test_the_settings_are_those_at_the_beginning_of_the_window(tmp_path: Path) -
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.benchmark = False
     assert changed["threads"]["intra_op"] == threads + 3
-    assert {key: changed[key] for key in list(usual)[1:7]} == {
-        "grad_enabled": False,
-        "anomaly_mode": True,
-        "float32_matmul_precision": "medium",
-        "allow_tf32": True,
-        "cudnn_benchmark": True,
-        "deterministic_algorithms": True,
-    }
+    assert [changed[key] for key in SETTINGS] == [False, True, "medium", True, True, True]
 
 
 def test_what_torch_does_not_say_is_unknown(
@@ -147,11 +143,8 @@ def test_what_torch_does_not_say_is_unknown(
     monkeypatch.setattr(facts, "usable_cpus", fail)
     monkeypatch.setattr(torch.backends, "cuda", SimpleNamespace())
     found = recorded(tmp_path, nothing)
-    assert found["threads"]["intra_op"] is None
-    assert found["threads"]["cpus"] is None
-    assert found["anomaly_mode"] is None
-    assert found["allow_tf32"] is None
-    assert found["grad_enabled"] is True
+    assert (found["threads"]["intra_op"], found["threads"]["cpus"]) == (None, None)
+    assert [found[key] for key in SETTINGS[:4]] == [True, None, "highest", None]
 
 
 def test_tf32_is_known_from_the_newer_setting_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,11 +316,8 @@ def test_collections_within_the_window_are_counted_on_every_thread(tmp_path: Pat
     assert found["collections"] == 3
     assert 0 < found["longest_ns"] < found["total_ns"] < time.perf_counter_ns() - began
     assert gc.callbacks == before
-    assert recorded(tmp_path / "quiet", nothing)["garbage_collection"] == {
-        "collections": 0,
-        "total_ns": 0,
-        "longest_ns": 0,
-    }
+    quiet = recorded(tmp_path / "quiet", nothing)["garbage_collection"]
+    assert quiet == dict.fromkeys(("collections", "total_ns", "longest_ns"), 0)
 
 
 def counting() -> int:
@@ -398,6 +388,20 @@ def test_a_collection_that_began_before_the_window_is_not_counted() -> None:
 # Dynamo.
 
 
+def counted(
+    graphs: int | None,
+    breaks: dict[str, int] | None,
+    recompilations: int | None,
+    guards: dict[str, int] | None,
+) -> dict[str, Any]:
+    return {
+        "graphs": graphs,
+        "graph_breaks": breaks,
+        "recompilations": recompilations,
+        "failed_guards": guards,
+    }
+
+
 def broken(x: torch.Tensor, factor: int) -> torch.Tensor:
     y = x * factor
     torch._dynamo.graph_break()
@@ -434,7 +438,7 @@ def test_a_window_without_compilation_has_zeros(tmp_path: Path, dynamo: Any) -> 
     compiled = torch.compile(broken, backend="eager")
     compiled(torch.ones(2), 1)
     found = recorded(tmp_path, lambda _: compiled(torch.ones(2), 1))["dynamo"]
-    assert found == {"graphs": 0, "graph_breaks": {}, "recompilations": 0, "failed_guards": {}}
+    assert found == counted(0, {}, 0, {})
 
 
 def test_a_collection_in_a_compiled_function_compiles_nothing_of_ours(
@@ -466,10 +470,9 @@ def test_missing_counters_of_torch_are_unknown(
     def compile_two(step: int) -> None:
         utils.counters["stats"]["unique_graphs"] += 2
 
-    found = recorded(tmp_path / "compiles", compile_two)["dynamo"]
-    assert found == {"graphs": 4, "graph_breaks": {}, "recompilations": None, "failed_guards": None}
-    found = recorded(tmp_path / "compiles not", nothing)["dynamo"]
-    assert found == {"graphs": 0, "graph_breaks": {}, "recompilations": None, "failed_guards": None}
+    for name, each_step, graphs in (("compiles", compile_two, 4), ("compiles not", nothing, 0)):
+        found = recorded(tmp_path / name, each_step)["dynamo"]
+        assert found == counted(graphs, {}, None, None)
     before = dynamo_counts()
     utils.counters = None  # as if torch had changed it
     assert compiled_since(known(dynamo_counts)) is None
@@ -485,12 +488,7 @@ def test_dynamo_is_not_loaded_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
     # loaded within the window
     utils = SimpleNamespace(counters={"stats": {"unique_graphs": 3}})
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)  # type: ignore[arg-type]
-    assert compiled_since(before) == {
-        "graphs": 3,
-        "graph_breaks": {},
-        "recompilations": 0,
-        "failed_guards": None,
-    }
+    assert compiled_since(before) == counted(3, {}, 0, None)
 
 
 def counts(
@@ -501,27 +499,13 @@ def counts(
 
 
 def test_compilations_are_differences() -> None:
-    assert compilations(
-        counts(2, 1, {"k == 1": 1}, a=1, b=2),
-        counts(5, 4, {"k == 1": 1, "k == 2": 2}, a=1, b=5, c=1),
-    ) == {
-        "graphs": 3,
-        "graph_breaks": {"b": 3, "c": 1},
-        "recompilations": 3,
-        "failed_guards": {"k == 2": 2},
-    }
-    assert compilations(counts(2, 0, {"k == 1": 3}, a=1), counts(1, 1, {"k == 2": 1}, b=1)) == {
-        "graphs": None,
-        "graph_breaks": None,
-        "recompilations": 1,
-        "failed_guards": None,
-    }, "the program has cleared the counters"
-    assert compilations(counts(2, 2, a=1), counts(2, 1, a=2)) == {
-        "graphs": 0,
-        "graph_breaks": {"a": 1},
-        "recompilations": None,
-        "failed_guards": None,
-    }, "torch._dynamo.reset was called"
+    once, twice = {"k == 1": 1}, {"k == 1": 1, "k == 2": 2}
+    later = compilations(counts(2, 1, once, a=1, b=2), counts(5, 4, twice, a=1, b=5, c=1))
+    assert later == counted(3, {"b": 3, "c": 1}, 3, {"k == 2": 2})
+    cleared = compilations(counts(2, 0, {"k == 1": 3}, a=1), counts(1, 1, {"k == 2": 1}, b=1))
+    assert cleared == counted(None, None, 1, None), "the program has cleared the counters"
+    reset = compilations(counts(2, 2, a=1), counts(2, 1, a=2))
+    assert reset == counted(0, {"a": 1}, None, None), "torch._dynamo.reset was called"
     assert compilations(counts(2, None), counts(2, 1))["recompilations"] is None
 
 
@@ -587,10 +571,8 @@ def test_every_loader_of_the_window_is_listed_once_and_no_other(tmp_path: Path) 
             pass
     assert of(session)["loaders"] == [
         {
-            "phase": "train",
+            **IN_PROCESS,
             "workers": 1,
-            "batch_size": 2,
-            "pin_memory": False,
             "persistent_workers": True,
             "prefetch_factor": 3,
             "iterable": True,
@@ -616,21 +598,17 @@ def test_any_object_is_asked_for_its_settings_and_none_can_fail() -> None:
         def __getattr__(self, name: str) -> Any:
             raise RuntimeError(name)
 
-    assert loader_settings(Hostile()) == {
-        "workers": 2,
-        "batch_size": None,
-        "pin_memory": None,
-        "persistent_workers": None,
-        "prefetch_factor": None,
-        "iterable": None,
-    }
+    unknown = dict.fromkeys(IN_PROCESS.keys() - {"phase"})
+    assert loader_settings(Hostile()) == {**unknown, "workers": 2}
     assert loader_settings(SimpleNamespace(num_workers="4")) is None
     assert loader_settings(None) is None
-    sampled = DataLoader(range(6), batch_sampler=[[0, 1], [2, 3]])  # type: ignore[arg-type]
-    assert loader_settings(sampled)["batch_size"] is None  # type: ignore[index]
     sampler = torch.utils.data.BatchSampler(range(6), batch_size=3, drop_last=False)
-    sampled = DataLoader(range(6), batch_sampler=sampler)  # type: ignore[arg-type]
-    assert loader_settings(sampled)["batch_size"] == 3  # type: ignore[index]
+    batches: tuple[Any, ...] = ([[0, 1], [2, 3]], sampler)
+    sampled = [
+        loader_settings(DataLoader(range(6), batch_sampler=each))  # type: ignore[arg-type]
+        for each in batches
+    ]
+    assert [settings["batch_size"] for settings in sampled] == [None, 3]  # type: ignore[index]
 
 
 def test_a_trainers_loader_counts_until_the_run_ends() -> None:
