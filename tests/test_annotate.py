@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo.testing
 from builders import view_text
 from recording import recorded
 from torch import nn
@@ -74,13 +73,6 @@ def test_a_subclass_that_calls_its_parent_and_a_module_that_was_saved(tmp_path: 
     assert seen.names == ["layer", "layer"]
 
 
-def test_blocks_nest_and_one_object_may_be_entered_again(tmp_path: Path) -> None:
-    block = profiled("block")
-    with recorded(tmp_path) as seen, block, profiled("inner"), block:
-        pass
-    assert seen.ranges == [("block", None), ("inner", "block"), ("block", "inner")]
-
-
 def test_an_exception_ends_the_range_and_goes_on_unchanged(tmp_path: Path) -> None:
     error = KeyError("mine")
 
@@ -120,13 +112,13 @@ def test_one_object_entered_from_two_threads_ends_each_threads_own_range(tmp_pat
     def work() -> None:
         with block:
             inside.set()
-            leave.wait(10)
+            leave.wait(120)
 
     with recorded(tmp_path) as seen:
         thread = threading.Thread(target=work)
         with block:
             thread.start()
-            inside.wait(10)
+            inside.wait(120)
         leave.set()
         thread.join()
         with profiled("after"):
@@ -159,27 +151,6 @@ def test_the_public_way_to_open_a_range_writes_the_same_event(
     )
     assert events() == cheap
     assert len(cheap) == 3
-
-
-def test_arming_does_not_recompile_a_compiled_function_or_module() -> None:
-    counter = torch._dynamo.testing.CompileCounter()
-    layer = Layer()
-
-    @profiled
-    def step(x: torch.Tensor) -> torch.Tensor:
-        with profiled("block"):
-            return layer(x).sin()
-
-    compiled = torch.compile(step, backend=counter, fullgraph=True)
-    x = torch.ones(1, 3)
-    try:
-        compiled(x)
-        backends.arm()
-        compiled(x)
-    finally:
-        backends.disarm()
-    compiled(x)
-    assert counter.frame_count == 1
 
 
 def test_every_form_of_the_decorator() -> None:

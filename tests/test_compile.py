@@ -16,9 +16,8 @@ import torch._dynamo.utils
 from collected import Log
 from torch import nn
 
-from instrument import Capture, Session, instrument_model, profiled
+from instrument import Capture, Session, profiled
 from instrument.annotate import backends
-from instrument.annotate.modules import forget
 from instrument.report.text import render
 
 X = torch.ones(2, 4)
@@ -221,18 +220,6 @@ def test_functional_transforms() -> None:
     for gradient, mapped in (recording, idle):
         assert torch.equal(gradient, expected)
         assert torch.equal(mapped, x.sin())
-
-
-def test_ranges_of_an_instrumented_model_do_not_stay_in_the_compiled_code(tmp_path: Path) -> None:
-    net = model()
-    instrument_model(net)
-    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
-    try:
-        run(Session({"wait": 1, "active": 2, "output_dir": str(tmp_path)}), compiled, steps=4)
-    finally:
-        forget(net)
-    assert graphs() == (1, 0)
-    assert nn.Module.__call__ is nn.Module._wrapped_call_impl
 
 
 def test_a_marked_module_in_a_compiled_region_is_told(tmp_path: Path) -> None:

@@ -121,47 +121,35 @@ def test_everyone_who_armed_gets_the_ranges_until_disarmed() -> None:
         backends.disarm()
 
 
-def test_nvtx_without_cuda_is_refused_before_the_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("tool", "lacks"),
+    [
+        ("nvtx", "without CUDA: install a CUDA build of torch, or leave nvtx out."),
+        ("itt", "without ITT: leave itt out."),
+    ],
+)
+def test_a_tool_that_torch_lacks_is_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, lacks: str
 ) -> None:
-    if torch.version.cuda is not None:  # then torch has NVTX, also on a machine without a device
+    def missing(_: str) -> None:
+        raise RuntimeError("NVTX functions not installed. Are you sure you have a CUDA build?")
 
-        def missing(_: str) -> None:
-            raise RuntimeError("NVTX functions not installed. Are you sure you have a CUDA build?")
-
-        monkeypatch.setattr(torch.cuda.nvtx, "mark", missing)
-    with pytest.raises(ConfigError) as raised:
-        Session({"emit": ["nvtx"], "output_dir": str(tmp_path)}).start()
-    assert str(raised.value) == (
-        "profiler.emit names nvtx, but this torch was built without CUDA: install a CUDA build of torch, "
-        "or leave nvtx out."
-    )
-
-
-@pytest.mark.skipif(torch.version.cuda is None, reason="this torch has no NVTX")
-def test_the_real_nvtx_takes_ranges_and_marks_also_without_a_device(tmp_path: Path) -> None:
-    with Session({"active": 1, "output_dir": str(tmp_path), "emit": ["torch", "nvtx"]}) as session:
-        with profiled("mine"):
-            torch.ones(1)
-        session.step()
-    assert [row.name for row in session.captures[0].ranges] == ["mine"]
-
-
-def test_itt_where_torch_lacks_it_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    monkeypatch.setattr(torch.cuda.nvtx, "mark", missing)
     monkeypatch.setattr(itt, "is_available", lambda: False)
     with pytest.raises(ConfigError) as raised:
-        Session({"emit": ["torch", "itt"], "output_dir": str(tmp_path)}).start()
-    assert (
-        str(raised.value)
-        == "profiler.emit names itt, but this torch was built without ITT: leave itt out."
-    )
+        Session({"emit": ["torch", tool], "output_dir": str(tmp_path)}).start()
+    assert str(raised.value) == f"profiler.emit names {tool}, but this torch was built {lacks}"
 
 
-@pytest.mark.skipif(not itt.is_available(), reason="this torch has no ITT")
-def test_the_real_itt_takes_ranges_and_marks(tmp_path: Path) -> None:
-    with Session({"active": 1, "output_dir": str(tmp_path), "emit": ["torch", "itt"]}) as session:
+@pytest.mark.parametrize(
+    ("tool", "there"), [("nvtx", torch.version.cuda is not None), ("itt", itt.is_available())]
+)
+def test_the_real_tool_takes_ranges_and_marks_also_without_a_device(
+    tmp_path: Path, tool: str, there: bool
+) -> None:
+    if not there:
+        pytest.skip(f"this torch has no {tool}")
+    with Session({"active": 1, "output_dir": str(tmp_path), "emit": ["torch", tool]}) as session:
         with profiled("mine"):
             torch.ones(1)
         session.step()

@@ -183,13 +183,6 @@ def test_an_unknown_phase_is_counted_by_itself_and_told_once(tmp_path: Path, log
     ]
 
 
-def test_a_block_of_train_within_train_changes_nothing(tmp_path: Path) -> None:
-    with Session(active=2, output_dir=tmp_path) as session, session.phase("train"):
-        for _ in session.steps(range(3)):
-            work()
-    assert [numbers(capture) for capture in session.captures] == [[0, 1]]
-
-
 def test_a_restarted_session_counts_each_phase_anew(tmp_path: Path) -> None:
     session = Session(active=1, phases=["train", "validation"], output_dir=tmp_path)
     for _ in range(2):
@@ -226,16 +219,6 @@ def test_triggers_see_the_steps_of_train_alone_and_without_the_time_of_validatio
             now[0] += 4
             session.step()
     assert [(step.number, step.duration_ns) for step in seen] == [(0, 11), (1, 11)]
-
-
-def test_a_disabled_session_counts_and_records_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with Session("disabled") as session:
-        epoch(session, train=3, validation=4)
-    assert session.step_number == 3
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_block_of_train_within_train_takes_no_step_out_of_the_timings(tmp_path: Path) -> None:
