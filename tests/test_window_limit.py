@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from itertools import count
 from pathlib import Path
 
@@ -78,15 +77,21 @@ def test_a_step_that_does_not_end_is_cut_at_twice_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "_LOOK_S", 0.01)
-    held = 10**9
-    monkeypatch.setattr(limits, "resident_bytes", lambda: held)
+    held, looked = 10**9, threading.Event()
+
+    def look() -> int:
+        looked.set()
+        return held
+
+    monkeypatch.setattr(limits, "resident_bytes", look)
     with Session(max_window_memory="1MB", output_dir=tmp_path) as session:
         held += 1_900_000
-        time.sleep(0.2)
+        for _ in range(3):  # after the second look, the thread has drawn nothing from the first
+            looked.clear()
+            looked.wait()
         assert session.loop.recording
         held += 200_000
-        until = time.monotonic() + 60
-        while session.loop.recording and time.monotonic() < until:
+        while session.loop.recording:
             torch.ones(2) + 1
     (capture,) = session.captures
     assert capture.metadata["window"]["truncated"] is True
@@ -104,7 +109,7 @@ def test_a_step_on_the_only_thread_that_can_stop_the_profiler_is_not_cut(
     with Session(options, output_dir=tmp_path) as session:
         (watcher,) = (each for each in threading.enumerate() if each.name == "instrument-limits")
         held += 3_000_000
-        watcher.join(60)
+        watcher.join()
         assert session.loop.recording
         session.step()
     (capture,) = session.captures
@@ -122,13 +127,6 @@ def test_no_window_may_take_more_than_an_eighth_of_the_machine(
     monkeypatch.setattr(limits, "resident_bytes", lambda: next(sizes))
     (capture,) = run(Session(active=5, output_dir=tmp_path), 5).captures
     assert capture.metadata["window"]["steps"] == 2
-
-
-def test_what_the_process_holds_is_told_by_the_system() -> None:
-    before = limits.resident_bytes()
-    held = bytearray(b"x" * 200_000_000)
-    assert limits.resident_bytes() - before > 100_000_000
-    del held
 
 
 def test_no_limit_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

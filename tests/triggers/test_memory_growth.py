@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 import warm
 
 from instrument import Session
+from instrument.record import limits
 from instrument.triggers import Step, memory_growth
 from instrument.triggers.memory_growth import MemoryGrowth
 
@@ -97,14 +99,26 @@ def test_its_windows_record_memory_and_those_of_others_do_not(
         assert bool(known) == capture.metadata["config"]["profile_memory"] == (trigger is not None)
 
 
+def test_the_resident_size_is_the_second_number_that_linux_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    statm = {Path("/proc/self/statm"): "9000 700 200 5 0 600 0\n"}  # in pages
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: statm[path])
+    page = os.sysconf("SC_PAGE_SIZE")
+    assert (memory_growth._resident_bytes(), limits.resident_bytes()) == (700 * page, 500 * page)
+
+
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 def test_the_resident_size_is_that_which_the_system_tells() -> None:
-    code = (
-        "from pathlib import Path; from instrument.triggers.memory_growth import _resident_bytes "
-        "as now\n"
-        "keep = b'x' * (300 * 2**20)\n"
-        "status = Path('/proc/self/status').read_text()\n"
-        "print(now() / 1024 / int(status.partition('VmRSS:')[2].split()[0]))"
-    )
-    ratio = float(warm.run_code(code).stdout)
-    assert 0.9 < ratio < 1.1
+    code = """
+        from pathlib import Path
+        from instrument.record.limits import resident_bytes
+        from instrument.triggers.memory_growth import _resident_bytes
+        before, keep = resident_bytes(), b"x" * (300 * 2**20)
+        status = Path("/proc/self/status").read_text()
+        print(_resident_bytes() / 1024 / int(status.partition("VmRSS:")[2].split()[0]))
+        print((resident_bytes() - before) / len(keep))
+    """
+    for ratio in warm.run_code(code).stdout.split():
+        assert 0.9 < float(ratio) < 1.1

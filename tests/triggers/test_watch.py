@@ -135,7 +135,7 @@ def test_polling_goes_on_off_the_training_thread_until_the_end(
     trigger = Polled(calls=[])
     calls = trigger.calls
     with Session({"at_steps": [], "output_dir": tmp_path}, triggers={"polled": trigger}):
-        assert calls[0].wait(20)
+        assert calls[0].wait()
     ended = calls.index("ended")
     assert set(calls[1:ended]).isdisjoint({get_ident()})
 
@@ -147,11 +147,11 @@ def test_a_poll_that_fails_is_told_once_and_its_end_still_comes(
     monkeypatch.setattr(watching, "POLL_SECONDS", 0.001)
     trigger = Polled(calls=[], fails=True)
     watch = TriggerRunner({"polled": trigger}, tmp_path)
-    assert trigger.calls[0].wait(20)
+    assert trigger.calls[0].wait()
     watch.end()
     for thread in threading.enumerate():
         if thread.name == "instrument-triggers":
-            thread.join(20)
+            thread.join()
     assert [type(call) for call in trigger.calls[1:]] == [int, str], "polled once, and ended"
     (error,) = log.at("ERROR")
     assert error.startswith("The trigger polled failed and is not called again.")
@@ -198,7 +198,7 @@ def test_a_trigger_that_would_leave_the_program_costs_itself_alone(
         with session:
             for _ in range(3):
                 session.step()
-            assert where in ("failed", "end") or left.wait(20)
+            assert where in ("failed", "end") or left.wait()
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -257,5 +257,5 @@ def test_a_poll_may_stop_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyP
     options = {"active": 9, "output_dir": tmp_path, "preemption_grace_s": None}
     session = Session(**options, triggers={"s": Stops()})
     session.start()
-    assert over.wait(60)
+    assert over.wait()
     assert not session.running
