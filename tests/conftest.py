@@ -11,6 +11,7 @@ import pytest
 import warm
 from browsing import browser as browser
 from browsing import opened as opened
+from browsing import opened_once as opened_once
 from collected import Log
 from commands import command as command
 from golden import golden as golden

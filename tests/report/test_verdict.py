@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import real_traces
 
-import pytest
-
-from instrument.capture import Capture
 from instrument.findings.diagnosis import Diagnosis, as_markdown, as_text
 from instrument.findings.finding import Finding, Saving
 from instrument.report.verdict import verdict, verdict_of
-
-needs_traces = pytest.mark.skipif(
-    "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of traces"
-)
 
 
 def _finding(title: str, saving_ns: int | None, share: float | None = None) -> Finding:
@@ -69,7 +61,8 @@ def test_the_verdict_names_the_time_that_is_not_explained() -> None:
     assert verdict(_diagnosis(unexplained=0.051)).startswith("For 5.1 % of the time")
 
 
-@needs_traces
+@real_traces.needs_traces
 def test_a_trace_of_hip_graphs_is_half_unexplained() -> None:
-    capture = Capture.load(Path(os.environ["INSTRUMENT_TRACES"]) / "mi300x_vllm_graph.json.gz")
-    assert verdict_of(capture).startswith("For 49 % of the time, device work began late")
+    assert verdict_of(real_traces.load("mi300x_vllm_graph")).startswith(
+        "For 49 % of the time, device work began late"
+    )

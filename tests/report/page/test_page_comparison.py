@@ -66,11 +66,12 @@ def comparison(after: Capture, before: Any, **options: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> tuple[Capture, Capture]:
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Capture, Capture]:
     """Before and after: `read` takes 200 µs more, and another product makes the blocks shorter."""
-    was = write_capture(tmp_path / "before", training(100))
-    return was, write_capture(tmp_path / "after", training(300, "aten::bmm"))
+    folder = tmp_path_factory.mktemp("pair")
+    was = write_capture(folder / "before", training(100))
+    return was, write_capture(folder / "after", training(300, "aten::bmm"))
 
 
 def test_the_parts_of_the_page_sum_to_the_change(pair: tuple[Capture, Capture]) -> None:
@@ -223,33 +224,19 @@ def test_a_redacted_page_names_no_file_and_no_host_of_the_other_run(tmp_path: Pa
         assert "secret" in plain
 
 
-@pytest.fixture
-def written(tmp_path: Path, pair: tuple[Capture, Capture]) -> Path:
-    path = tmp_path / "report.html"
-    pair[1].report(path, before=pair[0].folder)
-    return path
+@pytest.fixture(scope="module")
+def tab(pair: tuple[Capture, Capture], opened_once: Callable[..., Page]) -> Page:
+    """The page with the section, which the tests use one after another."""
+    before, after = pair
+    assert after.folder
+    path = after.folder / "report.html"
+    after.report(path, before=before.folder)
+    return opened_once(path, "#comparison")
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_axe_finds_nothing_serious(
-    opened: Callable[..., Page], written: Path, dark: bool, tmp_path: Path
-) -> None:
-    refused = tmp_path / "refused.html"
-    on_device = [step(0, 0, 100), step(1, 100, 100), *launched("gemm", 110, 120, 30, 1)]
-    before = capture(tmp_path, on_device)
-    refused.write_text(page(payload([before], before=written.parent / "before")).html)
-    for path in (written, refused):
-        tab = opened(path, "#comparison", dark=dark)
-        tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-        assert problems(tab) == []
-    assert "too unlike to be compared" in tab.locator("#comparison .warning").inner_text()
-
-
-def test_the_section_says_what_changed(opened: Callable[..., Page], written: Path) -> None:
-    tab = opened(written, "#comparison")
+def test_the_section_says_what_changed(tab: Page, pair: tuple[Capture, Capture]) -> None:
     section = tab.locator("#comparison")
-    (before,) = (written.parent / "before").iterdir()
-    assert section.locator("h2").inner_text() == f"Compared with {before}"
+    assert section.locator("h2").inner_text() == f"Compared with {pair[0].folder}"
     facts = section.locator(".fact").all_inner_texts()
     assert facts[2].split("\n") == ["Change", "+200.000 µs", "39.9% slower"]
     assert facts[3].split("\n") == ["Mostly", "+200.000 µs", "read · other CPU"]
@@ -266,8 +253,7 @@ def test_the_section_says_what_changed(opened: Callable[..., Page], written: Pat
         assert (bar["x"] + bar["width"] / 2 > zero["x"]) == is_slower
 
 
-def test_tables_sort_and_filter(opened: Callable[..., Page], written: Path) -> None:
-    tab = opened(written, "#comparison")
+def test_tables_sort_and_filter(tab: Page) -> None:
     tab.locator("#comparison-operators summary").click()
     operators = tab.locator("#comparison-operators")
     names = operators.locator("tbody td:first-child")
@@ -284,3 +270,16 @@ def test_tables_sort_and_filter(opened: Callable[..., Page], written: Path) -> N
     cells = ranges.locator("tbody td").all_inner_texts()
     assert cells[1:4] == ["same", "33.000 µs", "7.000 µs"]
     assert ranges.get_by_role("status").inner_text() == "1 of 16 rows"
+
+
+def test_axe_finds_nothing_serious(
+    opened: Callable[..., Page], tab: Page, pair: tuple[Capture, Capture], tmp_path: Path
+) -> None:
+    refused = tmp_path / "refused.html"
+    on_device = [step(0, 0, 100), step(1, 100, 100), *launched("gemm", 110, 120, 30, 1)]
+    refused.write_text(page(payload([capture(tmp_path, on_device)], before=pair[0])).html)
+    unlike = opened(refused, "#comparison")
+    for each in (tab, unlike):
+        each.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert problems(each, "#comparison") == []
+    assert "too unlike to be compared" in unlike.locator("#comparison .warning").inner_text()

@@ -89,13 +89,15 @@ def test_nothing_with_a_time_has_no_graph(tmp_path: Path) -> None:
     assert flame_graphs(capture(tmp_path, [span("moment", 5, 0)])) is None
 
 
-@pytest.fixture
-def tab(opened: Callable[..., Page], tmp_path: Path) -> Page:
-    path = tmp_path / "report.html"
-    found = flame_graphs(capture(tmp_path, [*steps(), *kernels()]))
+@pytest.fixture(scope="module")
+def tab(opened_once: Callable[..., Page], tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The graphs on a page, which the tests use one after another."""
+    folder = tmp_path_factory.mktemp("flame")
+    path = folder / "report.html"
+    found = flame_graphs(capture(folder, [*steps(), *kernels()]))
     payload = {"version": 1, "title": "a", "begin_ns": 0, "sections": {"flame": found}}
     path.write_text(page(payload).html, encoding="utf-8")
-    tab = opened(path, "#flame")
+    tab = opened_once(path, "#flame")
     tab.wait_for_function("document.querySelector('#flame canvas').dataset.rectangles > 0")
     return tab
 
@@ -108,6 +110,7 @@ def test_the_search_sums_each_moment_once(tab: Page) -> None:
     assert found.inner_text().startswith("35.0%")
     tab.get_by_placeholder("Search frames").fill("nothing")
     assert found.inner_text().startswith("0.0%")
+    tab.get_by_placeholder("Search frames").fill("")
 
 
 def test_frames_are_selected_and_zoomed_by_keys_and_clicks(tab: Page) -> None:

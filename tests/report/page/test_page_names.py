@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from builders import annotation, call, capture, frame, kernel, span, step
+from browsing import address
+from builders import annotation, call, frame, kernel, span, step, write_capture
 
 from instrument.base.printable import printable
 
@@ -29,9 +30,17 @@ HOSTILE = (
 )
 
 
-@pytest.fixture
-def hostile(tmp_path: Path) -> Path:
-    """The page of a capture in which every name is hostile."""
+FRAGMENTS = (
+    "#<img src=x onerror=alert(1)>",
+    "#timeline?from=javascript:alert(1)&to=%00",
+    "#verdict?%",
+    "#__proto__",
+)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a capture in which every name is hostile, its own too."""
     events = [step(0, 0, 20_000), step(1, 20_000, 20_000)]
     for start in (0, 20_000):
         for k, name in enumerate(HOSTILE):
@@ -43,13 +52,17 @@ def hostile(tmp_path: Path) -> Path:
                 call("cudaLaunchKernel", at + 30, 10, number),
                 kernel(f"kernel {name}", at + 60, 400, correlation=number),
             ]
-    path = tmp_path / "report.html"
-    capture(tmp_path, events).report(path)
+    folder = tmp_path_factory.mktemp("hostile")
+    path = folder / "report.html"
+    write_capture(folder, events, HOSTILE[1]).report(path)
     return path
 
 
-def test_names_are_text(opened: Callable[..., Page], hostile: Path) -> None:
-    tab = opened(hostile)
+def test_names_titles_and_fragments_are_text(opened: Callable[..., Page], hostile: Path) -> None:
+    tab = opened(hostile, FRAGMENTS[0])
+    for fragment in FRAGMENTS[1:]:
+        address(tab, fragment)
+    assert tab.locator("h1").inner_text() == HOSTILE[1]
     scripts = tab.evaluate("document.scripts.length")
     tab.click("#open-all")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -62,21 +75,6 @@ def test_names_are_text(opened: Callable[..., Page], hostile: Path) -> None:
     assert tab.evaluate("document.scripts.length") == scripts == 2
     assert tab.evaluate("document.querySelectorAll('img, svg[onload], iframe').length") == 0
     # the fixture asserts that there was no dialog, no request and no error
-
-
-def test_a_hostile_title_and_fragment_are_text(
-    opened: Callable[..., Page], hostile: Path, tmp_path: Path
-) -> None:
-    named = tmp_path / "<img src=x onerror=alert(1)>.html"
-    named.write_bytes(hostile.read_bytes())
-    for fragment in (
-        "#<img src=x onerror=alert(1)>",
-        "#timeline?from=javascript:alert(1)&to=%00",
-        "#verdict?%",
-        "#__proto__",
-    ):
-        tab = opened(hostile, fragment)
-        assert tab.locator("h1").inner_text() == "trace"
 
 
 def test_the_policy_lets_nothing_else_run(browser: Browser, hostile: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 from collections.abc import Callable
 from itertools import accumulate, pairwise
@@ -11,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+import real_traces
+from browsing import frames
 from builders import annotation, call, capture, frame, kernel, kernels, span, step, steps
 
-from instrument.capture import Capture
 from instrument.findings.diagnosis import Diagnosis
 from instrument.findings.finding import Evidence, Finding
 from instrument.links import loops
@@ -22,8 +21,6 @@ from instrument.report.page.timeline import KINDS, timeline
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-TRACES = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
 
 
 class Slice(NamedTuple):
@@ -247,11 +244,12 @@ def test_a_trace_without_events_has_no_timeline(tmp_path: Path) -> None:
     assert timeline(capture(tmp_path, [])) is None
 
 
-@pytest.mark.skipif(not (TRACES / "expected.json").is_file(), reason="needs INSTRUMENT_TRACES")
-@pytest.mark.parametrize("name", ["v100_resnet50_workers0", "a100_nccl_2ranks_rank0"])
+@real_traces.needs_traces
+@pytest.mark.parametrize(
+    "name", real_traces.each(("v100_resnet50_workers0", "a100_megatron_tp8_rank0"))
+)
 def test_idle_time_of_a_real_trace_is_that_of_an_exact_sweep(name: str) -> None:
-    read = Capture.load(TRACES / f"{name}.json.gz")
-    found = timeline(read)
+    found = timeline(real_traces.load(name))
     assert found is not None
     made = slices(found)
     work = [each for each in made if each.kind == "device"]
@@ -259,9 +257,8 @@ def test_idle_time_of_a_real_trace_is_that_of_an_exact_sweep(name: str) -> None:
     idle_us = sum(
         max(min(each.end, last) - max(each.start, first), 0) for each in made if each.kind == "idle"
     )
-    exact = json.loads((TRACES / "expected.json").read_text())[name]["exact"]
-    assert idle_us / 1e3 == pytest.approx(exact["idle_time"], abs=1e-3)
-    assert len(work) == json.loads((TRACES / "expected.json").read_text())[name]["device_events"]
+    assert idle_us / 1e3 == pytest.approx(real_traces.KNOWN[name]["exact"]["idle_time"], abs=1e-3)
+    assert len(work) == real_traces.KNOWN[name]["device_events"]
 
 
 def written(folder: Path, found: dict[str, Any] | None) -> Path:
@@ -277,13 +274,6 @@ def canvas_of(tab: Page) -> Any:
     canvas.wait_for()
     tab.wait_for_function("document.querySelector('.scroller canvas').dataset.rectangles > 0")
     return canvas
-
-
-def frames(tab: Page) -> None:
-    """Wait until what was asked for is painted."""
-    tab.evaluate(
-        "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
-    )
 
 
 def test_a_click_shows_a_slice_and_leads_to_its_launch(
@@ -367,7 +357,7 @@ def test_a_link_shows_evidence(opened: Callable[..., Page], tmp_path: Path) -> N
 def test_a_frame_draws_no_more_rectangles_than_the_pixels_allow(
     opened: Callable[..., Page], tmp_path: Path
 ) -> None:
-    rows, each = 6, 20_000
+    rows, each = 6, 6_000
     count = rows * each
     found = {
         "steps": [],
@@ -396,7 +386,7 @@ def test_a_frame_draws_no_more_rectangles_than_the_pixels_allow(
     canvas = canvas_of(tab)
     canvas.focus()
     drawn = []
-    for _ in range(30):
+    for _ in range(12):
         tab.keyboard.press("+")
         frames(tab)
         drawn.append(int(canvas.get_attribute("data-rectangles")))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
 import random
 import re
 import statistics
-from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
 import pytest
+import real_traces
 from builders import (
     annotation,
     capture,
@@ -20,6 +18,7 @@ from builders import (
     launched,
     made,
     node,
+    payload_of,
     span,
     step,
     steps,
@@ -42,9 +41,6 @@ from instrument.report.page.redacted import redacted
 from instrument.report.page.verdict import verdict as verdict_section
 
 US = 1000
-needs_traces = pytest.mark.skipif(
-    "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of traces"
-)
 
 
 def sections(*captures: Capture, **options: Any) -> dict[str, Any]:
@@ -52,16 +48,8 @@ def sections(*captures: Capture, **options: Any) -> dict[str, Any]:
     return found
 
 
-def unpacked(html: str) -> dict[str, Any]:
-    """The payload inside a page."""
-    packed = re.search(r'id="payload">([^<]+)<', html)
-    assert packed
-    found: dict[str, Any] = json.loads(gzip.decompress(b64decode(packed[1])))
-    return found
-
-
-@pytest.fixture
-def trained(tmp_path: Path) -> Capture:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Capture:
     """Three steps of 1000, 1400 and 1200 µs, with a forward, its backward and an optimizer."""
     events = []
     for number, start, length in ((3, 0, 1000), (4, 1000, 1400), (5, 2400, 1200)):
@@ -72,7 +60,7 @@ def trained(tmp_path: Path) -> Capture:
             node("MmBackward0", start + 450, length - 800, number),
             annotation("Optimizer.step#SGD.step", start + length - 150, 100),
         ]
-    return write_capture(tmp_path, events)
+    return write_capture(tmp_path_factory.mktemp("trained"), events)
 
 
 def bars(verdict: Any) -> dict[str, dict[str, int]]:
@@ -187,18 +175,13 @@ def test_a_finding_says_why_its_saving_differs_from_its_title(
     assert reasons == ([f"The title counts the time spent {why}"] if why else [])
 
 
-@needs_traces
-def test_the_share_of_a_title_is_that_of_the_finding() -> None:
+@real_traces.needs_traces
+@pytest.mark.parametrize("name", real_traces.each())
+def test_the_share_of_a_title_is_that_of_the_finding(name: str) -> None:
     """The share is the first percentage in the title."""
-    seen = set()
-    for name in ("v100_resnet50_workers0", "v100_resnet50_workers4", "h100_timesformer_inference"):
-        capture = Capture.load(Path(os.environ["INSTRUMENT_TRACES"]) / f"{name}.json.gz")
-        for finding in capture.diagnose().findings:
-            if finding.share is not None:
-                seen.add(finding.code)
-                named = re.findall(r"([\d.]+) %", finding.title)[0]
-                assert f"{named} %" == percent(finding.share)
-    assert len(seen) > 4
+    for finding in real_traces.load(name).diagnose().findings:
+        if finding.share is not None:
+            assert re.findall(r"([\d.]+) %", finding.title)[0] + " %" == percent(finding.share)
 
 
 def test_what_if_holds_the_saving_for_each_factor(trained: Capture) -> None:
@@ -387,23 +370,17 @@ def test_folders_with_blanks_are_redacted_whole(tmp_path: Path) -> None:
         assert redacted(name, ()) == shown
 
 
-def test_the_page_holds_the_payload(trained: Capture) -> None:
-    content = payload([trained])
-    html = page(content).html
-    assert unpacked(html) == json.loads(json.dumps(content))
-    assert page(content).html == html
-    assert "http://" not in html.replace("http://www.w3.org/2000/svg", "")
-    assert "https://" not in html
-
-
-def test_report_shows_the_page_in_a_frame_and_writes_it(trained: Capture, tmp_path: Path) -> None:
+def test_report_writes_the_page_and_shows_it_in_a_frame(trained: Capture, tmp_path: Path) -> None:
     made = trained.report(tmp_path / "made.html")
-    assert (tmp_path / "made.html").read_text(encoding="utf-8") == made.html
+    content = payload([trained])
+    assert page(content).html == made.html == (tmp_path / "made.html").read_text(encoding="utf-8")
+    assert payload_of(tmp_path / "made.html") == json.loads(json.dumps(content))
+    assert "http://" not in made.html.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in made.html
     frame = made._repr_html_()
     assert frame.startswith("<iframe srcdoc=")
     assert "<script" not in frame  # escaped, inside the attribute
     assert "made.html" not in repr(made)
-    assert unpacked(trained.report(redact=True).html)["sections"]
 
 
 def test_the_command_writes_the_page(
@@ -418,9 +395,7 @@ def test_the_command_writes_the_page(
     assert main(["report", str(trained.folder)]) == 0
     written = tmp_path / "report.html"
     assert re.fullmatch(r"Wrote report\.html \([\d.]+ KiB\)\.\n", capsys.readouterr().out)
-    assert unpacked(written.read_text(encoding="utf-8")) == json.loads(
-        json.dumps(payload([trained]))
-    )
+    assert payload_of(written) == json.loads(json.dumps(payload([trained])))
     assert opened == []
     assert main(["report", str(trained.folder), "-o", "other.html", "--open", "--redact"]) == 0
     assert opened == [(tmp_path / "other.html").as_uri()]

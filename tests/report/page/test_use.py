@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from browsing import problems
+from browsing import address, problems
 from builders import (
     annotation,
     capture,
@@ -57,14 +57,19 @@ def training(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> Path:
-    return training(tmp_path)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return training(tmp_path_factory.mktemp("training"))
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.fixture(scope="module")
+def tab(opened_once: Callable[..., Page], written: Path) -> Page:
+    """The page in a tab that the tests use one after another; those that unfold everything come last."""
+    return opened_once(written)
+
+
 def test_axe_finds_nothing_serious(
-    opened: Callable[..., Page], written: Path, dark: bool, tmp_path: Path
+    opened: Callable[..., Page], written: Path, tmp_path: Path
 ) -> None:
     ranks = [
         write_rank(tmp_path, rank, synchronous_steps(own, device=True))
@@ -72,16 +77,14 @@ def test_axe_finds_nothing_serious(
     ]
     run = tmp_path / "run.html"
     run.write_text(page(payload(ranks)).html, encoding="utf-8")
-    for path in (written, run):
-        tab = opened(path, dark=dark)
-        tab.emulate_media(media="screen")
+    for path, within in ((written, None), (run, "#runs")):
+        tab = opened(path)
         tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-        tab.wait_for_timeout(200)
-        assert problems(tab) == []
+        assert problems(tab, within) == []
 
 
-def test_tables_sort_and_filter(opened: Callable[..., Page], written: Path) -> None:
-    tab = opened(written, "#tables")
+def test_tables_sort_and_filter(tab: Page) -> None:
+    address(tab, "#tables")
     kernels = tab.locator("#tables details", has=tab.locator("summary", has_text="Kernels"))
     kernels.locator("summary").click()
     names = kernels.locator("tbody tr td:first-child")
@@ -96,10 +99,12 @@ def test_tables_sort_and_filter(opened: Callable[..., Page], written: Path) -> N
     kernels.get_by_role("searchbox").fill("GEMM 3")
     assert names.all_inner_texts() == ["gemm 3"]
     assert kernels.get_by_role("status").inner_text() == "1 of 8 rows"
+    kernels.get_by_role("searchbox").fill("")
+    assert names.count() == 8
 
 
-def test_the_tree_of_ranges_folds(opened: Callable[..., Page], written: Path) -> None:
-    tab = opened(written, "#ranges")
+def test_the_tree_of_ranges_folds(tab: Page) -> None:
+    address(tab, "#ranges")
     ranges = tab.locator("#ranges")
     rows = ranges.locator("tbody tr")
     assert rows.count() == 11  # the loader, forward with 8 blocks, no range
@@ -116,10 +121,7 @@ def test_the_tree_of_ranges_folds(opened: Callable[..., Page], written: Path) ->
     assert ranges.get_by_role("button", name="By name").get_attribute("aria-pressed") == "true"
 
 
-def test_findings_unfold_to_evidence_in_the_timeline(
-    opened: Callable[..., Page], written: Path
-) -> None:
-    tab = opened(written)
+def test_findings_unfold_to_evidence_in_the_timeline(tab: Page) -> None:
     cards = tab.locator("#verdict details.finding")
     is_open = [card.get_attribute("open") is not None for card in cards.all()]
     assert is_open == [True] + [False] * (len(is_open) - 1)  # the largest saving is unfolded
@@ -135,8 +137,8 @@ def test_findings_unfold_to_evidence_in_the_timeline(
     assert "enumerate(DataLoader)" in tab.locator("#timeline .details h3").inner_text()
 
 
-def test_the_heading_has_the_verdict(opened: Callable[..., Page], written: Path) -> None:
-    tab = opened(written, "#tables")
+def test_the_heading_has_the_verdict(tab: Page) -> None:
+    address(tab, "#tables")
     first = tab.locator("#verdict .finding-title").first.text_content()
     assert tab.locator("#head #sentence").inner_text() == f"{first}."
 
@@ -162,26 +164,10 @@ def test_bounds_that_look_equal_are_not_shown(written: Path) -> None:
         )
 
 
-def test_the_median_is_the_only_time_of_a_step(opened: Callable[..., Page], written: Path) -> None:
-    tab = opened(written)
-    step = tab.locator("#verdict .fact", has_text="A step takes").inner_text().split("\n")
-    # The steps but the first take 10,000 and 10,100 µs.
-    assert step[1:] == [
-        "10.050 ms",
-        "median of 2 steps, all but the first; between 10.000 ms and 10.100 ms",
-    ]
-    assert tab.get_by_text("These 2 steps take 20.100 ms together.").count() == 1
-    tab.click("#open-all")
-    tab.locator("#whatif tbody tr").first.wait_for()
-    shown = tab.locator("#verdict").inner_text() + tab.locator("#whatif").inner_text()
-    assert "instead of" not in shown
-    assert "simulated step takes" not in shown
-
-
 def test_a_card_names_what_was_not_recorded(
-    opened: Callable[..., Page], written: Path, tmp_path: Path
+    opened: Callable[..., Page], tab: Page, tmp_path: Path
 ) -> None:
-    assert opened(written).get_by_text("Not all was recorded").count() == 0
+    assert tab.get_by_text("Not all was recorded").count() == 0
     events = [step(number, 100 * number, 100) for number in range(3)]
     events += [kernel("gemm", 110, 60), *launched("gemm", 200, 210, 40, 7)]
     path = tmp_path / "lost.html"
@@ -192,9 +178,9 @@ def test_a_card_names_what_was_not_recorded(
     ]  # fmt: skip
 
 
-def test_what_if_shows_savings(opened: Callable[..., Page], written: Path) -> None:
+def test_what_if_shows_savings(tab: Page, written: Path) -> None:
     capture = Capture.load(written.with_name("trace.json"))
-    tab = opened(written, "#whatif")
+    address(tab, "#whatif")
     row = tab.locator("#whatif tbody tr", has_text="enumerate(DataLoader)").first
     cells = row.locator("td").all_inner_texts()
     loader = "enumerate(DataLoader)*"
@@ -216,8 +202,7 @@ def test_links_stay_in_the_frame_of_a_notebook(opened: Callable[..., Page], writ
     assert inner.locator("h1").inner_text() == "trace"
 
 
-def test_the_theme_can_be_chosen(opened: Callable[..., Page], written: Path) -> None:
-    tab = opened(written)
+def test_the_theme_can_be_chosen(tab: Page) -> None:
 
     def paper() -> str:
         found: str = tab.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -231,21 +216,9 @@ def test_the_theme_can_be_chosen(opened: Callable[..., Page], written: Path) -> 
     assert paper() == light
 
 
-def test_everything_is_printed(opened: Callable[..., Page], written: Path) -> None:
-    tab = opened(written)
-    tab.emulate_media(media="print")
-    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert tab.locator("details:not([open])").count() == 0
-    assert not tab.locator("#contents").is_visible()
-    for title in ("Verdict", "What if", "Ranges", "Tables"):
-        assert tab.get_by_role("heading", name=title).is_visible()
-    assert tab.locator("#tables").get_by_text("gemm 7").count() > 0
-
-
-def test_a_wide_table_scrolls_beside_its_first_column(
-    opened: Callable[..., Page], written: Path
-) -> None:
-    tab = opened(written, "#whatif", width=620)
+def test_a_wide_table_scrolls_beside_its_first_column(tab: Page) -> None:
+    tab.set_viewport_size({"width": 620, "height": 900})
+    address(tab, "#whatif")
     area = tab.get_by_role("region", name="Causal profile")
     assert area.evaluate("area => area.scrollWidth - area.clientWidth") > 40
     # The second background is the shadow at the right edge. It does not scroll with the table.
@@ -283,7 +256,33 @@ def test_a_long_range_keeps_the_numbers_in_a_narrow_window(
         assert time["x"] + time["width"] <= 500
 
 
-def test_a_narrow_window_scrolls_only_downwards(opened: Callable[..., Page], written: Path) -> None:
-    tab = opened(written, width=480)
+def test_a_narrow_window_scrolls_only_downwards(tab: Page) -> None:
+    tab.set_viewport_size({"width": 480, "height": 900})
     tab.click("#open-all")
     assert tab.evaluate("document.documentElement.scrollWidth") <= 480
+
+
+def test_the_median_is_the_only_time_of_a_step(tab: Page) -> None:
+    tab.set_viewport_size({"width": 1280, "height": 900})
+    step = tab.locator("#verdict .fact", has_text="A step takes").inner_text().split("\n")
+    # The steps but the first take 10,000 and 10,100 µs.
+    assert step[1:] == [
+        "10.050 ms",
+        "median of 2 steps, all but the first; between 10.000 ms and 10.100 ms",
+    ]
+    assert tab.get_by_text("These 2 steps take 20.100 ms together.").count() == 1
+    tab.locator("#whatif tbody tr").first.wait_for()
+    shown = tab.locator("#verdict").inner_text() + tab.locator("#whatif").inner_text()
+    assert "instead of" not in shown
+    assert "simulated step takes" not in shown
+
+
+def test_everything_is_printed(tab: Page) -> None:
+    tab.emulate_media(media="print")
+    tab.evaluate("for (const each of document.querySelectorAll('details')) each.open = false")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.locator("details:not([open])").count() == 0
+    assert not tab.locator("#contents").is_visible()
+    for title in ("Verdict", "What if", "Ranges", "Tables"):
+        assert tab.get_by_role("heading", name=title).is_visible()
+    assert tab.locator("#tables").get_by_text("gemm 7").count() > 0
