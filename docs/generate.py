@@ -1,4 +1,4 @@
-"""Write `options.md`, `columns.md`, `cli.md` and the config files that list options.
+"""Write `options.md`, `columns.md`, `cli.md`, `json.md` and the config files that list options.
 
     python docs/generate.py
 
@@ -30,6 +30,7 @@ from instrument.analysis.timings_file import TIMINGS
 from instrument.analysis.views import VIEWS
 from instrument.cli import command
 from instrument.cli.ls import CAPTURES
+from instrument.compare import difference, guard
 from instrument.compare.rows import (
     COUNTERS_COMPARED,
     KERNELS_COMPARED,
@@ -40,7 +41,10 @@ from instrument.compare.rows import (
 from instrument.compare.step_change import PARTS
 from instrument.config.presets import preset, presets, shipped
 from instrument.config.schema import ModulesConfig, ProfilerConfig, TimingsConfig
+from instrument.findings import diagnosis
+from instrument.report import ab, whatif
 from instrument.runs.run import SCHEMAS
+from instrument.trace.capture_json import ENVIRONMENT_KEYS
 from instrument.whatif.causal_profile import CAUSAL_PROFILE
 from instrument.whatif.critical_path import CRITICAL_PATH
 
@@ -126,15 +130,13 @@ def sink_or_trigger_file(name: str, target: str) -> str:
 
 
 def cli_page() -> str:
-    """The page of all commands."""
+    """The page of all commands; the text above the note is written by hand."""
+    by_hand = (DOCS / "cli.md").read_text(encoding="utf-8").partition(NOTE)[0]
     parser = command._parser()
     commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     parts = [
-        f"{NOTE}\n# Commands",
-        _prose(
-            "`instrument COMMAND --help` prints the same text. Only `graph`, which runs a model, "
-            "loads torch. The exit status is 0, or 2 after an error, with one sentence on stderr."
-        ),
+        f"{by_hand}{NOTE}\n## All commands",
+        _prose("`instrument COMMAND --help` prints the same text."),
         _table(
             ("command", ""),
             [(f"[`{a.dest}`](#{a.dest})", _cell(a.help or "")) for a in commands._choices_actions],
@@ -145,7 +147,7 @@ def cli_page() -> str:
             action for action in each._actions if not isinstance(action, argparse._HelpAction)
         ]
         rows = [(f"`{_usage(action)}`", _cell(_help(action))) for action in arguments]
-        parts += [f"## {name}", _prose(each.description or ""), _table(("argument", ""), rows)]
+        parts += [f"### {name}", _prose(each.description or ""), _table(("argument", ""), rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -188,6 +190,39 @@ def columns_page() -> str:
             rows = [(f"`{column.name}`", _cell(column.doc)) for column in columns]
             parts.append(_table(("column", ""), rows))
     return "\n\n".join([*parts, *_coverage()]) + "\n"
+
+
+def json_page() -> str:
+    """The page of the keys of all JSON that commands print."""
+    tables = {
+        "diagnose": diagnosis.JSON_KEYS,
+        "A finding": diagnosis.FINDING_KEYS,
+        "A row of evidence": diagnosis.EVIDENCE_KEYS,
+        "whatif": whatif.JSON_KEYS,
+        "diff": difference.JSON_KEYS
+        | {"conditions": "with `--fail-on`, the verdicts; if a side is a baseline, the only key"},
+        "A verdict of `--fail-on`": guard.JSON_KEYS,
+        "ab": ab.JSON_KEYS,
+        "`capture.json`: environment": ENVIRONMENT_KEYS,
+    }
+    parts = [
+        f"{NOTE}\n# JSON",
+        _prose(
+            "`instrument COMMAND --json` prints one object. Times are integer nanoseconds, and "
+            "`null` means unknown. The number `version` grows when a key changes its meaning or is "
+            "removed; new keys may be added at any time."
+        ),
+        _prose(
+            "`instrument show` prints the `name` of the capture and, for each view, a list of rows "
+            "with all [columns](columns.md); if data is missing, `incomplete` holds the rows of "
+            "`capture.coverage` that say so. `instrument ranks` prints its tables in the same way, "
+            "and `instrument ls` the list `captures`."
+        ),
+    ]
+    for title, keys in tables.items():
+        rows = [(f"`{key}`", _cell(text)) for key, text in keys.items()]
+        parts += [f"## {title}", _table(("key", ""), rows)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _coverage() -> list[str]:
@@ -391,7 +426,12 @@ def _cell(text: str) -> str:
 
 def files() -> dict[Path, Callable[[], str]]:
     """Each file that is written, and the function that returns its text."""
-    pages = {"options.md": options_page, "columns.md": columns_page, "cli.md": cli_page}
+    pages = {
+        "options.md": options_page,
+        "columns.md": columns_page,
+        "cli.md": cli_page,
+        "json.md": json_page,
+    }
     found: dict[Path, Callable[[], str]] = {DOCS / name: page for name, page in pages.items()}
     found[PROFILER / f"{BASE}.yaml"] = base_file
     for group in ("sinks", "triggers"):

@@ -154,7 +154,7 @@ def generator() -> ModuleType:
 
 
 GENERATED = [
-    *(DOCS / name for name in ("options.md", "columns.md", "cli.md")),
+    *(DOCS / name for name in ("options.md", "columns.md", "cli.md", "json.md")),
     PROFILER / "_instrument_base.yaml",
     *sorted(PROFILER.glob("*/*.yaml")),
 ]

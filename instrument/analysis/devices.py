@@ -1,6 +1,9 @@
 """How well each device was used, by the definitions of torch-tb-profiler 0.4, TensorBoard's plugin.
 
-docs/device.md has the definitions.
+A step ends when both its CPU work and the last device event that it launched have ended, and the
+next step starts at this end or later. Steps at the end without device work are left out, and so is
+a last step with less than 0.8 of the device events of the step before. A trace without steps is one
+step.
 """
 
 from __future__ import annotations
@@ -92,7 +95,7 @@ def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
 
 
 def _steps(links: Links, work: Work) -> Intervals:
-    """The steps as TensorBoard's plugin defines them; see docs/device.md."""
+    """The steps as TensorBoard's plugin defines them."""
     events, index = links.events, links.steps
     if not len(index):
         return _whole_recording(events)

@@ -31,7 +31,10 @@ def launches(events: Events, work: Work) -> Table:
     """Return one row for each kind of CPU call that launches device work; see `LAUNCHES`.
 
     The row with the most CPU time comes first. Device work whose launch is not in the trace is not
-    counted. docs/device.md says how this differs from HTA's `get_cuda_kernel_launch_stats`.
+    counted. The sums, delays and short calls are those of HTA's `get_cuda_kernel_launch_stats`,
+    which leaves out the last step, counts only cudaLaunchKernel, cudaLaunchKernelExC,
+    cudaMemcpyAsync and cudaMemsetAsync, counts each pair of a call and a device event once, and
+    rounds to microseconds.
     """
     known = np.flatnonzero(work.call >= 0)
     device = work.event[known]

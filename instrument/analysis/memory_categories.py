@@ -116,7 +116,7 @@ def memory_categories(categories: Sequence[Categories]) -> Table:
     """Return a row for each device and category that held memory; see `MEMORY_CATEGORIES`.
 
     For each device, the largest category at the peak of all categories together comes first.
-    docs/memory.md names three limits of torch's numbers.
+    docs/show.md names limits of torch's numbers.
     """
     rows = []
     for each in categories:

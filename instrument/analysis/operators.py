@@ -103,7 +103,7 @@ def operators(operator_calls: Calls) -> Table:
     """Return one row for each name of an operator, annotation or runtime call; see `OPERATORS`.
 
     The rows are ordered by first call. The columns `share` and `device_share` each sum to 1, of the
-    same totals as in `ranges`. docs/reading.md says how the table differs from torch's own.
+    same totals as in `ranges`. docs/getting-started.md says how the table differs from torch's own.
     """
     return Table.of(OPERATORS, _rows(operator_calls))
 

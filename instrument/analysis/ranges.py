@@ -329,7 +329,7 @@ def ranges(range_tree: RangeTree, module_types: Mapping[str, str] = MappingProxy
     """Return one row for each path of ranges; see `RANGES`.
 
     A range comes before the ranges inside it, and siblings are sorted by their first start.
-    `module_types` maps the range names of submodules to their classes. docs/reading.md says what
+    `module_types` maps the range names of submodules to their classes. docs/cli.md says what
     counts.
 
     Cost: the time of a device event is processed once for each range that the event counts for.

@@ -58,7 +58,12 @@ def stacks(
     """Return the call paths of a trace, each with the time spent in its last frame.
 
     The frames of a path are Python frames, annotations and operators, nested by time on each
-    thread. docs/export.md says which frames are renamed and left out.
+    thread. Names have at most 300 characters and no addresses of objects, and all steps are
+    "ProfilerStep*". Frames of this package around the user's code are left out; the time that
+    recording takes in the training loop is "(recording)". Device work without a launch is "(no
+    launch)". A path has at most 1,000 frames, fewer if the paths would be many times larger than
+    the trace; the rest is "(deeper frames)". torch before 1.12 wrote the Python frames of each
+    operator as text, so such traces do not have the time spent in Python alone.
 
     Args:
         events: the events of the trace.

@@ -38,7 +38,7 @@ _WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "un
 
 # The columns of device work. All are None in a trace without device events.
 _LAUNCHED = {
-    column.name: f"{column.doc}; only work that the step launched counts, also if it ran later"
+    column.name: f"{column.doc}; only work that the step launched counts, even if it ran later"
     for column in BREAKDOWN
 }
 _CLIPPED = {
@@ -173,7 +173,7 @@ def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
 def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str, Ints]:
     """Return the idle time of the devices in each span of time, split by cause.
 
-    docs/is-it-the-loader.md defines the causes. They sum to the idle time. Limits: with several
+    docs/show.md defines the causes. They sum to the idle time. Limits: with several
     streams, the causes do not show which stream waited. The clocks of CPU and device may differ by
     microseconds, which is not corrected.
     """

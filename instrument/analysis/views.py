@@ -425,7 +425,7 @@ class Views:
     def operators_by(self, what: Grouping, *, depth: int = 5) -> Table:
         """Group the operators by name and one more property; the property is the second column.
 
-        docs/reading.md describes the properties. `depth` is the number of frames of a `stack`.
+        docs/cli.md describes the properties. `depth` is the number of frames of a `stack`.
 
         Raises:
             CaptureError: `what` is "device", and the trace has more than 64 devices.

@@ -41,6 +41,25 @@ By = Literal["range", "operator", "kernel", "shape"]
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
 #: does not change the version.
 VERSION = 1
+#: What the keys of the JSON mean.
+JSON_KEYS = {
+    "version": "the version of this format",
+    "what": "`step`, or `recording` if a side has no finished steps",
+    "given": "what was compared: two paths or names",
+    "before": "the names of the captures before the change",
+    "after": "the names of the captures after the change",
+    "unlike": "for each difference of the conditions: a `sentence`, and `misleads`, whether the "
+    "difference makes the comparison misleading",
+    "wholes": "the mean step of all captures, then that of each rank: `rank`, `before_ns`, "
+    "`after_ns`, `change_ns`, `steps` (of each side the `count`, `median_ns` and `deviation_ns`) "
+    "and `parts`, with the columns of `diff().step.parts`, which sum to the step",
+    "ranges": "the rows of the ranges, with the columns of `diff().ranges`",
+    "operators": "the rows of the operators, with the columns of `diff().operators`",
+    "kernels": "the rows of the kernels, with the columns of `diff().kernels`",
+    "shapes": "the rows of the operators by input shapes, with the columns of `diff().shapes`",
+    "counters": "the counters of the step, and those of ranges that differ, with the columns of "
+    "`diff().counters`",
+}
 _TABLES: Mapping[By, str] = {
     "range": "ranges",
     "operator": "operators",
@@ -169,7 +188,7 @@ def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[Pa
 
 
 def as_dict(found: Difference) -> dict[str, Any]:
-    """Return a comparison as JSON values; docs/compare.md describes the keys."""
+    """Return a comparison as JSON values; docs/json.md describes the keys."""
     return {
         "version": VERSION,
         "what": found.what,

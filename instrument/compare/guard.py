@@ -37,6 +37,15 @@ Result = Literal["pass", "fail", "undecided"]
 
 #: Exit statuses of commands. Errors have the status 2.
 FAILED, UNDECIDED = 1, 3
+#: What the keys of a verdict mean in JSON.
+JSON_KEYS = {
+    "condition": "the condition",
+    "result": "`pass`, `fail` or `undecided`",
+    "before": "the value before; `null` if it is not needed",
+    "after": "the value after",
+    "reason": "why the condition is undecided, and what to record",
+    "ranges": "the innermost ranges in which the counter is higher than before",
+}
 
 _STEP, _SHARE, _DATA = "step", "share", "data"
 # The times of a range, with their columns in `Capture.ranges`.
@@ -460,7 +469,7 @@ def _change(verdict: Verdict, increase: Increase) -> str:
 
 
 def as_dicts(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """Return the verdicts as JSON values; docs/compare.md describes the keys."""
+    """Return the verdicts as JSON values; docs/json.md describes the keys."""
     return [
         verdict._asdict()
         | {"condition": verdict.condition.text, "reason": verdict.reason or None}

@@ -1,8 +1,8 @@
 """Statistical tests of times: `changes` for blocks of `instrument ab`, `is_higher` for windows.
 
-docs/ab.md describes the blocks, the permutation test over all quantities and the estimate. The sums
-of ranks are compared for all patterns of signs, or, of more than 17 blocks, for 10,000 random ones.
-The interval inverts the test (Hollander and Wolfe, Nonparametric Statistical Methods, 3.3).
+docs/compare.md describes the blocks, the permutation test over all quantities and the estimate. The
+sums of ranks are compared for all patterns of signs, or, of more than 17 blocks, for 10,000 random
+ones. The interval inverts the test (Hollander and Wolfe, Nonparametric Statistical Methods, 3.3).
 """
 
 from __future__ import annotations

@@ -34,6 +34,49 @@ LEAST_SHARE = 0.03
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
 #: does not change the version.
 VERSION = 1
+#: What the keys of the JSON mean.
+JSON_KEYS = {
+    "version": "the version of this format",
+    "captures": "the names of the captures",
+    "step_ns": "the median recorded step, without the first step; with several captures, the "
+    "median of these medians, or of those of training if phases differ",
+    "unexplained": "the share of the window in which device work was late for an unknown reason",
+    "findings": "the findings, sorted by the share of the step that they save, or else by `share`",
+    "passed": "the codes of the checks that found nothing",
+    "not_checked": "sentences on the checks that could not run, with what to record",
+    "notes": "sentences on how far the savings can be trusted",
+}
+#: What the keys of a finding mean.
+FINDING_KEYS = {
+    "code": "the kind of the problem, such as `loader-wait`",
+    "title": "the problem with its number, as a sentence",
+    "share": "the share of the step, or of the window, that the title names. For `unmarked-time`, "
+    "the share in no range and no operator, and `null` with device work",
+    "saving_ns": "how much shorter a step would be; `null` if the change cannot be simulated",
+    "low_ns": "the lower bound of `saving_ns`",
+    "high_ns": "the upper bound of `saving_ns`",
+    "step_ns": "how long a step would take with this change alone: the recorded step minus "
+    "`saving_ns`",
+    "range": "the path of the range where the problem is; `null` if it is in no single range",
+    "source": "the file, line and function, such as `train.py:31 in main`",
+    "capture": "the name of the capture with the evidence; `null` for a comparison of ranks",
+    "phase": "the phase of the step that the saving shortens, such as `validation`; `null` if all "
+    "captures are of one phase",
+    "evidence": "the groups of equal events that show the problem, the most important first",
+    "change": "the code or the setting to write",
+    "verify": "a command for this capture; with a capture of the changed program, it shows whether "
+    "the change helped",
+    "coverage": "the rows of `capture.coverage` that the finding depends on",
+}
+#: What the keys of a row of evidence mean.
+EVIDENCE_KEYS = {
+    "name": "the name of the events",
+    "calls": "how often they occurred",
+    "total_ns": "their time; `null` if this time has no meaning",
+    "start_ns": "the start of the longest one, on the trace's own clock",
+    "end_ns": "its end",
+    "detail": "further facts, such as a size; empty if there are none",
+}
 
 _PASSED = "Passed, or costs too little to matter: "
 _SHOWN_EVIDENCE, _LONGEST_NAME = 4, 44
@@ -162,7 +205,7 @@ def nothing_found(diagnosis: Diagnosis) -> str:
 
 
 def as_json(diagnosis: Diagnosis) -> str:
-    """Return a diagnosis as JSON; docs/diagnose.md describes the keys."""
+    """Return a diagnosis as JSON; docs/json.md describes the keys."""
     content = {
         "version": VERSION,
         "captures": diagnosis.captures,
@@ -177,7 +220,7 @@ def as_json(diagnosis: Diagnosis) -> str:
 
 
 def finding_as_dict(finding: Finding) -> dict[str, Any]:
-    """Return a finding as JSON values; docs/diagnose.md describes the keys."""
+    """Return a finding as JSON values; docs/json.md describes the keys."""
     saving = finding.saving
     return {
         "code": finding.code,

@@ -1,6 +1,6 @@
 """Uploads finished captures, each into a folder below a URL; capture.json is uploaded last.
 
-docs/uploads.md says what is uploaded, when it is tried again, and what is never overwritten. The
+docs/export.md says what is uploaded, when it is tried again, and what is never overwritten. The
 file `upload.json` in the capture's own folder records the folders at URLs that it has begun. An
 interrupted upload is resumed.
 """

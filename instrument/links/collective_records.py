@@ -1,6 +1,6 @@
 """Find what torch recorded about the collective of each communication kernel.
 
-torch records each collective as a CPU event `record_param_comms` (docs/relations.md), and the
+torch records each collective as a CPU event `record_param_comms` (docs/architecture.md), and the
 process group writes an annotation around it, such as `nccl:all_reduce`.
 """
 

@@ -16,6 +16,23 @@ from instrument.compare.guard import amount_of
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
 #: does not change the version.
 VERSION = 1
+#: What the keys of the JSON mean.
+JSON_KEYS = {
+    "version": "the version of this format",
+    "a": "the name of program A",
+    "b": "the name of program B",
+    "verdict": "the verdict on the step: `slower`, `faster`, `same` or `undecided`",
+    "blocks_missing": "about how many more blocks the verdict needs; `null` if there is a verdict",
+    "margin": "a change of at most this share counts as the same",
+    "step": "the step: `path`, `a_ns`, `b_ns`, `share`, `low`, `high`, `p_value`, `verdict`",
+    "ranges": "the same for each compared range",
+    "only_in_a": "the ranges that only A has, with their median times",
+    "only_in_b": "the ranges that only B has, with their median times",
+    "counters": "for each counter, the lowest and the highest value of a step in `a` and in `b`, "
+    "and whether it `differs`",
+    "blocks": "the four runs of each block: `label`, `steps`, `step_ns`, `ranges_ns`, and the "
+    "state of the `machine`",
+}
 
 # For each quantity of the machine: its name, its unit and its number of decimals.
 _MACHINE = {
@@ -51,7 +68,7 @@ def parts(a: Program, b: Program, comparison: Comparison) -> list[Part]:
 
 
 def as_json(a: Program, b: Program, comparison: Comparison) -> str:
-    """Return a comparison as JSON, with times in nanoseconds; docs/ab.md describes the keys."""
+    """Return a comparison as JSON, with times in nanoseconds; docs/json.md describes the keys."""
     step, *ranges = (
         {"path": each.path, "a_ns": each.a_ns, "b_ns": each.b_ns}
         | asdict(each.change)

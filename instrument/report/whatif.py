@@ -24,6 +24,23 @@ if TYPE_CHECKING:
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
 #: does not change the version.
 VERSION = 1
+#: What the keys of the JSON mean.
+JSON_KEYS = {
+    "version": "the version of this format",
+    "name": "the name of the capture",
+    "step_ns": "how long a step takes with the edits: `baseline_ns` minus `saving_ns`",
+    "baseline_ns": "the median step without edits",
+    "saving_ns": "the share of their time that all steps except the first save together, "
+    "multiplied by `baseline_ns`; negative if the edits make the steps longer",
+    "low_ns": "the lower bound of the saving",
+    "high_ns": "the upper bound of the saving",
+    "steps": "the duration of each step with the edits",
+    "edits": "a text for each edit",
+    "notes": "a sentence for each thing that makes the result uncertain",
+    "profile": "the rows of the causal profile, with the columns of `capture.whatif.profile()`",
+    "critical_path": "the rows of the critical path, with the columns of "
+    "`capture.whatif.critical_path`",
+}
 
 # The causal profile tries at least this many ranges, as many operators, and as many kernels.
 _TRIED = 12
@@ -73,7 +90,7 @@ def parts(name: str, scenario: Scenario, *, rows: int = 15, only_path: bool = Fa
 
 
 def as_json(name: str, scenario: Scenario, *, rows: int = ALL) -> str:
-    """Return a scenario as JSON, with times in nanoseconds; docs/what-if.md describes the keys."""
+    """Return a scenario as JSON, with times in nanoseconds; docs/json.md describes the keys."""
     content = {
         "version": VERSION,
         "name": name,

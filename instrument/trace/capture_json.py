@@ -174,6 +174,31 @@ class Environment(Struct):
     loaders: list[Loader] | None = None
 
 
+#: What the keys of `Environment` mean.
+ENVIRONMENT_KEYS = {
+    "threads": "`intra_op` and `inter_op`: torch's threads; `cpus`: the CPUs that the process may "
+    "use, by its affinity and its cgroup's quota, rounded up; `local_ranks`: the processes of the "
+    "job on this machine, as the launcher states them",
+    "grad_enabled": "torch's setting when the window began, on the thread that began it. Settings "
+    "that hold only inside a step, such as `torch.no_grad()`, are not seen",
+    "anomaly_mode": "whether anomaly detection was on",
+    "float32_matmul_precision": "torch's setting",
+    "allow_tf32": "torch's setting for matrix products on CUDA",
+    "cudnn_benchmark": "torch's setting",
+    "deterministic_algorithms": "torch's setting",
+    "dynamo": "what `torch.compile` did within the window: `graphs`, `graph_breaks` (the number "
+    "for each reason), `recompilations`, and `failed_guards` (how often each guard failed); `null` "
+    "if nothing has loaded `torch.compile`",
+    "garbage_collection": "the runs of Python's garbage collector within the window, on all "
+    "threads: `collections`, `total_ns`, `longest_ns`",
+    "cpu_wait": "how long the thread that began the window was ready to run, but had no CPU: "
+    "`waited_ns` of `window_ns`; Linux only",
+    "loaders": "for each `DataLoader` that `session.steps` or a trainer iterated within the "
+    "window: `phase`, `workers`, `batch_size`, `pin_memory`, `persistent_workers`, "
+    "`prefetch_factor`, `iterable`",
+}
+
+
 class Metadata(Struct):
     """The keys of `capture.json` that this package reads."""
 

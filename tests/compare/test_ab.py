@@ -25,7 +25,7 @@ from instrument.compare.revisions import worktrees
 from instrument.compare.run_record import RunRecord, read_run
 from instrument.config.schema import ProfilerConfig
 from instrument.record.output_folder import output_dir
-from instrument.report.ab import parts
+from instrument.report.ab import JSON_KEYS, parts
 
 QUIET = MachineState(None, None, None, None, None)
 # A program whose steps take as many µs as its last argument says, with 1 % noise from run to run.
@@ -91,6 +91,7 @@ def test_two_commands_as_json(program: str, capsys: pytest.CaptureFixture[str]) 
         == 0
     )
     found = json.loads(capsys.readouterr().out)
+    assert [*found] == [*JSON_KEYS]
     assert (found["verdict"], found["blocks_missing"]) == ("faster", None)
     assert found["step"]["share"] == pytest.approx(-1 / 3, abs=0.02)
     # One interval in twenty does not hold the true value, so only its place is tested.

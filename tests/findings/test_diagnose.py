@@ -25,7 +25,16 @@ from instrument.cli.command import main
 from instrument.compare.side import load
 from instrument.findings.check import Check, NotRecorded, Problem, RanksCheck
 from instrument.findings.diagnose import CHECKS, diagnose
-from instrument.findings.diagnosis import Diagnosis, as_json, as_markdown, as_text, largest_as_lines
+from instrument.findings.diagnosis import (
+    EVIDENCE_KEYS,
+    FINDING_KEYS,
+    JSON_KEYS,
+    Diagnosis,
+    as_json,
+    as_markdown,
+    as_text,
+    largest_as_lines,
+)
 from instrument.findings.finding import Evidence, Finding
 from instrument.runs import rank_summary
 from instrument.runs import run as run_module
@@ -374,9 +383,9 @@ def test_json_has_the_documented_keys(tmp_path: Path) -> None:
         "verify": "instrument show CAPTURE",
         "coverage": [],
     }  # fmt: skip
-    described = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text()
-    for key in [*content, *only, *only["evidence"][0]]:
-        assert f"`{key}`" in described, key
+    assert [*content] == [*JSON_KEYS]
+    assert [*only] == [*FINDING_KEYS]
+    assert [*only["evidence"][0]] == [*EVIDENCE_KEYS]
 
 
 def hostile(capture: Any) -> Iterator[Problem]:

@@ -374,7 +374,7 @@ def test_a_real_trace_answers_as_the_capture_does(tmp_path: Path, name: str) -> 
 def test_the_query_of_the_documentation_finds_the_ranks_that_the_others_wait_for(
     tmp_path: Path,
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
     (query,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     for rank in range(8):
         path = Path(str(TRACES)) / f"a100_megatron_tp8_rank{rank}.json.gz"

@@ -19,7 +19,8 @@ MOST_FRAMES = 12_000
 def flame_graphs(capture: Views) -> dict[str, Any] | None:
     """Return the flame graphs of a capture; None if no frame has a time.
 
-    A graph merges all steps and threads. docs/report.md describes the keys.
+    A graph merges all steps and threads. Beside the columns, it has a `name`, the kind of its
+    frames, and a `value`, the meaning of their widths.
 
     Cost: about 2 µs per event, more with Python frames.
     """
@@ -44,7 +45,10 @@ def flame_graphs(capture: Views) -> dict[str, Any] | None:
 def columns(root: Frame, ranges: set[str]) -> dict[str, Any]:
     """Return the data of one flame graph: the names, depths and times of its frames.
 
-    docs/report.md describes the keys.
+    `names` and `is_range` are the distinct names, and whether each is a range. `depth` (the number
+    of callers), `name_of` (an index into `names`) and `self` (the frame's own time) have a value
+    for each frame, callers first. `left_out` is the number of frames that are left out; the own
+    time of their callers includes their time.
 
     Args:
         root: the tree of frames; the graph shows the frames below the root.

@@ -65,7 +65,7 @@ def memory(
     """Return the memory use of each device; None if the trace has no memory events.
 
     A chart is kept if at least one series names what used the memory. If a device has no such
-    chart, its first chart is kept. docs/report.md describes the keys.
+    chart, its first chart is kept. `parts.py` describes the keys of a chart.
 
     Args:
         capture: the capture.

@@ -56,7 +56,15 @@ class Page:
 def payload(
     captures: Iterable[Views], *, before: Comparable | None = None, redact: bool = False
 ) -> dict[str, Any]:
-    """Return the data of the report page as JSON values; docs/report.md describes the keys.
+    """Return the data of the report page as JSON values, which the page's own scripts draw.
+
+    The keys are `version` (it increases when a key is removed or changes its meaning), `title`
+    (the name of the capture that the sections show), `captures` (how many were read), `begin_ns`
+    (the start of the recording on the trace's clock; all other times count from it), `head` (the
+    texts below the title) and `sections`. A section without data is absent. Sections have a
+    `title`, a `heading` and `parts` (`parts.py`); `comparison` also has `sentence`, what changed
+    most; `timeline` and `flame` have columns (`timeline.py`, `flame.py`). In the page, this JSON is
+    compressed with gzip and encoded as base64, in the element with the id `payload`.
 
     The findings are those of all captures together, and the section `runs` compares the captures.
     The section `comparison` compares all captures with `before`. All other data come from the last

@@ -93,8 +93,24 @@ def timeline(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, An
     Each item of a finding's evidence stands for events of one name. The page first shows the step
     in which the longest event of the first item begins. If this event begins outside of all steps,
     the next item is tried. If no item gives a step, the page first shows the step with the median
-    duration; if there are several steps, the median leaves out the first step. docs/report.md
-    describes the keys.
+    duration; if there are several steps, the median leaves out the first step.
+
+    The keys (of those with *, a list holds each value minus the value before it):
+
+    - `steps`: the number, start and duration of each finished step; `end_ns`: the end of the last
+      slice.
+    - `first_step`, `first_code`: the position of the step that the page shows first, and the code
+      of the finding whose evidence is in it; None if there is none.
+    - `names`, `kinds`, `ranges`, `causes`: the distinct names of slices, the kind of each, the
+      paths of ranges, the names of idle slices.
+    - `tracks`: for each track its `name`, whether it `is_open` at first, and the number of slices
+      in each of its `rows`.
+    - `start`*, `duration`, `inner`, `name`, `range`: the slices, sorted by track, row and start.
+      `inner` is the part of the duration that the slice's direct children take. `name` and `range`
+      are indices; a `range` of -1 means no range.
+    - `launched`*, `launches`*: the indices of the slices of device work, and for each of them the
+      index of the call that launched it.
+    - `left_out`: how many slices are left out.
 
     Cost: about 3 µs an event.
     """

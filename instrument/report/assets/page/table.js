@@ -24,7 +24,7 @@ function longName(text) {
   return button;
 }
 
-// Make a table from a table in the payload; docs/report.md describes its keys.
+// Make a table from a table in the payload; parts.py makes it.
 // - The cells of a column are the values that sort the rows. `texts` are what they show.
 // - `sort` is the name of the column that sorts the rows at first; without it they keep their order.
 // - `depths` makes the rows a tree: it has the depth of each row. A row comes after its parent.
