@@ -3,11 +3,14 @@
 The modules use Python's stable ABI, so that one file serves Python 3.11 and all newer versions.
 `CC`, `CFLAGS` and `ARCHFLAGS` are respected. Without a working C compiler, the package is built
 without them. It then reads traces more slowly, with the same result.
+
+Links in README.md name files of the repository. On PyPI's page they get the repository's address.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,7 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
+# The repository's address: nothing else in the repository names it.
+REPOSITORY = "https://github.com/torch-instrument/torch-instrument"
 MODULES = ("instrument/trace/_scanner", "instrument/links/_loops")
 
 
@@ -85,3 +91,32 @@ def _put(compiled: Path, target: Path) -> None:
     beside = target.with_name(f"{target.name}.{os.getpid()}")
     shutil.copy(compiled, beside)
     beside.replace(target)
+
+
+class PackageIndexPage(MetadataHookInterface):
+    """Sets the long description and the addresses that PyPI's page shows."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Set `readme` and `urls`."""
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        text = _with_addresses(text, Path(self.root), f"v{metadata['version']}")
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
+        metadata["urls"] = {
+            "Repository": REPOSITORY,
+            "Documentation": f"{REPOSITORY}/blob/main/docs/index.md",
+            "Changelog": f"{REPOSITORY}/blob/main/CHANGELOG.md",
+            "Issues": f"{REPOSITORY}/issues",
+        }
+
+
+def _with_addresses(text: str, root: Path, tag: str) -> str:
+    """A text in which links and pictures that name files of the repository are URLs."""
+
+    def url(match: re.Match[str]) -> str:
+        opening, path, anchor = match.groups()
+        if not (root / path).exists():
+            return match[0]
+        kind = "raw" if opening.startswith("!") else "blob"
+        return f"{opening}{REPOSITORY}/{kind}/{tag}/{path}{anchor})"
+
+    return re.sub(r"(!?\[[^\]]*\]\()([\w./-]+)((?:#[\w-]+)?)\)", url, text)
