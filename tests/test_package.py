@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import sysconfig
@@ -93,6 +94,15 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(wheel: Path) -> None:
     assert "License-Expression: Apache-2.0\n" in metadata
     for extra in ("lightning", "tensorboard", "pandas", "polars", "parquet"):
         assert f"Provides-Extra: {extra}\n" in metadata
+
+
+def test_links_on_the_page_of_pypi_are_addresses(wheel: Path) -> None:
+    """The package index has no other file of the repository."""
+    names = zipfile.ZipFile(wheel)
+    metadata = names.read("torch_instrument-0.1.0.dist-info/METADATA").decode()
+    links = re.findall(r"\]\(([^)\s]+)\)", metadata)
+    assert len(links) > 10
+    assert not [link for link in links if not link.startswith("https://")]
 
 
 def test_the_modules_in_c_are_compiled_for_this_platform(wheel: Path, python: Path) -> None:
