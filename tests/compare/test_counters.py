@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import real_traces
 from builders import (
     Event,
     allocation,
@@ -29,9 +29,6 @@ from builders import (
 
 from instrument.capture import Capture
 from instrument.compare.counters import COUNTERS, Count, counters
-
-TRACES = os.environ.get("INSTRUMENT_TRACES")
-needs_traces = pytest.mark.skipif(not TRACES, reason="INSTRUMENT_TRACES names no folder of traces")
 
 
 def steps_of(build: Any, numbers: int = 3) -> list[Event]:
@@ -280,14 +277,14 @@ def brute_force(path: Path) -> tuple[Counter[str], int]:
     return found, len(steps)
 
 
-@needs_traces
-@pytest.mark.parametrize(
-    "name", ["v100_ns_resolution", "mi300x_resnet_checkpoint_train", "a100_nccl_2ranks_rank0"]
-)
+COUNTED = ("v100_ns_resolution", "mi300x_resnet_checkpoint_train", "a100_nccl_2ranks_rank0")
+
+
+@real_traces.needs_traces
+@pytest.mark.parametrize("name", real_traces.each(COUNTED))
 def test_the_calls_of_real_traces_are_those_that_a_loop_counts(name: str) -> None:
-    path = Path(str(TRACES)) / f"{name}.json.gz"
-    expected, steps = brute_force(path)
-    counted = counters(Capture.load(path))
+    expected, steps = brute_force(real_traces.path(name))
+    counted = counters(real_traces.load(name))
     found: Counter[str] = Counter()
     for inside in counted.calls.values():
         for operator, count in inside.items():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import os
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+import real_traces
 from builders import (
     Event,
     allocation,
@@ -24,6 +25,8 @@ from builders import (
     write_capture,
     write_rank,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import instrument
 from compare.painter import Program
@@ -34,8 +37,6 @@ from instrument.compare.difference import Difference
 from instrument.compare.step_change import divided
 from instrument.runs.run import Run
 
-TRACES = os.environ.get("INSTRUMENT_TRACES")
-REAL = sorted(Path(TRACES).glob("*.json.gz")) if TRACES else []
 V100, A100 = {"id": 0, "name": "Tesla V100"}, {"id": 0, "name": "NVIDIA A100"}
 
 
@@ -117,13 +118,11 @@ def test_the_mean_of_steps_is_divided_without_a_rest() -> None:
     assert divided([], 3, 0) == []
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_quotients_sum_to_the_whole_and_are_rounded_by_less_than_one(seed: int) -> None:
-    random = Random(seed)
-    values = [
-        random.randrange(10 ** random.randrange(1, 12)) for _ in range(random.randrange(1, 40))
-    ]
-    divisor = random.randrange(1, 1000)
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=40), st.integers(1, 1000))
+@settings(max_examples=50)
+def test_quotients_sum_to_the_whole_and_are_rounded_by_less_than_one(
+    values: list[int], divisor: int
+) -> None:
     found = divided(values, divisor, sum(values) // divisor)
     assert sum(found) == sum(values) // divisor
     assert all(abs(each - value / divisor) < 1 for each, value in zip(found, values))
@@ -460,27 +459,22 @@ def sides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("instrument.compare.diff.load", _loaded)
 
 
-_SIDES: dict[Path, side.Side] = {}
-
-
-def _loaded(path: Path) -> side.Side:
-    if path not in _SIDES:
-        _SIDES[path] = side.load(path)
-    return _SIDES[path]
+_loaded = cache(side.load)
 
 
 @pytest.mark.usefixtures("sides")
-@pytest.mark.parametrize("before", REAL, ids=lambda path: path.name.partition(".")[0])
-def test_the_parts_of_all_real_pairs_sum_exactly(before: Path) -> None:
-    for after in REAL[REAL.index(before) :]:
-        found = diff(before, after, force=True)
-        assert is_exact(found)
-        if before == after:
-            assert not any(found.step.parts.column("change_ns"))
-            assert {*found.kernels.column("status"), *found.operators.column("status")} <= {"same"}
+@real_traces.needs_traces
+@pytest.mark.parametrize("after", real_traces.each())
+@pytest.mark.parametrize("before", real_traces.each())
+def test_the_parts_of_all_real_pairs_sum_exactly(before: str, after: str) -> None:
+    found = diff(real_traces.path(before), real_traces.path(after), force=True)
+    assert is_exact(found)
+    if before == after:
+        assert not any(found.step.parts.column("change_ns"))
+        assert {*found.kernels.column("status"), *found.operators.column("status")} <= {"same"}
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_parts_of_mutated_traces_sum_exactly(seed: int, tmp_path: Path) -> None:
     """Events that are missing, moved, stretched, renamed and doubled, so that they nest no more."""
     random = Random(seed)
@@ -501,26 +495,32 @@ def test_the_parts_of_mutated_traces_sum_exactly(seed: int, tmp_path: Path) -> N
     assert is_exact(diff(after, before, force=True))
 
 
-@pytest.mark.skipif(not TRACES, reason="INSTRUMENT_TRACES names no folder of real traces")
+@real_traces.needs_traces
+@pytest.mark.nightly  # reads 150,000 events
 def test_with_workers_the_resnet_no_longer_waits_for_its_loader() -> None:
     """TensorBoard's plugin gives 59.3 ms for the loader of a step without workers, and 1.2 ms with four."""
-    before, after = (Path(TRACES or "", f"v100_resnet50_workers{n}.json.gz") for n in (0, 4))
-    found = diff(before, after)
+    found = diff(*(real_traces.path(f"v100_resnet50_workers{n}") for n in (0, 4)))
     first = found.step.parts[0]
     assert (first.range, first.kind) == ("enumerate(DataLoader)", "waiting for data")
     assert first.change_ns == pytest.approx(-58e6, rel=0.05)
     assert first.change_ns < found.step.change_ns < 0
 
 
-@pytest.mark.skipif(not TRACES, reason="INSTRUMENT_TRACES names no folder of real traces")
-@pytest.mark.parametrize("late", [0, 6])
-@pytest.mark.parametrize("other", [1, 3, 4, 5, 7])
+@pytest.mark.usefixtures("sides")
+@real_traces.needs_traces
+@pytest.mark.parametrize(
+    ("other", "late"),
+    real_traces.each(
+        (f"a100_megatron_tp8_rank{other}", f"a100_megatron_tp8_rank{late}")
+        for other in (1, 3, 4, 5, 7)
+        for late in (0, 6)
+    ),
+)
 def test_a_rank_that_is_late_has_cpu_work_where_others_wait_in_collectives(
-    late: int, other: int
+    other: str, late: str
 ) -> None:
     """Ranks 0 and 6 leave their device idle for a third of the step (HTA says 37 and 34 %), and the others wait."""
-    paths = [Path(TRACES or "", f"a100_megatron_tp8_rank{n}.json.gz") for n in (other, late)]
-    found = diff(*paths)
+    found = diff(real_traces.path(other), real_traces.path(late))
     less, more = (row for row in found.step.parts.head(2))
     assert (less.range, less.kind) == ("nccl:all_reduce", "exposed communication")
     assert (more.kind, more.change_ns > 100e6, less.change_ns < -150e6) == ("other CPU", True, True)

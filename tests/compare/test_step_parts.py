@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +9,12 @@ from random import Random
 
 import numpy as np
 import pytest
+import real_traces
 from builders import REDUCES, annotation, call, capture, copy, launched, span, step
 
 from compare.painter import LOADER, Program
 from instrument.analysis.step_parts import plain_path, ranges_of_steps, split_parts, step_parts
 from instrument.analysis.views import Views
-
-TRACES = os.environ.get("INSTRUMENT_TRACES")
-REAL = sorted(Path(TRACES).glob("*.json.gz")) if TRACES else []
 
 
 def parts_of(views: Views) -> dict[tuple[str, str], int]:
@@ -142,13 +139,13 @@ def test_a_loader_has_the_same_name_with_and_without_workers(path: str, plain: s
     assert plain_path(path) == plain
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(16))
 def test_random_steps_are_split_as_painted(seed: int, tmp_path: Path) -> None:
     program = Program(Random(seed), length=120).make()
     assert parts_of(capture(tmp_path, program.events)) == program.painted()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_the_ranges_of_each_step_are_those_of_the_step_alone(seed: int, tmp_path: Path) -> None:
     views = capture(tmp_path, Program(Random(seed), length=120).make().events)
     span = views.links.counted_steps
@@ -162,9 +159,10 @@ def test_the_ranges_of_each_step_are_those_of_the_step_alone(seed: int, tmp_path
     assert ranges_of_steps(views, span) == expected
 
 
-@pytest.mark.parametrize("trace", REAL, ids=lambda path: path.name.partition(".")[0])
-def test_the_parts_of_real_steps_sum_to_the_steps(trace: Path) -> None:
-    views = Views.load(trace)
+@real_traces.needs_traces
+@pytest.mark.parametrize("name", real_traces.each())
+def test_the_parts_of_real_steps_sum_to_the_steps(name: str) -> None:
+    views = real_traces.load(name)
     span_ns = views.links.counted_steps
     found = step_parts(views, span_ns)
     assert sum(found.values()) == span_ns.total_ns
