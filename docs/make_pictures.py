@@ -21,6 +21,7 @@ from __future__ import annotations
 import base64
 import fcntl
 import gzip
+import json
 import os
 import re
 import shutil
@@ -98,7 +99,8 @@ def show_demo(folder: Path) -> None:
     overrides = ["hydra.run.dir=.", "device=cpu", "training.steps=40"]
     overrides += [f"profiler.{option}" for option in options]
     subprocess.run([sys.executable, str(TRAIN), *overrides], cwd=folder, check=True)
-    if "got no CPU" in instrument(folder, "diagnose", "profile"):
+    findings = json.loads(instrument(folder, "diagnose", "profile", "--json"))["findings"]
+    if any(finding["code"] == "busy-cpus" for finding in findings):
         sys.exit("Other programs used the CPUs, which the pictures would show: run this again.")
     instrument(folder, "report", "profile", "-o", "demo.html")
     shutil.copy(folder / "demo.html", ASSETS / "samples")
