@@ -4,7 +4,7 @@
 ## make docs    build the documentation into site/; a broken link is an error
 ## make bench   compare costs with those of other tools: ten minutes, 6 GB of memory, 3 GB of disk
 ## make older   run the tests of trainers with an older minor version of each trainer
-## make compat  run the core tests with each installed Python from 3.11 to 3.13 and with other torch
+## make compat  run the core tests with each installed Python from 3.11 to 3.14 and with other torch
 ##              versions: an hour, up to 5 GB of disk
 ## make soak    record ten thousand windows and look for leaks, read a dataset with Spark (needs
 ##              Java): some minutes

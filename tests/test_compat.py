@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import compat
+import pytest
 
 
 def test_the_documentation_tells_of_declared_environments_alone_in_which_all_passed() -> None:
@@ -42,17 +44,27 @@ def test_an_interpreter_is_one_that_runs(monkeypatch) -> None:
     assert compat.tested("2.0", "1.0") == ("2.0", "1.0", "no such Python here")
 
 
-def test_what_fails_shows_in_the_table(monkeypatch, capsys) -> None:
+def test_what_passes_replaces_its_row_of_the_page(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     rows = {
-        ("3.12", compat.PINNED): "5 passed, 1 skipped",
-        ("3.11", compat.OLDEST): "1 failed, 4 passed",
+        ("3.12", compat.PINNED): ("3.12.9", f"{compat.PINNED}+cpu", "5 passed, 1 skipped"),
+        ("3.11", compat.OLDEST): ("3.11.7", compat.OLDEST, "1 failed, 4 passed"),
     }
     monkeypatch.setattr(
-        compat,
-        "tested",
-        lambda python, torch: (python, torch, rows.get((python, torch), "did not run")),
+        compat, "tested", lambda *pair: rows.get(pair, (*pair, "no such Python here"))
     )
+    old = f"| 3.12.1 | {compat.PINNED} | 4 passed | 01234567 |\n"
+    kept = f"| 3.11.1 | {compat.OLDEST} | 4 passed | 01234567 |\n"
+    page = tmp_path / "page.md"
+    page.write_text(f"Results:\n\n{compat.HEAD}{kept}{old}\nMore.\n")
+    monkeypatch.setattr(compat, "PAGE", page)
+    monkeypatch.setattr(compat, "commit", lambda: "89abcdef")
+
     assert compat.main([f"3.12/{compat.PINNED}"]) == 0
-    assert f"| 3.12 | {compat.PINNED} | 5 passed, 1 skipped |" in capsys.readouterr().out
+    new = f"| 3.12.9 | {compat.PINNED}+cpu | 5 passed, 1 skipped | 89abcdef |\n"
+    assert new in capsys.readouterr().out
+    assert page.read_text() == f"Results:\n\n{compat.HEAD}{new}{kept}\nMore.\n"
     for chosen in (f"3.11/{compat.OLDEST}", f"3.13/{compat.PINNED}", "3.9/1.0"):
         assert compat.main([chosen]) == 1
+    assert page.read_text() == f"Results:\n\n{compat.HEAD}{new}{kept}\nMore.\n"

@@ -2,7 +2,8 @@
 
 `make compat` runs it. Each pair gets an environment of its own, of some 5 GB where torch brings CUDA along, which is
 removed before the next is made; TMPDIR says where. Needs nothing but the standard library. Words like 3.11/2.8.0 choose
-pairs: `make compat ONLY="3.12/2.13.0 3.11/2.8.0"`. Ends with the table for that page.
+pairs: `make compat ONLY="3.12/2.13.0 3.11/2.8.0"`. The results go into the table of that page, with the commit that was
+tested; rows of pairs that did not run stay.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parent.parent
-PYTHONS = ("3.11", "3.12", "3.13")
+PAGE = ROOT / "docs" / "compatibility.md"
+HEAD = "| Python | torch | tests | commit |\n|---|---|---|---|\n"
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PINNED = re.findall(r"^torch==([\d.]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[0]
 OLDEST = re.findall(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())[0] + ".0"
 BETWEEN, NEWEST = "2.10.0", "2.14.1"
@@ -62,6 +65,30 @@ def run(*command: str) -> str:
     return "".join(told)
 
 
+def commit() -> str:
+    """The commit that is checked out; a "+" says that files differ from it."""
+    shown = ("git", "describe", "--always", "--exclude=*", "--abbrev=8", "--dirty=+")
+    return (
+        subprocess.run(shown, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
+    )
+
+
+def with_rows(page: str, rows: list[tuple[str, ...]]) -> str:
+    """The page with these rows in its table, which replace those of the same Python and torch."""
+    before, head, rest = page.partition(HEAD)
+    lines = re.match(r"(?:\|.*\n)*", rest)[0]
+    kept = [tuple(line.strip("| ").split(" | ")) for line in lines.splitlines()]
+    table = {pair(*row[:2]): row for row in [*kept, *rows]}
+    known = sorted(table.items(), key=lambda each: [[*map(int, v.split("."))] for v in each[0]])
+    text = "".join(f"| {' | '.join(row)} |\n" for _, row in reversed(known))
+    return f"{before}{head}{text}{rest.removeprefix(lines)}"
+
+
+def pair(python: str, torch: str) -> tuple[str, str]:
+    """The versions by which a row is known: 3.11 and 2.8.0 for 3.11.7 and 2.8.0+cu128."""
+    return ".".join(python.split(".")[:2]), torch.partition("+")[0]
+
+
 def tested(python: str, torch: str) -> tuple[str, ...]:
     """A row of the table: the Python and torch that ran, and how many tests passed, failed or were skipped."""
     if (base := interpreter(python)) is None:
@@ -88,17 +115,12 @@ def tested(python: str, torch: str) -> tuple[str, ...]:
 
 
 def main(chosen: list[str]) -> int:
-    """Print the table of the pairs chosen, or of all; 1 where a test failed or nothing ran."""
-    rows = [tested(*pair) for pair in PAIRS if not chosen or "/".join(pair) in chosen]
-    print(
-        "\n| Python | torch | core suite |",
-        "|---|---|---|",
-        *(f"| {' | '.join(row)} |" for row in rows),
-        sep="\n",
-    )
-    return int(
-        not rows or any("passed" not in row[2] or re.search("failed|error", row[2]) for row in rows)
-    )
+    """Run the pairs chosen, or all, and write what passed into the page; 1 where a test failed or nothing ran."""
+    rows = [(*tested(*pair), commit()) for pair in PAIRS if not chosen or "/".join(pair) in chosen]
+    print("", *(f"| {' | '.join(row)} |" for row in rows), sep="\n")
+    passed = [row for row in rows if "passed" in row[2] and not re.search("failed|error", row[2])]
+    PAGE.write_text(with_rows(PAGE.read_text(encoding="utf-8"), passed), encoding="utf-8")
+    return int(not rows or passed != rows)
 
 
 if __name__ == "__main__":
