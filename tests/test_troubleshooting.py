@@ -27,7 +27,7 @@ def test_each_message_is_one_of_the_code() -> None:
     tables = PAGE.partition("## Numbers that are missing")[0]
     cells = re.findall(r"^\| (`.*?) \| ", tables, re.MULTILINE)
     messages = [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
-    assert len(messages) > 60
+    assert len(messages) > 40
     code = "\n".join(
         text
         for file in (ROOT / "instrument").rglob("*.py")
