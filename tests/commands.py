@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import pytest
@@ -29,5 +31,24 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
     def run(*words: object, status: int = 0) -> Printed:
         assert main([*map(str, words)]) == status, words
         return Printed(*capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def transcript(capsys: pytest.CaptureFixture[str]) -> Callable[[Iterable[str]], str]:
+    """Run command lines, whatever they end with, and give what they printed, below each its line."""
+
+    def run(lines: Iterable[str]) -> str:
+        shown = []
+        for line in lines:
+            try:
+                status: object = main(shlex.split(line))
+            except SystemExit as stopped:
+                status = stopped.code
+            printed = capsys.readouterr()
+            ended = f"(exit status {status})\n" if status else ""
+            shown.append(f"$ instrument {line}\n{printed.out}{printed.err}{ended}")
+        return "\n".join(shown)
 
     return run

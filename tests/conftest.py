@@ -14,6 +14,7 @@ from browsing import opened as opened
 from browsing import opened_once as opened_once
 from collected import Log
 from commands import command as command
+from commands import transcript as transcript
 from golden import golden as golden
 from hypothesis import HealthCheck, settings
 from left_on import Before
