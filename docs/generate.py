@@ -42,9 +42,14 @@ from instrument.compare.step_change import PARTS
 from instrument.config.presets import preset, presets, shipped
 from instrument.config.schema import ModulesConfig, ProfilerConfig, TimingsConfig
 from instrument.findings import diagnosis
-from instrument.report import ab, whatif
+from instrument.report import ab, ranks, whatif
 from instrument.runs.run import SCHEMAS
-from instrument.trace.capture_json import ENVIRONMENT_KEYS
+from instrument.trace.capture_json import (
+    CAPTURE_KEYS,
+    COST_KEYS,
+    ENVIRONMENT_KEYS,
+    WINDOW_KEYS,
+)
 from instrument.whatif.causal_profile import CAUSAL_PROFILE
 from instrument.whatif.critical_path import CRITICAL_PATH
 
@@ -203,6 +208,14 @@ def json_page() -> str:
         | {"conditions": "with `--fail-on`, the verdicts; if a side is a baseline, the only key"},
         "A verdict of `--fail-on`": guard.JSON_KEYS,
         "ab": ab.JSON_KEYS,
+        "ranks": ranks.JSON_KEYS
+        | {
+            name: f"the rows of [`window.{name}`](columns.md#window{name}-of-ranks)"
+            for name in SCHEMAS
+        },
+        "`capture.json`": CAPTURE_KEYS,
+        "`capture.json`: window": WINDOW_KEYS,
+        "`capture.json`: cost": COST_KEYS,
         "`capture.json`: environment": ENVIRONMENT_KEYS,
     }
     parts = [
@@ -215,8 +228,8 @@ def json_page() -> str:
         _prose(
             "`instrument show` prints the `name` of the capture and, for each view, a list of rows "
             "with all [columns](columns.md); if data is missing, `incomplete` holds the rows of "
-            "`capture.coverage` that say so. `instrument ranks` prints its tables in the same way, "
-            "and `instrument ls` the list `captures`."
+            "`capture.coverage` that say so. `instrument ls` prints the list `captures`, whose rows "
+            "have these [columns](columns.md#instrument-ls)."
         ),
     ]
     for title, keys in tables.items():

@@ -23,6 +23,14 @@ _OF_RANGES = (
     "device_median_ns", "device_max_ns",
 )  # fmt: skip
 
+#: What the keys of the JSON mean, besides the tables.
+JSON_KEYS = {
+    "name": "the window",
+    "world_size": "how many ranks the job had; `null` if no capture records it",
+    "missing": "the ranks without a capture",
+    "notes": "sentences on missing ranks, partial recordings, and differences of the ranks",
+}
+
 
 def as_text(ranks: Ranks, **options: Any) -> str:
     """Return the comparison of ranks as plain text; `options` are those of `parts`."""
@@ -67,7 +75,7 @@ def _titled(part: str | Section, title: str) -> list[Section]:
 def as_json(ranks: Ranks) -> str:
     """Return the comparison as JSON: each table is a list of rows, with times in nanoseconds."""
     tables: dict[str, list[Any]] = {name: getattr(ranks, name).to_dicts() for name in SCHEMAS}
-    about = {name: getattr(ranks, name) for name in ("name", "world_size", "missing", "notes")}
+    about = {name: getattr(ranks, name) for name in JSON_KEYS}
     return json.dumps(about | tables, indent=2)
 
 

@@ -199,6 +199,66 @@ ENVIRONMENT_KEYS = {
 }
 
 
+#: What the keys of `capture.json` mean.
+CAPTURE_KEYS = {
+    "format": "the version of this format",
+    "name": "the name of the capture's folder",
+    "run": "an identifier that all captures of one run share",
+    "window": "which steps were recorded",
+    "started_at": "when the window began, in ISO format",
+    "rank": "the rank of the process in its job",
+    "local_rank": "the rank among the processes on this machine",
+    "world_size": "the number of ranks of the job",
+    "pid": "the process",
+    "host": "the name of the machine",
+    "machine": "`cpus`, `system` and `processor`",
+    "devices": "the names of the recorded devices",
+    "activities": "what was recorded: `cpu`, `cuda`, …",
+    "versions": "of `instrument`, `torch` and `python`",
+    "command": "the command line, without secrets",
+    "overrides": "the overrides that Hydra was given, without secrets; `null` without Hydra",
+    "git": "the `commit` of the script's repository, and whether a file differs from it (`dirty`); "
+    "`null` without a repository",
+    "config": "the [options](options.md) of the session, without secrets",
+    "environment": "the state of torch and of the process in the window",
+    "cost": "what recording cost",
+    "user_metadata": "what `profiler.metadata` and `session.add_metadata` gave",
+    "annotations_disabled": "whether `INSTRUMENT_DISABLE=1` was set",
+    "compiled_ranges": "the ranges inside code that torch.compile has compiled, whose times are "
+    "unknown: `range` and `region`",
+    "module_types": "the class of each submodule, by its qualified name",
+    "modules_not_seen": "the submodules whose ranges never opened: they were not called, or ran inside "
+    "compiled code",
+    "graphs_compiled": "how many graphs torch.compile has compiled in the window",
+    "sinks_inline": "the sinks that ran in the training process",
+    "scalars": "the values for TensorBoard and trackers, by tag; only with `sinks_inline`",
+}
+#: What the keys of `window` in `capture.json` mean.
+WINDOW_KEYS = {
+    "first_step": "the number of the first step; the first step of a run has the number 0",
+    "last_step": "the number of the last finished step; `null` if no step was finished",
+    "steps": "how many steps were finished",
+    "planned_steps": "how many steps were planned; `null` if the window had no planned end",
+    "truncated": "whether the window ended early",
+    "reason": "why it ended early",
+    "trigger": "the trigger that requested the window; `null` for a window of the schedule",
+    "trigger_reason": "why the trigger fired",
+    "phase": "the phase of the steps, such as `train` or `validation`",
+}
+#: What the keys of `cost` in `capture.json` mean.
+COST_KEYS = {
+    "recorded_step_ns": "the median time of the recorded steps",
+    "unrecorded_step_ns": "the median time of the steps before the window",
+    "unrecorded_steps": "how many steps before the window were timed",
+    "start_ns": "how long training waited at the start of the window",
+    "stop_ns": "how long it waited for torch's profiler to end",
+    "save_ns": "how long it waited until the trace was written",
+    "export_ns": "how long the export took",
+    "trace_bytes": "the size of the trace",
+    "packed_bytes": "the size of the compressed trace; absent if it is not compressed",
+}
+
+
 class Metadata(Struct):
     """The keys of `capture.json` that this package reads."""
 
