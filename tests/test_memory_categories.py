@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -25,6 +26,15 @@ from instrument.config.schema import ProfilerConfig
 from instrument.sinks.memory import Memory
 
 FLOAT = 4
+
+
+class Training(NamedTuple):
+    """A recorded training, with torch's own object that classifies its memory."""
+
+    capture: Capture
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    torchs: MemoryProfileTimeline
 
 
 def recorded(folder: Path, **options: Any) -> tuple[Capture, nn.Module, torch.optim.Optimizer]:
@@ -47,10 +57,33 @@ def recorded(folder: Path, **options: Any) -> tuple[Capture, nn.Module, torch.op
     return session.captures[0], model, optimizer
 
 
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
+    """One training, and torch's own classification of its memory."""
+    made: list[MemoryProfileTimeline] = []
+    keep = MemoryProfileTimeline.__init__
+
+    def init(timeline: MemoryProfileTimeline, of: Any) -> None:
+        keep(timeline, of)
+        made.append(timeline)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryProfileTimeline, "__init__", init)
+        trained = recorded(tmp_path_factory.mktemp("training"))
+    return Training(*trained, made[0])
+
+
+@pytest.fixture
+def copied(training: Training, tmp_path: Path) -> Path:
+    """A copy of the capture's folder, to write into."""
+    assert training.capture.folder is not None
+    return Path(shutil.copytree(training.capture.folder, tmp_path / "copied"))
+
+
 def test_parameters_gradients_and_optimizer_state_have_the_bytes_that_they_have(
-    tmp_path: Path,
+    training: Training,
 ) -> None:
-    capture, model, optimizer = recorded(tmp_path)
+    capture, model, optimizer, _ = training
     rows = {row.category: row for row in capture.memory_categories}
     assert {row.device for row in capture.memory_categories} == {"cpu"}
     parameters = sum(each.numel() for each in model.parameters()) * FLOAT
@@ -69,8 +102,8 @@ def test_parameters_gradients_and_optimizer_state_have_the_bytes_that_they_have(
     assert rows["input"].max_bytes >= 16 * 32 * FLOAT
 
 
-def test_all_categories_together_change_as_the_trace_says(tmp_path: Path) -> None:
-    capture, *_ = recorded(tmp_path)
+def test_all_categories_together_change_as_the_trace_says(training: Training) -> None:
+    capture = training.capture
     (found,), line = capture.categories, capture.memory.timeline("cpu")
     level = found.level_bytes
     assert int(level[-1]) - sum(found.start_bytes.values()) == line.net_bytes[-1]
@@ -78,18 +111,12 @@ def test_all_categories_together_change_as_the_trace_says(tmp_path: Path) -> Non
     assert abs(int(found.time_ns[-1] - line.time_ns[-1])) < 2_000
 
 
-def test_both_files_are_torchs_and_tell_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[MemoryProfileTimeline] = []
-    keep = MemoryProfileTimeline.__init__
-    monkeypatch.setattr(
-        MemoryProfileTimeline, "__init__", lambda self, of: (keep(self, of), made.append(self))[0]
-    )
-    capture, *_ = recorded(tmp_path)
+def test_both_files_are_torchs_and_tell_the_same(tmp_path: Path, training: Training) -> None:
+    capture = training.capture
     assert capture.folder is not None
     for form, suffix in (("", ".json"), ("_raw", ".raw.json")):
-        getattr(made[0], f"export_memory_timeline{form}")(str(tmp_path / f"torchs{suffix}"), "cpu")
+        export = getattr(training.torchs, f"export_memory_timeline{form}")
+        export(str(tmp_path / f"torchs{suffix}"), "cpu")
     times, sizes = json.loads((capture.folder / "memory_categories_cpu.json").read_text())
     assert [times, sizes] == json.loads((tmp_path / "torchs.json").read_text())
     raw = json.loads(
@@ -102,21 +129,13 @@ def test_both_files_are_torchs_and_tell_the_same(
     assert level == sizes[-1][1:]
 
 
-def test_it_turns_on_what_torch_needs_and_its_time_counts_as_standing_still(
-    tmp_path: Path, log: Log
-) -> None:
+def test_it_turns_on_what_torch_needs() -> None:
     config = ProfilerConfig(memory_categories=True)
-    assert config.record_shapes
-    assert config.profile_memory
-    assert config.with_stack
+    needed = ("record_shapes", "profile_memory", "with_stack")
+    assert all(getattr(config, name) for name in needed)
     told = "profiler.memory_categories=true turned profiler.record_shapes, profile_memory and with_stack on"
     assert [note.partition(":")[0] for note in config.notes] == [told]
-    assert (
-        ProfilerConfig(
-            memory_categories=True, record_shapes=True, profile_memory=True, with_stack=True
-        ).notes
-        == []
-    )
+    assert ProfilerConfig(memory_categories=True, **dict.fromkeys(needed, True)).notes == []
 
 
 def test_what_torch_cannot_classify_costs_these_files_alone(
@@ -140,30 +159,28 @@ def test_what_torch_cannot_classify_costs_these_files_alone(
     assert [*capture.folder.glob("*categories*"), *capture.folder.glob(".*")] == []
 
 
+def by_category(folder: Path) -> list[dict[str, Any]]:
+    """The memory by category on the page that the sink writes into a capture's folder."""
+    Memory().write(Capture.load(folder), folder)
+    choices = parts(payload_of(folder / "memory.html"), "choice")
+    return [
+        item for choice in choices for item in choice["items"] if item["title"] == "by category"
+    ]
+
+
 def test_the_page_draws_them_and_show_lists_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    training: Training, copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    capture, *_ = recorded(tmp_path, sinks={"memory": {}})
-    assert capture.folder is not None
-    (item,) = by_category(capture)
+    (item,) = by_category(copied)
     (chart,) = parts(item, "memory")
     assert "optimizer state" in [series["name"] for series in chart["series"]]
     cells = tables(item)["In use at the peak, by category"]["cells"]
-    assert cells["at_peak_bytes"] == capture.memory_categories.column("at_peak_bytes")
-    assert main(["show", str(capture.folder), "--memory-categories"]) == 0
+    assert cells["at_peak_bytes"] == training.capture.memory_categories.column("at_peak_bytes")
+    assert main(["show", str(copied), "--memory-categories"]) == 0
     lines = capsys.readouterr().out.splitlines()
     at = lines.index("Memory categories")
     assert lines[at + 1].split("  ")[0] == "device"
     assert any(line.startswith("cpu     parameter ") for line in lines[at:])
-
-
-def by_category(capture: Capture) -> list[dict[str, Any]]:
-    """The memory by category on the page that the sink wrote."""
-    assert capture.folder is not None
-    choices = parts(payload_of(capture.folder / "memory.html"), "choice")
-    return [
-        item for choice in choices for item in choice["items"] if item["title"] == "by category"
-    ]
 
 
 def by_hand(folder: Path, content: Any, device: str = "cuda-0") -> Capture:
@@ -230,8 +247,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
 def test_a_page_of_a_capture_without_them_has_none(tmp_path: Path) -> None:
     capture, *_ = recorded(tmp_path, memory_categories=False, profile_memory=True)
     assert capture.folder is not None
-    Memory().write(capture, capture.folder)
-    assert by_category(capture) == []
+    assert by_category(capture.folder) == []
     assert [*capture.folder.glob("memory_categories*")] == []
 
 
@@ -257,14 +273,10 @@ def test_files_of_other_names_are_left_alone(tmp_path: Path) -> None:
     assert [found.device for found in capture.categories] == ["cuda:0"]
 
 
-def test_a_damaged_file_costs_the_page_its_part(tmp_path: Path) -> None:
-    capture, *_ = recorded(tmp_path)
-    assert capture.folder is not None
-    (capture.folder / "memory_categories_cpu.json").write_text("[[1784,1784],[[0,1")
-    Memory().write(capture, capture.folder)
-    assert by_category(capture) == []
-    assert capture.folder is not None
-    said = words(payload_of(capture.folder / "memory.html"))
+def test_a_damaged_file_costs_the_page_its_part(copied: Path) -> None:
+    (copied / "memory_categories_cpu.json").write_text("[[1784,1784],[[0,1")
+    assert by_category(copied) == []
+    said = words(payload_of(copied / "memory.html"))
     assert said.endswith("): remove it. The page does not show memory by category.")
 
 
