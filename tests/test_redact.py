@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from own_sinks import Hook
 
@@ -205,7 +205,6 @@ forms = st.sampled_from(
 )
 
 
-@settings(max_examples=40)
 @given(names, secrets, forms, st.lists(st.text(max_size=8), max_size=3))
 @example("password", "true,hunter2", "--{n}={s}", [])
 def test_no_value_of_a_secret_is_ever_shown(
@@ -218,7 +217,6 @@ def test_no_value_of_a_secret_is_ever_shown(
     assert len(redact_words([*others, *words, *others])) == 2 * len(others) + 1
 
 
-@settings(max_examples=40)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch._dynamo.utils
 from collected import Log
-from hypothesis import given, settings
+from hypothesis import given
 from sinks.test_tensorboard_sink import points
 from test_nests import Program, programs
 from test_nests import start as run_program
@@ -282,7 +282,6 @@ def test_every_thread_is_timed(tmp_path: Path) -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(programs())
 def test_the_calls_of_random_programs_are_all_counted(program: Program) -> None:
     timed = CpuTimes()
