@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import pytest
@@ -37,7 +38,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def transcript(capsys: pytest.CaptureFixture[str]) -> Callable[[Iterable[str]], str]:
-    """Run command lines, whatever they end with, and give what they printed, below each its line."""
+    """Run command lines, whatever they end with, and give what each printed, with paths from the current folder."""
 
     def run(lines: Iterable[str]) -> str:
         shown = []
@@ -49,6 +50,6 @@ def transcript(capsys: pytest.CaptureFixture[str]) -> Callable[[Iterable[str]], 
             printed = capsys.readouterr()
             ended = f"(exit status {status})\n" if status else ""
             shown.append(f"$ instrument {line}\n{printed.out}{printed.err}{ended}")
-        return "\n".join(shown)
+        return "\n".join(shown).replace(f"{Path.cwd()}/", "")
 
     return run

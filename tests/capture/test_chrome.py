@@ -355,75 +355,39 @@ def test_a_trace_without_events_is_a_trace(tmp_path, document) -> None:
 
 GOOD = json.dumps({"schemaVersion": 1, "traceEvents": EVENTS}).encode()
 BAD = {
-    "empty": (b"", "The trace file {path} is empty; copy or record it again."),
-    "blank": (b" \n", "The trace file {path} is empty; copy or record it again."),
-    "empty gzip": (gzip.compress(b""), "The trace file {path} is empty; copy or record it again."),
-    "cut short": (
-        GOOD[:60],
-        "The trace file {path} is cut short: its JSON does not end; copy or record it again.",
-    ),
-    "list cut short": (
-        b'[{"ph": "M"}',
-        "The trace file {path} is cut short: its JSON does not end; copy or record it again.",
-    ),
-    "gzip cut short": (
-        gzip.compress(GOOD)[:20],
-        "The trace file {path} is gzip that is cut short; copy or record it again.",
-    ),
-    "not JSON": (
-        b"hello",
-        "The trace file {path} is not JSON (JSON is malformed: invalid character (byte 0)); give a Chrome trace.",
-    ),
-    "other JSON": (
-        b'{"a": 1}',
-        "The file {path} is JSON, but not a trace: it has no list of traceEvents.",
-    ),
-    "a number": (b"3", "The file {path} is JSON, but not a trace: it has no list of traceEvents."),
-    "a list of numbers": (
-        b"[1, 2]",
-        "The file {path} is JSON, but not a trace: it has no list of traceEvents.",
-    ),
-    "events no list": (
-        b'{"traceEvents": {"a": 1}}',
-        "The file {path} is JSON, but not a trace: it has no list of traceEvents.",
-    ),
+    "empty": b"",
+    "blank": b" \n",
+    "empty gzip": gzip.compress(b""),
+    "cut short": GOOD[:60],
+    "list cut short": b'[{"ph": "M"}',
+    "gzip cut short": gzip.compress(GOOD)[:20],
+    "not JSON": b"hello",
+    "other JSON": b'{"a": 1}',
+    "a number": b"3",
+    "a list of numbers": b"[1, 2]",
+    "events no list": b'{"traceEvents": {"a": 1}}',
+    "garbage outside of arguments": json.dumps([span('a"b', 1, 2), span("c", 4, 1)])
+    .replace('\\"', '"')
+    .encode(),
+    "durations without an end": json.dumps([span("a", n, 9e12) for n in range(600)]).encode(),
 }
 
 
-@pytest.mark.parametrize("kind", BAD)
-def test_a_bad_file_gets_one_sentence(tmp_path, kind) -> None:
-    path = tmp_path / "trace.json.gz"
-    content, sentence = BAD[kind]
-    path.write_bytes(content)
-    with pytest.raises(TraceError, match=f"^{re.escape(sentence.format(path=path))}$"):
-        reader.read(path)
-
-
-def test_a_missing_file_gets_one_sentence(tmp_path) -> None:
-    path = tmp_path / "none.json"
-    with pytest.raises(
-        TraceError, match=re.escape(f"The trace file {path} does not exist; check the path.")
-    ):
-        reader.read(path)
-
-
-def test_a_folder_is_no_trace_file(tmp_path) -> None:
-    with pytest.raises(
-        TraceError, match=re.escape(f"The trace file {tmp_path} cannot be read: Is a directory.")
-    ):
-        reader.read(tmp_path)
-
-
-def test_damaged_gzip_gets_one_sentence(tmp_path) -> None:
-    path = write_trace(tmp_path, EVENTS)
-    damaged = bytearray(gzip.compress(path.read_bytes()))
+def test_a_bad_file_gets_one_sentence(tmp_path, monkeypatch, golden) -> None:
+    monkeypatch.chdir(tmp_path)
+    damaged = bytearray(gzip.compress(GOOD))
     damaged[len(damaged) // 2] ^= 0xFF
-    path.write_bytes(damaged)
-    with pytest.raises(
-        TraceError,
-        match=f"^The trace file {re.escape(str(path))} is damaged gzip .*record it again.$",
-    ):
-        reader.read(path)
+    Path("folder").mkdir()
+    for name, content in {**BAD, "damaged gzip": damaged}.items():
+        Path(name).write_bytes(content)
+    told = []
+    for name in ("missing", "folder", *BAD, "damaged gzip"):
+        with pytest.raises(TraceError) as raised:
+            reader.read(Path(name))
+        told.append(str(raised.value))
+    # what zlib says of damaged bytes depends on its version
+    told[-1] = re.sub(r"\(.*\)", "(…)", told[-1])
+    golden("bad_traces.txt", "\n".join(told))
 
 
 def written(folder: Path, text: str | bytes) -> Path:
@@ -584,14 +548,6 @@ def test_times_far_apart_do_not_wrap_around(tmp_path) -> None:
     assert capture.events.left_out == 0
 
 
-def test_durations_that_cannot_be_added_up_get_one_sentence(tmp_path) -> None:
-    path = write_trace(tmp_path, [span("a", n, 9e12) for n in range(600)])
-    with pytest.raises(
-        TraceError, match=r" has durations that add up to 171 years; record it again.$"
-    ):
-        reader.read(path)
-
-
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize(
     ("written_as", "starts_ns", "lasts_ns"),
@@ -642,13 +598,6 @@ def test_an_event_with_garbage_in_its_arguments_keeps_its_name_and_times(
     assert events.external_id[others].tolist() == [k + 1 for k in others]
     assert events.base_ns == 9
     assert not events.cut_short
-
-
-def test_garbage_outside_of_arguments_is_an_error(tmp_path) -> None:
-    text = json.dumps([span('a"b', 1, 2), span("c", 4, 1)]).replace('\\"', '"')
-    (tmp_path / "trace.json").write_text(text)
-    with pytest.raises(TraceError, match=r"is not JSON .*in the event at byte 1"):
-        reader.read(tmp_path / "trace.json")
 
 
 def test_a_name_that_looks_like_a_time_with_two_signs_stays(tmp_path) -> None:

@@ -32,7 +32,6 @@ from instrument.analysis.peak_rates import _TABLE, peak_rates, roof
 from instrument.base import peak_flops
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.capture import Capture
-from instrument.cli.command import main
 from instrument.config.schema import ProfilerConfig
 from instrument.links.flops import FUSED_ATTENTION
 from instrument.links.traffic import _SIZES, ELEMENT_TYPES, operand_types
@@ -463,6 +462,7 @@ def test_the_table_of_peaks_is_plausible() -> None:
         )
 
 
+@pytest.mark.nightly
 def test_the_table_of_peaks_equals_lightnings_where_that_is_dense() -> None:
     throughput = pytest.importorskip("lightning_fabric.utilities.throughput")
     same = {
@@ -676,28 +676,18 @@ def test_torchs_own_checkpoint_computes_its_forward_again(tmp_path) -> None:
 # What is missing, and what is absurd.
 
 
-def test_without_shapes_the_view_says_how_to_record_them(tmp_path, capsys) -> None:
+def test_the_command_shows_both_tables_or_how_to_record_them(
+    tmp_path, monkeypatch, transcript, golden
+) -> None:
+    monkeypatch.chdir(tmp_path)
     events = [step(3, 0, 100), span("aten::mm", 10, 5), *launched("gemm", 11, 20, 10, 1)]
     found = capture(tmp_path, events, deviceProperties=[A100])
     assert len(found.efficiency) == len(found.efficiency_steps) == 0
-    assert found.efficiency.columns
-    assert main(["show", str(tmp_path / "trace.json"), "--efficiency", "--efficiency-steps"]) == 0
-    text = capsys.readouterr().out
-    assert "Efficiency: no operator with known FLOPs; profiler.record_shapes=true records" in text
-    assert "Efficiency steps: no finished step with known FLOPs; session.step() marks steps" in text
-
-
-def test_the_command_shows_both_tables(tmp_path, capsys) -> None:
-    path = write_trace(tmp_path, TRAINING, deviceProperties=[A100])
-    assert main(["show", str(path), "--efficiency", "--efficiency-steps"]) == 0
-    text = capsys.readouterr().out
-    assert "Efficiency\n" in text
-    assert "Efficiency steps\n" in text
-    assert "312.00 T" in text
-    assert main(["show", str(path), "--efficiency", "--efficiency-steps", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["efficiency"][0]["flops"] == 3 * 137_438_953_472
-    assert [row["number"] for row in found["efficiency_steps"]] == [3, 4, 5]
+    (tmp_path / "trace.json").rename("without_shapes.json")
+    write_trace(tmp_path, TRAINING, deviceProperties=[A100])
+    files = ("without_shapes.json", "trace.json")
+    text = transcript(f"show {file} --efficiency --efficiency-steps" for file in files)
+    golden("efficiency.txt", text)
 
 
 def hostile() -> Iterator[dict]:

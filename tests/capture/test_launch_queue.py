@@ -12,7 +12,6 @@ from real_traces import load, needs_traces
 from capture.by_hand import raw
 from instrument.base.errors import CaptureError
 from instrument.capture import Capture
-from instrument.cli.command import main
 
 LAUNCH, GRAPH = "cudaLaunchKernel", "cudaGraphLaunch"
 # Stream 7 waits for its launches from 0 to 20, 10 to 30, 40 to 45; the graph from 50 to 60 there, to 65 on stream 9.
@@ -101,12 +100,6 @@ def test_calls_that_a_full_queue_blocks(tmp_path, waits, name, calls, ns) -> Non
     assert [(row.max_length, row.blocked_calls, row.blocked_ns) for row in found.queue] == [
         (1021 if waits[0][0] > 10_000 else 1022, calls, ns)
     ]
-
-
-def test_the_command_prints_it(tmp_path, capsys) -> None:
-    path = capture(tmp_path, SMALL).trace_path
-    assert main(["show", str(path), "--queue"]) == 0
-    assert "mean length" in capsys.readouterr().out
 
 
 # By HTA 0.5.0 with its last step and without its rounding (HTA_DISABLE_NS_ROUNDING=1), from the rows of

@@ -24,7 +24,6 @@ from real_traces import load, needs_traces
 
 from capture.by_hand import raw
 from instrument.capture import Capture
-from instrument.cli.command import main
 from instrument.links.synchronisation import KINDS, STREAM_WAIT
 
 RECORD, STREAM_SYNC, DEVICE_SYNC = (
@@ -380,12 +379,6 @@ def test_a_place_names_the_work_that_it_waited_for_longest(tmp_path) -> None:
     (row,) = capture(tmp_path, events).synchronisations
     assert (row.calls, row.kernel, row.cpu_wait_ns) == (3, "a", 18_000 + 2 * 3_000)
     assert (row.operator, row.range) == ("first", None)
-
-
-def test_the_command_prints_it(tmp_path, capsys) -> None:
-    path = capture(tmp_path, PLACES).trace_path
-    assert main(["show", str(path), "--synchronisations"]) == 0
-    assert "aten::item" in capsys.readouterr().out
 
 
 def test_calls_that_do_not_wait(tmp_path) -> None:
