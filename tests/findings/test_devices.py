@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+import real_traces
 from builders import (
     SINGLE_PROCESS,
     Event,
@@ -49,11 +49,6 @@ from instrument.findings.evidence import cost_share, share_of, share_with_device
 from instrument.runs.run import Run
 
 MARKED = [check for check in CHECKS if check.code != "unmarked-time"]
-FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
-needs_traces = pytest.mark.skipif(
-    not FOLDER.joinpath("expected.json").is_file(),
-    reason="INSTRUMENT_TRACES names no folder of real traces with an expected.json",
-)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.code}: {pair.says[-1]}")
@@ -350,18 +345,20 @@ JUSTIFIED = {
 }
 
 
-@needs_traces
-@pytest.mark.parametrize("name", JUSTIFIED)
+@real_traces.needs_traces
+@pytest.mark.parametrize("name", real_traces.each(JUSTIFIED))
 def test_a_real_trace_gives_what_is_justified(name: str) -> None:
-    findings = diagnose([Capture.load(FOLDER / f"{name}.json.gz")], MARKED).findings
+    findings = diagnose([real_traces.load(name)], MARKED).findings
     codes = [*dict.fromkeys(each.code for each in findings)]
     assert codes == [*JUSTIFIED[name]], [each.title for each in findings]
 
 
-@needs_traces
+@real_traces.needs_traces
+@pytest.mark.nightly  # reads eight traces
 def test_stragglers_of_a_real_job() -> None:
-    ranks = [FOLDER / f"a100_megatron_tp8_rank{rank}.json.gz" for rank in range(8)]
-    (window,) = Run.load(*ranks).windows
+    (window,) = Run.load(
+        *(real_traces.path(f"a100_megatron_tp8_rank{rank}") for rank in range(8))
+    ).windows
     (finding,) = stragglers.CHECK.find(window)
     assert finding.title.startswith("Ranks 6, 0, 2 are late")
     assert "its CPU is late" in finding.change

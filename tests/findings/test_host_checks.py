@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import real_traces
 from builders import (
     PAGEABLE,
     SINGLE_PROCESS,
@@ -19,6 +18,8 @@ from builders import (
     frame,
     kernel,
     launched,
+    made,
+    node,
     span,
     step,
     write_capture,
@@ -35,12 +36,8 @@ from instrument.findings import (
     unmarked_time,
 )
 from instrument.findings.check import Check, NotRecorded, run_check
-from instrument.findings.diagnose import diagnose
-from instrument.findings.diagnosis import as_text
 from instrument.findings.finding import Finding
 
-TRACES = os.environ.get("INSTRUMENT_TRACES")
-needs_traces = pytest.mark.skipif(not TRACES, reason="INSTRUMENT_TRACES names no folder of traces")
 CHECKS = (loader_wait.CHECK, synchronizing_calls.CHECK, operator_storm.CHECK, unmarked_time.CHECK)
 
 
@@ -453,8 +450,6 @@ def test_without_any_range_the_model_should_be_given(tmp_path: Path) -> None:
 
 
 def test_loader_and_backward_of_ranges_are_marked(tmp_path: Path) -> None:
-    from builders import made, node
-
     events = [
         step(0, 0, 1000),
         annotation(SINGLE_PROCESS, 0, 200),
@@ -473,35 +468,6 @@ def test_unmarked_time_needs_steps(tmp_path: Path) -> None:
         findings(unmarked_time.CHECK, disabled)
 
 
-# Real traces
-
-
-@needs_traces
-def test_the_loader_is_the_bottleneck_of_a_real_trace() -> None:
-    """Its twin with four workers took 126.5 ms a step, and subtraction says 105.5."""
-    path = Path(TRACES or "", "v100_resnet50_workers0.json.gz")
-    (found,) = findings(loader_wait.CHECK, Capture.load(path))
-    assert found.source == "resnet50_profiler_api.py:42 in <module>"
-    assert found.saving is not None
-    assert found.saving.share == pytest.approx(0.33, abs=0.05)
-    assert found.saving.step_ns == pytest.approx(126.5e6, rel=0.1)
-
-
-@needs_traces
-def test_what_the_page_shows_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first finding of docs/diagnose.md."""
-    page = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text("utf-8")
-    shown = page[page.index("1. 33 %") : page.index("\n\n2. ")].split("\n")
-    monkeypatch.chdir(TRACES or "")
-    found = diagnose([Capture.load("v100_resnet50_workers0.json.gz")], CHECKS)
-    printed = as_text(found).split("\n")
-    is_saving = re.compile(r" +(saves|would take) .* m?s")  # its last digits may change
-    assert [line for line in shown if not is_saving.match(line)] == [
-        line for line in printed[2 : 2 + len(shown)] if not is_saving.match(line)
-    ]
-    assert any(is_saving.match(line) for line in shown)
-
-
 def test_a_loop_that_something_else_fills_is_no_storm(tmp_path: Path) -> None:
     """Between its tiny operators, the loop sleeps: no batched operator would save that."""
     events = [step(k, 100_000 * k, 100_000) for k in range(3)]
@@ -509,3 +475,14 @@ def test_a_loop_that_something_else_fills_is_no_storm(tmp_path: Path) -> None:
         span("aten::randn", 100_000 * k + 1000 + 700 * n, 14) for k in range(3) for n in range(64)
     ]
     assert not findings(operator_storm.CHECK, capture(tmp_path, events))
+
+
+@real_traces.needs_traces
+@pytest.mark.nightly  # reads 75,000 events
+def test_the_loader_is_the_bottleneck_of_a_real_trace() -> None:
+    """Its twin with four workers took 126.5 ms a step, and subtraction says 105.5."""
+    (found,) = findings(loader_wait.CHECK, real_traces.load("v100_resnet50_workers0"))
+    assert found.source == "resnet50_profiler_api.py:42 in <module>"
+    assert found.saving is not None
+    assert found.saving.share == pytest.approx(0.33, abs=0.05)
+    assert found.saving.step_ns == pytest.approx(126.5e6, rel=0.1)

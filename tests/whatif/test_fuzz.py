@@ -18,11 +18,7 @@ from instrument.whatif.scenario import Scenario
 from whatif.oracle import run
 from whatif.programs import Author, Features
 
-QUIET = settings(
-    max_examples=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+QUIET = settings(max_examples=15, suppress_health_check=[*HealthCheck])
 ALL = Features(streams=True, backward=True, helper=True, syncs=True, copies=True, loader=True)
 SAID = (CaptureError, ConfigError, TraceError)
 EDITS = (

@@ -9,7 +9,7 @@ from instrument.links import loops
 from instrument.whatif.program import NEVER, Program, in_order
 
 MOMENTS, CHAINS = 40, 4
-SEEDS = range(20)
+SEEDS = range(6)
 
 
 def drawn(seed: int) -> tuple[Program, np.ndarray]:
