@@ -228,8 +228,8 @@ def json_page() -> str:
         _prose(
             "`instrument show` prints the `name` of the capture and, for each view, a list of rows "
             "with all [columns](columns.md); if data is missing, `incomplete` holds the rows of "
-            "`capture.coverage` that say so. `instrument ls` prints the list `captures`, whose rows "
-            "have these [columns](columns.md#instrument-ls)."
+            "`capture.coverage` that say so. `instrument ls` prints the list `captures`, with the "
+            "columns of [`instrument ls`](columns.md#instrument-ls)."
         ),
     ]
     for title, keys in tables.items():

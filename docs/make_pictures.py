@@ -3,8 +3,8 @@
     INSTRUMENT_TRACES=FOLDER python docs/make_pictures.py [demo] [traces]
 
 writes into `assets`: screenshots of pages, light and dark, as `NAME.webp` and `NAME-dark.webp`;
-what terminals of 100 columns show, as `NAME.svg`; a drawing, as `NAME.svg` and `NAME-dark.svg`; and
-the pages in `assets/samples`. Three runs are shown:
+what a terminal of 100 columns shows, as `terminal.svg`; a drawing, as `concepts.svg` and
+`concepts-dark.svg`; and the pages in `assets/samples`. Three runs are shown:
 
 - a run of `examples/train_lm.py` on the CPU of this machine,
 - ResNet-50 on a V100, with and without workers of the data loader: `v100_resnet50_workers0` and
@@ -123,7 +123,6 @@ def show_traces(folder: Path) -> None:
     instrument(folder, "report", after, "--before", before, "-o", "diff.html")
     instrument(folder, "report", "megatron", "-o", "ranks.html")
     shutil.copy(folder / "resnet50.html", ASSETS / "samples")
-    draw_terminal(folder, "diagnose", "diagnose", before, end="3. ")
     draw_pages(folder, TRACES)
 
 
@@ -146,14 +145,11 @@ def instrument(folder: Path, *arguments: str) -> str:
     return printed.getvalue().replace(f"{folder}/", "")
 
 
-def draw_terminal(folder: Path, picture: str, *arguments: str, end: str | None = None) -> None:
-    """Draw a terminal that shows a command and what it prints, up to the text `end`."""
-    printed = instrument(folder, *arguments)
-    if end:
-        printed = printed.partition(end)[0] + "…"
+def draw_terminal(folder: Path, picture: str, *arguments: str) -> None:
+    """Draw a terminal that shows a command and what it prints."""
     console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True)
     console.print(Text(f"$ instrument {' '.join(arguments)}", "bold green"))
-    console.print(Text.from_ansi(printed))
+    console.print(Text.from_ansi(instrument(folder, *arguments)))
     no_fonts = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     own_fonts = no_fonts.replace("Fira Code, monospace", FONTS)
     console.save_svg(

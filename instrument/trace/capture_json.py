@@ -227,8 +227,8 @@ CAPTURE_KEYS = {
     "compiled_ranges": "the ranges inside code that torch.compile has compiled, whose times are "
     "unknown: `range` and `region`",
     "module_types": "the class of each submodule, by its qualified name",
-    "modules_not_seen": "the submodules whose ranges never opened: they were not called, or ran inside "
-    "compiled code",
+    "modules_not_seen": "the submodules whose ranges never opened: they were not called, or ran "
+    "inside compiled code",
     "graphs_compiled": "how many graphs torch.compile has compiled in the window",
     "sinks_inline": "the sinks that ran in the training process",
     "scalars": "the values for TensorBoard and trackers, by tag; only with `sinks_inline`",
