@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import warm
 from builders import annotation, kernels, span, steps, write_capture
+from golden import Golden
 from rich.cells import cell_len
 from rich.console import Console
 
-from instrument.analysis.layout import plain
 from instrument.analysis.section import Section
 from instrument.analysis.table import Table
 from instrument.capture import Capture
@@ -117,91 +117,37 @@ def test_sentences_below_rows_are_wrapped_and_whole(capture: Capture, width: int
     assert words(drawn([frames], width)).count("…") == 1
 
 
-def test_columns_that_have_no_room_are_named_and_the_key_stays(capture: Capture) -> None:
-    part = capture_parts(capture, sort="cpu_ns", ranges=False)[2]
-    assert isinstance(part, Section)
-    text = words(drawn([part], 60))
-    assert tables(text)[0][0].split()[0] == "name"
-    assert re.search(r"\bCPU\b", text.partition("─")[0].splitlines()[-1]), (
-        "the column that it is sorted by"
-    )
-    said = " ".join(text.partition(" columns left out: ")[2].split())
-    left_out = said.partition("; ")[0].split(", ")
-    assert said.endswith("; --columns all or a wider terminal shows them.")
-    assert set(left_out) < set(part.columns)
-    assert "cpu_ns" not in left_out
-    assert "left out" not in words(drawn([part], 250))
-
-
-def test_columns_that_were_asked_for_are_all_shown_below_each_other(capture: Capture) -> None:
-    parts = capture_parts(capture, columns=["all"], operators=False)
-    (part,) = (part for part in parts if isinstance(part, Section))
-    blocks = tables(drawn([part], 80))
-    assert len(blocks) > 2
-    assert all(block[0].split()[0] == "name" for block in blocks)
-    headers = " ".join(block[0] for block in blocks)
-    assert "median" in headers
-    assert "p95" in headers
-    assert "left out" not in drawn([part], 80)
-    wide = plain([part]).splitlines()[1].split()
-    assert set(wide) <= set(headers.split()), "the same columns as in plain text"
-
-
-def test_a_tree_has_lines_and_a_share_its_bar(capture: Capture) -> None:
-    (part,) = (
-        part for part in capture_parts(capture, operators=False) if isinstance(part, Section)
-    )
-    lines = [line for lines in tables(drawn([part], 250)) for line in lines]
-    names = [line.split("  ")[0] for line in lines]
-    assert any(name.lstrip("│ ").startswith(("└ ", "├ ")) for name in names)
-    assert any("█" in line or "▏" in line for line in lines)
-    ascii_only = drawn([part], 250, encoding="ascii")
-    assert words(ascii_only).replace("µ", "").replace("–", "").isascii()
-
-
-def test_a_share_of_a_cost_has_its_bar_on_80_columns_and_a_warm_colour(capture: Capture) -> None:
-    table = Table({"name": ["hot", "warm", "cold"], "share": [0.6, 0.05, 0.01]})
-    hot, warm, cold = drawn([Section(table, ["name", "share"], of_cost=True)], 40).splitlines()[2:]
-    assert "\x1b[1;31m" in hot
-    assert "\x1b[33m" in warm
-    assert "\x1b[1;31m" not in cold
-    assert "\x1b[33m" not in cold
-    assert words(hot).count("█") == 4, "60 % of a bar of 8 cells, and the part of a cell"
-    plain_share = drawn([Section(table, ["name", "share"])], 40)
-    assert "\x1b[1;31m" not in plain_share, "the share of the coverage is no cost"
-    on_80 = drawn([p for p in capture_parts(capture) if isinstance(p, Section)], 80)
-    assert all(any("█" in line for line in lines) for lines in tables(on_80))
-
-
-def test_the_lines_of_a_tree() -> None:
+def test_what_is_drawn(capture: Capture, golden: Golden) -> None:
+    """A column without room is named below; one that was asked for has a table of its own, with the names again."""
+    shares = Table({"name": ["hot", "warm", "cold"], "share": [0.6, 0.05, 0.01]})
     depths = [0, 1, 2, 2, 1, 2, 0, 1]
-    names = [f"{'  ' * depth}n{k}" for k, depth in enumerate(depths)]
-    part = Section(
-        Table({"name": [*names, "rest"], "depth": [*depths, None]}), ["name"], is_tree=True
-    )
-    assert words(drawn([part], 80)).splitlines()[2:] == [
-        "n0", "├ n1", "│ ├ n2", "│ └ n3", "└ n4", "  └ n5", "n6", "└ n7", "rest",
-    ]  # fmt: skip
-    deep = Section(
-        Table({"name": ["  " * k + "n" for k in range(500)], "depth": range(500)}),
-        ["name"],
-        is_tree=True,
-    )
-    lines = words(drawn([deep], 40)).splitlines()[2:]
+    names = [*(f"{'  ' * depth}n{k}" for k, depth in enumerate(depths)), "rest"]
+    tree = Section(Table({"name": names, "depth": [*depths, None]}), ["name"], is_tree=True)
+    long = Table({"name": ["void " + "x" * 200 + "<float, 3>"], "calls": [1]})
+    empty = Section(Table({"name": [], "calls": []}), ["name", "calls"], "Nothing")
+    ranges = capture_parts(capture, operators=False)[2:3]
+    operators = capture_parts(capture, sort="cpu_ns", ranges=False)[2:3]
+    all_columns = capture_parts(capture, columns=["all"], operators=False)[2:3]
+    drawings = {
+        "ranges, 250 columns": drawn(ranges, 250),
+        "ranges, 80 columns of ASCII": drawn(ranges, 80, encoding="ascii"),
+        "operators by CPU time, 60 columns": drawn(operators, 60),
+        "all columns of the ranges, 80 columns": drawn(all_columns, 80),
+        "shares of a cost": drawn([Section(shares, ["name", "share"], of_cost=True)], 40),
+        "shares": drawn([Section(shares, ["name", "share"])], 40),
+        "a tree": drawn([tree], 80),
+        "a long name": drawn([Section(long, ["name", "calls"])], 50),
+        "a table of nothing": drawn([empty], 20),
+    }
+    shown = "\n".join(f"---- {name}\n{text}" for name, text in drawings.items())
+    golden("drawn.txt", shown.replace(str(capture.folder), "FOLDER").replace("\x1b", "ESC"))
+
+
+def test_the_name_of_a_deep_row_is_seen() -> None:
+    table = Table({"name": ["  " * k + "n" for k in range(500)], "depth": range(500)})
+    lines = words(drawn([Section(table, ["name"], is_tree=True)], 40)).splitlines()[2:]
     assert len(lines) == 500
-    assert all(cell_len(line) <= 40 and line.endswith("n") for line in lines), (
-        "the name is seen at any depth"
-    )
-
-
-def test_long_names_keep_head_and_tail() -> None:
-    part = Section(
-        Table({"name": ["void " + "x" * 200 + "<float, 3>"], "calls": [1]}), ["name", "calls"]
-    )
-    row = words(drawn([part], 50)).splitlines()[2]
-    assert row.startswith("void xx")
-    assert "<float, 3>  " in row
-    assert "…" in row
+    assert all(cell_len(line) <= 40 and line.endswith("n") for line in lines)
 
 
 def test_hostile_names_stand_as_they_are(tmp_path: Path) -> None:
@@ -221,13 +167,10 @@ def test_hostile_names_stand_as_they_are(tmp_path: Path) -> None:
     assert all(name in shown for name in HOSTILE[:3])
 
 
-def test_a_table_of_nothing_and_a_terminal_of_nothing() -> None:
-    empty = Section(Table({"name": [], "calls": []}), ["name", "calls"], "Nothing")
-    assert words(drawn([empty], 20)).splitlines()[:2] == ["Nothing", "name  calls"]
-    some = Section(
-        Table({"number": [1, 2], "duration_ns": [10**9, None]}), ["number", "duration_ns"]
-    )
-    assert all(cell_len(line) <= 5 for lines in tables(drawn([some], 5)) for line in lines)
+def test_a_terminal_of_five_columns() -> None:
+    table = Table({"number": [1, 2], "duration_ns": [10**9, None]})
+    text = drawn([Section(table, ["number", "duration_ns"])], 5)
+    assert all(cell_len(line) <= 5 for lines in tables(text) for line in lines)
 
 
 def on_a_terminal(*arguments: str, width: int, **environment: str) -> str:
