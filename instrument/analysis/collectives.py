@@ -1,6 +1,6 @@
 """Two tables: a row for each collective, and sums by process group and kind.
 
-docs/device.md defines the bandwidths, as NCCL's own tests do (doc/PERFORMANCE.md in nccl-tests).
+docs/gpu.md defines the bandwidths, as NCCL's own tests do (doc/PERFORMANCE.md in nccl-tests).
 """
 
 from __future__ import annotations
