@@ -93,13 +93,11 @@ def cold_exporters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(warm.EXPORTER)
 
 
-@pytest.fixture(scope="module")
-def frozen_heap() -> Iterator[None]:
+@pytest.fixture(autouse=True, scope="module")
+def frozen_heap() -> None:
     """A collection takes milliseconds: it skips the million objects that exist before the module's tests."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

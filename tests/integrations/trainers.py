@@ -273,6 +273,9 @@ def fit_ignite(session: Session | None, job: Job) -> None:
     trainer.run(job.batches())
 
 
+PYTORCH_LIGHTNING = Trainer(
+    "pytorch_lightning", "pytorch_lightning", make_lightning, fit_pytorch_lightning
+)
 TRAINERS = [
     Trainer(
         "plain loop", None, Session, fit_plainly, session=lambda session: session, calls_when_off=20
@@ -281,7 +284,7 @@ TRAINERS = [
     Trainer(
         "lightning profiler", "lightning", make_lightning_profiler, fit_lightning, calls_when_off=60
     ),
-    Trainer("pytorch_lightning", "pytorch_lightning", make_lightning, fit_pytorch_lightning),
+    PYTORCH_LIGHTNING,
     Trainer("transformers", "transformers", make_transformers, fit_transformers, calls_when_off=20),
     Trainer(
         "accelerate",
