@@ -271,11 +271,10 @@ PLANTED = "open({made!r}, 'w').close()\nraise SystemExit('a module of a download
 @pytest.mark.parametrize(
     "command",
     [
-        ["export", "."],
-        ["export", ".", "--sink", "table"],
         ["export", ".", "--sink", "parquet", "dir=lake"],
-        ["show", "."],
         ["ranks", "."],
+        pytest.param(["export", "."], marks=pytest.mark.nightly),
+        pytest.param(["show", "."], marks=pytest.mark.nightly),
     ],
     ids=" ".join,
 )

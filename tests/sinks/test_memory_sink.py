@@ -97,7 +97,8 @@ def test_a_trace_without_addresses_still_has_its_curve(tmp_path: Path) -> None:
 
 
 def test_a_recording_of_torchs(tmp_path: Path) -> None:
-    with Session("memory", wait=0, warmup=0, active=1, output_dir=str(tmp_path)) as session:
+    given = {"wait": 0, "warmup": 0, "active": 1, "export": "inline", "output_dir": str(tmp_path)}
+    with Session("memory", **given) as session:
         record_like_a_user()
         session.step()
     folder = session.captures[0].folder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterator
 from decimal import Decimal
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import real_traces
 from builders import (
     REDUCES,
     allocation,
@@ -35,7 +35,6 @@ from instrument.capture import Capture
 from instrument.sinks.parquet import Parquet
 from instrument.trace.events import Details
 
-TRACES = os.environ.get("INSTRUMENT_TRACES")
 Row = dict[str, Any]
 
 CURRENT = {"Operator": "cpu_op", "Runtime": "cuda_runtime", "Kernel": "kernel", "Memcpy": "gpu_memcpy",
@@ -248,20 +247,25 @@ def test_a_number_of_more_than_64_bits_is_unknown(tmp_path: Path) -> None:
     assert (row.get("collective_number"), row["group_size"]) == (None, 2)
 
 
-@pytest.mark.skipif(TRACES is None, reason="INSTRUMENT_TRACES names no folder of real traces")
+@real_traces.needs_traces
 @pytest.mark.parametrize(
     ("name", "holds"),
     [
         ("a100_nccl_2ranks_rank0", {"collective", "ranks", "grid", "occupancy", "bytes_per_second"}),
         ("hta_simple_add", {"sync_kind", "moved_bytes", "block"}),
-        ("mi300x_resnet_checkpoint_train", {"python_id", "bytes_per_second", "launched_kernel"}),
-        ("v100_resnet50_workers0", {"call_stack", "size_bytes", "blocks_per_sm"}),
+        pytest.param(
+            "mi300x_resnet_checkpoint_train", {"python_id", "bytes_per_second", "launched_kernel"},
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            "v100_resnet50_workers0", {"call_stack", "size_bytes", "blocks_per_sm"}, marks=pytest.mark.nightly
+        ),
     ],
 )  # fmt: skip
 def test_every_column_of_a_real_trace(tmp_path: Path, name: str, holds: set[str]) -> None:
-    path = Path(str(TRACES)) / f"{name}.json.gz"
+    path = real_traces.FOLDER / f"{name}.json.gz"
     document = json.loads(gzip.decompress(path.read_bytes()), strict=False, parse_float=Decimal)
-    rows, expected = written(Capture.load(path), tmp_path), plain_rows(document)
+    rows, expected = written(real_traces.load(name), tmp_path), plain_rows(document)
     assert len(rows) == len(expected)
     for found, plain in zip(without_derived(rows), expected):
         assert found == plain

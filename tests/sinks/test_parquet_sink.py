@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 import duckdb
 import polars
 import pytest
+import real_traces
 from builders import (
     allocation,
     annotation,
@@ -41,10 +41,6 @@ from instrument.runs.run import Run
 from instrument.sinks.parquet import Parquet
 
 Write = Callable[..., Capture]
-TRACES = os.environ.get("INSTRUMENT_TRACES")
-needs_traces = pytest.mark.skipif(
-    TRACES is None, reason="INSTRUMENT_TRACES names no folder of real traces"
-)
 
 
 def ask(folder: Path, query: str) -> list[tuple[Any, ...]]:
@@ -342,16 +338,20 @@ def test_the_schema_names_every_column_and_its_type(write: Write, tmp_path: Path
     assert {name: kinds[kind] for name, kind, *_ in described} == told
 
 
-@needs_traces
+@real_traces.needs_traces
 @pytest.mark.parametrize(
-    "name", ["v100_216k_events", "v100_resnet50_workers4", "mi300x_resnet_checkpoint_train"]
+    "name",
+    [
+        pytest.param("v100_216k_events", marks=pytest.mark.nightly),
+        "v100_resnet50_workers4",
+        pytest.param("mi300x_resnet_checkpoint_train", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_real_trace_answers_as_the_capture_does(tmp_path: Path, name: str) -> None:
-    capture = Capture.load(Path(str(TRACES)) / f"{name}.json.gz")
+    capture = real_traces.load(name)
     Parquet(dir=str(tmp_path)).write(capture, tmp_path)
-    events = json.loads(gzip.decompress((Path(str(TRACES)) / f"{name}.json.gz").read_bytes()))[
-        "traceEvents"
-    ]
+    packed = (real_traces.FOLDER / f"{name}.json.gz").read_bytes()
+    events = json.loads(gzip.decompress(packed))["traceEvents"]
     expected = Counter((e["name"], str(e["pid"]), str(e["tid"])) for e in events if e["ph"] == "X")
     found = ask(
         tmp_path,
@@ -370,19 +370,18 @@ def test_a_real_trace_answers_as_the_capture_does(tmp_path: Path, name: str) -> 
     assert device == [(sum(launched.column("self_device_ns")),)]
 
 
-@needs_traces
+@real_traces.needs_traces
 def test_the_query_of_the_documentation_finds_the_ranks_that_the_others_wait_for(
     tmp_path: Path,
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
     (query,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     for rank in range(8):
-        path = Path(str(TRACES)) / f"a100_megatron_tp8_rank{rank}.json.gz"
-        Parquet(dir=str(tmp_path), run="megatron", rank=rank).write(Capture.load(path), tmp_path)
+        capture = real_traces.load(f"a100_megatron_tp8_rank{rank}")
+        Parquet(dir=str(tmp_path), run="megatron", rank=rank).write(capture, tmp_path)
     found = ask(tmp_path, query)
-    known = json.loads((Path(str(TRACES)) / "expected.json").read_text())
     for rank, communication_ms, computation_ms in found:
-        about = known[f"a100_megatron_tp8_rank{rank}"]
+        about = real_traces.KNOWN[f"a100_megatron_tp8_rank{rank}"]
         # no two kernels of these traces run at once, so that the sums are the times of the exact
         # sweep and of HTA
         assert communication_ms == pytest.approx(about["exact"]["exposed_comm_time"])

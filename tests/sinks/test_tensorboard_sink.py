@@ -178,25 +178,17 @@ def served(logdir: Path, output: Path) -> Iterator[str]:
     with output.open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        yield until(
-            lambda: re.search(r"http://127\.0\.0\.1:\d+", output.read_text()), output
-        ).group()
+        yield until(lambda: re.search(r"http://127\.0\.0\.1:\d+", output.read_text())).group()
     finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
 
 
-def until(ready: Callable[[], Any], output: Path) -> Any:
-    """The first true result of `ready`; the limit is for a broken TensorBoard."""
-    for _ in range(300):
-        if answer := ready():
-            return answer
-        time.sleep(0.2)
-    raise AssertionError(output.read_text())
+def until(ready: Callable[[], Any]) -> Any:
+    """The first true result of `ready`."""
+    while not (answer := ready()):
+        time.sleep(0.05)
+    return answer
 
 
 def test_a_real_tensorboard_shows_our_scalars_and_report(write: Write, tmp_path: Path) -> None:
@@ -212,7 +204,7 @@ def test_a_real_tensorboard_shows_our_scalars_and_report(write: Write, tmp_path:
     with served(logs(tmp_path).parent, output) as address:
 
         def ask(path: str) -> Any:
-            with urllib.request.urlopen(f"{address}/data/plugin/{path}", timeout=30) as answer:
+            with urllib.request.urlopen(f"{address}/data/plugin/{path}", timeout=600) as answer:
                 found = answer.read()
             return found if path.startswith("images/individualImage") else json.loads(found)
 
@@ -223,13 +215,13 @@ def test_a_real_tensorboard_shows_our_scalars_and_report(write: Write, tmp_path:
             found = ask(f"scalars/scalars?run={run}&tag={tag}")
             return found if len(found) == 2 else None
 
-        found = until(curve, output)
+        found = until(curve)
         assert [(when, step, round(value, 6)) for when, step, value in found] == [
             (1767323049.0, 4, 0.4),
             (1767323050.0, 9, 0.4),
         ]
         assert set(ask("scalars/tags")[run]) == {tag for tag, _ in scalars(each)}
-        verdicts = until(lambda: ask(f"text/text?run={run}&tag=window%2Fverdict"), output)
+        verdicts = until(lambda: ask(f"text/text?run={run}&tag=window%2Fverdict"))
         assert f"<strong>{verdict(each.diagnose())}</strong>" in verdicts[-1]["text"]
         (table, _) = ask(f"text/text?run={run}&tag=window%2Franges")
         assert "<code>" in table["text"]

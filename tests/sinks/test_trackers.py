@@ -26,6 +26,8 @@ from instrument.sinks import tracker
 from instrument.sinks.tracker import Sent, Tracker
 from instrument.sinks.window_scalars import scalars
 
+pytestmark = pytest.mark.usefixtures("warm_exporters")
+
 Write = Callable[..., Capture]
 FIRST, SECOND = "steps_000002-000003_rank0", "steps_000006-000007_rank0"
 TRAIN = """
@@ -51,8 +53,7 @@ def train(sink, log=lambda number: None, **options):
             with profiled("forward (é)"):
                 torch.ones(8).sum()
             log(number)
-            until = time.monotonic() + 60
-            while number == 5 and not sent and time.monotonic() < until:
+            while number == 5 and not sent:
                 time.sleep(0.01)
 """
 WANDB = """
@@ -85,7 +86,7 @@ assert main(["export", str(alone.folder), "--sink", "wandb", "mode=offline", "pr
 MLFLOW = """
 import mlflow
 
-uri = f"sqlite:///{HERE}/mlflow.db"
+uri = f"file://{HERE}/mlflow"
 mlflow.set_tracking_uri(uri)
 with mlflow.start_run(run_name="live") as run:
     log = lambda number: mlflow.log_metric("loss", number * 1.5, step=number)
@@ -129,6 +130,7 @@ def story(tmp_path: Path, code: str) -> str:
         "WANDB_SILENT": "true",
         "HOME": str(tmp_path),
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_ALLOW_FILE_STORE": "true",  # to make a database takes seconds
         "DO_NOT_TRACK": "1",
     }
     paths = os.pathsep.join(
@@ -136,7 +138,7 @@ def story(tmp_path: Path, code: str) -> str:
     )
     environment = {**os.environ, **quiet, "PYTHONPATH": paths}
     done = warm.Script(["-c", TRAIN + code, str(tmp_path)], tmp_path, environment)
-    stdout, stderr = done.communicate(timeout=300)
+    stdout, stderr = done.communicate()
     assert done.returncode == 0, stderr
     assert not errors_in(stderr), stderr
     return stdout
@@ -342,11 +344,11 @@ def test_it_is_said_what_the_end_waits_for(
 
 
 def test_no_capture_is_removed_before_a_tracker_has_it(tmp_path: Path) -> None:
-    until, last = time.monotonic() + 60, "steps_000002-000002_rank0"
+    last = "steps_000002-000002_rank0"
 
     class FarBehind(Remembers):
         def write(self, capture: Capture, folder: Path) -> None:
-            while not (tmp_path / last).exists() and time.monotonic() < until:
+            while not (tmp_path / last).exists():
                 time.sleep(0.01)
             super().write(capture, folder)
 
@@ -362,9 +364,8 @@ def test_no_capture_is_removed_before_a_tracker_has_it(tmp_path: Path) -> None:
     with Session(config) as session:
         for _ in session.steps(range(3)):
             pass
-        while len(session.captures) < 3 and time.monotonic() < until:
+        while len(session.captures) < 3:  # though one is to be kept
             time.sleep(0.01)
-        assert len(session.captures) == 3, "though one is to be kept"
         sink._free.set()
     assert [sent.step for sent in sink._got] == [0, 1, 2]
     assert all(sink._read), "its files were there"
@@ -376,7 +377,6 @@ def test_where_training_fails_a_tracker_is_not_waited_for(
 ) -> None:
     log.errors_expected = True
     monkeypatch.setattr(finisher, "_CLOSING_HERE_S", 0.01)
-    monkeypatch.setattr(finisher, "_AFTER_FAILURE_S", 60)  # a busy machine starts the worker late
     sink = Remembers(timeout_s=10_000)
     sink._free.clear()
     with (
