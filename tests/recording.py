@@ -12,7 +12,25 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from instrument import Capture, Session
 from instrument.annotate import backends
+
+
+def run_session(
+    folder: Path, steps: int, each: Callable[[], object] = lambda: None, **options: Any
+) -> Session:
+    """Run a session of these options for some steps, and call `each` in each of them."""
+    with Session(output_dir=folder, **options) as session:
+        for _ in range(steps):
+            each()
+            session.step()
+    return session
+
+
+def window(folder: Path, each: Callable[[], object] = lambda: None, **options: Any) -> Capture:
+    """The capture of a window of one step, in which `each` is called."""
+    (capture,) = run_session(folder, 1, each, **{"active": 1, **options}).captures
+    return capture
 
 
 class Recording:

@@ -14,6 +14,7 @@ import torch
 import torch._dynamo.testing
 import torch._dynamo.utils
 from collected import Log
+from recording import window
 from torch import nn
 
 from instrument import Capture, Session, profiled
@@ -141,20 +142,14 @@ def test_an_instrumented_model_stays_at_one_graph(tmp_path: Path, backend: str) 
 def test_a_compiled_function_is_recorded_around_its_region(tmp_path: Path) -> None:
     outer = profiled("outer")(torch.compile(marked, backend="aot_eager", fullgraph=True))
     outer(X)
-    with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
-        outer(X)
-        session.step()
-    (capture,) = session.captures
+    capture = window(tmp_path, lambda: outer(X))
     assert [row.name for row in capture.ranges] == ["outer"]
     assert graphs() == (1, 0)
 
 
 def test_regions_that_did_not_run_in_the_window_are_not_listed(tmp_path: Path) -> None:
     torch.compile(marked, backend="aot_eager")(X)
-    with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
-        marked(X)
-        session.step()
-    (capture,) = session.captures
+    capture = window(tmp_path, lambda: marked(X))
     assert capture.metadata["compiled_ranges"] != []
     assert list(capture.compiled_ranges) == []
     assert [row.name for row in capture.ranges] == ["marked", "block"]
@@ -224,14 +219,10 @@ def test_functional_transforms() -> None:
 
 def test_a_marked_module_in_a_compiled_region_is_told(tmp_path: Path) -> None:
     inside = profiled("inside")(nn.Linear(4, 4))
-    compiled, outside = (
-        torch.compile(nn.Sequential(inside), backend="eager"),
-        profiled("outside")(nn.Linear(4, 4)),
-    )
-    with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
-        outside(compiled(X))
-        session.step()
-    unseen = session.captures[0].metadata["modules_not_seen"]
+    compiled = torch.compile(nn.Sequential(inside), backend="eager")
+    outside = profiled("outside")(nn.Linear(4, 4))
+    capture = window(tmp_path, lambda: outside(compiled(X)))
+    unseen = capture.metadata["modules_not_seen"]
     assert "inside" in unseen
     assert "outside" not in unseen
 
@@ -269,9 +260,7 @@ def test_no_window_compiles_anew(
         net.compile(backend="eager")
     if not compile_within:
         compiled(X)
-    with Session({"active": 1, "output_dir": str(tmp_path)}, model=compiled) as session:
-        compiled(X)
-        session.step()
+    capture = window(tmp_path, lambda: compiled(X), model=compiled)
     seen = graphs()
     compiled(X)
     assert graphs() == seen
@@ -279,19 +268,14 @@ def test_no_window_compiles_anew(
     torch._dynamo.utils.counters.clear()
     compiled(X)
     assert graphs() == seen, "as where nothing was ever recorded"
-    ranges = session.captures[0].ranges
-    assert {"Sequential", "0", "1", "1.layer", "2"} == {
-        row.name for row in ranges if "compile" not in row.name and "dynamo" not in row.name
-    }
+    names = capture.ranges.column("name")
+    ours = {name for name in names if "compile" not in name and "dynamo" not in name}
+    assert ours == {"Sequential", "0", "1", "1.layer", "2"}
 
 
 def test_what_the_compiler_notes_in_a_window_are_no_ranges(tmp_path: Path) -> None:
     compiled = torch.compile(lambda x: (x @ x.T).relu(), backend="eager")
-    with Session(active=1, output_dir=tmp_path, export="inline") as session:
-        with profiled("around"):
-            compiled(X)
-        session.step()
-    (capture,) = session.captures
+    capture = window(tmp_path, lambda: profiled("around")(compiled)(X))
     # torch 2.10 and older write no such event
     noted = any("_data: compile_id=" in name for name in capture.events.names)
     assert noted or torch.__version__ < (2, 13)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from recording import window
 from torch.profiler import itt
 
 from instrument import Session, profiled
@@ -29,43 +30,40 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
+def mine() -> None:
+    with profiled("mine"):
+        torch.ones(1)
+
+
 def test_the_same_ranges_reach_every_tool_that_is_named(tmp_path: Path, calls: list[str]) -> None:
-    options = {"active": 1, "output_dir": str(tmp_path), "emit": ["torch", "nvtx", "itt"]}
-    with Session(options) as session:
+    seen: list[str] = []
+
+    def nested() -> None:
         calls.clear()
         with profiled("outer"), profiled("inner"):
             torch.ones(1)
-        seen = list(calls)
-        session.step()
-    both = [
-        f"{tool} {what}"
-        for what in ("range_push outer", "range_push inner")
-        for tool in ("nvtx", "itt")
-    ]
+        seen.extend(calls)
+
+    capture = window(tmp_path, nested, emit=["torch", "nvtx", "itt"])
+    both = [f"{tool} range_push {name}" for name in ("outer", "inner") for tool in ("nvtx", "itt")]
     assert seen == [*both, *["itt range_pop", "nvtx range_pop"] * 2]
     assert calls[-2:] == ["nvtx mark window ends", "itt mark window ends"]
-    assert [row.path for row in session.captures[0].ranges] == ["outer", "outer/inner"]
+    assert capture.ranges.column("path") == ["outer", "outer/inner"]
 
 
 def test_without_torch_the_trace_holds_the_steps_alone(tmp_path: Path, calls: list[str]) -> None:
-    with Session({"active": 1, "output_dir": str(tmp_path), "emit": ["itt"]}) as session:
-        with profiled("mine"):
-            torch.ones(1)
-        session.step()
+    capture = window(tmp_path, mine, emit=["itt"])
     assert "itt range_push mine" in calls
-    assert list(session.captures[0].ranges) == []
-    assert [step.number for step in session.captures[0].steps] == [0]
+    assert list(capture.ranges) == []
+    assert capture.steps.column("number") == [0]
 
 
 def test_the_next_session_emits_as_its_own_config_says(tmp_path: Path, calls: list[str]) -> None:
     Session({"active": 1, "output_dir": str(tmp_path), "emit": ["itt"]}).start().stop()
     calls.clear()
-    with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
-        with profiled("mine"):
-            torch.ones(1)
-        session.step()
+    capture = window(tmp_path, mine)
     assert calls == []
-    assert [row.name for row in session.captures[0].ranges] == ["mine"]
+    assert capture.ranges.column("name") == ["mine"]
 
 
 def test_a_range_is_closed_by_the_tool_that_opened_it(calls: list[str]) -> None:
@@ -149,8 +147,4 @@ def test_the_real_tool_takes_ranges_and_marks_also_without_a_device(
 ) -> None:
     if not there:
         pytest.skip(f"this torch has no {tool}")
-    with Session({"active": 1, "output_dir": str(tmp_path), "emit": ["torch", tool]}) as session:
-        with profiled("mine"):
-            torch.ones(1)
-        session.step()
-    assert [row.name for row in session.captures[0].ranges] == ["mine"]
+    assert window(tmp_path, mine, emit=["torch", tool]).ranges.column("name") == ["mine"]

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from collected import Log
+from recording import run_session
 from torch.utils.data import DataLoader, IterableDataset
 
 from instrument import Capture, Session
@@ -71,12 +72,10 @@ def dynamo() -> Iterator[Any]:
 
 def recorded(folder: Path, each_step: Callable[[int], Any], **options: Any) -> dict[str, Any]:
     """The environment of a window of steps 2 and 3 out of five."""
-    with Session(wait=2, active=2, output_dir=folder, **options) as session:
-        for step in range(STEPS):
-            torch.ones(2) + 1
-            each_step(step)
-            session.step()
-    return of(session)
+    steps = count()
+    return of(
+        run_session(folder, STEPS, lambda: each_step(next(steps)), wait=2, active=2, **options)
+    )
 
 
 def of(session: Session) -> dict[str, Any]:

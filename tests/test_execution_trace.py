@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from collected import Log
+from recording import run_session, window
 from torch.profiler import ExecutionTraceObserver
 
 from instrument import Session
@@ -36,12 +37,8 @@ def left_over(folder: Path) -> list[str]:
 
 
 def test_each_window_has_the_graph_of_its_steps(tmp_path: Path) -> None:
-    with Session(
-        wait=1, warmup=1, active=2, repeat=2, output_dir=tmp_path, execution_trace=True
-    ) as session:
-        for _ in range(8):
-            step()
-            session.step()
+    options = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2, "execution_trace": True}
+    session = run_session(tmp_path, 8, step, **options)
     for capture, numbers in zip(session.captures, ([2, 3], [6, 7])):
         graph = execution_trace(capture)
         steps = [node["name"] for node in graph if node["name"].startswith("ProfilerStep#")]
@@ -77,9 +74,7 @@ def test_an_exception_in_the_window_leaves_the_file_whole(tmp_path: Path) -> Non
 
 
 def test_a_window_that_holds_nothing_leaves_no_file(tmp_path: Path) -> None:
-    with Session(wait=1, active=1, output_dir=tmp_path, execution_trace=True) as session:
-        step()
-        session.step()
+    session = run_session(tmp_path, 1, step, wait=1, active=1, execution_trace=True)
     assert session.captures == []
     assert list(tmp_path.iterdir()) == []
 
@@ -123,8 +118,5 @@ def test_a_file_cut_short_is_not_kept(
     ]
     assert any("torch wrote an incomplete execution trace" in line for line in log.at("WARNING"))
     monkeypatch.undo()
-    session = Session(output_dir=tmp_path, execution_trace=True)
-    with session:
-        step()
-    assert execution_trace(session.captures[0])
+    assert execution_trace(window(tmp_path, step, execution_trace=True))
     assert left_over(tmp_path) == []

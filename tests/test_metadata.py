@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from collected import Log
+from recording import window
 
 from instrument import Session
 from instrument.capture import Capture
@@ -41,11 +42,7 @@ def top_level(capture: Capture) -> dict[str, Any]:
 
 
 def test_metadata_of_any_kind_comes_back_from_trace_and_capture(tmp_path: Path) -> None:
-    with Session(active=2, output_dir=tmp_path, metadata=NASTY) as session:
-        for _ in range(2):
-            torch.ones(2) + 1
-            session.step()
-    (capture,) = session.captures
+    capture = window(tmp_path, lambda: torch.ones(2) + 1, metadata=NASTY)
     assert capture.metadata["user_metadata"] == NASTY
     written = top_level(capture)
     assert {key: written[key] for key in NASTY} == NASTY

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import warm
-from recording import recorded
+from recording import recorded, window
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -282,13 +282,8 @@ def test_ranges_leave_torchs_fast_path_for_inference_on(tmp_path: Path) -> None:
     layer = profiled("marked")(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval())
     x = torch.ones(2, 4, 16)
     instrument_model(layer)
-    with (
-        Session({"active": 1, "output_dir": str(tmp_path)}, model=layer) as session,
-        torch.inference_mode(),
-    ):
-        layer(x)
-        session.step()
-    (capture,) = session.captures
+    with torch.inference_mode():
+        capture = window(tmp_path, lambda: layer(x), model=layer)
     assert "aten::_transformer_encoder_layer_fwd" in [each.name for each in capture.operators]
     assert [each.name for each in capture.ranges] == ["TransformerEncoderLayer", "marked"]
     assert "self_attn" in capture.metadata["modules_not_seen"]
@@ -377,25 +372,20 @@ def test_a_session_takes_the_choice_from_its_config_and_lets_go_of_the_model(
     tmp_path: Path,
 ) -> None:
     model = Model()
-    options = {"active": 1, "output_dir": str(tmp_path), "modules": {"depth": 2}}
-    with Session(options, model=model) as session:
-        model(X)
-        session.step()
-    assert not is_instrumented(model)
-    assert [r.name for r in session.captures[0].ranges] == ["Model", "layers.0", "layers.1", "head"]
-    with Session(options, model=model, modules={"enabled": False}) as session:
-        model(X)
-        session.step()
-    assert list(session.captures[0].ranges) == []
+    for choice, expected in (
+        ({"depth": 2}, ["Model", "layers.0", "layers.1", "head"]),
+        ({"depth": 2, "enabled": False}, []),
+    ):
+        capture = window(tmp_path, lambda: model(X), model=model, modules=choice)
+        assert not is_instrumented(model)
+        assert capture.ranges.column("name") == expected
 
 
 def test_a_model_instrumented_by_its_owner_keeps_that_choice(tmp_path: Path) -> None:
     model = instrument_model(Model(), include=["head"])
-    with Session({"active": 1, "output_dir": str(tmp_path)}, model=model) as session:
-        model(X)
-        session.step()
+    capture = window(tmp_path, lambda: model(X), model=model)
     assert is_instrumented(model)
-    assert [r.name for r in session.captures[0].ranges] == ["head"]
+    assert capture.ranges.column("name") == ["head"]
 
 
 class Generator(Model):
@@ -417,7 +407,6 @@ def test_several_models_bear_their_index_and_class_or_their_key(tmp_path: Path) 
     options: dict[str, Any] = {"active": 1, "modules": {"depth": 0}, "output_dir": tmp_path}
     for given, expected in (
         (models, ["0.Generator", "1.Model"]),
-        (tuple(models), ["0.Generator", "1.Model"]),
         (by_name, ["G", "D"]),
         (models[1], ["Model"]),
     ):
@@ -430,14 +419,12 @@ def test_several_models_bear_their_index_and_class_or_their_key(tmp_path: Path) 
 def test_globs_match_the_names_that_ranges_bear(tmp_path: Path) -> None:
     models = {"G": Generator(), "D": Model()}
     chosen = {"include": ["G.head", "*.layers.0*"]}
-    with Session(active=1, modules=chosen, model=models, output_dir=tmp_path) as session:
-        for model in models.values():
-            model(X)
-        session.step()
-    layer = ["layers.0", *(f"layers.0.{name}" for name in LAYER)]
-    assert sorted(row.name for row in session.captures[0].ranges) == sorted(
-        ["G.head", *(f"{key}.{name}" for key in models for name in layer)]
+    capture = window(
+        tmp_path, lambda: [each(X) for each in models.values()], modules=chosen, model=models
     )
+    layer = ["layers.0", *(f"layers.0.{name}" for name in LAYER)]
+    expected = ["G.head", *(f"{key}.{name}" for key in models for name in layer)]
+    assert sorted(capture.ranges.column("name")) == sorted(expected)
 
 
 @pytest.mark.parametrize(
@@ -457,19 +444,13 @@ def test_what_is_no_model_is_refused(given: Any, held: str) -> None:
 
 
 def test_no_models_at_all_are_none(tmp_path: Path) -> None:
-    with Session(active=1, model=[], output_dir=tmp_path) as session:
-        session.step()
-    assert list(session.captures[0].ranges) == []
+    assert list(window(tmp_path, model=[]).ranges) == []
 
 
 def test_the_classes_of_submodules_are_told_beside_their_names(tmp_path: Path) -> None:
     gc.collect()  # the marked modules of earlier tests would count as not called
     models = {"flat": nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), "deep": Model()}
-    with Session({"active": 1, "output_dir": str(tmp_path)}, model=models) as session:
-        models["flat"](X)
-        models["deep"].encode(X)
-        session.step()
-    (capture,) = session.captures
+    capture = window(tmp_path, lambda: (models["flat"](X), models["deep"].encode(X)), model=models)
     types = {row.name: row.module_type for row in capture.ranges}
     assert types == {
         "flat": "Sequential",
@@ -492,16 +473,10 @@ def test_the_classes_of_submodules_are_told_beside_their_names(tmp_path: Path) -
 def test_one_name_of_two_models_tells_both_classes_and_a_copy_of_the_class_name_none(
     tmp_path: Path,
 ) -> None:
-    one, other = (
-        instrument_model(nn.Sequential(nn.Linear(4, 4))),
-        instrument_model(nn.Sequential(nn.ReLU())),
-    )
-    with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
-        other(one(X))
-        session.step()
+    one, other = (instrument_model(nn.Sequential(each)) for each in (nn.Linear(4, 4), nn.ReLU()))
+    text = render(window(tmp_path, lambda: other(one(X))))
     forget(one)
     forget(other)
-    text = render(session.captures[0])
     assert "\n  0: Linear or ReLU " in text
     assert "\nSequential  " in text
 
@@ -516,17 +491,13 @@ def test_recomputation_is_told_in_a_sentence_and_a_column(tmp_path: Path) -> Non
             return checkpoint(self.block, x, use_reentrant=False)
 
     model = Checkpointed()
-    with Session({"active": 1, "output_dir": str(tmp_path)}, model=model) as session:
-        model(X.clone().requires_grad_()).sum().backward()
-        session.step()
-    (capture,) = session.captures
+    x = X.clone().requires_grad_()
+    capture = window(tmp_path, lambda: model(x).sum().backward(), model=model)
     text = render(capture)
     again = sum(row.cpu_ns for row in capture.ranges_attribution if row.kind == "recompute")
     assert f"Recomputed in the backward, by activation checkpointing: {duration(again)}, " in text
     assert "\nblock: Block (recomputed) " in text
     assert " recompute\n" in text
-    plain = Session({"active": 1, "output_dir": str(tmp_path)}, model=model)
-    with plain, torch.no_grad():
-        model(X)
-        plain.step()
-    assert "recompute" not in render(plain.captures[0]).lower()
+    with torch.no_grad():
+        plain = window(tmp_path, lambda: model(X), model=model)
+    assert "recompute" not in render(plain).lower()

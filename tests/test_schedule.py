@@ -14,6 +14,7 @@ import pytest
 import torch
 from collected import Log
 from golden import Golden
+from recording import run_session
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from torch.profiler import schedule as torch_schedule
 
@@ -404,10 +405,8 @@ def recorded_by_torch(folder: Path, schedule: Any, steps: int) -> list[list[int]
 
 
 def recorded_by_us(folder: Path, steps: int, **options: Any) -> list[list[int]]:
-    with Session(export="inline", sinks={}, output_dir=folder, **options) as session:
-        for _ in range(steps):
-            torch.ones(1)
-            session.step()
+    options = {"export": "inline", "sinks": {}, **options}
+    session = run_session(folder, steps, lambda: torch.ones(1), **options)
     return [capture.steps.column("number") for capture in session.captures]
 
 

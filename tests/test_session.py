@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from collected import Log
+from recording import run_session, window
 from torch import nn
 
 from instrument import ProfilerConfig, Session, Sink, profiled
@@ -59,15 +60,9 @@ def whole_steps(capture: Capture) -> list[int]:
 @pytest.fixture
 def train(tmp_path: Path, net: nn.Module) -> Callable[..., Session]:
     """Trains some steps with a session of these options, and returns the session."""
-
-    def run(steps: int = len(LOADER), *, model: nn.Module | None = None, **options: Any) -> Session:
-        with Session(options, output_dir=tmp_path, model=model) as session:
-            for batch in LOADER[:steps]:
-                train_step(net, batch)
-                session.step()
-        return session
-
-    return run
+    return lambda steps=12, **options: run_session(
+        tmp_path, steps, lambda: train_step(net, LOADER[1]), **options
+    )
 
 
 class Broken:
@@ -172,9 +167,9 @@ def test_a_run_too_short_for_its_window_keeps_what_there_is(
             train_step(net, batch)
     (capture,) = session.captures
     assert whole_steps(capture) == [2, 3]
-    window = capture.metadata["window"]
-    assert (window["truncated"], window["reason"]) == (True, "the run ended")
-    assert (window["steps"], window["planned_steps"]) == (2, 5)
+    about = capture.metadata["window"]
+    assert (about["truncated"], about["reason"]) == (True, "the run ended")
+    assert (about["steps"], about["planned_steps"]) == (2, 5)
     assert (
         "If the run is one pass over the loader, it ends with step 3, within the window of steps 2–6: lower "
         "profiler.wait or profiler.active, or train longer."
@@ -186,10 +181,7 @@ def test_a_run_too_short_for_its_window_keeps_what_there_is(
 
 @pytest.mark.parametrize("steps", [0, 2, 3, 4])
 def test_a_run_that_ends_before_its_window_says_so(tmp_path: Path, steps: int, log: Log) -> None:
-    with Session({"wait": 3, "warmup": 1, "active": 1, "output_dir": str(tmp_path)}) as session:
-        for _ in range(steps):
-            session.step()
-    assert session.captures == []
+    assert run_session(tmp_path, steps, wait=3, warmup=1, active=1).captures == []
     (warning,) = log.at("WARNING")
     advice = (
         "lower profiler.wait or profiler.warmup, or train longer."
@@ -415,13 +407,7 @@ def test_a_session_shows_itself_in_a_line(tmp_path: Path) -> None:
 def test_triggers_without_numbers_record_what_they_ask_for_and_no_more(
     tmp_path: Path, log: Log
 ) -> None:
-    class Fourth:
-        def fires(self, step: Any) -> bool:
-            return bool(step.number == 3)
-
-    with Session(triggers={"mine": Fourth()}, output_dir=tmp_path) as session:
-        for _ in range(8):
-            session.step()
+    session = run_session(tmp_path, 8, triggers={"mine": FiresAfter(3)})
     assert [whole_steps(c) for c in session.captures] == [[4]]
     assert (
         log.at("INFO")[0]
@@ -431,17 +417,12 @@ def test_triggers_without_numbers_record_what_they_ask_for_and_no_more(
 
 
 def test_a_failing_sink_stops_neither_the_others_nor_the_training(
-    tmp_path: Path, net: nn.Module, log: Log
+    train: Callable[..., Session], log: Log
 ) -> None:
     log.errors_expected = True
     collects = Collects()
-    sinks = {"broken": Broken(), "collects": collects}
-    with Session(
-        {"active": 1, "repeat": 2, "output_dir": str(tmp_path), "sinks": sinks}
-    ) as session:
-        for batch in session.steps(LOADER):
-            train_step(net, batch)
-    assert session.step_number == len(LOADER)
+    session = train(active=1, repeat=2, sinks={"broken": Broken(), "collects": collects})
+    assert session.step_number == 12
     assert [folder.name for folder in collects.seen] == [
         f".{capture.name}.busy" for capture in session.captures
     ]
@@ -453,17 +434,19 @@ def test_a_failing_sink_stops_neither_the_others_nor_the_training(
     assert "Traceback" in error
 
 
-def test_captures_do_not_keep_what_the_sinks_had_them_read(tmp_path: Path, net: nn.Module) -> None:
-    with Session({"active": 1, "output_dir": str(tmp_path), "sinks": {"table": {}}}) as session:
-        for batch in session.steps(LOADER):
-            train_step(net, batch)
-    assert not {"events", "operators", "ranges"} & set(vars(session.captures[0]))
-    assert len(session.captures[0].operators) > 5
+def test_captures_do_not_keep_what_the_sinks_had_them_read(train: Callable[..., Session]) -> None:
+    (capture,) = train(active=1, sinks={"table": {}}).captures
+    assert not {"events", "operators", "ranges"} & set(vars(capture))
+    assert len(capture.operators) > 5
 
 
 @pytest.mark.parametrize("part", ["prepare", "start", "next_step", "end_step", "stop", "save"])
 def test_what_fails_while_recording_never_reaches_the_loop(
-    tmp_path: Path, net: nn.Module, monkeypatch: pytest.MonkeyPatch, log: Log, part: str
+    train: Callable[..., Session],
+    net: nn.Module,
+    monkeypatch: pytest.MonkeyPatch,
+    log: Log,
+    part: str,
 ) -> None:
     log.errors_expected = True
     owner = recorder.RecordedWindow if part == "save" else recorder.Recorder
@@ -476,14 +459,8 @@ def test_what_fails_while_recording_never_reaches_the_loop(
         return right(self, *args, **options)
 
     monkeypatch.setattr(owner, part, fails_once)
-    done = 0
-    with Session(
-        {"wait": 1, "warmup": 1, "active": 1, "repeat": 2, "output_dir": str(tmp_path)}, model=net
-    ) as session:
-        for batch in session.steps(LOADER):
-            train_step(net, batch)
-            done += 1
-    assert done == len(LOADER)
+    session = train(wait=1, warmup=1, active=1, repeat=2, model=net)
+    assert session.step_number == 12
     assert [whole_steps(c) for c in session.captures][-1:] == [[5]], "the next window is recorded"
     (error,) = log.at("ERROR")
     assert error.startswith("Recording failed and training goes on: torch is not well")
@@ -502,8 +479,7 @@ def test_an_error_that_cannot_say_what_it_is_reaches_no_loop_either(
 
     log.errors_expected = True
     monkeypatch.setattr(recorder.RecordedWindow, "save", fails)
-    with Session(active=1, output_dir=tmp_path) as session:
-        session.step()
+    run_session(tmp_path, 1, active=1)
     assert log.at("ERROR")[0].startswith("Recording failed and training goes on: Mute.")
 
 
@@ -617,13 +593,9 @@ def test_torchs_own_profiler_in_the_way_of_a_window_costs_that_window(
 # mtia is on no machine that these tests run on
 @pytest.mark.parametrize("activities", [["cpu", "mtia"], ["mtia"]])
 def test_a_device_that_is_not_there_is_said_and_the_host_recorded(
-    tmp_path: Path, net: nn.Module, log: Log, activities: list[str]
+    tmp_path: Path, log: Log, activities: list[str]
 ) -> None:
-    options = {"activities": activities, "active": 1, "output_dir": str(tmp_path)}
-    with Session(options) as session:
-        train_step(net, LOADER[0])
-        session.step()
-    assert session.captures[0].metadata["activities"] == ["cpu"]
+    assert window(tmp_path, activities=activities).metadata["activities"] == ["cpu"]
     assert log.at("WARNING") == [
         "profiler.activities names mtia, which this machine or this torch does not have: only cpu "
         "will be recorded."
@@ -650,12 +622,9 @@ def test_a_trigger_asks_for_a_window_and_sees_each_step(
 
 
 def test_a_triggered_window_comes_before_the_next_one_on_schedule(
-    tmp_path: Path, net: nn.Module
+    train: Callable[..., Session],
 ) -> None:
-    options = {"skip_first": 7, "active": 2, "output_dir": str(tmp_path)}
-    with Session(options, triggers={"mine": FiresAfter(1)}) as session:
-        for batch in session.steps(LOADER):
-            train_step(net, batch)
+    session = train(skip_first=7, active=2, triggers={"mine": FiresAfter(1)})
     assert [whole_steps(c) for c in session.captures] == [[2, 3], [7, 8]]
 
 
@@ -809,10 +778,9 @@ def test_what_cannot_be_described_loses_no_trace(
             (folder / "written").touch()
 
     monkeypatch.setenv("RANK", "")
-    with Session({"active": 1, "output_dir": str(tmp_path), "sinks": {"odd": Odd()}}) as session:
-        session.step()
-    assert (session.captures[0].folder / "written").exists()
-    assert session.captures[0].metadata["rank"] == 0
+    capture = window(tmp_path, sinks={"odd": Odd()})
+    assert (capture.folder / "written").exists()
+    assert capture.metadata["rank"] == 0
 
 
 def test_what_fails_while_a_window_is_described_loses_no_trace(
@@ -824,11 +792,8 @@ def test_what_fails_while_a_window_is_described_loses_no_trace(
             raise OverflowError("this machine has no time")
 
     monkeypatch.setattr("instrument.record.step_loop.datetime", NoClock)
-    with Session({"active": 1, "output_dir": str(tmp_path), "export": "inline"}) as session:
-        with profiled("work"):
-            pass
-        session.step()
-    assert [row.path for row in session.captures[0].ranges] == ["work"]
+    capture = window(tmp_path, profiled("work")(lambda: None))
+    assert capture.ranges.column("path") == ["work"]
     log.errors_expected = True
     assert any("capture.json is incomplete" in line for line in log.at("ERROR"))
 
@@ -911,11 +876,8 @@ def test_what_torch_loads_for_its_first_window_is_loaded_at_the_start(tmp_path: 
 def test_without_cuda_a_memory_snapshot_is_told_of_once_and_the_window_recorded(
     tmp_path: Path, log: Log
 ) -> None:
-    with Session(
-        active=1, repeat=2, memory_snapshot=True, activities=["cpu"], output_dir=str(tmp_path)
-    ) as session:
-        for _ in range(3):
-            session.step()
+    options = {"active": 1, "repeat": 2, "memory_snapshot": True, "activities": ["cpu"]}
+    session = run_session(tmp_path, 3, **options)
     sentence = "profiler.memory_snapshot does nothing here: it needs CUDA's allocator, and there is no CUDA device."
     assert log.at("WARNING") == [sentence]
     assert [sorted(p.name for p in c.folder.iterdir()) for c in session.captures] == [
@@ -950,14 +912,12 @@ def test_a_snapshot_is_taken_at_the_end_of_the_window_and_lies_beside_the_trace(
 def test_overloads_are_recorded_where_they_are_asked_for(
     tmp_path: Path, *, with_stack: bool
 ) -> None:
-    options = {
-        "capture_overload_names": True,
-        "with_stack": with_stack,
-        "output_dir": str(tmp_path),
-    }
-    with Session(options) as session:
-        torch.ones(2).sum().add(1).sum(dim=0)
-    (capture,) = session.captures
+    capture = window(
+        tmp_path,
+        lambda: torch.ones(2).sum().add(1).sum(dim=0),
+        capture_overload_names=True,
+        with_stack=with_stack,
+    )
     table = capture.operators_by("overload").where(name="aten::sum")
     assert set(table.column("overload")) == {"", "dim_IntList"}
     assert capture.operators.where(name="aten::sum")[0].calls == 2

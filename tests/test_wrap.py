@@ -24,10 +24,10 @@ from typing import Any
 import pytest
 import torch
 import warm
-from recording import recorded
+from recording import recorded, window
 from torch import nn
 
-from instrument import Session, profiled
+from instrument import profiled
 from instrument.annotate import backends, wrapper
 from instrument.base.errors import ConfigError
 
@@ -287,11 +287,8 @@ def test_a_name_given_later_to_a_module_replaces_the_earlier(tmp_path: Path) -> 
 
 def test_a_marked_module_is_nested_in_the_range_of_its_place_in_the_model(tmp_path: Path) -> None:
     model = nn.Sequential(profiled("mine")(Net()))
-    with Session({"active": 1, "output_dir": str(tmp_path)}, model=model) as session:
-        model(torch.ones(1, 3))
-        session.step()
-    (capture,) = session.captures
-    assert [row.path for row in capture.ranges] == [
+    capture = window(tmp_path, lambda: model(torch.ones(1, 3)), model=model, export="inline")
+    assert capture.ranges.column("path") == [
         "Sequential",
         "Sequential/0",
         "Sequential/0/mine",
