@@ -296,6 +296,7 @@ def _in_whole_us(event):
 
 
 @needs_traces
+@pytest.mark.nightly
 @pytest.mark.skipif(find_spec("hta") is None, reason="HolisticTraceAnalysis is not installed")
 @pytest.mark.parametrize("name", HTA_TRACES)
 def test_launch_statistics_equal_htas(tmp_path, name, told_by_hta) -> None:

@@ -301,7 +301,7 @@ def test_a_server_without_sizes_or_parts(monkeypatch: pytest.MonkeyPatch) -> Non
             assert len(Capture.load(f"{url}/trace.json").events) == 99
             with pytest.raises(CaptureError, match=r"endless.json has more than 195.31 KiB"):
                 Capture.load(f"{url}/endless.json")
-            assert served.left.wait(60), "the connection is closed"  # type: ignore[attr-defined]
+            assert served.left.wait(120), "the connection is closed"  # type: ignore[attr-defined]
         finally:
             fsspec.filesystem("http").clear_instance_cache()
             served.shutdown()
