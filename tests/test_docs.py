@@ -47,7 +47,7 @@ def run(command: list[str] | str, folder: Path) -> str:
         "PYTEST_PLUGINS": "instrument.pytest_plugin",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # to load all installed plugins takes a second
     }
-    env = {**os.environ, **own, **ONE_THREAD, **plugins}
+    env = {**os.environ, **own, **ONE_THREAD, **plugins, warm.EXPORTER: "yes"}
     if command[0].endswith(".py"):
         done = warm.run(command, folder, env)
     else:
