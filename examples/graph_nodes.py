@@ -6,14 +6,14 @@ The model is that of `resnet_inference.py`. It runs on the GPU if there is one.
 """
 
 import torch
-from resnet_inference import ResNet18
+from resnet_inference import INPUT, ResNet18
 
 from instrument.fx import profile_graph
 
 
 def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model, x = ResNet18().eval().to(device), torch.randn(5, 3, 224, 224, device=device)
+    model, x = ResNet18().eval().to(device), torch.randn(INPUT, device=device)
     with torch.no_grad():
         profile = profile_graph(model, x, runs=5, warmup=1)
     print(profile)

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from instrument import Capture, Session, profiled
 
+INPUT = (5, 3, 224, 224)  # five images
+
 
 @profiled("basic_block")
 class BasicBlock(nn.Module):
@@ -89,7 +91,7 @@ def main() -> None:
     where = "device" if torch.cuda.is_available() else "cpu"  # show its times and memory
     device = torch.device("cuda" if where == "device" else "cpu")
     model = ResNet18().eval().to(device)
-    inputs = torch.randn(5, 3, 224, 224, device=device)
+    inputs = torch.randn(INPUT, device=device)
     weights = sum(parameter.numel() for parameter in model.parameters())
     print(f"ResNet-18 with {weights:,} parameters, input {tuple(inputs.shape)}, on {device}")
 

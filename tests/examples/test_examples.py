@@ -1,7 +1,6 @@
-"""Each example, run as a user runs it: a process of its own, in an empty folder.
+"""Each example, run as a user runs it, in an empty folder, but small and in a process that is forked (see warm.py).
 
-That process is forked from one that has loaded torch (see warm.py), except for some examples that start as a user
-starts them: `train_lm.py`, `resnet_inference.py`, `ddp_ranks.py` and `long_job.py`.
+The demo starts as a user starts it. `make nightly` starts every example so, in its full size.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import warm
@@ -27,14 +26,11 @@ from instrument import Capture
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 INSTRUMENT = Path(sys.prefix) / "bin" / "instrument"
-# Ten steps are enough for the window of the summary preset, steps 2 to 4.
 SMALL = (
     "model.width=32",
     "model.layers=2",
     "model.context=32",
     "training.batch_size=8",
-    "training.steps=10",
-    "training.log_every=1",
     "device=cpu",
 )
 MARKED = (
@@ -47,28 +43,33 @@ MARKED = (
     "backward",
     "optimizer",
 )
+ENVIRONMENT = {
+    **os.environ,
+    "HYDRA_FULL_ERROR": "1",
+    "PYTHONUTF8": "1",
+    # one thread: runs equal one another to the last bit, and do not wait for cores that others use
+    "OMP_NUM_THREADS": "1",
+}
 
-
-def run_cold(example: str, folder: Path) -> str:
-    """Everything that the example printed; it must have ended well."""
-    return ended_well([sys.executable, str(EXAMPLES / example)], folder)
+# so that code can import the examples
+FORKED = {**ENVIRONMENT, warm.EXPORTER: "yes", "PYTHONPATH": str(EXAMPLES)}
 
 
 def run(example: str, folder: Path, *arguments: str) -> str:
-    """The same, in a process that is forked."""
-    return printed(warm.run([str(EXAMPLES / example), *arguments], folder, environment()))
+    """Everything that the example printed; it must have ended well."""
+    return forked([str(EXAMPLES / example), *arguments], folder)
 
 
-def environment() -> dict[str, str]:
-    # one thread: runs equal one another to the last bit, and do not wait for cores that others use
-    return {**os.environ, "HYDRA_FULL_ERROR": "1", "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1"}
+def forked(command: list[str], folder: Path) -> str:
+    return printed(warm.run(command, folder, FORKED))
 
 
 def ended_well(command: list[str], folder: Path) -> str:
+    """The same, in a new process."""
     ended = subprocess.run(
         command,
         cwd=folder,
-        env=environment(),
+        env=ENVIRONMENT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -104,97 +105,111 @@ def losses(text: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"step +\d+  loss (\d+\.\d+)", text)]
 
 
+def with_small_images(example: str, folder: Path) -> str:
+    """What an example printed whose images are two of 64 × 64 pixels."""
+    code = f"import {example}; {example}.INPUT = (2, 3, 64, 64); {example}.main()"
+    return forked(["-c", code], folder)
+
+
+class Demo(NamedTuple):
+    """What `make demo` printed with a small model, and its folder."""
+
+    text: str
+    folder: Path
+
+
 @pytest.fixture(scope="module")
-def as_it_is(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """`python examples/train_lm.py` without a single override."""
-    folder = tmp_path_factory.mktemp("train_lm")
-    return run_cold("train_lm.py", folder), folder
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    if not (shutil.which("make") and INSTRUMENT.exists()):
+        pytest.skip("needs make and an installed package")
+    folder = tmp_path_factory.mktemp("demo")
+    # -o: the environment that runs this test is taken as it is
+    installed = ["-o", f"{sys.prefix}/.installed-demo", f"VENV={sys.prefix}"]
+    options = [*installed, f"DEMO={folder / 'run'}", f"OVERRIDES={' '.join(SMALL)}"]
+    text = ended_well(["make", "-C", str(EXAMPLES.parent), *options, "demo"], folder)
+    return Demo(text, folder / "run")
 
 
-def test_train_lm_learns(as_it_is: tuple[str, Path]) -> None:
-    found = losses(as_it_is[0])
+def test_the_demo_learns_and_the_same_without_a_profiler(demo: Demo, tmp_path: Path) -> None:
+    found = losses(demo.text)
     assert found[0] == pytest.approx(5.55, abs=0.3)  # ln 256: nothing known yet
-    assert found[-1] < 3
-
-
-def test_train_lm_shows_its_ranges_with_times(as_it_is: tuple[str, Path]) -> None:
-    text, folder = as_it_is
-    (capture,) = captures(folder, "outputs/*/*/profile")
-    times = shown_times(text)
-    assert set(MARKED) <= times.keys()
-    assert times["attention_block"] == _as_shown(
-        sum(capture.ranges.where(name="attention_block").column("cpu_ns"))
-    )
-    assert (capture.folder / "table.txt").read_text(encoding="utf-8") in text
-
-
-def test_train_lm_records_what_it_marks(as_it_is: tuple[str, Path]) -> None:
-    (capture,) = captures(as_it_is[1], "outputs/*/*/profile")
-    assert capture.steps.column("number") == [2, 3, 4]
-    calls = {row.path: row.calls for row in capture.ranges}
-    for path in ("data", "forward", "forward/loss_fn", "backward", "optimizer"):
-        assert calls[path] == 3
-    blocks = "forward/transformer_block"
-    assert (
-        calls[blocks] == calls[f"{blocks}/attention_block"] == calls[f"{blocks}/mlp_block"] == 9
-    )  # three layers
-
-
-def test_train_lm_writes_only_into_hydras_folder(as_it_is: tuple[str, Path]) -> None:
-    assert [path.name for path in as_it_is[1].iterdir()] == ["outputs"]
-
-
-def test_disabled_records_nothing_and_trains_the_same(tmp_path: Path) -> None:
-    (tmp_path / "on").mkdir()
-    (tmp_path / "off").mkdir()
-    recorded = run("train_lm.py", tmp_path / "on", *SMALL, "profiler.active=2")
-    bare = run("train_lm.py", tmp_path / "off", *SMALL, "profiler=disabled")
-    assert len(losses(bare)) == 10
-    assert losses(bare) == losses(recorded)
-    assert captures(tmp_path / "on", "outputs/*/*/profile")
-    assert not list(tmp_path.glob("off/outputs/*/*/profile"))
+    assert found[-1] < 4.5
+    bare = run("train_lm.py", tmp_path, *SMALL, "profiler=disabled")
+    assert losses(bare) == found
     assert "Profiler" not in bare
     assert not shown_times(bare)
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+    assert not list(tmp_path.glob("outputs/*/*/profile"))
 
 
-@pytest.fixture(scope="module")
-def resnet(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    folder = tmp_path_factory.mktemp("resnet")
-    return run_cold("resnet_inference.py", folder), folder
+def test_the_demo_records_what_it_marks(demo: Demo) -> None:
+    found = captures(demo.folder)
+    assert [capture.steps.column("number") for capture in found] == [
+        [31, 32, 33],
+        [65, 66, 67],
+        [99, 100, 101],
+    ]
+    for capture in found:
+        calls = {row.path: row.calls for row in capture.ranges}
+        for path in ("data", "forward", "forward/loss_fn", "backward", "optimizer"):
+            assert calls[path] == 3
+        blocks = "forward/transformer_block"
+        for path in (blocks, f"{blocks}/attention_block", f"{blocks}/mlp_block"):
+            assert calls[path] == 6, "two layers"
+        assert (capture.folder / "table.txt").read_text(encoding="utf-8") in demo.text
+    times = shown_times(demo.text)
+    assert set(MARKED) <= times.keys()
+    attention = found[0].ranges.where(name="attention_block").column("cpu_ns")
+    assert times["attention_block"] == _as_shown(sum(attention))
 
 
-def test_resnet_walks_through_the_recipe(resnet: tuple[str, Path]) -> None:
-    _, *steps = re.split(r"^## (\d)\. .*$", resnet[0], flags=re.MULTILINE)
+def test_the_demo_lists_what_it_wrote_and_how_to_open_it(demo: Demo, tmp_path: Path) -> None:
+    folder, windows = re.escape(str(demo.folder)), demo.text.index("windows wrote:")
+    listed = re.findall(rf"^{folder}\S+$", demo.text[windows:], re.MULTILINE)
+    assert sorted(map(Path, listed)) == sorted(
+        path for path in demo.folder.glob("profile/**/*") if path.is_file()
+    )
+    found = captures(demo.folder)
+    for capture in found:
+        names = {path.name for path in capture.folder.iterdir()}
+        assert names >= {"trace.json.gz", "table.txt", "stacks.txt"}
+    show = re.findall(rf"^ +{re.escape(str(INSTRUMENT))} (show \S+)$", demo.text, re.MULTILINE)
+    shown = forked(["-m", "instrument", *show[0].split()], tmp_path)
+    table = (found[-1].folder / "table.txt").read_text(encoding="utf-8").strip()
+    printed, written = (each.partition("Cost of recording: ")[0] for each in (shown.strip(), table))
+    assert printed == written != ""
+    (logdir,) = re.findall(r"tensorboard --logdir (\S+)$", demo.text, re.MULTILINE)
+    assert len(list(Path(logdir).rglob("events.out.tfevents.*"))) == 3
+
+
+def test_resnet_inference(tmp_path: Path) -> None:
+    """It shows each step of the recipe, and leaves the files that it names."""
+    text = with_small_images("resnet_inference", tmp_path)
+    _, *steps = re.split(r"^## (\d)\. .*$", text, flags=re.MULTILINE)
     assert steps[0::2] == list("12345678")
     shown = dict(zip(steps[0::2], steps[1::2]))
-    assert "11,689,512 parameters, input (5, 3, 224, 224)" in shown["2"]
+    assert "11,689,512 parameters, input (2, 3, 64, 64)" in shown["2"]
     assert {"model_inference", "basic_block", "aten::conv2d"} <= shown_times(shown["3"]).keys()
-    assert "[[5, 64, 56, 56], [64, 64, 3, 3], " in shown["3"]
-    assert re.search(r"^aten::empty +\d+ +\d+\.\d+ MiB", shown["4"], re.MULTILINE)
+    assert "[[2, 64, 16, 16], [64, 64, 3, 3], " in shown["3"]
+    assert re.search(r"^aten::empty +\d+ +\d+\.\d+ [KM]iB", shown["4"], re.MULTILINE)
     assert re.search(r"^    .*conv\.py\(\d+\): (_conv_)?forward$", shown["6"], re.MULTILINE)
     assert shown_times(shown["8"]).keys() >= {"model_inference", "basic_block"}
 
-
-def test_resnet_leaves_the_files_it_names(resnet: tuple[str, Path]) -> None:
-    text, folder = resnet
-    named = {
-        Path(name)
-        for name in re.findall(r"\S+/(?:trace\.json\.gz|stacks\.txt)$", text, re.MULTILINE)
-    }
-    assert {path.name for path in named} == {"trace.json.gz", "stacks.txt"}
-    assert all(path.stat().st_size and path.is_relative_to(folder) for path in named)
-    found = {capture.name: capture for capture in captures(folder)}
+    files = re.findall(r"\S+/(?:trace\.json\.gz|stacks\.txt)$", text, re.MULTILINE)
+    assert {Path(name).name for name in files} == {"trace.json.gz", "stacks.txt"}
+    assert all(Path(name).stat().st_size for name in files)
+    found = {capture.name: capture for capture in captures(tmp_path)}
     assert found["steps_000002-000003_rank0"].steps.column("number") == [2, 3]
     assert found["steps_000006-000007_rank0"].steps.column("number") == [6, 7]
     (blocks,) = found["steps_000006-000007_rank0"].ranges.where(name="basic_block")
     assert (blocks.path, blocks.calls) == ("model_inference/basic_block", 16)
-    assert [path.name for path in folder.iterdir()] == ["profile"]
+    assert [path.name for path in tmp_path.iterdir()] == ["profile"]
 
 
 def test_graph_nodes(tmp_path: Path) -> None:
-    text = run("graph_nodes.py", tmp_path)
+    text = with_small_images("graph_nodes", tmp_path)
     assert re.search(
-        r"^call_module +layer1_0_conv1 +layer1\.0\.conv1 .* \[5, 64, 56, 56\] +1\.16 G$",
+        r"^call_module +layer1_0_conv1 +layer1\.0\.conv1 .* \[2, 64, 16, 16\] +37\.75 M$",
         text,
         re.MULTILINE,
     )
@@ -285,9 +300,20 @@ def test_custom_sink(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["profile"]
 
 
+# What torchrun does, but the ranks are forked from the agent and need not load torch.
+TORCHRUN = """
+import ddp_ranks
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+config = LaunchConfig(
+    min_nodes=1, max_nodes=1, nproc_per_node=2, run_id="none", rdzv_backend="c10d",
+    rdzv_endpoint="localhost:0", max_restarts=0, start_method="fork",
+)
+elastic_launch(config, ddp_ranks.main)()
+"""
+
+
 def test_ddp_ranks(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    text = ended_well([*torchrun, str(EXAMPLES / "ddp_ranks.py")], tmp_path)
+    text = forked(["-c", TORCHRUN], tmp_path)
     found = captures(tmp_path)
     assert [capture.name for capture in found] == [
         f"steps_000011-000013_rank{rank}" for rank in range(2)
@@ -300,43 +326,6 @@ def test_ddp_ranks(tmp_path: Path) -> None:
         said = rf"^rank {rank}, steps \[11, 12, 13\]: \d+\.\d+ ms a step, {sum(reduced) / 3e3:.3f} ms of it in all_reduce$"
         assert re.search(said, text, re.MULTILINE), (said, text)
     assert [path.name for path in tmp_path.iterdir()] == ["profile"]
-
-
-@pytest.mark.skipif(
-    not (shutil.which("make") and INSTRUMENT.exists()), reason="needs make and an installed package"
-)
-def test_the_demo_lists_what_it_wrote_and_how_to_open_it(tmp_path: Path) -> None:
-    demo = tmp_path / "demo"
-    # -o: the environment that runs this test is taken as it is
-    installed = ["-o", f"{sys.prefix}/.installed-demo", f"VENV={sys.prefix}", f"DEMO={demo}"]
-    small = "OVERRIDES=model.width=32 model.layers=2 training.batch_size=8"
-    text = ended_well(["make", "-C", str(EXAMPLES.parent), *installed, small, "demo"], tmp_path)
-    found = captures(demo)
-    assert [capture.steps.column("number") for capture in found] == [
-        [31, 32, 33],
-        [65, 66, 67],
-        [99, 100, 101],
-    ]
-    listed = re.findall(
-        rf"^{re.escape(str(demo))}\S+$", text[text.index("windows wrote:") :], re.MULTILINE
-    )
-    assert sorted(map(Path, listed)) == sorted(
-        path for path in demo.glob("profile/**/*") if path.is_file()
-    )
-    for capture in found:
-        assert {path.name for path in capture.folder.iterdir()} >= {
-            "trace.json.gz",
-            "table.txt",
-            "stacks.txt",
-        }
-        assert (capture.folder / "table.txt").read_text(encoding="utf-8") in text
-    show = re.findall(rf"^ +({re.escape(str(INSTRUMENT))} show \S+)$", text, re.MULTILINE)
-    shown = ended_well(show[0].split(), tmp_path)
-    table = (found[-1].folder / "table.txt").read_text(encoding="utf-8").strip()
-    printed, written = (each.partition("Cost of recording: ")[0] for each in (shown.strip(), table))
-    assert printed == written != ""
-    (logdir,) = re.findall(r"tensorboard --logdir (\S+)$", text, re.MULTILINE)
-    assert len(list(Path(logdir).rglob("events.out.tfevents.*"))) == 3
 
 
 def _as_shown(ns: int) -> str:
@@ -374,45 +363,81 @@ def test_everything_that_can_be_marked_shows_up(tmp_path: Path) -> None:
     assert "Ranges inside compiled region 0/0, not timed: named in the mark, a_function" in printed
 
 
-def test_long_job_records_when_a_second_shell_asks(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "long_job.py")]
-    with (tmp_path / "log").open("w") as log:
-        job = subprocess.Popen(
-            command, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        )
+# The stall of the loader takes no time, but the clock of the steps goes on by a year.
+LONG_JOB = """
+import time
+from types import SimpleNamespace
+import long_job
+from instrument.record import step_loop
 
-    def wait_for(trigger: str) -> Capture:
-        for _ in range(600):
-            assert job.poll() is None, (tmp_path / "log").read_text()
-            said = (tmp_path / "log").read_text()
-            for capture in captures(tmp_path):
-                if (
-                    capture.metadata["window"]["trigger"] == trigger
-                    and f"Recorded {capture.folder}" in said
-                ):
-                    return capture
-            time.sleep(0.1)
-        raise AssertionError(f"no window for {trigger}: {(tmp_path / 'log').read_text()}")
+ahead_ns = 0
+
+def stall(seconds):
+    global ahead_ns
+    ahead_ns = 365 * 24 * 3600 * 10**9
+
+step_loop.time = SimpleNamespace(perf_counter_ns=lambda: time.perf_counter_ns() + ahead_ns)
+long_job.time = SimpleNamespace(sleep=stall)
+long_job.TRIGGERS["slow_step"]["factor"] = 100_000
+long_job.main()
+"""
+
+
+def test_long_job_records_when_a_second_shell_asks(tmp_path: Path) -> None:
+    job = warm.Script(["-c", LONG_JOB], tmp_path, FORKED)
+    log: list[str] = []
+
+    def next_window() -> Capture:
+        for line in job.stderr:
+            log.append(line)
+            if found := re.search(r"Recorded (\S+)", line):
+                return Capture.load(found[1])
+        raise AssertionError("".join(log))
 
     try:
-        stalled = wait_for("slow_step")
-        said = ended_well(
-            [sys.executable, "-m", "instrument", "trigger", str(tmp_path), "--steps", "5"], tmp_path
-        )
-        by_file = wait_for("file")
-        os.kill(job.pid, signal.SIGUSR2)
-        by_signal = wait_for("signal")
+        assert job.stdout.readline() == f"kill -USR2 {job.pid} records the next steps\n"
+        windows = [next_window()]
+        said = forked(["-m", "instrument", "trigger", str(tmp_path), "--steps", "5"], tmp_path)
+        windows.append(next_window())
+        job.send_signal(signal.SIGUSR2)
+        windows.append(next_window())
         job.send_signal(signal.SIGINT)
-        assert job.wait(60) == 0
+        text, errors = job.communicate(300)
+        assert job.returncode == 0, errors
     finally:
-        job.kill()
-        job.wait()
+        if job.returncode is None:
+            job.kill()
     assert said.startswith("Asked for the next 5 steps in ")
-    assert [len(capture.steps) for capture in (stalled, by_file, by_signal)] == [3, 5, 3]
-    slow = r"step \d+ took [\d.]+ [mµ]?s, \d+\.\d × the median of [\d.]+ [mµ]?s"
+    assert [len(window.steps) for window in windows] == [3, 5, 3]
+    triggers = [window.metadata["window"]["trigger"] for window in windows]
+    assert triggers == ["slow_step", "file", "signal"]
+    stalled, by_file, by_signal = windows
+    slow = r"step 200 took 31536\d+\.\d+ s, [\d.]+ × the median of [\d.]+ [mµ]?s"
     assert re.fullmatch(slow, stalled.metadata["window"]["trigger_reason"])
-    text = (tmp_path / "log").read_text()
     assert f"{by_file.name}: file, because instrument trigger requested a window" in text
     assert f"{by_signal.name}: signal, because SIGUSR2 was received" in text
-    assert "Traceback" not in text
+    assert not errors_in("".join(log) + errors)
+    assert "Traceback" not in errors
     assert not [*(tmp_path / "profile").glob(".listens-*")]
+
+
+NEEDS = {
+    "accelerate_loop.py": "accelerate",
+    "ignite_engine.py": "ignite",
+    "lightning_fit.py": "lightning",
+    "transformers_trainer.py": "transformers",
+}
+ENDLESS = {"long_job.py"}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("example", sorted({path.name for path in EXAMPLES.glob("*.py")} - ENDLESS))
+def test_each_example_in_full_as_a_user_starts_it(example: str, tmp_path: Path) -> None:
+    if example in NEEDS:
+        need(NEEDS[example])
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launcher = torchrun if example == "ddp_ranks.py" else []
+    text = ended_well([sys.executable, *launcher, str(EXAMPLES / example)], tmp_path)
+    assert captures(tmp_path) or captures(tmp_path, "outputs/*/*/profile") or "nodes take" in text
+    if example == "train_lm.py":
+        assert losses(text)[-1] < 3
