@@ -46,9 +46,10 @@ def find(capture: Views) -> Iterator[Problem]:
         return
     parts = [f"{busy} threads for operators"] if busy > 1 else []
     parts += [f"{workers} loader workers"] if workers else []
-    of_ranks = f"{ranks} processes with " if ranks > 1 else ""
+    of_ranks = [f"{ranks} processes"] if ranks > 1 else []
+    counted = " with ".join([*of_ranks, *([" and ".join(parts)] if parts else [])])
     yield Problem(
-        f"{total} threads work on {threads.cpus} CPUs: {of_ranks}{' and '.join(parts)}",
+        f"{total} threads work on {threads.cpus} CPUs: {counted}",
         evidence=evidence(capture, divided) if busy > 1 else (),
         change=f"torch.set_num_threads({fitting}), or OMP_NUM_THREADS={fitting} in the environment"
         + (", and fewer num_workers of the loaders" if workers > own else "")

@@ -1,4 +1,4 @@
-"""The findings about a run on traces and captures written by hand."""
+"""The findings about a run: the collector, torch.compile, the first step, threads, memory, autograd."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ from typing import Any
 
 import builders
 import pytest
-from builders import annotation, call, frame, made, node, span, step
+from builders import Event, annotation, call, frame, made, node, span, step
+from golden import Golden
 
-from findings.twins import check_of
+from findings.by_hand import Case, check, described, environment, parametrised
 from instrument import Capture, diff
-from instrument.findings.check import NotRecorded, run_check
-from instrument.findings.finding import Finding
+from instrument.findings.check import NotRecorded
 
 
-def check(capture: Capture, code: str) -> list[Finding]:
-    """The findings of a check, which may raise `NotRecorded`."""
-    return list(run_check(check_of(code), capture, capture.whatif))
-
-
-def steps(count: int, duration_us: float = 1000, first_us: float | None = None) -> list[Any]:
+def steps(count: int, duration_us: float = 1000, first_us: float | None = None) -> list[Event]:
     """Steps after each other, each with an operator that fills the last 10 µs; the first may be longer."""
     events, start = [], 0.0
     for number in range(count):
@@ -30,91 +25,50 @@ def steps(count: int, duration_us: float = 1000, first_us: float | None = None) 
     return events
 
 
-def described(folder: Path, events: list[Any], **environment: Any) -> Capture:
-    """A capture of a session that recorded facts of its environment."""
-    return builders.write_capture(folder, events, environment=environment)
-
-
 # The collector
 
 
-def test_collections_without_events_are_those_of_the_whole_window(tmp_path: Path) -> None:
-    counted = {"collections": 7, "total_ns": 400_000, "longest_ns": 100_000}
-    capture = described(tmp_path, steps(4), garbage_collection=counted)
-    (finding,) = check(capture, "garbage-collection")
-    assert finding.title == (
-        "Python's garbage collector takes 10 % of the window: 7 collections, the longest 100.000 µs"
-    )
-    assert (finding.saving, finding.share) == (None, 0.1)
-    assert finding.evidence[0][:3] == ("Python GC", 7, 400_000)
-
-
-ONE = (
-    " One collection makes most of the time in this window: a longer window shows how often such a "
-    "collection occurs, and so what a step saves on average."
-)
-
-
-@pytest.mark.parametrize(
-    ("durations_us", "title"),
-    [
-        ((300, 20, 20), "3 collections, but one of 300.000 µs makes 88 % of this time"),
-        ((300,), "one collection of 300.000 µs"),
-        ((110, 110, 110), "3 collections, the longest 110.000 µs"),
-    ],
-)
-def test_one_long_collection_is_not_a_cost_of_each_step(
-    tmp_path: Path, durations_us: tuple[int, ...], title: str
-) -> None:
-    events = steps(4)
-    collections = [
-        frame("Python GC", 1000 * k + 100, each) for k, each in enumerate(durations_us, 1)
-    ]
-    counted = {
-        "collections": len(durations_us),
-        "total_ns": sum(durations_us) * 1000,
-        "longest_ns": max(durations_us) * 1000,
-    }
-    of_events = builders.capture(tmp_path, [*events, *collections])
-    of_window = described(tmp_path, events, garbage_collection=counted)
-    for capture, what in ((of_events, "step"), (of_window, "window")):
-        (finding,) = check(capture, "garbage-collection")
-        assert f" % of the {what}: {title}" in finding.title
-        assert finding.change.endswith(ONE) == (max(durations_us) == 300)
-
-
-def test_a_collector_that_takes_little_is_no_problem(tmp_path: Path) -> None:
-    counted = {"collections": 7, "total_ns": 40_000, "longest_ns": 10_000}
-    assert not check(
-        described(tmp_path, steps(4), garbage_collection=counted), "garbage-collection"
+def collected(*durations_us: int) -> dict[str, Any]:
+    """What a session counts without events of collections."""
+    return environment(
+        garbage_collection={
+            "collections": len(durations_us),
+            "total_ns": sum(durations_us) * 1000,
+            "longest_ns": max(durations_us) * 1000,
+        }
     )
 
 
-def test_a_trace_alone_does_not_tell_of_collections(tmp_path: Path) -> None:
-    with pytest.raises(NotRecorded, match="record_python_gc_info"):
-        check(builders.capture(tmp_path, steps(4)), "garbage-collection")
+def collections(*durations_us: int) -> list[Event]:
+    return [frame("Python GC", 1000 * k + 100, each) for k, each in enumerate(durations_us, 1)]
 
 
-def test_collections_that_the_program_calls_for(tmp_path: Path) -> None:
-    events = steps(4)
-    for start in (0, 1000, 2000, 3000):
-        events += [
-            frame("train.py(9): main", start + 1, 500),
-            frame("<built-in function collect>", start + 99, 102),
-            frame("Python GC", start + 100, 100),
-        ]
-    (finding,) = check(builders.capture(tmp_path, events), "garbage-collection")
-    assert finding.title.startswith("Python's garbage collector takes 10 % of the step: 3 coll")
-    assert finding.change == "Do not call gc.collect() in the steps."
-    assert finding.source == "train.py:9 in main"
-    assert finding.saving is not None
-    assert finding.saving.saving_ns == 100_000
+CALLED_FOR = [
+    event
+    for start in (0, 1000, 2000, 3000)
+    for event in (
+        frame("train.py(9): main", start + 1, 500),
+        frame("<built-in function collect>", start + 99, 102),
+        frame("Python GC", start + 100, 100),
+    )
+]
+ONE_IS_LONG, EQUAL = (300, 20, 20), (110, 110, 110)
+COLLECTOR = {
+    "the whole window": Case("garbage-collection", steps(4), collected(100, 100, 80, 120)),
+    "one collection is long": Case("garbage-collection", [*steps(4), *collections(*ONE_IS_LONG)]),
+    "one is long, of a window": Case("garbage-collection", steps(4), collected(*ONE_IS_LONG)),
+    "the only one": Case("garbage-collection", [*steps(4), *collections(300)]),
+    "the only one of a window": Case("garbage-collection", steps(4), collected(300)),
+    "equal collections": Case("garbage-collection", [*steps(4), *collections(*EQUAL)]),
+    "equal collections of a window": Case("garbage-collection", steps(4), collected(*EQUAL)),
+    "collections that the program calls for": Case("garbage-collection", [*steps(4), *CALLED_FOR]),
+}
 
 
 # torch.compile
 
 
-def compilation(start_us: float, again: int = 1) -> list[Any]:
+def compilation(start_us: float, again: int = 1) -> list[Event]:
     """A compilation of 400 µs, as torch records it."""
     note = f"entire_frame_compile_data: fn_name=f, compile_id=0/{again}"
     return [
@@ -126,197 +80,67 @@ def compilation(start_us: float, again: int = 1) -> list[Any]:
     ]
 
 
-def test_a_compilation_in_a_later_step(tmp_path: Path) -> None:
-    events = [
-        *steps(4),
-        *compilation(0, 0),
-        *compilation(1100),
-        *compilation(2100),
-        *compilation(3100),
-    ]
-    (finding,) = check(builders.capture(tmp_path, events), "recompilation")
-    assert finding.title == (
-        "torch.compile compiles in the window: 40 % of the step, 3 compilations, 3 of them again "
-        "after a failed guard"
-    )
-    assert finding.saving is not None
-    assert finding.saving.saving_ns == 400_000
-
-
-def test_the_first_step_may_compile(tmp_path: Path) -> None:
-    assert not check(builders.capture(tmp_path, [*steps(4), *compilation(0)]), "recompilation")
-
-
-def test_one_step_does_not_tell_whether_it_is_compiled_again(tmp_path: Path) -> None:
-    with pytest.raises(NotRecorded, match="fewer than two finished steps"):
-        check(builders.capture(tmp_path, [*steps(1), *compilation(0)]), "recompilation")
-
-
-def test_recompilations_that_only_the_session_counted(tmp_path: Path) -> None:
-    capture = described(tmp_path, steps(4), dynamo={"recompilations": 2, "graphs": 2})
-    (finding,) = check(capture, "recompilation")
-    assert finding.title == "torch.compile compiled functions again 2 times in the window"
-    assert finding.saving is None
-    assert "TORCH_LOGS" in finding.change
-
-
-def test_the_guards_that_failed_are_evidence(tmp_path: Path) -> None:
-    guards = {"train.py:3 in f: k == 2": 1, "train.py:3 in f: tensor 'x' size mismatch": 5}
-    capture = described(tmp_path, steps(4), dynamo={"recompilations": 2, "failed_guards": guards})
-    (finding,) = check(capture, "recompilation")
-    assert [(row.name, row.calls, row.detail) for row in finding.evidence] == [
-        ("recompilation", 2, ""),
-        ("failed guard", 5, "train.py:3 in f: tensor 'x' size mismatch"),
-        ("failed guard", 1, "train.py:3 in f: k == 2"),
-    ]
-    assert "TORCH_LOGS" not in finding.change
-
-
-def test_graph_breaks_with_their_reasons(tmp_path: Path) -> None:
-    breaks = {"call to print": 1, "Tensor.item()\n  at train.py:3": 2}
-    capture = described(tmp_path, steps(4), dynamo={"graphs": 4, "graph_breaks": breaks})
-    (finding,) = check(capture, "graph-breaks")
-    assert (
-        finding.title == "torch.compile breaks the graph: 3 graph breaks and 4 graphs in the window"
-    )
-    assert [row.detail for row in finding.evidence] == [
-        "Tensor.item() at train.py:3",
-        "call to print",
-    ]
-
-
-def test_graph_breaks_of_compiled_code_that_nobody_counted(tmp_path: Path) -> None:
-    events = [*steps(4), span("Torch-Compiled Region: 0/0", 10, 20)]
-    with pytest.raises(NotRecorded, match="does not count graph breaks"):
-        check(builders.capture(tmp_path, events), "graph-breaks")
-
-
-def test_no_graph_breaks_where_nothing_is_compiled(tmp_path: Path) -> None:
-    assert not check(described(tmp_path, steps(4), dynamo=None), "graph-breaks")
-    assert not check(builders.capture(tmp_path, steps(4)), "graph-breaks")
-
+FIRST_COMPILATION = [*steps(4), *compilation(0, 0)]
+LATER = [*compilation(1100), *compilation(2100), *compilation(3100)]
+GUARDS = {"train.py:3 in f: k == 2": 1, "train.py:3 in f: tensor 'x' size mismatch": 5}
+BREAKS = {"call to print": 1, "Tensor.item()\n  at train.py:3": 2}
+COMPILING = {
+    "a compilation in a later step": Case("recompilation", [*FIRST_COMPILATION, *LATER]),
+    "recompilations that only the session counted": Case(
+        "recompilation", steps(4), environment(dynamo={"recompilations": 2, "graphs": 2})
+    ),
+    "guards that failed": Case(
+        "recompilation",
+        steps(4),
+        environment(dynamo={"recompilations": 2, "failed_guards": GUARDS}),
+    ),
+    "graph breaks with their reasons": Case(
+        "graph-breaks", steps(4), environment(dynamo={"graphs": 4, "graph_breaks": BREAKS})
+    ),
+}
 
 # The first step
 
-
-def test_a_slow_first_step_and_its_cause(tmp_path: Path) -> None:
-    events = [*steps(5, first_us=20_000), call("cudaModuleLoadData", 100, 15_000)]
-    (finding,) = check(builders.capture(tmp_path, events), "first-step")
-    assert finding.title == (
-        "The first step takes 20.000 ms, 20.0 times as long as the others; 79 % of the difference is loading "
-        "kernel code onto the device"
-    )
-
-
-def test_the_operator_that_makes_the_first_step_slow(tmp_path: Path) -> None:
-    events = [*steps(5, first_us=20_000), span("aten::cudnn_convolution", 100, 15_000)]
-    (finding,) = check(described(tmp_path, events, cudnn_benchmark=True), "first-step")
-    assert finding.title.endswith(
-        "aten::cudnn_convolution, for which cuDNN searches its fastest algorithm"
-    )
-    (finding,) = check(builders.capture(tmp_path, events), "first-step")
-    assert finding.title.endswith("79 % of the difference is aten::cudnn_convolution")
-
-
-@pytest.mark.parametrize("first_us", [1000, 9000, 19_000])
-def test_a_first_step_like_the_others(tmp_path: Path, first_us: float) -> None:
-    length = 10_000 if first_us > 9000 else 1000
-    assert not check(builders.capture(tmp_path, steps(5, length, first_us)), "first-step")
-
-
-def test_few_steps_show_no_slow_first_one(tmp_path: Path) -> None:
-    with pytest.raises(NotRecorded, match="fewer than 4 finished steps: record"):
-        check(builders.capture(tmp_path, steps(3, first_us=50_000)), "first-step")
+LOADED = [*steps(5, first_us=20_000), call("cudaModuleLoadData", 100, 15_000)]
+SEARCHED = [*steps(5, first_us=20_000), span("aten::cudnn_convolution", 100, 15_000)]
+FIRST = {
+    "kernel code is loaded": Case("first-step", LOADED),
+    "an operator is slow": Case("first-step", SEARCHED),
+    "cuDNN searches": Case("first-step", SEARCHED, environment(cudnn_benchmark=True)),
+}
 
 
 # Threads
 
 
-def threads(**changed: Any) -> dict[str, Any]:
-    return {"intra_op": 8, "inter_op": 8, "cpus": 8, "local_ranks": 1, **changed}
+def threads(loaders: Any = None, **changed: Any) -> dict[str, Any]:
+    known = {"intra_op": 8, "inter_op": 8, "cpus": 8, "local_ranks": 1, **changed}
+    return environment(threads=known, loaders=loaders)
 
 
-LONG = [span("aten::mm", start + 100, 400) for start in (0, 1000, 2000, 3000)]
-
-
-def test_ranks_with_as_many_threads_as_cpus_each(tmp_path: Path) -> None:
-    capture = described(tmp_path, [*steps(4), *LONG], threads=threads(local_ranks=4))
-    (finding,) = check(capture, "thread-oversubscription")
-    assert finding.title == "32 threads work on 8 CPUs: 4 processes with 8 threads for operators"
-    assert "torch.set_num_threads(2)" in finding.change
-    assert finding.evidence[0].name == "aten::mm"
-
-
-def test_threads_without_work_compete_for_nothing(tmp_path: Path) -> None:
-    capture = described(tmp_path, steps(4), threads=threads(local_ranks=4))
-    assert not check(capture, "thread-oversubscription")
-
-
-def test_workers_of_loaders_work_too(tmp_path: Path) -> None:
-    loaders = [{"phase": "train", "workers": 6}, {"phase": "validation", "workers": 2}]
-    capture = described(tmp_path, [*steps(4), *LONG], threads=threads(), loaders=loaders)
-    (finding,) = check(capture, "thread-oversubscription")
-    assert (
-        finding.title == "14 threads work on 8 CPUs: 8 threads for operators and 6 loader workers"
-    )
-    assert "torch.set_num_threads(2)" in finding.change
-
-
-def test_more_processes_than_cpus_are_a_problem_by_themselves(tmp_path: Path) -> None:
-    many = threads(intra_op=1, local_ranks=16)
-    (finding,) = check(described(tmp_path, steps(4), threads=many), "thread-oversubscription")
-    assert finding.change.endswith("and fewer processes on this machine")
-
-
-def test_workers_that_fit_beside_one_thread_are_no_problem(tmp_path: Path) -> None:
-    loaders = [{"phase": "train", "workers": 8}]
-    capture = described(tmp_path, [*steps(4), *LONG], threads=threads(intra_op=1), loaders=loaders)
-    assert not check(capture, "thread-oversubscription")
-
-
-def test_the_defaults_are_no_problem(tmp_path: Path) -> None:
-    capture = described(tmp_path, [*steps(4), *LONG], threads=threads())
-    assert not check(capture, "thread-oversubscription")
-
-
-def test_unknown_threads(tmp_path: Path) -> None:
-    for capture in (
-        builders.capture(tmp_path, steps(4)),
-        described(tmp_path, steps(4), threads=threads(cpus=None)),
-    ):
-        with pytest.raises(NotRecorded, match="how many threads and CPUs"):
-            check(capture, "thread-oversubscription")
-
-
-def test_other_work_on_the_cpus(tmp_path: Path) -> None:
-    def waiting(waited_ns: int) -> Capture:
-        wait = {"waited_ns": waited_ns, "window_ns": 1_000_000}
-        return described(tmp_path / str(waited_ns), steps(4), cpu_wait=wait)
-
-    (finding,) = check(waiting(350_000), "busy-cpus")
-    assert finding.title.startswith("For 35 % of the window, the thread of the steps was ready")
-    assert (finding.saving, finding.share) == (None, 0.35)
-    assert not check(waiting(99_000), "busy-cpus")
-    busy = "35 % of a window of {}, the thread of the steps was ready to run, but got no CPU"
-    for sides, at in (((350_000, 99_000), "BEFORE"), ((99_000, 350_000), "AFTER")):
-        captures = [Capture.load(tmp_path / str(ns) / "steps_3-4") for ns in sides]
-        (sentence,) = [each.sentence for each in diff(*captures).unlike]
-        assert busy.format(at) in sentence
-    for unknown in (None, {}, {"waited_ns": 5, "window_ns": 0}):
-        capture = described(tmp_path / f"unknown {unknown}", steps(4), cpu_wait=unknown)
-        with pytest.raises(NotRecorded, match="waited for a CPU"):
-            check(capture, "busy-cpus")
+LONG = [*steps(4), *(span("aten::mm", 1000 * k + 100, 400) for k in range(4))]
+BOTH = [{"phase": "train", "workers": 6}, {"phase": "validation", "workers": 2}]
+FITTING = [{"phase": "train", "workers": 8}]
+THREADS = {
+    "as many threads as CPUs on each rank": Case(
+        "thread-oversubscription", LONG, threads(local_ranks=4)
+    ),
+    "workers of loaders": Case("thread-oversubscription", LONG, threads(BOTH)),
+    "more processes than CPUs": Case(
+        "thread-oversubscription", steps(4), threads(intra_op=1, local_ranks=16)
+    ),
+}
 
 
 # Memory
 
 
-def growth(count: int, kept: int, *, name: str = "forward") -> list[Any]:
+def growth(count: int, kept: int) -> list[Event]:
     """Steps in which a range keeps memory; each also allocates and frees a megabyte."""
     events, total = steps(count), 10**9
     for number in range(count):
         start, address = number * 1000, 10**6 + number * 10**6
-        events.append(annotation(name, start + 100, 200))
+        events.append(annotation("forward", start + 100, 200))
         events.append(span("aten::exp", start + 150, 50))
         total += kept
         events.append(builders.allocation(start + 160, kept, address, total, device=0))
@@ -325,34 +149,13 @@ def growth(count: int, kept: int, *, name: str = "forward") -> list[Any]:
     return events
 
 
-def test_memory_that_a_range_keeps_in_each_step(tmp_path: Path) -> None:
-    (finding,) = check(builders.capture(tmp_path, growth(5, 2**20)), "memory-growth")
-    assert finding.title == (
-        "Memory in use on cuda:0 grows by 1.00 MiB in each step, allocated in range 'forward'"
-    )
-    assert finding.range == "forward"
-    assert finding.evidence[0][:2] == ("aten::exp", 4)
-    assert finding.saving is None
-
-
-def test_memory_that_grows_little_or_not_always(tmp_path: Path) -> None:
-    assert not check(builders.capture(tmp_path, growth(5, 1000)), "memory-growth")
-    events = growth(5, 2**20)
-    events.append(builders.allocation(3700, -(2**21), 3 * 10**6, device=0))
-    assert not check(builders.capture(tmp_path, events), "memory-growth")
-
-
-def test_memory_that_was_not_recorded(tmp_path: Path) -> None:
-    with pytest.raises(NotRecorded, match="profile_memory=true"):
-        check(builders.capture(tmp_path, steps(5)), "memory-growth")
-    with pytest.raises(NotRecorded, match="fewer than 4 finished steps: record with"):
-        check(builders.capture(tmp_path, growth(3, 2**20)), "memory-growth")
+FREED_ONCE = [*growth(5, 2**20), builders.allocation(3700, -(2**21), 3 * 10**6, device=0)]
 
 
 # Autograd
 
 
-def training(count: int, *, validates: bool = True, validation_us: float = 300) -> list[Any]:
+def training(count: int, *, validates: bool = True) -> list[Event]:
     """Steps with a forward and its backward, and a validation that records gradients."""
     events, number = steps(count), 10
     for start in range(0, 1000 * count, 1000):
@@ -364,80 +167,142 @@ def training(count: int, *, validates: bool = True, validation_us: float = 300) 
         ]
         number += 2
         if validates:
-            events.append(annotation("validation", start + 300, validation_us))
+            events.append(annotation("validation", start + 300, 300))
             events += [made("aten::mm", start + 310 + 20 * k, 15, number + k) for k in range(10)]
             number += 10
     return events
 
 
-def test_a_range_whose_graph_no_backward_uses(tmp_path: Path) -> None:
-    (finding,) = check(builders.capture(tmp_path, training(4)), "unused-autograd")
-    assert finding.title == (
-        "Range 'validation', 30 % of the step, builds a graph that no backward uses: 10 graph "
-        "nodes a step"
-    )
-    assert finding.range == "validation"
-    assert finding.saving is not None
-    assert finding.saving.saving_ns == pytest.approx(25_000, rel=0.1)
-
-
-def test_ranges_with_a_backward_need_their_graph(tmp_path: Path) -> None:
-    assert not check(builders.capture(tmp_path, training(4, validates=False)), "unused-autograd")
-
-
-def test_operators_that_make_no_node(tmp_path: Path) -> None:
+def without_nodes() -> list[Event]:
+    """Operators of a validation that make no node: gradients are enabled, and the number stays."""
     events = training(4, validates=False)
-    for start in range(0, 4000, 1000):  # gradients are enabled, and the number stays
+    for start in range(0, 4000, 1000):
         number = 12 + start // 500
         events.append(annotation("validation", start + 300, 300))
         events += [made("aten::mm", start + 310 + 20 * k, 15, number) for k in range(10)]
-    assert not check(builders.capture(tmp_path, events), "unused-autograd")
+    return events
 
 
-def test_a_program_without_any_backward(tmp_path: Path) -> None:
-    events = steps(4)
-    events += [made("aten::mm", 10 + 50 * k, 30, k) for k in range(78)]
-    (finding,) = check(builders.capture(tmp_path, events), "unused-autograd")
-    assert (
-        finding.title
-        == "The program builds a graph for gradients, but runs no backward: 19 graph nodes a step"
-    )
+def searching() -> list[Event]:
+    """Anomaly mode searches each gradient for NaN."""
+    return [
+        *training(4, validates=False),
+        *(
+            span(name, start + at + k, 5, tid=2)
+            for start in range(0, 4000, 1000)
+            for at in (110, 150)
+            for name, k in (("aten::isnan", 0), ("aten::_is_any_true", 6), ("aten::item", 12))
+        ),
+    ]
 
 
-def test_the_backward_of_an_earlier_forward(tmp_path: Path) -> None:
-    events = [made("aten::mm", 10 + 50 * k, 30, 100 + k) for k in range(20)]
-    events += [node("MmBackward0", 1200 + 40 * k, 30, 90 - k) for k in range(10)]
-    with pytest.raises(NotRecorded, match="the backward of an earlier forward"):
-        check(builders.capture(tmp_path, [*steps(4), *events]), "unused-autograd")
+NO_BACKWARD = [*steps(4), *(made("aten::mm", 10 + 50 * k, 30, k) for k in range(78))]
+EARLIER_FORWARD = [
+    *steps(4),
+    *(made("aten::mm", 10 + 50 * k, 30, 100 + k) for k in range(20)),
+    *(node("MmBackward0", 1200 + 40 * k, 30, 90 - k) for k in range(10)),
+]
+HOOK = [*training(4, validates=False), span("aten::isnan", 1110, 5, tid=2)]
+AUTOGRAD = {
+    "a range whose graph no backward uses": Case("unused-autograd", training(4)),
+    "a program without any backward": Case("unused-autograd", NO_BACKWARD),
+    "anomaly mode of which the trace shows nothing": Case(
+        "debug-modes", steps(4), environment(anomaly_mode=True)
+    ),
+    "the search of anomaly mode in the backward": Case("debug-modes", searching()),
+}
+
+FOUND = {
+    **COLLECTOR,
+    **COMPILING,
+    **FIRST,
+    **THREADS,
+    "a range keeps memory in each step": Case("memory-growth", growth(5, 2**20)),
+    **AUTOGRAD,
+}
+NOT_FOUND = {
+    "a collector that takes little": Case(
+        "garbage-collection", steps(4), collected(10, 10, 10, 10)
+    ),
+    "the first step compiles": Case("recompilation", FIRST_COMPILATION),
+    "nothing is compiled": Case("graph-breaks", steps(4), environment(dynamo=None)),
+    "no compilation in a bare trace": Case("graph-breaks", steps(4)),
+    "an equal first step": Case("first-step", steps(5, 1000, 1000)),
+    "a first step longer by little time": Case("first-step", steps(5, 1000, 9000)),
+    "a first step of less than twice the time": Case("first-step", steps(5, 10_000, 19_000)),
+    "threads without work": Case("thread-oversubscription", steps(4), threads(local_ranks=4)),
+    "workers beside one thread": Case(
+        "thread-oversubscription", LONG, threads(FITTING, intra_op=1)
+    ),
+    "the default threads": Case("thread-oversubscription", LONG, threads()),
+    "little memory is kept": Case("memory-growth", growth(5, 1000)),
+    "memory is freed once": Case("memory-growth", FREED_ONCE),
+    "ranges with a backward": Case("unused-autograd", training(4, validates=False)),
+    "operators that make no node": Case("unused-autograd", without_nodes()),
+    "anomaly mode was off": Case("debug-modes", steps(4), environment(anomaly_mode=False)),
+    "a hook that searches one gradient": Case("debug-modes", HOOK),
+}
+REGION = [*steps(4), span("Torch-Compiled Region: 0/0", 10, 20)]
+THREADS_AND_CPUS = "how many threads and CPUs"
+UNKNOWN = {
+    "collections": (Case("garbage-collection", steps(4)), "record_python_gc_info"),
+    "one step compiles": (
+        Case("recompilation", [*steps(1), *compilation(0)]),
+        "fewer than two finished steps",
+    ),
+    "graph breaks": (Case("graph-breaks", REGION), "does not count graph breaks"),
+    "few steps and a slow first one": (
+        Case("first-step", steps(3, first_us=50_000)),
+        "fewer than 4 finished steps: record",
+    ),
+    "threads": (Case("thread-oversubscription", steps(4)), THREADS_AND_CPUS),
+    "CPUs": (Case("thread-oversubscription", steps(4), threads(cpus=None)), THREADS_AND_CPUS),
+    "memory": (Case("memory-growth", steps(5)), "profile_memory=true"),
+    "memory of few steps": (
+        Case("memory-growth", growth(3, 2**20)),
+        "fewer than 4 finished steps: record with",
+    ),
+    "an earlier forward": (
+        Case("unused-autograd", EARLIER_FORWARD),
+        "the backward of an earlier forward",
+    ),
+    "anomaly mode": (Case("debug-modes", steps(4)), "whether anomaly detection was on"),
+}
 
 
-def test_anomaly_mode_of_which_the_trace_shows_nothing(tmp_path: Path) -> None:
-    (finding,) = check(described(tmp_path, steps(4), anomaly_mode=True), "debug-modes")
-    assert finding.title == "Anomaly detection is on"
-    assert finding.saving is None
+def test_findings(tmp_path: Path, golden: Golden) -> None:
+    golden("findings_of_a_run.txt", described(FOUND, tmp_path))
 
 
-def test_whether_anomaly_mode_was_off(tmp_path: Path) -> None:
-    assert not check(described(tmp_path, steps(4), anomaly_mode=False), "debug-modes")
-    with pytest.raises(NotRecorded, match="whether anomaly detection was on"):
-        check(builders.capture(tmp_path, steps(4)), "debug-modes")
+@parametrised(NOT_FOUND)
+def test_what_is_no_finding(case: Case, tmp_path: Path) -> None:
+    assert not case.findings(tmp_path)
 
 
-def test_the_search_of_anomaly_mode_in_the_backward(tmp_path: Path) -> None:
-    events = training(4, validates=False)
-    for start in range(0, 4000, 1000):
-        for at in (start + 110, start + 150):
-            events += [
-                span("aten::isnan", at, 5, tid=2),
-                span("aten::_is_any_true", at + 6, 5, tid=2),
-                span("aten::item", at + 12, 5, tid=2),
-            ]
-    (finding,) = check(builders.capture(tmp_path, events), "debug-modes")
-    assert finding.title == (
-        "Anomaly detection is on; the search for NaN in the gradients takes 3.0 % of the step"
-    )
+@parametrised(UNKNOWN)
+def test_what_was_not_recorded(case: tuple[Case, str], tmp_path: Path) -> None:
+    with pytest.raises(NotRecorded, match=case[1]):
+        case[0].findings(tmp_path)
 
 
-def test_a_hook_that_searches_one_gradient(tmp_path: Path) -> None:
-    events = [*training(4, validates=False), span("aten::isnan", 1110, 5, tid=2)]
-    assert not check(builders.capture(tmp_path, events), "debug-modes")
+def test_other_work_on_the_cpus(tmp_path: Path) -> None:
+    def waiting(waited_ns: int) -> Capture:
+        wait = {"waited_ns": waited_ns, "window_ns": 1_000_000}
+        return builders.write_capture(
+            tmp_path / str(waited_ns), steps(4), **environment(cpu_wait=wait)
+        )
+
+    (finding,) = check(waiting(350_000), "busy-cpus")
+    assert finding.title.startswith("For 35 % of the window, the thread of the steps was ready")
+    assert (finding.saving, finding.share) == (None, 0.35)
+    assert not check(waiting(99_000), "busy-cpus")
+    busy = "35 % of a window of {}, the thread of the steps was ready to run, but got no CPU"
+    for sides, at in (((350_000, 99_000), "BEFORE"), ((99_000, 350_000), "AFTER")):
+        captures = [Capture.load(tmp_path / str(ns) / "steps_3-4") for ns in sides]
+        (sentence,) = [each.sentence for each in diff(*captures).unlike]
+        assert busy.format(at) in sentence
+    for unknown in (None, {}, {"waited_ns": 5, "window_ns": 0}):
+        with pytest.raises(NotRecorded, match="waited for a CPU"):
+            Case("busy-cpus", steps(4), environment(cpu_wait=unknown)).findings(
+                tmp_path / f"unknown {unknown}"
+            )
