@@ -21,7 +21,7 @@ from left_on import Before
 from loguru import logger
 
 from instrument import ProfilerConfig
-from instrument.record import finisher
+from instrument.record import facts, finisher
 
 # No example fails because the machine is busy. The gate tries few examples, the same in each run; `make nightly`
 # tries many new ones, with --hypothesis-profile=nightly. A test that says no max_examples of its own follows.
@@ -49,9 +49,10 @@ def _ctrl_c() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _patience() -> Iterator[None]:
-    """After an exception, training waits two seconds for the exporter, and five for its sinks: too few on a busy machine."""
+    """Training waits two seconds for git, and after an exception for the exporter, five for sinks: too few on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finisher, "_AFTER_FAILURE_S", 120.0)
+        patch.setattr(facts, "_GIT_S", 120.0)
         patch.setattr(finisher, "_CLOSING_S", 120.0)
         yield
 

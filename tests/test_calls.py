@@ -19,7 +19,7 @@ from torch import nn
 from instrument import Session, profiled
 from instrument.annotate import backends
 from instrument.base.errors import ConfigError
-from instrument.record import limits
+from instrument.record import limits, step_loop
 from instrument.record.step_loop import StepLoop
 
 pytestmark = pytest.mark.usefixtures("inline_export")
@@ -159,7 +159,11 @@ def test_calls_count_from_any_thread(tmp_path: Path) -> None:
     assert windows(session) == [[0, 1]]
 
 
-def test_calls_side_by_side_give_steps_one_after_another_and_a_range_each(tmp_path: Path) -> None:
+def test_calls_side_by_side_give_steps_one_after_another_and_a_range_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a step waits as long as another thread takes to begin or end the window
+    monkeypatch.setattr(step_loop, "_LOCK_WAIT_S", 120.0)
     session, together = Session(wait=4, active=12, output_dir=tmp_path), Barrier(4)
 
     @session.record

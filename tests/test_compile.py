@@ -36,7 +36,7 @@ BACKENDS = [
 # A range that inductor opens itself, in torch before 2.13.
 INDUCTORS = "## Call CompiledFxGraph"
 pytestmark = [
-    pytest.mark.usefixtures("inline_export", "frozen_heap"),
+    pytest.mark.usefixtures("inline_export"),
     pytest.mark.filterwarnings("ignore::Warning:torch.*"),  # Dynamo's and inductor's own
 ]
 

@@ -42,7 +42,7 @@ from instrument.record.torch_support import known
 from instrument.trace.capture_json import typed
 
 pytestmark = [
-    pytest.mark.usefixtures("inline_export", "frozen_heap"),
+    pytest.mark.usefixtures("inline_export"),
     pytest.mark.filterwarnings("ignore::Warning:torch.*"),  # Dynamo's own
 ]
 STEPS = 5

@@ -20,7 +20,7 @@ from instrument.base.errors import ConfigError
 from instrument.base.units import duration
 from instrument.report.text import render
 
-pytestmark = pytest.mark.usefixtures("inline_export", "frozen_heap")
+pytestmark = pytest.mark.usefixtures("inline_export")
 
 
 class Attention(nn.Module):

@@ -21,7 +21,7 @@ from collected import Log
 
 from instrument import Session
 from instrument.base import threads
-from instrument.record import recorder
+from instrument.record import recorder, step_loop
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallbacks
 
@@ -221,7 +221,11 @@ def test_a_window_whose_thread_has_ended_costs_itself_alone(tmp_path: Path) -> N
         assert "STEPS [[10, 11], [12]]" in said
 
 
-def test_one_session_stepped_from_several_threads_records_every_step_once(tmp_path: Path) -> None:
+def test_one_session_stepped_from_several_threads_records_every_step_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a step waits as long as another thread takes to begin or end the window
+    monkeypatch.setattr(step_loop, "_LOCK_WAIT_S", 120.0)
     begin = Barrier(3)
 
     def train() -> None:
