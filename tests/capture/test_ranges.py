@@ -8,7 +8,6 @@ import pytest
 import torch
 from builders import allocation, annotation, call, capture, kernel, span
 from torch.profiler import record_function
-from torch_rules import torch_table
 
 from capture.conftest import each_body, record
 from instrument import profiled
@@ -56,25 +55,6 @@ def test_of_a_range_that_began_before_the_first_step_counts_what_lies_in_it(tmp_
         ("early", 10000),
         ("late", 5000),
     ]
-
-
-def test_the_columns_are_those_agreed(tmp_path) -> None:
-    expected = (
-        "path name module_type depth calls slices cpu_ns cpu_ns_per_step share device_share self_cpu_ns self_total_ns "
-        "total_ns forward_ns backward_ns accumulate_ns recompute_ns optimizer_ns "
-        "device_ns device_ns_per_step self_device_ns device_busy_ns device_idle_ns "
-        "allocated_bytes bytes device_allocated_bytes device_bytes flops flops_per_second "
-        "min_ns median_ns p95_ns max_ns"
-    )
-    assert capture(tmp_path, STEPPED).ranges.columns == tuple(expected.split())
-    assert capture(tmp_path, []).ranges.columns == tuple(expected.split())
-    flat = tuple(name for name in expected.split() if name not in ("path", "module_type", "depth"))
-    assert capture(tmp_path, STEPPED).ranges_by_name.columns == flat
-    assert (
-        len(capture(tmp_path, []).ranges_by_name)
-        == len(capture(tmp_path, []).ranges_attribution.where(path="a"))
-        == 0
-    )
 
 
 def test_without_steps_shares_are_of_all_that_was_recorded(tmp_path) -> None:
@@ -186,7 +166,6 @@ def test_the_shares_of_a_recording_add_up_to_the_whole(recordings, name) -> None
     found = recordings(name).capture
     assert sum(found.ranges.column("share") + found.ranges_rest.column("share")) == pytest.approx(1)
     assert sum(found.operators.column("share")) == pytest.approx(1)
-    assert found.range_tree.shared_ns == found.range_tree.shared_ns
     assert {*found.ranges.column("device_share"), *found.operators.column("device_share")} == {None}
 
 
@@ -200,11 +179,6 @@ def test_time_that_siblings_share_is_the_later_ones(tmp_path) -> None:
         "b": (80000, 80000, 0.8),
     }
     assert {r.name: r.self_cpu_ns for r in found.operators} == {"p": 10000, "a": 10000, "b": 80000}
-    assert {r.name: r.self_cpu_ns for r in torch_table(found.events)} == {
-        "p": -50000,
-        "a": 70000,
-        "b": 80000,
-    }
 
 
 def test_a_range_inside_its_like_is_a_path_of_its_own(tmp_path) -> None:

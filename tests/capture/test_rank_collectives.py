@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import annotation, call, kernel, span, step, write_rank
+from real_traces import FOLDER, needs_traces
 
 from instrument.report.ranks import as_json, as_text
 from instrument.runs.run import Run
 
-TRACES = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
 GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
 MB = 250_000  # elements of 4 bytes
 # Three all-reduces: torch's number, the size in MB, when each of three ranks arrives, and when all are done.
@@ -160,7 +159,7 @@ def test_without_a_clock_durations_are_known_and_arrivals_are_not(tmp_path: Path
     assert row.last_waiting_ns is row.bus_bytes_per_second is None
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="INSTRUMENT_TRACES names no folder of real traces")
+@needs_traces
 def test_waiting_on_a_real_job_is_what_tracelens_and_hta_find(tmp_path: Path) -> None:
     """Eight ranks of a tensor-parallel step, whose old traces name no group.
 
@@ -169,7 +168,7 @@ def test_waiting_on_a_real_job_is_what_tracelens_and_hta_find(tmp_path: Path) ->
     compares times as they are, we by the clocks as measured, which are up to 11 µs apart. HTA: 3340.091 ms of
     communication on all ranks together.
     """
-    for path in TRACES.glob("a100_megatron_tp8_rank*"):
+    for path in FOLDER.glob("a100_megatron_tp8_rank*.json.gz"):
         shutil.copy(path, tmp_path)
     (row,) = Run.load(tmp_path).windows[0].collectives
     assert (row.kind, row.ranks, row.bytes, row.bus_bytes_per_second) == (

@@ -5,25 +5,23 @@ from __future__ import annotations
 import csv
 import doctest
 import json
-import os
 import pickle
 import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
 from io import StringIO
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import polars
 import pyarrow
 import pytest
+from real_traces import load, needs_traces
 
 from instrument.analysis import table
 from instrument.analysis.table import Cells, Table
 from instrument.base.errors import MissingPackage
-from instrument.capture import Capture
 
 TABLE = Table(
     {
@@ -325,13 +323,9 @@ def test_a_missing_package_is_named(
     )
 
 
-@pytest.mark.skipif(
-    "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces"
-)
+@needs_traces
 def test_the_operators_of_a_real_trace_are_the_same_in_every_library() -> None:
-    operators = Capture.load(
-        Path(os.environ["INSTRUMENT_TRACES"]) / "a100_nccl_2ranks_rank0.json.gz"
-    ).operators
+    operators = load("a100_nccl_2ranks_rank0").operators
     rows = [tuple(row) for row in operators]
     assert operators.to_polars().rows() == rows
     assert [tuple(row.values()) for row in operators.to_arrow().to_pylist()] == rows
