@@ -8,10 +8,12 @@ from instrument.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from instrument.findings.check import Check, NotRecorded, Problem
+    from instrument.findings.diagnose import CHECKS
     from instrument.findings.diagnosis import Diagnosis
     from instrument.findings.finding import Evidence, Finding, Saving
 
 __all__ = [
+    "CHECKS",
     "Check",
     "Diagnosis",
     "Evidence",
@@ -24,6 +26,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "CHECKS": "diagnose",
         "Check": "check",
         "Diagnosis": "diagnosis",
         "Evidence": "finding",
