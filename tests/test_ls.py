@@ -6,17 +6,19 @@ import csv
 import json
 import os
 from argparse import Namespace
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import annotation, steps, write_capture
+from commands import Command
+from golden import Golden
 from rich.console import Console
 
 from instrument.capture import Capture
 from instrument.cli import ls
-from instrument.cli.command import main
 from instrument.report.terminal import draw
 from instrument.report.verdict import verdict
 
@@ -34,40 +36,43 @@ def runs(tmp_path: Path) -> list[Capture]:
     return found
 
 
-def _listed(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[dict[str, Any]]:
-    assert main(["ls", str(path), "--json", *options]) == 0
-    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["captures"]
-    return found
+Listed = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def listed(tmp_path: Path, command: Command) -> Listed:
+    """What `ls --json` gives."""
+    return lambda *options: json.loads(command("ls", tmp_path, "--json", *options).out)["captures"]
 
 
 def test_each_capture_has_its_verdict_the_newest_first(
-    runs: list[Capture], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: list[Capture], tmp_path: Path, listed: Listed, command: Command
 ) -> None:
-    found = _listed(tmp_path, capsys)
+    found = listed()
     assert [row["run"] for row in found] == [str(tmp_path / run) for run in "bba"]
     for row, capture in zip(found, reversed(runs)):
         diagnosis = capture.diagnose()
         assert row["verdict"] == verdict(diagnosis)
         assert row["step_ns"] == diagnosis.step_ns
-    assert len(_listed(tmp_path, capsys, "--rows", "2")) == 2
-    assert main(["ls", str(tmp_path), "--csv"]) == 0
-    assert [row["name"] for row in csv.DictReader(StringIO(capsys.readouterr().out))] == [
-        row["name"] for row in found
-    ]
+    assert len(listed("--rows", "2")) == 2
+    as_csv = csv.DictReader(StringIO(command("ls", tmp_path, "--csv").out))
+    assert [row["name"] for row in as_csv] == [row["name"] for row in found]
 
 
+@pytest.mark.usefixtures("runs")
 def test_the_list_as_text_has_a_table_for_each_run(
-    runs: list[Capture], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    transcript: Callable[[list[str]], str],
+    golden: Golden,
 ) -> None:
-    assert main(["ls", str(tmp_path), "--rows", "2"]) == 0
-    printed = capsys.readouterr().out
-    assert f"{tmp_path / 'b'}, 2 captures, rank 0\n" in printed
-    assert verdict(runs[2].diagnose())[:40] in printed
-    assert printed.endswith("1 older capture is not listed; --rows -1 lists all.\n")
+    monkeypatch.chdir(tmp_path)
+    text = transcript(["ls .", "ls . --rows 2", "ls . --no-verdict", "ls missing", "show missing"])
+    golden("ls.txt", text)
 
 
 def test_on_80_columns_dates_are_whole_and_what_all_captures_share_is_in_the_title(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, listed: Listed
 ) -> None:
     for number, phase in enumerate(("train", "validation")):
         write_capture(
@@ -83,54 +88,39 @@ def test_on_80_columns_dates_are_whole_and_what_all_captures_share_is_in_the_tit
     assert "left out" not in text
     header = next(line for line in text.splitlines() if line.startswith("name"))
     assert header.split() == ["name", "started", "at", "phase", "steps", "step"]
-    for row in _listed(tmp_path, capsys):
+    for row in listed():
         assert row["started_at"] in text
         assert row["phase"] in text
 
 
-def test_without_verdicts_no_trace_is_read(
-    runs: list[Capture], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_verdicts_no_trace_is_read(runs: list[Capture], listed: Listed) -> None:
     for capture in runs:
         assert capture.trace_path is not None
         capture.trace_path.write_text("no trace")
-    assert {row["verdict"] for row in _listed(tmp_path, capsys, "--no-verdict")} == {None}
+    assert {row["verdict"] for row in listed("--no-verdict")} == {None}
 
 
 def test_a_capture_that_cannot_be_read_says_why_and_the_others_are_listed(
-    runs: list[Capture], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: list[Capture], listed: Listed
 ) -> None:
     assert runs[0].folder is not None
     assert runs[1].trace_path is not None
     (runs[0].folder / "capture.json").write_text("{")
     runs[1].trace_path.write_text("no trace")
-    found = _listed(tmp_path, capsys)
-    by_place = {(Path(row["run"]).name, row["name"]): row["verdict"] for row in found}
+    by_place = {(Path(row["run"]).name, row["name"]): row["verdict"] for row in listed()}
     assert "cannot be read" in by_place["a", "steps_1-2"]
     assert "trace" in by_place["b", "steps_1-2"]
     assert by_place["b", "steps_5-6"] == verdict(runs[2].diagnose())
 
 
-def test_a_path_that_does_not_exist_is_the_error_of_show(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    missing = str(tmp_path / "missing")
-    assert main(["show", missing]) == 2
-    said = capsys.readouterr()
-    assert main(["ls", missing]) == 2
-    assert capsys.readouterr() == said
-    assert said.out == ""
-
-
 def test_a_capture_without_a_trace_says_so(
-    runs: list[Capture], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: list[Capture], listed: Listed, command: Command
 ) -> None:
     assert runs[2].trace_path is not None
     runs[2].trace_path.unlink()
-    newest = _listed(tmp_path, capsys)[0]
+    newest = listed()[0]
     text = f"The capture {runs[2].folder} holds no trace: there is no trace.json.gz in it. "
     assert newest["verdict"].startswith(text)
     assert newest["step_ns"] is None
     assert newest["first_step"] == 3
-    assert main(["show", str(runs[2].folder)]) == 2
-    assert text in capsys.readouterr().err
+    assert text in command("show", runs[2].folder, status=2).err

@@ -14,8 +14,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from builders import annotation, capture, span, step, steps, write_capture, write_trace
+from commands import Command
 
-from instrument.cli import open as command
+from instrument.cli import open as open_command
 from instrument.cli.command import main
 from instrument.findings.finding import Evidence, Finding
 from instrument.report import perfetto
@@ -120,7 +121,7 @@ def test_the_command_ends_when_the_browser_has_loaded_the_trace(
     tmp_path: Path,
     options: list[str],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Command,
 ) -> None:
     recorded = write_capture(tmp_path, _waits_for_data())
     assert recorded.trace_path is not None
@@ -133,10 +134,10 @@ def test_the_command_ends_when_the_browser_has_loaded_the_trace(
         page.start()
         return True
 
-    monkeypatch.setattr(command.webbrowser, "open", browser)
-    assert main(["open", str(recorded.folder), *options]) == 0
+    monkeypatch.setattr(open_command.webbrowser, "open", browser)
+    printed = command("open", recorded.folder, *options).out
     page.join()  # it may still read the answer, which has been sent
-    assert capsys.readouterr().out.startswith("The Perfetto UI has loaded the trace of ")
+    assert printed.startswith("The Perfetto UI has loaded the trace of ")
     assert loaded == [recorded.trace_path.read_bytes()]
     if options:
         (finding,) = (f for f in recorded.diagnose().findings if f.code == "loader-wait")
@@ -146,44 +147,39 @@ def test_the_command_ends_when_the_browser_has_loaded_the_trace(
         assert routes[0].keys() == {"url"}
 
 
-def test_an_unknown_finding_and_a_port_in_use(
-    tmp_path: Path, port: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = str(write_capture(tmp_path, _waits_for_data()).folder)
-    assert main(["open", folder, "--finding", "loader-wiat"]) == 2
-    assert "did you mean 'loader-wait'?" in capsys.readouterr().err
+def test_an_unknown_finding_and_a_port_in_use(tmp_path: Path, port: int, command: Command) -> None:
+    folder = write_capture(tmp_path, _waits_for_data()).folder
+    said = command("open", folder, "--finding", "loader-wiat", status=2).err
+    assert "did you mean 'loader-wait'?" in said
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
         other.listen()
-        assert main(["open", folder, "--no-browser"]) == 2
-    assert f"The port {port} of this machine cannot be used" in capsys.readouterr().err
+        said = command("open", folder, "--no-browser", status=2).err
+    assert f"The port {port} of this machine cannot be used" in said
 
 
 def test_without_a_browser_the_command_says_what_the_address_is_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     folder = write_capture(tmp_path, _waits_for_data()).folder
-    monkeypatch.setattr(command, "_TIMEOUT_S", 0.01)
-    assert main(["open", str(folder), "--no-browser"]) == 2
-    shown = capsys.readouterr()
-    assert shown.out.startswith(f"{perfetto.UI}/#!/?url="), "only the address is on stdout"
-    assert shown.out.count("\n") == 1
-    said = shown.err.partition("The Perfetto UI did not load")[0]
+    monkeypatch.setattr(open_command, "_TIMEOUT_S", 0.01)
+    out, err = command("open", folder, "--no-browser", status=2)
+    assert out.startswith(f"{perfetto.UI}/#!/?url="), "only the address is on stdout"
+    assert out.count("\n") == 1
+    said = err.partition("The Perfetto UI did not load")[0]
     assert said.count("\n") == 3
     for part in ("allow it", "open it in a browser", "minutes", "Ctrl-C"):
         assert part in said
 
 
 def test_a_capture_without_a_trace_gets_the_sentence_of_the_views(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Command
 ) -> None:
     recorded = write_capture(tmp_path, _waits_for_data())
     assert recorded.trace_path is not None
     recorded.trace_path.unlink()
-    assert main(["open", str(recorded.folder)]) == 2
-    assert (
-        "holds no trace: there is no trace.json.gz in it. Record again" in capsys.readouterr().err
-    )
+    said = command("open", recorded.folder, status=2).err
+    assert "holds no trace: there is no trace.json.gz in it. Record again" in said
 
 
 def _real_ui(route: Route, files: Path, port: int) -> None:
@@ -226,7 +222,7 @@ def test_the_real_ui_loads_the_trace_and_zooms_to_the_finding(
         addresses.put(address)
         return True
 
-    monkeypatch.setattr(command.webbrowser, "open", open_address)
+    monkeypatch.setattr(open_command.webbrowser, "open", open_address)
     arguments = ["open", str(recorded.folder), "--finding", "loader-wait"]
     running = Thread(target=lambda: statuses.append(main(arguments)), daemon=True)
     running.start()
