@@ -1,13 +1,12 @@
-"""Pairs of hand-built traces: one with a problem of a device, and one without it. Times are in µs.
+"""Traces written by hand, each with a problem of a device, and without it. Times are in µs.
 
 Each trace has the steps 3 to 6, which are equal; the first of them does not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from builders import PAGEABLE, REDUCES, Event, annotation, call, copy, kernel, launched, span, step
 
@@ -15,25 +14,6 @@ STEPS = (3, 4, 5, 6)
 V100 = {"id": 0, "name": "Tesla V100-SXM2-32GB", "totalGlobalMem": 2**35, "numSms": 80}
 A100 = {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 2**36, "numSms": 108}
 _Numbers = Callable[[], int]
-
-
-class Pair(NamedTuple):
-    """Two traces and what the finding on the slow one must say.
-
-    Attributes:
-        code: the kind of the finding.
-        slow, fixed: the events of both traces.
-        says: parts of the title, with its number.
-        document: keys of the trace's document.
-        saves: the least and the largest saving of a step, in µs; None if none is simulated.
-    """
-
-    code: str
-    slow: list[Event]
-    fixed: list[Event]
-    says: tuple[str, ...]
-    document: Mapping[str, Any] = MappingProxyType({})
-    saves: tuple[float, float] | None = None
 
 
 def every_step(length: float, make: Callable[[float, _Numbers], list[Event]]) -> list[Event]:
@@ -222,93 +202,3 @@ def allocations(*, steps: int) -> list[Event]:
         ]
 
     return every_step(1000, make)
-
-
-PAIRS = (
-    Pair(
-        "launch-bound",
-        many_kernels(2),
-        many_kernels(39),
-        ("waits 92 % of the step", "50 gaps of 36.820 µs"),
-        saves=(1000, 2000),
-    ),
-    Pair(
-        "device-idle",
-        cpu_between_kernels(1000),
-        cpu_between_kernels(7000),
-        ("idle for 60 % of the step", "in text::encode"),
-        saves=(5900, 6100),
-    ),
-    Pair(
-        "blocking-copies",
-        copies(blocking=True),
-        copies(blocking=False),
-        ("pageable memory", "32 % of the step"),
-        saves=(250, 350),
-    ),
-    Pair(
-        "exposed-communication",
-        all_reduce(hidden=False),
-        all_reduce(hidden=True),
-        ("40 % of the step is exposed communication", "all_reduce"),
-        saves=(300, 500),
-    ),
-    Pair(
-        "slow-links",
-        all_reduce(hidden=False, reduce_us=4000),
-        all_reduce(hidden=False),
-        ("3.67 GB/s", "8 ranks"),
-    ),
-    Pair(
-        "tensor-cores",
-        products("volta_sgemm_128x64_nn"),
-        products("volta_h884gemm_128x64_nn"),
-        ("90 % of the step", "float32"),
-        {"deviceProperties": [V100]},
-        saves=(440, 460),
-    ),
-    Pair(
-        "tensor-cores",
-        products("void cutlass_80_tensorop_d884gemm_64x64_nn"),
-        products("ampere_s16816gemm_fp16_128x128_nn"),
-        ("90 % of the step", "float64"),
-        {"deviceProperties": [V100]},
-        saves=(440, 460),
-    ),
-    Pair(
-        "tensor-cores",
-        products("cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1"),
-        products("cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align8"),
-        ("90 % of the step", "not aligned"),
-        {"deviceProperties": [A100]},
-        saves=(440, 460),
-    ),
-    Pair(
-        "attention-not-fused",
-        attention(fused=False),
-        attention(fused=True),
-        ("60 % of the step", ": 1 softmax call a step"),
-        saves=(590, 610),
-    ),
-    Pair(
-        "layout-and-casts",
-        layouts("void cudnn::ops::nchwToNhwcKernel<float>"),
-        layouts("bn_fw_tr"),
-        ("20 % of the step", "NCHW", ": 1 kernel a step"),
-        saves=(190, 210),
-    ),
-    Pair(
-        "layout-and-casts",
-        casts(each_step=True),
-        casts(each_step=False),
-        ("30 % of the step", "casts"),
-        saves=(290, 350),
-    ),
-    Pair(
-        "allocator-churn",
-        allocations(steps=4),
-        allocations(steps=1),
-        ("20 % of the step", "2 calls a step"),
-        saves=(190, 210),
-    ),
-)

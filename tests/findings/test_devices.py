@@ -1,4 +1,4 @@
-"""The findings about devices: on pairs of hand-built traces, and on traces of real hardware."""
+"""The findings about devices: on traces written by hand, and on traces of real hardware."""
 
 from __future__ import annotations
 
@@ -18,85 +18,39 @@ from builders import (
     span,
     step,
     synchronous_steps,
-    write_capture,
     write_rank,
 )
+from golden import Golden
 
+from findings.by_hand import Case, check, described, parametrised
 from findings.device_traces import (
-    PAIRS,
+    A100,
     V100,
-    Pair,
     all_reduce,
     allocations,
     attention,
+    casts,
+    copies,
     cpu_between_kernels,
+    layouts,
     many_kernels,
     products,
 )
-from findings.twins import assert_command_runs, found
+from findings.twins import assert_command_runs
 from instrument import Capture
-from instrument.findings import (
-    allocator_churn,
-    launch_bound,
-    recording_overhead,
-    slow_links,
-    stragglers,
-    tensor_cores,
-)
-from instrument.findings.check import NotRecorded, run_check
+from instrument.findings import stragglers
+from instrument.findings.check import NotRecorded
 from instrument.findings.diagnose import CHECKS, diagnose
 from instrument.findings.evidence import cost_share, share_of, share_with_device
 from instrument.runs.run import Run
 
 MARKED = [check for check in CHECKS if check.code != "unmarked-time"]
+ON_V100, ON_A100 = {"deviceProperties": [V100]}, {"deviceProperties": [A100]}
+CUTLASS = "cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align"
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.code}: {pair.says[-1]}")
-def test_fires_on_the_problem_alone(pair: Pair, tmp_path: Path) -> None:
-    (tmp_path / "slow").mkdir()
-    (tmp_path / "fixed").mkdir()
-    (finding,) = found(capture(tmp_path / "slow", pair.slow, **pair.document), pair.code)
-    assert not found(capture(tmp_path / "fixed", pair.fixed, **pair.document), pair.code)
-    assert finding.code == pair.code
-    assert all(part in finding.title for part in pair.says), finding.title
-    assert finding.evidence
-    assert finding.change
-    assert_command_runs(finding)
-    if pair.saves is not None:
-        assert finding.saving is not None
-        least, most = pair.saves
-        assert least * 1000 <= finding.saving.saving_ns <= most * 1000
-
-
-def test_the_range_of_launches_is_named(tmp_path: Path) -> None:
-    (finding,) = found(capture(tmp_path, many_kernels(2)), "launch-bound")
-    assert finding.range == "model"
-    # Of the first gap in each step, 9 µs lie in the step before.
-    assert finding.evidence[0][:3] == ("aten::add", 150, 150 * 37_000 - 3 * 9_000)
-
-
-def test_a_gap_that_the_loader_explains_is_not_told_twice(tmp_path: Path) -> None:
-    events = [
-        {**event, "name": SINGLE_PROCESS} if event["name"] == "tokenize" else event
-        for event in cpu_between_kernels(1000)
-    ]
-    assert not found(capture(tmp_path, events), "device-idle")
-
-
-@pytest.mark.parametrize(
-    ("cause", "launches", "advice"),
-    [
-        (span("text::encode", 1000, 6000), False, "in the workers of the DataLoader"),
-        (span("aten::linear", 1000, 6000), True, "Spend less CPU time in aten::linear, which"),
-        (annotation("tokenize", 1000, 6000), False, "in the workers of the DataLoader"),
-        (annotation("forward", 1000, 6000), True, "Find the code of forward that launches nothing"),
-    ],
-    ids=lambda value: value["name"] if isinstance(value, dict) else None,
-)
-def test_code_that_launches_is_not_sent_to_the_workers_of_the_loader(
-    cause: Event, launches: bool, advice: str, tmp_path: Path
-) -> None:
-    """Steps of 10 ms: a kernel of 1 ms, and one that waits for 6 ms of CPU work."""
+def with_cause(cause: Event, *, launches: bool) -> list[Event]:
+    """Steps of 10 ms: a kernel of 1 ms, and one that waits for 6 ms of CPU work, which may launch it."""
     events = []
     for start in (0, 10_000, 20_000, 30_000):
         first = start // 100 + 1
@@ -107,29 +61,133 @@ def test_code_that_launches_is_not_sent_to_the_workers_of_the_loader(
             {**cause, "ts": start + 1000},
             *launched("gemm", call_us, call_us + 10, 2500, first + 1),
         ]
-    (finding,) = found(capture(tmp_path, events), "device-idle")
-    assert f"the CPU is in {cause['name']}" in finding.title
-    assert advice in finding.change
-    assert ("DataLoader" in finding.change) != launches
+    return events
 
 
-def test_idle_time_in_no_event_is_said(tmp_path: Path) -> None:
-    bare = [e for e in cpu_between_kernels(1000) if e["name"] not in ("tokenize", "text::encode")]
-    (finding,) = found(capture(tmp_path, bare), "device-idle")
-    assert "in no range and no operator" in finding.title
-    assert finding.saving is None
-    assert finding.range is None
+def without_shapes(events: list[Event], changed: object = None) -> list[Event]:
+    """The same trace, in which softmax has other shapes, or no operator has any."""
+    for event in events:
+        if changed is None:
+            event["args"].pop("Input Dims", None)
+        elif event["name"] == "aten::softmax" and event["cat"] == "cpu_op":
+            event["args"]["Input Dims"] = changed
+    return events
 
 
-def test_a_device_without_work_was_not_recorded(tmp_path: Path) -> None:
-    bare = capture(tmp_path, [step(3, 0, 10), span("aten::mm", 0, 5)], deviceProperties=[V100])
-    with pytest.raises(NotRecorded, match="no device work"):
-        list(run_check(launch_bound.CHECK, bare, bare.whatif))
+def costs(recorded_ns: int, steps: int = 20) -> dict[str, object]:
+    unrecorded = {"unrecorded_step_ns": 1_000_000, "unrecorded_steps": steps}
+    return {"cost": {"recorded_step_ns": recorded_ns, **unrecorded}}
+
+
+BARE_IDLE = [e for e in cpu_between_kernels(1000) if e["name"] not in ("tokenize", "text::encode")]
+LOADER_EXPLAINS = [
+    {**event, "name": SINGLE_PROCESS} if event["name"] == "tokenize" else event
+    for event in cpu_between_kernels(1000)
+]
+SIZES_UNKNOWN = [
+    {**event, "args": {"correlation": event["args"]["correlation"]}}
+    if "Collective name" in event.get("args", {})
+    else event
+    for event in all_reduce(hidden=False)
+]
+TYPED = span("aten::mm", 10, 5, Input_type=["float"])
+
+FOUND = {
+    "gaps between kernels": Case("launch-bound", many_kernels(2)),
+    "idle while the CPU prepares": Case("device-idle", cpu_between_kernels(1000)),
+    "idle in no event": Case("device-idle", BARE_IDLE),
+    # Code that launches cannot move to the workers of the loader.
+    "idle in an operator": Case(
+        "device-idle", with_cause(span("text::encode", 0, 6000), launches=False)
+    ),
+    "idle in an operator that launches": Case(
+        "device-idle", with_cause(span("aten::linear", 0, 6000), launches=True)
+    ),
+    "idle in a range": Case(
+        "device-idle", with_cause(annotation("tokenize", 0, 6000), launches=False)
+    ),
+    "idle in a range that launches": Case(
+        "device-idle", with_cause(annotation("forward", 0, 6000), launches=True)
+    ),
+    "a blocking copy": Case("blocking-copies", copies(blocking=True)),
+    "an all-reduce alone": Case("exposed-communication", all_reduce(hidden=False)),
+    "an all-reduce of gloo": Case("exposed-communication", synchronous_steps(300)),
+    "a slow link": Case("slow-links", all_reduce(hidden=False, reduce_us=4000)),
+    "float32 on tensor cores": Case(
+        "tensor-cores", products("volta_sgemm_128x64_nn"), document=ON_V100
+    ),
+    "float64 on tensor cores": Case(
+        "tensor-cores", products("void cutlass_80_tensorop_d884gemm_64x64_nn"), document=ON_V100
+    ),
+    "not aligned": Case("tensor-cores", products(f"{CUTLASS}1"), document=ON_A100),
+    # Four steps, of which three are measured.
+    "attention": Case("attention-not-fused", attention(fused=False)),
+    "attention of one measured step": Case(
+        "attention-not-fused", [each for each in attention(fused=False) if each["ts"] < 2000]
+    ),
+    "attention without shapes": Case("attention-not-fused", without_shapes(attention(fused=False))),
+    "another layout": Case("layout-and-casts", layouts("void cudnn::ops::nchwToNhwcKernel<float>")),
+    "a cast in each step": Case("layout-and-casts", casts(each_step=True)),
+    "allocations in each step": Case("allocator-churn", allocations(steps=4)),
+    "recording makes steps longer": Case(
+        "recording-overhead", [step(3, 0, 1000)], costs(1_400_000)
+    ),
+    "so do options": Case("recording-overhead", [step(3, 0, 1000), TYPED], costs(2_000_000)),
+}
+NOT_FOUND = {
+    "long kernels": Case("launch-bound", many_kernels(39)),
+    "a busy device": Case("device-idle", cpu_between_kernels(7000)),
+    "the loader explains the gap": Case("device-idle", LOADER_EXPLAINS),
+    "a copy beside the CPU": Case("blocking-copies", copies(blocking=False)),
+    "a hidden all-reduce": Case("exposed-communication", all_reduce(hidden=True)),
+    "a fast link": Case("slow-links", all_reduce(hidden=False)),
+    "float16": Case("tensor-cores", products("volta_h884gemm_128x64_nn"), document=ON_V100),
+    "float16 on A100": Case(
+        "tensor-cores", products("ampere_s16816gemm_fp16_128x128_nn"), document=ON_V100
+    ),
+    "aligned": Case("tensor-cores", products(f"{CUTLASS}8"), document=ON_A100),
+    "fused attention": Case("attention-not-fused", attention(fused=True)),
+    "softmax of other shapes": Case(
+        "attention-not-fused", without_shapes(attention(fused=False), [[2, 64, 32], [], []])
+    ),
+    "one layout": Case("layout-and-casts", layouts("bn_fw_tr")),
+    "a cast that is kept": Case("layout-and-casts", casts(each_step=False)),
+    "allocations of the first step": Case("allocator-churn", allocations(steps=1)),
+    "recording is cheap": Case("recording-overhead", [step(3, 0, 1000)], costs(1_200_000)),
+}
+ON_CPU = [step(3, 0, 10), span("aten::mm", 0, 5)]
+UNKNOWN = {
+    "no device work": (Case("launch-bound", ON_CPU, document=ON_V100), "no device work"),
+    "sizes of messages": (Case("slow-links", SIZES_UNKNOWN), "no sizes of messages"),
+    "the device": (Case("tensor-cores", products("volta_sgemm_128x64_nn")), "device unknown"),
+    "few steps": (
+        Case("allocator-churn", [each for each in allocations(steps=4) if each["ts"] < 2000]),
+        "too few finished steps",
+    ),
+    "few unrecorded steps": (
+        Case("recording-overhead", [step(3, 0, 1000)], costs(2_000_000, steps=9)),
+        "Fewer than 10 steps",
+    ),
+}
+
+
+def test_findings(tmp_path: Path, golden: Golden) -> None:
+    golden("findings_of_devices.txt", described(FOUND, tmp_path))
+
+
+@parametrised(NOT_FOUND)
+def test_what_is_no_finding(case: Case, tmp_path: Path) -> None:
+    assert not case.findings(tmp_path)
+
+
+@parametrised(UNKNOWN)
+def test_what_was_not_recorded(case: tuple[Case, str], tmp_path: Path) -> None:
+    with pytest.raises(NotRecorded, match=case[1]):
+        case[0].findings(tmp_path)
 
 
 def test_a_run_without_a_device_has_no_finding(tmp_path: Path) -> None:
-    bare = capture(tmp_path, [step(3, 0, 10), span("aten::mm", 0, 5)])
-    assert not diagnose([bare], MARKED).findings
+    assert not diagnose([capture(tmp_path, ON_CPU)], MARKED).findings
 
 
 @pytest.mark.parametrize(
@@ -148,61 +206,11 @@ def test_odd_traces_break_no_check(tmp_path: Path, events: list[Event]) -> None:
     assert not [each for each in found.not_checked if "please report it" in each]
 
 
-def test_collectives_of_gloo_are_exposed_too(tmp_path: Path) -> None:
-    (finding,) = found(capture(tmp_path, synchronous_steps(300)), "exposed-communication")
-    assert "60 % of the step" in finding.title
-
-
-def test_messages_without_a_size_have_no_rate(tmp_path: Path) -> None:
-    events = [
-        {**event, "args": {"correlation": event["args"]["correlation"]}}
-        if "Collective name" in event.get("args", {})
-        else event
-        for event in all_reduce(hidden=False)
-    ]
-    bare = capture(tmp_path, events)
-    with pytest.raises(NotRecorded, match="no sizes of messages"):
-        list(run_check(slow_links.CHECK, bare, bare.whatif))
-
-
-def test_tensor_cores_of_an_unknown_device_are_not_judged(tmp_path: Path) -> None:
-    unknown = capture(tmp_path, products("volta_sgemm_128x64_nn"))
-    with pytest.raises(NotRecorded, match="device unknown"):
-        list(run_check(tensor_cores.CHECK, unknown, unknown.whatif))
-
-
 def test_one_peak_rate_for_all_precisions_does_not_hide_faster_units(tmp_path: Path) -> None:
-    folder = capture(tmp_path, products("volta_sgemm_128x64_nn"), deviceProperties=[V100])
+    folder = capture(tmp_path, products("volta_sgemm_128x64_nn"), **ON_V100)
     assert folder.trace_path is not None
-    given = Capture.load(folder.trace_path, peak_flops=1e13)
-    (finding,) = run_check(tensor_cores.CHECK, given, given.whatif)
+    (finding,) = check(Capture.load(folder.trace_path, peak_flops=1e13), "tensor-cores")
     assert "float32 without tensor cores" in finding.title
-
-
-def test_softmax_of_other_shapes_is_no_attention(tmp_path: Path) -> None:
-    events = attention(fused=False)
-    for event in events:
-        if event["name"] == "aten::softmax" and event["cat"] == "cpu_op":
-            event["args"]["Input Dims"] = [[2, 64, 32], [], []]
-    assert not found(capture(tmp_path, events), "attention-not-fused")
-
-
-def test_attention_is_found_without_shapes(tmp_path: Path) -> None:
-    events = attention(fused=False)
-    for event in events:
-        event["args"].pop("Input Dims", None)
-    assert found(capture(tmp_path, events), "attention-not-fused")
-
-
-def test_attention_of_the_first_step_is_not_counted(tmp_path: Path) -> None:
-    (finding,) = found(capture(tmp_path, attention(fused=False)), "attention-not-fused")
-    assert finding.title.endswith(
-        ": 1 softmax call a step"
-    )  # four steps, of which three are measured
-    (tmp_path / "two").mkdir()
-    two = [event for event in attention(fused=False) if event["ts"] < 2000]
-    (finding,) = found(capture(tmp_path / "two", two), "attention-not-fused")
-    assert finding.title.endswith(": 1 softmax call a step")
 
 
 def test_work_of_several_streams_and_threads_counts_once(tmp_path: Path) -> None:
@@ -223,43 +231,6 @@ def test_work_of_several_streams_and_threads_counts_once(tmp_path: Path) -> None
         assert cost_share(made, nodes) == 1.0
         assert share_with_device(made, products) == 1.0
     assert share_of(on_device, on_device.work.event) == 1.0
-
-
-def test_allocations_of_few_steps_are_not_judged(tmp_path: Path) -> None:
-    one = [event for event in allocations(steps=4) if event["ts"] < 2000]
-    bare = capture(tmp_path, one)
-    with pytest.raises(NotRecorded, match="too few finished steps"):
-        list(run_check(allocator_churn.CHECK, bare, bare.whatif))
-
-
-@pytest.mark.parametrize(("recorded_ns", "fires"), [(1_400_000, True), (1_200_000, False)])
-def test_overhead_of_recording(tmp_path: Path, recorded_ns: int, fires: bool) -> None:
-    cost = {
-        "recorded_step_ns": recorded_ns,
-        "unrecorded_step_ns": 1_000_000,
-        "unrecorded_steps": 20,
-    }
-    findings = found(write_capture(tmp_path, [step(3, 0, 1000)], cost=cost), "recording-overhead")
-    assert bool(findings) == fires
-    if fires:
-        assert "40 % longer" in findings[0].title
-        assert findings[0].saving is None
-        assert "Record less" not in findings[0].change, "only the events were recorded"
-
-
-def test_overhead_of_recording_names_the_options_that_were_on(tmp_path: Path) -> None:
-    cost = {"recorded_step_ns": 2_000_000, "unrecorded_step_ns": 1_000_000, "unrecorded_steps": 20}
-    typed = span("aten::mm", 10, 5, Input_type=["float"])
-    capture = write_capture(tmp_path, [step(3, 0, 1000), typed], cost=cost)
-    (finding,) = found(capture, "recording-overhead")
-    assert finding.change.startswith("Record less: profiler.record_shapes=false. Mark fewer")
-
-
-def test_overhead_is_unknown_after_few_steps(tmp_path: Path) -> None:
-    cost = {"recorded_step_ns": 2_000_000, "unrecorded_step_ns": 1_000_000, "unrecorded_steps": 9}
-    few = write_capture(tmp_path, [step(3, 0, 1000)], cost=cost)
-    with pytest.raises(NotRecorded, match="Fewer than 10 steps"):
-        list(run_check(recording_overhead.CHECK, few, few.whatif))
 
 
 def test_a_rank_that_others_wait_for(tmp_path: Path) -> None:
