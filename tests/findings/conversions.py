@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -12,20 +11,6 @@ from findings.twins import Twin
 
 SIZE = 256
 TIMES = 20  # that a step does the same
-
-
-def on_one_thread(step: Callable[[], None]) -> Callable[[], None]:
-    """Run a step without torch's own threads, whose times depend on what else the machine does."""
-
-    def run() -> None:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            step()
-        finally:
-            torch.set_num_threads(threads)
-
-    return run
 
 
 @cache
@@ -48,42 +33,36 @@ def _query() -> torch.Tensor:
     return torch.randn(1, 1, SIZE, 16)
 
 
-@on_one_thread
 def cast_each_time() -> None:
     hidden = torch.ones(1, SIZE, dtype=torch.float64)
     for _ in range(TIMES):
         hidden = hidden @ _weight().to(torch.float64)
 
 
-@on_one_thread
 def cast_once() -> None:
     hidden = torch.ones(1, SIZE, dtype=torch.float64)
     for _ in range(TIMES):
         hidden = hidden @ _cast()
 
 
-@on_one_thread
 def copy_each_time() -> None:
     hidden = torch.ones(1, SIZE)
     for _ in range(TIMES):
         hidden = hidden @ _weight().t().contiguous()
 
 
-@on_one_thread
 def copy_once() -> None:
     hidden = torch.ones(1, SIZE)
     for _ in range(TIMES):
         hidden = hidden @ _stored()
 
 
-@on_one_thread
 def separate_attention() -> None:
     query = _query()
     for _ in range(TIMES):
         torch.softmax(query @ query.transpose(-2, -1) / 4, dim=-1) @ query
 
 
-@on_one_thread
 def fused_attention() -> None:
     query = _query()
     for _ in range(TIMES):

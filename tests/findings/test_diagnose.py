@@ -14,6 +14,7 @@ from typing import Any
 import fsspec
 import pytest
 from builders import annotation, is_harmless, launched, span, step, write_capture, write_trace
+from golden import Golden
 from markdown_it import MarkdownIt
 from page_parts import words
 
@@ -354,35 +355,23 @@ def test_codes_and_files_have_the_same_names() -> None:
     assert len({each.code for each in CHECKS}) == len(CHECKS)
 
 
-def test_json_has_the_documented_keys(tmp_path: Path) -> None:
-    content = json.loads(
-        as_json(diagnosed([recorded(tmp_path)], [check({"place": ("forward", "train.py:3")})]))
+def test_text_markdown_and_json(tmp_path: Path, golden: Golden) -> None:
+    found = diagnosed(
+        [recorded(tmp_path)], [check({"place": ("forward", "train.py:3")}), check(code="other")]
     )
-    assert list(content) == [
-        "version", "captures", "step_ns", "unexplained", "findings", "passed", "not_checked", "notes",
-    ]  # fmt: skip
-    assert content["version"] == 1
+    golden("diagnosis.txt", as_text(found))
+    golden("diagnosis.md", as_markdown(found))
+    golden("diagnosis_first.txt", "\n".join(largest_as_lines(found.findings)))
+    golden("diagnosis.json", as_json(found))
+    assert largest_as_lines(()) == []
+    assert (str(found), found._repr_markdown_()) == (as_text(found), as_markdown(found))
+    assert repr(found) == "<Diagnosis: 1 finding, first: Half of the step is slow>"
+    assert repr(replace(found, findings=())) == "<Diagnosis: 0 findings>"
+
+
+def test_json_has_the_documented_keys(tmp_path: Path) -> None:
+    content = json.loads(as_json(diagnosed([recorded(tmp_path)], [check({})])))
     (only,) = content["findings"]
-    assert only == {
-        "code": "made-up",
-        "title": "Half of the step is slow",
-        "share": None,
-        "saving_ns": 250_000,
-        "low_ns": 250_000,
-        "high_ns": 250_000,
-        "step_ns": 750_000,
-        "range": "forward",
-        "source": "train.py:3",
-        "capture": "steps_3_rank0",
-        "phase": None,
-        "evidence": [
-            {"name": "aten::mm", "calls": 3, "total_ns": 1_500_000, "start_ns": 0, "end_ns": 500_000,
-             "detail": "large"}
-        ],
-        "change": "faster()",
-        "verify": "instrument show CAPTURE",
-        "coverage": [],
-    }  # fmt: skip
     assert [*content] == [*JSON_KEYS]
     assert [*only] == [*FINDING_KEYS]
     assert [*only["evidence"][0]] == [*EVIDENCE_KEYS]
@@ -519,33 +508,6 @@ def test_a_sentence_that_verifies_is_wrapped_and_a_command_is_one_line(tmp_path:
     assert max(len(line) for line in lines if command not in line) <= 80
 
 
-def test_the_text_of_a_finding(tmp_path: Path) -> None:
-    found = diagnosed(
-        [recorded(tmp_path)], [check({"place": ("forward", "train.py:3")}), check(code="other")]
-    )
-    assert as_text(found) == (
-        "steps_3_rank0: 1 finding; a step takes 1.000 ms\n"
-        "\n"
-        "1. Half of the step is slow\n"
-        "   saves   250.000 µs of a step (25 %): a step would take 750.000 µs\n"
-        "   where   range forward, train.py:3\n"
-        "   change  faster()\n"
-        "   verify  instrument show CAPTURE\n"
-        "   in total, not for each step:\n"
-        "     aten::mm  3×  1.500 ms\n"
-        "         large\n"
-        "\n"
-        "Passed, or costs too little to matter: other"
-    )
-    assert largest_as_lines(found.findings) == [
-        "What to change first:",
-        "1. Half of the step is slow; without it, a step takes 750.000 µs instead of",
-        "   1.000 ms",
-        "   faster()",
-    ]
-    assert largest_as_lines(()) == []
-
-
 def test_the_step_after_a_change_is_the_step_now_minus_the_saving(tmp_path: Path) -> None:
     lengths, slow_us = (1000, 900, 1000, 1500), (0, 0, 300, 1500)
     begins = [sum(lengths[:k]) for k in range(4)]
@@ -562,14 +524,6 @@ def test_the_step_after_a_change_is_the_step_now_minus_the_saving(tmp_path: Path
     content = json.loads(as_json(found))
     (row,) = content["findings"]
     assert content["step_ns"] - row["saving_ns"] == row["step_ns"] == 735_294
-
-
-def test_a_diagnosis_shows_itself_in_a_terminal_and_in_a_notebook(tmp_path: Path) -> None:
-    found = diagnosed([recorded(tmp_path)], [check({})])
-    assert str(found) == as_text(found)
-    assert found._repr_markdown_() == as_markdown(found)
-    assert repr(found) == "<Diagnosis: 1 finding, first: Half of the step is slow>"
-    assert repr(replace(found, findings=())) == "<Diagnosis: 0 findings>"
 
 
 def test_evidence_in_another_capture_has_no_time_in_this_one(tmp_path: Path) -> None:
