@@ -164,9 +164,10 @@ def flat(ranges: dict[int, list[tuple[str, str | None]]]) -> list[tuple[str, str
 
 @settings(max_examples=150)
 @given(programs())
-@example(
-    [("shared", [("disarm",), ("shared", []), ("arm",), ("call", [])])]
-)  # rarely found by chance
+# rarely found by chance
+@example([("shared", [("disarm",), ("shared", []), ("arm",), ("call", [])])])
+@example([("disarm",), ("generator", [("arm",), ("call", [])])])
+@example([("catch", [("shared", [("shared", [("raise",)])])]), ("call", [])])
 def test_ranges_of_random_programs_open_and_close_as_the_program_runs(program: Program) -> None:
     seen = Model()
     wrong: list[str] = []

@@ -11,6 +11,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 import torch._dynamo.utils
 from collected import Log
 from hypothesis import given
+from recording import run_session
 from sinks.test_tensorboard_sink import points
 from test_nests import Program, programs
 from test_nests import start as run_program
@@ -67,9 +69,14 @@ def lines(tmp_path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def calls(session: Session) -> dict[str, int]:
+def figures(session: Session) -> dict[str, tuple[int, int, int]]:
+    """The calls, mean and longest duration of each range."""
     assert session.timings is not None
-    return {row.name: row.calls for row in session.timings.table()}
+    return {row.name: (row.calls, row.mean_ns, row.max_ns) for row in session.timings.table()}
+
+
+def calls(session: Session) -> dict[str, int]:
+    return {name: times for name, (times, *_) in figures(session).items()}
 
 
 # The figures
@@ -214,9 +221,7 @@ def test_nested_and_recursive_calls_and_exceptions(tmp_path: Path, clock: Clock)
         session.step()
         clock.passes(70)
         session.step()
-    assert session.timings is not None
-    found = {row.name: (row.calls, row.mean_ns, row.max_ns) for row in session.timings.table()}
-    assert found == {
+    assert figures(session) == {
         STEP: (2, (1_530 + 70) // 2, 1_530),
         "outer": (1, 1_530, 1_530),
         "recursive": (3, 20, 30),  # 30, 20 and 10: each call whole
@@ -249,9 +254,7 @@ def test_what_others_do_while_a_generator_or_coroutine_is_suspended_is_not_its_t
         for _ in items():
             clock.passes(10_000)
         asyncio.run(both())
-    assert session.timings is not None
-    found = {row.name: (row.calls, row.mean_ns, row.max_ns) for row in session.timings.table()}
-    assert found == {
+    assert figures(session) == {
         "items": (1, 100, 100),
         "items (resumed)": (2, 50, 100),
         "fetch": (1, 40, 40),
@@ -272,14 +275,9 @@ def test_every_thread_is_timed(tmp_path: Path) -> None:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             session.step()
-    assert calls(session)[work.__qualname__] == 5_000
-    assert (
-        sum(
-            line["ranges"].get(work.__qualname__, {"since": {"calls": 0}})["since"]["calls"]
-            for line in lines(tmp_path)
-        )
-        == 5_000
-    )
+    name, written = work.__qualname__, [line["ranges"] for line in lines(tmp_path)]
+    assert calls(session)[name] == 5_000
+    assert sum(ranges[name]["since"]["calls"] for ranges in written if name in ranges) == 5_000
 
 
 @given(programs())
@@ -301,24 +299,21 @@ def test_the_calls_of_random_programs_are_all_counted(program: Program) -> None:
 def test_a_line_every_n_steps_and_one_for_the_rest(tmp_path: Path, clock: Clock, log: Log) -> None:
     with timed(tmp_path, every=4) as session:
         for number in range(10):
-            with profiled("forward"):
+            with profiled('größe "x"'):  # a name that a trace cannot hold
                 clock.passes(1_000 * (number + 1))
             session.step()
     assert session.captures == []
     written = lines(tmp_path)
     assert [line["step"] for line in written] == [3, 7, 9]
-    forward = [line["ranges"]["forward"] for line in written]
+    forward = [line["ranges"]['größe "x"'] for line in written]
     assert [entry["since"]["calls"] for entry in forward] == [4, 4, 2]
     assert [entry["since"]["mean_ns"] for entry in forward] == [2_500, 6_500, 9_500]
     assert [entry["run"]["calls"] for entry in forward] == [4, 8, 10]
     assert [entry["run"]["max_ns"] for entry in forward] == [4_000, 8_000, 10_000]
     assert forward[-1]["run"]["p50_ns"] == pytest.approx(5_000, rel=0.02)
-    assert {name for line in written for name in line["ranges"]} == {"forward", STEP}
-    (line,) = [
-        line
-        for line in log.at("INFO")
-        if line.startswith("Timing every range and step; the results are written to ")
-    ]
+    assert {name for line in written for name in line["ranges"]} == {'größe "x"', STEP}
+    begins = "Timing every range and step; the results are written to "
+    (line,) = [line for line in log.at("INFO") if line.startswith(begins)]
     assert "submodules" not in line
     table, heading = read_timings(tmp_path / "timings_rank0.jsonl")
     assert session.timings is not None
@@ -337,17 +332,16 @@ def test_a_later_session_goes_on_in_the_same_file(tmp_path: Path) -> None:
 
 
 def test_beside_windows_both_have_every_range_and_neither_ends_the_other(tmp_path: Path) -> None:
-    schedule = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2, "timings": {}}
-    with Session(schedule, output_dir=str(tmp_path)) as session:
-        for _ in range(10):
-            with profiled("forward"):
-                torch.ones(8).sum()
-            session.step()
-        assert backends.armed
+    options = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2, "timings": {}}
+    armed: list[bool] = []
+    forward = profiled("forward")(lambda: torch.ones(8).sum())
+    session = run_session(
+        tmp_path, 10, lambda: (forward(), armed.append(backends.armed)), **options
+    )
+    assert all(armed)
     assert not backends.armed
-    assert [[(row.name, row.calls) for row in c.ranges] for c in session.captures] == [
-        [("forward", 2)]
-    ] * 2
+    windows = [[(row.name, row.calls) for row in each.ranges] for each in session.captures]
+    assert windows == [[("forward", 2)]] * 2
     assert calls(session) == {"forward": 10, STEP: 10}
 
 
@@ -365,9 +359,7 @@ def test_what_the_session_does_between_two_steps_is_no_steps_time(
         for _ in range(3):
             clock.passes(100)
             session.step()
-    assert session.timings is not None
-    (step,) = session.timings.table()
-    assert (step.calls, step.max_ns) == (3, 100)
+    assert figures(session) == {STEP: (3, 100, 100)}
 
 
 def test_a_step_that_another_phase_interrupts_is_not_counted(tmp_path: Path, clock: Clock) -> None:
@@ -379,21 +371,12 @@ def test_a_step_that_another_phase_interrupts_is_not_counted(tmp_path: Path, clo
                     clock.passes(7000)
                     session.step()
             session.step()
-    assert session.timings is not None
-    (step,) = (row for row in session.timings.table() if row.name != "validation")
-    assert (step.calls, step.max_ns) == (2, 100)
-
-
-class FiresAt:
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def fires(self, step: Any) -> bool:
-        return bool(step.number == self.number)
+    assert figures(session)[STEP] == (2, 100, 100)
 
 
 def test_without_windows_on_schedule_triggers_still_get_theirs(tmp_path: Path) -> None:
-    with Session("timings", triggers={"mine": FiresAt(2)}, output_dir=str(tmp_path)) as session:
+    trigger = SimpleNamespace(fires=lambda step: step.number == 2)
+    with Session("timings", triggers={"mine": trigger}, output_dir=str(tmp_path)) as session:
         for _ in range(6):
             session.step()
     assert [c.metadata["window"]["first_step"] for c in session.captures] == [3]
@@ -410,9 +393,8 @@ def test_an_exception_leaves_nothing_armed_and_the_rest_written(tmp_path: Path) 
     with pytest.raises(KeyboardInterrupt):
         run()
     assert not backends.armed
-    assert {
-        name: entry["run"]["calls"] for name, entry in lines(tmp_path)[0]["ranges"].items()
-    } == {
+    written = lines(tmp_path)[0]["ranges"]
+    assert {name: entry["run"]["calls"] for name, entry in written.items()} == {
         STEP: 1,
         "forward": 1,
     }
@@ -457,12 +439,6 @@ def test_a_forked_child_writes_nothing_into_its_parents_file(tmp_path: Path) -> 
     assert [line["step"] for line in lines(tmp_path)] == [0]
 
 
-def test_names_that_a_trace_cannot_hold_are_written_as_they_are(tmp_path: Path) -> None:
-    with timed(tmp_path), profiled('größe "x"'):
-        pass
-    assert set(lines(tmp_path)[0]["ranges"]) == {'größe "x"'}
-
-
 def test_tensorboard_gets_what_came_since_the_last_write(tmp_path: Path, clock: Clock) -> None:
     with timed(tmp_path, every=2, tensorboard=True) as session:
         for ms in (1, 1, 4, 4):
@@ -501,10 +477,13 @@ def test_submodules_are_timed_on_every_step_where_that_is_asked_for(
     net.add_module("unused", nn.Identity())
     for modules, expected in ((False, 2), (True, 6)):
         options = {"wait": 2, "active": 2, "repeat": 1, "timings": {"modules": modules}}
-        with Session(options, model=net, output_dir=str(tmp_path / str(modules))) as session:
-            for _ in range(6):
-                net[1](net[0](torch.ones(1, 4)))
-                session.step()
+        session = run_session(
+            tmp_path / str(modules),
+            6,
+            lambda: net[1](net[0](torch.ones(1, 4))),
+            model=net,
+            **options,
+        )
         (capture,) = session.captures
         assert calls(session) == {"0": expected, "1": expected, STEP: 6}
         assert [(row.path, row.calls) for row in capture.ranges] == [("0", 2), ("1", 2)]
@@ -518,10 +497,7 @@ def test_submodules_are_timed_on_every_step_where_that_is_asked_for(
 
 
 @pytest.mark.filterwarnings("ignore::Warning:torch.*")  # Dynamo's own
-@pytest.mark.parametrize("modules", [False, True])
-def test_compiled_code_stays_one_graph(
-    tmp_path: Path, net: nn.Module, log: Log, modules: bool
-) -> None:
+def test_compiled_code_stays_one_graph(tmp_path: Path, net: nn.Module, log: Log) -> None:
     @profiled("marked")
     def marked(x: torch.Tensor) -> torch.Tensor:
         return net(x).sin()
@@ -531,11 +507,8 @@ def test_compiled_code_stays_one_graph(
     backends.compiled_ranges.clear()
     instrument_model(net)
     compiled = torch.compile(marked, backend="eager", fullgraph=True)
-    options = {"wait": 2, "active": 1, "timings": {"modules": modules}}
-    with Session(options, output_dir=str(tmp_path)) as session:
-        for _ in range(5):
-            compiled(torch.ones(1, 4))
-            session.step()
+    options = {"wait": 2, "active": 1, "timings": {"modules": True}}
+    session = run_session(tmp_path, 5, lambda: compiled(torch.ones(1, 4)), **options)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert calls(session) == {STEP: 5}
     assert any(
@@ -569,15 +542,12 @@ def test_show_prints_the_last_summary_of_a_file_or_folder(
     assert main(["show", str(path), "--csv", "--sort", "cals"]) == 2
     assert "no column 'cals'; did you mean 'calls'?" in capsys.readouterr().err
     (tmp_path / "timings_rank1.jsonl").write_text(path.read_text().replace("forward", "other"))
-    assert (
-        main(["show", str(tmp_path), "--timings", "--sort", "max_ns", "--columns", "name,calls"])
-        == 0
-    )
+    assert main(["show", str(tmp_path), "--timings", "--columns", "name,calls"]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[-1].split() == ["other", "1"]
-    assert (
-        err
-        == f"Showing the newest of 2 files of timings, {tmp_path / 'timings_rank1.jsonl'}; the others are:\n  {path}\n"
+    newest = tmp_path / "timings_rank1.jsonl"
+    assert err == (
+        f"Showing the newest of 2 files of timings, {newest}; the others are:\n  {path}\n"
     )
 
 
@@ -604,14 +574,12 @@ def test_what_is_no_file_of_timings_gets_one_sentence(
         capsys.readouterr().err
         == f"instrument: {tmp_path} holds no timings: record them with profiler=timings.\n"
     )
-    with pytest.raises(CaptureError, match="cannot be read: No such file or directory"):
-        read_timings(tmp_path / "gone.jsonl")
-    newer = '{"format": 2, "step": 1, "time": "now", "ranges": {}}\n'
-    (tmp_path / "newer.jsonl").write_text(newer)
-    with pytest.raises(
-        CaptureError, match=r"newer.jsonl have format 2, .* reads formats up to 1: upgrade"
-    ):
-        read_timings(tmp_path / "newer.jsonl")
+    (tmp_path / "newer.jsonl").write_text('{"format": 2, "step": 1, "time": "now", "ranges": {}}\n')
     (tmp_path / "other.jsonl").write_text('{"a": 1}\n[2]\n\nnull\n"text"\n')
-    with pytest.raises(CaptureError, match="holds no timings: give a timings file"):
-        read_timings(tmp_path / "other.jsonl")
+    for name, said in (
+        ("gone.jsonl", "cannot be read: No such file or directory"),
+        ("newer.jsonl", r"newer.jsonl have format 2, .* reads formats up to 1: upgrade"),
+        ("other.jsonl", "holds no timings: give a timings file"),
+    ):
+        with pytest.raises(CaptureError, match=said):
+            read_timings(tmp_path / name)

@@ -382,15 +382,6 @@ def test_a_generator_is_thrown_into_and_closed_as_before(tmp_path: Path) -> None
     assert list(counting(3)) == [0, 1, 2]
 
 
-def test_a_generator_recorded_from_the_middle_on(tmp_path: Path) -> None:
-    generator = counting(3)
-    next(generator)
-    with recorded(tmp_path) as seen:
-        next(generator)
-    assert seen.names == ["counting (resumed)"]
-    generator.close()
-
-
 @profiled("fetch")
 async def fetch(name: str, rounds: int = 2) -> str:
     for _ in range(rounds):
@@ -531,15 +522,6 @@ def test_our_frames_add_one_line_to_a_traceback(
             assert len(lines()) == 1
     else:
         assert len(lines()) == 1
-
-
-def test_recursion_and_exceptions_nest_and_unwind(tmp_path: Path) -> None:
-    with recorded(tmp_path) as seen:
-        with pytest.raises(ValueError, match="deep"):
-            fails(3)
-        with profiled("after"):
-            pass
-    assert seen.ranges == [("fails", None), *[("fails", "fails")] * 3, ("after", None)]
 
 
 def test_a_body_that_raises_runs_once() -> None:
