@@ -1,0 +1,40 @@
+"""The pictures and sample pages of the documentation, which docs/make_pictures.py makes."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parent.parent / "docs"
+ASSETS = DOCS / "assets"
+PAGES = "".join(page.read_text(encoding="utf-8") for page in DOCS.glob("*.md"))
+SHOWN = set(re.findall(r"\(assets/([\w-]+\.(?:webp|svg))(?:#only-(?:light|dark))?\)", PAGES))
+
+
+def test_pages_show_every_picture_in_both_colours() -> None:
+    made = {path.name for path in ASSETS.iterdir() if path.suffix in (".webp", ".svg")}
+    assert made == SHOWN
+    for name in SHOWN - {"terminal.svg"}:
+        stem, suffix = name.split(".")
+        light = stem.removesuffix("-dark")
+        assert f"(assets/{light}.{suffix}#only-light)" in PAGES
+        assert f"(assets/{light}-dark.{suffix}#only-dark)" in PAGES
+
+
+def test_the_drawing_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS)
+    draw = pytest.importorskip("draw_concepts")
+    assert draw.concepts(draw.LIGHT) == (ASSETS / "concepts.svg").read_text(encoding="utf-8")
+    assert draw.concepts(draw.DARK) == (ASSETS / "concepts-dark.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", sorted(ASSETS.glob("samples/*.html")), ids=lambda page: page.stem)
+def test_a_sample_page_names_no_folder_of_a_person(page: Path) -> None:
+    assert f"(assets/samples/{page.name})" in PAGES
+    packed = re.findall(r'id="payload">([^<]+)<', page.read_text(encoding="utf-8"))[0]
+    payload = gzip.decompress(base64.b64decode(packed)).decode()
+    assert not re.findall(r'/(?:home|root|Users|tmp)/[^\s"]*', payload)
