@@ -1,6 +1,10 @@
 ## make demo    train the example, record three windows, list the files and how to open them
-## make test    run the whole test suite
-## make check   ruff, mypy, the documentation and the test suite
+## make test    run the test suite: minutes
+## make lint    ruff, mypy, and the warnings of the C compiler
+## make check   lint, docs and test; with -j they run at the same time, as in CI
+## make nightly  all tests, also slow ones and with many random examples, planted mutants, and fuzzing
+##              with sanitizers, which needs clang; all with the newest packages: an hour or more
+## make lock    choose the newest version of each package of the tests, for constraints.txt
 ## make docs    build the documentation into site/; a broken link is an error
 ## make bench   compare costs with those of other tools: ten minutes, 6 GB of memory, 3 GB of disk
 ## make older   run the tests of trainers with an older minor version of each trainer
@@ -35,7 +39,9 @@ PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 # --clean empties Zensical's cache: Zensical does not warn again about a page in its cache.
 ZENSICAL := $(BIN)/zensical build --strict --clean
 INSTALL := $(PIP) install -c constraints.txt
-INSTALL_OLDER := $(subst $(VENV),$(VENV)-older,$(INSTALL)) -c constraints-older.txt
+# Of all pins, environments of other versions keep that of torch.
+TORCH := $(shell grep '^torch==' constraints.txt)
+INSTALL_OPEN = $(@D)/bin/python -m pip --quiet --disable-pip-version-check --no-input install $(TORCH)
 
 # After a change of these files, the package is installed again, which compiles the trace reader.
 BUILT_FROM := pyproject.toml hatch_build.py instrument/trace/_scanner.c \
@@ -44,7 +50,8 @@ BUILT_FROM := pyproject.toml hatch_build.py instrument/trace/_scanner.c \
 # The time is part of the name, so that no demo overwrites the files of another.
 DEMO := outputs/demo-$(shell date +%Y-%m-%d-%H-%M-%S)
 
-.PHONY: help demo test check docs bench older compat soak fuzz wheel mutants mutants-planted clean
+.PHONY: help demo test lint check docs nightly lock bench older compat soak fuzz wheel mutants mutants-planted clean FORCE \
+	nightly-parts nightly-tests
 
 help:
 	@sed -n 's/^## \{0,1\}//p' Makefile
@@ -68,16 +75,28 @@ demo: $(VENV)/.installed-demo
 test: $(VENV)/.installed-dev
 	$(PYTEST)
 
-check: $(VENV)/.installed-dev
+lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@if [ -x $(BIN)/zensical ]; then $(ZENSICAL); else echo "The documentation is not built: Zensical needs Python 3.11."; fi
-	$(PYTEST)
+	@for file in instrument/trace/_scanner.c instrument/links/_loops.c; do \
+	    command="$(CC) -std=c99 -O3 -Wall -Wextra -Werror -isystem $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))') -c -o /dev/null $$file"; \
+	    echo "$$command"; $$command || exit 1; done
+
+check: lint docs test
 
 docs: $(VENV)/.installed-dev
-	$(ZENSICAL)
-	@echo "The documentation is in site/: open site/index.html."
+	@if [ -x $(BIN)/zensical ]; then $(ZENSICAL) && echo "The documentation is in site/: open site/index.html."; \
+	    else echo "The documentation is not built, because Zensical cannot be installed here."; fi
+
+# A part that fails does not keep the others from running. The time that a test may take is for those of `make test`.
+nightly: $(VENV)-newest/.installed
+	$(MAKE) VENV=$(VENV)-newest nightly-parts -k
+
+nightly-parts: nightly-tests mutants-planted fuzz
+
+nightly-tests:
+	$(PYTEST) -m 'not soak' --hypothesis-profile nightly -o faulthandler_timeout=3600
 
 # Runs every benchmark file; the target fails if a ratio is above its limit.
 bench: $(VENV)/.installed-bench
@@ -109,8 +128,12 @@ mutants: $(VENV)/.installed-dev
 mutants-planted: $(VENV)/.installed-dev
 	nice -n 15 $(BIN)/python -u tools/mutants.py --planted
 
+# A new environment, whose packages become the constraints. Comments and torch stay as they are.
+lock:
+	$(PYTHON) tools/lock.py
+
 clean:
-	rm -rf .venv .venv-older build dist site .cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-older .venv-newest build dist site .cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # venv installs pip last: if pip is missing, the environment is incomplete.
@@ -128,7 +151,8 @@ $(VENV)/.installed-demo: $(BUILT_FROM) constraints.txt | $(BIN)/pip
 $(VENV)/.installed-dev: $(BUILT_FROM) constraints.txt | $(BIN)/pip
 	@echo "Installing torch, the package and what its tests need into $(VENV); this takes a minute or more."
 	@$(INSTALL) torch
-	@$(INSTALL) -e '.[dev]'
+	@$(INSTALL) -e '.[dev,docs]' || { echo "Not all of it can be installed; trying without Zensical, which builds the documentation."; \
+	    $(INSTALL) -e '.[dev]'; }
 	@touch $(VENV)/.installed-demo $@
 
 $(VENV)/.installed-bench: $(BUILT_FROM) constraints.txt | $(VENV)/.installed-dev
@@ -142,8 +166,17 @@ $(VENV)/.installed-soak: $(BUILT_FROM) constraints.txt | $(VENV)/.installed-dev
 	@touch $@
 
 $(VENV)-older/.installed: $(BUILT_FROM) constraints.txt constraints-older.txt
-	$(PYTHON) -m venv $(VENV)-older
-	@echo "Installing older trainers into $(VENV)-older; this takes a minute or more."
-	@$(INSTALL_OLDER) torch
-	@$(INSTALL_OLDER) -e '.[dev]'
+	$(PYTHON) -m venv $(@D)
+	@echo "Installing older trainers into $(@D); this takes a minute or more."
+	@$(INSTALL_OPEN)
+	@$(INSTALL_OPEN) -c constraints-older.txt -e '.[dev]'
 	@touch $@
+
+# Made anew each time: pip does not update what is installed.
+$(VENV)-newest/.installed: FORCE
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	@echo "Installing the newest packages into $(@D); this takes some minutes."
+	@$(INSTALL_OPEN)
+	@$(INSTALL_OPEN) -e '.[dev]'
+	@touch $(@D)/.installed-dev $(@D)/.installed-demo $@
