@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from instrument.links.intervals import merged
 
 
-def drawn(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(seed)
-    start = random.integers(0, 60, count)
-    return start, start + random.integers(0, 12, count)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_merged_intervals_lie_apart_and_cover_the_same(seed) -> None:
-    start, end = drawn(seed, 6 + seed)
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), min_size=1))
+def test_merged_intervals_lie_apart_and_cover_the_same(intervals) -> None:
+    start, length = np.array(intervals).T
+    end = start + length
     kept_start, kept_end = merged(start, end)
     assert (kept_start[1:] > kept_end[:-1]).all()
     assert _all(zip(kept_start, kept_end)) == _all(zip(start, end))
