@@ -383,29 +383,6 @@ def test_backward_of_each_module_is_that_of_its_own_pass(tmp_path) -> None:
     assert min(ns for pair in expected.values() for ns in pair) > 0
 
 
-def test_all_of_a_backward_pass_finds_the_ranges_of_its_forward_pass(tmp_path) -> None:
-    model, x = Chain(), torch.randn(8, 5, 16)
-
-    def body() -> None:
-        y = x
-        for number, part in enumerate(model.parts):
-            with record_function(f"part {number}"):
-                y = part(y)
-        with record_function("loss"):
-            loss = y.sum()
-        loss.backward()
-
-    body()
-    path = tmp_path / "trace.json"
-    found = record(path, body).capture
-    engine = sum(
-        end - start for start, end in (ns(e) for e in raw(path) if e["name"].startswith(ENGINE))
-    )
-    placed = sum(row.backward_ns + row.accumulate_ns for row in found.ranges)
-    assert placed == engine > 0
-    assert all(row.backward_ns > 0 for row in found.ranges)
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_recomputed_ranges_are_ranges_and_their_backward_is_placed(tmp_path, reentrant) -> None:
     layer = nn.Linear(8, 8)

@@ -491,23 +491,3 @@ def test_the_closure_given_to_an_optimizer_is_not_its_own_work(tmp_path) -> None
         "encoder": (20000, 0),
         "update": (0, 20000),
     }
-
-
-def test_the_parts_of_a_recorded_step_with_a_closure(tmp_path) -> None:
-    model = torch.nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        with record_function("forward"):
-            loss = model(torch.ones(4, 8)).mean()
-        loss.backward()
-        return loss
-
-    ranges = record(tmp_path / "trace.json", lambda: optimizer.step(closure)).capture.ranges
-    (forward,), (step,) = (
-        ranges.where(name=name) for name in ("forward", "Optimizer.step#SGD.step")
-    )
-    assert (forward.optimizer_ns, forward.forward_ns) == (0, forward.cpu_ns)
-    assert step.optimizer_ns > 0
-    assert step.forward_ns == forward.cpu_ns
