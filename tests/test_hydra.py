@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,8 @@ def main(cfg):
         for _ in session.steps(range(8)):
             with profiled("mine"):
                 torch.ones(4).sum()
+    import instrument
+    print("FROM", instrument.__file__)
     print("CAPTURES", *[c.folder for c in session.captures])
 
 main()
@@ -49,7 +50,8 @@ def app(tmp_path: Path) -> Path:
 
 
 def run(app: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return warm.run_apart(["their_app.py", *overrides], app, os.environ)
+    environment = {**os.environ, warm.EXPORTER: "yes"}
+    return warm.run_apart(["their_app.py", *overrides], app, environment)
 
 
 @pytest.mark.parametrize("name", presets())
@@ -69,29 +71,35 @@ def test_reading_presets_leaves_hydras_global_state_alone() -> None:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["profiler.active=5"], {"active": 5}),
         (
-            ["profiler.record_shapes=true", "profiler.with_stack=true"],
-            {"record_shapes": True, "with_stack": True},
+            [
+                "profiler.active=5",
+                "profiler.record_shapes=true",
+                "profiler.with_stack=true",
+                "profiler.activities=[cpu]",
+                "+profiler.metadata.model=vit",
+                "+profiler.metadata.n=12",
+                "+profiler.experimental_config.verbose=true",
+                "profiler.execution_trace=true",
+                "profiler.max_window_s=60",
+                "profiler.output_dir=/tmp/there",
+            ],
+            {
+                "active": 5,
+                "record_shapes": True,
+                "with_stack": True,
+                "activities": ["cpu"],
+                "metadata": {"model": "vit", "n": 12},
+                "experimental_config": {"verbose": True},
+                "execution_trace": True,
+                "max_window_s": 60,
+                "output_dir": "/tmp/there",
+            },
         ),
-        (["profiler.activities=[cpu]"], {"activities": ["cpu"]}),
         (
             ["profiler.activities=[cpu,{cuda:[GPU_MEMCPY]}]"],
             {"activities": ["cpu", {"cuda": ["GPU_MEMCPY"]}]},
         ),
-        (
-            ["+profiler.metadata.model=vit", "+profiler.metadata.n=12"],
-            {"metadata": {"model": "vit", "n": 12}},
-        ),
-        (
-            ["+profiler.experimental_config.verbose=true"],
-            {"experimental_config": {"verbose": True}},
-        ),
-        (
-            ["profiler.execution_trace=true", "profiler.max_window_s=60"],
-            {"execution_trace": True, "max_window_s": 60},
-        ),
-        (["profiler.output_dir=/tmp/there"], {"output_dir": "/tmp/there"}),
     ],
 )
 def test_options_are_overridden_as_any_of_hydras(
@@ -163,10 +171,8 @@ def test_an_application_that_knows_nothing_of_us(app: Path) -> None:
         subprocess.run(["git", *command.split()], cwd=app, check=True)
     commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=app, text=True).strip()
     overrides = ["+profiler=trace", "profiler.active=3", "+profiler.metadata.model=vit"]
-    # in a new process, where nothing of ours is loaded before Hydra composes
-    done = subprocess.run(
-        [sys.executable, "their_app.py", *overrides], cwd=app, capture_output=True, text=True
-    )
+    # test_package.py starts it in a new process, where nothing of ours is loaded before Hydra composes
+    done = run(app, *overrides)
     assert done.returncode == 0, done.stderr
     (folder,) = done.stdout.split("CAPTURES ")[1].split()
     assert Path(folder).parent.name == "profile"
