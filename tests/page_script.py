@@ -21,6 +21,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ from instrument.cli.command import main
 # Tested elsewhere: the package is built and installed in test_package.py.
 _NOT_RUN = ("pip install ",)
 # What only a shell understands.
-_OF_A_SHELL = re.compile(r"[|&;<>`]|\$\(")
+_OF_A_SHELL = {"|", "||", "&", "&&", ";", "<", ">", ">>", "(", ")"}
 _BLOCKS = re.compile(
     r"(?:^<!-- printed by: (?P<by>[^\n]+) -->\n\n?)?"
     r"^(?:```|<!-- setup: )(?P<language>\w+)\n(?P<body>.*?)^(?:```|-->)$",
@@ -90,15 +91,26 @@ def script(page: Sequence[Block], left_out: Callable[[str], bool]) -> str:
 def command(line: str) -> None:
     """Print a command and run it; it must end well."""
     print(f"\n$ {line}", flush=True)
-    words = shlex.split(os.path.expandvars(line), comments=True)
-    if words[0] == "python" and not _OF_A_SHELL.search(line):
+    words = _words(os.path.expandvars(line))
+    if words[0] == "python" and not _OF_A_SHELL.intersection(words):
         assert warm.run_into(words[1:], Path.cwd(), os.environ, 1) == 0, line
         return
-    if words[0] != "instrument" or _OF_A_SHELL.search(line):
-        subprocess.run(line, shell=True, check=True)
-        return
-    try:
-        status: object = main(words[1:])
-    except SystemExit as asked:  # by --help
-        status = asked.code
+    with ExitStack() as stack:
+        if words[-2:-1] == [">"]:
+            file = stack.enter_context(Path(words[-1]).open("w"))
+            stack.enter_context(redirect_stdout(file))
+            words = words[:-2]
+        if words[0] != "instrument" or _OF_A_SHELL.intersection(words):
+            subprocess.run(line, shell=True, check=True)
+            return
+        try:
+            status: object = main(words[1:])
+        except SystemExit as asked:  # by --help
+            status = asked.code
     assert not status, line
+
+
+def _words(line: str) -> list[str]:
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    return list(lexer)

@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from functools import cache
 from itertools import chain
@@ -35,33 +34,23 @@ PROFILER = ROOT / "instrument" / "conf" / "profiler"
 FILES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in FILES}
 BLOCKS = {page: blocks(text) for page, text in PAGES.items() if blocks(text)}
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # the models are small, and other tests want the cores
 TRAINERS = re.compile(r"^from (lightning|transformers|ignite|accelerate)\b", re.MULTILINE)
 
 
-def run(command: list[str] | str, folder: Path) -> str:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    own = {"PATH": path, "PWD": str(folder)}
-    # pages run pytest, which finds the plugin by itself only where this package is installed
-    plugins = {
+def run(script: str, folder: Path) -> str:
+    """What a script printed, its errors too; it must have ended well."""
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",  # the models are small, and other tests want the cores
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PWD": str(folder),
+        # pages run pytest, which finds the plugin by itself only where this package is installed
         "PYTEST_PLUGINS": "instrument.pytest_plugin",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # to load all installed plugins takes a second
+        warm.EXPORTER: "yes",
     }
-    env = {**os.environ, **own, **ONE_THREAD, **plugins, warm.EXPORTER: "yes"}
-    if command[0].endswith(".py"):
-        done = warm.run(command, folder, env)
-    else:
-        done = subprocess.run(
-            command,
-            shell=isinstance(command, str),
-            cwd=folder,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 0, f"{command}\n{done.stdout}"
+    done = warm.run([script], folder, env)
+    assert done.returncode == 0, f"{script}\n{done.stdout}"
     assert not errors_in(done.stdout), done.stdout
     return done.stdout
 
@@ -79,7 +68,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     for block in (block for page in BLOCKS.values() for block in page if block.file):
         (folder / block.file).parent.mkdir(exist_ok=True)
         (folder / block.file).write_text(block.body, encoding="utf-8")
-    printed = run("python train.py", folder)
+    printed = run("train.py", folder)
     (profile,) = folder.glob("outputs/*/*/profile")
     shutil.copytree(profile, folder / "profile")
     return Recorded(folder, printed)
@@ -99,7 +88,7 @@ def test_each_block_runs(page: str, recorded: Recorded, tmp_path: Path) -> None:
     folder, source = tmp_path / "folder", script(BLOCKS[page], cannot_run)
     shutil.copytree(recorded.folder, folder)
     (file := tmp_path / f"{Path(page).stem}.py").write_text(source, encoding="utf-8")
-    printed = run([str(file)], folder)
+    printed = run(str(file), folder)
     assert "print(" not in source or printed.strip()
     assert ".ranges)" not in source or "name" in printed
 
