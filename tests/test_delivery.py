@@ -6,8 +6,8 @@ import gc
 import json
 import os
 import threading
-import time
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from textwrap import dedent
@@ -22,7 +22,7 @@ from collected import Log
 from instrument import Session, Sink, Trigger
 from instrument.base.errors import ConfigError
 from instrument.base.file_lock import FileLock, is_held
-from instrument.base.units import duration, size
+from instrument.base.units import size
 from instrument.capture import Capture
 from instrument.config.schema import as_config
 from instrument.finish import queue
@@ -31,6 +31,8 @@ from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.report.text import render
 from instrument.sinks.window_scalars import scalars
 from instrument.triggers import Step, TriggerCallbacks
+
+pytestmark = pytest.mark.usefixtures("inline_export")
 
 
 def record(folder: Path, windows: int, **options: Any) -> Session:
@@ -51,11 +53,12 @@ class InTurn:
         self.turns.append(self.name)
 
 
+@pytest.mark.usefixtures("warm_exporters")
 def test_sinks_in_the_training_process_run_before_those_that_are_last(tmp_path: Path) -> None:
     for first in ("a", "b"):  # neither the order of the names nor that of the sinks decides
         turns: list[str] = []
         sinks = {name: InTurn(turns, name, name == first) for name in "ab"}
-        record(tmp_path / first, 1, sinks=sinks)
+        record(tmp_path / first, 1, sinks=sinks, export="process")
         assert turns == sorted("ab", key=first.__eq__)
 
 
@@ -63,7 +66,7 @@ def test_sinks_run_in_the_order_of_the_config(tmp_path: Path) -> None:
     turns: list[str] = []
     sinks = {name: InTurn(turns, name, False) for name in "ba"}
     del sinks["b"].last  # as an object that is no Sink
-    record(tmp_path, 1, sinks=sinks, export="inline")
+    record(tmp_path, 1, sinks=sinks)
     assert turns == ["b", "a"]
 
 
@@ -86,7 +89,7 @@ def test_a_second_stop_says_nothing(tmp_path: Path, log: Log) -> None:
 
 
 def test_a_session_that_has_stopped_is_freed(tmp_path: Path) -> None:
-    held = weakref.ref(record(tmp_path, 1, export="inline"))
+    held = weakref.ref(record(tmp_path, 1))
     gc.collect()
     assert held() is None
 
@@ -106,7 +109,7 @@ def test_of_each_method_of_a_sink_the_first_failure_is_told(tmp_path: Path, log:
             raise KeyError("close")
 
     log.errors_expected = True
-    record(tmp_path, 2, sinks={"own": Fails()}, export="inline")
+    record(tmp_path, 2, sinks={"own": Fails()})
     told = [error.partition(":")[0] for error in log.at("ERROR")]
     assert told == [f"The own sink failed in {what}()" for what in ("notice", "close")]
 
@@ -150,6 +153,7 @@ def on_disk(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.usefixtures("warm_exporters")
 @pytest.mark.parametrize("export", ["inline", "process"])
 def test_keep_leaves_the_last_captures(tmp_path: Path, export: str) -> None:
     record(tmp_path, 1, export=export)  # another run's is nobody's to remove
@@ -160,12 +164,12 @@ def test_keep_leaves_the_last_captures(tmp_path: Path, export: str) -> None:
 
 
 def test_a_disk_budget_removes_the_oldest_and_never_the_last(tmp_path: Path) -> None:
-    record(tmp_path / "one", 1, export="inline")
+    record(tmp_path / "one", 1)
     size = sum(file.stat().st_size for file in (tmp_path / "one").rglob("*.*"))
-    session = record(tmp_path / "many", 6, disk_budget=int(size * 2.5), export="inline")
+    session = record(tmp_path / "many", 6, disk_budget=int(size * 2.5))
     assert len(session.captures) == len(on_disk(tmp_path / "many")) == 2
     assert session.captures[-1].name == "steps_000005-000005_rank0"
-    tiny = record(tmp_path / "tiny", 3, disk_budget="1 kB", export="inline")
+    tiny = record(tmp_path / "tiny", 3, disk_budget="1 kB")
     assert [capture.name for capture in tiny.captures] == ["steps_000002-000002_rank0"]
 
 
@@ -182,40 +186,61 @@ def cost_line(text: str) -> str:
     return line
 
 
-def test_each_capture_says_what_it_has_cost(tmp_path: Path, log: Log) -> None:
-    options: dict[str, Any] = {"wait": 12, "active": 2, "export": "inline", "sinks": ["table"]}
-    began_ns = time.perf_counter_ns()
-    with Session(options, output_dir=str(tmp_path)) as session:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The only element is what the clock of the steps shows, in nanoseconds."""
+    now = [0]
+    monkeypatch.setattr(step_loop, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
+    return now
+
+
+def taking(now: list[int], took_ns: int, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, during which the clock goes on."""
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        now[0] += took_ns
+        return method(*args, **options)
+
+    return slowly
+
+
+def test_each_capture_says_what_it_has_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: list[int]
+) -> None:
+    for kind, method, took_ns in (
+        (Recorder, "start", 3_000_000),
+        (Recorder, "stop", 4_000_000),
+        (RecordedWindow, "save", 5_000_000),
+    ):
+        monkeypatch.setattr(kind, method, taking(now, took_ns, getattr(kind, method)))
+    with Session({"wait": 12, "active": 2, "sinks": ["table"]}, output_dir=tmp_path) as session:
         for step in range(14):
-            time.sleep(0.05 if step >= 12 else 0.02 if step else 0.5)
+            now[0] += 50_000_000 if step >= 12 else 20_000_000 if step else 500_000_000
             session.step()
     (capture,) = session.captures
     assert capture.folder is not None
     cost = capture.metadata["cost"]
-    assert cost["unrecorded_step_ns"] >= 20e6
-    assert cost["recorded_step_ns"] >= 50e6
+    assert cost["unrecorded_step_ns"] == 20_000_000
+    assert cost["recorded_step_ns"] == 50_000_000
     assert cost["unrecorded_steps"] == 11, "the first step is like no other"
     assert cost["packed_bytes"] == (capture.folder / "trace.json.gz").stat().st_size
     assert cost["trace_bytes"] > cost["packed_bytes"]
-    parts = [cost[part] for part in ("start_ns", "stop_ns", "save_ns", "export_ns")]
-    assert min(parts) > 0
-    assert max(parts) < time.perf_counter_ns() - began_ns
+    assert (cost["start_ns"], cost["stop_ns"], cost["save_ns"]) == (3_000_000, 4_000_000, 5_000_000)
+    assert cost["export_ns"] > 0
     foot = cost_line((capture.folder / "table.txt").read_text())
-    more = cost["recorded_step_ns"] / cost["unrecorded_step_ns"] - 1
-    waited = duration(cost["start_ns"] + cost["stop_ns"] + cost["save_ns"])
     trace = size(cost["packed_bytes"])
-    assert foot == f"Cost of recording: steps {more:+.0%}, start and end {waited}, trace {trace}."
+    assert foot == f"Cost of recording: steps +150%, start and end 12.000 ms, trace {trace}."
     assert len(foot) <= 80
     assert cost_line(render(capture)) == foot
     told = dict(scalars(capture))
-    assert told["cost/recorded_step_ms"] == cost["recorded_step_ns"] / 1e6
-    assert told["cost/end_ms"] == (cost["stop_ns"] + cost["save_ns"]) / 1e6
+    assert told["cost/recorded_step_ms"] == 50
+    assert told["cost/end_ms"] == 9
     assert told["cost/export_ms"] == cost["export_ns"] / 1e6
     assert told["cost/trace_bytes"] == cost["trace_bytes"]
 
 
 def test_what_is_not_known_of_the_cost_is_not_told(tmp_path: Path) -> None:
-    (capture,) = record(tmp_path, 1, export="inline").captures
+    (capture,) = record(tmp_path, 1).captures
     assert capture.metadata["cost"]["unrecorded_step_ns"] is None
     assert "steps " not in cost_line(render(capture))
     assert "cost/unrecorded_step_ms" not in dict(scalars(capture))
@@ -228,25 +253,17 @@ def test_what_is_not_known_of_the_cost_is_not_told(tmp_path: Path) -> None:
 
 
 def test_each_window_counts_its_own_cost_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log, now: list[int]
 ) -> None:
     log.errors_expected = True
-    save, now = RecordedWindow.save, [0]
-    monkeypatch.setattr(step_loop, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
+    save = RecordedWindow.save
 
     def fails_once(self: RecordedWindow, path: Path, **_: Any) -> None:
         monkeypatch.setattr(RecordedWindow, "save", save)
         raise OSError("the disk is gone")
 
     monkeypatch.setattr(RecordedWindow, "save", fails_once)
-    options = {
-        "warmup": 1,
-        "active": 1,
-        "repeat": 2,
-        "export": "inline",
-        "output_dir": str(tmp_path),
-    }
-    with Session(options) as session:
+    with Session(warmup=1, active=1, repeat=2, output_dir=tmp_path) as session:
         for took_ns in (300, 301, 5, 7):
             now[0] += took_ns
             session.step()
@@ -261,22 +278,15 @@ def test_each_window_counts_its_own_cost_alone(
 
 @pytest.mark.parametrize("how", ["trigger", "phase"])
 def test_the_beginning_of_a_recording_counts_in_no_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, now: list[int]
 ) -> None:
-    start, now = Recorder.start, [0]
-    monkeypatch.setattr(step_loop, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
-
-    def slowly(self: Recorder) -> None:
-        now[0] += 1000
-        start(self)
-
-    monkeypatch.setattr(Recorder, "start", slowly)
+    monkeypatch.setattr(Recorder, "start", taking(now, 1000, Recorder.start))
 
     class Second(Trigger):
         def fires(self, step: Step) -> bool:
             return step.number == 1
 
-    config: dict[str, Any] = {"active": 1, "export": "inline", "output_dir": str(tmp_path)}
+    config: dict[str, Any] = {"active": 1, "output_dir": str(tmp_path)}
     config |= {"at_steps": []} if how == "trigger" else {"phases": ["validation"]}
     triggers = {"second": Second()} if how == "trigger" else {}
     with (
@@ -291,14 +301,14 @@ def test_the_beginning_of_a_recording_counts_in_no_step(
 
 
 def test_a_window_is_compared_with_the_last_fifty_steps(tmp_path: Path) -> None:
-    with Session(active=1, wait=60, export="inline", output_dir=tmp_path) as session:
+    with Session(active=1, wait=60, output_dir=tmp_path) as session:
         for _ in range(61):
             session.step()
     assert session.captures[0].metadata["cost"]["unrecorded_steps"] == 50
 
 
 def test_a_first_step_alone_is_nothing_to_compare_with(tmp_path: Path) -> None:
-    with Session(wait=1, active=2, export="inline", output_dir=tmp_path) as session:
+    with Session(wait=1, active=2, output_dir=tmp_path) as session:
         for _ in session.steps(range(3)):
             torch.ones(2).sum()
     (capture,) = session.captures
@@ -320,7 +330,7 @@ def test_freeing_what_torch_recorded_counts_as_saving(
         freed.append(held() is None)
 
     monkeypatch.setattr(RecordedWindow, "save", saved)
-    record(tmp_path, 1, export="inline")
+    record(tmp_path, 1)
     assert freed == [True]
 
 
@@ -404,7 +414,7 @@ def test_a_forked_child_does_not_keep_its_parents_run_alive(tmp_path: Path) -> N
 
 
 def test_a_step_number_set_in_a_window_ends_it(tmp_path: Path, log: Log) -> None:
-    options = {"active": 2, "repeat": 0, "wait": 2, "export": "inline", "output_dir": str(tmp_path)}
+    options = {"active": 2, "repeat": 0, "wait": 2, "output_dir": str(tmp_path)}
     with Session(options) as session:
         for step in range(12):
             if step == 3:
@@ -420,7 +430,7 @@ def test_a_step_number_set_in_a_window_ends_it(tmp_path: Path, log: Log) -> None
 def test_a_step_number_set_before_a_window_has_a_whole_step_drops_it(
     tmp_path: Path, log: Log
 ) -> None:
-    with Session(wait=1, active=2, export="inline", output_dir=tmp_path) as session:
+    with Session(wait=1, active=2, output_dir=tmp_path) as session:
         session.step()
         session.step_number = 9
         session.step()
@@ -448,9 +458,7 @@ def test_a_sink_reads_what_only_the_training_thread_can_at_the_start_and_after_e
 
         def write(self, capture: Capture, folder: Path) -> None: ...
 
-    with Session(
-        active=1, repeat=2, output_dir=tmp_path, export="inline", sinks={"reads": Reads()}
-    ) as session:
+    with Session(active=1, repeat=2, output_dir=tmp_path, sinks={"reads": Reads()}) as session:
         assert seen == [(threading.get_ident(), True)]
         for _ in range(2):
             with torch.no_grad():
@@ -471,7 +479,7 @@ def test_a_sink_has_five_seconds_to_close_where_training_failed(
         def close(self, timeout_s: float | None = None) -> None:
             calls.append(("close", timeout_s))
 
-    options: dict[str, Any] = {"active": 1, "export": "inline", "sinks": {"records": Records()}}
+    options: dict[str, Any] = {"active": 1, "sinks": {"records": Records()}}
     with suppress(ZeroDivisionError), Session(options, output_dir=tmp_path) as session:
         session.step()
         assert calls == [("write", None)]

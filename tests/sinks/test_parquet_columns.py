@@ -251,7 +251,10 @@ def test_a_number_of_more_than_64_bits_is_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "holds"),
     [
-        ("a100_nccl_2ranks_rank0", {"collective", "ranks", "grid", "occupancy", "bytes_per_second"}),
+        pytest.param(
+            "a100_nccl_2ranks_rank0", {"collective", "ranks", "grid", "occupancy", "bytes_per_second"},
+            marks=pytest.mark.nightly,
+        ),
         ("hta_simple_add", {"sync_kind", "moved_bytes", "block"}),
         pytest.param(
             "mi300x_resnet_checkpoint_train", {"python_id", "bytes_per_second", "launched_kernel"},
