@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,10 @@ import pytest
 import warm
 
 from instrument.capture import Capture
+from instrument.cli.command import main
 from instrument.finish import queue
+
+pytestmark = pytest.mark.usefixtures("warm_exporters")
 
 HEAD = """
     import os, signal, sys, time
@@ -65,8 +67,7 @@ class Trainer:
 
     def ended(self) -> str:
         """Wait for its end and give what it logged."""
-        _, log = self.process.communicate(timeout=60)
-        return log
+        return self.process.communicate()[1]
 
     def captures(self) -> list[Capture]:
         """Its captures, once its exporter has finished them."""
@@ -86,11 +87,8 @@ class Trainer:
 
 
 def until(true: Callable[[], Any]) -> None:
-    for _ in range(3000):
-        if true():
-            return
+    while not true():
         time.sleep(0.01)
-    raise AssertionError("it never came to that")
 
 
 def reason(capture: Capture) -> str:
@@ -202,7 +200,7 @@ def test_sigterm_in_a_long_step_is_held_back_for_half_the_grace_time(tmp_path: P
                 train()
                 if step == 3:
                     say("a long step")
-                    for _ in range(1000):
+                    while True:
                         time.sleep(0.1)
                 session.step()
         """,
@@ -266,7 +264,7 @@ def test_sigterm_outside_windows_is_not_held_back(tmp_path: Path) -> None:
             train()
             session.step()
             say("waiting")
-            time.sleep(60)
+            signal.pause()
         """,
     )
     trainer.wait_for("waiting")
@@ -312,18 +310,18 @@ def test_a_signal_while_torch_stops_or_saves_costs_nothing(
     log = trainer.ended()
     assert trainer.process.returncode == -signal.Signals[name], log
     if name == "SIGTERM" and export == "inline":  # nobody is left to do it
-        subprocess.run([sys.executable, "-m", "instrument", "export", str(trainer.out)], check=True)
+        assert main(["export", str(trainer.out)]) == 0
     (capture,) = trainer.captures()
     assert (capture.metadata["window"]["truncated"], len(capture.steps)) == (False, 2)
 
 
 def test_ctrl_c_ends_the_waiting_at_the_end_and_nothing_is_lost(tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path, GATED.replace("time.sleep(60)", "say('waiting')"))
-    trainer.wait_for("waiting")
+    at_once = "from instrument.finish import waiting; waiting._SILENT_S = 0"
+    trainer = Trainer(tmp_path, GATED.format(then=at_once))
     until((tmp_path / "at the gate").exists)
-    time.sleep(0.2)
+    assert any("Waiting for the exporter" in line for line in trainer.process.stderr)
     trainer.process.send_signal(signal.SIGINT)
-    assert trainer.process.wait(timeout=20) == -signal.SIGINT
+    assert trainer.process.wait() == -signal.SIGINT
     assert trainer.captures_so_far() == []
     (tmp_path / "open").touch()
     assert len(trainer.captures()) == 1
@@ -337,18 +335,20 @@ def test_a_forked_child_leaves_the_window_to_its_parent(tmp_path: Path) -> None:
     trainer = Trainer(
         tmp_path,
         """
+        reading, writing = os.pipe()
         with Session(output_dir=str(out), active=2) as session:
             child = os.fork()
             if child == 0:
                 if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
                     os._exit(1)
-                say("child")
                 session.step()
                 session.step()
                 session.stop()
-                time.sleep(60)
+                os.write(writing, b"stopped")
+                signal.pause()
+            os.close(writing)
             session.step()
-            time.sleep(0.2)
+            assert os.read(reading, 7) == b"stopped"
             os.kill(child, signal.SIGTERM)
             assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
             train()
@@ -363,18 +363,18 @@ def test_a_forked_child_leaves_the_window_to_its_parent(tmp_path: Path) -> None:
 
 GATED = """
     sys.path.insert(0, str(out.parent))
-    gate = {"_target_": "gate.Gate", "folder": str(out.parent)}
-    given = {"active": 1, "sinks": {"gate": gate}, "export_timeout_s": 60}
+    gate = {{"_target_": "gate.Gate", "folder": str(out.parent)}}
+    given = {{"active": 1, "sinks": {{"gate": gate}}}}
     with Session(given, output_dir=str(out)) as session:
         train()
         session.step()
         say("recorded")
-        time.sleep(60)
+        {then}
 """
 
 
 def test_a_killed_trainer_whose_exporter_lives_loses_nothing(tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path, GATED)
+    trainer = Trainer(tmp_path, GATED.format(then="signal.pause()"))
     trainer.wait_for("recorded")
     until((tmp_path / "at the gate").exists)
     trainer.process.kill()
@@ -386,10 +386,11 @@ def test_a_killed_trainer_whose_exporter_lives_loses_nothing(tmp_path: Path) -> 
     trainer.ended()
 
 
+@pytest.mark.usefixtures("cold_exporters")
 def test_killing_trainer_and_exporter_leaves_a_queued_window_and_the_next_run_says_so(
     tmp_path: Path,
 ) -> None:
-    trainer = Trainer(tmp_path, GATED)
+    trainer = Trainer(tmp_path, GATED.format(then="signal.pause()"))
     trainer.wait_for("recorded")
     until((tmp_path / "at the gate").exists)
     for process in (*_children_of(trainer.process.pid), trainer.process.pid):
@@ -406,13 +407,7 @@ def test_killing_trainer_and_exporter_leaves_a_queued_window_and_the_next_run_sa
         "An earlier run recorded steps_000000-000000_rank0 but has not finished them: "
         "`instrument ex" in following
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "instrument", "export", str(trainer.out)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    assert main(["export", str(trainer.out)]) == 0
     (capture,) = trainer.captures()
     assert len(capture.steps) == 1
 
@@ -476,40 +471,41 @@ LEAVES_LITTLE = (
 )
 
 
-# Too little to begin with, and too little for the whole trace.
-@pytest.mark.parametrize(
-    ("leaves", "size", "told"),
-    [
-        (2**20, 1, "Less than 16 MiB are free"),
-        (16.2 * 2**20, 20_000, "torch wrote an incomplete trace"),
-    ],
-)
-def test_a_full_disk_costs_the_window_alone(
-    small_disk: Path, leaves: float, size: int, told: str
-) -> None:
-    trainer = Trainer(
-        small_disk, FULL.format(fault=LEAVES_LITTLE.format(leaves=int(leaves)), size=size)
-    )
+def failures(trainer: Trainer) -> list[str]:
+    """The errors that it logged, once it has gone on training to its end."""
     trainer.wait_for("training went on")
     log = trainer.ended()
     assert trainer.process.returncode == 0, log
-    errors = [line for line in log.splitlines() if "| ERROR" in line]
-    assert len(errors) == 1, errors
-    assert told in errors[0]
+    assert "Traceback" not in log
+    return [line for line in log.splitlines() if "| ERROR" in line]
+
+
+# Too little to begin with, and too little for the whole trace.
+@pytest.mark.parametrize(
+    ("leaves", "least", "size", "told"),
+    [
+        (2**20, 16 * 2**20, 1, "Less than 16 MiB are free"),
+        (2**18, 2**16, 1000, "torch wrote an incomplete trace"),
+    ],
+)
+def test_a_full_disk_costs_the_window_alone(
+    small_disk: Path, leaves: int, least: int, size: int, told: str
+) -> None:
+    fault = f"from instrument.record import recorder; recorder._LEAST_FREE_BYTES = {least}; "
+    fault += LEAVES_LITTLE.format(leaves=leaves)
+    trainer = Trainer(small_disk, FULL.format(fault=fault, size=size))
+    (error,) = failures(trainer)
+    assert told in error
     (capture,) = trainer.captures()
     assert (capture.name, len(capture.steps)) == ("steps_000000-000000_rank0", 1)
     assert [folder.name for folder in trainer.out.iterdir()] == [capture.name]
 
 
 def test_a_quota_costs_the_window_alone(tmp_path: Path) -> None:
-    quota = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))"
-    trainer = Trainer(tmp_path, FULL.format(fault=quota, size=2_000))
-    trainer.wait_for("training went on")
-    log = trainer.ended()
-    assert trainer.process.returncode == 0, log
-    errors = [line for line in log.splitlines() if "| ERROR" in line]
-    assert len(errors) == 1, errors
-    assert "quota" in errors[0]
+    quota = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, 2**18))"
+    trainer = Trainer(tmp_path, FULL.format(fault=quota, size=1000))
+    (error,) = failures(trainer)
+    assert "quota" in error
     assert [folder.name for folder in trainer.out.iterdir()] == ["steps_000000-000000_rank0"]
 
 
@@ -520,10 +516,6 @@ def test_a_file_in_place_of_the_output_folder_costs_one_sentence_per_window(
     replaced = "import shutil; shutil.rmtree(out); out.write_text('')"
     body = FULL.replace("active=1,", f"active=1, export={export!r},")
     trainer = Trainer(tmp_path, body.format(fault=replaced, size=1))
-    trainer.wait_for("training went on")
-    log = trainer.ended()
-    assert trainer.process.returncode == 0, log
-    assert "Traceback" not in log
-    errors = [line for line in log.splitlines() if "| ERROR" in line]
-    assert [f"Not a directory: '{trainer.out}/.steps_00000{n}" in errors[n - 1] for n in (1, 2)]
-    assert len(errors) == 2, errors
+    for number, error in enumerate(failures(trainer), start=1):
+        assert f"Not a directory: '{trainer.out}/.steps_00000{number}" in error
+    assert number == 2
