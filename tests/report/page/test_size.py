@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from builders import annotation, launched, span, step
 
 from instrument.capture import Capture
 
@@ -22,49 +23,27 @@ def generated(path: Path, events: int) -> Path:
 
     Random times shrink less than real ones, so this is the worst case for the size of the page.
     """
-    drawn, now, launches = random.Random(3), 1000.0, 0
-    lines = []
-
-    def add(cat: str, name: str, start: float, lasts: float, tid: int, **args: int) -> None:
-        pid = 0 if cat == "kernel" else 1
-        lines.append(
-            json.dumps(
-                {
-                    "ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid,
-                    "ts": round(start, 3), "dur": round(lasts, 3), "args": args,
-                }
-            )
-        )  # fmt: skip
-
+    drawn, now, launches, made = random.Random(3), 1000.0, 0, []
     for number in range(10):
         begin = now
         for layer in range(50):
             first = now
             for _ in range(events // 500 // 2):
-                lasts = drawn.uniform(2, 60)
-                add("cpu_op", drawn.choice(OPERATORS), now, lasts, 1)
+                lasts = round(drawn.uniform(2, 60), 3)
+                made.append(span(drawn.choice(OPERATORS), round(now, 3), lasts))
                 if drawn.random() < 0.5:
                     launches += 1
-                    add(
-                        "cuda_runtime",
-                        "cudaLaunchKernel",
-                        now + 1,
-                        lasts / 4,
-                        1,
-                        correlation=launches,
-                    )
-                    add(
-                        "kernel",
+                    made += launched(
                         drawn.choice(KERNELS),
-                        now + lasts,
-                        lasts * 0.9,
-                        7,
-                        correlation=launches,
+                        round(now + 1, 3),
+                        round(now + lasts, 3),
+                        lasts,
+                        launches,
                     )
                 now += lasts + drawn.uniform(0.1, 5)
-            add("user_annotation", f"blocks.{layer}", first, now - first, 1)
-        add("user_annotation", f"ProfilerStep#{number}", begin, now - begin, 1)
-    path.write_text('{"traceEvents": [' + ",\n".join(lines) + "]}")
+            made.append(annotation(f"blocks.{layer}", first, now - first))
+        made.append(step(number, begin, now - begin))
+    path.write_text(json.dumps({"traceEvents": made}))
     return path
 
 

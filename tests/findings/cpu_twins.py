@@ -1,0 +1,359 @@
+"""The twins of the findings that need no device: data, operators, compilation, memory, threads, autograd, casts."""
+
+from __future__ import annotations
+
+import gc
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.data import DataLoader, Dataset
+
+from findings.twins import Twin
+from instrument import profiled
+
+LOADS_S, WORKS_S = 0.05, 0.08  # with worker processes, which a busy machine may start late
+SHORT_S = 0.03
+
+
+class Slow(Dataset[float]):
+    """Samples that take a while, as those that are read and decoded do."""
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> float:
+        time.sleep(LOADS_S)
+        return float(index)
+
+
+@cache
+def _batches(workers: int) -> Iterator[Any]:
+    # A list of floats: a tensor would come through a file descriptor, late on a busy machine.
+    return iter(DataLoader(Slow(), num_workers=workers, collate_fn=list))
+
+
+def trained_on_batches(workers: int) -> Callable[[], object]:
+    def step() -> object:
+        batch = next(_batches(workers))
+        with profiled("train"):
+            time.sleep(WORKS_S)
+            return torch.tensor(batch).square().sum()
+
+    return step
+
+
+def generated(seconds: float) -> Callable[[], object]:
+    """A step on data of an iterator that is no loader of torch's, as `session.steps` marks it."""
+
+    def step() -> object:
+        with profiled("data"):
+            if seconds:
+                time.sleep(seconds)
+        with profiled("train"):
+            time.sleep(SHORT_S)
+            return torch.ones(4).sum()
+
+    return step
+
+
+def _rows() -> torch.Tensor:
+    return torch.ones(150, 8)
+
+
+def row_by_row() -> object:
+    with profiled("rows"):
+        return torch.stack([row.square().sum() for row in _rows()])
+
+
+def all_rows() -> object:
+    with profiled("rows"):
+        return _rows().square().sum(1)
+
+
+def updated(**options: bool) -> Callable[[], object]:
+    """A step of Adam on many small parameters."""
+
+    @cache
+    def optimizer() -> torch.optim.Optimizer:
+        parameters = [torch.nn.Parameter(torch.ones(8)) for _ in range(80)]
+        for parameter in parameters:
+            parameter.grad = torch.ones(8)
+        return torch.optim.Adam(parameters, **options)  # type: ignore[arg-type]
+
+    def step() -> object:
+        return optimizer().step()
+
+    return step
+
+
+def without_range() -> object:
+    time.sleep(SHORT_S)
+    with profiled("train"):
+        return torch.ones(4).sum()
+
+
+def within_range() -> object:
+    with profiled("train"):
+        time.sleep(SHORT_S)
+        return torch.ones(4).sum()
+
+
+def multiplied(dtype: torch.dtype) -> Callable[[], object]:
+    """A step of two layers, forward and backward."""
+
+    @cache
+    def model() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Linear(512, 256)).to(dtype)
+
+    def step() -> object:
+        with profiled("train"):
+            loss = (model()(torch.ones(64, 256, dtype=dtype)) * 2.0).square().mean()
+            loss.backward()
+            return loss
+
+    return step
+
+
+# Tiny layers: most of their time goes to calls, not to numbers.
+WIDTH = 16
+
+
+@cache
+def _deep(layers: int = 50) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+
+
+@cache
+def _deep_input() -> torch.Tensor:
+    return torch.ones(4, WIDTH)
+
+
+def _train(model: nn.Module, x: torch.Tensor) -> None:
+    model(x).sum().backward()
+
+
+def makes_objects() -> int:
+    """More objects than the collector waits for, so that it runs again and again."""
+    return len([[number] for number in range(30_000)])
+
+
+def makes_objects_without_collector() -> int:
+    gc.disable()
+    try:
+        return makes_objects()
+    finally:
+        gc.enable()
+
+
+def validates_with_gradients() -> None:
+    _train(_deep(2), _deep_input())
+    with profiled("validation"):
+        _deep()(_deep_input())
+
+
+def validates() -> None:
+    _train(_deep(2), _deep_input())
+    with profiled("validation"), torch.no_grad():
+        _deep()(_deep_input())
+
+
+def looks_for_anomalies() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.autograd.detect_anomaly():
+            _train(_deep(10), _deep_input())
+
+
+def looks_for_none() -> None:
+    _train(_deep(10), _deep_input())
+
+
+def _function(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin() + x.shape[0]).cos()
+
+
+@cache
+def _compiled(*, dynamic: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    return torch.compile(_function, backend="eager", dynamic=dynamic)
+
+
+_sizes: Iterator[int] = iter(range(3, 10**9))
+
+
+def compiles_again() -> None:
+    torch._dynamo.config.recompile_limit = 10**6  # or else the function runs without compilation
+    _compiled(dynamic=False)(torch.ones(next(_sizes)))
+
+
+def compiles_once() -> None:
+    _compiled(dynamic=True)(torch.ones(next(_sizes)))
+
+
+_kept: list[torch.Tensor] = []
+
+
+def keeps_the_graph() -> None:
+    _kept.append(torch.ones(200_000, requires_grad=True).exp().sum())
+
+
+def keeps_a_number() -> None:
+    torch.ones(200_000, requires_grad=True).exp().sum().item()
+
+
+@cache
+def _numbers() -> torch.Tensor:
+    return torch.ones(400_000)
+
+
+def _calculate(threads: int) -> None:
+    torch.set_num_threads(threads)
+    for _ in range(20):
+        _numbers().exp()
+
+
+def asks_for_many_threads() -> None:
+    _calculate(32)
+
+
+def asks_for_one_thread() -> None:
+    _calculate(1)
+
+
+SIZE = 256
+TIMES = 20  # that a step does the same
+
+
+@cache
+def _weight() -> torch.Tensor:
+    return torch.randn(SIZE, SIZE)
+
+
+@cache
+def _cast() -> torch.Tensor:
+    return _weight().to(torch.float64)
+
+
+@cache
+def _stored() -> torch.Tensor:
+    return _weight().t().contiguous()
+
+
+@cache
+def _query() -> torch.Tensor:
+    return torch.randn(1, 1, SIZE, 16)
+
+
+def cast_each_time() -> None:
+    hidden = torch.ones(1, SIZE, dtype=torch.float64)
+    for _ in range(TIMES):
+        hidden = hidden @ _weight().to(torch.float64)
+
+
+def cast_once() -> None:
+    hidden = torch.ones(1, SIZE, dtype=torch.float64)
+    for _ in range(TIMES):
+        hidden = hidden @ _cast()
+
+
+def copy_each_time() -> None:
+    hidden = torch.ones(1, SIZE)
+    for _ in range(TIMES):
+        hidden = hidden @ _weight().t().contiguous()
+
+
+def copy_once() -> None:
+    hidden = torch.ones(1, SIZE)
+    for _ in range(TIMES):
+        hidden = hidden @ _stored()
+
+
+def separate_attention() -> None:
+    query = _query()
+    for _ in range(TIMES):
+        torch.softmax(query @ query.transpose(-2, -1) / 4, dim=-1) @ query
+
+
+def fused_attention() -> None:
+    query = _query()
+    for _ in range(TIMES):
+        scaled_dot_product_attention(query, query, query)
+
+
+TWINS = (
+    Twin(
+        "two workers",
+        trained_on_batches(0),
+        trained_on_batches(2),
+        "loader-wait",
+        turns="window",
+        steps=3,
+        is_time=True,
+    ),
+    Twin("an iterator", generated(SHORT_S), generated(0.0), "loader-wait", steps=3, is_time=True),
+    Twin("rows", row_by_row, all_rows, "operator-storm"),
+    Twin("parameters", updated(foreach=False), updated(fused=True), "operator-storm"),
+    Twin(
+        "two layers",
+        multiplied(torch.float64),
+        multiplied(torch.float32),
+        "float64",
+        options={"record_shapes": True},
+    ),
+    Twin("a block in a range", without_range, within_range, "unmarked-time", steps=3, is_time=True),
+    Twin(
+        "objects in each step",
+        makes_objects,
+        makes_objects_without_collector,
+        "garbage-collection",
+        options={"with_stack": True, "experimental_config": {"record_python_gc_info": True}},
+    ),
+    Twin(
+        "objects, recorded without stacks",
+        makes_objects,
+        makes_objects_without_collector,
+        "garbage-collection",
+        turns="window",
+        steps=4,
+        is_time=True,
+    ),
+    Twin(
+        "validation with gradients",
+        validates_with_gradients,
+        validates,
+        "unused-autograd",
+        steps=10,
+    ),
+    Twin("detect_anomaly", looks_for_anomalies, looks_for_none, "debug-modes"),
+    Twin("a new shape in each step", compiles_again, compiles_once, "recompilation", steps=4),
+    Twin(
+        "a list of losses with their graphs",
+        keeps_the_graph,
+        keeps_a_number,
+        "memory-growth",
+        options={"profile_memory": True},
+        turns="window",
+    ),
+    Twin(
+        "32 threads",
+        asks_for_many_threads,
+        asks_for_one_thread,
+        "thread-oversubscription",
+        turns="window",
+        is_time=True,
+    ),
+    Twin("a weight cast at each use", cast_each_time, cast_once, "layout-and-casts"),
+    Twin("a weight copied at each use", copy_each_time, copy_once, "layout-and-casts"),
+    Twin(
+        "attention",
+        separate_attention,
+        fused_attention,
+        "attention-not-fused",
+        options={"record_shapes": True},
+    ),
+)
