@@ -1,9 +1,20 @@
-"""The parts of a section of the page."""
+"""The parts of a section of the page, and a page of given sections."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+from instrument.report.page.page import page
+
+
+def page_of(folder: Path, **sections: Any) -> Path:
+    """The file of a page with these sections."""
+    path = folder / "report.html"
+    payload = {"version": 1, "title": "a", "begin_ns": 0, "sections": sections}
+    path.write_text(page(payload).html, encoding="utf-8")
+    return path
 
 
 def parts(section: Any, kind: str) -> list[dict[str, Any]]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from builders import capture, frame, kernels, span, steps
+from page_parts import page_of
 
 from instrument.report.page import flame
 from instrument.report.page.flame import flame_graphs
-from instrument.report.page.page import page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -93,11 +93,8 @@ def test_nothing_with_a_time_has_no_graph(tmp_path: Path) -> None:
 def tab(opened_once: Callable[..., Page], tmp_path_factory: pytest.TempPathFactory) -> Page:
     """The graphs on a page, which the tests use one after another."""
     folder = tmp_path_factory.mktemp("flame")
-    path = folder / "report.html"
     found = flame_graphs(capture(folder, [*steps(), *kernels()]))
-    payload = {"version": 1, "title": "a", "begin_ns": 0, "sections": {"flame": found}}
-    path.write_text(page(payload).html, encoding="utf-8")
-    tab = opened_once(path, "#flame")
+    tab = opened_once(page_of(folder, flame=found), "#flame")
     tab.wait_for_function("document.querySelector('#flame canvas').dataset.rectangles > 0")
     return tab
 

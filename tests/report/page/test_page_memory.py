@@ -18,10 +18,9 @@ from builders import (
     steps,
     write_capture,
 )
-from page_parts import facts, parts, tables, words
+from page_parts import facts, page_of, parts, tables, words
 
 from instrument.report.page.memory import memory
-from instrument.report.page.page import page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -73,10 +72,7 @@ def test_a_trace_without_memory_has_no_section(tmp_path: Path) -> None:
 
 
 def opened_page(opened: Callable[..., Page], folder: Path, found: Any, **how: Any) -> Page:
-    path = folder / "report.html"
-    payload = {"version": 1, "title": "a", "begin_ns": 0, "sections": {"memory": found}}
-    path.write_text(page(payload).html, encoding="utf-8")
-    tab = opened(path, "#memory", **how)
+    tab = opened(page_of(folder, memory=found), "#memory", **how)
     tab.locator("#memory canvas").wait_for()
     return tab
 

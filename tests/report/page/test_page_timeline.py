@@ -12,11 +12,11 @@ import pytest
 import real_traces
 from browsing import frames
 from builders import annotation, call, capture, frame, kernel, kernels, span, step, steps
+from page_parts import page_of
 
 from instrument.findings.diagnosis import Diagnosis
 from instrument.findings.finding import Evidence, Finding
 from instrument.links import loops
-from instrument.report.page.page import page
 from instrument.report.page.timeline import KINDS, timeline
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def test_the_timeline_opens_at_the_first_evidence_in_a_step(
         (found, "opens at step 3, because the evidence of the finding second is there."),
         (median, "opens at step 4, the median of all steps but the first."),
     ):
-        tab = opened(written(tmp_path, content), "#timeline")
+        tab = opened(page_of(tmp_path, timeline=content), "#timeline")
         assert tab.locator("#timeline").get_by_text(text).count() == 1
         assert tab.get_by_label("Step", exact=True).locator("option:checked").inner_text() == (
             text.split(",")[0].removeprefix("opens at ")
@@ -235,13 +235,10 @@ def test_a_finding_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_trace_without_slices_has_no_timeline(tmp_path: Path) -> None:
+    assert timeline(capture(tmp_path, [])) is None
     odd = capture(tmp_path, [span("a", 0, 1, "odd")])
     assert timeline(odd) is None
     assert "<title>" in odd.report().html
-
-
-def test_a_trace_without_events_has_no_timeline(tmp_path: Path) -> None:
-    assert timeline(capture(tmp_path, [])) is None
 
 
 @real_traces.needs_traces
@@ -261,14 +258,6 @@ def test_idle_time_of_a_real_trace_is_that_of_an_exact_sweep(name: str) -> None:
     assert len(work) == real_traces.KNOWN[name]["device_events"]
 
 
-def written(folder: Path, found: dict[str, Any] | None) -> Path:
-    """The page of a timeline."""
-    path = folder / "report.html"
-    payload = {"version": 1, "title": "a", "begin_ns": 0, "sections": {"timeline": found}}
-    path.write_text(page(payload).html, encoding="utf-8")
-    return path
-
-
 def canvas_of(tab: Page) -> Any:
     canvas = tab.locator("#timeline .scroller canvas")
     canvas.wait_for()
@@ -280,7 +269,7 @@ def test_a_click_shows_a_slice_and_leads_to_its_launch(
     opened: Callable[..., Page], tmp_path: Path
 ) -> None:
     found = timeline(capture(tmp_path, [*steps(), *kernels()]))
-    tab = opened(written(tmp_path, found), "#timeline")
+    tab = opened(page_of(tmp_path, timeline=found), "#timeline")
     canvas = canvas_of(tab)
     stream = tab.get_by_text("stream 7 of device 0").bounding_box()
     box = canvas.bounding_box()
@@ -304,7 +293,7 @@ def test_a_click_shows_a_slice_and_leads_to_its_launch(
 def test_keys_the_wheel_and_the_search_move_the_view(
     opened: Callable[..., Page], tmp_path: Path
 ) -> None:
-    tab = opened(written(tmp_path, timeline(capture(tmp_path, steps()))), "#timeline")
+    tab = opened(page_of(tmp_path, timeline=timeline(capture(tmp_path, steps()))), "#timeline")
     canvas = canvas_of(tab)
 
     def picture() -> str:
@@ -347,7 +336,7 @@ def test_a_link_shows_evidence(opened: Callable[..., Page], tmp_path: Path) -> N
     finding = Finding("slow-product", "title", "change", "verify", evidence=evidence)
     found = timeline(read, Diagnosis((), (finding,), (), ()))
     link = "#timeline?from=1250000&to=1550000"
-    tab = opened(written(tmp_path, found), link)
+    tab = opened(page_of(tmp_path, timeline=found), link)
     canvas_of(tab)
     details = tab.locator("#timeline .details")
     assert details.locator("h3").inner_text() == "aten::mm"
@@ -382,7 +371,7 @@ def test_a_frame_draws_no_more_rectangles_than_the_pixels_allow(
         "launches": [],
         "left_out": 0,
     }
-    tab = opened(written(tmp_path, found), "#timeline")
+    tab = opened(page_of(tmp_path, timeline=found), "#timeline")
     canvas = canvas_of(tab)
     canvas.focus()
     drawn = []
@@ -411,7 +400,7 @@ def test_odd_traces_are_drawn(
 ) -> None:
     found = timeline(capture(tmp_path, events))
     assert found is not None
-    tab = opened(written(tmp_path, found), "#timeline", width=800, dark=True)
+    tab = opened(page_of(tmp_path, timeline=found), "#timeline", width=800, dark=True)
     canvas = canvas_of(tab)
     canvas.focus()
     for key in ("+", "-", "Shift+ArrowDown", "Shift+ArrowRight", "d"):
