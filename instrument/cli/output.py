@@ -64,8 +64,11 @@ def show_result(result: str | Parts) -> None:
 
 
 def say(*lines: str) -> None:
-    """Print lines on stderr, with control characters escaped; nothing if stderr is closed."""
-    if sys.stderr is not None:  # print() would take stdout instead
+    """Print lines on stderr, if there are any, with control characters escaped.
+
+    Nothing is printed if stderr is closed.
+    """
+    if lines and sys.stderr is not None:  # print() would take stdout instead
         print(printable_lines(*lines), file=sys.stderr)
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import annotation, span, step, write_capture
+from golden import Golden
 
 from instrument.analysis.section import Section
 from instrument.base.errors import CaptureError, ConfigError
@@ -194,46 +196,33 @@ def test_a_run_without_steps_is_an_error(program: str, capsys: pytest.CaptureFix
     assert Path(printed.rpartition(" is in ")[2].strip().removesuffix(".")).read_bytes() == b""
 
 
-def test_a_command_that_cannot_be_started_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+MISTAKES = [
+    "ab",
+    "ab main",
+    "ab main HEAD",
+    "ab main -- true",
+    "ab main HEAD dev -- true",
+    "ab --a true",
+    "ab --a true -- true",
+    "ab main HEAD --a x=1 --b x=2 -- true",
+    "ab --a '' --b true",
+    'ab --a "\'true" --b true',
+    "ab --a no-such-program --b no-such-program",
+    "ab --a /no/such/program --b /no/such/program",
+    *(f"ab --a true --b true --margin={margin}" for margin in ("0", "-1", "100", "nan")),
+]
+
+
+def test_mistakes_are_told_in_a_sentence_and_leave_no_folder(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    transcript: Callable[[list[str]], str],
+    golden: Golden,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert main(["ab", "--a", "no-such-program", "--b", "no-such-program"]) == 2
-    assert "cannot be started: No such file or directory." in capsys.readouterr().err
+    golden("ab_mistakes.txt", transcript(MISTAKES))
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_command_that_does_not_exist(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ab", "--a", "/no/such/program", "--b", "/no/such/program"]) == 2
-    assert "'/no/such/program' of" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        ["main"],
-        ["main", "HEAD"],
-        ["main", "--", "true"],
-        ["main", "HEAD", "dev", "--", "true"],
-        ["--a", "true"],
-        ["--a", "true", "--", "true"],
-        ["main", "HEAD", "--a", "x=1", "--b", "x=2", "--", "true"],
-        ["--a", "", "--b", "true"],
-        ["--a", "'true", "--b", "true"],
-    ],
-)
-def test_other_arguments_are_refused_in_one_line(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["ab", *words]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-@pytest.mark.parametrize("margin", ["0", "-1", "100", "nan"])
-def test_margins_that_make_no_sense(margin: str) -> None:
-    with pytest.raises(SystemExit):
-        main(["ab", "--a", "true", "--b", "true", f"--margin={margin}"])
 
 
 # Revisions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 from functools import cache
@@ -28,7 +27,6 @@ from builders import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import instrument
 from compare.painter import Program
 from instrument import Capture, diff
 from instrument.base.errors import CaptureError
@@ -449,10 +447,6 @@ def test_hostile_names_stay_names(tmp_path: Path) -> None:
     assert is_exact(diff(*found))
 
 
-def test_diff_is_a_public_name() -> None:
-    assert instrument.diff is diff
-
-
 @pytest.fixture
 def sides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each trace is read once for all pairs."""
@@ -524,13 +518,6 @@ def test_a_rank_that_is_late_has_cpu_work_where_others_wait_in_collectives(
     less, more = (row for row in found.step.parts.head(2))
     assert (less.range, less.kind) == ("nccl:all_reduce", "exposed communication")
     assert (more.kind, more.change_ns > 100e6, less.change_ns < -150e6) == ("other CPU", True, True)
-
-
-def test_a_compressed_trace_is_read_like_a_plain_one(tmp_path: Path) -> None:
-    path = saved(tmp_path, "a", training(40))
-    packed = tmp_path / "a.json.gz"
-    packed.write_bytes(gzip.compress(path.read_bytes()))
-    assert diff(path, packed).step.change_ns == 0
 
 
 def test_work_without_a_launch_has_a_part_of_its_own(tmp_path: Path) -> None:

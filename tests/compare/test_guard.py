@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 from builders import annotation, capture, is_harmless, span, step, write_capture
+from commands import Command
+from golden import Golden
 
 from instrument.base.errors import ConfigError
-from instrument.cli.command import main
 from instrument.compare.counters import COUNTERS, Count, Counters, counters
 from instrument.compare.guard import Window, exit_status, judge, parse, window_of
 from instrument.compare.statistics import is_higher
@@ -206,29 +208,48 @@ def run(folder: Path, name: str, items: int, *, windows: int = 3, rank: int = 0)
     return folder / name
 
 
-def test_the_command_fails_on_a_condition_and_names_the_range(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before, after = (str(run(tmp_path, name, k)) for name, k in (("before", 1), ("after", 2)))
-    assert main(["diff", before, after, "--fail-on", "syncs>2", "--fail-on", "step>5%"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("pass: syncs>2 (before 1, after 2)\npass: step>5% (before 1.000 ms")
-    assert "Parts of the mean step" in printed
-    assert main(["diff", before, after, "--fail-on", "syncs>1"]) == 1
-    printed = capsys.readouterr().out
-    assert printed.startswith("fail: syncs>1 (before 1, after 2)\n  in lo`ss: 2, before 1\n")
-    assert main(["diff", before, after, "--fail-on", "allocations>1"]) == 3
-    assert "record with profile_memory=True" in capsys.readouterr().out.replace("\n    ", " ")
-    assert main(["diff", before, after, "--fail-on", "nothing>1"]) == 2
-    assert "names no counter" in capsys.readouterr().err
+COMMANDS = [
+    "diff before after --rows 1 --fail-on 'syncs>2' --fail-on 'step>5%'",
+    "diff before after --rows 1 --fail-on 'syncs>1'",
+    "diff before after --rows 1 --fail-on 'syncs>1' --markdown",
+    "diff before after --rows 1 --fail-on 'allocations>1'",
+    "diff before after --fail-on 'nothing>1'",
+    "baseline before -o perf.json",
+    "diff perf.json after --fail-on 'syncs>+0'",
+    "diff perf.json before --fail-on 'range:lo`ss.syncs>+0'",
+    "diff perf.json before --fail-on 'step>5%'",
+    "diff perf.json before",
+    "diff after perf.json --fail-on 'syncs>+0'",
+    "diff after perf.json --fail-on 'syncs<+0'",
+    "diff perf.json perf.json --fail-on 'syncs>0'",
+    # Only the lowest rank and the windows of training count.
+    "diff ranks ranks --rows 1 --fail-on 'syncs>0'",
+]
 
 
-def test_json_and_markdown_hold_the_verdicts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before, after = (str(run(tmp_path, name, k)) for name, k in (("before", 1), ("after", 2)))
-    assert main(["diff", before, after, "--fail-on", "syncs>1", "--json"]) == 1
-    content = json.loads(capsys.readouterr().out)
+@pytest.fixture
+def sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with the runs named above, as the current one."""
+    monkeypatch.chdir(tmp_path)
+    run(Path(), "before", 1)
+    run(Path(), "after", 2)
+    run(Path(), "ranks", 1, windows=1)
+    run(Path(), "ranks", 5, windows=2, rank=1)
+    events = [step(0, 0, 1000), step(1, 1000, 1000)]
+    write_capture(Path("ranks"), events, "validation", window={"phase": "validation"})
+
+
+@pytest.mark.usefixtures("sides")
+def test_what_is_printed(transcript: Callable[[list[str]], str], golden: Golden) -> None:
+    text = transcript(COMMANDS)
+    assert is_harmless(text)
+    golden("conditions.txt", text)
+
+
+@pytest.mark.usefixtures("sides")
+def test_json_holds_the_verdicts(command: Command) -> None:
+    words = ("diff", "before", "after", "--fail-on", "syncs>1", "--json")
+    content = json.loads(command(*words, status=1).out)
     assert content["what"] == "step"
     assert content["conditions"] == [
         {
@@ -240,42 +261,3 @@ def test_json_and_markdown_hold_the_verdicts(
             "ranges": [{"path": "lo`ss", "before": 1, "after": 2}],
         }
     ]
-    assert main(["diff", before, after, "--fail-on", "syncs>1", "--markdown"]) == 1
-    printed = capsys.readouterr().out
-    assert printed.startswith(
-        "- **fail** `syncs>1` (before 1, after 2)\n  - in `` lo`ss ``: 2, before 1\n\n## "
-    )
-    assert is_harmless(printed)
-
-
-def test_a_baseline_stands_for_the_side_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before, after = (str(run(tmp_path, name, k)) for name, k in (("before", 1), ("after", 2)))
-    baseline = str(tmp_path / "perf.json")
-    assert main(["baseline", before, "-o", baseline]) == 0
-    capsys.readouterr()
-    assert main(["diff", baseline, after, "--fail-on", "syncs>+0"]) == 1
-    assert capsys.readouterr().out == (
-        "fail: syncs>+0 (before 1, after 2)\n  in lo`ss: 2, before 1\n"
-    )
-    assert main(["diff", baseline, before, "--fail-on", "range:lo`ss.syncs>+0", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["conditions"][0]["result"] == "pass"
-    assert main(["diff", baseline, before, "--fail-on", "step>5%"]) == 3
-    assert main(["diff", baseline, before]) == 2
-    assert "holds only counters: add a condition" in capsys.readouterr().err
-    assert main(["diff", after, baseline, "--fail-on", "syncs>+0"]) == 0
-    assert main(["diff", after, baseline, "--fail-on", "syncs<+0"]) == 1
-    assert main(["diff", baseline, baseline, "--fail-on", "syncs>0"]) == 1
-
-
-def test_only_the_lowest_rank_and_the_windows_of_training_count(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = run(tmp_path, "before", 1, windows=1)
-    run(tmp_path, "before", 5, windows=2, rank=1)
-    events = [step(0, 0, 1000), step(1, 1000, 1000)]
-    write_capture(tmp_path / "before", events, "validation", window={"phase": "validation"})
-    assert main(["diff", str(before), str(before), "--fail-on", "syncs>0", "--json"]) == 1
-    (verdict,) = json.loads(capsys.readouterr().out)["conditions"]
-    assert (verdict["before"], verdict["after"]) == (1, 1)

@@ -40,5 +40,3 @@ def test_texts_are_those_of_python(opened: Callable[..., Page], tmp_path: Path) 
         "a\u3164b\ufe0f\u2800\U000e0101",
     ]
     assert tab.evaluate("names => names.map(printable)", names) == [*map(printable, names)]
-        *map(printable, names[:-1])
-    ]
