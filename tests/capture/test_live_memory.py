@@ -168,15 +168,8 @@ def test_a_free_that_the_file_lists_first_frees_what_was_allocated_before_it(tmp
 
 def test_every_event_with_what_was_around_it(tmp_path) -> None:
     table = capture(tmp_path, EVENTS).memory_events
-    assert table.columns == (
-        "device",
-        "time_ns",
-        "size_bytes",
-        "address",
-        "operator",
-        "range",
-        "module",
-    )
+    columns = "device time_ns size_bytes address operator range module"
+    assert table.columns == tuple(columns.split())
     rows = {(row.device, row.time_ns): tuple(row)[2:] for row in table}
     assert len(rows) == len(table) == 12
     inside = ("aten::linear", "forward/layer", "Net_0/Linear_1")
@@ -267,12 +260,8 @@ def test_without_addresses_and_totals_it_is_known_how_much_and_not_what(tmp_path
     found = capture(tmp_path, OLD)
     memory = found.memory
     row = found.memory_devices[0]
-    assert (row.peak_bytes, row.peak_net_bytes, row.net_bytes, row.reserved_bytes) == (
-        None,
-        130,
-        -40,
-        None,
-    )
+    assert (row.peak_net_bytes, row.net_bytes) == (130, -40)
+    assert {row.peak_bytes, row.reserved_bytes} == {None}
     assert [tuple(row) for row in found.memory_live()] == [(None, 130, None, None)]
     assert [tuple(row) for row in found.memory_steps] == [("cuda:0", 1, None, -40, None)]
     assert {row.size_bytes: row.kept for row in found.memory_sizes} == {100: None, 30: None}

@@ -387,18 +387,8 @@ def test_by_name_a_range_inside_its_like_counts_once(tmp_path) -> None:
             annotation("a", 60, 8),
         ],
     )
-    columns = (
-        "name",
-        "calls",
-        "cpu_ns",
-        "self_cpu_ns",
-        "forward_ns",
-        "device_ns",
-        "device_busy_ns",
-        "flops",
-        "bytes",
-    )
-    assert [tuple(getattr(r, c) for c in columns) for r in found.ranges_by_name] == [
+    columns = "name calls cpu_ns self_cpu_ns forward_ns device_ns device_busy_ns flops bytes"
+    assert [tuple(getattr(r, c) for c in columns.split()) for r in found.ranges_by_name] == [
         ("a", 3, 58000, 38000, 58000, 2000, 2000, 48, 16),
         ("b", 1, 30000, 20000, 30000, 2000, 2000, 48, 16),
     ]
