@@ -18,7 +18,6 @@ import pytest
 from builders import annotation, span, step, write_capture
 from golden import Golden
 
-from instrument.analysis.section import Section
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.cli.command import main
 from instrument.compare import ab, machine
@@ -29,7 +28,7 @@ from instrument.compare.revisions import worktrees
 from instrument.compare.run_record import RunRecord, read_run
 from instrument.config.schema import ProfilerConfig
 from instrument.record.output_folder import output_dir
-from instrument.report.ab import JSON_KEYS, parts
+from instrument.report.ab import JSON_KEYS
 
 QUIET = MachineState(None, None, None, None, None)
 # A program whose steps take as many µs as its last argument says, with 1 % noise from run to run.
@@ -91,15 +90,16 @@ def blocks_of(a: Any, b: Any, number: int = 10) -> list[Block]:
 # The command
 
 
+COMMANDS = [
+    "ab --a 'x=1 1000' --b 'x=2 1500' --blocks 7 -- python train.py",
+    "ab --a 'train 3000' --b 'train 3000' --margin 5 --blocks 7",
+    "ab --a 'train 3000' --b 'train 9000' --blocks 1",
+]
+
+
 @pytest.mark.usefixtures("simulated")
-def test_two_lists_of_overrides(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--a", "x=1 1000", "--b", "x=2 1500", "--blocks", "7", "--", "python", "train.py"]
-    assert main(["ab", *options]) == 0
-    printed = capsys.readouterr()
-    assert "Verdict: slower" in printed.out
-    assert "A: x=1 1000\nB: x=2 1500" in printed.out
-    assert printed.err.count("block ") == 7
-    assert "block 7 of 7: A " in printed.err
+def test_what_is_printed(transcript: Callable[[list[str]], str], golden: Golden) -> None:
+    golden("ab.txt", transcript(COMMANDS))
 
 
 @pytest.mark.usefixtures("simulated")
@@ -118,22 +118,6 @@ def test_two_commands_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["ranges"][1]["a_ns"] == pytest.approx(1_500_000, rel=0.02)
     orders = ["".join(run["label"] for run in block) for block in found["blocks"]]
     assert set(orders) == {"ABBA", "BAAB"}
-
-
-@pytest.mark.usefixtures("simulated")
-@pytest.mark.parametrize(
-    ("b", "blocks", "verdict"),
-    [
-        ("3000", "7", "same"),
-        ("9000", "1", "undecided: needs about 6 more blocks; start again with --blocks 7"),
-    ],
-)
-def test_verdicts_that_name_no_change(
-    b: str, blocks: str, verdict: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sides = ["--a", "train 3000", "--b", f"train {b}", "--margin", "5", "--blocks", blocks]
-    assert main(["ab", *sides]) == 0
-    assert f"Verdict: {verdict}\n" in capsys.readouterr().out
 
 
 def test_runs_are_read_and_nothing_is_left_behind(
@@ -416,19 +400,6 @@ def test_the_changed_range_is_named() -> None:
         ("load", "same"),
     ]
     assert found.quantities[1].change.share == pytest.approx(0.25)
-
-
-@pytest.mark.parametrize(("number", "has_interval"), [(3, False), (10, True)])
-def test_the_title_of_the_table_names_low_and_high_only_where_they_are_shown(
-    number: int, has_interval: bool
-) -> None:
-    a, b = record(1000.0, mlp=400.0), record(1100.0, mlp=500.0)
-    program = Program("A", "a", [], Path())
-    found = parts(program, program, Comparison(blocks_of(a, b, number)))
-    (table,) = (part for part in found if isinstance(part, Section))
-    assert ("low" in table.columns) == has_interval
-    assert ("is from low to high" in table.title) == has_interval
-    assert "change is estimated from the change within each block" in table.title
 
 
 def test_the_change_is_estimated_from_the_blocks_and_not_from_the_medians() -> None:
