@@ -142,9 +142,7 @@ def test_the_public_way_to_open_a_range_writes_the_same_event(
 
     cheap = events()
     monkeypatch.setattr(
-        backends,
-        "torch_backend",
-        backends.Backend(backends._public_open, backends._public_close),
+        backends, "torch_backend", backends.Backend(backends._public_open, backends._public_close)
     )
     assert backends._torch().open is not backends._public_open, (
         "this torch has no cheap way to compare with"

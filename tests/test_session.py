@@ -175,7 +175,7 @@ def test_a_run_too_short_for_its_window_keeps_what_there_is(
         "profiler.wait or profiler.active, or train longer."
     ) in log.at("INFO")
     assert log.at("WARNING") == [
-        "The window of steps 2–6 ended early, after 2 of 5 steps (the run ended); it is kept and labelled truncated.",
+        "The window of steps 2–6 ended early, after 2 of 5 steps (the run ended); it is kept and labelled truncated."
     ]
 
 

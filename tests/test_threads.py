@@ -55,8 +55,7 @@ def new_process(code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("other", "expected"),
-    [("theirs", ["wait", "stop"]), ("instrument-limits", ["stop"])],
+    ("other", "expected"), [("theirs", ["wait", "stop"]), ("instrument-limits", ["stop"])]
 )
 def test_other_threads_are_recorded_no_more_when_torch_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str, expected: list[str]
