@@ -28,6 +28,7 @@ from instrument.config.schedule import (
     next_window,
     planned,
     remedy,
+    requested_window,
     unreachable_window,
 )
 from instrument.config.schema import as_config
@@ -281,6 +282,17 @@ def test_plans_in_words(golden: Golden) -> None:
         lines.append(f"{total} steps, {plan}: {said or 'there is room'}")
     lines += [window.cut_short(done, "why") for window, done in cut_short]
     golden("schedules_in_words.txt", "\n".join(lines))
+
+
+def test_a_requested_window_is_as_long_as_asked_or_as_one_of_the_schedule() -> None:
+    config = ProfilerConfig(warmup=2, active=3)
+    for schedule, steps, last in (
+        (config, None, 9),
+        (config, 1, 7),
+        (ProfilerConfig(warmup=2), None, 7),
+    ):
+        found = requested_window(schedule, 5, steps, "signal", "why")
+        assert found == Window(5, 7, last, "signal", "why")
 
 
 def first_steps(plan: StepCounter) -> list[int]:

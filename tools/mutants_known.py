@@ -77,7 +77,7 @@ TESTS = {
         "tests/test_session.py::test_a_failing_sink_stops_neither_the_others_nor_the_training",
         "tests/test_threads.py::test_one_session_stepped_from_several_threads_records_every_step_once",
     ],
-    "instrument/annotate/wrapper.py": ["tests/test_wrap.py", "tests/test_names.py", "tests/test_annotate.py"],
+    "instrument/annotate/wrapper.py": _top("wrap", "names", "annotate", "nests"),
     "instrument/links/attribution.py": _capture("autograd", "ranges", "breakdown", "flops"),
     "instrument/links/autograd.py": _capture("autograd", "ranges", "operators"),
     "instrument/links/call_tree.py": [
