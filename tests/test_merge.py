@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import real_traces
 from builders import kernels, span, steps, synchronous_steps, write_rank
 
 from instrument.base.errors import CaptureError
 from instrument.capture import Capture
 from instrument.runs.merge_traces import merge
 from instrument.runs.run import Run
-
-TRACES = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
 
 
 def strict(path: Path) -> dict[str, Any]:
@@ -186,9 +184,9 @@ def test_a_trace_that_was_dropped_is_told_and_leaves_nothing(tmp_path: Path) -> 
     assert not list(tmp_path.glob("*all*"))
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="INSTRUMENT_TRACES names no folder of real traces")
+@real_traces.needs_traces
 def test_a_real_job_merges_whole(tmp_path: Path) -> None:
-    (window,) = Run.load(*TRACES.glob("a100_megatron_tp8_rank[0-2].json.gz")).windows
+    (window,) = Run.load(*real_traces.FOLDER.glob("a100_megatron_tp8_rank[01].json.gz")).windows
     merge(window, tmp_path / "all.json.gz")
     document = strict(tmp_path / "all.json.gz")
     merged, parts = (
