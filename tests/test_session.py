@@ -65,6 +65,20 @@ def train(tmp_path: Path, net: nn.Module) -> Callable[..., Session]:
     )
 
 
+def fail_once(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: BaseException
+) -> None:
+    """The first call of the method raises; later ones do what they did."""
+    right, errors = getattr(owner, name), [error]
+
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return right(self, *args, **options)
+
+    monkeypatch.setattr(owner, name, method)
+
+
 class Broken:
     def write(self, capture: Any, folder: Path) -> None:
         raise RuntimeError("a sink of somebody's fails")
@@ -249,13 +263,12 @@ def test_module_ranges_are_there_only_while_a_window_is_open(
     tmp_path: Path, net: nn.Module
 ) -> None:
     wrapped = []
-    with Session(
-        {"wait": 1, "warmup": 1, "active": 1, "output_dir": str(tmp_path)}, model=net
-    ) as session:
-        for batch in LOADER[:5]:
-            wrapped.append(nn.Module.__call__ is not nn.Module._wrapped_call_impl)
-            net(batch)
-            session.step()
+
+    def step() -> None:
+        wrapped.append(nn.Module.__call__ is not nn.Module._wrapped_call_impl)
+        net(LOADER[0])
+
+    session = run_session(tmp_path, 5, step, wait=1, warmup=1, active=1, model=net)
     assert wrapped == [False, False, True, False, False]
     names = [e["name"] for e in events(session.captures[0])]
     assert {"Sequential", "0", "1", "2"} <= set(names)
@@ -278,15 +291,12 @@ def test_a_window_that_an_earlier_run_never_reached_is_not_the_next_ones(
 ) -> None:
     options = {"skip_first": 50, "active": 1, "warmup": 2, "output_dir": str(tmp_path)}
     session = Session(options, triggers={"mine": FiresAfter(2)})
-    with session:  # ends while the window that the trigger asked for warms up
-        for batch in session.steps(LOADER[:3]):
-            train_step(net, batch)
-    assert session.captures == []
-    session.step_number = 4
-    with session:
-        for batch in session.steps(LOADER):
-            train_step(net, batch)
-    assert session.captures == []
+    for steps in (3, 12):  # the first run ends while the window that the trigger asked for warms up
+        with session:
+            for batch in session.steps(LOADER[:steps]):
+                train_step(net, batch)
+        assert session.captures == []
+        session.step_number = 4
 
 
 def test_a_step_number_set_in_mid_run_keeps_the_plan(tmp_path: Path, net: nn.Module) -> None:
@@ -350,9 +360,8 @@ def test_a_run_whose_length_is_known_is_told_of_a_window_without_room(
 def test_a_run_resumed_behind_its_windows_says_so_once(
     tmp_path: Path, log: Log, begin: int, total_steps: int | None, said: str | None
 ) -> None:
-    session = Session(
-        {"wait": 3, "active": 2, "repeat": 2, "total_steps": total_steps, "output_dir": tmp_path}
-    )
+    windows = {"wait": 3, "active": 2, "repeat": 2, "total_steps": total_steps}
+    session = Session(windows, output_dir=tmp_path)
     session.step_number = begin
     with session:
         session.step()
@@ -450,15 +459,7 @@ def test_what_fails_while_recording_never_reaches_the_loop(
 ) -> None:
     log.errors_expected = True
     owner = recorder.RecordedWindow if part == "save" else recorder.Recorder
-    right, calls = getattr(owner, part), []
-
-    def fails_once(self: Any, *args: Any, **options: Any) -> Any:
-        calls.append(args)
-        if len(calls) == 1:
-            raise RuntimeError("torch is not well")
-        return right(self, *args, **options)
-
-    monkeypatch.setattr(owner, part, fails_once)
+    fail_once(monkeypatch, owner, part, RuntimeError("torch is not well"))
     session = train(wait=1, warmup=1, active=1, repeat=2, model=net)
     assert session.step_number == 12
     assert [whole_steps(c) for c in session.captures][-1:] == [[5]], "the next window is recorded"
@@ -474,11 +475,8 @@ def test_an_error_that_cannot_say_what_it_is_reaches_no_loop_either(
         def __str__(self) -> str:
             raise ValueError("no text")
 
-    def fails(*_: Any, **__: Any) -> None:
-        raise Mute
-
     log.errors_expected = True
-    monkeypatch.setattr(recorder.RecordedWindow, "save", fails)
+    fail_once(monkeypatch, recorder.RecordedWindow, "save", Mute())
     run_session(tmp_path, 1, active=1)
     assert log.at("ERROR")[0].startswith("Recording failed and training goes on: Mute.")
 
@@ -686,16 +684,7 @@ def test_an_interrupt_while_torch_stops_leaves_no_profiler_on(
     tmp_path: Path, net: nn.Module, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
     log.errors_expected = True
-    kineto = recorder._KinetoProfile
-    right, calls = kineto.stop_trace, []
-
-    def interrupted(self: Any) -> None:
-        calls.append(1)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        right(self)
-
-    monkeypatch.setattr(kineto, "stop_trace", interrupted)
+    fail_once(monkeypatch, recorder._KinetoProfile, "stop_trace", KeyboardInterrupt())
     session = Session({"active": 1, "output_dir": str(tmp_path)})
 
     def run() -> None:
@@ -721,15 +710,7 @@ def test_a_second_interrupt_loses_nothing_and_hides_no_traceback(
 ) -> None:
     log.errors_expected = True
     owner = {"stop_trace": recorder._KinetoProfile, "close": finisher.Finisher}[where]
-    right, calls = getattr(owner, where), []
-
-    def interrupted(self: Any, *given: Any) -> None:
-        calls.append(1)
-        if len(calls) == 1:
-            raise KeyboardInterrupt("second")
-        right(self, *given)
-
-    monkeypatch.setattr(owner, where, interrupted)
+    fail_once(monkeypatch, owner, where, KeyboardInterrupt("second"))
     session = Session({"active": 5, "output_dir": str(tmp_path)})
 
     def run() -> None:
@@ -761,11 +742,8 @@ def test_a_forward_that_is_interrupted_leaves_no_range_open(tmp_path: Path) -> N
         with profiled("later"):
             pass
         session.step()
-    assert [row.path for row in session.captures[0].ranges] == [
-        "Sequential",
-        "Sequential/0",
-        "later",
-    ]
+    paths = session.captures[0].ranges.column("path")
+    assert paths == ["Sequential", "Sequential/0", "later"]
 
 
 def test_what_cannot_be_described_loses_no_trace(

@@ -79,13 +79,8 @@ def test_arguments_and_defaults_go_through_as_they_are(
 
 
 def test_usual_parameters_keep_the_wrapper_exact() -> None:
-    assert profiled(usual).__code__.co_varnames[:5] == (
-        "name",
-        "function",
-        "value",
-        "error",
-        "backend_",
-    )
+    names = ("name", "function", "value", "error", "backend_")
+    assert profiled(usual).__code__.co_varnames[:5] == names
     assert profiled(taken).__code__.co_varnames[:2] == ("args", "kwargs")
 
 
