@@ -1,4 +1,4 @@
-"""Backward time finds its range: by hand, as torch's own arrows say, and as separate backward passes show."""
+"""Backward time finds its range: by hand, and as torch's own arrows say."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from capture.by_hand import backward_by_flows, ns, raw, top_level_ns
+from capture.by_hand import backward_by_flows, top_level_ns
 from capture.conftest import each_body, record
 from instrument.capture import Capture
 
@@ -321,59 +321,6 @@ def test_backward_is_what_torchs_own_arrows_give(recordings, name) -> None:
     assert {name: ns for name, ns in found.items() if ns} == {
         n: v for n, v in expected.items() if n in found
     }
-
-
-class Chain(nn.Module):
-    """Modules in a row, each marked; apart, each gets a backward pass of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(
-            [
-                nn.Sequential(nn.Linear(16, 32), nn.GELU()),
-                nn.LayerNorm(32),
-                nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True),
-                nn.Linear(32, 4),
-            ]
-        )
-
-    def backward_apart(self, x: torch.Tensor) -> None:
-        inputs, outputs = [], []
-        for number, part in enumerate(self.parts):
-            inputs.append(x.detach().requires_grad_())
-            with record_function(f"part {number}"):
-                x = part(inputs[-1])
-            outputs.append(x)
-        gradient = torch.ones_like(x)
-        for number in reversed(range(len(self.parts))):
-            with record_function(f"backward {number}"):
-                outputs[number].backward(gradient)
-            gradient = inputs[number].grad
-
-
-def test_backward_of_each_module_is_that_of_its_own_pass(tmp_path) -> None:
-    model, x = Chain(), torch.randn(8, 5, 16)
-    model.backward_apart(x)
-
-    def body() -> None:
-        for _ in range(3):
-            model.backward_apart(x)
-
-    path = tmp_path / "trace.json"
-    rows = {row.name: row for row in record(path, body).capture.ranges}
-    events = raw(path)
-    passes = [(ns(e), e["name"]) for e in events if e["name"].startswith("backward ")]
-    expected: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for event in events:
-        if event["name"].startswith(ENGINE):
-            start, end = ns(event)
-            (name,) = [name for (first, last), name in passes if first <= start and end <= last]
-            expected[name.replace("backward", "part")][event["name"].endswith(SUM)] += end - start
-    assert {
-        name: [row.backward_ns, row.accumulate_ns] for name, row in rows.items() if "part" in name
-    } == expected
-    assert len(expected) == 4
-    assert min(ns for pair in expected.values() for ns in pair) > 0
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

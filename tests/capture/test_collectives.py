@@ -310,6 +310,7 @@ def render_view(found: Capture, view: str) -> str:
 
 
 @needs_traces
+@pytest.mark.nightly
 def test_a_slow_link_shows_in_the_bus_bandwidth() -> None:
     """On eight MI300X a 17.6 MB all-reduce takes 9.21 ms: 3.4 GB/s, where the link has tens of times as much.
 
@@ -388,6 +389,7 @@ def test_calls_and_times_are_what_a_loop_over_the_file_finds(name) -> None:
 
 
 @needs_traces
+@pytest.mark.nightly
 def test_collectives_in_a_group_of_one_rank_have_a_size_and_no_time() -> None:
     """NCCL runs no kernel for them; torch's own waits for them are not counted."""
     rows = [

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
-import subprocess
-import sys
 from collections import defaultdict
 from decimal import Decimal
-from importlib.util import find_spec
 
 import pytest
 import real_traces
@@ -235,78 +231,3 @@ def test_tensorboard_counts_as_many_kernels(name, kernels) -> None:
         sum(row.short_calls for row in launched)
         == found.launches.where(name="cudaLaunchKernel")[0].short_calls
     )
-
-
-HTA = """
-import logging, sys
-logging.disable(logging.CRITICAL)
-from hta.trace_analysis import TraceAnalysis
-for path in sys.argv[2:]:
-    whole = TraceAnalysis(trace_files={0: path}, trace_dir=sys.argv[1])
-    print(whole.get_cuda_kernel_launch_stats(ranks=[0], visualize=False)[0].to_json(orient="records"))
-"""
-HTA_TRACES = [
-    "a100_megatron_tp8_rank0",
-    "a100_nccl_2ranks_rank0",
-    "h100_timesformer_inference",
-    "v100_ns_resolution",
-]
-STATISTICS = [
-    "calls",
-    "device_calls",
-    "launch_ns",
-    "device_ns",
-    "median_delay_ns",
-    "max_delay_ns",
-    "short_calls",
-]
-
-
-@pytest.fixture(scope="module")
-def told_by_hta():
-    """Of each trace per correlation the µs of the call, of what it launched and between; in a process that may warn."""
-    paths = [str(real_traces.path(name)) for name in HTA_TRACES]
-    command = [sys.executable, "-W", "ignore", "-c", HTA, str(real_traces.FOLDER), *paths]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    tables = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[{")]
-    return {
-        name: {row["correlation"]: row for row in table}
-        for name, table in zip(HTA_TRACES, tables, strict=True)
-    }
-
-
-def _in_whole_us(event):
-    """HTA's own rounding, in its own floats: a start up, an end down."""
-    start, end = math.ceil(event["ts"]), math.floor(event["ts"] + event["dur"])
-    return {**event, "ts": start, "dur": end - start}
-
-
-@needs_traces
-@pytest.mark.nightly
-@pytest.mark.skipif(find_spec("hta") is None, reason="HolisticTraceAnalysis is not installed")
-@pytest.mark.parametrize("name", HTA_TRACES)
-def test_launch_statistics_equal_htas(tmp_path, name, told_by_hta) -> None:
-    """HTA leaves out the last step and knows launches of four names: here both look at those that it tells of."""
-    theirs = told_by_hta[name]
-    events = raw(real_traces.path(name))
-    told = [e for e in events if e["ph"] == "X" and e.get("args", {}).get("correlation") in theirs]
-    rounded = [_in_whole_us(event) for event in told]
-    by_name = defaultdict(list)
-    for event in rounded:
-        if event["cat"].lower() in ("runtime", "cuda_runtime"):
-            by_name[event["name"]].append(theirs[event["args"]["correlation"]])
-    expected = {}
-    for call_name, rows in by_name.items():
-        delays = sorted(row["launch_delay"] for row in rows)
-        sums = [
-            sum(max(row[key], 0) for row in rows) for key in ("cpu_duration", "gpu_duration")
-        ]  # -1 by rounding
-        in_us = [*sums, delays[(len(delays) - 1) // 2], delays[-1]]
-        short = sum(row["gpu_duration"] < row["cpu_duration"] for row in rows)
-        expected[call_name] = (len(rows), len(rows), *(round(us * 1000) for us in in_us), short)
-    found = {
-        row.name: tuple(getattr(row, s) for s in STATISTICS)
-        for row in capture(tmp_path, rounded).launches
-    }
-    assert found == expected
-    assert sum(row[0] for row in found.values()) == len(theirs) > 400

@@ -34,38 +34,12 @@ def test_a_child_lies_wholly_inside_its_parent(tmp_path) -> None:
     assert call_tree.own(call_tree.total_ns).tolist() == [2000, 2000, 1000, 5000, 1000]
 
 
-def test_a_partial_overlap_ends_the_first_ones_turn_as_a_parent(tmp_path) -> None:
-    parents, _ = nested(tmp_path, ("a", 0, 10), ("b", 5, 15), ("c", 6, 8), ("d", 12, 14))
-    assert parents == {"a": None, "b": None, "c": "b", "d": "b"}
-
-
 def test_the_time_that_two_share_counts_for_the_later_one_and_what_is_in_it(tmp_path) -> None:
     """Neither the first nor anything in it counts for more after the second has begun."""
     _, call_tree = nested(tmp_path, ("a", 0, 10), ("b", 1, 9), ("c", 2, 8), ("d", 5, 15))
     names = [call_tree.index[node] for node in range(4)]
     ends = dict(zip(names, call_tree.ends_before_overlap.tolist()))
     assert [ends[k] for k in sorted(ends)] == [5000, 5000, 5000, 15000]
-
-
-def test_a_partial_overlap_inside_a_third_stays_inside_it(tmp_path) -> None:
-    parents, _ = nested(tmp_path, ("whole", 0, 20), ("a", 1, 10), ("b", 5, 15), ("c", 9, 10))
-    assert parents == {"whole": None, "a": "whole", "b": "whole", "c": "b"}
-
-
-def test_what_has_no_duration_is_no_child_of_what_ends_there(tmp_path) -> None:
-    parents, _ = nested(tmp_path, ("whole", 0, 9), ("a", 0, 5), ("inside", 4, 4), ("at end", 5, 5))
-    assert parents == {"whole": None, "a": "whole", "inside": "a", "at end": "whole"}
-
-
-def test_of_two_that_start_together_the_longer_is_the_parent(tmp_path) -> None:
-    assert nested(tmp_path, ("short", 0, 5), ("long", 0, 9))[0] == {"long": None, "short": "long"}
-
-
-def test_threads_do_not_nest_in_each_other(tmp_path) -> None:
-    events = read(
-        tmp_path, [span("a", 0, 10, tid=1), span("b", 2, 3, tid=2), span("c", 4, 1, tid="main")]
-    )
-    assert nest(events, np.ones(3, np.bool_)).parent.tolist() == [-1, -1, -1]
 
 
 @given(SEEDS)

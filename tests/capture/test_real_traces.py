@@ -163,6 +163,7 @@ def test_the_steps_are_found(name) -> None:
     assert len(load(name).steps) == STEPS[name]
 
 
+@pytest.mark.nightly
 def test_each_optimizer_step_launches_nine_kernels() -> None:
     events = load("v100_ns_resolution").events
     found, call_tree = Links(events).launches, nest(events, events.among(ANNOTATION))

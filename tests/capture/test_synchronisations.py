@@ -1,4 +1,4 @@
-"""Which work each wait waits for: by hand for each kind, by a plain loop, and against HTA 0.5.0's critical path."""
+"""Which work each wait waits for: by hand for each kind, and against HTA 0.5.0's critical path."""
 
 from __future__ import annotations
 
@@ -458,42 +458,6 @@ def test_the_edges_are_those_of_hta(tmp_path) -> None:
     assert not bare.links.synchronisations.recorded.any()
 
 
-def plain_stream_waits(found: Capture) -> set[tuple[int, int]]:
-    """The inferred edges between streams by a plain loop: positions of the earlier and the later device event."""
-    events, work = found.events, found.work
-    rows = [
-        (int(event), events.thread[event], events.start_ns[event], events.end_ns[event], events.start_ns[call], call)
-        for event, call in zip(work.event.tolist(), work.call.tolist())
-        if call >= 0
-    ]  # fmt: skip
-    rows.sort(key=lambda row: (row[1], row[4], row[2]))
-    names = [events.names[k] for k in events.name.tolist()]
-    waits = [k for k, name in enumerate(names) if "StreamWaitEvent" in name]
-    records = [events.start_ns[k] for k, name in enumerate(names) if "EventRecord" in name]
-    edges = set()
-    for before, row in zip([None, *rows], rows):
-        event, stream, start, _, launch, call = row
-        own = before if before is not None and before[1] == stream else None
-        called = [
-            events.start_ns[k]
-            for k in waits
-            if events.thread[k] == events.thread[call] and events.start_ns[k] < launch
-        ]
-        if not called or (own is not None and max(called) < own[4]):
-            continue
-        limit = max(called)
-        if records:
-            limit = max((at for at in records if at < limit), default=0)
-        near = [
-            (other[3], other[0])
-            for other in rows
-            if other[1] != stream and start - 30_000 < other[3] <= start and other[4] < limit
-        ]
-        if near and max(near)[0] >= launch and (own is None or max(near)[0] > own[3]):
-            edges.add((max(near)[1], event))
-    return edges
-
-
 @needs_traces
 @pytest.mark.parametrize(
     ("name", "count"),
@@ -513,11 +477,10 @@ def test_streams_that_wait_for_collectives_and_for_their_input(name: str, count:
         ("nccl" in events.names[events.name[one]]) != ("nccl" in events.names[events.name[other]])
         for one, other in pairs
     )
-    if name.endswith("rank0"):
-        assert set(pairs) == plain_stream_waits(found)
 
 
 @needs_traces
+@pytest.mark.nightly
 def test_what_real_calls_waited_for() -> None:
     """A copy of 1 µs that waits 126 ms for the model; 14 ms of work from before the recording."""
     first = load("h100_timesformer_inference").synchronisations[0]
