@@ -153,9 +153,37 @@ def test_what_is_scanned_is_what_was_written(tmp_path, both) -> None:
     assert events.memory.size_bytes.tolist() == [-64]
 
 
+ODD_ARGUMENTS = {
+    "empty arguments": " ",
+    "a number with a fraction": '"External id": 7.5, "Ev Idx": 3',
+    "a number with an exponent": '"External id": 7e2, "Ev Idx": 3',
+    "a negative number": '"External id": 7, "Sequence number": -1, "Ev Idx": 3',
+    "a number with zeros in front": '"External id": 07, "Ev Idx": 3',
+    "a number of 64 bits": '"External id": 18446744073709551615, "Ev Idx": 3',
+    "a number of 17 digits": '"External id": 12345678901234567, "Ev Idx": 3',
+    "nothing for a number": '"Python parent id": null, "Python id": 4, "Ev Idx": 3',
+    "a number twice": '"External id": 7,"Record function id": 0, "External id": 8, "Ev Idx": 3',
+    "both external ids": '"External id": 7, "external id": 8, "Ev Idx": 3',
+    "0 for one external id": '"External id": 0, "external id": 8, "Ev Idx": 3',
+    "shapes": '"External id": 7, "Input Dims": [[2, 3], []], "Ev Idx": 3',
+    "a number behind shapes": '"External id": 7, "Input Dims": [], "correlation": 8, "Ev Idx": 3',
+    "a number behind the rest": '"External id": 7, "Input Dims": [], "correlation": 8',
+    "a missing comma": '"External id": 7 "Ev Idx": 3',
+    "a comma too many": '"External id": 7,, "Ev Idx": 3',
+    "a comma in front": ', "Ev Idx": 3',
+    "a comma behind": '"External id": 7,',
+    "half a list": '"External id": 7, "Input Dims": [, "Ev Idx": 3',
+    "a brace for a comma": '"External id": 7{"Ev Idx": 3',
+    "a brace behind a 0": '"External id": 7, "x": 0{"Ev Idx": 3',
+    "a brace before the rest": '"External id": 7{"Input Dims": []',
+    "a brace too many": '"External id": 7}, "x": {"Ev Idx": 3',
+    "a phase in a list": '"External id": 7, "x": [{"b": 1}, {"ph": 2}]',
+    "bytes of an operator": '"External id": 7, "bytes": 8',
+    "a small number": '"External id": -18446744073709551615, "Ev Idx": 3',
+}  # fmt: skip
 ODD = {
+    **{what: event(200, args=args) for what, args in ODD_ARGUMENTS.items()},
     "no arguments": event(200).partition("\n    ,")[0] + "\n  }",
-    "empty arguments": event(200, args=" "),
     "a longer fraction": event(200, ts="4353870089200.0004"),
     "a whole time": event(200, ts="4353870089200", dur="5"),
     "a large time": event(200, ts="8999999999999999.999"),
@@ -177,45 +205,12 @@ ODD = {
     "arguments before": event(200, head='\n    "args": {"External id": 5},'),
     "another phase before": event(200, head='\n    "ph": "B",'),
     "a process that is no number": event(200, head='\n    "pid": 1.5,'),
-    "a number with a fraction": event(200, args='"External id": 7.5, "Ev Idx": 3'),
-    "a number with an exponent": event(200, args='"External id": 7e2, "Ev Idx": 3'),
-    "a negative number": event(200, args='"External id": 7, "Sequence number": -1, "Ev Idx": 3'),
-    "a number with zeros in front": event(200, args='"External id": 07, "Ev Idx": 3'),
-    "a number of 64 bits": event(200, args='"External id": 18446744073709551615, "Ev Idx": 3'),
-    "a number of 17 digits": event(200, args='"External id": 12345678901234567, "Ev Idx": 3'),
-    "nothing for a number": event(
-        200, args='"Python parent id": null, "Python id": 4, "Ev Idx": 3'
-    ),
-    "a number twice": event(
-        200, args='"External id": 7,"Record function id": 0, "External id": 8, "Ev Idx": 3'
-    ),
-    "both external ids": event(200, args='"External id": 7, "external id": 8, "Ev Idx": 3'),
-    "0 for one external id": event(200, args='"External id": 0, "external id": 8, "Ev Idx": 3'),
-    "shapes": event(200, args='"External id": 7, "Input Dims": [[2, 3], []], "Ev Idx": 3'),
-    "a number behind shapes": event(
-        200, args='"External id": 7, "Input Dims": [], "correlation": 8, "Ev Idx": 3'
-    ),
-    "a number behind the rest": event(
-        200, args='"External id": 7, "Input Dims": [], "correlation": 8'
-    ),
-    "a missing comma": event(200, args='"External id": 7 "Ev Idx": 3'),
-    "a comma too many": event(200, args='"External id": 7,, "Ev Idx": 3'),
-    "a comma in front": event(200, args=', "Ev Idx": 3'),
-    "a comma behind": event(200, args='"External id": 7,'),
-    "half a list": event(200, args='"External id": 7, "Input Dims": [, "Ev Idx": 3'),
-    "a brace for a comma": event(200, args='"External id": 7{"Ev Idx": 3'),
-    "a brace behind a 0": event(200, args='"External id": 7, "x": 0{"Ev Idx": 3'),
-    "a brace before the rest": event(200, args='"External id": 7{"Input Dims": []'),
-    "a brace too many": event(200, args='"External id": 7}, "x": {"Ev Idx": 3'),
-    "a phase in a list": event(200, args='"External id": 7, "x": [{"b": 1}, {"ph": 2}]'),
     "a kernel": event(
         200, args='"External id": 7, "grid": [1, 2, 3], "blocks per SM": 0.5'
     ).replace("cpu_op", "kernel"),
-    "bytes of an operator": event(200, args='"External id": 7, "bytes": 8'),
     "a begin": FLOW.replace('"s"', '"B"'),
     "a list in its place": "\n  [1]",
     "a memory event without its size": INSTANT.replace("-64", "null"),
-    "a small number": event(200, args='"External id": -18446744073709551615, "Ev Idx": 3'),
     "an instant whose name is a number": INSTANT.replace('"[memory]"', "5").replace("Bytes", "b"),
 }
 
