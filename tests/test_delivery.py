@@ -26,7 +26,7 @@ from instrument.base.units import size
 from instrument.capture import Capture
 from instrument.config.schema import as_config
 from instrument.finish import queue
-from instrument.record import finisher, step_loop
+from instrument.record import step_loop
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.report.text import render
 from instrument.sinks.window_scalars import scalars
@@ -112,22 +112,6 @@ def test_of_each_method_of_a_sink_the_first_failure_is_told(tmp_path: Path, log:
     record(tmp_path, 2, sinks={"own": Fails()})
     told = [error.partition(":")[0] for error in log.at("ERROR")]
     assert told == [f"The own sink failed in {what}()" for what in ("notice", "close")]
-
-
-def test_an_exporter_that_cannot_start_is_told_once(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: Any) -> None:
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(finisher.Finisher, "_start", fails)
-    log.errors_expected = True
-    assert not record(tmp_path, 2, export="process").captures
-    (error,) = log.at("ERROR")
-    assert error == (
-        "The exporter cannot be started ([Errno 12] Cannot allocate memory): "
-        f"`instrument export {tmp_path}` finishes the captures."
-    )
 
 
 def test_an_exception_after_the_session_has_stopped_is_not_its_own(tmp_path: Path) -> None:

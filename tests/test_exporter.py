@@ -299,7 +299,12 @@ def test_an_exporter_that_cannot_begin_is_said_once_and_loses_nothing(
             while worker_of(session) is not None:
                 time.sleep(0.01)
     assert session.captures == []
-    assert len(log.at("ERROR")) == 1
+    (error,) = log.at("ERROR")
+    if python != "/bin/false":
+        assert error == (
+            f"The exporter cannot be started ([Errno 2] No such file or directory: '{python}'): "
+            f"`instrument export {profiler['output_dir']}` finishes the captures."
+        )
     assert len(started) <= 3 + 2, "one for each window, and two at the end"
     recorded = [f"steps_{number:06d}-{number:06d}_rank0" for number in (1, 3, 5)]
     if python == "/bin/false":
@@ -310,21 +315,19 @@ def test_an_exporter_that_cannot_begin_is_said_once_and_loses_nothing(
     assert sorted(p.name for p in Path(profiler["output_dir"]).iterdir()) == recorded
 
 
-@pytest.mark.parametrize("windows", [3, 4])
 def test_a_full_queue_drops_windows_and_names_them(
-    profiler: dict[str, Any], log: Log, tmp_path: Path, windows: int
+    profiler: dict[str, Any], log: Log, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
     sinks = {"waits": {"_target_": "their_sinks.WaitsFor", "file": str(gate)}}
-    with Session(profiler | {"repeat": windows}, sinks=sinks, export_queue=2) as session:
-        for _ in range(windows):
+    with Session(profiler | {"repeat": 4}, sinks=sinks, export_queue=2) as session:
+        for _ in range(4):
             session.step()
         gate.touch()
     assert names(session) == ALL[:2]
-    first, *all_of_them = (line for line in log.at("WARNING") if "dropped" in line)
+    first, last = (line for line in log.at("WARNING") if "dropped" in line)
     assert f"The exporter is 2 windows behind (profiler.export_queue): {ALL[2]} is dropped" in first
-    dropped = f"{ALL[2]}, steps_000003-000003_rank0"
-    assert all_of_them == [f"All windows that were dropped: {dropped}"][: windows - 3]
+    assert last == f"All windows that were dropped: {ALL[2]}, steps_000003-000003_rank0"
 
 
 def test_stop_says_what_it_waits_for_and_gives_up_in_time(

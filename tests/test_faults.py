@@ -133,14 +133,18 @@ def test_what_leaves_the_loop_leaves_a_truncated_capture(
     assert "of 1000 steps" in log
 
 
-@pytest.mark.parametrize(("end", "status"), [("", 0), ("raise KeyError('nobody catches it')", 1)])
+@pytest.mark.parametrize(
+    ("end", "status", "export"),
+    [("", 0, "inline"), ("raise KeyError('nobody catches it')", 1, "process")],
+)
 def test_an_interpreter_that_ends_without_stop_leaves_one_too(
-    tmp_path: Path, end: str, status: int
+    tmp_path: Path, end: str, status: int, export: str
 ) -> None:
     trainer = Trainer(
         tmp_path,
         f"""
-        session = Session(output_dir=str(out), active=1000).start()
+        given = {{"active": 1000, "export": "{export}", "sinks": ["table"]}}
+        session = Session(given, output_dir=str(out)).start()
         for _ in range(3):
             train()
             session.step()
@@ -151,20 +155,6 @@ def test_an_interpreter_that_ends_without_stop_leaves_one_too(
     assert trainer.process.returncode == status
     (capture,) = trainer.captures()
     assert reason(capture) == "the interpreter ended"
-
-
-def test_what_is_finished_when_the_interpreter_ends_has_its_summary_and_tables(
-    tmp_path: Path,
-) -> None:
-    body = """
-        given = {"active": 1000, "export": "inline", "sinks": ["table"]}
-        session = Session(given, output_dir=str(out)).start()
-        train()
-        session.step()
-    """
-    trainer = Trainer(tmp_path, body)
-    trainer.ended()
-    (capture,) = trainer.captures()
     assert {"summary.json", "table.txt"} <= {
         file.name for file in (capture.folder or tmp_path).iterdir()
     }

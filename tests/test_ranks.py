@@ -357,15 +357,6 @@ def test_after_the_step_number_is_set_back_asks_are_heard_again(
     rank.watch.end()
 
 
-def test_a_step_number_of_another_type_is_announced_too(store: Any, tmp_path: Path) -> None:
-    rank = Rank(0, store, tmp_path, At(steps=[7]))
-    rank.step = np.int64(7)
-    rank.goes_on(1)
-    rank.watch.exchange()
-    assert [call.begin for call in rank.watch._announced] == [8 + 15]
-    rank.watch.end()
-
-
 class Exact(Trigger):
     """Asks in numpy's numbers for as many steps."""
 
@@ -373,15 +364,14 @@ class Exact(Trigger):
         return Request("why", np.int64(3)) if step.number == 1 else None
 
 
-def test_what_a_trigger_asks_for_in_another_kind_of_integer_is_told_too(
-    store: Any, tmp_path: Path
-) -> None:
+def test_integers_of_another_kind_are_announced_too(store: Any, tmp_path: Path) -> None:
     rank = Rank(0, store, tmp_path, Exact())
-    rank.goes_on(2)
+    rank.step = np.int64(1)
+    rank.goes_on(1)
     rank.watch.exchange()
     rank.goes_on(20)
-    ((_, request),) = rank.began.values()
-    assert request == ("why, on rank 0 after step 1", 3)
+    ((begin, (_, request)),) = rank.began.items()
+    assert (begin, request) == (2 + 15, ("why, on rank 0 after step 1", 3))
     rank.watch.end()
 
 

@@ -18,6 +18,8 @@ from torch import nn
 from instrument import Session, profiled
 from instrument.integrations.accelerate import Trackers
 
+pytestmark = pytest.mark.usefixtures("inline_export")
+
 CYCLES = {"wait": 1, "warmup": 1, "active": 2, "repeat": 3}
 
 
@@ -61,9 +63,7 @@ def train_step(
     return loss
 
 
-def test_a_step_is_a_batch_or_with_sync_gradients_an_update(
-    tmp_path: Path, inline_export: None
-) -> None:
+def test_a_step_is_a_batch_or_with_sync_gradients_an_update(tmp_path: Path) -> None:
     accelerator, model, optimizer, loader = accelerated(gradient_accumulation_steps=3)
     with Session(wait=1, active=2, output_dir=tmp_path / "updates") as updates:
         for batch in loader:

@@ -141,6 +141,7 @@ class Where(Sink):
 """
 
 
+@pytest.mark.usefixtures("warm_exporters")
 def test_a_trainer_that_hydra_builds_with_our_callback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -525,7 +526,7 @@ def test_another_process_gets_one_of_its_own_as_ddp_spawn_sends_it(
 def test_a_model_given_to_the_callback_is_the_one_with_ranges(tmp_path: Path) -> None:
     module = Tiny()
     callback = ProfilerCallback(
-        "summary", active=2, output_dir=tmp_path / "profile", model=module.layer
+        "summary", active=2, output_dir=tmp_path / "profile", model=module.layer, export="inline"
     )
     fit(tmp_path, callback, module, num_sanity_val_steps=0, limit_val_batches=0)
     (capture,) = callback.session.captures
