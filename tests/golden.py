@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,16 @@ class Golden:
 
 def as_json(value: Any) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False)
+
+
+def rows_as_lines(tables: Mapping[str, Iterable[Any]]) -> str:
+    """A line for each row of each table, without its unknown cells."""
+    return "\n".join(
+        f"{name}: {json.dumps(known, ensure_ascii=False)}"
+        for name, table in tables.items()
+        for row in table
+        for known in [{key: cell for key, cell in row._asdict().items() if cell is not None}]
+    )
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import pytest
@@ -23,7 +22,7 @@ from builders import (
     write_rank,
     write_trace,
 )
-from golden import Golden
+from golden import Golden, rows_as_lines
 
 from capture.by_hand import backward_by_flows, device_backward_by_flows, top_level_ns
 from capture.test_real_traces import device_backward
@@ -88,13 +87,7 @@ def test_the_views_of_a_device(tmp_path, golden: Golden) -> None:
     cut off, so that `devices` leaves it out.
     """
     found = capture(tmp_path, TRAINING)
-    rows = {name: [row._asdict() for row in getattr(found, name)] for name in VIEWS}
-    lines = [
-        f"{name}: {json.dumps({k: v for k, v in row.items() if v is not None}, ensure_ascii=False)}"
-        for name, each in rows.items()
-        for row in each
-    ]
-    golden("views_of_a_device.txt", "\n".join(lines))
+    golden("views_of_a_device.txt", rows_as_lines({name: getattr(found, name) for name in VIEWS}))
 
 
 def test_the_backward_is_where_the_traces_own_arrows_lead(tmp_path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import warnings
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 import real_traces
 import torch
 from builders import allocation, annotation, capture, frame, span, step
+from golden import Golden, rows_as_lines
 from real_traces import needs_traces
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -57,39 +57,33 @@ EVENTS = [
     allocation(13, 8, 1, 8),  # the same address on another device
     allocation(45, -8, 1, 0),
 ]
-BY = {
-    "operator": {
-        "aten::linear": (100, 1, 12000),
-        "aten::relu": (140, 2, 26000),
-        "[no operator]": (50, 1, 30000),
-    },
-    "range": {
-        "forward/layer": (100, 1, 12000),
-        "forward": (140, 2, 26000),
-        "[no range]": (50, 1, 30000),
-    },
-    "module": {
-        "Net_0/Linear_1": (100, 1, 12000),
-        "Net_0": (140, 2, 26000),
-        "[no module]": (50, 1, 30000),
-    },
-}
 
 
-def live(table: Any) -> dict:
-    assert [row.bytes for row in table] == sorted((row.bytes for row in table), reverse=True)
-    return {row.name: tuple(row)[1:] for row in table}
-
-
-def test_devices(tmp_path) -> None:
-    table = capture(tmp_path, EVENTS).memory_devices
-    sizes = ("allocated_bytes", "freed_bytes", "net_bytes")
-    peak = ("peak_ns", "peak_bytes", "peak_net_bytes", "reserved_bytes")
-    assert table.columns == ("device", "allocations", "frees", *sizes, *peak)
-    assert [tuple(row) for row in table] == [
-        ("cuda:0", 6, 4, 540, 590, -50, 32000, 790, 290, 1000),
-        ("cpu", 1, 1, 8, 8, 0, 13000, 8, 8, None),
-    ]
+def test_the_tables_and_the_curve(tmp_path, golden: Golden) -> None:
+    """Checked by hand. A free has the names of what it frees; the curve stands on the 500 bytes of before the window."""
+    found = capture(tmp_path, EVENTS)
+    live, memory = found.memory_live, found.memory
+    assert memory.kinds == ("operator", "range", "module")
+    tables = rows_as_lines(
+        {
+            "devices": found.memory_devices,
+            "steps": found.memory_steps,
+            "sizes": found.memory_sizes,
+            "events": found.memory_events,
+            **{f"live at the peak, by {by}": live(by) for by in memory.kinds},
+            **{
+                f"live at {ns} ns": live(at_ns=ns) for ns in (1_000, 16_000, 17_999, 18_000, 99_000)
+            },
+            "live on the CPU": live(device="cpu"),
+        }
+    )
+    curve = memory.curve("operator")
+    assert (curve.device, curve.by) == ("cuda:0", "operator")
+    shown = {"time_ns": curve.time_ns, "reserved_bytes": curve.reserved_bytes, **curve.series}
+    golden("memory.txt", "\n".join([tables, *(f"curve, {k}: {v}" for k, v in shown.items())]))
+    one = memory.curve("operator", most=1).series
+    assert list(one) == [BEFORE, "aten::relu", OTHERS]
+    assert [*map(sum, zip(*one.values()))] == [*map(sum, zip(*curve.series.values()))]
 
 
 def test_points_of_time_are_shown_since_the_first_event(tmp_path) -> None:
@@ -109,92 +103,9 @@ def test_points_of_time_are_shown_since_the_first_event(tmp_path) -> None:
     assert steps.head(1)[0].start_ns == 4_359_044_661_050_000
 
 
-@pytest.mark.parametrize("by", BY)
-def test_what_lived_at_the_peak_and_since_when(tmp_path, by) -> None:
-    found = capture(tmp_path, EVENTS)
-    memory = found.memory
-    table = found.memory_live(by)
-    assert table.columns == ("name", "bytes", "allocations", "since_ns")
-    assert live(table) == BY[by] | {BEFORE: (500, None, None)}
-    assert memory.kinds == tuple(BY)
-
-
-def test_what_lived_at_another_time_and_on_another_device(tmp_path) -> None:
-    found = capture(tmp_path, EVENTS)
-    assert live(found.memory_live(at_ns=16_000)) == {
-        "aten::linear": (250, 2, 12000),
-        BEFORE: (500, None, None),
-    }
-    assert live(found.memory_live(at_ns=17_999)) == live(found.memory_live(at_ns=16_000))
-    assert live(found.memory_live(at_ns=18_000)) == {
-        "aten::linear": (100, 1, 12000),
-        BEFORE: (500, None, None),
-    }
-    assert live(found.memory_live(at_ns=1_000)) == {BEFORE: (500, None, None)}
-    assert live(found.memory_live(at_ns=99_000)) == {
-        "aten::linear": (100, 1, 12000), "aten::add": (100, 1, 62000), "[no operator]": (50, 1, 30000),
-        BEFORE: (200, None, None),
-    }  # fmt: skip
-    assert live(found.memory_live(device="cpu")) == {"aten::linear": (8, 1, 13000)}
-
-
-def test_steps_tell_what_they_left_behind(tmp_path) -> None:
-    table = capture(tmp_path, EVENTS).memory_steps
-    assert table.columns == ("device", "number", "start_bytes", "net_bytes", "peak_bytes")
-    assert [tuple(row) for row in table] == [
-        ("cuda:0", 3, 500, -110, 790),
-        ("cuda:0", 4, 390, 60, 490),
-        ("cpu", 3, 0, 0, 8),
-        ("cpu", 4, 0, 0, 0),
-    ]
-
-
-def test_sizes(tmp_path) -> None:
-    table = capture(tmp_path, EVENTS).memory_sizes
-    assert table.columns == ("device", "size_bytes", "allocations", "bytes", "kept")
-    cuda = [
-        ("cuda:0", 100, 3, 300, 2),
-        ("cuda:0", 150, 1, 150, 0),
-        ("cuda:0", 50, 1, 50, 1),
-        ("cuda:0", 40, 1, 40, 0),
-    ]
-    assert [tuple(row) for row in table] == [*cuda, ("cpu", 8, 1, 8, 0)]
-
-
 def test_a_free_that_the_file_lists_first_frees_what_was_allocated_before_it(tmp_path) -> None:
     (row,) = capture(tmp_path, [on_cuda(20, -10, 1), on_cuda(10, 10, 1)]).memory_sizes
     assert (row.allocations, row.kept) == (1, 0)
-
-
-def test_every_event_with_what_was_around_it(tmp_path) -> None:
-    table = capture(tmp_path, EVENTS).memory_events
-    columns = "device time_ns size_bytes address operator range module"
-    assert table.columns == tuple(columns.split())
-    rows = {(row.device, row.time_ns): tuple(row)[2:] for row in table}
-    assert len(rows) == len(table) == 12
-    inside = ("aten::linear", "forward/layer", "Net_0/Linear_1")
-    assert rows["cuda:0", 12000] == (100, 1, *inside)
-    assert rows["cuda:0", 18000] == (-150, 2, *inside), "a free has the names of what it frees"
-    assert rows["cuda:0", 63000] == (-40, 2, "aten::relu", "forward", "Net_0")
-    assert rows["cuda:0", 40000] == (-300, 9, BEFORE, BEFORE, BEFORE)
-
-
-def test_the_curve_stands_on_what_lived_before(tmp_path) -> None:
-    memory = capture(tmp_path, EVENTS).memory
-    curve = memory.curve("operator")
-    assert (curve.device, curve.by) == ("cuda:0", "operator")
-    assert curve.time_ns == [1000 * us for us in (12, 15, 18, 26, 30, 32, 40, 41, 62, 63)]
-    assert curve.reserved_bytes == [1000] * 10
-    assert curve.series == {
-        BEFORE: [500] * 6 + [200] * 4,
-        "aten::relu": [0, 0, 0, 40, 40, 140, 140, 40, 40, 0],
-        "aten::linear": [100, 250, 100, 100, 100, 100, 100, 100, 100, 100],
-        "[no operator]": [0, 0, 0, 0, 50, 50, 50, 50, 50, 50],
-        OTHERS: [0, 0, 0, 0, 0, 0, 0, 0, 100, 100],  # aten::add holds nothing at the peak
-    }
-    one = memory.curve("operator", most=1).series
-    assert list(one) == [BEFORE, "aten::relu", OTHERS]
-    assert [*map(sum, zip(*one.values()))] == [*map(sum, zip(*curve.series.values()))]
 
 
 def test_a_device_type_without_a_name_is_a_number(tmp_path) -> None:
