@@ -15,9 +15,10 @@ class Log(list[str]):
         return [line.removeprefix(level + " ") for line in self if line.startswith(level + " ")]
 
 
-def errors_in(printed: str) -> list[str]:
-    """The errors that a program has printed, as loguru and Hydra write them.
+def problems_in(printed: str) -> list[str]:
+    """The warnings and errors that a program has printed, as loguru and Hydra write them.
 
     torch's own library prints "ERROR:" too, where its CUDA build finds no driver.
     """
-    return re.findall(r"^.*(?:\| ERROR|\[ERROR\]).*$", printed, re.MULTILINE)
+    level = r"(?:WARNING|ERROR)"
+    return re.findall(rf"^.*(?:\| {level} |\[{level}\]).*$", printed, re.MULTILINE)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pytest
 import warm
-from collected import errors_in
+from collected import problems_in
 from installed import need, records_collections
 from page_script import blocks, script, unread
 from real_traces import FOLDER, needs_traces
@@ -51,7 +51,7 @@ def run(script: str, folder: Path) -> str:
     }
     done = warm.run([script], folder, env)
     assert done.returncode == 0, f"{script}\n{done.stdout}"
-    assert not errors_in(done.stdout), done.stdout
+    assert not problems_in(done.stdout), done.stdout
     return done.stdout
 
 

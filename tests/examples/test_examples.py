@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 import warm
-from collected import errors_in
+from collected import problems_in
 from installed import need
 
 from instrument import Capture
@@ -81,7 +81,7 @@ def ended_well(command: list[str], folder: Path) -> str:
 
 def printed(ended: subprocess.CompletedProcess[str]) -> str:
     assert ended.returncode == 0, ended.stdout
-    assert not errors_in(ended.stdout), ended.stdout
+    assert not problems_in(ended.stdout), ended.stdout
     assert "Traceback" not in ended.stdout, ended.stdout
     return ended.stdout
 
@@ -416,7 +416,7 @@ def test_long_job_records_when_a_second_shell_asks(tmp_path: Path) -> None:
     assert re.fullmatch(slow, stalled.metadata["window"]["trigger_reason"])
     assert f"{by_file.name}: file, because instrument trigger requested a window" in text
     assert f"{by_signal.name}: signal, because SIGUSR2 was received" in text
-    assert not errors_in("".join(log) + errors)
+    assert not problems_in("".join(log) + errors)
     assert "Traceback" not in errors
     assert not [*(tmp_path / "profile").glob(".listens-*")]
 

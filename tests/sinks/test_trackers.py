@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import warm
 from builders import steps
-from collected import Log, errors_in
+from collected import Log, problems_in
 from installed import need
 from loguru import logger
 
@@ -140,7 +140,7 @@ def story(tmp_path: Path, code: str) -> str:
     done = warm.Script(["-c", TRAIN + code, str(tmp_path)], tmp_path, environment)
     stdout, stderr = done.communicate()
     assert done.returncode == 0, stderr
-    assert not errors_in(stderr), stderr
+    assert not problems_in(stderr), stderr
     return stdout
 
 
