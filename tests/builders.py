@@ -76,6 +76,15 @@ def step(number: int, start_us: float, duration_us: float, **more: Any) -> Event
     return annotation(f"ProfilerStep#{number}", start_us, duration_us, **more)
 
 
+def in_steps(count: int, length_us: float, *inside: Event) -> list[Event]:
+    """Equal steps, numbered from 0, each with these events, whose times are since the start of their step."""
+    return [
+        {**event, "ts": event["ts"] + number * length_us}
+        for number in range(count)
+        for event in (step(number, 0, length_us), *inside)
+    ]
+
+
 def frame(name: str, start_us: float, duration_us: float, **more: Any) -> Event:
     """A Python function."""
     return span(name, start_us, duration_us, "python_function", **more)

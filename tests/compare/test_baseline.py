@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from builders import annotation, capture, span, step
+from builders import annotation, capture, in_steps, span
 
 from instrument.base.errors import CaptureError
 from instrument.cli.command import main
@@ -16,14 +16,8 @@ from instrument.compare.counters import counters
 
 def trace(folder: Path, extra: int = 0) -> Path:
     """Three steps; each has one operator in a range, and the last `extra` more outside of it."""
-    events = []
-    for number in range(3):
-        start = 1000 * number
-        events += [
-            step(number, start, 1000),
-            annotation('mo"del', start, 100),
-            span("aten::mm", start + 5, 50, Input_Dims=[[8, 3], [3, 4]]),
-        ]
+    product = span("aten::mm", 5, 50, Input_Dims=[[8, 3], [3, 4]])
+    events = in_steps(3, 1000, annotation('mo"del', 0, 100), product)
     events += [span("aten::mul", 2500 + 10 * k, 5) for k in range(extra)]
     path: Path = capture(folder, events).trace_path
     return path

@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from builders import annotation, capture, is_harmless, span, step, write_capture
+from builders import annotation, capture, in_steps, is_harmless, span, step, write_capture
 from commands import Command
 from golden import Golden
 
@@ -160,16 +160,8 @@ def test_the_test_of_ranks_counts_all_orders(low: int, high: int) -> None:
 def test_times_of_ranges_come_from_captures(tmp_path: Path) -> None:
     def window(name: str, lasts_us: float) -> list[Window]:
         (tmp_path / name).mkdir()
-        events = [
-            event
-            for number in range(3)
-            for event in (
-                step(number, 1000 * number, 1000),
-                annotation("model", 1000 * number, lasts_us),
-                span("aten::mm", 1000 * number, lasts_us),
-            )
-        ]
-        recorded = capture(tmp_path / name, events)
+        inside = annotation("model", 0, lasts_us), span("aten::mm", 0, lasts_us)
+        recorded = capture(tmp_path / name, in_steps(3, 1000, *inside))
         return [window_of(recorded, counters(recorded))] * 3
 
     before, after = window("before", 100), window("after", 200)
@@ -194,15 +186,11 @@ def test_the_exit_status_tells_a_failure_from_an_open_question() -> None:
 
 def run(folder: Path, name: str, items: int, *, windows: int = 3, rank: int = 0) -> Path:
     """Some windows of three steps, each step with a range that has `.item()` some times."""
-    events = []
-    for number in range(3):
-        start = 1000 * number
-        events += [step(number, start, 1000), annotation("lo`ss", start, 500)]
-        for k in range(items):
-            events += [
-                span("aten::item", start + 20 * k, 10),
-                span("aten::_local_scalar_dense", start + 20 * k + 1, 5),
-            ]
+    inside = [annotation("lo`ss", 0, 500)]
+    for k in range(items):
+        inside.append(span("aten::item", 20 * k, 10))
+        inside.append(span("aten::_local_scalar_dense", 20 * k + 1, 5))
+    events = in_steps(3, 1000, *inside)
     for window in range(windows):
         write_capture(folder / name, events, f"window{window}_rank{rank}", rank=rank)
     return folder / name

@@ -13,7 +13,17 @@ from typing import Any
 
 import fsspec
 import pytest
-from builders import annotation, is_harmless, launched, span, step, write_capture, write_trace
+from builders import (
+    Event,
+    annotation,
+    in_steps,
+    is_harmless,
+    launched,
+    span,
+    step,
+    write_capture,
+    write_trace,
+)
 from golden import Golden
 from markdown_it import MarkdownIt
 from page_parts import words
@@ -43,17 +53,10 @@ from instrument.runs import run as run_module
 HOSTILE = "a\x1b[2Jb\nc`|<img src=x>[l](https://evil.example) @somebody #12 *x* www.evil.example"
 
 
-def steps(mean_us: int = 1000) -> list[dict[str, Any]]:
+def steps(mean_us: int = 1000) -> list[Event]:
     """Three steps, half of each in the range `forward`."""
-    events = []
-    for number in range(3):
-        start = number * mean_us
-        events += [
-            step(number, start, mean_us),
-            annotation("forward", start, mean_us // 2),
-            span("aten::mm", start, mean_us // 2),
-        ]
-    return events
+    half = mean_us // 2
+    return in_steps(3, mean_us, annotation("forward", 0, half), span("aten::mm", 0, half))
 
 
 def recorded(folder: Path, window: int = 3, rank: int = 0, mean_us: int = 1000) -> Capture:
@@ -678,7 +681,7 @@ def two_runs(folder: Path) -> dict[str, Capture]:
     found = {}
     for run, hour, events in (
         ("a", 3, steps()),
-        ("b", 4, [step(k, k * 500, 500) for k in range(3)]),
+        ("b", 4, in_steps(3, 500)),
     ):
         for rank in (0, 1):
             name = f"steps_3_rank{rank}{'-2' if run == 'b' else ''}"

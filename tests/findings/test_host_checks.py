@@ -16,6 +16,7 @@ from builders import (
     annotation,
     call,
     frame,
+    in_steps,
     kernel,
     launched,
     made,
@@ -28,16 +29,6 @@ from golden import Golden
 from findings.by_hand import Case, check, described, environment, parametrised
 from instrument.cli.command import main
 from instrument.findings.check import NotRecorded
-
-
-def in_steps(count: int, length_us: float, *inside: Event) -> list[Event]:
-    """Equal steps with these events, whose times are since the start of the step."""
-    return [
-        {**event, "ts": event["ts"] + number * length_us}
-        for number in range(count)
-        for event in (step(number, 0, length_us), *inside)
-    ]
-
 
 # Waiting for data
 

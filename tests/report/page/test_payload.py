@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import real_traces
 from builders import (
+    SINGLE_PROCESS,
     annotation,
     capture,
+    in_steps,
     kernels,
     launched,
     made,
@@ -123,17 +125,8 @@ def test_parts_sum_to_the_steps_exactly(tmp_path: Path) -> None:
 
 
 def test_findings_are_those_of_diagnose_with_times_since_the_start(tmp_path: Path) -> None:
-    events = [
-        event | {"ts": event["ts"] + 5_000_000}
-        for number in range(3)
-        for event in (
-            step(number, 1000 * number, 1000),
-            annotation(
-                "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1000 * number, 700
-            ),
-            span("aten::mm", 1000 * number + 700, 250),
-        )
-    ]
+    inside = annotation(SINGLE_PROCESS, 0, 700), span("aten::mm", 700, 250)
+    events = [event | {"ts": event["ts"] + 5_000_000} for event in in_steps(3, 1000, *inside)]
     made = capture(tmp_path, events)
     content = payload([made])
     found = parts(content["sections"]["verdict"], "finding")
@@ -415,7 +408,7 @@ def test_a_long_name_is_redacted_in_linear_time() -> None:
 
 
 def test_ranges_show_the_last_steps(tmp_path: Path) -> None:
-    events = [step(number, 100 * number, 100) for number in range(130)]
+    events = in_steps(130, 100)
     events += [annotation("work", 100 * number + 10, number % 50 + 1) for number in range(130)]
     table = tables(sections(capture(tmp_path, events))["ranges"])["Ranges by path"]
     (numbers,) = (each["numbers"] for each in table["columns"] if each.get("kind") == "steps")

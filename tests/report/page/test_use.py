@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 from browsing import address, problems
 from builders import (
+    SINGLE_PROCESS,
     annotation,
     capture,
+    in_steps,
     kernel,
     launched,
     made,
@@ -41,7 +43,7 @@ def training(tmp_path: Path) -> Path:
         start = 10_000 * number
         events += [
             step(number, start, 9_900 + 100 * number),
-            annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", start, 4_000),
+            annotation(SINGLE_PROCESS, start, 4_000),
             annotation("forward", start + 4_100, 3_000),
         ]
         for k in range(8):
@@ -168,8 +170,7 @@ def test_a_card_names_what_was_not_recorded(
     opened: Callable[..., Page], tab: Page, tmp_path: Path
 ) -> None:
     assert tab.get_by_text("Not all was recorded").count() == 0
-    events = [step(number, 100 * number, 100) for number in range(3)]
-    events += [kernel("gemm", 110, 60), *launched("gemm", 200, 210, 40, 7)]
+    events = [*in_steps(3, 100), kernel("gemm", 110, 60), *launched("gemm", 200, 210, 40, 7)]
     path = tmp_path / "lost.html"
     capture(tmp_path, events).report(path)
     card = opened(path).locator("#verdict .fact", has_text="Not all was recorded").inner_text()
