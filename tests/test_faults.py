@@ -208,10 +208,11 @@ def test_sigterm_reaches_the_handler_that_was_there_and_training_may_go_on(tmp_p
         tmp_path,
         """
         def theirs(number, frame):
-            say(f"theirs, with {len(list(out.glob('.*.queued')))} on disk, {frame.f_code.co_name}")
+            say(f"theirs, {session.loop.run.finisher.saved} saved, {frame.f_code.co_name}")
         signal.signal(signal.SIGTERM, theirs)
         before = signal.getsignal(signal.SIGTERM)
-        with Session(output_dir=str(out), active=4, repeat=2, wait=1) as session:
+        given = {"active": 4, "repeat": 2, "wait": 1}
+        with Session(given, output_dir=str(out)) as session:
             for step in range(20):
                 train()
                 if step == 2:
@@ -220,7 +221,7 @@ def test_sigterm_reaches_the_handler_that_was_there_and_training_may_go_on(tmp_p
         assert signal.getsignal(signal.SIGTERM) is before
         """,
     )
-    trainer.wait_for("theirs, with 1 on disk, pass_on")
+    trainer.wait_for("theirs, 1 saved, pass_on")
     trainer.ended()
     assert trainer.process.returncode == 0
     cut, whole = trainer.captures()

@@ -552,6 +552,9 @@ def test_where_training_fails_uploads_are_not_waited_for(
     assert command.main(["export", str(here), "--upload-to", url]) == 0
     assert capsys.readouterr().out == f"Sent {url}/{remote_name(here / ALL[0])}.\n"
     gate.set()
+    assert session.loop.run is not None
+    assert session.loop.run.finisher._uploads is not None
+    session.loop.run.finisher._uploads.close()
 
 
 @pytest.mark.parametrize(
