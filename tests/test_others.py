@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import linecache
 import signal
 import sys
 import threading
@@ -312,6 +313,10 @@ def test_what_a_signal_handler_raises_goes_through_and_the_window_is_whole(
     assert steps_in(session) == [([2, 3], [2, 3]), ([6, 7], [6, 7])]
 
 
+# Each follows a loop or a call with nothing in between at which Python handles signals; a trace function can do it.
+NO_SIGNAL_BEFORE = ("self._finishing = False", "self.delayed = True")
+
+
 class AtLine:
     """A trace function that sends a signal before the line with this number, counted in `files`."""
 
@@ -321,7 +326,8 @@ class AtLine:
     def __call__(self, frame: FrameType, event: str, _: Any) -> AtLine | None:
         if not frame.f_code.co_filename.endswith(self.files):
             return None
-        if event == "line":
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if event == "line" and not line.startswith(NO_SIGNAL_BEFORE):
             self.lines += 1
             if self.lines == self.line:
                 signal.raise_signal(self.number)

@@ -164,7 +164,7 @@ class Finisher:
             while self.to_finish:
                 self._finish_first()
         finally:
-            self._finishing = False
+            self._finishing = False  # Python handles no signal between the loop and this line
 
     def _finish_first(self) -> None:
         folder = self.to_finish[0]
