@@ -7,6 +7,7 @@ import asyncio
 import pytest
 import torch
 from builders import allocation, annotation, call, capture, kernel, span
+from golden import Golden, rows_as_lines
 from torch.profiler import record_function
 
 from capture.conftest import each_body, record
@@ -43,25 +44,6 @@ def test_ranges_are_paths_in_tree_order_with_self_times_shares_and_per_step_time
     ]
     assert found.range_tree.shared_ns == 100000
     assert [r.device_ns for r in rows] == [None] * 3
-
-
-def test_of_a_range_that_began_before_the_first_step_counts_what_lies_in_it(tmp_path) -> None:
-    events = [
-        annotation("early", -20, 30),
-        annotation("ProfilerStep#1", 0, 100),
-        annotation("late", 95, 50),
-    ]
-    assert [(r.path, r.cpu_ns_per_step) for r in capture(tmp_path, events).ranges] == [
-        ("early", 10000),
-        ("late", 5000),
-    ]
-
-
-def test_without_steps_shares_are_of_all_that_was_recorded(tmp_path) -> None:
-    rows = capture(
-        tmp_path, [span("aten::mm", 0, 5), annotation("a", 10, 20), span("aten::mm", 75, 5)]
-    ).ranges
-    assert [(r.share, r.cpu_ns_per_step) for r in rows] == [(20 / 30, None)]
 
 
 def test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each(tmp_path) -> None:
@@ -169,60 +151,6 @@ def test_the_shares_of_a_recording_add_up_to_the_whole(recordings, name) -> None
     assert {*found.ranges.column("device_share"), *found.operators.column("device_share")} == {None}
 
 
-def test_time_that_siblings_share_is_the_later_ones(tmp_path) -> None:
-    found = capture(
-        tmp_path, [annotation("p", 0, 100), annotation("a", 10, 70), annotation("b", 20, 80)]
-    )
-    assert {r.name: (r.cpu_ns, r.self_cpu_ns, r.share) for r in found.ranges} == {
-        "p": (100000, 10000, 0.1),
-        "a": (70000, 10000, 0.1),
-        "b": (80000, 80000, 0.8),
-    }
-    assert {r.name: r.self_cpu_ns for r in found.operators} == {"p": 10000, "a": 10000, "b": 80000}
-
-
-def test_a_range_inside_its_like_is_a_path_of_its_own(tmp_path) -> None:
-    rows = capture(
-        tmp_path, [annotation("a", 0, 10), annotation("a", 2, 6), annotation("a", 3, 2)]
-    ).ranges
-    assert [(r.path, r.cpu_ns, r.self_cpu_ns) for r in rows] == [
-        ("a", 10000, 4000),
-        ("a/a", 6000, 4000),
-        ("a/a/a", 2000, 2000),
-    ]
-
-
-def test_ranges_nest_on_their_own_thread_only(tmp_path) -> None:
-    rows = capture(
-        tmp_path,
-        [annotation("a", 0, 10), annotation("b", 2, 6, tid=2), annotation("a", 5, 5, tid=2)],
-    )
-    assert [(r.path, r.calls) for r in rows.ranges] == [("a", 2), ("b", 1)]
-
-
-def test_device_time_is_of_what_was_launched_inside(tmp_path) -> None:
-    rows = capture(
-        tmp_path,
-        [
-            annotation("outer", 0, 50, External_id=1),
-            annotation("inner", 10, 20, External_id=2),
-            annotation("idle", 60, 5, External_id=5),
-            span("aten::mm", 12, 10, External_id=3),
-            call("cudaLaunchKernel", 15, 2, External_id=3, correlation=9),
-            call("cudaMemsetAsync", 40, 2, External_id=1, correlation=10),
-            kernel("mm", 70, 30, External_id=3, correlation=9),
-            kernel("set", 110, 4, External_id=1, correlation=10),
-            kernel("stray", 120, 4, External_id=77, correlation=11),
-            span("outer", 70, 44, cat="gpu_user_annotation", External_id=1),
-        ],
-    ).ranges
-    assert [(r.path, r.device_ns) for r in rows] == [
-        ("outer", 34000),
-        ("outer/inner", 30000),
-        ("idle", 0),
-    ]
-
-
 def test_device_time_overlapping_counts_once_as_busy_and_what_passed_without_any_as_idle(
     tmp_path,
 ) -> None:
@@ -246,42 +174,6 @@ def test_device_time_overlapping_counts_once_as_busy_and_what_passed_without_any
     assert [(r.device_ns, r.self_device_ns, r.device_busy_ns, r.device_idle_ns) for r in rows] == [
         (38000, 18000, 32000, 50000 - 6000 - 14000 - 2000 - 2000),
         (20000, 20000, 14000, 20000 - 1000 - 14000),
-    ]
-
-
-def test_flops_per_second_are_over_the_time_that_the_device_worked(tmp_path) -> None:
-    events = [
-        annotation("a", 0, 100),
-        span("aten::mm", 10, 50, External_id=1, Input_Dims=[[20, 30], [30, 40]]),
-        kernel("first", 20, 4, External_id=1),
-        kernel("second", 22, 6, External_id=1),
-    ]
-    (row,) = capture(tmp_path, events).ranges
-    assert (row.flops, row.device_busy_ns) == (48000, 8000)
-    assert row.flops_per_second == 6 * 10**9
-
-
-def test_memory_is_of_the_ranges_own_thread(tmp_path) -> None:
-    rows = capture(
-        tmp_path,
-        [
-            annotation("outer", 0, 50),
-            annotation("inner", 10, 20),
-            annotation("inner", 40, 5),
-            allocation(5, 100),
-            allocation(15, 30),
-            allocation(20, -100),
-            allocation(42, 7),
-            allocation(43, 4000, device=0),
-            allocation(44, -1000, device=0),
-            allocation(16, 999, tid=2),
-        ],
-    ).ranges
-    assert [
-        (r.path, r.allocated_bytes, r.bytes, r.device_allocated_bytes, r.device_bytes) for r in rows
-    ] == [
-        ("outer", 4137, 3037, 4000, 3000),
-        ("outer/inner", 4037, 2937, 4000, 3000),
     ]
 
 
@@ -310,26 +202,6 @@ def test_the_spread_is_over_calls_by_nearest_rank(tmp_path) -> None:
     ]
 
 
-def test_slices_of_a_suspended_call_are_one_row(tmp_path) -> None:
-    rows = capture(
-        tmp_path,
-        [
-            annotation("load (resumed)", 0, 3),  # of a call that began before the window
-            annotation("load", 10, 5),
-            annotation("load (resumed)", 20, 8),
-            annotation("inner", 22, 2),
-            annotation("late (resumed)", 40, 1),
-        ],
-    ).ranges
-    assert [
-        (r.path, r.name, r.calls, r.slices, r.cpu_ns, r.self_cpu_ns, r.max_ns) for r in rows
-    ] == [
-        ("load", "load", 1, 3, 16000, 14000, None),
-        ("load/inner", "inner", 1, 1, 2000, 2000, 2000),
-        ("late", "late", 0, 1, 1000, 1000, None),
-    ]
-
-
 def test_a_recorded_coroutine_has_a_call_and_its_slices(tmp_path) -> None:
     @profiled("work")
     async def work() -> None:
@@ -350,69 +222,117 @@ def test_a_recorded_coroutine_has_a_call_and_its_slices(tmp_path) -> None:
     assert (row.calls, row.slices, row.min_ns) == (2, 6, None)
 
 
-def test_moments_and_the_compilers_notes_are_no_ranges(tmp_path) -> None:
-    events = [
+CASES = {
+    "of a range that began before the first step counts what lies in it": [
+        annotation("early", -20, 30),
+        annotation("ProfilerStep#1", 0, 100),
+        annotation("late", 95, 50),
+    ],
+    "without steps shares are of all that was recorded": [
+        span("aten::mm", 0, 5),
+        annotation("a", 10, 20),
+        span("aten::mm", 75, 5),
+    ],
+    "time that siblings share is the later ones": [
+        annotation("p", 0, 100),
+        annotation("a", 10, 70),
+        annotation("b", 20, 80),
+    ],
+    "a range inside its like is a path of its own": [
+        annotation("a", 0, 10),
+        annotation("a", 2, 6),
+        annotation("a", 3, 2),
+    ],
+    "ranges nest on their own thread only": [
+        annotation("a", 0, 10),
+        annotation("b", 2, 6, tid=2),
+        annotation("a", 5, 5, tid=2),
+    ],
+    "device time is of what was launched inside": [
+        annotation("outer", 0, 50, External_id=1),
+        annotation("inner", 10, 20, External_id=2),
+        annotation("idle", 60, 5, External_id=5),
+        span("aten::mm", 12, 10, External_id=3),
+        call("cudaLaunchKernel", 15, 2, External_id=3, correlation=9),
+        call("cudaMemsetAsync", 40, 2, External_id=1, correlation=10),
+        kernel("mm", 70, 30, External_id=3, correlation=9),
+        kernel("set", 110, 4, External_id=1, correlation=10),
+        kernel("stray", 120, 4, External_id=77, correlation=11),
+        span("outer", 70, 44, cat="gpu_user_annotation", External_id=1),
+    ],
+    "flops per second are over the time that the device worked": [
+        annotation("a", 0, 100),
+        span("aten::mm", 10, 50, External_id=1, Input_Dims=[[20, 30], [30, 40]]),
+        kernel("first", 20, 4, External_id=1),
+        kernel("second", 22, 6, External_id=1),
+    ],
+    "memory is of the ranges own thread": [
+        annotation("outer", 0, 50),
+        annotation("inner", 10, 20),
+        annotation("inner", 40, 5),
+        allocation(5, 100),
+        allocation(15, 30),
+        allocation(20, -100),
+        allocation(42, 7),
+        allocation(43, 4000, device=0),
+        allocation(44, -1000, device=0),
+        allocation(16, 999, tid=2),
+    ],
+    "slices of a suspended call are one row": [
+        annotation("load (resumed)", 0, 3),  # of a call that began before the window
+        annotation("load", 10, 5),
+        annotation("load (resumed)", 20, 8),
+        annotation("inner", 22, 2),
+        annotation("late (resumed)", 40, 1),
+    ],
+    "moments and the compilers notes are no ranges": [
         annotation("mine", 0, 20),
         annotation(f"saved{MOMENT}", 5, 0),
         annotation("record_data: frame 0, compile_id=0", 8, 9),
-    ]
-    assert [row.path for row in capture(tmp_path, events).ranges] == ["mine"]
-
-
-def test_by_name_device_work_of_several_paths_is_busy_together(tmp_path) -> None:
-    events = [
+    ],
+    "by name device work of several paths is busy together": [
         *(annotation(name, at, 40) for name, at in (("one", 0), ("two", 50))),
         *(annotation("block", at, 20) for at in (10, 60)),
         *(call("cudaLaunchKernel", at, 1, correlation=at) for at in (15, 65)),
         kernel("k", 100, 20, correlation=15),
         kernel("k", 110, 20, correlation=65),
-    ]
-    found = capture(tmp_path, events)
-    assert [row.device_busy_ns for row in found.ranges.where(name="block")] == [20_000, 20_000]
-    assert found.ranges_by_name.where(name="block")[0].device_busy_ns == 30_000
+    ],
+    "by name a range inside its like counts once": [
+        annotation("a", 0, 50),
+        annotation("b", 10, 30),
+        annotation("a", 20, 10),
+        span("aten::mm", 21, 5, Input_Dims=[[2, 3], [3, 4]]),
+        call("cudaLaunchKernel", 22, 1, correlation=1),
+        kernel("k", 24, 2, correlation=1),
+        allocation(23, 16),
+        annotation("a", 60, 8),
+    ],
+    "an unfinished range counts until the windows end": [
+        annotation("ProfilerStep#0", 0, 40),
+        annotation("ProfilerStep#1", 40, 60, finished=False),
+        annotation("epoch", 10, 90, finished=False),  # 30 of it lie in the one step that ended
+        annotation("forward", 20, 10),
+    ],
+    "the closure given to an optimizer is not its own work": [
+        annotation("batch", 0, 110),
+        annotation("Optimizer.step#SGD.step", 5, 100),
+        annotation("training_step", 10, 30),
+        annotation("encoder", 12, 20),
+        span("aten::mm", 15, 5, Sequence_number=7),
+        annotation("update", 50, 20),
+        span("aten::add_", 55, 5),
+    ],
+}
 
 
-def test_by_name_a_range_inside_its_like_counts_once(tmp_path) -> None:
-    launch = call("cudaLaunchKernel", 22, 1, correlation=1)
-    found = capture(
-        tmp_path,
-        [
-            annotation("a", 0, 50),
-            annotation("b", 10, 30),
-            annotation("a", 20, 10),
-            span("aten::mm", 21, 5, Input_Dims=[[2, 3], [3, 4]]),
-            launch,
-            kernel("k", 24, 2, correlation=1),
-            allocation(23, 16),
-            annotation("a", 60, 8),
-        ],
-    )
-    columns = "name calls cpu_ns self_cpu_ns forward_ns device_ns device_busy_ns flops bytes"
-    assert [tuple(getattr(r, c) for c in columns.split()) for r in found.ranges_by_name] == [
-        ("a", 3, 58000, 38000, 58000, 2000, 2000, 48, 16),
-        ("b", 1, 30000, 20000, 30000, 2000, 2000, 48, 16),
-    ]
-    assert [r.device_idle_ns for r in found.ranges_by_name] == [56000, 28000]
-    assert [(r.min_ns, r.max_ns) for r in found.ranges_by_name] == [(8000, 50000), (30000, 30000)]
-    assert [(r.path, r.bytes) for r in found.ranges] == [("a", 16), ("a/b", 16), ("a/b/a", 16)]
-
-
-def test_an_unfinished_range_counts_until_the_windows_end(tmp_path) -> None:
-    rows = capture(
-        tmp_path,
-        [
-            annotation("ProfilerStep#0", 0, 40),
-            annotation("ProfilerStep#1", 40, 60, finished=False),
-            annotation("epoch", 10, 90, finished=False),
-            annotation("forward", 20, 10),
-        ],
-    )
-    assert [(r.path, r.calls, r.cpu_ns, r.cpu_ns_per_step) for r in rows.ranges] == [
-        ("epoch", 1, 90000, 30000),  # 30 of its 90 µs lie in the one step that ended
-        ("epoch/forward", 1, 10000, 10000),
-    ]
-    assert [row.share for row in rows.ranges] == [0.5, 0.25], "of the step that ended"
-    assert [(r.number, r.duration_ns) for r in rows.steps] == [(0, 40000)]
+def test_ranges_by_hand(tmp_path, golden: Golden) -> None:
+    """Checked by hand; a cell that is not shown is unknown."""
+    told = []
+    for name, events in CASES.items():
+        found = capture(tmp_path, events)
+        tables = {"range": found.ranges, "by name": found.ranges_by_name, "rest": found.ranges_rest}
+        told.append(f"---- {name}\n{rows_as_lines(tables)}")
+    golden("ranges.txt", "\n".join(told))
 
 
 def test_a_real_window_stopped_inside_a_range_and_a_step(tmp_path) -> None:
@@ -459,25 +379,3 @@ def test_nested_ranges_of_a_real_recording_are_paths(recordings) -> None:
         rows["forward/block"].self_cpu_ns
         == rows["forward/block"].cpu_ns - rows["forward/block/block"].cpu_ns
     )
-
-
-def test_the_closure_given_to_an_optimizer_is_not_its_own_work(tmp_path) -> None:
-    events = [
-        annotation("batch", 0, 110),
-        annotation("Optimizer.step#SGD.step", 5, 100),
-        annotation("training_step", 10, 30),
-        annotation("encoder", 12, 20),
-        span("aten::mm", 15, 5, Sequence_number=7),
-        annotation("update", 50, 20),
-        span("aten::add_", 55, 5),
-    ]
-    rows = {
-        row.name: (row.forward_ns, row.optimizer_ns) for row in capture(tmp_path, events).ranges
-    }
-    assert rows == {
-        "batch": (40000, 70000),
-        "Optimizer.step#SGD.step": (30000, 70000),
-        "training_step": (30000, 0),
-        "encoder": (20000, 0),
-        "update": (0, 20000),
-    }
