@@ -275,8 +275,10 @@ def test_every_sink_that_ships_runs_on_captures_and_traces(
         tmp_path / "to" / "real",
     ):
         assert {"table.txt", "stacks.txt"} <= {path.name for path in each.iterdir()}, each
+    # said of a capture whose session marked little; how much time is in no range depends on the machine
+    unmarked = re.compile(r"\d+% of the time is in no range.*\n\n?")
     tables = [
-        (each / "table.txt").read_text(encoding="utf-8").splitlines()
+        unmarked.sub("", (each / "table.txt").read_text(encoding="utf-8")).splitlines()
         for each in (folder, tmp_path / "real")
     ]
     assert tables[0][2:-1] == tables[1][2:-1], (
