@@ -20,6 +20,7 @@ from builders import (
     node,
     span,
 )
+from golden import Golden, rows_as_lines
 from torch import nn
 from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
@@ -142,43 +143,6 @@ def test_device_time_of_a_range_is_also_that_of_its_backward_each_once(tmp_path)
     assert sum(found.ranges_attribution.column("device_ns")) == 73000
 
 
-def test_a_range_around_forward_and_backward_counts_a_kernel_once(tmp_path) -> None:
-    events = [
-        annotation("step", 0, 100),
-        annotation("forward", 5, 20),
-        made("aten::mm", 10, 5, 1),
-        node("MmBackward0", 50, 10, 1, tid=1),
-        call("cudaLaunchKernel", 52, 1, correlation=9),
-        kernel("mm", 60, 10, correlation=9),
-    ]
-    rows = {r.path: (r.backward_ns, r.device_ns) for r in capture(tmp_path, events).ranges}
-    assert rows == {"step": (10000, 10000), "step/forward": (10000, 10000)}
-
-
-def test_the_last_operator_with_a_number_made_the_node(tmp_path) -> None:
-    events = [
-        *(
-            annotation("a", 0, 10),
-            made("aten::detach", 2, 3, 5),
-        ),  # needed no gradient: the number is still free
-        *(annotation("b", 20, 10), made("aten::linear", 21, 8, 5), made("aten::t", 22, 3, 5)),
-        *(annotation("c", 40, 10), made("aten::relu", 41, 3, 6)),
-        node("TBackward0", 60, 7, 5),
-        node("ReluBackward0", 80, 7, 6, thread=0),  # its forward thread is not known
-    ]
-    assert backward(capture(tmp_path, events)) == {"a": (0, 0), "b": (7000, 0), "c": (0, 0)}
-
-
-def test_torch_1_9_tells_nodes_by_their_forward_thread_alone(tmp_path) -> None:
-    events = [
-        annotation("a", 0, 10),
-        span("aten::relu", 1, 3, cat="Operator", Sequence_number=5),
-        span("ReluBackward1", 20, 6, cat="Operator", tid=2, Sequence_number=5, Fwd_thread_id=1),
-        span(SUM, 27, 2, cat="Operator", tid=2),
-    ]
-    assert backward(capture(tmp_path, events)) == {"a": (6000, 2000)}
-
-
 def test_gradients_accumulated_before_any_node_or_on_another_thread_have_no_place(tmp_path) -> None:
     events = [annotation("a", 0, 10), made("aten::relu", 1, 3, 5), node("ReluBackward0", 20, 6, 5)]
     found = capture(
@@ -206,48 +170,6 @@ def test_a_range_between_a_node_and_the_accumulation_after_it_changes_nothing(tm
     assert backward(found) == {"a": (6000, 5000), "hook": (0, 0)}
 
 
-def test_names_that_agree_weigh_more_than_numbers_found(tmp_path) -> None:
-    events = [
-        *(annotation("a", 0, 10), made("aten::mul", 1, 3, 5), made("aten::mul", 5, 3, 6)),
-        *(annotation("b", 0, 10, tid=4), made("aten::relu", 2, 3, 5, tid=4)),
-        *(node("ReluBackward0", 20, 6, 5), node("CustomBackward", 40, 9, 6)),
-    ]
-    assert backward(capture(tmp_path, events)) == {"a": (0, 0), "b": (6000, 0)}
-
-
-def test_where_no_name_agrees_the_thread_with_more_of_the_numbers_is_taken(tmp_path) -> None:
-    events = [
-        *(annotation("a", 0, 10), made("aten::x", 1, 3, 5)),
-        *(
-            annotation("b", 0, 10, tid=4),
-            made("aten::y", 2, 3, 5, tid=4),
-            made("aten::y", 6, 3, 6, tid=4),
-        ),
-        *(node("CustomBackward", 20, 6, 5), node("CustomBackward", 40, 9, 6)),
-    ]
-    assert backward(capture(tmp_path, events)) == {"a": (0, 0), "b": (15000, 0)}
-
-
-def test_two_forward_threads_that_did_the_same_are_taken_in_the_order_in_which_they_began(
-    tmp_path,
-) -> None:
-    events = [
-        *(annotation("late", 3, 10), made("aten::relu", 4, 3, 5)),
-        *(annotation("early", 0, 10, tid=4), made("aten::relu", 1, 3, 5, tid=4)),
-        *(node("ReluBackward0", 20, 6, 5, thread=1), node("ReluBackward0", 40, 9, 5, thread=2)),
-    ]
-    assert backward(capture(tmp_path, events)) == {"early": (6000, 0), "late": (9000, 0)}
-
-
-def test_a_node_of_a_node_is_backward_of_the_first_ones_range(tmp_path) -> None:
-    events = [
-        *(annotation("a", 0, 10), made("aten::pow", 1, 3, 5)),
-        *(node("PowBackward0", 20, 6, 5, tid=1), made("aten::mul", 22, 2, 6)),
-        node("MulBackward0", 40, 9, 6, tid=1),
-    ]
-    assert backward(capture(tmp_path, events)) == {"a": (15000, 0)}
-
-
 def test_the_first_event_and_the_first_node_of_a_trace_count_like_others(tmp_path) -> None:
     """Nothing comes before them: no step, no range, and no other operator."""
     events = [
@@ -273,27 +195,84 @@ def test_the_first_event_and_the_first_node_of_a_trace_count_like_others(tmp_pat
     assert backward(capture(tmp_path, events)) == {"a": (6000, 0), "b": (0, 0)}
 
 
-def test_nodes_that_name_each_other_have_no_place(tmp_path) -> None:
-    events = [
+CASES = {
+    "a range around forward and backward counts a kernel once": [
+        annotation("step", 0, 100),
+        annotation("forward", 5, 20),
+        made("aten::mm", 10, 5, 1),
+        node("MmBackward0", 50, 10, 1, tid=1),
+        call("cudaLaunchKernel", 52, 1, correlation=9),
+        kernel("mm", 60, 10, correlation=9),
+    ],
+    "the last operator with a number made the node": [
+        *(
+            annotation("a", 0, 10),
+            made("aten::detach", 2, 3, 5),
+        ),  # needed no gradient: the number is still free
+        *(annotation("b", 20, 10), made("aten::linear", 21, 8, 5), made("aten::t", 22, 3, 5)),
+        *(annotation("c", 40, 10), made("aten::relu", 41, 3, 6)),
+        node("TBackward0", 60, 7, 5),
+        node("ReluBackward0", 80, 7, 6, thread=0),  # its forward thread is not known
+    ],
+    "torch 1 9 tells nodes by their forward thread alone": [
+        annotation("a", 0, 10),
+        span("aten::relu", 1, 3, cat="Operator", Sequence_number=5),
+        span("ReluBackward1", 20, 6, cat="Operator", tid=2, Sequence_number=5, Fwd_thread_id=1),
+        span(SUM, 27, 2, cat="Operator", tid=2),
+    ],
+    "names that agree weigh more than numbers found": [
+        *(annotation("a", 0, 10), made("aten::mul", 1, 3, 5), made("aten::mul", 5, 3, 6)),
+        *(annotation("b", 0, 10, tid=4), made("aten::relu", 2, 3, 5, tid=4)),
+        *(node("ReluBackward0", 20, 6, 5), node("CustomBackward", 40, 9, 6)),
+    ],
+    "where no name agrees the thread with more of the numbers is taken": [
+        *(annotation("a", 0, 10), made("aten::x", 1, 3, 5)),
+        *(
+            annotation("b", 0, 10, tid=4),
+            made("aten::y", 2, 3, 5, tid=4),
+            made("aten::y", 6, 3, 6, tid=4),
+        ),
+        *(node("CustomBackward", 20, 6, 5), node("CustomBackward", 40, 9, 6)),
+    ],
+    "two forward threads that did the same are taken in the order in which they began": [
+        *(annotation("late", 3, 10), made("aten::relu", 4, 3, 5)),
+        *(annotation("early", 0, 10, tid=4), made("aten::relu", 1, 3, 5, tid=4)),
+        *(node("ReluBackward0", 20, 6, 5, thread=1), node("ReluBackward0", 40, 9, 5, thread=2)),
+    ],
+    "a node of a node is backward of the first ones range": [
+        *(annotation("a", 0, 10), made("aten::pow", 1, 3, 5)),
+        *(node("PowBackward0", 20, 6, 5, tid=1), made("aten::mul", 22, 2, 6)),
+        node("MulBackward0", 40, 9, 6, tid=1),
+    ],
+    "nodes that name each other have no place": [
         *(node("XBackward0", 0, 10, 5, tid=1), made("aten::y", 2, 2, 6)),
         *(node("YBackward0", 20, 10, 6, tid=1), made("aten::x", 22, 2, 5)),
-    ]
-    assert parts(capture(tmp_path, events)) == {("(no range)", "unattributed"): 20000}
-
-
-def test_a_closure_in_an_optimizer_step_is_optimizer_time_but_for_its_ranges_and_its_backward(
-    tmp_path,
-) -> None:
-    events = [
+    ],
+    "a closure in an optimizer step is optimizer time but for its ranges and its backward": [
         annotation("Optimizer.step#LBFGS.step", 0, 100),
         *(annotation("forward", 10, 20), made("aten::mm", 12, 5, 1)),
         node("MmBackward0", 40, 15, 1, tid=1),
-    ]
-    assert parts(capture(tmp_path, events)) == {
-        ("Optimizer.step#LBFGS.step", "optimizer"): 65000,
-        ("Optimizer.step#LBFGS.step/forward", "forward"): 20000,
-        ("Optimizer.step#LBFGS.step/forward", "backward"): 15000,
-    }
+    ],
+    "the range of a hook in a node that repeats a forward is not recomputed": [
+        node("CheckpointFunctionBackward", 10, 80, 1, tid=1),
+        span("aten::detach", 12, 2),
+        annotation("block", 20, 20),
+        made("aten::mm", 25, 10, 7),
+        annotation("hook", 50, 10),
+        annotation("block", 100, 20),
+    ],
+}
+
+
+def test_where_the_time_of_the_backward_goes(tmp_path, golden: Golden) -> None:
+    """Checked by hand: CPU and device time of each range by the kind of work."""
+    told = []
+    for name, events in {"a training": TRAINING, **CASES}.items():
+        found = capture(tmp_path, events)
+        ranges = found.ranges.select(["path", "backward_ns", "accumulate_ns", "device_ns"])
+        tables = {"part": found.ranges_attribution, "range": ranges}
+        told.append(f"---- {name}\n{rows_as_lines(tables)}")
+    golden("backward.txt", "\n".join(told))
 
 
 @pytest.mark.parametrize("name", each_body())
@@ -389,19 +368,6 @@ def test_a_range_of_the_backwards_own_is_not_recomputed_though_it_records_gradie
         f"backward/{name}",
     ]
     assert sum(found.ranges.column("recompute_ns")) == 0
-
-
-def test_the_range_of_a_hook_in_a_node_that_repeats_a_forward_is_not_recomputed(tmp_path) -> None:
-    events = [
-        node("CheckpointFunctionBackward", 10, 80, 1, tid=1),
-        span("aten::detach", 12, 2),
-        annotation("block", 20, 20),
-        made("aten::mm", 25, 10, 7),
-        annotation("hook", 50, 10),
-        annotation("block", 100, 20),
-    ]
-    paths = capture(tmp_path, events).ranges.column("path")
-    assert paths == ["block (recomputed)", "hook", "block"]
 
 
 def test_nested_checkpoints_are_recomputed_as_often_as_they_run(tmp_path) -> None:
