@@ -304,7 +304,7 @@ def test_what_is_no_function_is_refused() -> None:
         "session.record was given a Linear, but it takes a function or method: for a module, pass model.__call__."
     )
     with pytest.raises(
-        ConfigError, match=r"^session\.record was given stream, an asynchronous generator"
+        ConfigError, match=r"^session\.record was given stream, an asynchronous gen"
     ):
         session.record(stream)
 

@@ -61,21 +61,13 @@ def test_an_experimental_option_reaches_torch(tmp_path: Path) -> None:
 
 
 def test_the_users_options_stand_over_ours() -> None:
-    newer = (
-        {"trace_only": True}
-        if "trace_only" in torch._C._profiler._ExperimentalConfig.__init__.__doc__
-        else {}
-    )
-    assert torch_support.experimental_options(ProfilerConfig()) == newer | {
-        "profile_all_threads": True
-    }
-    assert torch_support.experimental_options(
-        ProfilerConfig(with_stack=True, profile_memory=True)
-    ) == {"verbose": True}
+    documented = torch._C._profiler._ExperimentalConfig.__init__.__doc__
+    newer = {"trace_only": True} if "trace_only" in documented else {}
+    of = torch_support.experimental_options
+    assert of(ProfilerConfig()) == {**newer, "profile_all_threads": True}
+    assert of(ProfilerConfig(with_stack=True, profile_memory=True)) == {"verbose": True}
     options = {"profile_all_threads": False, "trace_only": False, "enable_cuda_sync_events": True}
-    assert (
-        torch_support.experimental_options(ProfilerConfig(experimental_config=options)) == options
-    )
+    assert of(ProfilerConfig(experimental_config=options)) == options
 
 
 @pytest.mark.parametrize(
@@ -126,13 +118,10 @@ def test_an_older_torch_is_told_which_one_has_the_option(monkeypatch: pytest.Mon
 
 
 def test_an_older_torch_cannot_choose_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        torch_support, "_KinetoProfile", lambda activities: set(activities)
-    )  # as it did before torch 2.13
-    with pytest.raises(
-        ConfigError,
-        match=r"chooses types of an activity, which needs torch 2\.13, but this is torch",
-    ):
+    # as before torch 2.13
+    monkeypatch.setattr(torch_support, "_KinetoProfile", lambda activities: set(activities))
+    needs = r"chooses types of an activity, which needs torch 2\.13, but this is torch"
+    with pytest.raises(ConfigError, match=needs):
         torch_support.refuse_unknown(ProfilerConfig(activities=[{"cpu": ["CPU_OP"]}]))
 
 

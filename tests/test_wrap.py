@@ -593,24 +593,6 @@ def test_marked_functions_in_other_processes(method: str) -> None:
         backends.disarm()
 
 
-class Items(torch.utils.data.Dataset[int]):
-    @profiled("item")
-    def __getitem__(self, index: int) -> int:
-        return index
-
-    def __len__(self) -> int:
-        return 4
-
-
-def test_data_loader_workers(tmp_path: Path) -> None:
-    loader = torch.utils.data.DataLoader(Items(), num_workers=1)
-    with recorded(tmp_path) as seen, profiled("loading"):
-        assert [int(x) for x in loader] == [0, 1, 2, 3]
-    assert [name for name in seen.names if not name.startswith("enumerate(DataLoader)")] == [
-        "loading"
-    ]
-
-
 def test_each_thread_has_its_own_nesting() -> None:
     """Every open is closed on its thread, in the reverse order, while recording goes on and off around them."""
     opened: dict[int, list[int]] = {}
