@@ -16,6 +16,7 @@ import pytest
 import real_traces
 import torch
 from builders import SINGLE_PROCESS, WORKERS, annotation, call, capture, frame, kernel, span, step
+from golden import Golden, rows_as_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from installed import need_collections
@@ -53,29 +54,16 @@ TRAINING = [
 ]
 
 
-def test_every_column_by_hand(tmp_path: Path) -> None:
-    rows = [tuple(row) for row in capture(tmp_path, TRAINING).interruptions]
-    none = (None, None)
-    assert rows == [
-        ("compilation", COMPILE, 1, 400_000, 400_000, 1, 400_000, 1, 0.4, *none),
-        ("loader", WORKERS, 2, 300_000, 200_000, 1, 100_000, 1, 0.1, True,
-         "_MultiProcessingDataLoaderIter"),
-        ("compilation", "b (dynamo_timed)", 1, 100_000, 100_000, 1, 0, 0, 0.0, *none),
-        ("garbage collection", "Python GC", 2, 70_000, 40_000, 2, 0, 0, 0.0, *none),
-        ("memory allocation", "cudaMalloc", 2, 57_000, 50_000, 1, 0, 0, 0.0, *none),
-        ("compilation", "a (dynamo_timed)", 1, 50_000, 100_000, 1, 0, 0, 0.0, *none),
-        ("compilation", "Driver Compiler", 1, 20_000, 20_000, None, 20_000, 1, 0.02, *none),
-        ("guards", "TorchDynamo Cache Lookup", 1, 10_000, 10_000, 1, 10_000, 1, 0.01, *none),
-    ]  # fmt: skip
-
-
-def test_without_a_finished_step_the_columns_of_steps_are_unknown(tmp_path: Path) -> None:
-    (row,) = capture(
-        tmp_path, [step(1, 0, 50, finished=False), call("cudaFree", 5, 9)]
-    ).interruptions
-    assert (row.cpu_ns, row.step_ns, row.steps, row.share) == (9000, None, None, None)
-    assert not len(capture(tmp_path, [span("aten::mm", 0, 1)]).interruptions)
-    assert not len(capture(tmp_path, []).interruptions)
+def test_every_column_by_hand(tmp_path: Path, golden: Golden) -> None:
+    """Without a finished step, the columns of steps are unknown."""
+    traces = {
+        "a training": TRAINING,
+        "no finished step": [step(1, 0, 50, finished=False), call("cudaFree", 5, 9)],
+        "no interruption": [span("aten::mm", 0, 1)],
+        "nothing": [],
+    }
+    tables = {name: capture(tmp_path, events).interruptions for name, events in traces.items()}
+    golden("interruptions.txt", rows_as_lines(tables))
 
 
 @given(st.integers(0, 2**32 - 1), st.booleans())
