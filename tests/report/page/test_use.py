@@ -272,6 +272,7 @@ def test_the_median_is_the_only_time_of_a_step(tab: Page) -> None:
         "median of 2 steps, all but the first; between 10.000 ms and 10.100 ms",
     ]
     assert tab.get_by_text("These 2 steps take 20.100 ms together.").count() == 1
+    address(tab, "#whatif")
     tab.locator("#whatif tbody tr").first.wait_for()
     shown = tab.locator("#verdict").inner_text() + tab.locator("#whatif").inner_text()
     assert "instead of" not in shown
