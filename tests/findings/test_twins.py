@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from collected import Log
 from installed import need_collections
 from torch import nn
 
@@ -27,6 +29,12 @@ from instrument.findings.finding import Finding
 # Which events there are and in which order is the same on every machine, so these tests are of the gate.
 BY_ORDER = [twin for twin in all_twins() if not twin.is_time]
 STEPS = {"step": 3, "window": 5}
+
+
+@pytest.fixture(autouse=True)
+def _only_compilations_are_warned_of(log: Log) -> Iterator[None]:
+    yield
+    assert all("torch.compile compiled " in line for line in log.at("WARNING"))
 
 
 def record(twin: Twin, folder: Path) -> Recorded:
