@@ -9,12 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import nullcontext
-from itertools import count
 from pathlib import Path
 from textwrap import dedent
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +19,7 @@ import torch
 import warm
 from collected import Log
 from own_sinks import Raises
+from waits import end_of_run_in_leaps, end_of_thread, until
 
 from instrument import Session, Sink
 from instrument.capture import Capture
@@ -268,8 +266,7 @@ def test_a_hanging_exporter_is_ended_and_the_next_window_gets_another(
     sinks = {"hangs": {"_target_": "their_sinks.HangsOn", "step": 0}}
     with Session(profiler, sinks=sinks, export_timeout_s=100_000) as session:
         session.step()
-        while not log.at("ERROR"):
-            time.sleep(0.01)
+        until(lambda: log.at("ERROR"))
         session.step()
         session.step()
     assert names(session) == ALL[1:]
@@ -296,8 +293,7 @@ def test_an_exporter_that_cannot_begin_is_said_once_and_loses_nothing(
     with Session(profiler | {"wait": 1}, export_queue=1) as session:
         for _ in range(6):
             session.step()
-            while worker_of(session) is not None:
-                time.sleep(0.01)
+            until(lambda: worker_of(session) is None)
     assert session.captures == []
     (error,) = log.at("ERROR")
     if python != "/bin/false":
@@ -338,9 +334,7 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     session = Session(profiler, sinks=sinks, export_timeout_s=100_000).start()
     session.step()
     session.step()
-    now = count(0, 30_000)  # each look at the clock is this many seconds later
-    for module in (finisher, waiting):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    end_of_run_in_leaps(monkeypatch, 30_000)
     session.stop()
     assert session.captures == []
     assert log.at("INFO")[-1] == (
@@ -352,7 +346,7 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
         f"{ALL[0]}, {ALL[1]}. "
     )
     gate.touch()
-    wait_for_listeners()
+    end_of_thread("instrument exporter")
     assert names(session) == ALL[:2]
 
 
@@ -554,7 +548,7 @@ def test_where_every_capture_is_whole_stop_does_not_wait_for_what_a_sink_left(
     assert worker is not None
     assert worker.poll() is None, "it goes on by itself"
     worker.kill()
-    wait_for_listeners()
+    end_of_thread("instrument exporter")
 
 
 @pytest.mark.parametrize("how", ["thread", "close"])
@@ -589,13 +583,7 @@ def test_an_exception_in_training_does_not_wait_for_the_exporter(
     assert worker is not None
     log.errors_expected = True  # of the death that follows
     worker.kill()
-    wait_for_listeners()
-
-
-def wait_for_listeners() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "instrument exporter":
-            thread.join()
+    end_of_thread("instrument exporter")
 
 
 def test_a_window_that_was_finished_before_it_was_told_is_not_waited_for(
@@ -607,8 +595,7 @@ def test_a_window_that_was_finished_before_it_was_told_is_not_waited_for(
     def late(self: finisher.Finisher, folder: Path) -> bool:
         if self._process is not None:
             finisher._write(self._process, "")
-            while folder.exists():
-                time.sleep(0.01)
+            until(lambda: not folder.exists())
         return tell(self, folder)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -749,8 +736,7 @@ def test_where_the_output_folders_link_leads_nowhere_the_window_is_lost_and_trai
     link.symlink_to(scratch)
     with Session(active=1, repeat=2, output_dir=link, export=where) as session:
         session.step()
-        while not session.captures:
-            time.sleep(0.01)
+        until(lambda: session.captures)
         shutil.rmtree(scratch)
         session.step()
     assert session.step_number == 2

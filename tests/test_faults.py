@@ -7,14 +7,13 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 import warm
+from waits import until
 
 from instrument.capture import Capture
 from instrument.cli.command import main
@@ -84,11 +83,6 @@ class Trainer:
             for folder in sorted(self.out.iterdir())
             if not folder.name.startswith(".")
         ]
-
-
-def until(true: Callable[[], Any]) -> None:
-    while not true():
-        time.sleep(0.01)
 
 
 def reason(capture: Capture) -> str:

@@ -317,6 +317,10 @@ def test_what_a_signal_handler_raises_goes_through_and_the_window_is_whole(
 NO_SIGNAL_BEFORE = ("self._finishing = False", "self.delayed = True")
 
 
+def handlers_of_signals() -> list[Any]:
+    return [signal.getsignal(each) for each in range(1, signal.NSIG)]
+
+
 class AtLine:
     """A trace function that sends a signal before the line with this number, counted in `files`."""
 
@@ -373,7 +377,7 @@ def test_wherever_in_a_step_a_signal_arrives_its_exception_goes_through_and_wind
     tmp_path: Path, error: type[BaseException], number: int, files: tuple[str, ...], every: int
 ) -> None:
     signal.signal(signal.SIGUSR1, raising)
-    handlers = {each: signal.getsignal(each) for each in range(1, signal.NSIG)}
+    handlers = handlers_of_signals()
     options = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2}
     line, raised = 3, 1
     while raised:
@@ -388,7 +392,7 @@ def test_wherever_in_a_step_a_signal_arrives_its_exception_goes_through_and_wind
                     raised += 1
         assert raised == (trace.lines >= line)
         assert steps_in(session) == [([2, 3], [2, 3]), ([6, 7], [6, 7])], f"line {line}"
-        assert {each: signal.getsignal(each) for each in range(1, signal.NSIG)} == handlers
+        assert handlers_of_signals() == handlers
         line += every
     assert line > 1000 or "window.py" in files
     assert sys.exc_info()[1] is None
@@ -401,7 +405,7 @@ def test_wherever_signals_are_delayed_one_arrives_the_handlers_are_restored() ->
             pass
 
     signal.signal(signal.SIGUSR1, raising)
-    handlers = {each: signal.getsignal(each) for each in range(1, signal.NSIG)}
+    handlers = handlers_of_signals()
     line, raised = 1, True
     while raised:
         trace = AtLine(line, signal.SIGUSR1, ("signals.py",))
@@ -410,7 +414,7 @@ def test_wherever_signals_are_delayed_one_arrives_the_handlers_are_restored() ->
             raised = False
         except TooLateError:
             line += 1
-        assert {each: signal.getsignal(each) for each in range(1, signal.NSIG)} == handlers, line
+        assert handlers_of_signals() == handlers, line
     assert line == trace.lines + 1 > 100
 
 

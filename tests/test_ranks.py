@@ -17,6 +17,7 @@ import pytest
 import warm
 from collected import Log
 from torch import distributed as dist
+from waits import end_of_thread
 
 from instrument import Capture, ProfilerConfig, Session, Trigger
 from instrument.base.errors import ConfigError
@@ -422,9 +423,7 @@ def test_the_first_rank_names_the_folder_unless_it_is_given(
     folder, announcements = joined(0, two, monkeypatch, triggers=["file"])
     assert (folder, announcements is not None) == (one / "profile", True)
     assert log == []
-    for thread in threading.enumerate():
-        if thread.name == "instrument-ranks":  # it ends after its answer
-            thread.join()
+    end_of_thread("instrument-ranks")  # which comes after its answer
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -436,9 +435,7 @@ def test_a_store_that_accepts_and_is_silent_costs_a_wait_and_no_more(
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(deaf.getsockname()[1]))
         assert joined(rank, tmp_path / "two", monkeypatch) == (tmp_path / "two" / "profile", None)
-    for thread in threading.enumerate():
-        if thread.name == "instrument-ranks":
-            thread.join()  # its end wakes the thread
+    end_of_thread("instrument-ranks")  # which the socket's end wakes
     assert log == [
         f"WARNING Rank {rank} records by itself into its own folder: the store at MASTER_ADDR:MASTER_PORT has not "
         "answered for 0.4 s."

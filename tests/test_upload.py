@@ -10,10 +10,8 @@ import shutil
 import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +26,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 from moto.server import ThreadedMotoServer
 from own_sinks import Posts
+from waits import end_of_run_in_leaps, end_of_thread, until
 
 from instrument import Capture, ProfilerConfig, Session
 from instrument.base import storage
@@ -35,7 +34,6 @@ from instrument.base.errors import CaptureError, ConfigError, MissingPackage
 from instrument.base.redact import public, redact
 from instrument.cli import command
 from instrument.finish import upload, waiting
-from instrument.record import finisher
 
 # botocore calls datetime.utcnow, and moto's server is closed by another thread than began it
 pytestmark = [
@@ -165,11 +163,6 @@ def place(
         name = re.sub("[^a-z0-9]+", "-", request.node.name)[-60:].strip("-")
         return server.bucket(name), server.options
     return f"{request.param}://{tmp_path}/there", {}
-
-
-def until(true: Callable[[], bool]) -> None:
-    while not true():
-        time.sleep(0.01)
 
 
 def names(folder: Path) -> list[str]:
@@ -441,9 +434,7 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     gate, send = threading.Event(), upload.send
     monkeypatch.setattr(upload, "send", lambda *about: (gate.wait(), send(*about))[1])
     url = f"file://{tmp_path}/there"
-    now = count(0, 10_000)  # each look at the clock is this many seconds later
-    for module in (finisher, waiting):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    end_of_run_in_leaps(monkeypatch, 10_000)
     session = record(tmp_path / "here", url, 2, export_timeout_s=100_000)
     assert (
         f"Waiting for the upload, at most 70000 s: 2 of 2 windows are left (current: {ALL[0]})"
@@ -454,9 +445,7 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
         f"These captures are not sent to {url} yet and are kept on disk: {ALL[0]}, {ALL[1]}. "
     )
     gate.set()
-    for thread in threading.enumerate():
-        if thread.name == "instrument upload":
-            thread.join()
+    end_of_thread("instrument upload")
     assert names(tmp_path / "there") == [remote_name(each.folder) for each in session.captures]
 
 

@@ -6,7 +6,6 @@ import atexit
 import signal
 import sys
 import threading
-import time
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -18,6 +17,7 @@ from collected import Log
 from torch import nn
 from torch.optim import optimizer as optimizers
 from trainers import PYTORCH_LIGHTNING, TRAINERS, VALIDATION, Job, Trainer
+from waits import end_of_thread, until
 
 import instrument
 from instrument import Capture, Session
@@ -170,11 +170,8 @@ def test_nothing_is_left_installed(
         trainer.fit(adapter, job)
     except ZeroDivisionError:
         assert raises_at is not None
-    while children() != before["children"]:  # the exporter ends by itself
-        time.sleep(0.01)
-    for thread in threading.enumerate():
-        if thread.name == "instrument exporter":
-            thread.join()
+    until(lambda: children() == before["children"])  # the exporter ends by itself
+    end_of_thread("instrument exporter")
     assert present() == before
     differs = {name for name in before if during[0][name] != before[name]}
     assert {

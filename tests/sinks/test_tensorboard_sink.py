@@ -10,7 +10,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from urllib.parse import quote
 import pytest
 from builders import kernels, steps
 from recording import record
+from waits import until
 
 from instrument.capture import Capture
 from instrument.report.step_split import COLOURS, bar_png, step_split
@@ -182,13 +182,6 @@ def served(logdir: Path, output: Path) -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
-
-
-def until(ready: Callable[[], Any]) -> Any:
-    """The first true result of `ready`."""
-    while not (answer := ready()):
-        time.sleep(0.05)
-    return answer
 
 
 def test_a_real_tensorboard_shows_our_scalars_and_report(write: Write, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
@@ -17,6 +16,7 @@ from builders import steps
 from collected import Log, problems_in
 from installed import need
 from loguru import logger
+from waits import until
 
 from instrument import Session
 from instrument.base.errors import CaptureError
@@ -348,8 +348,7 @@ def test_no_capture_is_removed_before_a_tracker_has_it(tmp_path: Path) -> None:
 
     class FarBehind(Remembers):
         def write(self, capture: Capture, folder: Path) -> None:
-            while not (tmp_path / last).exists():
-                time.sleep(0.01)
+            until((tmp_path / last).exists)
             super().write(capture, folder)
 
     sink = FarBehind()
@@ -364,8 +363,7 @@ def test_no_capture_is_removed_before_a_tracker_has_it(tmp_path: Path) -> None:
     with Session(config) as session:
         for _ in session.steps(range(3)):
             pass
-        while len(session.captures) < 3:  # though one is to be kept
-            time.sleep(0.01)
+        until(lambda: len(session.captures) == 3)  # though one is to be kept
         sink._free.set()
     assert [sent.step for sent in sink._got] == [0, 1, 2]
     assert all(sink._read), "its files were there"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from collected import Log
+from waits import end_of_thread
 
 from instrument import Session, Trigger
 from instrument.base.errors import ConfigError
@@ -149,9 +150,7 @@ def test_a_poll_that_fails_is_told_once_and_its_end_still_comes(
     watch = TriggerRunner({"polled": trigger}, tmp_path)
     assert trigger.calls[0].wait()
     watch.end()
-    for thread in threading.enumerate():
-        if thread.name == "instrument-triggers":
-            thread.join()
+    end_of_thread("instrument-triggers")
     assert [type(call) for call in trigger.calls[1:]] == [int, str], "polled once, and ended"
     (error,) = log.at("ERROR")
     assert error.startswith("The trigger polled failed and is not called again.")
