@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -24,6 +25,7 @@ from builders import (
     write_capture,
     write_rank,
 )
+from golden import Golden
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -328,63 +330,46 @@ def test_nothing_at_a_path_is_said_in_one_sentence(tmp_path: Path) -> None:
         diff(path, tmp_path / "missing")
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "why"),
-    [
-        (
-            {"devices": ["V100"]},
-            {"devices": ["A100"]},
-            "The device differs: V100 before, A100 after.",
-        ),
-        ({"world_size": 1}, {"world_size": 8}, "The world size differs: 1 before, 8 after."),
-        (
-            {"environment": {"loaders": [{"batch_size": 32}]}},
-            {"environment": {"loaders": [{"batch_size": 64}]}},
-            "The batch size differs: 32 before, 64 after.",
-        ),
-    ],
-)
-def test_sides_whose_comparison_would_mislead_are_refused(
-    before: dict[str, Any], after: dict[str, Any], why: str, tmp_path: Path
-) -> None:
-    was = write_capture(tmp_path / "a", training(40), **before)
-    now = write_capture(tmp_path / "b", training(15), **after)
-    with pytest.raises(CaptureError) as caught:
-        diff(was, now)
-    assert f"are too unlike to be compared: {why} Use instrument diff --force" in str(caught.value)
-    found = diff(was, now, force=True)
-    assert found.step.change_ns == -25_000
-    assert found.unlike[0] == (why, True)
+def loaders(**settings: Any) -> dict[str, Any]:
+    return {"environment": {"loaders": [settings]}}
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "why"),
-    [
-        ({"host": "one"}, {"host": "two"}, "The machine differs: one before, two after."),
-        ({"rank": 0}, {"rank": 3}, "The rank differs: 0 before, 3 after."),
-        (
-            {"versions": {"torch": "2.12"}},
-            {"versions": {"torch": "2.13"}},
-            "The version of torch differs: 2.12 before, 2.13 after.",
-        ),
-        (
-            {"environment": {"threads": {"intra_op": 4}}},
-            {"environment": {"threads": {"intra_op": 8}}},
-            "The setting intra-op threads differs: 4 before, 8 after.",
-        ),
-        (
-            {"environment": {"loaders": [{"workers": 0}]}},
-            {"environment": {"loaders": [{"workers": 4}]}},
-            "The number of loader workers differs: 0 before, 4 after.",
-        ),
-    ],
-)
-def test_other_differences_are_said(
-    before: dict[str, Any], after: dict[str, Any], why: str, tmp_path: Path
+def threads(count: int) -> dict[str, Any]:
+    return {"environment": {"threads": {"intra_op": count}}}
+
+
+UNLIKE = [
+    ({"devices": ["V100"]}, {"devices": ["A100"]}),
+    ({"world_size": 1}, {"world_size": 8}),
+    (loaders(batch_size=32), loaders(batch_size=64)),
+    ({"host": "one"}, {"host": "two"}),
+    ({"rank": 0}, {"rank": 3}),
+    ({"versions": {"torch": "2.12"}}, {"versions": {"torch": "2.13"}}),
+    (threads(4), threads(8)),
+    (loaders(workers=0), loaders(workers=4)),
+]
+
+
+def test_what_differs_is_said_and_what_would_mislead_is_refused(
+    tmp_path: Path, golden: Golden
 ) -> None:
-    was = write_capture(tmp_path / "a", training(40), **before)
-    now = write_capture(tmp_path / "b", training(40), **after)
-    assert diff(was, now).unlike == ((why, False),)
+    lines = []
+    for number, facts in enumerate(UNLIKE):
+        was, now = (
+            write_capture(tmp_path / f"{number}{side}", training(read_us), **each)
+            for side, read_us, each in zip("ab", (40, 15), facts)
+        )
+        found = diff(was, now, force=True)
+        assert found.step.change_ns == -25_000
+        ((sentence, misleads),) = found.unlike
+        lines.append(f"{'refused' if misleads else 'said'}: {sentence}")
+        if misleads:
+            refused = f"are too unlike to be compared: {sentence} Use instrument diff --force"
+            with pytest.raises(CaptureError, match=re.escape(refused)):
+                diff(was, now)
+        else:
+            assert diff(was, now).unlike == found.unlike
+    golden("diff_unlike.txt", "\n".join(lines))
 
 
 def test_a_device_and_steps_on_one_side_only_are_refused(tmp_path: Path) -> None:
