@@ -271,9 +271,9 @@ def test_after_its_own_stop_the_program_may_start_the_session_again(tmp_path: Pa
 
 
 def test_disabled_or_refused_the_function_just_runs(tmp_path: Path, log: Log) -> None:
+    log.expect("session.step() was never called")
     predict = Session("disabled").record(lambda x: x + 1)
     assert [predict(1), predict(2)] == [2, 3]
-    log.errors_expected = True
     session, company = (
         Session(output_dir=tmp_path / "one"),
         Session(output_dir=tmp_path / "two", active=5),

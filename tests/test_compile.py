@@ -158,6 +158,8 @@ def test_regions_that_did_not_run_in_the_window_are_not_listed(tmp_path: Path) -
 def test_regions_of_an_earlier_model_are_not_listed_for_a_later_one_of_the_same_number(
     tmp_path: Path, log: Log
 ) -> None:
+    log.expect("torch.compile compiled")
+
     def timed(compiled: Any, folder: str) -> tuple[Capture, str]:
         session = Session({"active": 1, "output_dir": str(tmp_path / folder)}, timings={})
         run(session, compiled, steps=1)
@@ -217,7 +219,8 @@ def test_functional_transforms() -> None:
         assert torch.equal(mapped, x.sin())
 
 
-def test_a_marked_module_in_a_compiled_region_is_told(tmp_path: Path) -> None:
+def test_a_marked_module_in_a_compiled_region_is_told(tmp_path: Path, log: Log) -> None:
+    log.expect("torch.compile compiled")
     inside = profiled("inside")(nn.Linear(4, 4))
     compiled = torch.compile(nn.Sequential(inside), backend="eager")
     outside = profiled("outside")(nn.Linear(4, 4))
@@ -249,9 +252,11 @@ class Broken(nn.Module):
     ],
 )
 def test_no_window_compiles_anew(
-    tmp_path: Path, compile_within: bool, how: str, hooked: bool
+    tmp_path: Path, compile_within: bool, how: str, hooked: bool, log: Log
 ) -> None:
     """Whatever the model has in it: hooks of its owner's, and parts that are not compiled."""
+    if compile_within:
+        log.expect("torch.compile compiled")
     net: Any = nn.Sequential(Layer(), Broken(), Layer(1))
     if hooked:
         net[0].linear.register_forward_hook(lambda module, inputs, output: output * 2)
@@ -273,7 +278,8 @@ def test_no_window_compiles_anew(
     assert ours == {"Sequential", "0", "1", "1.layer", "2"}
 
 
-def test_what_the_compiler_notes_in_a_window_are_no_ranges(tmp_path: Path) -> None:
+def test_what_the_compiler_notes_in_a_window_are_no_ranges(tmp_path: Path, log: Log) -> None:
+    log.expect("torch.compile compiled")
     compiled = torch.compile(lambda x: (x @ x.T).relu(), backend="eager")
     capture = window(tmp_path, lambda: profiled("around")(compiled)(X))
     # torch 2.10 and older write no such event

@@ -71,6 +71,7 @@ def test_sinks_run_in_the_order_of_the_config(tmp_path: Path) -> None:
 
 
 def test_a_window_in_which_no_step_ended_has_no_last_step(tmp_path: Path, log: Log) -> None:
+    log.expect("exception KeyError")
     with suppress(KeyError), Session(active=3, output_dir=str(tmp_path)) as session:
         raise KeyError
     (capture,) = session.captures
@@ -108,7 +109,6 @@ def test_of_each_method_of_a_sink_the_first_failure_is_told(tmp_path: Path, log:
         def close(self, timeout_s: float | None = None) -> None:
             raise KeyError("close")
 
-    log.errors_expected = True
     record(tmp_path, 2, sinks={"own": Fails()})
     told = [error.partition(":")[0] for error in log.at("ERROR")]
     assert told == [f"The own sink failed in {what}()" for what in ("notice", "close")]
@@ -239,7 +239,7 @@ def test_what_is_not_known_of_the_cost_is_not_told(tmp_path: Path) -> None:
 def test_each_window_counts_its_own_cost_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log, now: list[int]
 ) -> None:
-    log.errors_expected = True
+    log.expect("Recording failed and training goes on")
     save = RecordedWindow.save
 
     def fails_once(self: RecordedWindow, path: Path, **_: Any) -> None:
@@ -398,6 +398,7 @@ def test_a_forked_child_does_not_keep_its_parents_run_alive(tmp_path: Path) -> N
 
 
 def test_a_step_number_set_in_a_window_ends_it(tmp_path: Path, log: Log) -> None:
+    log.expect("session.step_number was set")
     options = {"active": 2, "repeat": 0, "wait": 2, "output_dir": str(tmp_path)}
     with Session(options) as session:
         for step in range(12):
@@ -414,6 +415,7 @@ def test_a_step_number_set_in_a_window_ends_it(tmp_path: Path, log: Log) -> None
 def test_a_step_number_set_before_a_window_has_a_whole_step_drops_it(
     tmp_path: Path, log: Log
 ) -> None:
+    log.expect("is not recorded: session.step_number was set")
     with Session(wait=1, active=2, output_dir=tmp_path) as session:
         session.step()
         session.step_number = 9
@@ -422,6 +424,7 @@ def test_a_step_number_set_before_a_window_has_a_whole_step_drops_it(
 
 
 def test_a_run_that_begins_at_a_step_counts_from_there(tmp_path: Path, log: Log) -> None:
+    log.expect("the run ended")
     with Session(skip_first=4, active=2, output_dir=tmp_path) as session:
         session.step_number = 4
     assert "The run ended after 0 steps" in "".join(log.at("WARNING"))

@@ -153,7 +153,6 @@ def test_a_range_that_ends_in_another_stream_waits_for_both() -> None:
 def test_a_device_that_fails_is_told_once_and_left_alone(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log.errors_expected = True
 
     def fails(_: FakeEvent) -> None:
         raise RuntimeError("an illegal memory access was encountered")

@@ -58,7 +58,10 @@ def test_without_torch_the_trace_holds_the_steps_alone(tmp_path: Path, calls: li
     assert capture.steps.column("number") == [0]
 
 
-def test_the_next_session_emits_as_its_own_config_says(tmp_path: Path, calls: list[str]) -> None:
+def test_the_next_session_emits_as_its_own_config_says(
+    tmp_path: Path, calls: list[str], log
+) -> None:
+    log.expect("session.step() was never called")
     Session({"active": 1, "output_dir": str(tmp_path), "emit": ["itt"]}).start().stop()
     calls.clear()
     capture = window(tmp_path, mine)

@@ -323,7 +323,8 @@ def counting() -> int:
     return sum(isinstance(each, Collections) for each in gc.callbacks)
 
 
-def test_outside_windows_and_after_errors_no_collection_calls_us(tmp_path: Path) -> None:
+def test_outside_windows_and_after_errors_no_collection_calls_us(tmp_path: Path, log: Log) -> None:
+    log.expect("exception KeyError")
     counts = []
 
     def train(session: Session) -> None:
@@ -344,7 +345,7 @@ def test_outside_windows_and_after_errors_no_collection_calls_us(tmp_path: Path)
 def test_a_window_that_fails_leaves_no_callback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
-    log.errors_expected = True
+    log.expect("Recording failed and training goes on")
     seen = []
 
     def fail(*_: Any) -> None:
@@ -408,8 +409,9 @@ def broken(x: torch.Tensor, factor: int) -> torch.Tensor:
 
 
 def test_graphs_breaks_and_recompilations_are_those_of_the_window(
-    tmp_path: Path, dynamo: Any
+    tmp_path: Path, dynamo: Any, log: Log
 ) -> None:
+    log.expect("torch.compile compiled")
     first, second = (torch.compile(broken, backend="eager") for _ in range(2))
 
     def step(number: int) -> None:
@@ -441,8 +443,9 @@ def test_a_window_without_compilation_has_zeros(tmp_path: Path, dynamo: Any) -> 
 
 
 def test_a_collection_in_a_compiled_function_compiles_nothing_of_ours(
-    tmp_path: Path, dynamo: Any
+    tmp_path: Path, dynamo: Any, log: Log
 ) -> None:
+    log.expect("torch.compile compiled")
     from torch._dynamo.utils import counters
 
     def collecting(x: torch.Tensor) -> torch.Tensor:
@@ -459,8 +462,9 @@ def test_a_collection_in_a_compiled_function_compiles_nothing_of_ours(
 
 
 def test_missing_counters_of_torch_are_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
+    log.expect("torch.compile compiled")
     utils = SimpleNamespace(counters={"stats": {"unique_graphs": 3}})
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)  # type: ignore[arg-type]
     empty: Any = SimpleNamespace()

@@ -57,7 +57,8 @@ def test_each_window_has_the_graph_of_its_steps(tmp_path: Path) -> None:
     assert left_over(tmp_path) == []
 
 
-def test_an_exception_in_the_window_leaves_the_file_whole(tmp_path: Path) -> None:
+def test_an_exception_in_the_window_leaves_the_file_whole(tmp_path: Path, log: Log) -> None:
+    log.expect("exception KeyError")
     session = Session(active=3, output_dir=tmp_path, execution_trace=True)
 
     def fails() -> None:
@@ -73,7 +74,8 @@ def test_an_exception_in_the_window_leaves_the_file_whole(tmp_path: Path) -> Non
     assert capture.metadata["window"]["truncated"] is True
 
 
-def test_a_window_that_holds_nothing_leaves_no_file(tmp_path: Path) -> None:
+def test_a_window_that_holds_nothing_leaves_no_file(tmp_path: Path, log: Log) -> None:
+    log.expect("before the first window")
     session = run_session(tmp_path, 1, step, wait=1, active=1, execution_trace=True)
     assert session.captures == []
     assert list(tmp_path.iterdir()) == []

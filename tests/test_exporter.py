@@ -233,7 +233,6 @@ def test_instances_and_mappings_both_reach_the_exporter(profiler: dict[str, Any]
 def test_a_killed_exporter_costs_one_window_its_sinks_and_export_finishes_it_later(
     profiler: dict[str, Any], log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log.errors_expected = True
     dies = {"_target_": "their_sinks.DiesOn", "step": 1}
     sinks = {"dies": dies, "notes": {"_target_": "their_sinks.Notes"}}
     session = run(profiler, sinks=sinks)
@@ -262,7 +261,7 @@ def test_a_killed_exporter_costs_one_window_its_sinks_and_export_finishes_it_lat
 def test_a_hanging_exporter_is_ended_and_the_next_window_gets_another(
     profiler: dict[str, Any], log: Log
 ) -> None:
-    log.errors_expected = True
+    log.expect("saved but not finished")
     sinks = {"hangs": {"_target_": "their_sinks.HangsOn", "step": 0}}
     with Session(profiler, sinks=sinks, export_timeout_s=100_000) as session:
         session.step()
@@ -281,7 +280,6 @@ def test_a_hanging_exporter_is_ended_and_the_next_window_gets_another(
 def test_an_exporter_that_cannot_begin_is_said_once_and_loses_nothing(
     profiler: dict[str, Any], log: Log, monkeypatch: pytest.MonkeyPatch, python: str
 ) -> None:
-    log.errors_expected = True
     monkeypatch.setattr(sys, "executable", python)
     start, started = finisher.Finisher._start, []
 
@@ -363,7 +361,8 @@ def test_two_processes_do_not_finish_the_same_window(
     assert main(["export", str(output)]) == 0, "the other process has died"
 
 
-def test_a_name_that_is_taken_or_on_its_way_is_not_taken_again(tmp_path: Path) -> None:
+def test_a_name_that_is_taken_or_on_its_way_is_not_taken_again(tmp_path: Path, log: Log) -> None:
+    log.expect("summary.json")
     first = queue.stage(tmp_path, "w")
     second = queue.stage(tmp_path, "w")
     queued = queue.queue(first, {})
@@ -450,7 +449,10 @@ def test_a_name_taken_while_a_capture_is_renamed_gives_way_to_another(
     assert targets == ["w", "w-2"][: 1 + taken]
 
 
-def test_what_a_killed_process_has_half_written_is_not_in_the_capture(tmp_path: Path) -> None:
+def test_what_a_killed_process_has_half_written_is_not_in_the_capture(
+    tmp_path: Path, log: Log
+) -> None:
+    log.expect("summary.json")
     queued = queue.queue(queue.stage(tmp_path, "w"), {})
     (queued / "trace.json").write_text("{}")
     (queued / ".trace.json.gz.x1.tmp").write_text("half")
@@ -488,7 +490,6 @@ def test_a_capture_has_its_name_only_when_its_sinks_have_run(tmp_path: Path) -> 
 
 
 def test_a_job_never_calls_what_is_no_sink(tmp_path: Path, log: Log) -> None:
-    log.errors_expected = True
     assert (
         build_sinks({"evil": {"_target_": "os.mkdir", "path": str(tmp_path / "made")}}, set()) == {}
     )
@@ -571,6 +572,7 @@ def worker_of(session: Session) -> subprocess.Popen[str] | None:
 def test_an_exception_in_training_does_not_wait_for_the_exporter(
     profiler: dict[str, Any], log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    log.expect("(SIGKILL)")
     monkeypatch.setattr(finisher, "_AFTER_FAILURE_S", 0.05)
     session = Session(lingers(profiler, "write"))
     with pytest.raises(ZeroDivisionError), session:  # noqa: PT012
@@ -581,7 +583,6 @@ def test_an_exception_in_training_does_not_wait_for_the_exporter(
     )
     worker = worker_of(session)
     assert worker is not None
-    log.errors_expected = True  # of the death that follows
     worker.kill()
     end_of_thread("instrument exporter")
 
@@ -608,7 +609,6 @@ def test_a_window_that_was_finished_before_it_was_told_is_not_waited_for(
 def test_whatever_a_sink_raises_costs_that_sink_alone(
     profiler: dict[str, Any], log: Log, where: str
 ) -> None:
-    log.errors_expected = True
     sinks = {what: Raises(what=what) for what in ("keyboard", "exit", "mute")}
     session = run(profiler, sinks=sinks | {"table": {}}, export=where)
     assert names(session) == ALL
@@ -676,11 +676,12 @@ def test_captures_are_finished_whatever_standard_streams_are_closed(
 def test_ctrl_c_in_an_inline_sink_reaches_the_training_and_loses_nothing(
     tmp_path: Path, log: Log
 ) -> None:
+    log.expect("The pressed sink failed")
+
     class Pressed(Sink):
         def write(self, capture: Capture, folder: Path) -> None:
             signal.raise_signal(signal.SIGINT)
 
-    log.errors_expected = True
     with (  # noqa: PT012
         pytest.raises(KeyboardInterrupt),
         Session(
@@ -693,7 +694,8 @@ def test_ctrl_c_in_an_inline_sink_reaches_the_training_and_loses_nothing(
 
 
 @pytest.mark.parametrize("where", ["process", "inline"])
-def test_a_folder_may_have_any_name(tmp_path: Path, where: str) -> None:
+def test_a_folder_may_have_any_name(tmp_path: Path, where: str, log: Log) -> None:
+    log.expect("torch cannot open the path")
     name = 'caf\udce9 café ☃ "quoted" \\\ntwo'
     options = {
         "output_dir": tmp_path / name,
@@ -730,7 +732,6 @@ def test_arguments_that_are_no_utf8_keep_no_window_back(
 def test_where_the_output_folders_link_leads_nowhere_the_window_is_lost_and_training_goes_on(
     tmp_path: Path, log: Log, where: str
 ) -> None:
-    log.errors_expected = True
     scratch, link = tmp_path / "scratch", tmp_path / "link"
     scratch.mkdir()
     link.symlink_to(scratch)
@@ -758,7 +759,6 @@ def test_a_queued_window_that_somebody_removed_is_not_waited_for(
             shutil.rmtree(folder)
         return folder
 
-    log.errors_expected = True
     monkeypatch.setattr(queue, "queue", remove_first)
     session = run(profiler, export_timeout_s=100_000)
     assert names(session) == ALL[1:]

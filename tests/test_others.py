@@ -133,7 +133,6 @@ def test_a_profiler_that_begins_and_ends_within_a_window_costs_the_rest_of_the_w
 def test_a_window_does_not_begin_while_a_profiler_of_the_program_is_on_or_warms_up(
     tmp_path: Path, log: Log
 ) -> None:
-    log.errors_expected = True
     counts: list[int] = []
     own = profile(
         activities=CPU,
@@ -493,8 +492,9 @@ def test_a_window_whose_finishing_a_signal_interrupts_is_finished_later(
 
 @pytest.mark.usefixtures("_restored")
 def test_a_phase_that_a_signal_interrupts_at_its_begin_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
+    log.expect("exception TooLateError")
     monkeypatch.setattr(_KinetoProfile, "prepare_trace", interrupting(_KinetoProfile.prepare_trace))
     signal.signal(signal.SIGUSR1, raising)
     options: dict[str, Any] = {"phases": ["validation"], "active": 1}
@@ -543,7 +543,6 @@ def test_a_profiler_that_could_not_be_stopped_is_stopped_at_a_later_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
     """As near the recursion limit, where the second try fails like the first."""
-    log.errors_expected = True
     right, calls = Recorder._detach, []
 
     def failing(self: Recorder) -> None:
@@ -563,9 +562,11 @@ def test_a_profiler_that_could_not_be_stopped_is_stopped_at_a_later_step(
 
 @pytest.mark.parametrize("start", [0, 1])
 def test_a_session_that_a_trigger_stops_leaves_no_signal_handler(
-    tmp_path: Path, start: int
+    tmp_path: Path, start: int, log: Log
 ) -> None:
     """After a step outside windows, and after a step at which a window ends."""
+    if start == 0:
+        log.expect("before the first window")
 
     class Stopping:
         def fires(self, step: Step) -> None:
@@ -670,9 +671,10 @@ def test_system_exit_in_a_schedule_ends_its_windows_and_not_the_training(
 
 
 def test_a_session_stopped_on_another_thread_and_started_again_passes_sigterm_on_once(
-    tmp_path: Path,
+    tmp_path: Path, log: Log
 ) -> None:
     """Only the main thread can take our handler away."""
+    log.expect("before the first window")
     received: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
@@ -690,8 +692,10 @@ def test_a_session_stopped_on_another_thread_and_started_again_passes_sigterm_on
 
 @pytest.mark.parametrize("level", ["INFO", "WARNING"])
 def test_a_log_sink_that_raises_costs_no_window_and_its_messages_go_to_stderr(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], level: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], level: str, log: Log
 ) -> None:
+    log.expect("the run ended")
+
     def broken(message: Any) -> None:
         if message.record["level"].name == level:
             raise RuntimeError("the sink is broken")
@@ -715,6 +719,8 @@ def test_a_log_sink_that_raises_costs_no_window_and_its_messages_go_to_stderr(
 def test_a_handler_that_stops_the_session_while_a_sink_runs_costs_nothing(
     tmp_path: Path, log: Log
 ) -> None:
+    log.expect("saved but not finished")
+
     class Interrupted(Sink):
         def write(self, capture: Capture, folder: Path) -> None:
             signal.raise_signal(signal.SIGUSR1)

@@ -141,7 +141,8 @@ def test_a_window_that_has_just_begun_waits_for_the_next_visit(tmp_path: Path, l
     assert log.at("WARNING") == []
 
 
-def test_an_exception_in_a_phase_keeps_its_window_and_goes_on(tmp_path: Path) -> None:
+def test_an_exception_in_a_phase_keeps_its_window_and_goes_on(tmp_path: Path, log: Log) -> None:
+    log.expect("exception ZeroDivisionError")
     session = Session(active=3, phases=["validation"], export="inline", output_dir=tmp_path)
 
     def run() -> None:
@@ -197,8 +198,9 @@ def test_a_restarted_session_counts_each_phase_anew(tmp_path: Path) -> None:
 
 
 def test_triggers_see_the_steps_of_train_alone_and_without_the_time_of_validation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
+    log.expect("before the first window")
     now = [0]
     monkeypatch.setattr("instrument.record.step_loop.time.perf_counter_ns", lambda: now[0])
     seen: list[Step] = []
@@ -243,7 +245,8 @@ def test_a_block_of_train_within_train_takes_no_step_out_of_the_timings(tmp_path
     }
 
 
-def test_a_step_of_validation_is_none_of_the_window_of_train(tmp_path: Path) -> None:
+def test_a_step_of_validation_is_none_of_the_window_of_train(tmp_path: Path, log: Log) -> None:
+    log.expect("the run ended")
     with Session(active=2, output_dir=tmp_path) as session:
         with session.phase("validation"):
             session.step()

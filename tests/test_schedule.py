@@ -199,7 +199,8 @@ def test_a_function_that_turns_wrong_ends_the_schedule_and_nothing_else(
     assert said.endswith("): no step is recorded from that step on.")
 
 
-def test_a_list_shorter_than_what_is_asked_ahead_will_do(tmp_path: Path) -> None:
+def test_a_list_shorter_than_what_is_asked_ahead_will_do(tmp_path: Path, log: Log) -> None:
+    log.expect("profiler.schedule fails")
     plan = [actions("-wrs----")(step) for step in range(8)]
     assert recorded_by_us(tmp_path, len(plan), schedule=plan.__getitem__) == [[2, 3]]
 
@@ -439,7 +440,8 @@ def test_a_session_records_what_torchs_profiler_does_by_the_same_schedule(
     assert len(ours) >= 2
 
 
-def test_a_config_names_the_schedule_by_its_target(tmp_path: Path) -> None:
+def test_a_config_names_the_schedule_by_its_target(tmp_path: Path, log: Log) -> None:
+    log.expect("the run ended")
     described = {"_target_": "torch.profiler.schedule", "wait": 2, "warmup": 1, "active": 2}
     config = ProfilerConfig(schedule=described, export="inline", output_dir=tmp_path, sinks={})
     assert recorded_by_us(tmp_path, 9, schedule=described)[0] == [3, 4]

@@ -287,8 +287,9 @@ def test_what_is_open_when_the_session_stops_is_put_away(
 
 
 def test_a_window_that_an_earlier_run_never_reached_is_not_the_next_ones(
-    tmp_path: Path, net: nn.Module
+    tmp_path: Path, net: nn.Module, log: Log
 ) -> None:
+    log.expect("before the first window")
     options = {"skip_first": 50, "active": 1, "warmup": 2, "output_dir": str(tmp_path)}
     session = Session(options, triggers={"mine": FiresAfter(2)})
     for steps in (3, 12):  # the first run ends while the window that the trigger asked for warms up
@@ -428,7 +429,6 @@ def test_triggers_without_numbers_record_what_they_ask_for_and_no_more(
 def test_a_failing_sink_stops_neither_the_others_nor_the_training(
     train: Callable[..., Session], log: Log
 ) -> None:
-    log.errors_expected = True
     collects = Collects()
     session = train(active=1, repeat=2, sinks={"broken": Broken(), "collects": collects})
     assert session.step_number == 12
@@ -457,7 +457,6 @@ def test_what_fails_while_recording_never_reaches_the_loop(
     log: Log,
     part: str,
 ) -> None:
-    log.errors_expected = True
     owner = recorder.RecordedWindow if part == "save" else recorder.Recorder
     fail_once(monkeypatch, owner, part, RuntimeError("torch is not well"))
     session = train(wait=1, warmup=1, active=1, repeat=2, model=net)
@@ -475,7 +474,6 @@ def test_an_error_that_cannot_say_what_it_is_reaches_no_loop_either(
         def __str__(self) -> str:
             raise ValueError("no text")
 
-    log.errors_expected = True
     fail_once(monkeypatch, recorder.RecordedWindow, "save", Mute())
     run_session(tmp_path, 1, active=1)
     assert log.at("ERROR")[0].startswith("Recording failed and training goes on: Mute.")
@@ -484,7 +482,6 @@ def test_an_error_that_cannot_say_what_it_is_reaches_no_loop_either(
 def test_a_full_disk_costs_one_line_and_the_window(
     tmp_path: Path, net: nn.Module, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
-    log.errors_expected = True
     session = Session({"active": 1, "output_dir": str(tmp_path)}).start()
     monkeypatch.setattr(
         "instrument.record.recorder.shutil.disk_usage", lambda _: SimpleNamespace(free=7)
@@ -556,7 +553,8 @@ def test_a_copy_is_a_session_of_the_same_config_that_never_started(
     assert (len(again.config.sinks["mine"].seen), len(original.config.sinks["mine"].seen)) == (2, 1)
 
 
-def test_the_same_session_cannot_be_started_twice(tmp_path: Path) -> None:
+def test_the_same_session_cannot_be_started_twice(tmp_path: Path, log: Log) -> None:
+    log.expect("before the first window")
     message = "This session is already running: stop it before starting it again"
     options = {"wait": 5, "active": 1, "output_dir": str(tmp_path)}
     with Session(options) as session, pytest.raises(CaptureError, match=message):
@@ -574,7 +572,6 @@ def test_torchs_own_profiler_at_the_start_is_refused(tmp_path: Path) -> None:
 def test_torchs_own_profiler_in_the_way_of_a_window_costs_that_window(
     tmp_path: Path, net: nn.Module, log: Log
 ) -> None:
-    log.errors_expected = True
     with Session({"wait": 1, "active": 1, "repeat": 2, "output_dir": str(tmp_path)}) as session:
         with torch.profiler.profile():
             for _ in range(2):
@@ -636,7 +633,9 @@ def test_a_loss_can_be_told_inside_steps(tmp_path: Path) -> None:
     assert [s.loss for s in trigger.steps] == [None, 0.0, None, 2.0]
 
 
-def test_the_session_passes_iterables_and_their_exceptions_on(tmp_path: Path) -> None:
+def test_the_session_passes_iterables_and_their_exceptions_on(tmp_path: Path, log: Log) -> None:
+    log.expect("exception OSError")
+
     def loader() -> Any:
         yield 1
         raise OSError("the disk of the data is gone")
@@ -653,7 +652,8 @@ def test_the_session_passes_iterables_and_their_exceptions_on(tmp_path: Path) ->
     assert session.captures[0].metadata["window"]["reason"] == "exception OSError"
 
 
-def test_a_loop_left_by_break_and_stepped_by_hand_after_that(tmp_path: Path) -> None:
+def test_a_loop_left_by_break_and_stepped_by_hand_after_that(tmp_path: Path, log: Log) -> None:
+    log.expect("before the first window")
     with Session({"wait": 20, "active": 1, "output_dir": str(tmp_path)}) as session:
         for _ in session.steps(range(5)):
             break
@@ -665,7 +665,6 @@ def test_a_loop_left_by_break_and_stepped_by_hand_after_that(tmp_path: Path) -> 
 def test_a_second_session_that_is_refused_a_window_leaves_the_first_one_alone(
     tmp_path: Path, log: Log
 ) -> None:
-    log.errors_expected = True
     first = Session({"wait": 1, "active": 5, "output_dir": str(tmp_path / "a")})
     second = Session({"wait": 3, "active": 1, "output_dir": str(tmp_path / "b")})
     with first, second:
@@ -683,7 +682,7 @@ def test_a_second_session_that_is_refused_a_window_leaves_the_first_one_alone(
 def test_an_interrupt_while_torch_stops_leaves_no_profiler_on(
     tmp_path: Path, net: nn.Module, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
-    log.errors_expected = True
+    log.expect("exception KeyboardInterrupt")
     fail_once(monkeypatch, recorder._KinetoProfile, "stop_trace", KeyboardInterrupt())
     session = Session({"active": 1, "output_dir": str(tmp_path)})
 
@@ -708,7 +707,7 @@ def test_a_second_interrupt_loses_nothing_and_hides_no_traceback(
     where: str,
     first: type[BaseException],
 ) -> None:
-    log.errors_expected = True
+    log.expect("is kept and labelled truncated")
     owner = {"stop_trace": recorder._KinetoProfile, "close": finisher.Finisher}[where]
     fail_once(monkeypatch, owner, where, KeyboardInterrupt("second"))
     session = Session({"active": 5, "output_dir": str(tmp_path)})
@@ -772,7 +771,6 @@ def test_what_fails_while_a_window_is_described_loses_no_trace(
     monkeypatch.setattr("instrument.record.step_loop.datetime", NoClock)
     capture = window(tmp_path, profiled("work")(lambda: None))
     assert capture.ranges.column("path") == ["work"]
-    log.errors_expected = True
     assert any("capture.json is incomplete" in line for line in log.at("ERROR"))
 
 
@@ -820,10 +818,22 @@ def test_a_range_that_is_called_like_a_step_is_a_range(tmp_path: Path) -> None:
     assert [row.calls for row in capture.operators.where(name="ProfilerStep*")] == [1]
 
 
-@pytest.mark.parametrize(("options", "loads"), [({"at_steps": []}, 0), ({"wait": 9}, 1)])
+@pytest.mark.parametrize(
+    ("options", "loads", "warning"),
+    [
+        ({"at_steps": []}, 0, "nothing will be recorded"),
+        ({"wait": 9}, 1, "before the first window"),
+    ],
+)
 def test_where_a_window_is_ahead_the_start_loads_what_torch_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], loads: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    loads: int,
+    warning: str,
+    log: Log,
 ) -> None:
+    log.expect(warning)
     loaded: list[None] = []
     monkeypatch.setattr("instrument.record.session.import_early", lambda: loaded.append(None))
     with Session(options, output_dir=tmp_path):

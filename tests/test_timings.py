@@ -403,7 +403,6 @@ def test_an_exception_leaves_nothing_armed_and_the_rest_written(tmp_path: Path) 
 def test_a_full_disk_is_told_once_and_changes_nothing_else(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log.errors_expected = True
     full = Path("/dev/full")
     monkeypatch.setattr(
         "instrument.record.timings.open_to_append",

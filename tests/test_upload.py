@@ -260,7 +260,6 @@ def test_a_server_that_is_away_is_said_once_and_export_sends_later(
 ) -> None:
     url = server.bucket("away")
     server.stop()
-    log.errors_expected = True
     session = record(tmp_path / "profile", url, 3, upload_options=server.options, keep=1)
     output = session.output_dir
     assert output is not None
@@ -326,6 +325,7 @@ def test_captures_are_sent_elsewhere_by_hand(
 def test_a_server_that_dies_in_the_middle_shows_no_capture_and_later_gets_the_rest(
     server: Server, tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    log.expect("are not sent to", "cannot be sent to")
     url = server.bucket("dies")
     put, calls = upload._put, []
 
@@ -339,7 +339,6 @@ def test_a_server_that_dies_in_the_middle_shows_no_capture_and_later_gets_the_re
         calls.append(files)
         put(fs, folder, path, files)
 
-    log.errors_expected = True
     with monkeypatch.context() as patch:
         patch.setattr(upload, "_put", put_and_die)
         session = record(
@@ -372,7 +371,6 @@ def test_a_hanging_upload_delays_no_window_and_after_a_killed_exporter_another_s
 ) -> None:
     url = server.bucket("killed")
     server.stop()
-    log.errors_expected = True
     output = tmp_path / "profile"
     given = {
         "upload_to": url,
@@ -410,7 +408,6 @@ def test_what_the_exporter_cannot_send_is_named_at_the_end_and_sent_by_hand(
     server: Server, tmp_path: Path, log: Log, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = "s3://made-later/runs"
-    log.errors_expected = True
     output = tmp_path / "profile"
     record(output, url, 2, export="process", upload_options=server.options)
     (error,) = log.at("ERROR")
@@ -558,7 +555,7 @@ def test_where_training_fails_uploads_are_not_waited_for(
 def test_what_no_further_try_can_help_has_none(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    log.errors_expected = True
+    log.expect("are not sent to")
     tried: list[Any] = []
 
     def refuse(*about: Any) -> str:
@@ -576,7 +573,7 @@ def test_what_no_further_try_can_help_has_none(
 def test_a_bucket_that_is_missing_is_told_by_the_first_try(
     server: Server, tmp_path: Path, log: Log
 ) -> None:
-    log.errors_expected = True
+    log.expect("are not sent to")
     record(tmp_path, "s3://no-such-bucket/runs", upload_options=server.options)
     assert "The specified bucket does not exist" in log.at("ERROR")[0]
     assert not [line for line in log.at("DEBUG") if "not sent yet" in line]
@@ -585,8 +582,8 @@ def test_a_bucket_that_is_missing_is_told_by_the_first_try(
 def test_a_file_that_arrived_short_is_sent_again(
     place: tuple[str, dict[str, Any]], tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    log.expect("are not sent to")
     url, options = place
-    log.errors_expected = True
     put, calls = upload._put, []
     short = "1 of the capture's files did not arrive completely, such as trace.json.gz"
 
@@ -692,7 +689,6 @@ def test_a_file_system_that_takes_one_file_at_a_time_gets_them_all(
 def test_a_capture_that_fails_by_itself_holds_up_no_other(
     tmp_path: Path, log: Log, monkeypatch: Any
 ) -> None:
-    log.errors_expected = True
     monkeypatch.setattr(upload, "_PAUSES_S", ())
     send, tried = upload.send, []
 

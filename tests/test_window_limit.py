@@ -42,7 +42,8 @@ def test_a_window_over_its_time_ends_with_the_step(tmp_path: Path, log: Log) -> 
     ]
 
 
-def test_a_window_without_end_ends_too(tmp_path: Path) -> None:
+def test_a_window_without_end_ends_too(tmp_path: Path, log: Log) -> None:
+    log.expect("profiler.max_window_s")
     (capture,) = run(Session(max_window_s=AT_ONCE, output_dir=tmp_path), 4).captures
     assert capture.metadata["window"]["last_step"] == 0
     assert capture.metadata["window"]["reason"] == REASON
@@ -60,8 +61,9 @@ def test_the_last_step_of_a_window_is_no_early_end(tmp_path: Path) -> None:
 
 
 def test_a_window_in_which_the_process_grows_too_much_ends_with_the_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
+    log.expect("the memory of the process grew")
     sizes = count(10**9, 30_000_000)  # 30 MB from each look to the next
     monkeypatch.setattr(limits, "resident_bytes", lambda: next(sizes))
     (capture,) = run(Session(active=5, max_window_memory="80MB", output_dir=tmp_path), 5).captures
@@ -74,8 +76,9 @@ def test_a_window_in_which_the_process_grows_too_much_ends_with_the_step(
 
 
 def test_a_step_that_does_not_end_is_cut_at_twice_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
+    log.expect("before the first window", "the memory of the process grew")
     monkeypatch.setattr(limits, "_LOOK_S", 0.01)
     held, looked = 10**9, threading.Event()
 
@@ -99,9 +102,10 @@ def test_a_step_that_does_not_end_is_cut_at_twice_the_limit(
 
 
 def test_a_step_on_the_only_thread_that_can_stop_the_profiler_is_not_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
     """With profile_memory, torch records one thread, and only this thread can end the window."""
+    log.expect("the memory of the process grew")
     monkeypatch.setattr(limits, "_LOOK_S", 0.01)
     held = 10**9
     monkeypatch.setattr(limits, "resident_bytes", lambda: held)
@@ -120,8 +124,9 @@ def test_a_step_on_the_only_thread_that_can_stop_the_profiler_is_not_cut(
 
 
 def test_no_window_may_take_more_than_an_eighth_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
+    log.expect("the memory of the process grew")
     monkeypatch.setattr(limits, "_machine_bytes", lambda: 800)
     sizes = count(0, 60)
     monkeypatch.setattr(limits, "resident_bytes", lambda: next(sizes))

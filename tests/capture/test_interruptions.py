@@ -199,7 +199,8 @@ def test_garbage_collections_are_those_that_python_reports(tmp_path: Path) -> No
     assert row.max_ns <= row.cpu_ns
 
 
-def test_a_compilation_inside_a_window(tmp_path: Path) -> None:
+def test_a_compilation_inside_a_window(tmp_path: Path, log) -> None:
+    log.expect("torch.compile compiled")
     torch._dynamo.reset()
     sizes = iter((2, 2, 3))
     compiled = torch.compile(lambda x: torch.relu(x) + 1, backend="eager")

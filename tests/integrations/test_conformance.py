@@ -151,7 +151,10 @@ def test_nothing_is_left_installed(
     out: Path,
     at_exit: list[Any],
     raises_at: int | None,
+    log: Log,
 ) -> None:
+    if raises_at:
+        log.expect("exception ZeroDivisionError")
     fit_without_us(trainer, tmp_path_factory.getbasetemp())
     job = Job(tmp_path, raises_at=raises_at)
 
@@ -185,7 +188,10 @@ def test_nothing_is_left_installed(
     assert len(trainer.session(adapter).captures) == 1
 
 
-def test_an_exception_comes_out_unchanged(trainer: Trainer, tmp_path: Path, out: Path) -> None:
+def test_an_exception_comes_out_unchanged(
+    trainer: Trainer, tmp_path: Path, out: Path, log: Log
+) -> None:
+    log.expect("exception ZeroDivisionError")
     job = Job(tmp_path, raises_at=5)
     adapter = trainer.make(wait=3, active=6, output_dir=out)
     with pytest.raises(ZeroDivisionError) as raised:

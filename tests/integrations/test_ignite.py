@@ -102,7 +102,11 @@ def test_what_stood_in_the_place_of_run_is_called_and_comes_back(tmp_path: Path)
     assert (len(called), numbers(session)) == (1, [[0]])
 
 
-def test_a_handler_of_exceptions_still_decides_what_becomes_of_them(tmp_path: Path) -> None:
+def test_a_handler_of_exceptions_still_decides_what_becomes_of_them(
+    tmp_path: Path, log: Log
+) -> None:
+    log.expect("the run ended")
+
     def fails_at_3(batch: int) -> float:
         if batch == 3:
             raise ZeroDivisionError("mine")
@@ -119,7 +123,8 @@ def test_a_handler_of_exceptions_still_decides_what_becomes_of_them(tmp_path: Pa
 
 
 @pytest.mark.parametrize("terminate", ["terminate", "terminate_epoch"])
-def test_a_terminated_run_ends_the_session(tmp_path: Path, terminate: str) -> None:
+def test_a_terminated_run_ends_the_session(tmp_path: Path, terminate: str, log: Log) -> None:
+    log.expect("The run ends with step", "the run ended")
     trainer = engine()
     session = attach(trainer, wait=1, active=20, output_dir=tmp_path)
     trainer.add_event_handler(

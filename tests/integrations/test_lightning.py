@@ -111,7 +111,8 @@ def test_validation_is_a_phase_with_its_own_count(tmp_path: Path) -> None:
     assert callback.session.step_number == 20
 
 
-def test_the_loss_reaches_triggers(tmp_path: Path) -> None:
+def test_the_loss_reaches_triggers(tmp_path: Path, log: Log) -> None:
+    log.expect("The run ends with step", "before the first window")
     seen = []
 
     class Remembers:
@@ -335,7 +336,9 @@ AFTER = ("on_train_end", "on_fit_end", "teardown")
 
 
 @pytest.mark.parametrize("hook", [*BEFORE, *WITHIN, *AFTER])
-def test_an_exception_in_any_hook(tmp_path: Path, hook: str) -> None:
+def test_an_exception_in_any_hook(tmp_path: Path, hook: str, log: Log) -> None:
+    if hook not in ("setup", "on_fit_start"):
+        log.expect("The run ends with step", "is kept and labelled truncated")
     error, module = ZeroDivisionError("mine"), Tiny()
 
     def fails(*args: Any, **kwargs: Any) -> None:
@@ -359,7 +362,9 @@ def test_an_exception_in_any_hook(tmp_path: Path, hook: str) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_ctrl_c_keeps_the_window(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_the_window(tmp_path: Path, log: Log) -> None:
+    log.expect("exception KeyboardInterrupt")
+
     class Interrupted(Tiny):
         def on_train_batch_start(self, batch: torch.Tensor, batch_idx: int) -> None:
             if batch_idx == 3:
@@ -377,7 +382,8 @@ def test_ctrl_c_keeps_the_window(tmp_path: Path) -> None:
     assert (window["last_step"], window["reason"]) == (2, "exception KeyboardInterrupt")
 
 
-def test_a_fit_that_goes_on_counts_on(tmp_path: Path) -> None:
+def test_a_fit_that_goes_on_counts_on(tmp_path: Path, log: Log) -> None:
+    log.expect("The run ends with step")
     first = ProfilerCallback(at_steps=[3, 13], active=1, output_dir=tmp_path / "p")
     trainer, module = a_trainer(tmp_path, first, enable_checkpointing=True), Tiny()
     trainer.fit(module, loader(), loader(1))
@@ -463,7 +469,10 @@ def test_modules_bear_no_hooks_of_ours(tmp_path: Path) -> None:
     assert ours.hooks == [0] * 12
 
 
-def test_after_an_exception_nothing_nests_under_the_module_that_failed(tmp_path: Path) -> None:
+def test_after_an_exception_nothing_nests_under_the_module_that_failed(
+    tmp_path: Path, log: Log
+) -> None:
+    log.expect("exception RuntimeError")
     callback = ProfilerCallback(active=None, output_dir=tmp_path / "p")
     module = Watched(fails_at=2)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):

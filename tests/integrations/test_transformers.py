@@ -91,8 +91,9 @@ def test_a_step_is_one_of_the_optimizer_with_all_its_batches(tmp_path: Path) -> 
 
 
 def test_evaluation_is_a_phase_with_its_own_count_for_each_of_several_datasets(
-    tmp_path: Path,
+    tmp_path: Path, log: Log
 ) -> None:
+    log.expect("the phase validation ended")
     callback = ProfilerCallback(
         at_steps=[4], active=4, phases=["train", "validation"], output_dir=tmp_path / "profile"
     )
@@ -125,7 +126,8 @@ def test_evaluation_and_prediction_alone_are_runs_of_their_own_where_asked_for(
     assert log.at("WARNING") == []
 
 
-def test_a_resumed_run_goes_on_with_the_steps_of_its_checkpoint(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_with_the_steps_of_its_checkpoint(tmp_path: Path, log: Log) -> None:
+    log.expect("The run ends with step")
     options = {"save_strategy": "steps", "save_steps": 6, "save_only_model": False}
     callback = ProfilerCallback(at_steps=[1, 7], active=2, output_dir=tmp_path / "profile")
     trainer = tiny(tmp_path, callback, max_steps=6, **options)
@@ -142,7 +144,11 @@ def test_a_resumed_run_goes_on_with_the_steps_of_its_checkpoint(tmp_path: Path) 
     assert callback.session.step_number == trainer.state.global_step == 12
 
 
-def test_training_that_begins_anew_with_smaller_batches_is_recorded_anew(tmp_path: Path) -> None:
+def test_training_that_begins_anew_with_smaller_batches_is_recorded_anew(
+    tmp_path: Path, log: Log
+) -> None:
+    log.expect("the run ended")
+
     class NotEnough(Trainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             if self._train_batch_size == 2 and self.state.global_step == 2:
@@ -168,8 +174,9 @@ class Fails(TrainerCallback):
 
 @pytest.mark.parametrize("event", ["on_optimizer_step", "on_prediction_step"])
 def test_an_exception_of_another_callback_keeps_the_window_and_leaves_nothing(
-    tmp_path: Path, event: str
+    tmp_path: Path, event: str, log: Log
 ) -> None:
+    log.expect("exception ZeroDivisionError")
     callback = ProfilerCallback(active=12, output_dir=tmp_path / "profile")
     trainer = tiny(
         tmp_path, callback, Fails(event), eval_strategy="steps", eval_steps=3, logging_steps=3
@@ -224,8 +231,10 @@ def test_a_loss_that_is_no_number_reaches_its_trigger_though_the_logs_leave_it_o
 
 
 def test_an_iterable_dataset_without_a_length_and_a_stop_by_another_callback(
-    tmp_path: Path,
+    tmp_path: Path, log: Log
 ) -> None:
+    log.expect("the run ended")
+
     class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
         def __iter__(self) -> Iterator[Any]:
             return iter([EXAMPLE] * 10)

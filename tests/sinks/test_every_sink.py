@@ -286,7 +286,7 @@ def test_another_process_can_build_its_like(sink: Sink) -> None:
 def test_where_it_fails_the_raw_trace_is_kept(
     sink: Sink, name: str, output: Path, log: Log
 ) -> None:
-    log.errors_expected = True
+    log.expect("summary.json")
     raw = b'"traceEvents": [{"ph": "X", "na'
     queued = output / ".steps_3-4.queued"
     queued.mkdir(parents=True)

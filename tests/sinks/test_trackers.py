@@ -300,7 +300,6 @@ def record(tmp_path: Path, sink: Tracker, **options: Any) -> Session:
 
 
 def test_a_tracker_that_hangs_holds_up_nothing(tmp_path: Path, log: Log) -> None:
-    log.errors_expected = True
     sink = Remembers(timeout_s=0.01)
     sink._free.clear()
     session = record(tmp_path, sink)
@@ -373,7 +372,7 @@ def test_no_capture_is_removed_before_a_tracker_has_it(tmp_path: Path) -> None:
 def test_where_training_fails_a_tracker_is_not_waited_for(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log.errors_expected = True
+    log.expect("exception ValueError")
     monkeypatch.setattr(finisher, "_CLOSING_HERE_S", 0.01)
     sink = Remembers(timeout_s=10_000)
     sink._free.clear()
@@ -390,7 +389,6 @@ def test_where_training_fails_a_tracker_is_not_waited_for(
 
 
 def test_a_tracker_that_fails_is_told_and_gets_the_next_window(tmp_path: Path, log: Log) -> None:
-    log.errors_expected = True
     sink = Remembers(fails_on=0)
     record(tmp_path, sink)
     assert [sent.step for sent in sink._got] == [1]

@@ -62,7 +62,8 @@ def test_the_snapshot_is_kept_in_a_folder_of_its_own(
     )
 
 
-def test_other_errors_leave_nothing(tmp_path: Path, memory: list[Any]) -> None:
+def test_other_errors_leave_nothing(tmp_path: Path, memory: list[Any], log: Log) -> None:
+    log.expect("exception ValueError")
     run_out(tmp_path, ValueError("mine"))
     assert not list(tmp_path.glob("out_of_memory_*"))
 
@@ -70,7 +71,7 @@ def test_other_errors_leave_nothing(tmp_path: Path, memory: list[Any]) -> None:
 def test_a_snapshot_that_fails_hides_neither_the_error_nor_the_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
-    log.errors_expected = True
+    log.expect("exception OutOfMemoryError")
 
     def fails() -> None:
         raise RuntimeError("no allocator")

@@ -51,7 +51,11 @@ def test_a_trigger_rests_and_has_a_last_window(tmp_path: Path, log: Log) -> None
     ]
 
 
-def test_an_object_that_is_no_trigger_of_ours_gets_the_same_limits(tmp_path: Path) -> None:
+def test_an_object_that_is_no_trigger_of_ours_gets_the_same_limits(
+    tmp_path: Path, log: Log
+) -> None:
+    log.expect("allows no further window")
+
     class Plain:
         def fires(self, step: Step) -> bool:
             return True
@@ -144,7 +148,6 @@ def test_polling_goes_on_off_the_training_thread_until_the_end(
 def test_a_poll_that_fails_is_told_once_and_its_end_still_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
-    log.errors_expected = True
     monkeypatch.setattr(watching, "POLL_SECONDS", 0.001)
     trigger = Polled(calls=[], fails=True)
     watch = TriggerRunner({"polled": trigger}, tmp_path)
@@ -157,7 +160,6 @@ def test_a_poll_that_fails_is_told_once_and_its_end_still_comes(
 
 
 def test_a_trigger_that_cannot_begin_costs_no_run(tmp_path: Path, log: Log) -> None:
-    log.errors_expected = True
 
     class Fails(Trigger):
         def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
@@ -176,7 +178,6 @@ def test_a_trigger_that_cannot_begin_costs_no_run(tmp_path: Path, log: Log) -> N
 def test_a_trigger_that_would_leave_the_program_costs_itself_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log, where: str
 ) -> None:
-    log.errors_expected = True
     monkeypatch.setattr(watching, "POLL_SECONDS", 0.001)
     left = Event()
 
@@ -239,7 +240,10 @@ def test_no_window_begins_while_a_run_is_being_ended(tmp_path: Path) -> None:
     assert session.step_number == 4
 
 
-def test_a_poll_may_stop_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poll_may_stop_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    log.expect("session.step() was never called")
     monkeypatch.setattr("instrument.record.trigger_runner.POLL_SECONDS", 0.001)
     over = threading.Event()
 
