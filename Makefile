@@ -34,8 +34,8 @@ BIN := $(VENV)/bin
 # can name an index with CPU builds.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 # At most four processes, since each loads torch. One process runs all tests of a file, because
-# these tests share fixtures.
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+# these tests share fixtures; files start in the order that tests/conftest.py gives them.
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # --clean empties Zensical's cache: Zensical does not warn again about a page in its cache.
 ZENSICAL := $(BIN)/zensical build --strict --clean
 INSTALL := $(PIP) install -c constraints.txt
