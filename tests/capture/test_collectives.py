@@ -428,6 +428,7 @@ def _overlapped(calls: Any, unit: int, categories: tuple[str, ...]) -> tuple[int
 
 
 @needs_traces
+@pytest.mark.nightly
 def test_overlap_with_compute_is_what_others_measure() -> None:
     """HTA: 14.31 % on `a100_nccl_2ranks_rank0`, where it drops the last step.
 
