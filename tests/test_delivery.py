@@ -319,13 +319,13 @@ def test_freeing_what_torch_recorded_counts_as_saving(
 
 
 SAVES = """
-    import sys, time
+    import signal, sys
     from instrument import Session
     from instrument.record.recorder import RecordedWindow
 
     def save(*_, **__):
         print("saves", flush=True)
-        time.sleep(600)
+        signal.pause()
 
     RecordedWindow.save = save
     with Session(active=1, execution_trace=True, output_dir=sys.argv[1]) as session:
