@@ -22,10 +22,10 @@ needs_traces = pytest.mark.skipif(
     not KNOWN, reason="INSTRUMENT_TRACES names no folder of real traces with an expected.json"
 )
 
-# One with steps and NCCL, one with steps and expert parallelism, one of inference, one with graphs on AMD.
+# One of tensor parallelism, one with several steps and findings, one of inference, one with graphs on AMD.
 _GATE = (
     "a100_megatron_tp8_rank0",
-    "h800_deepseek_train",
+    "a100_nccl_2ranks_rank0",
     "h100_qwen_0.5b_inference",
     "mi300x_vllm_graph",
 )

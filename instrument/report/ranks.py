@@ -75,7 +75,7 @@ def _titled(part: str | Section, title: str) -> list[Section]:
 def as_json(ranks: Ranks) -> str:
     """Return the comparison as JSON: each table is a list of rows, with times in nanoseconds."""
     tables: dict[str, list[Any]] = {name: getattr(ranks, name).to_dicts() for name in SCHEMAS}
-    about = {name: getattr(ranks, name) for name in JSON_KEYS}
+    about = {name: getattr(ranks, name) for name in ("name", "world_size", "missing", "notes")}
     return json.dumps(about | tables, indent=2)
 
 

@@ -303,7 +303,7 @@ def test_an_interrupted_comparison_leaves_no_worktrees(
     repository: Path, capfd: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
     before = git(repository, "worktree", "list")
-    interrupt = f"import os, time; os.kill({os.getpid()}, {number:d}); time.sleep(100)"
+    interrupt = f"import os, signal; os.kill({os.getpid()}, {number:d}); signal.pause()"
     assert main(["ab", "HEAD~1", "HEAD", "--", sys.executable, "-c", interrupt]) == 130
     assert capfd.readouterr().err.endswith("instrument: interrupted\n")
     assert git(repository, "worktree", "list") == before
