@@ -149,7 +149,6 @@ def test_another_process_makes_each_capture_and_its_words_arrive_in_order(
     )
     assert names(session) == ALL
     for capture in session.captures:
-        assert capture.folder is not None
         word, pid = (capture.folder / "note.txt").read_text().split()
         assert word == "seen"
         assert int(pid) != os.getpid()
@@ -223,7 +222,6 @@ def test_instances_and_mappings_both_reach_the_exporter(profiler: dict[str, Any]
     session = run(profiler, steps=1, sinks=sinks)
     assert session.config.inline_sinks == ["own"], "a plain object does not tell its options"
     (capture,) = session.captures
-    assert capture.folder is not None
     assert (capture.folder / "note.txt").read_text().startswith("given ")
     about = json.loads((capture.folder / "capture.json").read_text())
     assert about["sinks_inline"] == ["own"]
@@ -395,7 +393,6 @@ def test_only_what_the_run_has_recorded_on_its_rank_is_its_capture(
 ) -> None:
     session = run(profiler, steps=1)
     (capture,) = session.captures
-    assert capture.folder is not None
     about = json.loads((capture.folder / "capture.json").read_text())
     for name, rank in (("x_rank0", 1), ("x_rank0-y_rank0", 0)):
         (capture.folder.parent / name).mkdir()
@@ -412,7 +409,6 @@ def test_a_name_that_is_used_again_is_another_capture(profiler: dict[str, Any]) 
     session = run(profiler, steps=1)
     (first,) = session.captures
     assert session.captures == [first], "loaded once"
-    assert first.folder is not None
     about = json.loads((first.folder / "capture.json").read_text())
     about |= {"started_at": "2099-01-01T00:00:00", "user_metadata": {"number": 2}}
     (first.folder / "capture.json").write_text(json.dumps(about))
@@ -548,7 +544,6 @@ def test_where_every_capture_is_whole_stop_does_not_wait_for_what_a_sink_left(
     assert names(session) == ALL[:1]
     assert len(waits) == 1
     worker = worker_of(session)
-    assert worker is not None
     assert worker.poll() is None, "it goes on by itself"
     worker.kill()
     end_of_thread("instrument exporter")
@@ -561,13 +556,11 @@ def test_the_worker_ends_in_its_time_whatever_a_sink_left(
     session = Session(lingers(profiler, how, time_runs_out=True)).start()
     session.step()
     worker = worker_of(session)
-    assert worker is not None
     session.stop()
     assert worker.wait() == -signal.SIGALRM
 
 
 def worker_of(session: Session) -> subprocess.Popen[str] | None:
-    assert session.loop.run is not None
     return session.loop.run.finisher._process
 
 
@@ -584,7 +577,6 @@ def test_an_exception_in_training_does_not_wait_for_the_exporter(
         f"The exporter continues by itself, and these windows are not finished yet: {ALL[0]}. "
     )
     worker = worker_of(session)
-    assert worker is not None
     worker.kill()
     end_of_thread("instrument exporter")
 
@@ -615,7 +607,6 @@ def test_whatever_a_sink_raises_costs_that_sink_alone(
     session = run(profiler, sinks=sinks | {"table": {}}, export=where)
     assert names(session) == ALL
     for capture in session.captures:
-        assert capture.folder is not None
         assert (capture.folder / "table.txt").exists()
     for error, what in zip(log.at("ERROR"), sinks, strict=True):
         assert f"The {what} sink failed on {ALL[0]}: " in error
@@ -709,7 +700,6 @@ def test_a_folder_may_have_any_name(tmp_path: Path, where: str, log: Log) -> Non
         session.add_metadata("half", f"{name}\ud800")
         session.step()
     (capture,) = session.captures
-    assert capture.folder is not None
     assert (capture.folder / "table.txt").exists()
     assert len(Capture.load(capture.folder).steps) == 1
     about = json.loads((capture.folder / "capture.json").read_bytes())
@@ -726,7 +716,6 @@ def test_arguments_that_are_no_utf8_keep_no_window_back(
     assert warm.run_code(code, os.fsdecode(b"--data=caf\xe9.bin")).returncode == 0
     capture = Capture.load(tmp_path / "profile" / ALL[0])
     assert capture.metadata["command"][1] == r"--data=caf\udce9.bin"
-    assert capture.folder is not None
     assert (capture.folder / "table.txt").exists()
 
 
@@ -804,6 +793,4 @@ def test_where_no_thread_can_be_started_the_session_finishes_its_windows_itself(
         "finished."
     )
     assert log.at("WARNING").count(said) == 1
-    assert all(
-        (capture.folder or Path()).joinpath("table.txt").exists() for capture in session.captures
-    )
+    assert all(capture.folder.joinpath("table.txt").exists() for capture in session.captures)

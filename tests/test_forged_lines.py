@@ -191,7 +191,6 @@ def document(rank: int) -> dict[str, Any]:
 def write_poisoned(folder: Path, rank: int = 0, about: Any = None, trace: Any = None) -> Path:
     """A capture, poisoned unless its content is given; its summary is one of an exporter, poisoned too."""
     made_folder = write_capture(folder.parent, [], folder.name, rank=rank, world_size=3).folder
-    assert made_folder is not None
     described = json.loads((made_folder / "capture.json").read_text()) | ABOUT
     text = json.dumps(poisoned(document(rank)) if trace is None else trace)
     (made_folder / "trace.json.gz").write_bytes(gzip.compress(text.encode()))

@@ -116,7 +116,6 @@ def test_loader_workers_that_start_in_a_window_leave_the_execution_trace_whole(
 def added(session: Session) -> int:
     """How often the execution trace of the only capture holds `aten::add`; each node only once."""
     (capture,) = session.captures
-    assert capture.folder is not None
     text = (capture.folder / "execution_trace.json").read_text()
     nodes = json.loads(text)["nodes"]
     assert len({node["id"] for node in nodes}) == len(nodes)

@@ -95,7 +95,6 @@ def test_what_the_defaults_need_was_recorded_or_they_do_not_run(tmp_path: Path, 
         torch.ones(8) + 1
         session.step()
     (place,) = (capture.folder for capture in session.captures)
-    assert place is not None
     with gzip.open(place / "trace.json.gz") as packed:
         (place / "trace.json").write_bytes(packed.read())
     (place / "trace.json.gz").unlink()

@@ -135,7 +135,6 @@ def local(folder: Path) -> dict[str, bytes]:
 
 def remote_name(folder: Path | None, name: str = "") -> str:
     """The name at a URL of a capture here, or of the capture `name` of the same run."""
-    assert folder is not None
     run = json.loads((folder / "capture.json").read_text())["run"]
     return f"{name or folder.name}-{run[:8]}"
 
@@ -184,7 +183,6 @@ def test_the_exporter_sends_each_capture_and_readers_find_there_what_lies_here(
     )
     objects = server.objects("by-the-exporter")
     for capture in session.captures:
-        assert capture.folder is not None
         place = f"{url}/{remote_name(capture.folder)}"
         assert sent(objects, remote_name(capture.folder)) == local(capture.folder)
         assert set(local(capture.folder)) == {
@@ -262,7 +260,6 @@ def test_a_server_that_is_away_is_said_once_and_export_sends_later(
     server.stop()
     session = record(tmp_path / "profile", url, 3, upload_options=server.options, keep=1)
     output = session.output_dir
-    assert output is not None
     assert [capture.name for capture in session.captures] == names(output) == ALL, (
         "keep=1 removes nothing unsent"
     )
@@ -307,7 +304,6 @@ def test_captures_are_sent_elsewhere_by_hand(
     first, second, above = (f"file://{tmp_path}{name}" for name in ("/first", "/second", ""))
     session = record(tmp_path / "out", first)
     folder = session.captures[0].folder
-    assert folder is not None
     name = remote_name(folder)
     for url in (second, second, above):
         assert command.main(["export", str(tmp_path / "out"), "--upload-to", url]) == 0
@@ -346,7 +342,6 @@ def test_a_server_that_dies_in_the_middle_shows_no_capture_and_later_gets_the_re
         )
     assert calls == [["summary.json", "table.txt", "trace.json.gz"]]
     folder = session.captures[0].folder
-    assert folder is not None
     name = remote_name(folder)
     server.start()
     assert list(server.objects("dies")) == [f"runs/{name}/summary.json"]
@@ -378,16 +373,13 @@ def test_a_hanging_upload_delays_no_window_and_after_a_killed_exporter_another_s
         "output_dir": str(output),
     }
     with Session(active=1, repeat=2, **given) as session:
-        assert session.loop.run is not None
         exporter = session.loop.run.finisher
-        assert exporter is not None
         with socket.create_server(("127.0.0.1", server.port)) as deaf:
             session.step()
             asking, _ = deaf.accept()  # and never answer
         session.step()
         until(lambda: len(session.captures) == 2)
         server.start()
-        assert exporter._process is not None
         exporter._process.kill()
     asking.close()
     (error,) = log.at("ERROR")
@@ -538,8 +530,6 @@ def test_where_training_fails_uploads_are_not_waited_for(
     assert command.main(["export", str(here), "--upload-to", url]) == 0
     assert capsys.readouterr().out == f"Sent {url}/{remote_name(here / ALL[0])}.\n"
     gate.set()
-    assert session.loop.run is not None
-    assert session.loop.run.finisher._uploads is not None
     session.loop.run.finisher._uploads.close()
 
 
@@ -599,7 +589,6 @@ def test_a_file_that_arrived_short_is_sent_again(
     with monkeypatch.context() as patch:
         patch.setattr(upload, "_put", put_short)
         folder = record(tmp_path / "here", url, upload_options=options).captures[0].folder
-    assert folder is not None
     assert short in log.at("ERROR")[0]
     assert not upload.has_arrived(folder, url)
     fs, path = storage.filesystem(f"{url}/{remote_name(folder)}", options)
@@ -629,7 +618,6 @@ def test_runs_whose_captures_have_the_same_name_get_a_folder_each(
         remote_name(capture.folder) for capture in captures
     }
     for capture in captures:
-        assert capture.folder is not None
         there = Capture.load(f"{url}/{remote_name(capture.folder)}")
         assert there.metadata == capture.metadata
         assert list(there.operators) == list(capture.operators)
@@ -647,7 +635,6 @@ def test_what_another_has_put_at_the_place_stays_as_it_is(
 ) -> None:
     url, options = place
     own = record(tmp_path / "own", url, upload_options=options).captures[0].folder
-    assert own is not None
     there = f"{url}/{remote_name(own)}"
     fs, path = storage.filesystem(there, options)
     if theirs == "a file":
@@ -682,7 +669,6 @@ def test_a_file_system_that_takes_one_file_at_a_time_gets_them_all(
     monkeypatch.setattr(MemoryFileSystem, "put", put)
     url = f"memory://{tmp_path}"
     folder = record(tmp_path / "here", url).captures[0].folder
-    assert folder is not None
     assert contents(f"{url}/{remote_name(folder)}", {}) == local(folder)
 
 
@@ -720,8 +706,6 @@ def test_a_sink_of_this_process_has_run_before_the_capture_is_sent(tmp_path: Pat
     url = f"file://{tmp_path}/there"
     session = record(tmp_path / "here", url, export="process", sinks={"here": Here(), "table": {}})
     run = session.loop.run
-    assert run is not None
-    assert run.finisher is not None
     assert run.finisher._job.upload_to is None, "the worker sends nothing"
     assert run.finisher._job.owner == os.getuid(), "and takes only folders of this user"
     there = tmp_path / "there" / remote_name(tmp_path / "here" / ALL[0])
@@ -798,7 +782,6 @@ def test_no_file_and_no_log_tells_the_password_in_a_sinks_address(
     with Session(config, output_dir=tmp_path / "profile", export=export) as session:
         session.step()
     (folder,) = (capture.folder for capture in session.captures)
-    assert folder is not None
     assert (folder / "posted.txt").read_text() == address
     assert SECRET not in (folder / "capture.json").read_text()
     assert SECRET not in repr(config) + str(config) + str(log)
@@ -823,7 +806,6 @@ def test_of_a_url_user_password_and_query_are_left_out(url: str, told: str) -> N
 @pytest.mark.parametrize("root", ["memory://", "memory:///"])
 def test_captures_are_sent_to_the_root_of_a_file_system(tmp_path: Path, root: str) -> None:
     folder = record(tmp_path, root).captures[0].folder
-    assert folder is not None
     there = f"memory:///{remote_name(folder)}"
     try:
         assert upload.has_arrived(folder, root)

@@ -208,7 +208,6 @@ def test_negative_times_become_json(
 
 def test_what_the_session_wrote_is_not_written_twice(tmp_path: Path) -> None:
     capture = write_capture(tmp_path, steps(), user_metadata={"run": 1})
-    assert capture.folder is not None
     ChromeTrace(gzip=False, metadata={"run": 2, "mine": 3}).write(capture, capture.folder)
     text = (capture.folder / "trace.json").read_text()
     assert json.loads(text)["mine"] == 3

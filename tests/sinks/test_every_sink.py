@@ -123,7 +123,6 @@ def contents(folder: Path) -> dict[str, Any]:
 
 def written(sink: Sink, capture: Capture) -> dict[str, bytes]:
     """The files below the captures' folder that writing made or changed."""
-    assert capture.folder is not None
     output = capture.folder.parent
     before = contents(output)
     try:
@@ -222,7 +221,6 @@ def test_of_a_trace_that_was_cut_short_the_beginning_is_written(
 ) -> None:
     """Like an interrupted copy; the sinks that pass on the file itself refuse it."""
     capture = write_capture(output, [*events(), *steps()])
-    assert capture.trace_path is not None
     packed = capture.trace_path.read_bytes()
     capture.trace_path.write_bytes(packed[: len(packed) * 3 // 4])
     before = contents(output)
@@ -238,7 +236,6 @@ def test_a_trace_that_has_been_dropped_is_told_in_a_sentence(
     sink: Sink, output: Path, sent: list[Sent]
 ) -> None:
     capture = write_capture(output, events())
-    assert capture.trace_path is not None
     capture.trace_path.unlink()
     before = contents(output)
     with pytest.raises(CaptureError, match="holds no trace") as error:

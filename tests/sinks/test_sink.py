@@ -80,7 +80,6 @@ def test_a_wrong_option_is_told_in_one_sentence(options: dict[str, Any], sentenc
 
 
 def test_a_sink_of_ones_own(capture: Capture) -> None:
-    assert capture.folder is not None
     sink = Letter(to="ann")
     sink.write(capture, capture.folder)
     assert (capture.folder / "letter.txt").read_text() == "ann: steps_3-4"

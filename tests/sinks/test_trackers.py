@@ -419,7 +419,6 @@ def test_with_inline_export_a_window_is_sent_before_its_folder_is_renamed(tmp_pa
 
 def test_what_is_known_of_a_window_is_not_read_again(write: Write) -> None:
     capture = write(steps(), scalars={"window/steps": 2})
-    assert capture.trace_path is not None
     capture.trace_path.unlink()
     sink = Remembers()
     sink.write(Capture.load(capture.folder or ""), capture.folder or Path())

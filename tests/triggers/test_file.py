@@ -33,12 +33,10 @@ class Listening:
     def polled(self) -> list[Request]:
         """What it asks for when it is polled."""
         self.asked.clear()
-        assert self.hooks.poll is not None
         self.hooks.poll()
         return list(self.asked)
 
     def end(self) -> None:
-        assert self.hooks.end is not None
         self.hooks.end()
 
 
