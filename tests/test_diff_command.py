@@ -23,7 +23,7 @@ from instrument.compare.diff import diff
 from instrument.compare.difference import Difference
 from instrument.report.terminal import draw
 
-PAGE = (Path(__file__).parent.parent / "docs" / "compare.md").read_text("utf-8")
+PAGE = Path(__file__).parent.parent / "docs" / "compare.md"
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -150,10 +150,11 @@ def test_a_hostile_trace_is_shown_harmlessly(tmp_path: Path) -> None:
 @needs_traces
 @pytest.mark.nightly
 def test_the_page_shows_what_is_printed(command: Command) -> None:
-    words = re.search(r"`instrument diff BEFORE AFTER (--[^`]+)`", PAGE)
+    page = PAGE.read_text("utf-8")
+    words = re.search(r"`instrument diff BEFORE AFTER (--[^`]+)`", page)
     assert words
     paths = [path(f"v100_resnet50_workers{n}") for n in (0, 4)]
-    shown = PAGE.partition("```text\n")[2].partition("```")[0]
+    shown = page.partition("```text\n")[2].partition("```")[0]
     assert command("diff", *paths, *words[1].split()).out == shown
 
 

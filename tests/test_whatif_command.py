@@ -39,7 +39,7 @@ from instrument.runs.run import Run
 from instrument.whatif.scenario import joint_scenario
 from instrument.whatif.selection import short_name
 
-PAGE = (Path(__file__).parent.parent / "docs" / "what-if.md").read_text("utf-8")
+PAGE = Path(__file__).parent.parent / "docs" / "what-if.md"
 LONG = (
     "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::TensorList"
     "Metadata<4>, at::native::Functor<float, 4, 4>, float>(at::native::TensorListMetadata<4>, float)"
@@ -287,7 +287,7 @@ def test_times_of_a_column_have_one_unit() -> None:
 @needs_traces
 @pytest.mark.nightly
 def test_what_the_page_shows_of_a_trace_is_printed() -> None:
-    blocks = re.findall(r"```text\n(v100.*?)```", PAGE, re.DOTALL)
+    blocks = re.findall(r"```text\n(v100.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     assert len(blocks) == 2
     capture = load("v100_resnet50_workers0")
     recorded = drawn(report.parts(capture.name, capture.whatif, rows=6), 80)

@@ -457,10 +457,21 @@ def test_counters_are_compared_exactly() -> None:
 def test_the_load_of_other_programs_does_not_include_the_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In 10 s, all CPUs were busy for 25 s, of which the program took 5."""
-    clocks = {"_busy_s": iter([100.0, 125.0]), "_children_s": iter([3.0, 8.0])}
-    for name, readings in clocks.items():
-        monkeypatch.setattr(machine, name, lambda readings=readings: next(readings))
+    """In 10 s, all CPUs were busy for 25 s, of which the program took 5; fields of other times are not busy."""
+    # The first line of /proc/stat: user nice system idle iowait irq softirq steal guest guest_nice, in ticks of 10 ms.
+    stat = iter(
+        f"cpu  {fields}\ncpu0 7 7 7 7 7 7 7 7 7 7\nintr 5\n"
+        for fields in (
+            "1000 200 300 40000 5000 60 70 80 9 9",
+            "2900 300 500 90000 9900 110 130 270 400 400",
+        )
+    )
+    children = iter([3.0, 8.0])
     seconds = iter([50.0, 60.0])
+    monkeypatch.setattr(
+        machine, "Path", lambda _: SimpleNamespace(read_text=lambda: next(stat), glob=lambda _: [])
+    )
+    monkeypatch.setattr(machine, "_children_s", lambda: next(children))
+    monkeypatch.setattr(machine.os, "sysconf", {"SC_CLK_TCK": 100}.__getitem__)
     monkeypatch.setattr(machine, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     assert machine.watch(subprocess.Popen(["true"])).foreign_cpus == 2.0
