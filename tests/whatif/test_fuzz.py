@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import WORKERS, Event, annotation, capture, is_harmless, span, synchronous_steps
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from instrument.base.errors import CaptureError, ConfigError, TraceError
@@ -18,7 +18,6 @@ from instrument.whatif.scenario import Scenario
 from whatif.oracle import run
 from whatif.programs import Author, Features
 
-QUIET = settings(max_examples=15, suppress_health_check=[*HealthCheck])
 ALL = Features(streams=True, backward=True, helper=True, syncs=True, copies=True, loader=True)
 SAID = (CaptureError, ConfigError, TraceError)
 EDITS = (
@@ -102,7 +101,6 @@ CHANGES = st.one_of(
     st.sampled_from([0.0, 0.05, 0.5, 0.95]),
     st.integers(0, 2**16),
 )
-@QUIET
 def test_any_damage_gives_an_answer_or_a_sentence(tmp_path, seed, changes, dropped, drawn) -> None:
     random = Random(drawn)
     events = [dict(event) for event in events_of(seed) if random.random() >= dropped]
@@ -144,7 +142,6 @@ def test_all_is_asked_of_the_whole_traces_too(tmp_path, seed) -> None:
         max_size=14,
     )
 )
-@QUIET
 def test_any_few_events_at_equal_times_give_an_answer_or_a_sentence(tmp_path, made) -> None:
     events = [
         span(name, start, lasts, cat, tid=tid, pid=int(cat in ("cpu_op", "user_annotation", "cuda_runtime")), correlation=number)
