@@ -162,7 +162,7 @@ def flat(ranges: dict[int, list[tuple[str, str | None]]]) -> list[tuple[str, str
     return sorted(((name, parent) for mine in ranges.values() for name, parent in mine), key=str)
 
 
-@settings(max_examples=150)
+@settings(max_examples=max(150, settings().max_examples))  # they take a second
 @given(programs())
 # rarely found by chance
 @example([("shared", [("disarm",), ("shared", []), ("arm",), ("call", [])])])
@@ -190,7 +190,6 @@ def test_ranges_of_random_programs_open_and_close_as_the_program_runs(program: P
     assert flat(seen.ranges) == flat(runner.model.ranges)
 
 
-@settings(max_examples=15)
 @given(programs())
 def test_the_trace_of_a_random_program_holds_its_ranges(program: Program) -> None:
     run: Callable[[], Runner] = lambda: start(program)  # noqa: E731

@@ -17,7 +17,7 @@ import real_traces
 import torch
 from builders import SINGLE_PROCESS, WORKERS, annotation, call, capture, frame, kernel, span, step
 from golden import Golden, rows_as_lines
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from installed import need_collections
 from real_traces import load, needs_traces
@@ -67,7 +67,6 @@ def test_every_column_by_hand(tmp_path: Path, golden: Golden) -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.booleans())
-@settings(max_examples=10)
 def test_the_time_in_steps_is_that_of_a_plain_loop(tmp_path: Path, seed: int, follow: bool) -> None:
     """Steps follow each other, or overlap and contain each other; calls overlap on several threads."""
     random = np.random.default_rng(seed)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import real_traces
 from builders import REDUCES, annotation, call, capture, copy, launched, span, step
+from seeds import seeds
 
 from compare.painter import LOADER, Program
 from instrument.analysis.step_parts import plain_path, ranges_of_steps, split_parts, step_parts
@@ -139,13 +140,13 @@ def test_a_loader_has_the_same_name_with_and_without_workers(path: str, plain: s
     assert plain_path(path) == plain
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", seeds(16, 60))
 def test_random_steps_are_split_as_painted(seed: int, tmp_path: Path) -> None:
     program = Program(Random(seed), length=120).make()
     assert parts_of(capture(tmp_path, program.events)) == program.painted()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5, 20))
 def test_the_ranges_of_each_step_are_those_of_the_step_alone(seed: int, tmp_path: Path) -> None:
     views = capture(tmp_path, Program(Random(seed), length=120).make().events)
     span = views.links.counted_steps

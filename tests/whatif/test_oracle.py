@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from builders import capture
+from seeds import seeds
 
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.whatif import builder
@@ -38,7 +39,7 @@ FEATURES = {
     "copies, streams and an unrelated thread": Features(copies=True, streams=True, alone=True),
     "all": Features(streams=True, backward=True, helper=True, syncs=True, copies=True, loader=True),
 }
-SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 8))]
+SEEDS = seeds(2, 8)
 
 
 class Edit(NamedTuple):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from seeds import seeds
 
 from instrument.links import loops
 from instrument.whatif.program import NEVER, Program, in_order
 
 MOMENTS, CHAINS = 40, 4
-SEEDS = range(6)
+SEEDS = seeds(6, 20)
 
 
 def drawn(seed: int) -> tuple[Program, np.ndarray]:

@@ -8,6 +8,7 @@ from statistics import median
 import numpy as np
 import pytest
 from builders import capture
+from seeds import seeds
 
 from instrument.base.errors import ConfigError
 from instrument.whatif.scenario import Scenario
@@ -15,7 +16,7 @@ from whatif.oracle import run
 from whatif.programs import Author, Features
 
 ALL = Features(streams=True, backward=True, helper=True, syncs=True, copies=True, loader=True)
-SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 6))]
+SEEDS = seeds(2, 6)
 EDITS = (
     {"range": "encoder"},
     {"operator": "aten::mm"},
