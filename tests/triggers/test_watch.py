@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from threading import Event, get_ident
 from typing import Any
@@ -245,14 +244,14 @@ def test_a_poll_may_stop_the_session(
 ) -> None:
     log.expect("session.step() was never called")
     monkeypatch.setattr("instrument.record.trigger_runner.POLL_SECONDS", 0.001)
-    over = threading.Event()
+    begun, over = Event(), Event()
 
     class Stops(Trigger):
         def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
             def poll() -> None:
-                if session.running:  # it may not have begun yet
-                    session.stop()
-                    over.set()
+                begun.wait()
+                session.stop()
+                over.set()
 
             return TriggerCallbacks(poll=poll)
 
@@ -260,5 +259,6 @@ def test_a_poll_may_stop_the_session(
     options = {"active": 9, "output_dir": tmp_path, "preemption_grace_s": None}
     session = Session(**options, triggers={"s": Stops()})
     session.start()
+    begun.set()
     assert over.wait()
     assert not session.running
