@@ -125,7 +125,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     folder = tmp_path_factory.mktemp("demo")
     # -o: the environment that runs this test is taken as it is
     installed = ["-o", f"{sys.prefix}/.installed-demo", f"VENV={sys.prefix}"]
-    options = [*installed, f"DEMO={folder / 'run'}", f"OVERRIDES={' '.join(SMALL)}"]
+    # inline: on a busy machine, an exporter of its own, with its low priority, takes minutes to start
+    overrides = " ".join([*SMALL, "profiler.export=inline"])
+    options = [*installed, f"DEMO={folder / 'run'}", f"OVERRIDES={overrides}"]
     text = ended_well(["make", "-C", str(EXAMPLES.parent), *options, "demo"], folder)
     return Demo(text, folder / "run")
 
