@@ -183,7 +183,8 @@ def test_a_session_that_was_never_started_fails_the_test(pytester: pytest.Pytest
     result.stdout.fnmatch_lines(["profile_session has recorded nothing: start it*"])
 
 
-def test_a_test_that_fails_by_itself_is_not_judged(pytester: pytest.Pytester) -> None:
+def test_a_test_that_fails_by_itself_is_not_judged(pytester: pytest.Pytester, log) -> None:
+    log.expect("exception AssertionError")
     write(pytester, "syncs=0", "loss.item(); extra.append(0); assert len(extra) < 4")
     result = run(pytester)
     result.assert_outcomes(failed=1)
