@@ -22,17 +22,7 @@ from instrument.annotate import backends
 from instrument.report.text import render
 
 X = torch.ones(2, 4)
-BACKENDS = [
-    "eager",
-    "aot_eager",
-    pytest.param(
-        "inductor",
-        marks=[
-            pytest.mark.nightly,
-            pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler"),
-        ],
-    ),
-]
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
 # A range that inductor opens itself, in torch before 2.13.
 INDUCTORS = "## Call CompiledFxGraph"
 pytestmark = [
@@ -85,7 +75,14 @@ def run(session: Session, compiled: Any, steps: int = 6) -> None:
             session.step()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "eager",
+        "aot_eager",
+        pytest.param("inductor", marks=[pytest.mark.nightly, NEEDS_COMPILER]),
+    ],
+)
 def test_one_graph_before_during_and_after_a_window(tmp_path: Path, backend: str) -> None:
     compiled = torch.compile(model(), backend=backend, fullgraph=True)
     session = Session({"wait": 2, "warmup": 1, "active": 2, "output_dir": str(tmp_path)})
@@ -120,7 +117,7 @@ def test_a_marked_generator_in_a_compiled_function_stays_in_its_graph(tmp_path: 
     assert [row.name for row in capture.compiled_ranges] == ["multiples"]
 
 
-@pytest.mark.parametrize("backend", BACKENDS[1:])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=NEEDS_COMPILER)])
 def test_an_instrumented_model_stays_at_one_graph(tmp_path: Path, backend: str) -> None:
     net = model()
     compiled = torch.compile(net, backend=backend, fullgraph=True)

@@ -26,6 +26,7 @@ import torch
 import warm
 from recording import recorded, window
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from instrument import profiled
 from instrument.annotate import backends, wrapper
@@ -578,10 +579,9 @@ def in_child(queue: Any) -> None:
     queue.put((backends.armed, documented(3)))
 
 
-@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.nightly), "fork"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork while threads run
-def test_marked_functions_in_other_processes(method: str) -> None:
-    context = multiprocessing.get_context(method)
+def test_marked_functions_in_other_processes() -> None:
+    context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
     backends.arm()
     try:
@@ -593,7 +593,28 @@ def test_marked_functions_in_other_processes(method: str) -> None:
         backends.disarm()
 
 
-def test_each_thread_has_its_own_nesting() -> None:
+class Items(Dataset[tuple[int, bool]]):
+    @profiled("item")
+    def __getitem__(self, index: int) -> tuple[int, bool]:
+        return index, backends.armed
+
+    def __len__(self) -> int:
+        return 3
+
+
+def test_a_marked_dataset_in_a_worker_that_is_spawned(tmp_path: Path) -> None:
+    loader = DataLoader(Items(), None, num_workers=1, multiprocessing_context="spawn")
+    with recorded(tmp_path) as seen, profiled("loading"):
+        assert [*loader] == [[0, False], [1, False], [2, False]]
+    assert [name for name in seen.names if not name.startswith("enumerate(DataLoader)")] == [
+        "loading"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("threads", "rounds"), [(2, 20), pytest.param(4, 50, marks=pytest.mark.nightly)]
+)
+def test_each_thread_has_its_own_nesting(threads: int, rounds: int) -> None:
     """Every open is closed on its thread, in the reverse order, while recording goes on and off around them."""
     opened: dict[int, list[int]] = {}
     count, wrong = iter(range(10**9)), []
@@ -626,11 +647,11 @@ def test_each_thread_has_its_own_nesting() -> None:
 
     ours, interval = backends.Backend(opens, closes), sys.getswitchinterval()
     sys.setswitchinterval(1e-4)  # more often than usual, and this thread has its turn sooner
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    workers = [threading.Thread(target=work) for _ in range(threads)]
     try:
-        for thread in threads:
-            thread.start()
-        for _ in range(50):
+        for worker in workers:
+            worker.start()
+        for _ in range(rounds):
             backends.arm(ours)
             happens(opening)
             backends.disarm()
@@ -638,8 +659,8 @@ def test_each_thread_has_its_own_nesting() -> None:
     finally:
         backends.disarm()
         done.set()
-        for thread in threads:
-            thread.join()
+        for worker in workers:
+            worker.join()
         sys.setswitchinterval(interval)
     assert wrong == []
     assert all(not handles for handles in opened.values())
