@@ -302,7 +302,7 @@ def test_ctrl_c_ends_the_waiting_at_the_end_and_nothing_is_lost(tmp_path: Path) 
     trainer = Trainer(tmp_path, GATED.format(then=at_once))
     until((tmp_path / "at the gate").exists)
     assert any("Waiting for the exporter" in line for line in trainer.process.stderr)
-    trainer.process.send_signal(signal.SIGINT)
+    os.killpg(trainer.process.pid, signal.SIGINT)
     assert trainer.process.wait() == -signal.SIGINT
     assert trainer.captures_so_far() == []
     (tmp_path / "open").touch()
@@ -343,7 +343,9 @@ def test_a_forked_child_leaves_the_window_to_its_parent(tmp_path: Path) -> None:
     assert (capture.metadata["window"]["truncated"], len(capture.steps)) == (False, 2)
 
 
+# A process group of its own, as a shell with a terminal gives it to each command.
 GATED = """
+    os.setpgrp()
     sys.path.insert(0, str(out.parent))
     gate = {{"_target_": "gate.Gate", "folder": str(out.parent)}}
     given = {{"active": 1, "sinks": {{"gate": gate}}}}
@@ -359,7 +361,7 @@ def test_a_killed_trainer_whose_exporter_lives_loses_nothing(tmp_path: Path) -> 
     trainer = Trainer(tmp_path, GATED.format(then="signal.pause()"))
     trainer.wait_for("recorded")
     until((tmp_path / "at the gate").exists)
-    trainer.process.kill()
+    os.killpg(trainer.process.pid, signal.SIGKILL)
     trainer.process.wait()
     assert trainer.on_disk() == [".steps_000000-000000_rank0.busy"]
     (tmp_path / "open").touch()

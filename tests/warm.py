@@ -140,14 +140,16 @@ class Exporter(Script):
         stderr: int | None,
         env: Mapping[str, str],
         pass_fds: Sequence[int],
+        start_new_session: bool,
         **_: object,
     ) -> None:
         (reading, to_it), (from_it, writing) = os.pipe(), os.pipe()
         handles = {0: reading, 1: writing, **{number: number for number in pass_fds}}
         if stderr is None:
             handles[2] = 2
-        new_session = f"import os; os.setsid(); {command[2]}"
-        self._start(["-c", new_session, *command[3:]], Path.cwd(), env, handles)
+        own = "setsid()" if start_new_session else f"setpgid(0, {os.getpgrp()})"
+        code = f"import os; os.{own}; {command[2]}"
+        self._start(["-c", code, *command[3:]], Path.cwd(), env, handles)
         for end in (reading, writing):
             os.close(end)
         self.stdin = os.fdopen(to_it, "w", encoding="utf-8")
