@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from instrument.analysis.table import Table
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -47,14 +49,17 @@ def as_json(value: Any) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False)
 
 
-def rows_as_lines(tables: Mapping[str, Iterable[Any]]) -> str:
-    """A line for each row of each table, without its unknown cells."""
-    return "\n".join(
-        f"{name}: {json.dumps(known, ensure_ascii=False)}"
-        for name, table in tables.items()
-        for row in table
-        for known in [{key: cell for key, cell in row._asdict().items() if cell is not None}]
-    )
+def rows_as_lines(tables: Mapping[str, Table]) -> str:
+    """A line for each row of each table, without its unknown cells, and one for the columns without values."""
+    lines = []
+    for name, table in tables.items():
+        for row in table:
+            known = {key: cell for key, cell in row._asdict().items() if cell is not None}
+            lines.append(f"{name}: {json.dumps(known, ensure_ascii=False)}")
+        unknown = [k for k in table.columns if all(cell is None for cell in table.column(k))]
+        if unknown:
+            lines.append(f"{name}, without values: {' '.join(unknown)}")
+    return "\n".join(lines)
 
 
 @pytest.fixture

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from golden import FOLDER, Golden
+from golden import FOLDER, Golden, rows_as_lines
+
+from instrument.analysis.table import Table
 
 
 def _golden(folder: Path, *, update: bool = False) -> Golden:
@@ -41,3 +43,9 @@ def test_every_file_is_named_in_a_test() -> None:
     names = [str(file.relative_to(FOLDER)) for file in FOLDER.rglob("*.*")]
     unused = [name for name in names if f'"{name}"' not in sources]
     assert not unused, "delete these files, or write their full names into the tests"
+
+
+def test_a_column_without_values_is_not_one_that_does_not_exist() -> None:
+    tables = {"a": Table({"k": [1, 2], "b": [None, None]}), "none": Table({"k": []})}
+    lines = ['a: {"k": 1}', 'a: {"k": 2}', "a, without values: b", "none, without values: k"]
+    assert rows_as_lines(tables).splitlines() == lines

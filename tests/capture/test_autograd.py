@@ -26,8 +26,9 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from capture.by_hand import backward_by_flows, top_level_ns
 from capture.conftest import each_body, record
+from capture.plain_loops import backward_by_flows, top_level_ns
+from capture.sums import assert_sums
 from instrument.capture import Capture
 
 
@@ -196,6 +197,7 @@ def test_the_first_event_and_the_first_node_of_a_trace_count_like_others(tmp_pat
 
 
 CASES = {
+    # Of the step's 100 µs, 20 are of forward, and 10 of its backward.
     "a range around forward and backward counts a kernel once": [
         annotation("step", 0, 100),
         annotation("forward", 5, 20),
@@ -204,6 +206,7 @@ CASES = {
         call("cudaLaunchKernel", 52, 1, correlation=9),
         kernel("mm", 60, 10, correlation=9),
     ],
+    # TBackward0 is of aten::t, the last with number 5, which is in `b`.
     "the last operator with a number made the node": [
         *(
             annotation("a", 0, 10),
@@ -220,11 +223,13 @@ CASES = {
         span("ReluBackward1", 20, 6, cat="Operator", tid=2, Sequence_number=5, Fwd_thread_id=1),
         span(SUM, 27, 2, cat="Operator", tid=2),
     ],
+    # Thread 1 has both numbers, but only thread 4 a relu for ReluBackward0; there, number 6 is not found.
     "names that agree weigh more than numbers found": [
         *(annotation("a", 0, 10), made("aten::mul", 1, 3, 5), made("aten::mul", 5, 3, 6)),
         *(annotation("b", 0, 10, tid=4), made("aten::relu", 2, 3, 5, tid=4)),
         *(node("ReluBackward0", 20, 6, 5), node("CustomBackward", 40, 9, 6)),
     ],
+    # Thread 1 has number 5, and thread 4 has 5 and 6: 6 + 9 µs are of `b`.
     "where no name agrees the thread with more of the numbers is taken": [
         *(annotation("a", 0, 10), made("aten::x", 1, 3, 5)),
         *(
@@ -234,25 +239,30 @@ CASES = {
         ),
         *(node("CustomBackward", 20, 6, 5), node("CustomBackward", 40, 9, 6)),
     ],
+    # The first forward thread of the nodes is that of `early`.
     "two forward threads that did the same are taken in the order in which they began": [
         *(annotation("late", 3, 10), made("aten::relu", 4, 3, 5)),
         *(annotation("early", 0, 10, tid=4), made("aten::relu", 1, 3, 5, tid=4)),
         *(node("ReluBackward0", 20, 6, 5, thread=1), node("ReluBackward0", 40, 9, 5, thread=2)),
     ],
+    # 6 + 9 µs.
     "a node of a node is backward of the first ones range": [
         *(annotation("a", 0, 10), made("aten::pow", 1, 3, 5)),
         *(node("PowBackward0", 20, 6, 5, tid=1), made("aten::mul", 22, 2, 6)),
         node("MulBackward0", 40, 9, 6, tid=1),
     ],
+    # 10 + 10 µs.
     "nodes that name each other have no place": [
         *(node("XBackward0", 0, 10, 5, tid=1), made("aten::y", 2, 2, 6)),
         *(node("YBackward0", 20, 10, 6, tid=1), made("aten::x", 22, 2, 5)),
     ],
+    # 100 - 20 - 15 µs are the optimizer's.
     "a closure in an optimizer step is optimizer time but for its ranges and its backward": [
         annotation("Optimizer.step#LBFGS.step", 0, 100),
         *(annotation("forward", 10, 20), made("aten::mm", 12, 5, 1)),
         node("MmBackward0", 40, 15, 1, tid=1),
     ],
+    # Of the node's 80 µs, 20 are of the block that is repeated, and 10 of the hook.
     "the range of a hook in a node that repeats a forward is not recomputed": [
         node("CheckpointFunctionBackward", 10, 80, 1, tid=1),
         span("aten::detach", 12, 2),
@@ -269,6 +279,7 @@ def test_where_the_time_of_the_backward_goes(tmp_path, golden: Golden) -> None:
     told = []
     for name, events in {"a training": TRAINING, **CASES}.items():
         found = capture(tmp_path, events)
+        assert_sums(found)
         ranges = found.ranges.select(["path", "backward_ns", "accumulate_ns", "device_ns"])
         tables = {"part": found.ranges_attribution, "range": ranges}
         told.append(f"---- {name}\n{rows_as_lines(tables)}")

@@ -21,7 +21,7 @@ from builders import (
 from real_traces import load, needs_traces
 from rich.console import Console
 
-from capture.by_hand import raw
+from capture.plain_loops import raw
 from instrument.analysis.collectives import kind_of
 from instrument.analysis.layout import plain
 from instrument.capture import Capture

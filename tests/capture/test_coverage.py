@@ -35,7 +35,7 @@ from golden import Golden
 from installed import need
 from real_traces import load
 
-from capture.by_hand import ns, raw
+from capture.plain_loops import ns, raw
 from capture.test_device_views import TRAINING
 from instrument.analysis import coverage_rows as rows
 from instrument.analysis.coverage import incomplete, is_launch, line, part

@@ -17,6 +17,7 @@ from builders import (
 )
 from golden import Golden, rows_as_lines
 
+from capture.sums import assert_sums
 from instrument.analysis.operators import UNLAUNCHED_ROW
 from instrument.links.cuda_graphs import replayed
 
@@ -64,7 +65,7 @@ def without_ids(events: list[Event]) -> list[Event]:
 
 
 def launches(*replays: list[tuple[str, int, int]]) -> list[Event]:
-    """A launch of a graph for each list of kernels with their streams and node ids; the n-th kernel lasts n µs."""
+    """A launch of a graph for each list of kernels with their streams and node ids; the n-th kernel lasts n + 1 µs."""
     events = []
     for number, nodes in enumerate(replays, 1):
         events.append(call("cudaGraphLaunch", 100 * number, 2, number))
@@ -87,6 +88,7 @@ GRAPH_4 = [
 ]  # fmt: skip
 A, B, OTHER_B, C = ("a", 7, 0), ("b", 9, 1), ("b", 7, 2), ("c", 7, 2)
 CASES = {
+    # Nodes of 2 · (10 + 20 + 20 + 2) µs; launches return at 35 and 235, 15 and 10 µs before the first node.
     "two replays": REPLAYS,
     "two replays without ids": without_ids(REPLAYS),
     "the launches are not in the trace": [
@@ -96,17 +98,21 @@ CASES = {
     ],
     # the launches are the first events of the file
     "two graphs": sorted(REPLAYS + GRAPH_4, key=lambda e: e["name"] != "cudaGraphLaunch"),
+    # From 35 to 70 are 35 µs; the replay has 70–97, of which 90–95 are idle.
     "a replay of which the window cuts off two kernels": [
         event for event in REPLAYS if event["ts"] not in (50, 60)
     ],
+    # In each replay 2 + 3 µs in 13, of which 8 are idle, from 8 µs after the launch on.
     "another graph gets the id": launches([A, B], [B, C]),
     "a loop in the graph": launches([A, A], [A, A]),
     "two nodes in another order": launches([A, B], [B, A]),
     "two nodes of one name in another order": launches([B, OTHER_B], [OTHER_B, B]),
+    # 2 + 3 + 4 µs in 24, twice.
     "two branches overtake each other": launches([A, B, OTHER_B], [B, A, OTHER_B]),
     "two branches overtake each other, without ids": without_ids(
         launches([A, B, OTHER_B], [B, A, OTHER_B])
     ),
+    # Without them, no replay can be told from another.
     "no correlations": [
         {**event, "args": event["args"] | {"correlation": 0}}
         for event in [*REPLAYS, kernel("z", 360, 7, graph_id=4, graph_node_id=4 << 32)]
@@ -123,6 +129,7 @@ def test_graphs_and_their_nodes(tmp_path: Path, golden: Golden) -> None:
     told = []
     for name, events in CASES.items():
         found = capture(tmp_path, events)
+        assert_sums(found)
         tables = {"graph": found.cuda_graphs, "node": found.cuda_graph_nodes}
         told.append(f"---- {name}\n{rows_as_lines(tables)}")
     golden("cuda_graphs.txt", "\n".join(told))

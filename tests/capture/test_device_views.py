@@ -24,7 +24,8 @@ from builders import (
 )
 from golden import Golden, rows_as_lines
 
-from capture.by_hand import backward_by_flows, device_backward_by_flows, top_level_ns
+from capture.plain_loops import backward_by_flows, device_backward_by_flows, top_level_ns
+from capture.sums import assert_sums
 from capture.test_real_traces import device_backward
 from instrument.analysis.operators import UNLAUNCHED_ROW
 from instrument.capture import Capture
@@ -87,6 +88,7 @@ def test_the_views_of_a_device(tmp_path, golden: Golden) -> None:
     cut off, so that `devices` leaves it out.
     """
     found = capture(tmp_path, TRAINING)
+    assert_sums(found)
     golden("views_of_a_device.txt", rows_as_lines({name: getattr(found, name) for name in VIEWS}))
 
 

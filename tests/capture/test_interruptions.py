@@ -23,7 +23,7 @@ from installed import need_collections
 from real_traces import load, needs_traces
 from torch.utils.data import DataLoader
 
-from capture.by_hand import raw
+from capture.plain_loops import raw
 from instrument import Session
 from instrument.capture import Capture
 

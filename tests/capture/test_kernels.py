@@ -12,7 +12,8 @@ from builders import call, capture, copy, kernel, span
 from golden import Golden, rows_as_lines
 from real_traces import KNOWN, load, needs_traces
 
-from capture.by_hand import raw
+from capture.plain_loops import raw
+from capture.sums import assert_sums
 from instrument.capture import Capture
 
 
@@ -42,6 +43,7 @@ CASES = {
     # The second gemm took 10 on the device and 30 to launch; the graph took 6 to launch 7, and counts for relu. Delays:
     # 10 - 5, and 0 as the second gemm began while its call still ran; the graph's first kernel 90 - 66.
     "launches and a graph": KERNELS,
+    # Delays: 0, as the first kernel began while its call ran, 100 - 15 and 200 - 25. Busy for 4 · 20 of 320 µs.
     "ids that are far apart": [
         *(call("cudaLaunchKernel", 10 * k, 5, id) for k, id in enumerate((1, 10**6, 10**12))),
         *(
@@ -49,11 +51,13 @@ CASES = {
             for k, id in enumerate((1, 10**6, 10**12, 7))
         ),
     ],
+    # 1 % is known of 10 of 40 µs of gemm, and of 10 of 50 in all. Half of the SMs had blocks: 0.5 of 50 of 70 µs.
     "an occupancy of zero is none estimated": [
         kernel("gemm", 0, 30, **launch_shape(8, 0.5, 0)),
         kernel("gemm", 40, 10, **launch_shape(8, 0.5, 1)),
         kernel("nccl", 60, 10, **launch_shape(8, 0.5, 0)),
     ],
+    # The launch took 30 µs for a kernel of 4, which began 20 after it.
     "work without a launch is no work of the last call": [
         kernel("stray", 0, 500),
         kernel("relu", 600, 4, correlation=1),
@@ -73,6 +77,7 @@ CASES = {
     "a copy of unknown size": [copy(0, 4, bytes=1000), copy(10, 2), EMPTY],
     "a copy of a nanosecond": [copy(0, 0.001, bytes=8)],
     "a copy at an impossible rate": [copy(0, 1, bytes=9 * 10**17)],
+    # Stream 7 is busy in 0–15 and 30–40, 25 of 40 µs; nccl overlaps a product for 5. The copy has stream 8.
     "streams": [kernel("gemm", 0, 10), kernel("nccl", 5, 10), kernel("gemm", 30, 10), copy(0, 12)],
     "no device": [span("aten::mm", 0, 5)],
 }
@@ -83,6 +88,7 @@ def test_kernels_launches_copies_and_streams(tmp_path, golden: Golden) -> None:
     told = []
     for name, events in CASES.items():
         found = capture(tmp_path, events)
+        assert_sums(found)
         views = ("kernels", "launches", "copies", "streams", "devices")
         tables = rows_as_lines({view: getattr(found, view) for view in views})
         told.append(f"---- {name}\n{tables}")

@@ -9,7 +9,7 @@ import real_traces
 from builders import Event, call, capture, kernel, launched
 from real_traces import load, needs_traces
 
-from capture.by_hand import raw
+from capture.plain_loops import raw
 from instrument.base.errors import CaptureError
 from instrument.capture import Capture
 

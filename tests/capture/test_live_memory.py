@@ -64,6 +64,13 @@ def test_the_tables_and_the_curve(tmp_path, golden: Golden) -> None:
     found = capture(tmp_path, EVENTS)
     live, memory = found.memory_live, found.memory
     assert memory.kinds == ("operator", "range", "module")
+    for row in found.memory_devices:
+        sizes = found.memory_sizes.where(device=row.device)
+        assert row.net_bytes == row.allocated_bytes - row.freed_bytes
+        assert row.allocated_bytes == sum(sizes.column("bytes"))
+        assert row.net_bytes == sum(found.memory_steps.where(device=row.device).column("net_bytes"))
+        parts = live(device=row.device).column("bytes")
+        assert sum(parts) == row.peak_bytes
     tables = rows_as_lines(
         {
             "devices": found.memory_devices,

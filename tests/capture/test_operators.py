@@ -17,6 +17,7 @@ from torch.profiler import record_function
 from torch_rules import torch_table
 
 from capture.conftest import COLUMNS, EXACT_MEMORY, INEXACT_ROWS, each_body, record
+from capture.sums import assert_sums
 from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.operators import during, operator_calls, operators, operators_by
 from instrument.base.errors import ConfigError
@@ -282,6 +283,7 @@ RECURSIVE = [
 
 
 CASES = {
+    # Of the steps' 20 µs, 2 are of aten::add. Shares are of the second step, since the first one does not count.
     "utility operators are left out and steps share a name": [
         annotation("ProfilerStep#3", 0, 10),
         annotation("ProfilerStep#4", 10, 10),
@@ -289,6 +291,7 @@ CASES = {
         span("profiler::_record_function_enter_new", 3, 1),
         span("aten::add", 5, 2),
     ],
+    # `chain` is one call, and so is `range`. Of `mixed`, 10 - 8 + 6 µs are its own, and 8 - 6 of `other`.
     "folding needs an only child of the same name": [
         *(span("chain", start, 10 - 2 * start) for start in range(3)),
         *(span("pair", 20, 10), span("pair", 21, 2), span("pair", 24, 2)),
@@ -300,6 +303,7 @@ CASES = {
         annotation("x", 5, 2),
         span("x", 9, 1),
     ],
+    # Of their own: forward 100 - 50 - 5 µs, linear 50 - 30, addmm 30 - 5. addmm launched 8 + 4 of 14 µs, and forward 2.
     "kernels belong to the operator that launched them": GPU,
     "where the external id only repeats the correlation the launch tells": [
         span("aten::relu", 0, 10, External_id=9),
@@ -307,11 +311,13 @@ CASES = {
         call("cudaLaunchKernel", 3, 2, External_id=50, correlation=50),
         kernel("relu", 40, 7, External_id=50, correlation=50),
     ],
+    # 10 µs, of which 2 are of the launch, although it is on another thread.
     "a launch counts on the thread of its operator": [
         span("aten::add", 0, 10, External_id=4),
         call("cudaLaunchKernel", 3, 2, tid=-99, External_id=4, correlation=50),
         kernel("add", 40, 7, External_id=4, correlation=50),
     ],
+    # Of their own: fused 100 - 80 µs, mine 80 - 5 - 5. `mine` launched 60 + 7 of 70 µs; the id tells of the other 3.
     "a launch belongs to what is around it and not to the operator further out that its id names": [
         span("mylib::fused", 0, 100, External_id=1),
         annotation("mine", 10, 80, External_id=2),
@@ -324,6 +330,7 @@ CASES = {
         kernel("second", 90, 7, External_id=9, correlation=8),
         kernel("no call", 120, 3, External_id=9, correlation=10),
     ],
+    # 5 + 3 µs in one call.
     "folded calls keep their kernels": [
         span("aten::copy_", 0, 20, External_id=1),
         span("aten::copy_", 2, 10, External_id=2),
@@ -337,13 +344,16 @@ CASES = {
         span("c", 5, 1),
         span("a", 0, 1),
     ],
+    # CPU bytes: inner 64 + 32, empty 1 + 2 more, far 1000, and in no operator 7 - 64.
     "memory counts on its own thread": MEMORY,
+    # `f` lasts 10 + 5 + 2 µs, of which 8 - 4 are of `g` and 1 of the launch.
     "recursion counts once": RECURSIVE,
     "a launch is a runtime call and a synchronisation a wait": [
         call("cudaLaunchKernel", 0, 5, 1),
         call("cudaDeviceSynchronize", 10, 5, 2),
         span("aten::synchronize", 20, 5),
     ],
+    # 3 of 3 + 9 µs.
     "the first operator of a trace has its device share": [
         span("aten::add", 0, 10, External_id=1),
         kernel("mine", 12, 3, External_id=1, correlation=6),
@@ -354,10 +364,11 @@ CASES = {
 
 def test_operators_by_hand(tmp_path, golden: Golden) -> None:
     """Checked by hand; a cell that is not shown is unknown."""
-    told = [
-        f"---- {name}\n{rows_as_lines({'operator': capture(tmp_path, events).operators})}"
-        for name, events in CASES.items()
-    ]
+    told = []
+    for name, events in CASES.items():
+        found = capture(tmp_path, events)
+        assert_sums(found)
+        told.append(f"---- {name}\n{rows_as_lines({'operator': found.operators})}")
     golden("operators.txt", "\n".join(told))
 
 

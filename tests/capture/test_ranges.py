@@ -11,6 +11,7 @@ from golden import Golden, rows_as_lines
 from torch.profiler import record_function
 
 from capture.conftest import each_body, record
+from capture.sums import assert_sums
 from instrument import profiled
 from instrument.annotate import backends
 from instrument.base.range_names import MOMENT
@@ -223,31 +224,38 @@ def test_a_recorded_coroutine_has_a_call_and_its_slices(tmp_path) -> None:
 
 
 CASES = {
+    # `early` has 10 µs of step 1, and `late` 5; where slices overlap in part, the time is the later one's, so that of the
+    # 100 µs of the step `early` has none, `late` 5, and 95 are in no range.
     "of a range that began before the first step counts what lies in it": [
         annotation("early", -20, 30),
         annotation("ProfilerStep#1", 0, 100),
         annotation("late", 95, 50),
     ],
+    # 20 of 5 + 20 + 5 µs.
     "without steps shares are of all that was recorded": [
         span("aten::mm", 0, 5),
         annotation("a", 10, 20),
         span("aten::mm", 75, 5),
     ],
+    # `p` is alone in 0–10, and `a` in 10–20; `b`, which began last, has 20–100.
     "time that siblings share is the later ones": [
         annotation("p", 0, 100),
         annotation("a", 10, 70),
         annotation("b", 20, 80),
     ],
+    # 10 - 6, 6 - 2 and 2 µs of their own; by name, the outermost lasts 10 µs.
     "a range inside its like is a path of its own": [
         annotation("a", 0, 10),
         annotation("a", 2, 6),
         annotation("a", 3, 2),
     ],
+    # On thread 2, `b` has 2–5, and `a`, which began later, 5–10: shares are of 10 + 8 µs.
     "ranges nest on their own thread only": [
         annotation("a", 0, 10),
         annotation("b", 2, 6, tid=2),
         annotation("a", 5, 5, tid=2),
     ],
+    # `inner` launched 30 of 38 µs, `outer` itself 4, and no call the other 4. The CPU was in ranges for 50 + 5.
     "device time is of what was launched inside": [
         annotation("outer", 0, 50, External_id=1),
         annotation("inner", 10, 20, External_id=2),
@@ -260,12 +268,14 @@ CASES = {
         kernel("stray", 120, 4, External_id=77, correlation=11),
         span("outer", 70, 44, cat="gpu_user_annotation", External_id=1),
     ],
+    # 2 · 20 · 30 · 40 flops; the kernels, of 4 + 6 µs, ran in 20–28.
     "flops per second are over the time that the device worked": [
         annotation("a", 0, 100),
         span("aten::mm", 10, 50, External_id=1, Input_Dims=[[20, 30], [30, 40]]),
         kernel("first", 20, 4, External_id=1),
         kernel("second", 22, 6, External_id=1),
     ],
+    # In `inner`, 30 + 7 + 4000 bytes were allocated, and 100 + 1000 freed; `outer` allocated 100 more.
     "memory is of the ranges own thread": [
         annotation("outer", 0, 50),
         annotation("inner", 10, 20),
@@ -278,6 +288,7 @@ CASES = {
         allocation(44, -1000, device=0),
         allocation(16, 999, tid=2),
     ],
+    # `load` has 3 + 5 + 8 µs, of which 2 are of `inner`; with `late` these are 17.
     "slices of a suspended call are one row": [
         annotation("load (resumed)", 0, 3),  # of a call that began before the window
         annotation("load", 10, 5),
@@ -290,6 +301,7 @@ CASES = {
         annotation(f"saved{MOMENT}", 5, 0),
         annotation("record_data: frame 0, compile_id=0", 8, 9),
     ],
+    # The kernels of `block` last 20 µs each, and together fill 100–130.
     "by name device work of several paths is busy together": [
         *(annotation(name, at, 40) for name, at in (("one", 0), ("two", 50))),
         *(annotation("block", at, 20) for at in (10, 60)),
@@ -297,6 +309,8 @@ CASES = {
         kernel("k", 100, 20, correlation=15),
         kernel("k", 110, 20, correlation=65),
     ],
+    # `a` lasts 50 + 8 µs, of which 30 are of `b`, and 10 of these of the inner `a`: 38 of its own. The product has
+    # 2 · 2 · 3 · 4 flops.
     "by name a range inside its like counts once": [
         annotation("a", 0, 50),
         annotation("b", 10, 30),
@@ -307,12 +321,14 @@ CASES = {
         allocation(23, 16),
         annotation("a", 60, 8),
     ],
+    # Of the 40 µs of the step that ended, `epoch` has 10–40, of which 10 are of `forward`.
     "an unfinished range counts until the windows end": [
         annotation("ProfilerStep#0", 0, 40),
         annotation("ProfilerStep#1", 40, 60, finished=False),
         annotation("epoch", 10, 90, finished=False),  # 30 of it lie in the one step that ended
         annotation("forward", 20, 10),
     ],
+    # Of the 100 µs of the optimizer's step, 30 are of the closure's ranges, and forward. So are 10 more of `batch`.
     "the closure given to an optimizer is not its own work": [
         annotation("batch", 0, 110),
         annotation("Optimizer.step#SGD.step", 5, 100),
@@ -330,6 +346,7 @@ def test_ranges_by_hand(tmp_path, golden: Golden) -> None:
     told = []
     for name, events in CASES.items():
         found = capture(tmp_path, events)
+        assert_sums(found)
         tables = {"range": found.ranges, "by name": found.ranges_by_name, "rest": found.ranges_rest}
         told.append(f"---- {name}\n{rows_as_lines(tables)}")
     golden("ranges.txt", "\n".join(told))

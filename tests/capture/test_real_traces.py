@@ -9,7 +9,7 @@ import pytest
 import real_traces
 from real_traces import KNOWN, load
 
-from capture.by_hand import backward_by_flows, device_backward_by_flows, ns, raw, top_level_ns
+from capture.plain_loops import backward_by_flows, device_backward_by_flows, ns, raw, top_level_ns
 from instrument.analysis.operators import UNLAUNCHED_ROW
 from instrument.analysis.ranges import NO_RANGE
 from instrument.capture import Capture

@@ -20,8 +20,8 @@ from fuzz.oracle import is_scanned_as_decoded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.by_hand import same
 from capture.conftest import each_body
+from capture.plain_loops import same
 from instrument.base.errors import TraceError
 from instrument.trace import reader, scanner
 from instrument.trace.events import Events

@@ -117,25 +117,27 @@ STRAY = [
     *(frame("main", 0, 50), span("aten::mm", 5, 10, External_id=1)),
     *(kernel("mm", 20, 7, External_id=1), kernel("stray", 30, 9)),
 ]
+# The events, the options, and what all stacks have together, in µs: the outermost slices, or the device's work.
 CASES = {
-    "frames and operators": (EVENTS, {}),
-    "frames and operators, on the device": (EVENTS, {"metric": "device"}),
-    "a range by its path": (RANGED, {"range": "forward/block"}),
-    "a range by its name": (RANGED, {"range": "block"}),
-    "a range on the device": (RANGED, {"metric": "device", "range": "block"}),
-    "each thread apart": (RANGED, {"threads": True}),
-    "frames told with the operators": (TOLD, {}),
-    "frames told with the operators, on the device": (TOLD, {"metric": "device"}),
-    "our own frames": (OURS, {}),
-    "device work without a launch": (STRAY, {"metric": "device"}),
+    "frames and operators": (EVENTS, {}, 100 + 40),
+    "frames and operators, on the device": (EVENTS, {"metric": "device"}, 7 + 3),
+    "a range by its path": (RANGED, {"range": "forward/block"}, 20),
+    "a range by its name": (RANGED, {"range": "block"}, 20 + 10),
+    "a range on the device": (RANGED, {"metric": "device", "range": "block"}, 7),
+    "each thread apart": (RANGED, {"threads": True}, 100 + 5),
+    "frames told with the operators": (TOLD, {}, 50 + 5),
+    "frames told with the operators, on the device": (TOLD, {"metric": "device"}, 3),
+    "our own frames": (OURS, {}, 300 + 10),
+    "device work without a launch": (STRAY, {"metric": "device"}, 7 + 9),
 }
 
 
 def test_stacks_by_hand(tmp_path, golden: Golden) -> None:
     """Checked by hand: our own frames are told apart, and steps are one."""
     told = []
-    for name, (events, options) in CASES.items():
+    for name, (events, options, whole_us) in CASES.items():
         stacks = capture(tmp_path, events).stacks(**options)
+        assert sum(stack.value_ns for stack in stacks) == 1000 * whole_us
         lines = [f"{stack.value_ns} {' > '.join(stack.frames)}" for stack in stacks]
         told.append("\n".join([f"---- {name}", *lines]))
     golden("stacks.txt", "\n".join(told))

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from real_traces import KNOWN, load, needs_traces
 
+from capture.sums import assert_sums
 from capture.test_breakdown import COLUMNS
 from instrument.base.range_names import MOMENT
 
@@ -98,10 +99,11 @@ CASES = {
 
 def test_steps_by_hand(tmp_path, golden: Golden) -> None:
     """Checked by hand; a cell that is not shown is unknown."""
-    told = [
-        f"---- {name}\n{rows_as_lines({'step': capture(tmp_path, events).steps})}"
-        for name, events in {"two steps": TWO_STEPS, **CASES}.items()
-    ]
+    told = []
+    for name, events in {"two steps": TWO_STEPS, **CASES}.items():
+        found = capture(tmp_path, events)
+        assert_sums(found)
+        told.append(f"---- {name}\n{rows_as_lines({'step': found.steps})}")
     golden("steps.txt", "\n".join(told))
 
 

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from real_traces import load, needs_traces
 
-from capture.by_hand import raw
+from capture.plain_loops import raw
 from instrument.capture import Capture
 from instrument.links.synchronisation import KINDS, STREAM_WAIT
 

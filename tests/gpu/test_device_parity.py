@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from capture.by_hand import backward_by_flows, device_backward_by_flows, ns, raw, top_level_ns
 from capture.conftest import BODIES, COLUMNS, DEVICE_COLUMNS, INEXACT_ROWS, Recording, record
+from capture.plain_loops import backward_by_flows, device_backward_by_flows, ns, raw, top_level_ns
 from capture.test_real_traces import device_backward
 from torch import nn
 from torch_rules import torch_table

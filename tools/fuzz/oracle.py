@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capture.by_hand import same
+from capture.plain_loops import same
 
 from instrument.trace.events import Events
 from instrument.trace.reader import _Columns

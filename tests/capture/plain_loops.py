@@ -50,7 +50,7 @@ def top_level_ns(events: Events) -> int:
 
 
 def _top_of_one_thread(intervals: list[tuple[int, int]]) -> int:
-    total, filled_until, open_until = 0, 0, []
+    total, filled_until, open_until = 0, min(intervals, default=(0, 0))[0], []
     for start, minus_end in sorted(intervals):
         end = -minus_end
         needed = end + (start == end)
