@@ -19,6 +19,7 @@ from commands import transcript as transcript
 from golden import golden as golden
 from hypothesis import HealthCheck, settings
 from left_on import Before
+from waits import now as now
 
 from instrument import ProfilerConfig
 from instrument.record import facts, finisher

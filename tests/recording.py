@@ -33,7 +33,7 @@ def window(folder: Path, each: Callable[[], object] = lambda: None, **options: A
     return capture
 
 
-class Recording:
+class Ranges:
     """What `recorded` gives: after the block, `ranges` holds (name, parent) of each range in order of its start."""
 
     ranges: list[tuple[str, str | None]]
@@ -45,9 +45,9 @@ class Recording:
 
 
 @contextmanager
-def recorded(folder: Path, *, all_threads: bool = False) -> Iterator[Recording]:
+def recorded(folder: Path, *, all_threads: bool = False) -> Iterator[Ranges]:
     """Record the block with torch's own profiler and read the user annotations from its trace."""
-    result = Recording()
+    result = Ranges()
     config = _ExperimentalConfig(profile_all_threads=all_threads)
     with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as profiler:
         backends.arm()

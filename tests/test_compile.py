@@ -14,7 +14,7 @@ import torch
 import torch._dynamo.testing
 import torch._dynamo.utils
 from collected import Log
-from recording import window
+from recording import run_session, window
 from torch import nn
 
 from instrument import Capture, Session, profiled
@@ -67,12 +67,12 @@ def model() -> nn.Module:
     return nn.Sequential(Layer(), Layer(1))
 
 
-def run(session: Session, compiled: Any, steps: int = 6) -> None:
-    with session:
-        for _ in range(steps):
-            with profiled("outside"):
-                compiled(X).sum().backward()
-            session.step()
+def run(folder: Path, compiled: Any, steps: int = 6, **options: Any) -> Session:
+    def each() -> None:
+        with profiled("outside"):
+            compiled(X).sum().backward()
+
+    return run_session(folder, steps, each, **options)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,7 @@ def run(session: Session, compiled: Any, steps: int = 6) -> None:
 )
 def test_one_graph_before_during_and_after_a_window(tmp_path: Path, backend: str) -> None:
     compiled = torch.compile(model(), backend=backend, fullgraph=True)
-    session = Session({"wait": 2, "warmup": 1, "active": 2, "output_dir": str(tmp_path)})
-    run(session, compiled)
+    session = run(tmp_path, compiled, wait=2, warmup=1, active=2)
     assert graphs() == (1, 0)
     (capture,) = session.captures
     assert [row.name for row in capture.ranges if not row.name.startswith(INDUCTORS)] == ["outside"]
@@ -109,8 +108,7 @@ def multiples(x: torch.Tensor) -> Iterator[torch.Tensor]:
 def test_a_marked_generator_in_a_compiled_function_stays_in_its_graph(tmp_path: Path) -> None:
     compiled = torch.compile(lambda x: sum(multiples(x)), backend="eager", fullgraph=True)
     weights = torch.ones(4, requires_grad=True)
-    session = Session({"wait": 2, "active": 2, "output_dir": str(tmp_path)})
-    run(session, lambda x: compiled(x * weights))
+    session = run(tmp_path, lambda x: compiled(x * weights), wait=2, active=2)
     assert graphs() == (1, 0)
     (capture,) = session.captures
     assert [row.name for row in capture.ranges] == ["outside"]
@@ -121,10 +119,7 @@ def test_a_marked_generator_in_a_compiled_function_stays_in_its_graph(tmp_path: 
 def test_an_instrumented_model_stays_at_one_graph(tmp_path: Path, backend: str) -> None:
     net = model()
     compiled = torch.compile(net, backend=backend, fullgraph=True)
-    session = Session(
-        {"wait": 2, "warmup": 1, "active": 2, "output_dir": str(tmp_path)}, model=compiled
-    )
-    run(session, compiled)
+    session = run(tmp_path, compiled, wait=2, warmup=1, active=2, model=compiled)
     assert graphs() == (1, 0)
     (capture,) = session.captures
     paths = [row.path for row in capture.ranges if not row.name.startswith(INDUCTORS)]
@@ -158,8 +153,7 @@ def test_regions_of_an_earlier_model_are_not_listed_for_a_later_one_of_the_same_
     log.expect("torch.compile compiled")
 
     def timed(compiled: Any, folder: str) -> tuple[Capture, str]:
-        session = Session({"active": 1, "output_dir": str(tmp_path / folder)}, timings={})
-        run(session, compiled, steps=1)
+        session = run(tmp_path / folder, compiled, steps=1, active=1, timings={})
         return session.captures[0], [each for each in log if "Timings of the run" in each][-1]
 
     first, said = timed(torch.compile(model(), backend="aot_eager"), "first")
@@ -178,8 +172,7 @@ def test_regions_of_an_earlier_model_are_not_listed_for_a_later_one_of_the_same_
 def test_a_first_compilation_inside_a_window_is_told(tmp_path: Path, log: Log) -> None:
     net = model()
     compiled = torch.compile(net, backend="aot_eager")
-    session = Session({"active": 1, "output_dir": str(tmp_path)})
-    run(session, compiled, steps=3)
+    session = run(tmp_path, compiled, steps=3, active=1)
     assert session.captures[0].metadata["graphs_compiled"] == 1
     assert log.at("WARNING") == [
         "torch.compile compiled 1 graphs inside the window of step 0 or its warm-up, so the window's "

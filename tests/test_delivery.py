@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from textwrap import dedent
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +25,6 @@ from instrument.base.units import size
 from instrument.capture import Capture
 from instrument.config.schema import as_config
 from instrument.finish import queue
-from instrument.record import step_loop
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.report.text import render
 from instrument.sinks.window_scalars import scalars
@@ -168,14 +166,6 @@ def cost_line(text: str) -> str:
     """The line on the cost of recording; findings may stand below it."""
     (line,) = (each for each in text.splitlines() if each.startswith("Cost of recording: "))
     return line
-
-
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The only element is what the clock of the steps shows, in nanoseconds."""
-    now = [0]
-    monkeypatch.setattr(step_loop, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
-    return now
 
 
 def taking(now: list[int], took_ns: int, method: Callable[..., Any]) -> Callable[..., Any]:

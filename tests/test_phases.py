@@ -198,11 +198,9 @@ def test_a_restarted_session_counts_each_phase_anew(tmp_path: Path) -> None:
 
 
 def test_triggers_see_the_steps_of_train_alone_and_without_the_time_of_validation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+    tmp_path: Path, log: Log, now: list[int]
 ) -> None:
     log.expect("before the first window")
-    now = [0]
-    monkeypatch.setattr("instrument.record.step_loop.time.perf_counter_ns", lambda: now[0])
     seen: list[Step] = []
 
     class Remembers:

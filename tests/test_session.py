@@ -25,7 +25,7 @@ from instrument import ProfilerConfig, Session, Sink, profiled
 from instrument.annotate import backends
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.capture import Capture
-from instrument.record import finisher, recorder, step_loop
+from instrument.record import finisher, recorder
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 
@@ -774,16 +774,11 @@ def test_what_fails_while_a_window_is_described_loses_no_trace(
     assert any("capture.json is incomplete" in line for line in log.at("ERROR"))
 
 
-def test_the_end_of_a_window_is_no_part_of_a_steps_duration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0]
-
+def test_the_end_of_a_window_is_no_part_of_a_steps_duration(tmp_path: Path, now: list[int]) -> None:
     class Slow:
         def write(self, capture: Any, folder: Path) -> None:
             now[0] += 10**9
 
-    monkeypatch.setattr(step_loop, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
     trigger = FiresAfter(99)
     options = {"active": 1, "output_dir": str(tmp_path), "sinks": {"slow": Slow()}}
     with Session(options, triggers={"mine": trigger}) as session:

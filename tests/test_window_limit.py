@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from collected import Log
+from recording import run_session
 
 from instrument import Session
 from instrument.record import limits
@@ -19,17 +21,19 @@ AT_ONCE = 1e-9
 REASON = "profiler.max_window_s=1e-09 was reached"
 
 
-def run(session: Session, steps: int) -> Session:
-    with session:
-        for _ in range(steps):
-            torch.ones(2) + 1
-            session.step()
-    return session
+def work() -> None:
+    torch.ones(2) + 1
 
 
 def test_a_window_over_its_time_ends_with_the_step(tmp_path: Path, log: Log) -> None:
-    options = {"wait": 1, "warmup": 2, "active": 3, "repeat": 2, "max_window_s": AT_ONCE}
-    session = run(Session(options, output_dir=tmp_path), 12)
+    options: dict[str, Any] = {
+        "wait": 1,
+        "warmup": 2,
+        "active": 3,
+        "repeat": 2,
+        "max_window_s": AT_ONCE,
+    }
+    session = run_session(tmp_path, 12, work, **options)
     assert [c.metadata["window"]["first_step"] for c in session.captures] == [3, 9]
     for capture in session.captures:
         about = capture.metadata["window"]
@@ -44,19 +48,19 @@ def test_a_window_over_its_time_ends_with_the_step(tmp_path: Path, log: Log) -> 
 
 def test_a_window_without_end_ends_too(tmp_path: Path, log: Log) -> None:
     log.expect("profiler.max_window_s")
-    (capture,) = run(Session(max_window_s=AT_ONCE, output_dir=tmp_path), 4).captures
+    (capture,) = run_session(tmp_path, 4, work, max_window_s=AT_ONCE).captures
     assert capture.metadata["window"]["last_step"] == 0
     assert capture.metadata["window"]["reason"] == REASON
 
 
 def test_a_window_in_time_is_whole(tmp_path: Path) -> None:
-    (capture,) = run(Session(active=3, max_window_s=3600, output_dir=tmp_path), 4).captures
+    (capture,) = run_session(tmp_path, 4, work, active=3, max_window_s=3600).captures
     assert capture.metadata["window"]["steps"] == 3
     assert capture.metadata["window"]["truncated"] is False
 
 
 def test_the_last_step_of_a_window_is_no_early_end(tmp_path: Path) -> None:
-    (capture,) = run(Session(active=1, max_window_s=AT_ONCE, output_dir=tmp_path), 2).captures
+    (capture,) = run_session(tmp_path, 2, work, active=1, max_window_s=AT_ONCE).captures
     assert capture.metadata["window"]["truncated"] is False
 
 
@@ -66,7 +70,7 @@ def test_a_window_in_which_the_process_grows_too_much_ends_with_the_step(
     log.expect("the memory of the process grew")
     sizes = count(10**9, 30_000_000)  # 30 MB from each look to the next
     monkeypatch.setattr(limits, "resident_bytes", lambda: next(sizes))
-    (capture,) = run(Session(active=5, max_window_memory="80MB", output_dir=tmp_path), 5).captures
+    (capture,) = run_session(tmp_path, 5, work, active=5, max_window_memory="80MB").captures
     about = capture.metadata["window"]
     assert (about["steps"], about["truncated"]) == (3, True)
     assert about["reason"] == (
@@ -130,11 +134,11 @@ def test_no_window_may_take_more_than_an_eighth_of_the_machine(
     monkeypatch.setattr(limits, "_machine_bytes", lambda: 800)
     sizes = count(0, 60)
     monkeypatch.setattr(limits, "resident_bytes", lambda: next(sizes))
-    (capture,) = run(Session(active=5, output_dir=tmp_path), 5).captures
+    (capture,) = run_session(tmp_path, 5, work, active=5).captures
     assert capture.metadata["window"]["steps"] == 2
 
 
 def test_no_limit_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits.threads, "start", lambda *_: pytest.fail("a thread"))
-    (capture,) = run(Session(active=2, max_window_memory=None, output_dir=tmp_path), 3).captures
+    (capture,) = run_session(tmp_path, 3, work, active=2, max_window_memory=None).captures
     assert capture.metadata["window"]["steps"] == 2

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from instrument.finish import waiting
-from instrument.record import finisher
+from instrument.record import finisher, session, step_loop
 
 
 def until(ready: Callable[[], Any]) -> Any:
@@ -34,3 +34,12 @@ def end_of_run_in_leaps(monkeypatch: pytest.MonkeyPatch, leap_s: int) -> None:
     now = count(0, leap_s)
     for module in (finisher, waiting):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(now)))
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The only element is what the clock of steps and phases shows, in nanoseconds."""
+    now = [0]
+    for module in (session, step_loop):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
+    return now
