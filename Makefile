@@ -33,9 +33,9 @@ BIN := $(VENV)/bin
 # several GB. pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, pip.conf) are respected. They
 # can name an index with CPU builds.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
-# At most four processes, since each loads torch. One process runs all tests of a file, because
+# tests/conftest.py says how many processes that is. One process runs all tests of a file, because
 # these tests share fixtures; files start in the order that tests/conftest.py gives them.
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder
 # --clean empties Zensical's cache: Zensical does not warn again about a page in its cache.
 ZENSICAL := $(BIN)/zensical build --strict --clean
 INSTALL := $(PIP) install -c constraints.txt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -64,6 +65,11 @@ _LONGEST = (
     *("test_upload", "test_threads", "test_trackers", "test_hydra", "test_use", "test_others"),
     *("test_coverage", "test_open", "test_transformers", "test_compile", "test_pytest_plugin"),
 )
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one process more than there are CPUs, because tests wait for others; each loads torch."""
+    return min(4, (os.cpu_count() or 1) + 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -28,7 +28,7 @@ PAIRS = [
     *(("3.11", torch) for torch in (OLDEST, BETWEEN, NEWEST)),
 ]
 LEFT_OUT = ("--ignore=tests/integrations", "--ignore=tests/test_compat.py")
-PARALLEL = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadfile")
+PARALLEL = ("-n", "logical", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 def interpreters(python: str) -> Iterator[str]:
