@@ -67,6 +67,7 @@ _LONGEST = (
 )
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Return one process more than there are CPUs, because tests wait for others; each loads torch."""
     return min(4, (os.cpu_count() or 1) + 1)
