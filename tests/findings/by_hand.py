@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import builders
-import pytest
 
 from findings.twins import assert_command_runs, check_of
 from instrument import Capture
@@ -64,8 +63,3 @@ def _lines(finding: Finding) -> Iterator[str]:
     for row in finding.evidence:
         total = "–" if row.total_ns is None else f"{row.total_ns / 1000:,.1f} µs"
         yield f"- {row.name}: {row.calls} calls, {total}; {row.detail}".rstrip("; ")
-
-
-def parametrised(cases: Mapping[str, Any]) -> Callable[..., Any]:
-    """A test for each case, with its name."""
-    return pytest.mark.parametrize("case", cases.values(), ids=cases.keys())

@@ -20,9 +20,8 @@ from builders import (
     synchronous_steps,
     write_rank,
 )
-from golden import Golden
 
-from findings.by_hand import Case, check, described, parametrised
+from findings.by_hand import Case, check
 from findings.device_traces import (
     A100,
     V100,
@@ -39,7 +38,6 @@ from findings.device_traces import (
 from findings.twins import assert_command_runs
 from instrument import Capture
 from instrument.findings import stragglers
-from instrument.findings.check import NotRecorded
 from instrument.findings.diagnose import CHECKS, diagnose
 from instrument.findings.evidence import cost_share, share_of, share_with_device
 from instrument.runs.run import Run
@@ -169,21 +167,6 @@ UNKNOWN = {
         "Fewer than 10 steps",
     ),
 }
-
-
-def test_findings(tmp_path: Path, golden: Golden) -> None:
-    golden("findings_of_devices.txt", described(FOUND, tmp_path))
-
-
-@parametrised(NOT_FOUND)
-def test_what_is_no_finding(case: Case, tmp_path: Path) -> None:
-    assert not case.findings(tmp_path)
-
-
-@parametrised(UNKNOWN)
-def test_what_was_not_recorded(case: tuple[Case, str], tmp_path: Path) -> None:
-    with pytest.raises(NotRecorded, match=case[1]):
-        case[0].findings(tmp_path)
 
 
 def test_a_run_without_a_device_has_no_finding(tmp_path: Path) -> None:

@@ -24,11 +24,9 @@ from builders import (
     span,
     step,
 )
-from golden import Golden
 
-from findings.by_hand import Case, check, described, environment, parametrised
+from findings.by_hand import Case, check, environment
 from instrument.cli.command import main
-from instrument.findings.check import NotRecorded
 
 # Waiting for data
 
@@ -272,21 +270,6 @@ UNKNOWN = {
         "INSTRUMENT_DISABLE",
     ),
 }
-
-
-def test_findings(tmp_path: Path, golden: Golden) -> None:
-    golden("findings_on_the_host.txt", described(FOUND, tmp_path))
-
-
-@parametrised(NOT_FOUND)
-def test_what_is_no_finding(case: Case, tmp_path: Path) -> None:
-    assert not case.findings(tmp_path)
-
-
-@parametrised(UNKNOWN)
-def test_what_was_not_recorded(case: tuple[Case, str], tmp_path: Path) -> None:
-    with pytest.raises(NotRecorded, match=case[1]):
-        case[0].findings(tmp_path)
 
 
 def test_the_command_of_float64_shows_the_types(

@@ -8,9 +8,8 @@ from typing import Any
 import builders
 import pytest
 from builders import Event, annotation, call, frame, made, node, span, step
-from golden import Golden
 
-from findings.by_hand import Case, check, described, environment, parametrised
+from findings.by_hand import Case, check, environment
 from instrument import Capture, diff
 from instrument.findings.check import NotRecorded
 
@@ -268,21 +267,6 @@ UNKNOWN = {
     ),
     "anomaly mode": (Case("debug-modes", steps(4)), "whether anomaly detection was on"),
 }
-
-
-def test_findings(tmp_path: Path, golden: Golden) -> None:
-    golden("findings_of_a_run.txt", described(FOUND, tmp_path))
-
-
-@parametrised(NOT_FOUND)
-def test_what_is_no_finding(case: Case, tmp_path: Path) -> None:
-    assert not case.findings(tmp_path)
-
-
-@parametrised(UNKNOWN)
-def test_what_was_not_recorded(case: tuple[Case, str], tmp_path: Path) -> None:
-    with pytest.raises(NotRecorded, match=case[1]):
-        case[0].findings(tmp_path)
 
 
 def test_other_work_on_the_cpus(tmp_path: Path) -> None:
