@@ -41,4 +41,5 @@ CHECK = Check(
     find,
     verify="Record again on an idle machine, without a CPU quota: this finding is then gone.",
     least_share=DISTURBING_CPU_WAIT,
+    is_caveat=True,
 )

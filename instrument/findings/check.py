@@ -97,6 +97,7 @@ class Problem(NamedTuple):
         evidence: the evidence; None makes a row for each name of the events.
         variant: which of several problems it is that the check looks for; see `Finding`.
         change, verify: replace those of the check.
+        ends_run: whether the run soon fails because of the problem.
     """
 
     title: str
@@ -108,6 +109,7 @@ class Problem(NamedTuple):
     variant: str = ""
     change: str = ""
     verify: str = ""
+    ends_run: bool = False
 
 
 class Check(NamedTuple):
@@ -129,6 +131,7 @@ class Check(NamedTuple):
             without. In a trace without device work, a check that needs it never counts as passed.
         needs: the data without which the check cannot run.
         coverage: the rows of `capture.coverage` that the finding depends on.
+        is_caveat: whether the problem makes the recording less exact instead of the program slower.
     """
 
     code: str
@@ -141,6 +144,7 @@ class Check(NamedTuple):
     on_device: bool | None = None
     needs: tuple[Need, ...] = ()
     coverage: tuple[str, ...] = ()
+    is_caveat: bool = False
 
 
 class RanksCheck(NamedTuple):
@@ -194,6 +198,8 @@ def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator
             coverage=check.coverage,
             share=problem.share,
             variant=problem.variant,
+            ends_run=problem.ends_run,
+            is_caveat=check.is_caveat,
         )
 
 

@@ -204,7 +204,7 @@ class Diagnosing:
             raise CaptureError("There is nothing to diagnose: give at least one capture.")
         self._compare_ranks()
         placed = [self._with_place(found) for found in self.problems.values()]
-        findings = sorted(placed, key=lambda each: (each[1], _cost(each[0])), reverse=True)
+        findings = sorted(placed, key=lambda each: _rank(each[0], is_common=each[1]), reverse=True)
         codes = [each.code for each in self.checks] + [each.code for each in self.ranks_checks]
         silent = self.passed.difference(
             (code for code, *_ in self.problems),
@@ -363,6 +363,15 @@ def _failure(what: str, error: Exception) -> str:
     said = said if len(said) <= _LONGEST_ERROR else f"{said[: _LONGEST_ERROR - 1]}…"
     why = kind if said == kind else f"{kind}: {said}"
     return f"{what} failed on this capture ({why}): please report it."
+
+
+def _rank(finding: Finding, *, is_common: bool) -> tuple[bool, bool, bool, float, bool]:
+    """The place of a finding, the higher the earlier.
+
+    `is_common` is whether at least half of the windows have the problem.
+    """
+    is_known = finding.saving is not None
+    return not finding.is_caveat, is_common, finding.ends_run, _cost(finding), is_known
 
 
 def _cost(finding: Finding) -> float:

@@ -41,7 +41,8 @@ JSON_KEYS = {
     "step_ns": "the median recorded step, without the first step; with several captures, the "
     "median of these medians, or of those of training if phases differ",
     "unexplained": "the share of the window in which device work was late for an unknown reason",
-    "findings": "the findings, sorted by the share of the step that they save, or else by `share`",
+    "findings": "the findings: first what ends the run, then sorted by the share of the step that "
+    "they save, or else by `share`; those of few windows and caveats come last",
     "passed": "the codes of the checks that found nothing",
     "not_checked": "sentences on the checks that could not run, with what to record",
     "notes": "sentences on how far the savings can be trusted",
@@ -91,9 +92,10 @@ class Diagnosis:
 
     Attributes:
         captures: the names of the captures.
-        findings: the problems, sorted by the share of the step that the change saves. If the saving
-            is unknown, the share that the title names counts. Without both, they come last, and
-            after them those of fewer than half of the windows.
+        findings: the problems: first what ends the run, then those that cost time, sorted by the
+            share of the step that the change saves, or, if the saving is unknown, by the share that
+            the title names, or else last. After them those of fewer than half of the windows, and
+            at the end the caveats.
         passed: the codes of the checks that could run on all captures and found nothing.
         not_checked: sentences on what was not checked, why, and how to record it.
         notes: sentences on how far the savings can be trusted.

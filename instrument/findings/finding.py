@@ -83,6 +83,8 @@ class Finding:
             device work.
         variant: which of the check's problems it is, such as "casts tensors" of `layout-and-casts`;
             empty if the check looks for one problem.
+        ends_run: whether the run soon fails because of the problem.
+        is_caveat: whether the problem makes the recording less exact instead of the program slower.
         capture: the name of the capture that holds the evidence; None for a comparison of ranks.
             `diagnose` sets it.
         phase: the phase of the step that the saving shortens, such as "validation"; None if all
@@ -100,6 +102,8 @@ class Finding:
     coverage: tuple[str, ...] = ()
     share: float | None = None
     variant: str = ""
+    ends_run: bool = False
+    is_caveat: bool = False
     capture: str | None = None
     phase: str | None = None
 

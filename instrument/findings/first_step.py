@@ -69,6 +69,7 @@ CHECK = Check(
     verify="--steps",
     needs=(FOUR_STEPS,),
     coverage=(CPU_IN_STEPS,),
+    is_caveat=True,
 )
 
 

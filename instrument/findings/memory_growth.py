@@ -3,8 +3,9 @@
 Every finished step but the first must allocate more than it frees, the median step at least 256 KiB
 (100,000 such steps add 24 GiB). The evidence lists the operators that hold more after the last step
 than after the first, and what holds the most at the peak. No saving is simulated: growing memory
-does not slow the steps, but in the end the run fails. Memory that no tensor uses is not seen, such
-as the nodes of a kept graph (docs/diagnose.md).
+does not slow the steps, but in the end the run fails. If 10,000 steps fill 24 GiB, the finding
+comes before all that only cost time. Memory that no tensor uses is not seen, such as the nodes of a
+kept graph (docs/diagnose.md).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from instrument.findings.check import FOUR_STEPS, MEMORY_EVENTS, Check, Problem
 from instrument.findings.finding import Evidence
 
 _LEAST_BYTES = 256 * 1024
-_MANY_STEPS = 100_000
+# The memory of a usual device. A training that needs fewer steps than these to fill it soon fails.
+_MEMORY_BYTES, _FEW_STEPS = 24 * 2**30, 10_000
 # A range is named if it holds at least this share of the added memory.
 _MOSTLY = 0.9
 
@@ -47,6 +49,7 @@ CHECK = Check(
 def _problem(capture: Views, device: str, added: int, steps: int) -> Problem:
     rows = _holders(capture, device, "operator")
     holder = _mostly(_holders(capture, device, "range"), added * steps)
+    steps_left = max(_MEMORY_BYTES // added, 1)
     place = "" if holder is None else f", allocated in range {holder.rpartition('/')[2]!r}"
     return Problem(
         f"Memory in use on {device} grows by {size(added)} in each step{place}",
@@ -58,7 +61,8 @@ def _problem(capture: Views, device: str, added: int, steps: int) -> Problem:
         variant=device,
         change="Keep loss.item() or loss.detach() instead of a tensor with its graph, and drop "
         "what later steps do not need. At this rate, "
-        f"{_MANY_STEPS:,} steps add {size(added * _MANY_STEPS)}.",
+        f"{size(_MEMORY_BYTES)} are full after {steps_left:,} steps.",
+        ends_run=steps_left <= _FEW_STEPS,
     )
 
 

@@ -57,7 +57,7 @@ def _lines(finding: Finding) -> Iterator[str]:
     if finding.saving is not None:
         baseline, *savings = (f"{ns / 1000:,.1f}" for ns in finding.saving)
         yield f"saves {savings[0]} of {baseline} µs, from {savings[1]} to {savings[2]}"
-    for name in ("share", "range", "source", "variant"):
+    for name in ("share", "range", "source", "variant", "ends_run", "is_caveat"):
         if value := getattr(finding, name):
             yield f"{name}: {value:.3f}" if name == "share" else f"{name}: {value}"
     for row in finding.evidence:

@@ -126,6 +126,43 @@ def test_findings_are_sorted_by_their_saving_or_share(tmp_path: Path) -> None:
     assert found.captures == ("steps_3_rank0",)
 
 
+def test_a_saving_comes_before_an_equal_share(tmp_path: Path) -> None:
+    def find(capture: Any) -> Iterator[Problem]:
+        yield problem(title="share of 25 %", edit=None, share=0.25, place=("a", None))
+        yield problem(title="saves 25 %", place=("b", None))
+        yield problem(title="share of 26 %", edit=None, share=0.26, place=("c", None))
+
+    found = diagnosed([recorded(tmp_path)], [Check("made-up", find)])
+    assert [each.title for each in found.findings] == [
+        "share of 26 %",
+        "saves 25 %",
+        "share of 25 %",
+    ]
+
+
+def test_what_ends_the_run_comes_first_and_caveats_last(tmp_path: Path) -> None:
+    captures = [recorded(tmp_path, window) for window in (3, 6, 9)]
+
+    def find(capture: Any) -> Iterator[Problem]:
+        yield problem(title="slow", edit=scaled(0.1), place=("a", None))
+        yield problem(title="grows", edit=None, ends_run=True, place=("b", None))
+        if capture is captures[1]:
+            yield problem(title="grew once", edit=None, ends_run=True, place=("c", None))
+
+    def doubt(capture: Any) -> Iterator[Problem]:
+        yield problem(title="busy", edit=None, share=0.9)
+
+    checks = [Check("doubt", doubt, is_caveat=True), Check("made-up", find)]
+    found = diagnosed(captures, checks)
+    assert [each.title.split(" (")[0] for each in found.findings] == [
+        "grows",
+        "slow",
+        "grew once",
+        "busy",
+    ]
+    assert [each.is_caveat for each in found.findings] == [False, False, False, True]
+
+
 def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
     checks = [
         failing(NotRecorded("no shapes", "record shapes")),

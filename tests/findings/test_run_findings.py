@@ -217,6 +217,7 @@ FOUND = {
     **FIRST,
     **THREADS,
     "a range keeps memory in each step": Case("memory-growth", growth(5, 2**20)),
+    "a leak that soon ends the run": Case("memory-growth", growth(5, 40 * 2**20)),
     **AUTOGRAD,
 }
 NOT_FOUND = {
