@@ -290,6 +290,15 @@ def test_ranges_leave_torchs_fast_path_for_inference_on(tmp_path: Path) -> None:
     forget(layer)
 
 
+def test_the_types_of_parameters(tmp_path: Path) -> None:
+    """A parameter that two models share counts once, one whose shape is not known yet does not count."""
+    shared = nn.Linear(3, 2, dtype=torch.float64)
+    models = {"one": nn.Sequential(shared, nn.LazyLinear(4)), "other": nn.Sequential(shared)}
+    models["other"].append(nn.Linear(2, 1, dtype=torch.bfloat16))
+    capture = window(tmp_path, model=models)
+    assert capture.metadata["parameter_types"] == {"float64": 8, "bfloat16": 3}
+
+
 def test_another_tool_that_wraps_the_calls_of_modules_keeps_its_wrapper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -183,6 +184,14 @@ class ModuleRanges:
             if each.calls > calls and each.type is not None:
                 found.setdefault(each.name, set()).add(each.type)
         return {name: " or ".join(sorted(types)) for name, types in found.items()}
+
+    def parameter_types(self) -> dict[str, int]:
+        """How many numbers the parameters of the instrumented models hold, by data type."""
+        found = Counter[str]()
+        for each in {each for model in list(_instrumented) for each in model.parameters()}:
+            if not nn.parameter.is_lazy(each):  # its shape is not known yet
+                found[str(each.dtype).removeprefix("torch.")] += each.numel()
+        return dict(found)
 
     def __enter__(self) -> ModuleRanges:
         for name, module in _selected_modules():

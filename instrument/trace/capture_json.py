@@ -229,6 +229,8 @@ CAPTURE_KEYS = {
     "module_types": "the class of each submodule, by its qualified name",
     "modules_not_seen": "the submodules whose ranges never opened: they were not called, or ran "
     "inside compiled code",
+    "parameter_types": "how many numbers the parameters of the session's models hold, by data "
+    'type: `{"float32": 61706}`',
     "graphs_compiled": "how many graphs torch.compile has compiled in the window",
     "sinks_inline": "the sinks that ran in the training process",
     "scalars": "the values for TensorBoard and trackers, by tag; only with `sinks_inline`",
@@ -277,6 +279,7 @@ class Metadata(Struct):
     compiled_ranges: list[InRegion] = field(default_factory=list)
     modules_not_seen: list[str] = field(default_factory=list)
     module_types: dict[str, str] = field(default_factory=dict)
+    parameter_types: dict[str, Count] = field(default_factory=dict)
     environment: Environment | None = None
     annotations_disabled: bool = False
     user_metadata: dict[str, Any] = field(default_factory=dict)

@@ -120,6 +120,20 @@ def multiplied(dtype: torch.dtype) -> Callable[[], object]:
     return step
 
 
+def converted(dtype: torch.dtype) -> Callable[[], object]:
+    """A step of one model, whose parameters the first step of a window converts."""
+
+    def step() -> object:
+        with profiled("train"):
+            loss = LAYERS.to(dtype)(torch.ones(64, 256, dtype=dtype)).square().mean()
+            loss.backward()
+            return loss
+
+    return step
+
+
+LAYERS = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256))
+
 # Tiny layers: most of their time goes to calls, not to numbers.
 WIDTH = 16
 
@@ -304,6 +318,14 @@ TWINS = (
         multiplied(torch.float32),
         "float64",
         options={"record_shapes": True},
+    ),
+    Twin(
+        "parameters, without recorded types",
+        converted(torch.float64),
+        converted(torch.float32),
+        "float64",
+        options={"model": LAYERS},
+        turns="window",
     ),
     Twin("a block in a range", without_range, within_range, "unmarked-time", steps=3, is_time=True),
     Twin(

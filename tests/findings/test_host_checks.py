@@ -209,6 +209,10 @@ DOUBLES = in_steps(
     typed("aten::mul", 400, 500, "float", "double"),
     typed("aten::_foreach_add_", 900, 100, ["double", "double"], "Scalar"),
 )
+# A wait for data, and an operator of a layer.
+UNTYPED = in_steps(
+    3, 1000, annotation("data", 0, 300), span("aten::randn", 10, 280), span("aten::mm", 400, 500)
+)
 FLOATS = in_steps(3, 1000, typed("aten::mul", 0, 900, "float", "double"))
 
 # Unmarked time
@@ -248,7 +252,13 @@ UNMARKED = {
     ),
 }
 
-FOUND = {**LOADER, **SYNCHRONIZING, **STORMS, "float64": Case("float64", DOUBLES), **UNMARKED}
+IN_FLOAT64 = {
+    "float64": Case("float64", DOUBLES),
+    "float64 by the parameters": Case(
+        "float64", UNTYPED, {"parameter_types": {"float64": 99_000, "float32": 1_000}}
+    ),
+}
+FOUND = {**LOADER, **SYNCHRONIZING, **STORMS, **IN_FLOAT64, **UNMARKED}
 NOT_FOUND = {
     **NO_WAIT,
     **NOT_SYNCHRONIZING,
@@ -263,7 +273,11 @@ UNKNOWN = {
         Case("synchronizing-calls", [step(0, 0, 1000)], {"devices": ["NVIDIA H100"]}),
         r"profiler\.activities",
     ),
-    "no input types": (Case("float64", in_steps(2, 1000, span("aten::mm", 0, 900))), "shapes"),
+    "no input types": (Case("float64", UNTYPED), "shapes"),
+    "no input types, and half of the parameters are float32": (
+        Case("float64", UNTYPED, {"parameter_types": {"float64": 100, "float32": 100}}),
+        "shapes",
+    ),
     "no steps": (Case("unmarked-time", [span("aten::mm", 0, 1000)]), r"session\.step\(\)"),
     "no ranges": (
         Case("unmarked-time", [step(0, 0, 10)], {"annotations_disabled": True}),
