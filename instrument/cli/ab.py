@@ -6,6 +6,7 @@ import argparse
 import shlex
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +17,8 @@ from instrument.cli.arguments import positive
 from instrument.cli.output import Parts, Written, say, show_result
 
 if TYPE_CHECKING:
-    from instrument.compare.ab import Block, Program
+    from instrument.compare.ab import Program
+    from instrument.compare.ab_file import Finished
 
 HELP = "run two versions of a program alternately, and judge which one is faster"
 
@@ -56,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=positive,
         default=10,
-        help="number of blocks; a block is two runs of A and two runs of B (default: 10)",
+        help="number of blocks to run; a block is two runs of A and two runs of B (default: 10)",
     )
     add(
         "--margin",
@@ -70,6 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         type=Path,
         help="keep the captures and the output of all runs in this new folder",
+    )
+    add(
+        "--continue",
+        dest="continued",
+        metavar="FOLDER",
+        type=Path,
+        help="run more blocks of the undecided comparison in this folder, and judge all its blocks",
     )
     add("--json", action="store_true", help="print JSON, with all runs and times in nanoseconds")
 
@@ -88,20 +97,31 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     If a run fails or is interrupted, the result of the finished blocks is printed before the error.
     """
     from instrument.compare.ab import Comparison, RunError, run_blocks
-    from instrument.report.ab import as_json, parts, progress
+    from instrument.compare.ab_file import BLOCKS_FILE, save
+    from instrument.report.ab import as_json, forecast, parts, progress
 
-    blocks: list[Block] = []
     with _sigterm_as_interrupt(), _programs(arguments) as (a, b):
+        folder, finished = _begin(arguments, a, b)
+        blocks, more = finished.blocks, arguments.blocks
+        total = len(blocks) + more
+
+        def comparison() -> Comparison:
+            return Comparison(blocks, arguments.margin, finished.continued)
 
         def result() -> str | Parts:
-            comparison = Comparison(blocks, arguments.margin)
-            return Written(as_json(a, b, comparison)) if arguments.json else parts(a, b, comparison)
+            found = comparison()
+            if arguments.json:
+                return Written(as_json(a, b, found, folder))
+            return parts(a, b, found, folder)
 
-        folder, keep = _folder(arguments.output), arguments.output is not None
         try:
-            for block in run_blocks(a, b, arguments.blocks, folder, keep):
+            began_s = time.monotonic()
+            for block in run_blocks(a, b, more, folder, finished.keep, len(blocks)):
                 blocks.append(block)
-                say(progress(len(blocks), arguments.blocks, block))
+                save(finished, folder)
+                say(progress(len(blocks), total, block))
+                if len(blocks) == total - more + 1 < total:
+                    say(forecast(comparison(), total, time.monotonic() - began_s))
         except (InstrumentError, KeyboardInterrupt) as error:
             if isinstance(error, RunError) and (lines := _last_lines(error.output)):
                 say(*lines)
@@ -109,7 +129,9 @@ def run(arguments: argparse.Namespace) -> str | Parts:
                 show_result(result())
             raise
         finally:
-            with suppress(OSError):  # the folder holds the failed run or the kept runs
+            if blocks and not finished.keep and comparison().step.verdict != "undecided":
+                (folder / BLOCKS_FILE).unlink(missing_ok=True)
+            with suppress(OSError):  # the folder holds the failed run, the kept runs or the blocks
                 folder.rmdir()
         return result()
 
@@ -124,13 +146,35 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _begin(arguments: argparse.Namespace, a: Program, b: Program) -> tuple[Path, Finished]:
+    """Return the folder of the comparison, and what it has measured so far."""
+    from instrument.compare.ab_file import Finished, digest, read
+
+    if arguments.continued is None:
+        keep = arguments.output is not None
+        return _folder(arguments.output), Finished(digest(a, b), keep)
+    folder: Path = arguments.continued
+    if arguments.output is not None:
+        raise ConfigError("--continue uses the folder of the comparison: leave out --output.")
+    finished = read(folder)
+    if finished.programs != digest(a, b):
+        raise ConfigError(
+            f"--continue is {str(folder)!r}, which compares other programs: give the same "
+            "revisions, --a, --b and command as before; a revision must be the same commit."
+        )
+    finished.continued += 1
+    return folder.absolute(), finished
+
+
 def _folder(given: Path | None) -> Path:
     if given is None:
         return Path(tempfile.mkdtemp(prefix="instrument-ab-"))
     try:
         given.mkdir(parents=True)
     except FileExistsError:
-        raise ConfigError(f"--output is {str(given)!r}, which exists: give a new folder.") from None
+        raise ConfigError(
+            f"--output is {str(given)!r}, which exists: give a new folder, or use --continue."
+        ) from None
     except OSError as error:
         raise ConfigError(
             f"--output is {str(given)!r}, which cannot be created ({error.strerror}): give another "
@@ -151,14 +195,21 @@ def _last_lines(output: Path) -> list[str]:
 def _programs(arguments: argparse.Namespace) -> Iterator[tuple[Program, Program]]:
     """Yield the two programs that the arguments name; remove the worktrees of revisions after."""
     from instrument.compare.ab import LABELS, Program
-    from instrument.compare.revisions import python_path, worktrees
+    from instrument.compare.revisions import commit_of, python_path, worktrees
 
     sides, command, here = (arguments.a, arguments.b), arguments.program, Path.cwd()
     given = [each for each in sides if each is not None]
     if len(arguments.revisions) == 2 and not given and command:
         with worktrees(arguments.revisions, here) as folders:
             a, b = (
-                Program(label, name, command, folder, {"PYTHONPATH": python_path(folder)})
+                Program(
+                    label,
+                    name,
+                    command,
+                    folder,
+                    {"PYTHONPATH": python_path(folder)},
+                    commit_of("HEAD", folder),
+                )
                 for label, name, folder in zip(LABELS, arguments.revisions, folders)
             )
             yield a, b

@@ -20,7 +20,15 @@ from instrument.base.errors import CaptureError, ConfigError, InstrumentError
 from instrument.base.files import CAPTURES_VARIABLE
 from instrument.compare.machine import MachineState, watch
 from instrument.compare.run_record import RunRecord, read_run
-from instrument.compare.statistics import Change, Floats, Verdict, blocks_missing, changes
+from instrument.compare.statistics import (
+    Change,
+    Floats,
+    Verdict,
+    blocks_missing,
+    changes,
+    detectable,
+    level_of,
+)
 
 Label = Literal["A", "B"]
 LABELS: tuple[Label, Label] = ("A", "B")
@@ -46,6 +54,7 @@ class Program:
         command: the command with its arguments. It runs without a shell.
         folder: the folder in which the command runs.
         environment: variables to set in addition to those of this process.
+        commit: the commit of a revision.
     """
 
     label: Label
@@ -53,6 +62,7 @@ class Program:
     command: Sequence[str]
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    commit: str = ""
 
 
 class Run(NamedTuple):
@@ -81,22 +91,26 @@ class RunError(CaptureError):
         self.output = output
 
 
-def run_blocks(a: Program, b: Program, blocks: int, folder: Path, keep: bool) -> Iterator[Block]:
+def run_blocks(
+    a: Program, b: Program, blocks: int, folder: Path, keep: bool, done: int = 0
+) -> Iterator[Block]:
     """Run A and B in blocks of four runs, in the order A B B A or B A A B, and yield each block.
 
     The order of each block is drawn at random with a fixed seed. Each run gets its own folder in
-    `folder` for its captures and its output; `keep` keeps those of runs that succeed.
+    `folder` for its captures and its output; `keep` keeps those of runs that succeed. `done` is the
+    number of blocks that ran before; the folder of a block that did not finish is replaced.
 
     Raises:
         ConfigError: a program cannot be started.
         RunError: a program failed, or recorded no steps. The folder of this run is kept.
     """
-    is_b_first = np.random.default_rng(_SEED).integers(0, 2, blocks)
-    for number in range(blocks):
+    is_b_first = np.random.default_rng(_SEED).integers(0, 2, done + blocks)
+    for number in range(done, done + blocks):
         outer, inner = (b, a) if is_b_first[number] else (a, b)
         runs = []
         for place, program in enumerate((outer, inner, inner, outer), 1):
             own = folder / f"block{number + 1:03d}-run{place}-{program.label}"
+            shutil.rmtree(own, ignore_errors=True)
             runs.append(run_once(program, own))
             if not keep:
                 shutil.rmtree(own, ignore_errors=True)
@@ -191,13 +205,17 @@ class Comparison:
         margin: a time counts as the same if it changes by at most this share.
         quantities: the step, then the compared ranges, the longest first: at most 19, which take
             time in all runs and at least 1 % of the step.
+        continued: how often the comparison was continued.
+        level: the share of comparisons of a program with itself that may report a change now.
     """
 
-    def __init__(self, blocks: Sequence[Block], margin: float = MARGIN) -> None:
+    def __init__(self, blocks: Sequence[Block], margin: float = MARGIN, continued: int = 0) -> None:
         self.blocks = blocks
         self.margin = margin
+        self.continued = continued
+        self.level = level_of(continued)
         paths = [None, *self._common_ranges()[:MOST_RANGES]]
-        found = changes(np.stack([self._log_ratios(path) for path in paths], axis=1))
+        found = changes(np.stack([self._log_ratios(path) for path in paths], axis=1), self.level)
         self.quantities = [
             Quantity(
                 path,
@@ -219,7 +237,24 @@ class Comparison:
         """About how many more blocks a verdict on the step needs; None if there is one."""
         if self.step.verdict != "undecided":
             return None
-        return blocks_missing(self.step.change, len(self.blocks), len(self.quantities), self.margin)
+        level, blocks = level_of(self.continued + 1), len(self.blocks)
+        return blocks_missing(self.step.change, blocks, len(self.quantities), self.margin, level)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The smallest and the largest change of the step in a block."""
+        ratios = np.expm1(self._log_ratios(None))
+        return float(ratios.min()), float(ratios.max())
+
+    def detectable(self, blocks: int) -> float | None:
+        """About the smallest change of the step that this many blocks show; None if too few.
+
+        If the two runs of a program in a block differ, so do log-ratios of blocks: the mean of two
+        runs minus that of two others deviates as much as one run.
+        """
+        pairs = [np.log(self._times(label, None)).reshape(-1, 2) for label in LABELS]
+        deviation = np.sqrt(np.mean([np.var(pair, axis=1, ddof=1) for pair in pairs]))
+        return detectable(float(deviation), blocks, len(self.quantities), self.level)
 
     def only_in(self, label: Label) -> dict[str, float]:
         """The ranges that no run of the other side has, each with its median time in ns."""

@@ -29,7 +29,7 @@ def worktrees(revisions: Sequence[str], folder: Path) -> Iterator[list[Path]]:
         ConfigError: `folder` is not in a git repository, a revision does not exist or does not
             contain the folder, or git fails.
     """
-    commits = [_commit(name, folder) for name in revisions]
+    commits = [commit_of(name, folder) for name in revisions]
     inside = _git(folder, "rev-parse", "--show-prefix")
     with tempfile.TemporaryDirectory(prefix="instrument-ab-") as parent:
         trees = [Path(parent, f"{k}-{commit[:12]}") for k, commit in enumerate(commits)]
@@ -55,7 +55,12 @@ def python_path(tree: Path) -> str:
     return os.pathsep.join([*map(str, folders), *([given] if given else [])])
 
 
-def _commit(name: str, folder: Path) -> str:
+def commit_of(name: str, folder: Path) -> str:
+    """Return the hash of the commit that a revision names.
+
+    Raises:
+        ConfigError: `folder` is not in a git repository, or the revision does not exist.
+    """
     _git(folder, "rev-parse", "--git-dir")
     try:
         return _git(

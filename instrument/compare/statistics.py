@@ -28,6 +28,8 @@ _LEVEL_OF_WINDOWS = Fraction(1, 20)
 # Up to `_MOST_EXACT` blocks, all patterns of signs are counted. With more blocks, `_PATTERNS`
 # random patterns are made with the seed `_SEED`.
 _MOST_EXACT, _PATTERNS, _SEED = 17, 10_000, 0
+# The number of random comparisons from which `detectable` takes the median.
+_SAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ class Change:
 
     Attributes:
         share: the estimate of the change.
-        low, high: the 95 % interval, which holds for all quantities together; None if there are too
-            few blocks for an interval.
+        low, high: the interval, of 95 % if the level is `LEVEL`, which holds for all quantities
+            together; None if there are too few blocks for an interval.
         p_value: the probability that at least one quantity shows a change at least as clear as this
             one, if A and B do not differ.
     """
@@ -61,7 +63,7 @@ class Change:
         return "faster" if self.high < 0 else "undecided"
 
 
-def changes(log_ratios: Floats) -> list[Change]:
+def changes(log_ratios: Floats, level: float = LEVEL) -> list[Change]:
     """Estimate and test the change of each quantity.
 
     `log_ratios` has a row for each block and a column for each quantity; all values are finite.
@@ -74,33 +76,63 @@ def changes(log_ratios: Floats) -> list[Change]:
     signed = np.where(log_ratios < 0, -ranks, ranks).astype(np.float64)
     largest = np.sort(np.abs(_signs(blocks) @ signed).max(axis=1))
     at_least = len(largest) - np.searchsorted(largest, observed, "left")
-    left_out = _left_out(blocks, largest)
+    left_out = _left_out(blocks, largest, level)
     return [
         _change(column, left_out, float(count / len(largest)))
         for column, count in zip(log_ratios.T, at_least)
     ]
 
 
-def blocks_missing(change: Change, blocks: int, quantities: int, margin: float) -> int:
+def blocks_missing(
+    change: Change, blocks: int, quantities: int, margin: float, level: float = LEVEL
+) -> int:
     """Estimate how many more blocks an undecided change needs for a verdict.
 
     The result is rough: it assumes that the estimate of the change stays the same, and that the
     interval shrinks with the square root of the number of blocks.
     """
     if change.low is None or change.high is None:
-        return max(least_blocks(quantities) - blocks, 1)
+        return max(least_blocks(quantities, level) - blocks, 1)
     share, low, high = (math.log1p(value) for value in (change.share, change.low, change.high))
     wanted = max(abs(share), math.log1p(margin) - abs(share))
     needed = blocks * (max(share - low, high - share) / wanted) ** 2
     return max(math.ceil(needed) - blocks, 1)
 
 
-def least_blocks(quantities: int) -> int:
+def detectable(
+    deviation: float, blocks: int, quantities: int, level: float = LEVEL
+) -> float | None:
+    """Estimate the smallest change, as a share, that this many blocks can show.
+
+    It is the half width of the median interval of random blocks whose log-ratios have the given
+    standard deviation. None if there are too few blocks for an interval. Cost: at most 0.5 s.
+    """
+    chance = np.random.default_rng(_SEED)
+    samples = (chance.normal(0, deviation, (blocks, quantities)) for _ in range(_SAMPLES))
+    found = [change for each in samples for change in changes(each, level)]
+    widths = [
+        math.log1p(change.high) - math.log1p(change.low)
+        for change in found
+        if change.low is not None and change.high is not None
+    ]
+    return math.expm1(float(np.median(widths)) / 2) if widths else None
+
+
+def level_of(continued: int) -> float:
+    """The level of a comparison that was continued so many times.
+
+    Each look at a result can report a change by chance. As each level is half of the one before, at
+    most 10 % of comparisons of a program with itself report a change, however often they go on.
+    """
+    return math.ldexp(LEVEL, -continued)
+
+
+def least_blocks(quantities: int, level: float = LEVEL) -> int:
     """The fewest blocks that can show a significant change if this many quantities are tested.
 
     By chance, all n blocks have the same sign in 2 of 2**n patterns, for each quantity.
     """
-    return math.ceil(math.log2(2 * quantities / LEVEL))
+    return math.ceil(math.log2(2 * quantities / level))
 
 
 def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
@@ -142,14 +174,14 @@ def _signs(blocks: int) -> Floats:
     return (1 - 2 * bits).astype(np.float64)
 
 
-def _left_out(blocks: int, largest: Floats) -> int:
+def _left_out(blocks: int, largest: Floats, level: float) -> int:
     """How many sorted means of pairs lie below the interval of a change, and as many above it.
 
     The result is -1 if there are too few blocks for a significant result. `largest` has, sorted,
     the largest statistic of all quantities for each pattern of `_signs`.
     """
     values, first = np.unique(largest, return_index=True)
-    is_rare = len(largest) - first <= LEVEL * len(largest)
+    is_rare = len(largest) - first <= level * len(largest)
     critical = float(values[is_rare][0]) if is_rare.any() else math.inf
     pairs = blocks * (blocks + 1) // 2
     return -1 if critical > pairs else math.floor((pairs - critical) / 2)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from statistics import median
 
 from instrument.analysis.section import Part, Section
 from instrument.analysis.table import Table, known_columns
-from instrument.base.units import counted, durations_like, percent_change
+from instrument.base.units import counted, durations_like, percent, percent_change
 from instrument.compare.ab import LABELS, Block, Comparison, CounterValues, Program, Quantity
 from instrument.compare.guard import amount_of
+from instrument.compare.statistics import least_blocks
 
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
 #: does not change the version.
@@ -23,6 +26,8 @@ JSON_KEYS = {
     "b": "the name of program B",
     "verdict": "the verdict on the step: `slower`, `faster`, `same` or `undecided`",
     "blocks_missing": "about how many more blocks the verdict needs; `null` if there is a verdict",
+    "folder": "the folder for `--continue`; `null` if there is a verdict",
+    "confidence": "the share of comparisons in which all intervals hold the true change",
     "margin": "a change of at most this share counts as the same",
     "step": "the step: `path`, `a_ns`, `b_ns`, `share`, `low`, `high`, `p_value`, `verdict`",
     "ranges": "the same for each compared range",
@@ -54,11 +59,37 @@ def progress(number: int, blocks: int, block: Block) -> str:
     return f"block {number} of {blocks}: {steps}{load}"
 
 
-def parts(a: Program, b: Program, comparison: Comparison) -> list[Part]:
-    """Return a comparison as text and tables: verdict, ranges, counters, state of the machine."""
+def forecast(comparison: Comparison, blocks: int, block_s: float) -> str:
+    """Return a line on how long `blocks` blocks take, and what change they can show.
+
+    `block_s` is how long a block takes.
+    """
+    left, quantities = blocks - len(comparison.blocks), len(comparison.quantities)
+    takes = f"{counted(left, 'more block')} of {_time(block_s)}: about {_time(left * block_s)}"
+    least, change = least_blocks(quantities, comparison.level), comparison.detectable(blocks)
+    if change is None:
+        ranges = counted(quantities - 1, "range")
+        return f"{takes}. A verdict on the step and {ranges} needs at least {least} blocks."
+    return (
+        f"{takes}. If runs of the same program differ as in this block, a change of the step must "
+        f"be about {percent(change)} to be seen with {blocks} blocks."
+    )
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def parts(a: Program, b: Program, comparison: Comparison, folder: Path) -> list[Part]:
+    """Return a comparison as text and tables: verdict, ranges, counters, state of the machine.
+
+    `folder` is the folder of the comparison.
+    """
     found: list[Part] = [
         [f"{each.label}: {each.name}" for each in (a, b)],
-        _verdict(comparison),
+        _verdict(comparison, folder),
         _ranges(comparison),
         _one_sided(comparison),
         _counters(comparison.counters),
@@ -67,7 +98,7 @@ def parts(a: Program, b: Program, comparison: Comparison) -> list[Part]:
     return [part for part in found if part]
 
 
-def as_json(a: Program, b: Program, comparison: Comparison) -> str:
+def as_json(a: Program, b: Program, comparison: Comparison, folder: Path) -> str:
     """Return a comparison as JSON, with times in nanoseconds; docs/json.md describes the keys."""
     step, *ranges = (
         {"path": each.path, "a_ns": each.a_ns, "b_ns": each.b_ns}
@@ -81,6 +112,8 @@ def as_json(a: Program, b: Program, comparison: Comparison) -> str:
         "b": b.name,
         "verdict": comparison.step.verdict,
         "blocks_missing": comparison.blocks_missing,
+        "folder": None if comparison.blocks_missing is None else str(folder),
+        "confidence": 1 - comparison.level,
         "margin": comparison.margin,
         "step": step,
         "ranges": ranges,
@@ -104,18 +137,19 @@ def as_json(a: Program, b: Program, comparison: Comparison) -> str:
     return json.dumps(content, indent=2)
 
 
-def _verdict(comparison: Comparison) -> list[str]:
+def _verdict(comparison: Comparison, folder: Path) -> list[str]:
     step, missing = comparison.step, comparison.blocks_missing
     text = durations_like(step.a_ns)
-    verdict: str = step.verdict
+    more = []
     if missing is not None:
-        verdict = (
-            f"undecided: needs about {counted(missing, 'more block')}; start again with "
-            f"--blocks {len(comparison.blocks) + missing}"
-        )
+        more = [
+            f"A verdict needs about {counted(missing, 'more block')}: repeat the command with "
+            f"--continue {shlex.quote(str(folder))} --blocks {missing}"
+        ]
     return [
-        f"Verdict: {verdict}",
-        f"A step takes {text(step.a_ns)} in A and {text(step.b_ns)} in B: {_change(step)}, from "
+        f"Verdict: {step.verdict}, {_step_change(comparison)}",
+        *more,
+        f"A step takes {text(step.a_ns)} in A and {text(step.b_ns)} in B, from "
         f"{counted(len(comparison.blocks), 'block')} of four runs",
         *(
             f"{each.path} is {each.verdict}: {_change(each)}"
@@ -126,10 +160,22 @@ def _verdict(comparison: Comparison) -> list[str]:
     ]
 
 
+def _step_change(comparison: Comparison) -> str:
+    """The change of the step with its interval, or with the changes of the blocks if too few."""
+    step = comparison.step
+    if step.change.low is not None:
+        return _change(step)
+    low, high = map(percent_change, comparison.spread)
+    interval = f"no {100 * (1 - comparison.level):.4g} % interval: too few blocks"
+    if len(comparison.blocks) > 1:
+        interval = f"{low} to {high} in single blocks; {interval}"
+    return f"{percent_change(step.change.share)} ({interval})"
+
+
 def _change(quantity: Quantity) -> str:
     change = quantity.change
     if change.low is None or change.high is None:
-        return f"{percent_change(change.share)} (no 95 % interval: too few blocks of runs)"
+        return percent_change(change.share)
     low, high = percent_change(change.low), percent_change(change.high)
     return f"{percent_change(change.share)} ({low} to {high})"
 
@@ -155,7 +201,10 @@ def _ranges(comparison: Comparison) -> str | Section:
         "change within each block (two runs of A and two of B), so it is not exactly B / A."
     )
     if step.change.low is not None:
-        title += " In 95 of 100 comparisons, the true change of every range is from low to high."
+        title += (
+            f" In {100 * (1 - comparison.level):.4g} of 100 comparisons, the true change of every "
+            "range is from low to high."
+        )
     return Section(
         table,
         known_columns(table),

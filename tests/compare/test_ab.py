@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,9 +21,11 @@ from builders import annotation, span, step, write_capture
 from golden import Golden
 
 from instrument.base.errors import CaptureError, ConfigError
+from instrument.cli import ab as command_ab
 from instrument.cli.command import main
 from instrument.compare import ab, machine
 from instrument.compare.ab import Block, Comparison, Program, Run
+from instrument.compare.ab_file import BLOCKS_FILE
 from instrument.compare.counters import Count
 from instrument.compare.machine import MachineState
 from instrument.compare.revisions import worktrees
@@ -66,9 +70,14 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run takes as many µs as the last argument says, as in the program, but nothing is run."""
-    random = Random(0)
+def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run takes as many µs as the last argument says, as in the program, but nothing is run.
+
+    A block takes 90 s. The current folder is an empty one.
+    """
+    random, seconds = Random(0), itertools.count(step=90)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command_ab, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
 
     def run_once(program: Program, folder: Path) -> Run:
         step_ns = int(program.command[-1]) * random.uniform(990, 1010)
@@ -93,7 +102,12 @@ def blocks_of(a: Any, b: Any, number: int = 10) -> list[Block]:
 COMMANDS = [
     "ab --a 'x=1 1000' --b 'x=2 1500' --blocks 7 -- python train.py",
     "ab --a 'train 3000' --b 'train 3000' --margin 5 --blocks 7",
-    "ab --a 'train 3000' --b 'train 9000' --blocks 1",
+    "ab --a 'train 3000' --b 'train 9000' --blocks 1 --output new",
+    "ab --a 'train 3000' --b 'train 9000' --blocks 2 --continue new",
+    "ab --a 'train 3000' --b 'train 9000' --blocks 8 --continue new --margin 1",
+    "ab --a 'train 3000' --b 'train 8000' --continue new",
+    "ab --a 'train 3000' --b 'train 9000' --continue new --output newer",
+    "ab --a 'train 3000' --b 'train 9000' --continue missing",
 ]
 
 
@@ -120,13 +134,34 @@ def test_two_commands_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(orders) == {"ABBA", "BAAB"}
 
 
-def test_runs_are_read_and_nothing_is_left_behind(
-    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("simulated")
+def test_only_an_undecided_comparison_leaves_a_file_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = sorted(tmp_path.rglob("*"))
-    options = ["--a", "1000", "--b", "2000", "--blocks", "1", "--json", "--", *program.split()]
-    assert main(["ab", *options]) == 0
-    (runs,) = json.loads(capsys.readouterr().out)["blocks"]
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    words = ["ab", "--a", "train 1000", "--b", "train 2000", "--json"]
+    assert main([*words, "--blocks", "7"]) == 0
+    assert json.loads(capsys.readouterr().out)["folder"] is None
+    assert not [*tmp_path.iterdir()]
+    assert main([*words, "--blocks", "1"]) == 0
+    folder = json.loads(capsys.readouterr().out)["folder"]
+    assert [path.name for path in Path(folder).iterdir()] == [BLOCKS_FILE]
+    assert main([*words, "--blocks", "7", "--continue", folder]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["confidence"], found["folder"]) == ("slower", 0.975, None)
+    assert len(found["blocks"]) == 8
+    assert not [*tmp_path.iterdir()]
+
+
+def test_runs_are_read_and_can_be_continued(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--a", "1000", "--b", "2000", "--json"]
+    assert main(["ab", *options, "--blocks", "1", "--", *program.split()]) == 0
+    undecided = json.loads(capsys.readouterr().out)
+    (left,) = Path(undecided["folder"]).iterdir()
+    assert left.name == BLOCKS_FILE
+    (runs,) = undecided["blocks"]
     assert {run["steps"] for run in runs} == {8}
     for run in runs:
         step_ns = 1_000_000 if run["label"] == "A" else 2_000_000
@@ -134,7 +169,10 @@ def test_runs_are_read_and_nothing_is_left_behind(
         assert run["ranges_ns"] == pytest.approx(
             {"mlp": step_ns / 2, "load": step_ns / 2}, rel=0.01
         )
-    assert sorted(tmp_path.rglob("*")) == before
+    more = ["--continue", undecided["folder"], "--blocks", "1", "--", *program.split()]
+    assert main(["ab", *options, *more]) == 0
+    first, second = json.loads(capsys.readouterr().out)["blocks"]
+    assert first == runs != second
 
 
 def test_the_output_of_all_runs_is_kept_on_request(program: str, tmp_path: Path) -> None:
@@ -144,6 +182,9 @@ def test_the_output_of_all_runs_is_kept_on_request(program: str, tmp_path: Path)
     assert sorted(kept) == ["made 1000\n"] * 2 + ["made 2000\n"] * 2
     assert len([*(tmp_path / "kept").glob("*/captures/*/trace.json")]) == 4
     assert main(["ab", *options, "--", *program.split()]) == 2  # the folder exists
+    more = [*options[:4], "--blocks", "1", "--continue", str(tmp_path / "kept")]
+    assert main(["ab", *more, "--", *program.split()]) == 0
+    assert len([*(tmp_path / "kept").glob("*/captures/*/trace.json")]) == 8
 
 
 def test_a_failing_command_is_told_with_its_last_lines(
@@ -170,6 +211,51 @@ def test_finished_blocks_are_shown_if_a_later_run_fails(
     printed = capsys.readouterr()
     assert "AssertionError" in printed.err
     assert "from 1 block of four runs" in printed.out
+
+
+def test_a_comparison_goes_on_after_a_run_has_failed(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sixth run fails once: its block begins again, and the order of the blocks stays."""
+    counting = tmp_path / "counting.py"
+    marks = f"import pathlib\nruns = pathlib.Path({str(tmp_path / 'runs')!r})\n"
+    marks += "with runs.open('a') as file: file.write('x')\nassert len(runs.read_text()) != 6\n"
+    counting.write_text(marks + PROGRAM)
+    options = ["--a", "1000", "--b", "2000", "--json"]
+    command = ["--", sys.executable, str(counting)]
+    assert main(["ab", *options, *command]) == 2
+    folder = json.loads(capsys.readouterr().out)["folder"]
+    more = ["--continue", folder, "--blocks", "1"]
+    assert main(["ab", *options, *more, *command]) == 0
+    blocks = json.loads(capsys.readouterr().out)["blocks"]
+    drawn = np.random.default_rng(0).integers(0, 2, 10)
+    assert [block[0]["label"] == "B" for block in blocks] == drawn[:2].astype(bool).tolist()
+
+
+@pytest.mark.usefixtures("simulated")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace('"format":1', '"format":2'), "of another version"),
+        (lambda text: text.replace('["A"', '["B"'), "is damaged"),
+        (lambda text: text[:-9], "cannot be read"),
+        (lambda text: re.sub('"step_ns":[^,]*', '"step_ns":0', text), "is damaged"),
+        (lambda text: re.sub('"step_ns":[^,]*', '"step_ns":null', text), "cannot be read"),
+        (lambda text: re.sub('"mlp":[^,]*', '"mlp":-1', text), "is damaged"),
+        (lambda text: re.sub('"blocks":.*]', '"blocks":[]', text), "is damaged"),
+    ],
+)
+def test_a_damaged_comparison_is_not_continued(
+    change: Callable[[str], str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["ab", "--a", "train 1000", "--b", "train 1000", "--blocks", "1"]
+    assert main([*words, "--output", "kept"]) == 0
+    path = Path("kept", BLOCKS_FILE)
+    text = path.read_text()
+    path.write_text(change(text))
+    assert path.read_text() != text
+    assert main([*words, "--continue", "kept"]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_run_without_steps_is_an_error(program: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from instrument.compare.statistics import LEVEL, Change, blocks_missing, changes, least_blocks
+from instrument.compare.statistics import (
+    LEVEL,
+    Change,
+    blocks_missing,
+    changes,
+    detectable,
+    least_blocks,
+    level_of,
+)
 
 
 def blocks_of(seed: int, blocks: int, quantities: int = 1, change: float = 0.0) -> np.ndarray:
@@ -62,11 +70,12 @@ def test_the_estimate_is_the_median_of_the_means_of_pairs_and_the_interval_inver
         assert stats.wilcoxon(values[:, 0] - outside, method="exact").pvalue <= LEVEL
 
 
+@pytest.mark.parametrize("level", [LEVEL, LEVEL / 4])
 @pytest.mark.parametrize(("blocks", "quantities"), [(9, 1), (10, 6), (20, 3)])
-def test_p_value_and_interval_agree(blocks: int, quantities: int) -> None:
+def test_p_value_and_interval_agree(blocks: int, quantities: int, level: float) -> None:
     for seed in range(20):
-        for change in changes(blocks_of(seed, blocks, quantities, change=0.02)):
-            assert (change.p_value <= LEVEL) == excludes_zero(change)
+        for change in changes(blocks_of(seed, blocks, quantities, change=0.02), level):
+            assert (change.p_value <= level) == excludes_zero(change)
 
 
 @pytest.mark.parametrize(
@@ -141,3 +150,23 @@ def test_missing_blocks_shrink_the_interval_until_it_decides() -> None:
     # A change of 4 % needs an interval below ±4 %.
     assert blocks_missing(Change(0.04, -0.01, 0.09, 0.1), 10, 1, margin=0.02) in range(4, 9)
     assert blocks_missing(Change(0.04, None, None, 1.0), 3, 1, margin=0.02) == 3
+
+
+def test_the_detectable_change_is_found_in_about_half_of_the_comparisons() -> None:
+    change = detectable(0.03, 12, 5)
+    assert change is not None
+    chance = np.random.default_rng(7)
+    found = 0
+    for _ in range(100):
+        times = chance.normal(0, 0.03, (12, 5))
+        times[:, 0] += math.log1p(change)
+        found += excludes_zero(changes(times)[0])
+    assert found in range(35, 75)
+    assert detectable(0.03, least_blocks(5), 5) is not None
+    assert detectable(0.03, least_blocks(5) - 1, 5) is None
+
+
+def test_however_often_it_goes_on_a_comparison_rarely_reports_a_change_by_chance() -> None:
+    levels = [level_of(continued) for continued in range(50)]
+    assert levels[0] == LEVEL
+    assert sum(levels) <= 0.1
