@@ -1,10 +1,11 @@
-"""`unused-autograd`: a range, such as a validation, builds an autograd graph that no backward uses.
+"""`unused-autograd`: calls of a range build an autograd graph that no backward uses.
 
-If a thread's sequence number grows from operator to operator, these operators make graph nodes. A
-range is a finding if it takes `least_share` of the step and no backward of the window runs any of
-its nodes; without any backward, the whole program is one if making nodes takes 1 %. The simulation
-subtracts 2.5 µs for each node (torch 2.13, 100 linear layers with and without gradients). The last
-of several steps does not count: its backward may follow. Memory of the graph is not shown.
+Such calls are a validation, or those of a model in a validation. If a thread's sequence number
+grows from operator to operator, these operators make graph nodes. A range is a finding if calls of
+it take `least_share` of the step and no backward of the window runs any of their nodes; without any
+backward, the whole program is one if making nodes takes 1 %. The simulation subtracts 2.5 µs for
+each node (torch 2.13, 100 linear layers with and without gradients). The last of several steps
+shows no such call by itself, because its backward may follow. Memory of the graph is not shown.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from instrument.analysis.coverage_rows import CPU_IN_RANGES, JOINED
-from instrument.analysis.places import common_place, range_codes
+from instrument.analysis.places import common_place
 from instrument.analysis.views import Views
 from instrument.base.units import percent
 from instrument.findings.autograd_nodes import makers, ran, shortened
@@ -32,7 +33,7 @@ _MOST_TRIED = 32
 
 
 def find(capture: Views) -> Iterator[Problem]:
-    """Yield a problem for each outermost range that builds an unused graph; at most 32."""
+    """Yield a problem for each range with outermost calls that build unused graphs; at most 32."""
     events, links = capture.events, capture.links
     made = makers(capture)
     if not is_backward(events).any():
@@ -45,29 +46,29 @@ def find(capture: Views) -> Iterator[Problem]:
             "window's own forward may come later",
             "record more steps, with a larger profiler.active",
         )
-    has_run, counts = isin(events.sequence[made], numbers), _decided(capture, made)
-    paths, path = links.scopes.paths, range_codes(capture, made)
-    of_path, in_range = Groups(path, len(paths.names)), path >= 0
-    one = np.ones(len(made), np.int64)
-    unused = paths.with_descendants(of_path.sum(one, in_range & counts & ~has_run))
-    used = paths.with_descendants(of_path.sum(one, in_range & has_run))
-    wasteful = (unused > 0) & (used == 0)
-    outermost = wasteful & ~np.append(wasteful, False)[paths.above]
-    steps, most_ns = links.counted_steps, _most_ns(capture, outermost)
+    scopes, steps = links.scopes, links.counted_steps
+    ranges, opened, call = scopes.ranges, scopes.opened, _calls_around(capture, made)
+    wasteful = _wasteful(capture, call, isin(events.sequence[made], numbers))
+    outermost = ranges.outermost(wasteful)
+    most_ns = _most_ns(capture, outermost)
     # Only the largest ranges are tried, because `share_with_device` reads the whole call tree.
-    largest = np.flatnonzero(outermost)
+    largest = np.flatnonzero(most_ns)
     largest = largest[np.argsort(-most_ns[largest], kind="stable")[:_MOST_TRIED]]
     for k in np.sort(largest).tolist():
         if steps.share(int(most_ns[k])) < CHECK.least_share:
             continue
-        share = share_with_device(capture, links.scopes.ranges.index[links.scopes.opened == k])
+        calls = outermost & (opened == k)
+        share = share_with_device(capture, ranges.index[calls])
         if share >= CHECK.least_share:
-            below = (path >= k) & (path < paths.after[k])
+            inside = ranges.at_or_inside(calls)
+            name = scopes.paths.names[k]
+            every = calls[opened == k].all()
             title = (
-                f"Range {paths.names[k]!r}, {percent(share)} of the {steps.what}, "
-                "builds a graph that no backward uses"
+                f"{'Range' if every else 'Some calls of range'} {name!r}, {percent(share)} of the "
+                f"{steps.what}, build{'s' if every else ''} a graph that no backward uses"
             )
-            yield _problem(capture, made[below], title, paths.texts[k], share)
+            chosen = made[np.append(inside, False)[call]]
+            yield _problem(capture, chosen, title, scopes.paths.texts[k], share)
 
 
 CHECK = Check(
@@ -82,14 +83,42 @@ CHECK = Check(
 )
 
 
-def _most_ns(capture: Views, chosen: Flags) -> Ints:
-    """For each chosen path, an upper bound of its time in the steps: overlaps count twice.
+def _calls_around(capture: Views, events: Ints) -> Ints:
+    """The innermost range around each operator, as an index into `scopes.ranges`; -1 for none."""
+    links, scopes = capture.links, capture.links.scopes
+    range_of = scopes.nodes.nearest_of(np.flatnonzero(~scopes.backward))
+    scope = scopes.innermost[links.call_tree.nodes_of(events)]
+    found: Ints = np.append(range_of, -1)[scope]
+    return found
 
-    No chosen path may lie inside another one.
+
+def _wasteful(capture: Views, call: Ints, has_run: Flags) -> Flags:
+    """A mask of the ranges that made nodes, of which no backward ran any.
+
+    `call` is the range around each operator that made a node, `has_run` whether its node ran.
+    A range in the last of several steps counts if there is one with the same path in a step before.
+    """
+    events, steps, scopes = capture.events, capture.links.steps, capture.links.scopes
+    ranges, opened = scopes.ranges, scopes.opened
+    number = np.bincount(call[call >= 0], minlength=len(ranges))
+    ran_in = np.bincount(call[(call >= 0) & has_run], minlength=len(ranges))
+    found: Flags = (ranges.with_descendants(number) > 0) & (ranges.with_descendants(ran_in) == 0)
+    if len(steps) < 2:
+        return found
+    at = step_at(events, steps, ranges.start_ns)
+    is_known = np.zeros(len(scopes.paths.names), np.bool_)
+    is_known[opened[found & (at >= 0) & (at < len(steps) - 1)]] = True
+    return found & is_known[opened] & (at >= 0)
+
+
+def _most_ns(capture: Views, chosen: Flags) -> Ints:
+    """For each path, an upper bound of the time of its chosen ranges in the steps.
+
+    Overlaps count twice. No chosen range may lie inside another one.
     """
     events, tree, scopes = capture.events, capture.links.call_tree, capture.links.scopes
-    steps, inside = capture.links.counted_steps, chosen[scopes.opened]
-    calls, opened = scopes.ranges.index[inside], scopes.opened[inside]
+    steps, paths = capture.links.counted_steps, len(scopes.paths.names)
+    calls, opened = scopes.ranges.index[chosen], scopes.opened[chosen]
     on_cpu_ns = steps.within(events.start_ns[calls], events.end_ns[calls])
     path = np.full(len(tree) + 1, -1)  # the last entry is for work without a node
     path[tree.nodes_of(calls)] = opened
@@ -98,8 +127,8 @@ def _most_ns(capture: Views, chosen: Flags) -> Ints:
     launched = path[tree.nearest(path[:-1] >= 0, node)]
     on_device_ns = steps.within(events.start_ns[device], events.end_ns[device])
     return np.maximum(
-        Groups(opened, len(chosen)).sum(on_cpu_ns),
-        Groups(launched, len(chosen)).sum(on_device_ns, launched >= 0),
+        Groups(opened, paths).sum(on_cpu_ns),
+        Groups(launched, paths).sum(on_device_ns, launched >= 0),
     )
 
 
@@ -125,15 +154,3 @@ def _problem(
         edit=lambda whatif: shortened(capture, whatif, made, _NODE_NS),
         place=(path, common_place(capture, made)[1]),
     )
-
-
-def _decided(capture: Views, made: Ints) -> Flags:
-    """A mask of the operators in `made` whose backward ran in the window, if they have one.
-
-    That is not known of those in the last of several steps.
-    """
-    events, steps = capture.events, capture.links.steps
-    if len(steps) < 2:
-        return np.ones(len(made), np.bool_)
-    at = step_at(events, steps, events.start_ns[made])
-    return (at >= 0) & (at < len(steps) - 1)

@@ -171,6 +171,20 @@ def validates_with_gradients() -> None:
         _deep()(_deep_input())
 
 
+@cache
+def _marked() -> nn.Module:
+    return profiled("net")(_deep())  # as `Session(model=…)` marks it
+
+
+def validates_its_model(gradients: bool) -> Callable[[], None]:
+    def step() -> None:
+        _train(_marked(), _deep_input())
+        with torch.set_grad_enabled(gradients):
+            _marked()(_deep_input())
+
+    return step
+
+
 def validates() -> None:
     _train(_deep(2), _deep_input())
     with profiled("validation"), torch.no_grad():
@@ -348,6 +362,13 @@ TWINS = (
         "validation with gradients",
         validates_with_gradients,
         validates,
+        "unused-autograd",
+        steps=10,
+    ),
+    Twin(
+        "a model called with gradients, and no backward",
+        validates_its_model(True),
+        validates_its_model(False),
         "unused-autograd",
         steps=10,
     ),

@@ -154,8 +154,8 @@ FREED_ONCE = [*growth(5, 2**20), builders.allocation(3700, -(2**21), 3 * 10**6, 
 # Autograd
 
 
-def training(count: int, *, validates: bool = True) -> list[Event]:
-    """Steps with a forward and its backward, and a validation that records gradients."""
+def training(count: int, *, validates: bool = True, validation: str = "validation") -> list[Event]:
+    """Steps with a forward and its backward, and a validation that records gradients, in a range."""
     events, number = steps(count), 10
     for start in range(0, 1000 * count, 1000):
         events += [annotation("forward", start + 10, 60), made("aten::mm", start + 20, 20, number)]
@@ -166,7 +166,7 @@ def training(count: int, *, validates: bool = True) -> list[Event]:
         ]
         number += 2
         if validates:
-            events.append(annotation("validation", start + 300, 300))
+            events.append(annotation(validation, start + 300, 300))
             events += [made("aten::mm", start + 310 + 20 * k, 15, number + k) for k in range(10)]
             number += 10
     return events
@@ -204,6 +204,9 @@ EARLIER_FORWARD = [
 HOOK = [*training(4, validates=False), span("aten::isnan", 1110, 5, tid=2)]
 AUTOGRAD = {
     "a range whose graph no backward uses": Case("unused-autograd", training(4)),
+    "calls of a range whose other calls have a backward": Case(
+        "unused-autograd", training(4, validation="forward")
+    ),
     "a program without any backward": Case("unused-autograd", NO_BACKWARD),
     "anomaly mode of which the trace shows nothing": Case(
         "debug-modes", steps(4), environment(anomaly_mode=True)
