@@ -68,8 +68,7 @@ FINDING_KEYS = {
     "verify": "a command for this capture; with a capture of the changed program, it shows whether "
     "the change helped",
     "coverage": "the rows of `capture.coverage` that the finding depends on",
-    "is_caveat": "whether the problem makes the recording less exact instead of the program "
-    "slower",
+    "is_caveat": "whether the problem makes the recording less exact instead of the program slower",
 }
 #: What the keys of a row of evidence mean.
 EVIDENCE_KEYS = {

@@ -3,8 +3,8 @@
 There is a finding for each kind of such work: kernels with which cuDNN and MIOpen convert between
 NCHW and NHWC; calls of `aten::to` that copy within one device; calls of `aten::contiguous` and
 `aten::clone` that copy. Healthy programs spend up to 6 % of the step in each kind. Work of the data
-loader does not count. The check does not know which copies are needed, and does not see conversions
-inside other kernels.
+loader and of optimizers does not count, because the program cannot change how they work. The check
+does not know which copies are needed, and does not see conversions inside other kernels.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from instrument.findings.evidence import (
     launched_by,
     share_of,
 )
+from instrument.links.attribution import FORWARD, OPTIMIZER, kinds_of_scopes
 from instrument.links.groupby import Groups, isin
-from instrument.trace.events import OPERATOR, Ints, split_overload
+from instrument.trace.events import OPERATOR, Flags, Ints, split_overload
 
 _LEAST_LAYOUT, _LEAST_COPIES = 0.05, 0.1
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|^batched_transpose_\d", re.IGNORECASE)
@@ -114,8 +115,8 @@ def _conversions(
 def _copying(capture: Views, names: frozenset[str]) -> Ints:
     """The outermost calls of the operators in `names`, as nodes of the call tree.
 
-    Only calls that copy within one device are returned. Calls outside the measured steps and calls
-    inside the data loader are left out.
+    Only calls that copy within one device are returned. Calls outside the measured steps, and calls
+    of the data loader or of an optimizer itself are left out.
     """
     events, tree = capture.events, capture.links.call_tree
     named = events.named(lambda name: split_overload(name)[0] in names) & events.among(OPERATOR)
@@ -125,8 +126,17 @@ def _copying(capture: Views, names: frozenset[str]) -> Ints:
     copying = tree.with_descendants(copies[tree.index].astype(np.int64)) > 0
     nodes = np.flatnonzero(named[tree.index] & ~tree.inside(stops) & copying)
     nodes = nodes[capture.links.counted_steps.holds(tree.start_ns[nodes]) >= 0]
+    nodes = nodes[~_of_optimizer(capture, nodes)]
     device, around = launched_by(capture, nodes)
     across = events.named(lambda name: _BETWEEN_DEVICES.search(name) is not None)
     is_copy = isin(device, capture.work.event[capture.work.kind == COPY])
     moves = Groups(around, len(nodes)).number(across[device] & is_copy) > 0
     return nodes[~moves]
+
+
+def _of_optimizer(capture: Views, nodes: Ints) -> Flags:
+    """Whether each node is called by an optimizer itself, and not by the closure of its `step`."""
+    scopes = capture.links.scopes
+    kind = np.append(kinds_of_scopes(capture.links), FORWARD)[scopes.innermost[nodes]]
+    found: Flags = (kind == OPTIMIZER) & ~scopes.recording[nodes]
+    return found

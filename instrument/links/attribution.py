@@ -65,7 +65,7 @@ def attributed_work(links: Links) -> AttributedWork:
     """Sum CPU time, device time and FLOPs for each range and kind of work."""
     events, scopes = links.events, links.scopes
     width = len(scopes.paths.names) + 1
-    kind = _kinds(links)
+    kind = kinds_of_scopes(links)
     key = ((scopes.enclosing + 1) * width + scopes.attributed + 1) * len(KINDS) + kind
     # The last entry is for the work outside all scopes, whose scope is -1.
     distinct, groups = groupby(np.append(key, FORWARD))
@@ -107,7 +107,8 @@ def attributed_work(links: Links) -> AttributedWork:
     )
 
 
-def _kinds(links: Links) -> Ints:
+def kinds_of_scopes(links: Links) -> Ints:
+    """The kind of work of each scope, as an index into `KINDS`."""
     events, scopes = links.events, links.scopes
     under_step = np.append(_under_step(links), False)
     of_range = np.where(

@@ -170,12 +170,17 @@ def layouts(name: str) -> list[Event]:
     return every_step(1000, make)
 
 
-def casts(*, each_step: bool) -> list[Event]:
-    """Steps of 1000 µs: the weight is cast for 300 µs or not, then a product of 600 µs follows."""
+def casts(*, each_step: bool, optimizer: bool = False, grad: bool = False) -> list[Event]:
+    """Steps of 1000 µs: the weight is cast for 300 µs or not, then a product of 600 µs follows.
+
+    The cast is in the step of an optimizer or not, and in grad mode, as in its closure, or not.
+    """
 
     def make(start: float, number: _Numbers) -> list[Event]:
+        sequence = {"Sequence_number": 7} if grad else {}
         cast = [
-            span("aten::to", start, 40),
+            *([annotation("Optimizer.step#Adam.step", start, 45)] if optimizer else []),
+            span("aten::to", start, 40, **sequence),
             span("aten::_to_copy", start + 1, 38),
             span("aten::copy_", start + 2, 30),
             *launched("unrolled_elementwise_kernel", start + 5, start + 12, 300, number()),

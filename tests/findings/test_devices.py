@@ -126,6 +126,9 @@ FOUND = {
     "attention without shapes": Case("attention-not-fused", without_shapes(attention(fused=False))),
     "another layout": Case("layout-and-casts", layouts("void cudnn::ops::nchwToNhwcKernel<float>")),
     "a cast in each step": Case("layout-and-casts", casts(each_step=True)),
+    "a cast in the closure of an optimizer": Case(
+        "layout-and-casts", casts(each_step=True, optimizer=True, grad=True)
+    ),
     "allocations in each step": Case("allocator-churn", allocations(steps=4)),
     "recording makes steps longer": Case(
         "recording-overhead", [step(3, 0, 1000)], costs(1_400_000)
@@ -150,6 +153,7 @@ NOT_FOUND = {
     ),
     "one layout": Case("layout-and-casts", layouts("bn_fw_tr")),
     "a cast that is kept": Case("layout-and-casts", casts(each_step=False)),
+    "casts of an optimizer": Case("layout-and-casts", casts(each_step=True, optimizer=True)),
     "allocations of the first step": Case("allocator-churn", allocations(steps=1)),
     "recording is cheap": Case("recording-overhead", [step(3, 0, 1000)], costs(1_200_000)),
 }
