@@ -239,25 +239,28 @@ def json_page() -> str:
 
 
 def _coverage() -> list[str]:
-    """The rows of the coverage, and a matrix of the rows and the views that depend on them."""
+    """The rows of the coverage, and for each row the views that depend on it."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, view in VIEWS.items():
         if view.coverage:
             groups.setdefault(view.coverage, []).append(name)
     letters = dict(zip(ascii_uppercase, groups))
     legend = [f"- {letter}: {_listed(groups[rows])}" for letter, rows in letters.items()]
-    matrix = [(name, *("•" if name in rows else "" for rows in letters.values())) for name in ROWS]
+    depend = (
+        (name, " ".join(letter for letter, rows in letters.items() if name in rows) or "none")
+        for name in ROWS
+    )
     rows = ((name, _cell(row.doc), "yes" if row.is_loss else "no") for name, row in ROWS.items())
     return [
         "## Rows of `capture.coverage` { #rows }",
         _table(("row", "the share is", "a loss"), rows),
         "## Coverage that views depend on { #coverage-of-views }",
         _prose(
-            "If a row of `capture.coverage` is below 100 %, numbers of the views with a dot may be "
-            "too low or missing. The columns are groups of views:"
+            "If a row of `capture.coverage` is below 100 %, numbers of the views that depend on it "
+            "may be too low or missing. These are groups of views:"
         ),
         "\n".join(legend),
-        _table(("row", *letters), matrix),
+        _table(("row", "groups of views"), depend),
     ]
 
 
@@ -402,7 +405,7 @@ def _summary(kind: type) -> str:
 
 def _usage(action: argparse.Action) -> str:
     """How an argument is written, such as `--sort KEY`."""
-    choices = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else ""
+    choices = "{" + ", ".join(map(str, action.choices)) + "}" if action.choices else ""
     value = action.metavar or choices
     names = ", ".join(action.option_strings) or str(value)
     if action.nargs == 0 or not action.option_strings:
