@@ -409,7 +409,7 @@ class Finisher:
             interruptibly(call_sinks, self.sinks_here, "close", self._failed, longest_s)
             if self._process is None:  # otherwise its thread does so
                 self._remove_oldest()
-        finally:  # also if Ctrl-C or another signal ends the wait
+        finally:  # even if Ctrl-C or another signal ends the wait
             left = self.warn_of_unfinished()
             self.lock.release(done=not left)
         if len(self._dropped) > 1:

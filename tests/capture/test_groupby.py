@@ -101,7 +101,7 @@ def test_starts_until_each_time_are_counted_for_sorted_and_unsorted_times(time_n
 
 @pytest.mark.parametrize("large", [9, 2**40, -9])
 def test_of_events_with_the_same_key_the_first_is_found(large) -> None:
-    """Also if keys are so large or negative that a table of all keys is impossible."""
+    """Even if keys are so large or negative that a table of all keys is impossible."""
     keys = np.array([3, large, 3, 0, 4, 4])
     among = np.array([True, True, True, True, False, True])
     wanted = np.array([3, large, 4, 0, 5, 2**50, -1])
