@@ -220,7 +220,7 @@ def test_the_time_in_which_another_program_uses_the_cpu_is_measured(tmp_path: Pa
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        ("5 1000 1\n", "9 1300 2\n", {"waited_ns": 300, "window_ns": 2_000}),
+        ("5 1000 1\n", "9 1300 2\n", {"waited_ns": 300, "ran_ns": 4, "window_ns": 2_000}),
         (None, None, None),
         ("0 0 0\n", "0 0 0\n", None),
         ("\n", "\n", None),
@@ -250,8 +250,24 @@ def test_the_wait_for_a_cpu_is_what_the_kernel_measures_in_the_window(
         monotonic_ns=partial(next, now_ns), perf_counter_ns=time.perf_counter_ns
     )
     monkeypatch.setattr(facts, "time", clock)
-    assert recorded(tmp_path, nothing)["cpu_wait"] == expected
+    found = recorded(tmp_path, nothing)["cpu_wait"]
+    if found is not None:
+        assert found.pop("workers_waited_ns") >= 0
+    assert found == expected
     assert next(contents, None) is None
+
+
+def test_the_waits_of_threads_that_python_did_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads are 11 and 12, of which 12 starts in the window, and 13, which is another one then."""
+    tasks = [{"11": (5, 100), "13": (5, 900)}, {"11": (6, 400), "12": (1, 30), "13": (1, 2)}]
+    window, main = facts.WindowFacts(), threading.current_thread()
+    for at in tasks:
+        listed = [Path(each) for each in (*at, str(main.native_id))]
+        times = {**at, main.native_id: (7, 8)}
+        monkeypatch.setattr(Path, "iterdir", lambda _, listed=listed: listed)
+        monkeypatch.setattr(facts, "_scheduled", times.__getitem__)
+        (window.begin(main) if at is tasks[0] else window.end())
+    assert window.environment()["cpu_wait"]["workers_waited_ns"] == 330
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux has affinities")

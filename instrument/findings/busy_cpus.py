@@ -2,7 +2,8 @@
 
 On Linux, a session asks the scheduler how long the thread that began the window waited for a CPU.
 The scheduler does not say what used the CPUs: another program, other threads of the job, or the
-quota of the cgroup. `thread-oversubscription` compares the job's own threads with the CPUs. No
+quota of the cgroup. What `thread-oversubscription` explains is left out: in the time that one
+thread for operators would save, the thread waits for a CPU as much as in the rest of the window. No
 saving is simulated, because the trace does not show when the thread waited.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 
 from instrument.analysis.views import Views
 from instrument.base.units import duration, percent
+from instrument.findings import thread_oversubscription
 from instrument.findings.check import RECORD_AGAIN, Check, NotRecorded, Problem
 from instrument.trace.capture_json import DISTURBING_CPU_WAIT
 
@@ -25,14 +27,18 @@ def find(capture: Views) -> Iterator[Problem]:
             "the capture does not show how long the thread of the steps waited for a CPU",
             f"{RECORD_AGAIN} on Linux",
         )
+    explained = thread_oversubscription.explained(capture)
+    share *= 1 - explained
+    waited = duration(round(share * (wait.window_ns or 0)))
     if share >= CHECK.least_share:
+        beside = ", beside what thread-oversubscription explains" if explained else ""
         yield Problem(
             f"For {percent(share)} of the window, the thread of the steps was ready to run, but "
-            "got no CPU",
+            f"got no CPU{beside}",
             share=share,
             change="Stop other programs on this machine, or give this job more CPUs (a larger "
             "quota) or fewer threads and processes. Then record again: the thread waited "
-            f"{duration(wait.waited_ns or 0)}, so the steps may be shorter on an idle machine.",
+            f"{waited}, so the steps may be shorter on an idle machine.",
         )
 
 

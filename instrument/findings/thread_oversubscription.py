@@ -1,40 +1,162 @@
-"""`thread-oversubscription`: more threads work than there are CPUs.
+"""`thread-oversubscription`: the threads of one operator wait for each other, because CPUs are few.
 
-Threads of one operator wait for each other, so one thread without a CPU stops them all. Counted are
-the threads for operators and the loader workers of all processes of the job on this machine, from
-`capture.json`; the threads only if operators of 50 µs or more that launch nothing, which torch may
-divide, take `least_share` of the steps. There must be 1.25 times as many as CPUs, and fewer to
-advise. No saving is simulated: a trace does not show when a thread waits for a CPU. The check does
-not see other programs, or threads of other libraries.
+torch divides an operator among threads, and the operator ends when its last thread ends. If one of
+them gets no CPU, the others wait for it. There are two ways to see this.
+
+Counted: the threads for operators and the loader workers of all processes of the job on this
+machine, from `capture.json`; the threads only if operators of 50 µs or more that launch nothing,
+which torch may divide, take `least_share` of the steps. There must be 1.25 times as many as CPUs,
+and fewer to advise.
+
+Measured: on Linux, a session asks the scheduler how long torch's threads wait for a CPU. If they
+wait for a tenth of the window, other work uses the CPUs. The saving of one thread is then
+estimated: each operator takes as long as its fastest equal calls, times the number of threads if
+that is 50 µs or more (below, dividing it saves nothing), and waits for a CPU as much as the thread
+of the steps does in the window. Operators that are as slow in all their calls count as not changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from instrument.analysis.views import Views
-from instrument.findings.check import RECORD_AGAIN, Check, NotRecorded, Problem
+from instrument.base.units import percent
+from instrument.findings.check import RECORD_AGAIN, Check, Edit, NotRecorded, Problem
 from instrument.findings.evidence import evidence
-from instrument.trace.events import OPERATOR, Ints
+from instrument.links.groupby import group_rows
+from instrument.trace.capture_json import DISTURBING_CPU_WAIT
+from instrument.trace.events import OPERATOR, Flags, Ints
 
 if TYPE_CHECKING:
-    from instrument.trace.capture_json import Environment
+    from instrument.trace.capture_json import CpuWait, Environment
 
 _LEAST_RATIO = 1.25
 _LONG_NS = 50_000
+# Of the calls of an operator with the same shapes, one at this percentile waited for no thread.
+_UNDISTURBED = 10
+
+
+class Waiting(NamedTuple):
+    """The operators of the steps whose threads wait for each other.
+
+    Attributes:
+        events: the positions of the outermost operators.
+        left: the part of their time that one thread would need.
+        share: the share of the steps that one thread would save.
+    """
+
+    events: Ints
+    left: float
+    share: float
 
 
 def find(capture: Views) -> Iterator[Problem]:
-    """Yield one problem if there are more working threads than CPUs."""
+    """Yield one problem if threads wait for each other, or if there are more than CPUs."""
     environment = capture.about.environment
     threads = None if environment is None else environment.threads
     if environment is None or threads is None or not threads.cpus or threads.intra_op is None:
         raise NotRecorded(
             "the capture does not show how many threads and CPUs there were", RECORD_AGAIN
         )
+    waits = waiting(capture)
+    if counted := _too_many(capture):
+        # As many threads as there are CPUs wait no more than one, and save at least as much.
+        yield counted if waits is None else counted._replace(edit=_edit(waits))
+    elif waits is not None:
+        yield Problem(
+            f"For {percent(waits.share)} of the {capture.links.counted_steps.what}, threads of the "
+            f"same operator wait for each other: torch divides operators among {threads.intra_op} "
+            "threads, and other work uses the CPUs too",
+            share=waits.share,
+            edit=_edit(waits),
+            evidence=evidence(capture, waits.events),
+            change="torch.set_num_threads(1), or OMP_NUM_THREADS=1 in the environment: one thread "
+            "waits for no other.",
+            verify=_VERIFY.format(1),
+        )
+    elif threads.intra_op > 1 and _is_disturbed(capture.about.cpu_wait):
+        raise NotRecorded(
+            "other work used the CPUs, so threads may have waited for each other",
+            "record while no other program uses the CPUs",
+        )
+
+
+CHECK = Check("thread-oversubscription", find, least_share=0.05)
+_VERIFY = "Compare the step times of two runs with profiler=timings, one with OMP_NUM_THREADS={}."
+
+
+def explained(capture: Views) -> float:
+    """The share of the steps that this finding explains; 1 if the job has too many threads."""
+    waits = waiting(capture)
+    if waits is not None:
+        return waits.share
+    return 1.0 if _too_many(capture) else 0.0
+
+
+def waiting(capture: Views) -> Waiting | None:
+    """Estimate what one thread for operators would save; None if that is less than a finding."""
+    environment, wait = capture.about.environment, capture.about.cpu_wait
+    threads = None if environment is None else environment.threads
+    if threads is None or wait is None or not wait.ran_ns or (threads.intra_op or 1) < 2:
+        return None
+    if (wait.workers_waited_ns or 0) < DISTURBING_CPU_WAIT * (wait.window_ns or 0):
+        return None
+    tree, steps = capture.links.call_tree, capture.links.counted_steps
+    step = steps.holds(tree.start_ns)
+    nodes = np.flatnonzero(_on_cpu(capture) & (step >= 0))
+    own_ns = capture.links.own_ns[nodes]
+    alone_ns = _alone_ns(capture, nodes, step[nodes])
+    speedup = min(threads.intra_op or 1, threads.cpus or 1)
+    serial_ns = alone_ns * np.where(alone_ns < _LONG_NS, 1, speedup)
+    slowdown = 1 + (wait.waited_ns or 0) / wait.ran_ns
+    saved_ns = int((own_ns - np.minimum(serial_ns * slowdown, own_ns)).sum())
+    share = steps.share(saved_ns)
+    if share < CHECK.least_share:
+        return None
+    chosen = np.zeros(len(tree), np.bool_)
+    chosen[nodes] = True
+    outermost = tree.outermost(chosen)
+    spent_ns = int(capture.links.spent_ns[outermost].sum())
+    return Waiting(tree.index[outermost], max(1 - saved_ns / max(spent_ns, 1), 0.0), share)
+
+
+def _edit(waits: Waiting) -> Edit:
+    return lambda whatif: whatif.scale_events(waits.events, by=waits.left)
+
+
+def _alone_ns(capture: Views, nodes: Ints, step: Ints) -> Ints:
+    """The own time of each operator as if none of its threads waited, from equal calls.
+
+    Equal are the calls of an operator with the same input shapes. Without shapes, they are the
+    calls of a range that have the same place among those of each step, or all if their number
+    changes from step to step: half of them are then taken as slow for another reason.
+    """
+    events, links = capture.events, capture.links
+    own_ns, index = links.own_ns[nodes], links.call_tree.index[nodes]
+    if (events.shapes[index] >= 0).any():
+        same = group_rows(events.name[index], events.shapes[index])
+        return own_ns[same.sorted_by(own_ns).row(_UNDISTURBED)][same.of]
+    same = group_rows(events.name[index], links.scopes.path_of_node[nodes])
+    in_step = group_rows(same.of, step)
+    at_place = group_rows(same.of, in_step.sorted_by(links.call_tree.start_ns[nodes]).ordinals())
+    is_regular = same.min(at_place.size[at_place.of]) == links.counted_steps.count
+    median = own_ns[same.sorted_by(own_ns).row(50)]
+    return np.where(is_regular[same.of], at_place.min(own_ns)[at_place.of], median[same.of])
+
+
+def _is_disturbed(wait: CpuWait | None) -> bool:
+    return wait is not None and (wait.share or 0.0) >= DISTURBING_CPU_WAIT
+
+
+def _too_many(capture: Views) -> Problem | None:
+    """The problem of more working threads than CPUs; None if they fit."""
+    environment = capture.about.environment
+    threads = None if environment is None else environment.threads
+    if environment is None or threads is None or not threads.cpus or threads.intra_op is None:
+        return None
     divided, share = _divided(capture)
     busy = threads.intra_op if share >= CHECK.least_share else 1
     ranks, workers = threads.local_ranks or 1, _workers(environment)
@@ -43,23 +165,28 @@ def find(capture: Views) -> Iterator[Problem]:
     if total < _LEAST_RATIO * threads.cpus or (
         ranks <= threads.cpus and busy <= fitting and workers <= own
     ):
-        return
+        return None
     parts = [f"{busy} threads for operators"] if busy > 1 else []
     parts += [f"{workers} loader workers"] if workers else []
     of_ranks = [f"{ranks} processes"] if ranks > 1 else []
     counted = " with ".join([*of_ranks, *([" and ".join(parts)] if parts else [])])
-    yield Problem(
+    return Problem(
         f"{total} threads work on {threads.cpus} CPUs: {counted}",
         evidence=evidence(capture, divided) if busy > 1 else (),
         change=f"torch.set_num_threads({fitting}), or OMP_NUM_THREADS={fitting} in the environment"
         + (", and fewer num_workers of the loaders" if workers > own else "")
         + (", and fewer processes on this machine" if ranks > threads.cpus else ""),
-        verify="Compare the step times of two runs with profiler=timings, one with "
-        f"OMP_NUM_THREADS={fitting}.",
+        verify=_VERIFY.format(fitting),
     )
 
 
-CHECK = Check("thread-oversubscription", find, least_share=0.05)
+def _on_cpu(capture: Views) -> Flags:
+    """A mask of the nodes that are operators of torch and launch no device work."""
+    events, tree = capture.events, capture.links.call_tree
+    launches = np.zeros(len(tree) + 1, np.bool_)
+    launches[capture.links.launched[1]] = True
+    is_torchs = events.among(OPERATOR) & events.named(lambda name: name.startswith("aten::"))
+    return is_torchs[tree.index] & ~launches[:-1]
 
 
 def _divided(capture: Views) -> tuple[Ints, float]:
@@ -68,12 +195,9 @@ def _divided(capture: Views) -> tuple[Ints, float]:
     These are the operators of torch whose own time on the CPU is 50 µs or longer, and that launch
     no device work.
     """
-    events, tree, steps = capture.events, capture.links.call_tree, capture.links.counted_steps
+    tree, steps = capture.links.call_tree, capture.links.counted_steps
     own_ns = tree.own(tree.total_ns)
-    launches = np.zeros(len(tree) + 1, np.bool_)
-    launches[capture.links.launched[1]] = True
-    is_torchs = events.among(OPERATOR) & events.named(lambda name: name.startswith("aten::"))
-    chosen = is_torchs[tree.index] & (own_ns >= _LONG_NS) & ~launches[:-1]
+    chosen = _on_cpu(capture) & (own_ns >= _LONG_NS)
     inside = chosen & (steps.holds(tree.start_ns) >= 0)
     return tree.index[chosen], steps.share(int(own_ns[inside].sum()))
 

@@ -124,9 +124,15 @@ DISTURBING_CPU_WAIT = 0.1
 
 
 class CpuWait(Struct):
-    """How long the thread that began the window was ready to run, but had no CPU."""
+    """How long the thread that began the window was ready to run, but had no CPU.
+
+    `ran_ns` is its CPU time, and `workers_waited_ns` how long all threads that Python did not start
+    waited for a CPU, together: torch's threads for operators.
+    """
 
     waited_ns: Count | None = None
+    ran_ns: Count | None = None
+    workers_waited_ns: Count | None = None
     window_ns: Count | None = None
 
     @property
@@ -192,7 +198,9 @@ ENVIRONMENT_KEYS = {
     "garbage_collection": "the runs of Python's garbage collector within the window, on all "
     "threads: `collections`, `total_ns`, `longest_ns`",
     "cpu_wait": "how long the thread that began the window was ready to run, but had no CPU: "
-    "`waited_ns` of `window_ns`; Linux only",
+    "`waited_ns` of `window_ns`; its CPU time, `ran_ns`; and how long all threads that Python did "
+    "not start, which are torch's threads for operators, waited for a CPU, `workers_waited_ns`; "
+    "Linux only",
     "loaders": "for each `DataLoader` that `session.steps` or a trainer iterated within the "
     "window: `phase`, `workers`, `batch_size`, `pin_memory`, `persistent_workers`, "
     "`prefetch_factor`, `iterable`",

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -253,6 +257,41 @@ def asks_for_one_thread() -> None:
     _calculate(1)
 
 
+@cache
+def _small_model() -> nn.Module:
+    layers = [nn.Linear(256, 256), nn.Tanh()]
+    return nn.Sequential(*layers * 3)
+
+
+@contextmanager
+def other_programs() -> Iterator[None]:
+    """Programs that use all CPUs."""
+    code = "print(flush=True)\nwhile True: pass"
+    programs = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        for program in programs:
+            assert program.stdout is not None
+            program.stdout.readline()
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.communicate()
+
+
+def small_operators(threads: int) -> Callable[[], object]:
+    """A step of a model that is too small to be divided among threads."""
+
+    def step() -> None:
+        torch.set_num_threads(threads)
+        _train(_small_model(), torch.ones(64, 256))
+
+    return step
+
+
 SIZE = 256
 TIMES = 20  # that a step does the same
 
@@ -389,6 +428,15 @@ TWINS = (
         "thread-oversubscription",
         turns="window",
         is_time=True,
+    ),
+    Twin(
+        "two threads beside other programs",
+        small_operators(2),
+        small_operators(1),
+        "thread-oversubscription",
+        turns="window",
+        is_time=True,
+        beside=other_programs,
     ),
     Twin("a weight cast at each use", cast_each_time, cast_once, "layout-and-casts"),
     Twin("a weight copied at each use", copy_each_time, copy_once, "layout-and-casts"),

@@ -112,14 +112,37 @@ FIRST = {
 # Threads
 
 
-def threads(loaders: Any = None, **changed: Any) -> dict[str, Any]:
+def threads(
+    loaders: Any = None, cpu_wait: dict[str, int] | None = None, **changed: Any
+) -> dict[str, Any]:
     known = {"intra_op": 8, "inter_op": 8, "cpus": 8, "local_ranks": 1, **changed}
-    return environment(threads=known, loaders=loaders)
+    return environment(threads=known, loaders=loaders, cpu_wait=cpu_wait)
+
+
+def scheduled(waited: int, ran: int, workers: int) -> dict[str, int]:
+    """What the scheduler says of a window of 40 ms: times of the thread of the steps and of others, in ms."""
+    each = {"waited_ns": waited, "ran_ns": ran, "workers_waited_ns": workers, "window_ns": 40}
+    return {key: ms * 1_000_000 for key, ms in each.items()}
+
+
+def waiting_operators(*, shapes: bool = False, extra: int = 0, alone_us: int = 20) -> list[Event]:
+    """Four steps of 10 ms with 20 equal operators; in each step, others of them wait for a thread until 420 µs.
+
+    Step k has `extra` * k operators more.
+    """
+    events, sizes = [], {"Input_Dims": [[8, 8], [8, 8]]} if shapes else {}
+    for number in range(4):
+        events.append(step(number, 10_000 * number, 10_000))
+        for k in range(20 + extra * number):
+            lasts = 420 if (k + number) % 3 == 0 else alone_us
+            events.append(span("aten::mm", 10_000 * number + 450 * k, lasts, **sizes))
+    return events
 
 
 LONG = [*steps(4), *(span("aten::mm", 1000 * k + 100, 400) for k in range(4))]
 BOTH = [{"phase": "train", "workers": 6}, {"phase": "validation", "workers": 2}]
 FITTING = [{"phase": "train", "workers": 8}]
+WAITING, IDLE_WORKERS = scheduled(20, 20, 12), scheduled(20, 20, 1)
 THREADS = {
     "as many threads as CPUs on each rank": Case(
         "thread-oversubscription", LONG, threads(local_ranks=4)
@@ -127,6 +150,26 @@ THREADS = {
     "workers of loaders": Case("thread-oversubscription", LONG, threads(BOTH)),
     "more processes than CPUs": Case(
         "thread-oversubscription", steps(4), threads(intra_op=1, local_ranks=16)
+    ),
+    "threads that wait for each other": Case(
+        "thread-oversubscription", waiting_operators(), threads(cpu_wait=WAITING)
+    ),
+    "threads that wait, with shapes": Case(
+        "thread-oversubscription",
+        waiting_operators(shapes=True, extra=1),
+        threads(cpu_wait=WAITING),
+    ),
+    "threads that wait, another number of operators in each step": Case(
+        "thread-oversubscription", waiting_operators(extra=1), threads(cpu_wait=WAITING)
+    ),
+    # One thread takes twice as long for operators of 60 µs, which are worth two threads.
+    "two threads that are worth it and wait": Case(
+        "thread-oversubscription",
+        waiting_operators(alone_us=60),
+        threads(intra_op=2, cpus=2, cpu_wait=WAITING),
+    ),
+    "more threads than CPUs, which wait": Case(
+        "thread-oversubscription", waiting_operators(), threads(cpus=4, cpu_wait=WAITING)
     ),
 }
 
@@ -238,6 +281,12 @@ NOT_FOUND = {
         "thread-oversubscription", LONG, threads(FITTING, intra_op=1)
     ),
     "the default threads": Case("thread-oversubscription", LONG, threads()),
+    "one thread waits for no other": Case(
+        "thread-oversubscription", waiting_operators(), threads(intra_op=1, cpu_wait=WAITING)
+    ),
+    "threads that wait little": Case(
+        "thread-oversubscription", waiting_operators(), threads(cpu_wait=scheduled(2, 30, 2))
+    ),
     "little memory is kept": Case("memory-growth", growth(5, 1000)),
     "memory is freed once": Case("memory-growth", FREED_ONCE),
     "ranges with a backward": Case("unused-autograd", training(4, validates=False)),
@@ -260,6 +309,14 @@ UNKNOWN = {
     ),
     "threads": (Case("thread-oversubscription", steps(4)), THREADS_AND_CPUS),
     "CPUs": (Case("thread-oversubscription", steps(4), threads(cpus=None)), THREADS_AND_CPUS),
+    "threads on a busy machine": (
+        Case("thread-oversubscription", waiting_operators(), threads(cpu_wait=IDLE_WORKERS)),
+        "record while no other program uses the CPUs",
+    ),
+    "equal operators on a busy machine": (
+        Case("thread-oversubscription", LONG, threads(cpu_wait=WAITING)),
+        "threads may have waited for each other",
+    ),
     "memory": (Case("memory-growth", steps(5)), "profile_memory=true"),
     "memory of few steps": (
         Case("memory-growth", growth(3, 2**20)),
@@ -271,6 +328,20 @@ UNKNOWN = {
     ),
     "anomaly mode": (Case("debug-modes", steps(4)), "whether anomaly detection was on"),
 }
+
+
+def test_threads_that_wait_for_each_other_explain_why_the_cpus_are_busy(tmp_path: Path) -> None:
+    def busy(name: str, events: list[Event], **facts: Any) -> list[Any]:
+        return Case("busy-cpus", events, threads(**facts)).findings(tmp_path / name)
+
+    (rest,) = busy("rest", waiting_operators(), cpu_wait=WAITING)
+    (thread,) = THREADS["threads that wait for each other"].findings(tmp_path / "threads")
+    assert thread.share is not None
+    assert rest.share == pytest.approx(0.5 * (1 - thread.share))
+    assert "beside what thread-oversubscription explains" in rest.title
+    (alone,) = busy("alone", waiting_operators(), intra_op=1, cpu_wait=WAITING)
+    assert alone.share == 0.5
+    assert not busy("too many", LONG, local_ranks=4, cpu_wait=WAITING)
 
 
 def test_other_work_on_the_cpus(tmp_path: Path) -> None:

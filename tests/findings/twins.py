@@ -14,6 +14,7 @@ import shlex
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import pairwise
@@ -47,6 +48,7 @@ class Twin:
         turns: "step" if the two programs take turns at every step of one window. "window" if whole windows take turns:
             for problems that a step leaves to those after it (memory, workers), or that are recorded for a window.
         is_time: whether the problem is time that passes, of which the order of the events shows nothing.
+        beside: what runs on the machine beside both programs.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Twin:
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     turns: Literal["step", "window"] = "step"
     is_time: bool = False
+    beside: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __str__(self) -> str:
         return f"{self.code}: {self.name}"
@@ -86,7 +89,8 @@ def recorded(twin: Twin, folder: Path) -> Recorded:
         for step in (twin.slow, twin.fixed):  # what happens once happens here
             step()
         by_turns = _step_by_step if twin.turns == "step" else _window_by_window
-        slow, fixed = by_turns(twin, folder)
+        with twin.beside():
+            slow, fixed = by_turns(twin, folder)
     finally:
         torch.set_num_threads(threads)
     return Recorded(slow[-1], fixed[-1], _median_ns(slow), _median_ns(fixed))
