@@ -275,15 +275,12 @@ def test_every_sink_that_ships_runs_on_captures_and_traces(
         tmp_path / "to" / "real",
     ):
         assert {"table.txt", "stacks.txt"} <= {path.name for path in each.iterdir()}, each
-    # said of a capture whose session marked little; how much time is in no range depends on the machine
-    unmarked = re.compile(r"\d+% of the time is in no range.*\n\n?")
+    # what is before the tables says also where the trace lies, and why something was not recorded
     tables = [
-        unmarked.sub("", (each / "table.txt").read_text(encoding="utf-8")).splitlines()
+        (each / "table.txt").read_text(encoding="utf-8").partition("\nRanges; ")[2].splitlines()
         for each in (folder, tmp_path / "real")
     ]
-    assert tables[0][2:-1] == tables[1][2:-1], (
-        "but for where it lies and why something was not recorded"
-    )
+    assert tables[0][:-1] == tables[1][:-1] != []
 
 
 def test_of_many_captures_the_newest_are_named(tmp_path: Path, command: Command) -> None:
@@ -293,7 +290,7 @@ def test_of_many_captures_the_newest_are_named(tmp_path: Path, command: Command)
         os.utime(folder / "capture.json", (number, number))
     write_capture(tmp_path, steps(), ".half.0.partial")
     out, err = command("show", tmp_path)
-    assert out.startswith("steps_13: ")
+    assert "\nsteps_13: " in out
     first, *others, last = err.splitlines()
     assert first.startswith(f"Showing the newest of 14 captures, {tmp_path / 'steps_13'}")
     assert [Path(line.strip()).name for line in others] == [
@@ -512,7 +509,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     capture = write_capture(tmp_path, [span(f"operator_{i}", 10 * i, 5) for i in range(4000)])
     command = ["-m", "instrument", "show", str(capture.folder), "--rows", "4000"]
     script = warm.Script(command, tmp_path, os.environ)
-    assert script.stdout.readline().startswith("steps_3-4")
+    assert script.stdout.readline()
     script.stdout.close()  # long before the text ends
     assert script.stderr.read() == ""
     assert script.wait() == 0

@@ -20,8 +20,8 @@ from rich.console import Console
 
 from instrument.capture import Capture
 from instrument.cli import ls
+from instrument.findings.verdict import verdict
 from instrument.report.terminal import draw
-from instrument.report.verdict import verdict
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 def _row(place: Path | str, *, verdicts: bool) -> dict[str, Any]:
     """The cells of a capture; the verdict of an unreadable capture is the error."""
     from instrument.capture import Capture
-    from instrument.report.verdict import verdict
+    from instrument.findings.verdict import verdict
     from instrument.trace.capture_json import unix_time
 
     row: dict[str, Any] = dict.fromkeys(names_of(CAPTURES))

@@ -22,7 +22,7 @@ from instrument.cli.arguments import (
 from instrument.cli.output import Parts, Written, say
 from instrument.cli.paths import newest_capture, tell_others
 
-HELP = "print the range tree and the costliest operators, or another view"
+HELP = "print the verdict, the range tree and the costliest operators, or another view"
 
 # The view that each option prints.
 OPTIONS = {view.option: name for name, view in VIEWS.items() if view.option}
@@ -33,8 +33,8 @@ GROUPINGS = ("name", *get_args(Grouping))
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
-        "Print the range tree and the costliest operators of a capture, or the views that "
-        "the options name."
+        "Print what slows a step and what to change, the range tree and the costliest operators "
+        "of a capture; or only the views that the options name."
     )
     add = parser.add_argument
     add("path", metavar="PATH", type=path_or_url, help=CAPTURE)
@@ -79,6 +79,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     from instrument.analysis.table import ALL
     from instrument.report.remarks import incomplete
     from instrument.report.text import as_csv, as_json, capture_parts, sort_keys, view_part
+    from instrument.report.verdict import first_parts
 
     timings = arguments.timings or str(arguments.path).endswith(".jsonl")
     chosen = arguments.views or ["ranges", "operators"]
@@ -112,6 +113,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         return Written(table.rstrip("\n"))
     rows = arguments.rows or ROWS
     own = {name: name in chosen for name in ("ranges", "operators")}
+    first = first_parts(capture) if all(own.values()) else []
     sort, sort_ranges = sort_keys(arguments.sort, **own) if any(own.values()) else (None, None)
     parts = capture_parts(
         capture,
@@ -128,7 +130,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     for view in others:
         shown = ALL if view == "coverage" and arguments.rows is None else rows
         parts.append(view_part(view, getattr(capture, view), rows=shown, **options))
-    return [*parts, *filter(None, [incomplete(capture, chosen)])]
+    return [*first, *parts, *filter(None, [incomplete(capture, chosen)])]
 
 
 def _timings(arguments: argparse.Namespace) -> str | Parts:

@@ -25,12 +25,10 @@ from instrument.base.prose import (
     shortened,
     wrapped,
 )
-from instrument.base.units import counted, duration, percent
+from instrument.base.units import counted, duration
 from instrument.findings.finding import Evidence, Finding
-from instrument.whatif.scenario import MOST_UNEXPLAINED
+from instrument.findings.verdict import notes, saving_text, verdict
 
-#: A finding that saves a smaller share of a step is in the diagnosis, but not in the verdict.
-LEAST_SHARE = 0.03
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
 #: does not change the version.
 VERSION = 1
@@ -128,41 +126,25 @@ class Diagnosis:
         return as_markdown(self)
 
 
-def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
-    """Return a diagnosis as text of at most 80 columns; `most` is how many findings it shows.
+def as_text(diagnosis: Diagnosis) -> str:
+    """Return a diagnosis as text of at most 80 columns.
 
     The lines that begin with "verify" may be longer, because a command must stay on one line.
     """
-    findings = diagnosis.findings[:most]
-    parts: list[Part] = [_heading(diagnosis)]
-    parts += [] if diagnosis.findings else [wrapped(f"{nothing_found(diagnosis)}.")]
+    findings = diagnosis.findings
+    first = [line for each in (verdict(diagnosis), *notes(diagnosis)) for line in wrapped(each)]
+    number, found = _summary(diagnosis)
+    what = diagnosis.captures[0] if number == 1 else f"{number} captures"
+    parts: list[Part] = [first, wrapped(f"{what}: {found}", indent="  ")]
     parts += [_finding(number, each, diagnosis.step_ns) for number, each in enumerate(findings, 1)]
-    if len(findings) < len(diagnosis.findings):
-        parts.append(f"… and {counted(len(diagnosis.findings) - len(findings), 'more finding')}.")
     if diagnosis.passed:
         parts.append(wrapped(", ".join(diagnosis.passed), _PASSED, "  "))
-    notes = [("Not checked", diagnosis.not_checked)]
-    notes += [("Accuracy of the savings", diagnosis.notes)] if findings else []
-    for title, sentences in notes:
+    others = [("Not checked", diagnosis.not_checked)]
+    others += [("Accuracy of the savings", diagnosis.notes)] if findings else []
+    for title, sentences in others:
         lines = [line for each in sentences for line in wrapped(each, "  - ")]
         parts += [[f"{title}:", *lines]] if lines else []
     return plain(parts)
-
-
-def largest_as_lines(findings: Sequence[Finding], most: int = 3) -> list[str]:
-    """Return the first findings as lines to be printed below tables."""
-    if not findings:
-        return []
-    of = f", the largest {most} of {len(findings)} findings" if len(findings) > most else ""
-    lines = [f"What to change first{of}:"]
-    for number, finding in enumerate(findings[:most], 1):
-        won, saving = "; the saving is not known", finding.saving
-        if saving is not None:
-            took = duration(saving.baseline_ns)
-            won = f"; without it, a step takes {duration(saving.step_ns)} instead of {took}"
-        lines += wrapped(f"{finding.title}{won}", f"{number}. ")
-        lines += wrapped(finding.change, "   ")
-    return lines
 
 
 class Term(NamedTuple):
@@ -176,35 +158,16 @@ class Term(NamedTuple):
 def terms(finding: Finding, step_ns: int | None) -> list[Term]:
     """Return what a finding saves, where it is, what to change, and how to verify the change.
 
-    `step_ns` is the step in the heading of the diagnosis.
+    `step_ns` is the step that the diagnosis names.
     """
     where = [f"range {finding.range}" if finding.range else "", finding.source or ""]
     found = [
-        Term("saves", _saving(finding, step_ns)),
+        Term("saves", "" if finding.is_caveat else saving_text(finding, step_ns)),
         Term("where", ", ".join(filter(None, where)), is_code=True),
         Term("change", finding.change, is_code=True),
         Term("verify", finding.verify, is_code=finding.verify.startswith("instrument ")),
     ]
     return [term for term in found if term.text]
-
-
-def nothing_found(diagnosis: Diagnosis) -> str:
-    """Return the sentence for a diagnosis without findings. The sentence has no full stop.
-
-    If device work often began late for an unknown reason, the sentence says so, because the checks
-    cannot explain these delays.
-    """
-    if diagnosis.step_ns is None:
-        return "Nothing found; the savings are not known, because no step could be simulated"
-    saves = f"that saves more than {LEAST_SHARE * 100:.0f} % of a step"
-    late = diagnosis.unexplained or 0.0
-    if late <= MOST_UNEXPLAINED:
-        return f"Nothing found {saves}"
-    return (
-        f"For {percent(late)} of the time, device work began late for an unknown reason: record "
-        "several whole steps, and synchronize before the window begins; in the rest of the time, "
-        f"nothing was found {saves}"
-    )
 
 
 def as_json(diagnosis: Diagnosis) -> str:
@@ -251,19 +214,18 @@ def as_markdown(diagnosis: Diagnosis) -> str:
     The text has at most 2,000 tokens of a language model. The largest findings come first. If not
     all findings fit, a line says how many are left out.
     """
-    number, found, step = _summary(diagnosis)
+    number, found = _summary(diagnosis)
     what = code(diagnosis.captures[0]) if number == 1 else f"{number} captures"
-    takes = f" A step takes {step}." if step else ""
     parts = [
-        f"## Diagnosis of {what}: {found}\n\n"
-        f"Found by `instrument diagnose`; the savings are simulated.{takes} {NAMES_ARE_DATA}"
+        f"## Diagnosis of {what}: {found}",
+        f"**{escaped(verdict(diagnosis))}**",
+        *map(escaped, notes(diagnosis)),
+        f"Found by `instrument diagnose`; the savings are simulated. {NAMES_ARE_DATA}",
     ]
-    parts += [] if diagnosis.findings else [f"{nothing_found(diagnosis)}."]
     tail = [_PASSED + escaped(", ".join(diagnosis.passed))] if diagnosis.passed else []
-    notes = diagnosis.notes if diagnosis.findings else ()
     for title, sentences in (
         ("Not checked", diagnosis.not_checked),
-        ("Accuracy of the savings", notes),
+        ("Accuracy of the savings", diagnosis.notes if diagnosis.findings else ()),
     ):
         tail += [f"{title}: {_few(sentences)}"] if sentences else []
     left = _MARKDOWN_BYTES - byte_count([*parts, *tail])
@@ -285,17 +247,10 @@ def as_markdown(diagnosis: Diagnosis) -> str:
     return "\n\n".join([*parts, *tail])
 
 
-def _summary(diagnosis: Diagnosis) -> tuple[int, str, str]:
-    """Return the number of captures, that of findings as text, and the step as text or ""."""
+def _summary(diagnosis: Diagnosis) -> tuple[int, str]:
+    """Return the number of captures, and that of findings as text."""
     found = counted(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
-    step = duration(diagnosis.step_ns) if diagnosis.step_ns else ""
-    return len(diagnosis.captures), found, step
-
-
-def _heading(diagnosis: Diagnosis) -> list[str]:
-    number, found, step = _summary(diagnosis)
-    what = diagnosis.captures[0] if number == 1 else f"{number} captures"
-    return wrapped(f"{what}: {found}{f'; a step takes {step}' if step else ''}", indent="  ")
+    return len(diagnosis.captures), found
 
 
 def _finding(number: int, finding: Finding, step_ns: int | None) -> list[str]:
@@ -306,23 +261,6 @@ def _finding(number: int, finding: Finding, step_ns: int | None) -> list[str]:
         is_command = is_code and label == "verify"  # a line to copy
         lines += [prefix + text] if is_command else wrapped(text, prefix)
     return [*lines, *_evidence(finding.evidence, indent)]
-
-
-def _saving(finding: Finding, step_ns: int | None) -> str:
-    saving = finding.saving
-    if saving is None:
-        return "not known"
-    low, high = map(duration, sorted((saving.low_ns, saving.high_ns)))
-    bounds = f", between {low} and {high}" if low != high else ""
-    share = f" ({percent(saving.share)})" if saving.baseline_ns else ""
-    phase = "" if finding.phase is None else f"{shortened(finding.phase, _LONGEST_NAME)} "
-    step = f"{phase}step"
-    if phase or duration(saving.baseline_ns) != duration(step_ns or 0):
-        step += f" of {duration(saving.baseline_ns)}"
-    return (
-        f"{duration(saving.saving_ns)} of a {step}{share}{bounds}: "
-        f"a step would take {duration(saving.step_ns)}"
-    )
 
 
 def _evidence(rows: Sequence[Evidence], indent: str) -> list[str]:
@@ -351,11 +289,13 @@ def _evidence(rows: Sequence[Evidence], indent: str) -> list[str]:
 
 
 def _markdown_finding(number: int, finding: Finding, step_ns: int | None, rows: int) -> str:
-    saves, *others = terms(finding, step_ns)
-    saved = "Saving not known" if finding.saving is None else f"Saves {saves.text}"
     title = escaped(shortened(finding.title, _MARKDOWN_TEXT))
-    lines = [f"{number}. **{title}** {escaped(saved)}."]
-    lines += [f"   - {each.label.title()}: {code(each.text, _MARKDOWN_TEXT)}" for each in others]
+    lines = [f"{number}. **{title}**"]
+    for each in terms(finding, step_ns):
+        if each.label == "saves":
+            lines[0] += escaped(f" Saves {each.text}." if finding.saving else " Saving not known.")
+        else:
+            lines.append(f"   - {each.label.title()}: {code(each.text, _MARKDOWN_TEXT)}")
     if finding.evidence[:rows]:
         lines.append("   - In total, not for each step:")
     for row in finding.evidence[:rows]:

@@ -11,7 +11,7 @@ from instrument.base.errors import InstrumentError
 from instrument.base.templates import render
 from instrument.report.remarks import incomplete
 from instrument.report.text import capture_parts
-from instrument.report.verdict import verdict_of
+from instrument.report.verdict import first_parts
 
 _ROWS = 20
 _OTHERS = {"stacks()": "call paths with their self times", "events": "all events as columns"}
@@ -22,19 +22,19 @@ def to_html(capture: Views) -> str:
 
     If the trace cannot be read, the error message replaces the tables.
     """
-    verdict = ""
+    first: list[list[str]] = []
     parts: list[Part] = []
     try:
         heading, *parts = capture_parts(capture, rows=_ROWS)
         parts.append(incomplete(capture, ("ranges", "operators")))
-        verdict = verdict_of(capture)
+        first = first_parts(capture)
     except InstrumentError as error:
         heading = [capture.name, str(error)]
     views = {name: view.help for name, view in VIEWS.items()} | _OTHERS
     return render(
         "report/templates/capture.html",
         heading=heading,
-        verdict=verdict,
+        first=first,
         parts=[_part(each) for each in parts if each],
         views=sorted(views.items()),
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from instrument.analysis import coverage_rows
-from instrument.analysis.coverage import line, part, range_advice
+from instrument.analysis.coverage import line, part
 from instrument.analysis.steps import waits
 from instrument.analysis.table import Table, sum_of_known
 from instrument.analysis.views import Views, rows_of
@@ -38,8 +38,6 @@ _BOUND_BY = {
 _BINDING = 0.2
 # The heading shows the losses of data in these rows of `capture.coverage`.
 HEADING_ROWS = (coverage_rows.PLANNED, coverage_rows.READ, coverage_rows.VALID)
-# If less than this fraction of the time is in ranges, the text advises which code to mark.
-_MARKED = 0.5
 # The most modules without a call that the text names.
 _FEW = 4
 
@@ -100,24 +98,6 @@ def cost(capture: Views) -> str:
     if cost.packed_bytes is not None:
         parts.append(f"trace {size(cost.packed_bytes)}")
     return f"Cost of recording: {', '.join(parts)}." if parts else ""
-
-
-def unmarked(capture: Views) -> str:
-    """Return advice on which code to mark as a range.
-
-    Return "" in four cases: at least half of the CPU time is in ranges, no CPU time is in ranges,
-    annotations were disabled, or the trace is outside of a capture folder.
-    """
-    row = part(capture, coverage_rows.CPU_IN_RANGES)
-    if (
-        capture.folder is None
-        or capture.about.annotations_disabled
-        or row is None
-        or not row.covered_ns
-        or (row.share or 0.0) >= _MARKED
-    ):
-        return ""
-    return f"{1 - (row.share or 0.0):.0%} of the time is in no range: {range_advice(capture)}"
 
 
 def recomputed(capture: Views) -> str:

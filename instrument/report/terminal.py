@@ -37,8 +37,8 @@ def draw(parts: Iterable[Part], console: Console | None = None) -> str:
                         overflow="ellipsis" if is_row else None,
                     )
             else:
-                for at, line in enumerate(map(printable, lines_of(part))):
-                    _print_words(console, Text(line, "" if number or at else "bold"))
+                for line in map(printable, lines_of(part)):
+                    _print_words(console, Text(line, "" if number else "bold"))
     return without_commands(drawn.get())
 
 

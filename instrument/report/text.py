@@ -20,7 +20,7 @@ from instrument.analysis.schema import names_of
 from instrument.analysis.section import Part, Section, is_every_column, shown_of
 from instrument.analysis.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, known_columns
 from instrument.analysis.views import Grouping, Views, rows_of
-from instrument.base.errors import CaptureError, ConfigError, did_you_mean, reason_of
+from instrument.base.errors import CaptureError, ConfigError, did_you_mean
 from instrument.report.outline import (
     OWN_COLUMNS,
     costliest_by,
@@ -40,8 +40,8 @@ from instrument.report.remarks import (
     outside_operators,
     ranges_title,
     recomputed,
-    unmarked,
 )
+from instrument.report.verdict import first_parts
 
 By = Literal["name", Grouping]
 
@@ -154,26 +154,13 @@ def check_columns(columns: Sequence[str] | None) -> list[str] | None:
 def render(capture: Views, **options: Any) -> str:
     """Return the capture as plain text; `options` and errors are those of `capture_parts`.
 
-    The first three findings are below the tables. If something is missing from the capture, the
-    last line says so.
+    Before the ranges and operators, the text says what slows a step and what to change first. If
+    something is missing from the capture, the last line says so.
     """
     views = [name for name in ("ranges", "operators") if options.get(name, True)]
-    parts = [*capture_parts(capture, **options), _findings(capture), incomplete(capture, views)]
-    return plain(part for part in parts if part)
-
-
-def _findings(capture: Views) -> list[str]:
-    """Return the first findings as lines, without the one on unmarked time: see `unmarked`."""
-    from instrument.findings import unmarked_time
-    from instrument.findings.diagnose import CHECKS, diagnose
-    from instrument.findings.diagnosis import largest_as_lines
-
-    checks = [check for check in CHECKS if check != unmarked_time.CHECK]
-    try:
-        found = diagnose([capture], checks, ranks_checks=()).findings
-    except Exception as error:  # show the tables even without findings
-        return [f"The capture could not be diagnosed: {reason_of(error)}."]
-    return largest_as_lines(found)
+    tables = capture_parts(capture, **options)
+    first = first_parts(capture) if len(views) == 2 else []
+    return plain([*first, *tables, *filter(None, [incomplete(capture, views)])])
 
 
 def capture_parts(
@@ -216,7 +203,6 @@ def capture_parts(
     if ranges:
         parts += [
             _range_part(capture, rows, chosen, sort_ranges),
-            unmarked(capture),
             recomputed(capture),
             inside_compiled(capture),
         ]

@@ -15,7 +15,7 @@ from instrument.base.files import make_folder, replacing
 from instrument.base.prose import code
 from instrument.report.step_split import COLOURS, bar_png, step_split
 from instrument.report.text import capture_parts
-from instrument.report.verdict import verdict_as_markdown
+from instrument.report.verdict import markdown_of
 from instrument.sinks.sink import Sink
 from instrument.sinks.window_scalars import last_step, scalars
 from instrument.trace.capture_json import unix_time
@@ -124,7 +124,7 @@ def _report(capture: Capture) -> Iterator[Any]:
 
     # In Markdown, indented lines are code, and code has no markup.
     table = plain(capture_parts(capture, operators=False)).split("\n")
-    yield _text("window/verdict", verdict_as_markdown(capture))
+    yield _text("window/verdict", markdown_of(capture))
     yield _text("window/ranges", "\n".join(f"    {line}" for line in table))
     if parts := step_split(capture):
         legend = (

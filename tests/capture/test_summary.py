@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from html import escape
+from html import unescape
+from typing import Any
 
 import pytest
 import real_traces
@@ -22,11 +23,12 @@ from builders import (
 from golden import Golden
 from real_traces import load, needs_traces
 
+from instrument.analysis.coverage import range_advice
 from instrument.capture import Capture
+from instrument.findings.verdict import first_lines
 from instrument.report.outline import leading, outline
-from instrument.report.remarks import _few_modules, device, unmarked
+from instrument.report.remarks import _few_modules, device
 from instrument.report.text import render
-from instrument.report.verdict import verdict
 
 
 def names(html: str) -> list[str]:
@@ -48,9 +50,11 @@ def test_a_capture_shows_its_ranges_as_a_tree_and_its_costliest_operators(tmp_pa
 
 def test_a_notebook_shows_the_verdict(tmp_path) -> None:
     found = write_capture(tmp_path, synchronous_steps(400))
-    assert (
-        f">{escape(verdict(found.diagnose()))}<br><code>capture.diagnose()" in found._repr_html_()
-    )
+    shown, first = unescape(found._repr_html_()), first_lines(found.diagnose())
+    for lines in first:
+        text = "".join(f"{line}\n" for line in lines)
+        assert f">{text}</pre>" in shown
+    assert shown.index("<pre") < shown.index("<p>Ranges")
 
 
 def test_without_a_device_the_hosts_own_time_decides(tmp_path) -> None:
@@ -71,30 +75,16 @@ def test_of_many_ranges_those_with_the_most_host_time_are_shown_in_order(tmp_pat
     assert names(shown)[:20] == [f"range&lt;{k}&gt;" for k in [*range(15, 25), *range(40, 50)]]
 
 
-def test_where_most_time_is_in_no_range_it_says_what_to_add(tmp_path) -> None:
-    half, little = (
-        [span("forward", 0, 50, "user_annotation"), span("aten::mm", 50, 50)],
-        span("aten::mm", 100, 1),
-    )
-    assert unmarked(write_capture(tmp_path, half, "half")) == ""
-    bare = write_capture(tmp_path, [*half, little], "little")
-    add = "give the session the model (model=…), or mark code with @profiled."
-    assert unmarked(bare) == f"50% of the time is in no range: {add}"
-    assert f"\n\n50% of the time is in no range: {add}\n\n" in render(bare)
-    modelled = write_capture(tmp_path, [*half, little], "modelled", module_types={"forward": "Net"})
-    assert (
-        unmarked(modelled)
-        == "50% of the time is in no range: mark the code outside of the model with @profiled."
-    )
-    assert (
-        unmarked(write_capture(tmp_path, [*half, little], "off", annotations_disabled=True)) == ""
-    )
-    assert unmarked(Capture.load(bare.trace_path)) == "", "who recorded it has no session"
-    assert unmarked(write_capture(tmp_path, [little], "none")) == "", (
-        "that there are no ranges is said already"
-    )
-    uncalled = write_capture(tmp_path, [*half, little], "uncalled", modules_not_seen=["Net"])
-    assert unmarked(uncalled).endswith("mark the code outside of the model with @profiled.")
+def test_the_advice_is_to_mark_what_is_not_marked_yet(tmp_path) -> None:
+    def advice(folder: str, **facts: Any) -> str:
+        events = [span("forward", 0, 50, "user_annotation"), span("aten::mm", 50, 50)]
+        return range_advice(write_capture(tmp_path, events, folder, **facts))
+
+    outside = "mark the code outside of the model with @profiled."
+    assert advice("half") == "give the session the model (model=…), or mark code with @profiled."
+    assert advice("modelled", module_types={"forward": "Net"}) == outside
+    assert advice("uncalled", modules_not_seen=["Net"]) == outside
+    assert "INSTRUMENT_DISABLE" in advice("off", annotations_disabled=True)
 
 
 def test_long_names_of_modules_take_no_long_time() -> None:

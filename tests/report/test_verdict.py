@@ -1,12 +1,17 @@
-"""The verdict: the title of the first finding that is worth a headline."""
+"""The verdict: how long a step takes, and the first finding that is worth a headline."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import real_traces
 
+from instrument.base.prose import escaped, wrapped
 from instrument.findings.diagnosis import Diagnosis, as_markdown, as_text
 from instrument.findings.finding import Finding, Saving
-from instrument.report.verdict import verdict, verdict_of
+from instrument.findings.verdict import changes, first_lines, notes, verdict
+from instrument.report.verdict import first_parts, markdown_of
 
 
 def _finding(title: str, saving_ns: int | None, share: float | None = None) -> Finding:
@@ -22,27 +27,89 @@ def _diagnosis(
     return Diagnosis(("capture",), findings, (), (), step_ns=step_ns, unexplained=unexplained)
 
 
+STEP = "A step takes 1.000 µs. "
+A_WAITS = "A waits; without this, a step would take 700 ns (30 % less)."
+
+
 def test_the_verdict_is_the_finding_that_saves_most() -> None:
-    assert verdict(_diagnosis(_finding("A waits", 300), _finding("B waits", 200))) == "A waits"
+    assert verdict(_diagnosis(_finding("A waits", 300), _finding("B waits", 200))) == STEP + A_WAITS
+
+
+def test_the_verdict_names_the_line_but_no_details_of_the_title() -> None:
+    found = replace(_finding("A waits: 300 ns in each step", 300), source="train.py:7 in main")
+    assert verdict(_diagnosis(found)) == STEP + A_WAITS.replace(
+        "A waits", "A waits (train.py:7 in main)"
+    )
 
 
 def test_a_saving_of_three_percent_counts_and_a_smaller_one_does_not() -> None:
-    assert verdict(_diagnosis(_finding("A waits", 30))) == "A waits"
+    assert verdict(_diagnosis(_finding("A waits", 30))).endswith("970 ns (3.0 % less).")
     small = verdict(_diagnosis(_finding("A waits", 29)))
-    assert small == "Nothing found that saves more than 3 % of a step"
+    assert small == f"{STEP}Nothing found that saves more than 3 % of a step."
 
 
 def test_a_finding_of_unknown_saving_comes_before_a_small_one() -> None:
     found = _diagnosis(_finding("A waits", 10), _finding("Memory grows", None))
-    assert verdict(found) == "Memory grows"
+    assert verdict(found) == f"{STEP}Memory grows; the saving is not known."
+    ends = replace(_finding("Memory grows", None), ends_run=True)
+    assert verdict(_diagnosis(ends)) == f"{STEP}Memory grows."
 
 
 def test_a_larger_share_of_unknown_saving_is_named_too() -> None:
     small, large = _finding("Data waits", None, 0.2), _finding("The device is idle", None, 0.5)
-    known = _finding("A waits", 300)
-    assert verdict(_diagnosis(large, known, small)) == "The device is idle; also, A waits"
-    assert verdict(_diagnosis(known, small, _finding("Memory grows", None))) == "A waits"
-    assert verdict(_diagnosis(large, small)) == "The device is idle"
+    known, unknown = _finding("A waits", 300), "The device is idle; the saving is not known."
+    assert verdict(_diagnosis(large, known, small)) == f"{STEP}{unknown} Also: {A_WAITS}"
+    assert verdict(_diagnosis(known, small, _finding("Memory grows", None))) == STEP + A_WAITS
+    assert verdict(_diagnosis(large, small)) == STEP + unknown
+
+
+@pytest.mark.parametrize(
+    ("share", "why"),
+    [
+        (0.32, ""),
+        (0.27, ""),
+        (0.42, ": not 42 %, because other work hides a part of this time, or the change removes only a part"),
+        (0.2, ": more than the 20 %, because other time in the step gets shorter too"),
+    ],
+)  # fmt: skip
+def test_a_saving_that_is_not_the_share_of_the_title_says_why(share: float, why: str) -> None:
+    found = _diagnosis(_finding("A waits", 300, share))
+    assert verdict(found).endswith(f" (30 % less{why}).")
+    saves = f"saves 300 ns of a step (30 %): a step would take 700 ns{why.replace(':', ';')}"
+    assert saves in " ".join(as_text(found).split())
+
+
+def test_the_step_of_another_phase_has_its_time() -> None:
+    found = replace(_finding("A waits", 300), phase="validation")
+    assert verdict(_diagnosis(found, step_ns=5_000)) == (
+        "A step takes 5.000 µs. A waits; without this, a validation step would take 700 ns "
+        "instead of 1.000 µs (30 % less)."
+    )
+
+
+def test_a_caveat_is_a_note_and_never_the_verdict() -> None:
+    busy = replace(_finding("The machine is busy", None, 0.9), is_caveat=True)
+    found = _diagnosis(_finding("A waits", 300), busy)
+    assert verdict(found) == STEP + A_WAITS
+    assert notes(found) == ["Note: The machine is busy."]
+    assert changes(found) == [("A waits; saves 300 ns (30 %)", "change")]
+    assert first_lines(found) == [
+        [*wrapped(STEP + A_WAITS), *notes(found)],
+        ["What to change first:", "1. A waits; saves 300 ns (30 %)", "   change"],
+    ]
+    text = as_text(found)
+    assert text.count("saves") == 1
+    assert text.index("Note: ") < text.index("\n1. ") < text.index("\n2. The machine is busy")
+    assert first_lines(_diagnosis(busy)) == [
+        [f"{STEP}Nothing found that saves more than 3 % of a step.", *notes(found)]
+    ]
+
+
+def test_three_findings_stand_before_the_tables() -> None:
+    found = _diagnosis(*(_finding(f"{name} waits", 300) for name in "ABCD"))
+    heading, *lines = first_lines(found)[1]
+    assert heading == "What to change first, 3 of 4 findings:"
+    assert [line[0] for line in lines[::2]] == ["1", "2", "3"]
 
 
 def test_without_a_simulated_step_the_verdict_promises_nothing() -> None:
@@ -51,18 +118,27 @@ def test_without_a_simulated_step_the_verdict_promises_nothing() -> None:
 
 def test_the_verdict_names_the_time_that_is_not_explained() -> None:
     late = _diagnosis(unexplained=0.487)
-    assert verdict(late).startswith("For 49 % of the time, device work began late for an unknown")
-    assert verdict(late).endswith("nothing was found that saves more than 3 % of a step")
+    expected = f"{STEP}For 49 % of the time, device work began late for an unknown"
+    assert verdict(late).startswith(expected)
+    assert verdict(late).endswith("nothing was found that saves more than 3 % of a step.")
     assert "record several whole steps" in verdict(late)
-    for text in (as_text(late), as_markdown(late)):
-        assert f"{verdict(late)}." in text.replace("\n", " ")
-    assert verdict(_diagnosis(_finding("A waits", 30), unexplained=0.487)) == "A waits"
-    assert verdict(_diagnosis(unexplained=0.05)).startswith("Nothing found that saves")
-    assert verdict(_diagnosis(unexplained=0.051)).startswith("For 5.1 % of the time")
+    assert verdict(late) in as_text(late).replace("\n", " ")
+    assert escaped(verdict(late)) in as_markdown(late)
+    assert verdict(_diagnosis(_finding("A waits", 300), unexplained=0.487)) == STEP + A_WAITS
+    assert verdict(_diagnosis(unexplained=0.05)).startswith(f"{STEP}Nothing found that saves")
+    assert verdict(_diagnosis(unexplained=0.051)).startswith(f"{STEP}For 5.1 % of the time")
+
+
+def test_a_capture_that_cannot_be_diagnosed_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise ValueError("no luck")
+
+    monkeypatch.setattr("instrument.report.verdict.diagnose", fail)
+    assert first_parts(None) == [["The capture could not be diagnosed: no luck."]]
+    assert markdown_of(None) == "The capture could not be diagnosed: `no luck`"
 
 
 @real_traces.needs_traces
 def test_a_trace_of_hip_graphs_is_half_unexplained() -> None:
-    assert verdict_of(real_traces.load("mi300x_vllm_graph")).startswith(
-        "For 49 % of the time, device work began late"
-    )
+    (verdict, *_), *_ = first_parts(real_traces.load("mi300x_vllm_graph"))
+    assert "For 49 % of the time, device work" in verdict

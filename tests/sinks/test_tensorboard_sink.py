@@ -25,8 +25,8 @@ from recording import record
 from waits import until
 
 from instrument.capture import Capture
+from instrument.findings.verdict import verdict
 from instrument.report.step_split import COLOURS, bar_png, step_split
-from instrument.report.verdict import verdict
 from instrument.sinks.tensorboard import TensorBoard, run_name
 from instrument.sinks.window_scalars import scalars
 

@@ -12,6 +12,8 @@ from instrument.analysis.views import Views
 from instrument.base.errors import CaptureError
 from instrument.base.templates import render
 from instrument.findings.diagnose import Diagnosing
+from instrument.findings.verdict import notes
+from instrument.findings.verdict import verdict as sentence_of
 from instrument.report.page.causal import what_if
 from instrument.report.page.document import ASSETS, document
 from instrument.report.page.flame import flame_graphs
@@ -22,7 +24,6 @@ from instrument.report.page.tables import tables
 from instrument.report.page.timeline import timeline
 from instrument.report.page.verdict import verdict
 from instrument.report.remarks import facts
-from instrument.report.verdict import verdict as sentence_of
 from instrument.whatif.scenario import scenario
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ def payload(
     changed = (sections["comparison"] or {}).get("sentence")
     count = len(diagnosis.captures)
     head = [
-        text(f"{sentence_of(diagnosis)}.", id="sentence"),
+        text(sentence_of(diagnosis), id="sentence"),
+        *map(text, notes(diagnosis)),
         text(f"{changed}." if changed else ""),
         text(" · ".join(facts(capture)), "soft"),
         text(

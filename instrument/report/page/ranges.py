@@ -22,7 +22,7 @@ from instrument.report.page.parts import (
     table,
     text,
 )
-from instrument.report.remarks import recomputed, unmarked
+from instrument.report.remarks import recomputed
 from instrument.trace.events import Ints
 
 # The maximum numbers of ranges and of steps on a page; they keep the page small.
@@ -72,7 +72,6 @@ def ranges(capture: Views) -> dict[str, Any] | None:
             legend=["forward", "backward", "optimizer"],
         ),
         left_out(len(every) - len(kept), "more ranges"),
-        text(unmarked(capture), "soft"),
         text(recomputed(capture), "soft"),
     )
 

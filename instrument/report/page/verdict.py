@@ -13,6 +13,7 @@ from instrument.analysis.views import Views
 from instrument.base.units import duration, percent
 from instrument.findings.diagnosis import Diagnosis, Term, terms
 from instrument.findings.finding import Finding
+from instrument.findings.verdict import nothing_found
 from instrument.report.page.parts import (
     Part,
     column,
@@ -27,14 +28,10 @@ from instrument.report.page.parts import (
     text,
 )
 from instrument.report.remarks import cost
-from instrument.report.verdict import verdict as sentence_of
 
 # The bar by range has parts for at most this many ranges, and one part for all other ranges.
 _MOST_RANGES = 9
 _OTHERS = "(others)"
-# A finding has two shares of the step: the share in its title, and the share that it saves. If they
-# differ by more than this, a sentence says why.
-_ALIKE = 0.03
 # The number of findings at the top. The others are folded.
 _FIRST_FINDINGS = 3
 
@@ -58,9 +55,8 @@ def verdict(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
     return section(
         "Verdict",
         facts(_facts(capture, lasts_ns, parts)),
-        *_where_it_goes(capture, lasts_ns, parts),
         text("What to change", "h3"),
-        None if cards else text(f"{sentence_of(diagnosis)}."),
+        None if cards else text(f"{nothing_found(diagnosis)}."),
         text(
             "Findings may count the same time. So the savings do not add up: each is that of one "
             "change alone.",
@@ -72,6 +68,7 @@ def verdict(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
         # Without findings, the notes on the simulation are not folded.
         None if cards else notes,
         folded(f"More findings ({len(others)})", others),
+        *_where_it_goes(capture, lasts_ns, parts),
         folded(f"Passed, or costs too little to matter ({len(passed)})", [listed(passed)]),
         folded(f"Not checked ({len(not_checked)})", [listed(not_checked)]),
         folded("Accuracy of the savings", [notes]) if cards else None,
@@ -177,14 +174,12 @@ def _coverage(coverage: Table) -> Part:
 
 def _card(finding: Finding, capture: Views, step_ns: int | None, is_open: bool) -> Part:
     """Return a finding with its terms, its gauge and its evidence."""
-    saving, saved = finding.saving, "saving unknown"
+    saving, saved = finding.saving, "" if finding.is_caveat else "saving unknown"
     if saving is not None:
-        saved = f"saves {duration(saving.saving_ns)} ({saving.share:.1%})"
+        saved = f"saves {duration(saving.saving_ns)} ({percent(saving.share)})"
     rows = [(each.label.title(), each.text, _style(each)) for each in terms(finding, step_ns)]
-    if saving is None:
+    if saving is None and not finding.is_caveat:
         del rows[0]
-    elif why := _difference(finding):
-        rows.insert(1, ("", why, "soft"))
     return {
         "kind": "finding",
         "code": finding.code,
@@ -219,22 +214,3 @@ def _evidence(finding: Finding, capture: Views) -> Part:
         column("detail", details, kind="sentence", texts=[detail or "" for detail in details]),
     ]  # fmt: skip
     return table(f"Evidence: {finding.title}", columns)
-
-
-def _difference(finding: Finding) -> str:
-    """Return why the share in a finding's title differs from the share that it saves, or ""."""
-    share, saving = finding.share, finding.saving
-    if share is None or saving is None or not saving.baseline_ns:
-        return ""
-    saved = saving.share
-    if abs(saved - share) <= _ALIKE:
-        return ""
-    why = (
-        "other work hides a part of this time, or the change removes only a part"
-        if saved < share
-        else "the change also shortens other time in the step"
-    )
-    return (
-        f"The title counts the time spent ({percent(share)} of the step); the saving is how much "
-        f"shorter a simulated step is ({percent(saved)}): {why}."
-    )

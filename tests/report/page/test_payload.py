@@ -35,12 +35,10 @@ from instrument.base.errors import CaptureError
 from instrument.base.units import duration, percent
 from instrument.capture import Capture
 from instrument.cli.command import main
-from instrument.findings.diagnosis import Diagnosis
-from instrument.findings.finding import Finding, Saving
+from instrument.findings.verdict import verdict
 from instrument.report.page.page import page, payload
 from instrument.report.page.parts import columns_of
 from instrument.report.page.redacted import redacted
-from instrument.report.page.verdict import verdict as verdict_section
 
 US = 1000
 
@@ -142,30 +140,8 @@ def test_findings_are_those_of_diagnose_with_times_since_the_start(tmp_path: Pat
     assert 0 <= begin <= 2000 * US
     assert end == begin + 700 * US
     assert content["head"][0] == {
-        "kind": "text", "style": "p", "id": "sentence", "text": f"{first['title']}.",
+        "kind": "text", "style": "p", "id": "sentence", "text": verdict(made.diagnose()),
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("share", "saving_ns", "why"),
-    [
-        (0.72, 580, "(72 % of the step); the saving is how much shorter a simulated step is (58 %):"
-            " other work hides a part of this time, or the change removes only a part."),
-        (0.2, 300, "(20 % of the step); the saving is how much shorter a simulated step is (30 %):"
-            " the change also shortens other time in the step."),
-        (0.32, 300, ""),
-        (None, 300, ""),
-        (0.5, None, ""),
-    ],
-)  # fmt: skip
-def test_a_finding_says_why_its_saving_differs_from_its_title(
-    trained: Capture, share: float | None, saving_ns: int | None, why: str
-) -> None:
-    saving = Saving(1_000, saving_ns, 0, 1) if saving_ns else None
-    finding = Finding("code", "title", "change", "verify", saving, share=share)
-    (found,) = parts(verdict_section(trained, Diagnosis((), (finding,), (), ())), "finding")
-    reasons = [each["text"] for each in found["terms"] if each["style"] == "soft"]
-    assert reasons == ([f"The title counts the time spent {why}"] if why else [])
 
 
 @real_traces.needs_traces
