@@ -87,7 +87,7 @@ lint: $(VENV)/.installed-dev
 check: lint docs test
 
 docs: $(VENV)/.installed-dev
-	@if [ -x $(BIN)/zensical ]; then $(ZENSICAL) && echo "The documentation is in site/: open site/index.html."; \
+	@if [ -x $(BIN)/zensical ]; then $(ZENSICAL) && echo "The documentation is in site/: open site/index.html. Its search needs a server: $(PYTHON) -m http.server -d site"; \
 	    else echo "The documentation is not built, because Zensical cannot be installed here."; fi
 
 # A part that fails does not keep the others from running. The time that a test may take is for those of `make test`.
