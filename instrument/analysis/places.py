@@ -23,6 +23,7 @@ from instrument.trace.events import Codes, Events, Ints, decoded, is_runtime
 _MOSTLY = 0.9
 _FRAME = re.compile(r"(?P<file>[^;<>]+\.pyx?)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 _PACKAGES = re.compile(r"[/\\](?:(?:site|dist)-packages|python\d(?:\.\d+)?)(?=[/\\])")
+_COMPREHENSIONS = frozenset({"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>"})
 # Packages that a user does not change. Kineto removes the folders of sys.path from file names.
 _LIBRARIES = frozenset(
     {"torch", "torchgen", "functorch", "numpy", "instrument", "tqdm", "pytest", "_pytest", "pluggy"}
@@ -137,9 +138,15 @@ def has_sources(capture: Views) -> bool:
 
 
 def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, int]:
-    """The time in ns that a thread spent in each function of the user within the given spans.
+    """The time in ns that a thread spent in each function of the user; see `spans_by_source`."""
+    found = spans_by_source(capture, thread, spans)
+    return {source: int((end - start).sum()) for source, (start, end) in found.items()}
 
-    It includes what the function calls in libraries. Empty if the trace has no Python frames.
+
+def spans_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, Intervals]:
+    """The parts of the given spans in which a thread is in each function of the user.
+
+    They include what the function calls in libraries. Empty if the trace has no Python frames.
     """
     frames, table = capture.links.frames, capture.events
     own = frames.thread == thread
@@ -148,16 +155,19 @@ def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, i
     cuts = np.unique(np.concatenate([*spans, frames.start_ns[own], frames.end_ns[own]]))
     begin, end = cuts[:-1], cuts[1:]
     inside_ns = within(merged(*spans), begin, end)
-    begin, inside_ns = begin[inside_ns > 0], inside_ns[inside_ns > 0]
+    begin, end = begin[inside_ns > 0], end[inside_ns > 0]
     middle = begin + 1  # at `begin`, a frame that ends there would still count
     name = _users_frame_at(capture.links, np.full(len(begin), thread, np.int32), middle)
     names, groups = groupby(name)
-    totals: dict[str, int] = {}
-    for code, total in zip(names.tolist(), groups.sum(inside_ns).tolist()):
+    pieces: dict[str, list[Ints]] = {}
+    for code, rows in zip(names.tolist(), groups.rows()):
         source = users_source(table.names[code]) if code >= 0 else None
         if source is not None:
-            totals[source] = totals.get(source, 0) + total
-    return totals
+            pieces.setdefault(source, []).append(rows)
+    return {
+        source: merged(begin[rows], end[rows])
+        for source, rows in ((source, np.concatenate(each)) for source, each in pieces.items())
+    }
 
 
 def _users_frame_at(links: Links, thread: Codes, time_ns: Ints) -> Ints:
@@ -193,9 +203,12 @@ def _stack_sources(events: Events) -> list[str | None]:
 
 @lru_cache(maxsize=100_000)
 def users_source(frame: str) -> str | None:
-    """The place of a frame of the user's, such as "train.py:31 in main"; None for other frames."""
+    """The place of a frame of the user's, such as "train.py:31 in main"; None for other frames.
+
+    The frame of a comprehension is none: its time belongs to the function around it.
+    """
     match = _FRAME.fullmatch(frame)
-    if match is None:
+    if match is None or match["function"] in _COMPREHENSIONS:
         return None
     folders = [folder.end() + 1 for folder in _PACKAGES.finditer(match["file"])]
     file = match["file"][max(folders, default=0) :]

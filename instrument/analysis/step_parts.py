@@ -109,6 +109,38 @@ def ranges_of_steps(capture: Views, span: CountedSteps) -> list[dict[str, int]]:
     return found
 
 
+class PythonTime(NamedTuple):
+    """The time of the steps in no operator and in no wait, cut at the borders of ranges.
+
+    `path` is the range of each piece, as an index into `paths`; its text is `NO_RANGE` outside of
+    all ranges.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    path: Ints
+    paths: list[str]
+
+
+def python_time(capture: Views, span: CountedSteps) -> PythonTime:
+    """Find the time of the steps that Python takes, or code that torch does not record.
+
+    It is the kind "Python" of `split_parts`, and the kind "idle" in no range.
+    """
+    segments = _segments(capture, span)
+    chosen = np.isin(segments.kind, (_PYTHON, _SPLIT_IDLE)) & (segments.lasts_ns > 0)
+    begin, place = segments.begin_ns[chosen], segments.place[chosen]
+    return PythonTime(begin, begin + segments.lasts_ns[chosen], place, segments.paths)
+
+
+def thread_of_steps(links: Links) -> int:
+    """The thread on which most steps run; without steps, the thread with the most CPU events."""
+    thread = links.events.thread[links.steps]
+    if not len(thread):
+        thread = links.call_tree.thread
+    return int(np.bincount(thread).argmax()) if len(thread) else -1
+
+
 def _segments(capture: Views, span: CountedSteps) -> _Segments:
     links = capture.links
     nodes, backward = links.scopes.nodes, links.scopes.backward
@@ -129,7 +161,7 @@ def _segments(capture: Views, span: CountedSteps) -> _Segments:
     for layer in reversed(layers):
         segment, interval = layer.inside(begin)
         path[segment], kind[segment] = layer.code[interval], layer.kind
-    thread = np.full(len(begin), _thread(links), np.int32)
+    thread = np.full(len(begin), thread_of_steps(links), np.int32)
     segment, interval = engine.inside(begin)
     thread[segment] = engine.code[interval]
     on_cpu = np.flatnonzero(path == _ON_CPU)
@@ -164,7 +196,7 @@ def _cuts(
 ) -> tuple[Ints, Ints]:
     """The starts and durations of the segments; `differs` marks nodes that need a cut."""
     tree = links.call_tree
-    threads = np.append(distinct(layers[-1].code), _thread(links))
+    threads = np.append(distinct(layers[-1].code), thread_of_steps(links))
     nodes = np.flatnonzero(differs & np.isin(tree.thread, threads))
     start_ns = tree.start_ns[nodes]
     times = [span.start_ns, span.end_ns, start_ns, start_ns + links.spent_ns[nodes]]
@@ -205,7 +237,7 @@ def _launches(capture: Views, span: CountedSteps) -> list[_Layer]:
     call = distinct(work.call[work.call >= 0])
     scope = np.append(links.scopes.innermost, -1)[links.call_tree.nodes_of(call)]
     is_backward = np.append(links.scopes.backward, False)[scope]
-    call = call[(events.thread[call] == _thread(links)) | is_backward]
+    call = call[(events.thread[call] == thread_of_steps(links)) | is_backward]
     gap = gaps(events, work, span.start_ns, span.end_ns)
     queued = gap.call >= 0
     delayed = gap.call[queued]
@@ -223,14 +255,6 @@ def _disjoint(kind: int, start_ns: Ints, end_ns: Ints, code: Ints) -> _Layer:
     start_ns = np.maximum(start_ns, np.append(start_ns[:1], until[:-1])[: len(start_ns)])
     left = start_ns < end_ns
     return _Layer(kind, start_ns[left], end_ns[left], code[left])
-
-
-def _thread(links: Links) -> int:
-    """The thread on which most steps run; without steps, the thread with the most CPU events."""
-    thread = links.events.thread[links.steps]
-    if not len(thread):
-        thread = links.call_tree.thread
-    return int(np.bincount(thread).argmax()) if len(thread) else -1
 
 
 def _on_cpu(links: Links) -> tuple[Ints, Ints]:

@@ -40,6 +40,7 @@ class ModuleRange:
     name: str
     type: str | None = None  # the name of the module's class; None if marked with `profiled`
     calls: int = 0  # how often the range has opened
+    eval_calls: int = 0  # how often the range has opened in eval mode
     label: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -155,6 +156,7 @@ def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
         for each in (own, None if mark_name is None else _ranges_by_mark.get(mark_name)):
             if each is not None:
                 each.calls += 1
+                each.eval_calls += not self.__dict__.get("training", True)
                 opened.append(opens(each.label))
         try:
             return call(self, *args, **kwargs)

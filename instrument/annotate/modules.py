@@ -161,6 +161,7 @@ class ModuleRanges:
 
     def __init__(self) -> None:
         self._calls_before: dict[ModuleRange, int] = {}
+        self._eval_calls_before: dict[ModuleRange, int] = {}
         self._marked_calls_before: dict[ModuleRange, int] = {}
         self._attached: list[nn.Module] = []
 
@@ -185,6 +186,14 @@ class ModuleRanges:
                 found.setdefault(each.name, set()).add(each.type)
         return {name: " or ".join(sorted(types)) for name, types in found.items()}
 
+    def eval_calls(self) -> dict[str, int]:
+        """How often submodules were called in eval mode, if they were called in both modes."""
+        calls, in_eval = Counter[str](), Counter[str]()
+        for each, before in self._calls_before.items():
+            calls[each.name] += each.calls - before
+            in_eval[each.name] += each.eval_calls - self._eval_calls_before[each]
+        return {name: number for name, number in in_eval.items() if 0 < number < calls[name]}
+
     def parameter_types(self) -> dict[str, int]:
         """How many numbers the parameters of the instrumented models hold, by data type."""
         found = Counter[str]()
@@ -199,7 +208,7 @@ class ModuleRanges:
             if own is None:
                 own = module_calls.attach(module, name)
                 self._attached.append(module)
-            self._calls_before[own] = own.calls
+            self._calls_before[own], self._eval_calls_before[own] = own.calls, own.eval_calls
         self._marked_calls_before = {each: each.calls for each in module_calls.marks()}
         return self
 

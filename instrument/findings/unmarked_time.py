@@ -5,7 +5,8 @@ backward of a range, and while the step waits for the loader. In a part of the u
 operator runs either: Python code, or code that torch does not record. With Python stacks, its
 functions are named. `Finding.share` is this part; with device work it is unknown, because
 `device-idle` counts what of it delays the device. Losses, metrics and logging rarely take the fifth
-of the step that makes a finding. There is no saving: marking makes nothing faster.
+of the step that makes a finding. There is no saving: marking makes nothing faster. Functions that
+`python-time` or `not-training` name need no mark, so they do not count here.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ from collections.abc import Iterator
 import numpy as np
 
 from instrument.analysis.coverage_rows import CPU_IN_RANGES
-from instrument.analysis.places import has_sources, time_by_source, users_source
+from instrument.analysis.places import has_sources, time_by_source
 from instrument.analysis.step_parts import waits_for_data
 from instrument.analysis.views import Views
 from instrument.base.units import duration, percent
+from instrument.findings import not_training, python_time
 from instrument.findings.check import ONE_STEP, Check, NotRecorded, Problem
 from instrument.findings.evidence import evidence
 from instrument.findings.finding import Evidence
+from instrument.findings.python_time import function_row
 from instrument.links.intervals import Timeline, concatenated, merged, sweep
 from instrument.trace.events import Ints, called_operators, is_runtime
 
 _SHOWN = 3
+_NOWHERE = "(no range, no operator)"
 
 
 def find(capture: Views) -> Iterator[Problem]:
@@ -35,8 +39,8 @@ def find(capture: Views) -> Iterator[Problem]:
             "INSTRUMENT_DISABLE=1 turned all annotations off", "record without INSTRUMENT_DISABLE=1"
         )
     steps, timeline = capture.links.counted_steps, _timeline(capture)
-    of_step, in_range, in_operator = timeline.active
-    unmarked = of_step & ~in_range
+    of_step, in_range, in_operator, is_named = timeline.active
+    unmarked = of_step & ~in_range & ~is_named
     outside_ns = int(timeline.total_ns(unmarked & ~in_operator)[0])
     share = steps.share(int(timeline.total_ns(unmarked)[0]))
     outside = steps.share(outside_ns)
@@ -60,8 +64,8 @@ def find(capture: Views) -> Iterator[Problem]:
         share=None if len(capture.work.event) else outside,
         place=(None, main),
         evidence=(
-            Evidence("(no range, no operator)", steps.count, outside_ns, detail=per_step),
-            *(_function(capture, each, by_source[each]) for each in sources[:_SHOWN]),
+            *[Evidence(_NOWHERE, steps.count, outside_ns, detail=per_step)][: outside_ns > 0],
+            *(function_row(capture, each, by_source[each]) for each in sources[:_SHOWN]),
             *evidence(capture, _outermost_outside(capture), _SHOWN),
         ),
         change=_change(capture, main, is_large=is_large),
@@ -79,7 +83,7 @@ CHECK = Check(
 
 
 def _timeline(capture: Views) -> Timeline:
-    """Return when steps, ranges and operators are active, as the three rows of a timeline."""
+    """When steps, ranges, operators and named functions are active, as rows of a timeline."""
     events, links, steps = capture.events, capture.links, capture.links.counted_steps
     scopes, tree = links.scopes, links.call_tree
     thread = np.unique(events.thread[links.steps])
@@ -96,16 +100,11 @@ def _timeline(capture: Views) -> Timeline:
     called = (called_operators(events) | events.among(is_runtime))[tree.index]
     called &= np.isin(tree.thread, thread) | np.append(scopes.backward, False)[scopes.innermost]
     in_operator = merged(tree.start_ns[called], tree.end_ns[called])
-    return sweep([(steps.start_ns, steps.end_ns), merged(*in_range), in_operator])
-
-
-def _function(capture: Views, source: str, time_ns: int) -> Evidence:
-    """Make a row for the time that a function spends outside of all ranges and operators."""
-    frames, events = capture.links.frames, capture.events
-    is_called = events.named(lambda name: users_source(name) == source)[frames.index]
-    in_steps = capture.links.counted_steps.holds(frames.start_ns) >= 0
-    calls = max(int((is_called & in_steps).sum()), 1)  # it may begin before the window
-    return Evidence(source, calls, time_ns, detail="outside of operators")
+    named = [part.spans for part in not_training.parts(capture)]
+    if not len(capture.work.event):
+        named += [place.spans for place in python_time.places(capture)]
+    is_named = merged(*concatenated(named)) if named else (steps.start_ns[:0], steps.start_ns[:0])
+    return sweep([(steps.start_ns, steps.end_ns), merged(*in_range), in_operator, is_named])
 
 
 def _outermost_outside(capture: Views) -> Ints:

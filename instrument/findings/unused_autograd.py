@@ -47,8 +47,8 @@ def find(capture: Views) -> Iterator[Problem]:
             "record more steps, with a larger profiler.active",
         )
     scopes, steps = links.scopes, links.counted_steps
-    ranges, opened, call = scopes.ranges, scopes.opened, _calls_around(capture, made)
-    wasteful = _wasteful(capture, call, isin(events.sequence[made], numbers))
+    ranges, opened, call = scopes.ranges, scopes.opened, ranges_around(capture, made)
+    wasteful = wasteful_ranges(capture, call, isin(events.sequence[made], numbers))
     outermost = ranges.outermost(wasteful)
     most_ns = _most_ns(capture, outermost)
     # Only the largest ranges are tried, because `share_with_device` reads the whole call tree.
@@ -83,7 +83,7 @@ CHECK = Check(
 )
 
 
-def _calls_around(capture: Views, events: Ints) -> Ints:
+def ranges_around(capture: Views, events: Ints) -> Ints:
     """The innermost range around each operator, as an index into `scopes.ranges`; -1 for none."""
     links, scopes = capture.links, capture.links.scopes
     range_of = scopes.nodes.nearest_of(np.flatnonzero(~scopes.backward))
@@ -92,7 +92,7 @@ def _calls_around(capture: Views, events: Ints) -> Ints:
     return found
 
 
-def _wasteful(capture: Views, call: Ints, has_run: Flags) -> Flags:
+def wasteful_ranges(capture: Views, call: Ints, has_run: Flags) -> Flags:
     """A mask of the ranges that made nodes, of which no backward ran any.
 
     `call` is the range around each operator that made a node, `has_run` whether its node ran.

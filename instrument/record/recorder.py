@@ -344,6 +344,7 @@ class Recorder:
             "compiled_ranges": backends.current_compiled_ranges(),
             "module_types": {} if modules is None else modules.types(),
             "modules_not_seen": sorted(not_seen),
+            "eval_calls": {} if modules is None else modules.eval_calls(),
             "parameter_types": (modules and torch_support.known(modules.parameter_types)) or {},
             "graphs_compiled": graphs - self._graphs_before,
         }
@@ -364,6 +365,7 @@ class RecordedWindow:
     - `modules_not_seen`: the submodules whose ranges never opened, because they were not called or
       are inside a compiled region. Those that the user marked with `profiled` are listed only if
       Dynamo has compiled a graph in this process: only then can a compiled region hide them.
+    - `eval_calls`: how often submodules were called in eval mode, of those called in both modes.
     - `parameter_types`: how many numbers the models' parameters hold, by data type.
     - `graphs_compiled`: how many graphs Dynamo has compiled since the warm-up began.
     """

@@ -237,6 +237,8 @@ CAPTURE_KEYS = {
     "module_types": "the class of each submodule, by its qualified name",
     "modules_not_seen": "the submodules whose ranges never opened: they were not called, or ran "
     "inside compiled code",
+    "eval_calls": "how often submodules were called in eval mode, by qualified name; only of those "
+    "that were called in both modes",
     "parameter_types": "how many numbers the parameters of the session's models hold, by data "
     'type: `{"float32": 61706}`',
     "graphs_compiled": "how many graphs torch.compile has compiled in the window",
@@ -287,6 +289,7 @@ class Metadata(Struct):
     compiled_ranges: list[InRegion] = field(default_factory=list)
     modules_not_seen: list[str] = field(default_factory=list)
     module_types: dict[str, str] = field(default_factory=dict)
+    eval_calls: dict[str, Count] = field(default_factory=dict)
     parameter_types: dict[str, Count] = field(default_factory=dict)
     environment: Environment | None = None
     annotations_disabled: bool = False

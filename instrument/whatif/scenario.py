@@ -18,6 +18,7 @@ from instrument.analysis.views import Views
 from instrument.base.errors import CaptureError, ConfigError, InstrumentError
 from instrument.base.printable import printable
 from instrument.base.units import duration
+from instrument.links.intervals import Intervals
 from instrument.links.step_index import counting
 from instrument.trace.events import Ints
 from instrument.whatif import edits, selection
@@ -233,6 +234,23 @@ class Scenario:
         chosen = [selection.of_events(self.window.models[0], positions)]
         edit = partial(edits.scale, by=by) if by else edits.remove
         return self._with(f"{len(positions)} events × {by:g}", edit, chosen)
+
+    def scale_spans(self, thread: int, spans: Intervals, by: float) -> Scenario:
+        """Multiply the CPU time of one thread in some spans of time by a factor.
+
+        Args:
+            thread: the thread, as in `capture.events.thread`.
+            spans: the starts and ends of the spans, on the clock of `capture.events`.
+            by: the factor, at least 0.
+
+        Raises:
+            ConfigError: `by` is negative or too large.
+            CaptureError: the scenario has several ranks.
+        """
+        self._check_factor("by", by, least=0.0)
+        self._check_one_rank()
+        chosen = [selection.of_spans(self.window.models[0], thread, spans)]
+        return self._with(f"{len(spans[0])} spans × {by:g}", partial(edits.scale, by=by), chosen)
 
     def remove(
         self,

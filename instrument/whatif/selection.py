@@ -118,6 +118,14 @@ def of_events(model: Model, selected: Ints | Flags) -> Selection:
     return Selection(cpu, found.rows | chosen[model.work.event], found.calls)
 
 
+def of_spans(model: Model, thread: int, spans: Intervals) -> Selection:
+    """Select the CPU time of one thread in the given spans of time, and no device work."""
+    threads = np.full(len(spans[0]), thread, np.int64)
+    begin, end = (model.axis.place(threads, side) for side in spans)
+    rows = np.zeros(len(model.work.event), np.bool_)
+    return Selection(joined(begin, end), rows, np.zeros(len(model.links.events), np.bool_))
+
+
 def of_rows(model: Model, rows: Flags) -> Selection:
     """Select device work and the calls that launched only this work; select no CPU time."""
     launched = np.bincount(model.work.call + 1, minlength=len(model.links.events) + 1)[1:]

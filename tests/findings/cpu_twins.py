@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from instrument import profiled
 
 LOADS_S, WORKS_S = 0.05, 0.08  # with worker processes, which a busy machine may start late
 SHORT_S = 0.03
+PLAYS_S = 0.02  # more than a fifth of the step beside `LOADS_S`, and half of it less
 
 
 class Slow(Dataset[float]):
@@ -193,6 +195,44 @@ def validates() -> None:
     _train(_deep(2), _deep_input())
     with profiled("validation"), torch.no_grad():
         _deep()(_deep_input())
+
+
+def plays(seconds: float) -> Callable[[], object]:
+    """A step that waits for data, and then plays a game in Python."""
+
+    def step() -> object:
+        with profiled("data"):
+            time.sleep(LOADS_S)
+        with profiled("rollout"):
+            time.sleep(seconds)
+            return torch.ones(4).sum()
+
+    return step
+
+
+def trains() -> None:
+    _train(_deep(2), _deep_input())
+
+
+def trains_in_train_mode() -> None:
+    _train(EVALUATED, _deep_input())
+
+
+def evaluates_its_model() -> None:
+    trains_in_train_mode()
+    EVALUATED.eval()
+    with torch.no_grad():
+        for _ in range(3):
+            EVALUATED(_deep_input())
+    EVALUATED.train()
+
+
+def saves_its_model() -> None:
+    trains()
+    torch.save(_deep(2).state_dict(), io.BytesIO())
+
+
+EVALUATED = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(10)))
 
 
 def looks_for_anomalies() -> None:
@@ -410,6 +450,29 @@ TWINS = (
         validates_its_model(False),
         "unused-autograd",
         steps=10,
+    ),
+    Twin("validation", validates, trains, "not-training"),
+    Twin(
+        "a model called in eval mode",
+        evaluates_its_model,
+        trains_in_train_mode,
+        "not-training",
+        options={"model": EVALUATED},
+    ),
+    Twin(
+        "torch.save",
+        saves_its_model,
+        trains,
+        "not-training",
+        options={"with_stack": True},
+    ),
+    Twin(
+        "half of the Python",
+        plays(PLAYS_S),
+        plays(PLAYS_S / 2),
+        "python-time",
+        steps=3,
+        is_time=True,
     ),
     Twin("detect_anomaly", looks_for_anomalies, looks_for_none, "debug-modes"),
     Twin("a new shape in each step", compiles_again, compiles_once, "recompilation", steps=4),

@@ -246,7 +246,10 @@ UNMARKED = {
             span("aten::inner", 410, 100),
         ),
     ),
-    "Python stacks show the functions outside of operators": Case("unmarked-time", PYTHON),
+    "Python stacks show the functions outside of operators": Case(
+        "unmarked-time", [*PYTHON, *launched("gemm", 510, 600, 50, 1)]
+    ),
+    "functions that are named elsewhere are left out": Case("unmarked-time", PYTHON),
     "without any range the model should be given": Case(
         "unmarked-time", [step(0, 0, 1000), span("aten::mm", 0, 990)]
     ),
@@ -258,11 +261,136 @@ IN_FLOAT64 = {
         "float64", UNTYPED, {"parameter_types": {"float64": 99_000, "float32": 1_000}}
     ),
 }
-FOUND = {**LOADER, **SYNCHRONIZING, **STORMS, **IN_FLOAT64, **UNMARKED}
+# Python in a range
+
+
+def playing(
+    python_us: float = 500, name: str = "rollout", thread: Any = None, frames: bool = False
+) -> list[Event]:
+    """Three steps of 1000 µs; in each, a range with Python of this length before and in a module's call."""
+    inside = [
+        annotation(name, 0, python_us + 200, tid=thread),
+        annotation("policy", python_us, 200, tid=thread),
+        span("aten::mm", python_us + 50, 150, tid=thread),
+        span("aten::add", python_us + 200, 800 - python_us),
+    ]
+    if frames:
+        inside.append(frame("play.py(7): act", 10, python_us - 20))
+        inside.append(frame("play.py(9): <genexpr>", 20, 100))
+        inside.append(frame("random.py(5): choice", 40, 50))
+    return in_steps(3, 1000, *inside)
+
+
+def without(events: list[Event], *names: str) -> list[Event]:
+    return [event for event in events if event["name"] not in names]
+
+
+IN_PYTHON = {
+    "Python of a range": Case("python-time", playing()),
+    "its function": Case("python-time", playing(frames=True)),
+    "a function in no range": Case("python-time", without(playing(frames=True), "rollout")),
+}
+NOT_IN_PYTHON = {
+    "little Python": Case("python-time", playing(100)),
+    "Python in no range and of no function": Case("python-time", without(playing(), "rollout")),
+    "an optimizer": Case("python-time", playing(name="Optimizer.step#Adam.step")),
+    "a wait for data": Case("python-time", playing(name=SINGLE_PROCESS)),
+    "validation in Python": Case("python-time", playing(name="validation")),
+    "on another thread": Case(
+        "python-time", [*without(playing(), "rollout"), annotation("rollout", 0, 900, tid=3)]
+    ),
+    "a device works": Case("python-time", [*playing(), *launched("gemm", 50, 60, 900, 1)]),
+    "what a function does in its range is marked": Case("unmarked-time", playing(700, frames=True)),
+    "a function in no range needs no mark": Case(
+        "unmarked-time", without(playing(700, frames=True), "rollout")
+    ),
+}
+
+
+# Work that does not train
+
+
+def training_and(*inside: Event, of: tuple[int, ...] = (0, 1, 2, 3)) -> list[Event]:
+    """Four steps of 1000 µs with a forward and its backward in 500 µs; in the chosen steps also the given events."""
+    events = []
+    for number in range(4):
+        start, sequence = 1000 * number, 10 + 2 * number
+        events += [
+            step(number, start, 1000),
+            annotation("Net", start, 200),
+            made("aten::mm", start + 10, 90, sequence),
+            made("aten::relu", start + 110, 80, sequence + 1),
+            node("ReluBackward0", start + 210, 100, sequence + 1, tid=1),
+            node("MmBackward0", start + 320, 100, sequence, tid=1),
+        ]
+        if number in of:
+            events += [{**event, "ts": event["ts"] + start} for event in inside]
+    return events
+
+
+def of_validation(name: str = "Net") -> list[Event]:
+    """Two calls of a module without gradients."""
+    return [
+        each
+        for start in (500, 650)
+        for each in (annotation(name, start, 140), span("aten::mm", start + 10, 120))
+    ]
+
+
+SAVED = frame("torch/serialization.py(900): save", 550, 300)
+MAIN = frame("train.py(3): main", 0, 4000)
+IN_EVAL_MODE = {"eval_calls": {"Net": 8}}
+NO_TRAINING = {
+    "a validation in each step": Case(
+        "not-training", training_and(annotation("validation", 500, 400), *of_validation())
+    ),
+    "checkpoints in some steps": Case(
+        "not-training", training_and(annotation("Trainer.save_checkpoint", 500, 400), of=(1, 3))
+    ),
+    "a checkpoint in one step": Case(
+        "not-training", training_and(annotation("log_metrics", 500, 400), of=(2,))
+    ),
+    "torch.save": Case("not-training", [*training_and(SAVED, span("aten::clone", 600, 20)), MAIN]),
+    "a function that validates": Case(
+        "not-training",
+        [*training_and(frame("train.py(9): evaluate", 490, 410), *of_validation()), MAIN],
+    ),
+    "calls in eval mode": Case("not-training", training_and(*of_validation()), IN_EVAL_MODE),
+}
+ALL_TRAINING = {
+    "a short validation": Case("not-training", training_and(annotation("validation", 500, 90))),
+    "a validation around training": Case(
+        "not-training", training_and(annotation("train_and_eval", 0, 900))
+    ),
+    "a function around training": Case(
+        "not-training", [*training_and(frame("train.py(9): train_and_eval", 0, 900)), MAIN]
+    ),
+    "a module with such a name": Case(
+        "not-training",
+        training_and(annotation("layers.0.val", 500, 400)),
+        {"module_types": {"layers.0.val": "Linear"}},
+    ),
+    "a window of validation": Case(
+        "not-training",
+        training_and(annotation("evaluate", 500, 400)),
+        {"window": {"phase": "validation"}},
+    ),
+    "calls of unknown mode": Case("not-training", training_and(*of_validation()), {}),
+    "fewer calls in eval mode than without gradients": Case(
+        "not-training", training_and(*of_validation()), {"eval_calls": {"Net": 7}}
+    ),
+    "calls of a module that is not trained": Case(
+        "not-training", training_and(*of_validation("teacher")), {"eval_calls": {"teacher": 8}}
+    ),
+}
+
+FOUND = {**LOADER, **SYNCHRONIZING, **STORMS, **IN_FLOAT64, **UNMARKED, **IN_PYTHON, **NO_TRAINING}
 NOT_FOUND = {
     **NO_WAIT,
     **NOT_SYNCHRONIZING,
     **NO_STORM,
+    **NOT_IN_PYTHON,
+    **ALL_TRAINING,
     "float32 beside numbers": Case("float64", FLOATS),
     "the loader and the backward of ranges": Case("unmarked-time", MARKED),
 }

@@ -70,6 +70,7 @@ def test_an_event_lies_in_the_innermost_range_and_backward_in_that_of_its_forwar
         ("nn.Module: Linear_3", None),
         ("<built-in method item of Tensor object at 0x7f>", None),
         ("<string>(2): __init__", None),
+        ("train.py(31): <genexpr>", None),
     ],
 )
 def test_the_source_is_a_users_frame(name: str, source: str | None) -> None:

@@ -1,0 +1,159 @@
+"""`python-time`: a range or a function spends much of the step in Python, outside of operators.
+
+"Python" is time in which the thread of the steps runs no operator and waits for no data: Python
+code, or code that torch does not record. Outside of ranges, only a trace with Python stacks shows
+whose time it is; without them, it is a part of `unmarked-time`. The simulation halves it. Python
+between the operators of a layer or of a loss rarely takes the fifth of the step that makes a
+finding. The time of optimizers is left out, because it is torch's own, and that of `not-training`
+too. With device work, `device-idle` counts the Python that delays the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from instrument.analysis.coverage_rows import CPU_IN_STEPS
+from instrument.analysis.places import has_sources, spans_by_source, users_source
+from instrument.analysis.ranges import NO_RANGE
+from instrument.analysis.step_parts import python_time, thread_of_steps
+from instrument.analysis.views import Views
+from instrument.base.units import duration, percent
+from instrument.findings.check import ONE_STEP, Check, Problem
+from instrument.findings.finding import Evidence
+from instrument.findings.not_training import parts
+from instrument.links.groupby import Groups
+from instrument.links.intervals import Intervals, concatenated, merged, within
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_SHOWN = 3
+_LEFT = 0.5  # of the time, in the simulation
+_OPTIMIZER = "Optimizer."
+_ADVICE = (
+    "Replace loops over samples by operators on whole batches, keep what does not change between "
+    "steps, or do the work in the workers of a DataLoader"
+)
+# A function is named if it takes at least this part of the time.
+_MOSTLY = 0.5
+
+
+class Place(NamedTuple):
+    """Python time of the steps in one range, or in one function outside of all ranges.
+
+    Attributes:
+        path: the range; None outside of all ranges.
+        spans: the starts and ends, on the thread of the steps; sorted, without overlaps.
+        sources: the same time by function of the user, if there are Python stacks.
+    """
+
+    path: str | None
+    spans: Intervals
+    sources: dict[str, Intervals]
+
+    @property
+    def main(self) -> str | None:
+        """The function with the most time, if it takes at least half of the time."""
+        main = max(self.sources, key=lambda each: lasting(self.sources[each]), default=None)
+        is_most = main is not None and lasting(self.sources[main]) >= _MOSTLY * lasting(self.spans)
+        return main if is_most else None
+
+
+def find(capture: Views) -> Iterator[Problem]:
+    """Yield a problem for each range or function, the longest time first."""
+    for place in places(capture):
+        yield _problem(capture, place)
+
+
+CHECK = Check(
+    "python-time",
+    find,
+    verify="--ranges",
+    least_share=0.2,
+    least_saving=0.05,
+    on_device=False,
+    needs=(ONE_STEP,),
+    coverage=(CPU_IN_STEPS,),
+)
+
+
+def places(capture: Views) -> list[Place]:
+    """The ranges, and functions outside of ranges, with at least `least_share` of the step."""
+    if "python_time" not in capture.kept:
+        capture.kept["python_time"] = list(_places(capture))
+    return list(capture.kept["python_time"])
+
+
+def _places(capture: Views) -> Iterator[Place]:
+    steps, thread = capture.links.counted_steps, thread_of_steps(capture.links)
+    found = python_time(capture, steps)
+    lasts_ns = found.end_ns - found.start_ns
+    known = [part.spans for part in parts(capture)]
+    if known:
+        lasts_ns -= within(merged(*concatenated(known)), found.start_ns, found.end_ns)
+    total_ns = Groups(found.path, len(found.paths)).sum(lasts_ns)
+    for path in np.argsort(-total_ns, kind="stable").tolist():
+        if steps.share(int(total_ns[path])) < CHECK.least_share:
+            return
+        name = found.paths[path]
+        if name.rpartition("/")[2].startswith(_OPTIMIZER):
+            continue
+        chosen = (found.path == path) & (lasts_ns > 0)
+        spans = merged(found.start_ns[chosen], found.end_ns[chosen])
+        sources = spans_by_source(capture, thread, spans)
+        if name != NO_RANGE:
+            yield Place(name, spans, sources)
+            continue
+        for source in sorted(sources, key=lambda each: -lasting(sources[each])):
+            if steps.share(lasting(sources[source])) < CHECK.least_share:
+                break
+            yield Place(None, sources[source], {source: sources[source]})
+
+
+def _problem(capture: Views, place: Place) -> Problem:
+    steps, thread = capture.links.counted_steps, thread_of_steps(capture.links)
+    share, main = steps.share(lasting(place.spans)), place.main
+    title = f"{percent(share)} of the {steps.what} is Python"
+    if place.path is not None:
+        title += f" in range {place.path.rpartition('/')[2]!r}"
+    if main is not None:
+        of_main = percent(steps.share(lasting(place.sources[main])))
+        title += f" in {main}" if place.path is None else f"; {of_main} in {main}"
+    per_step = f"{duration(lasting(place.spans) / steps.count)} a {steps.what}"
+    rows = sorted(place.sources, key=lambda each: -lasting(place.sources[each]))[:_SHOWN]
+    change = f"{_ADVICE}. The saving is that of half the time."
+    if not has_sources(capture):
+        change += " profiler.with_stack=true shows which functions take the time."
+    return Problem(
+        title,
+        share=share,
+        edit=partial(_halved, thread=thread, spans=place.spans),
+        place=(place.path, main),
+        evidence=(
+            Evidence("(Python)", steps.count, lasting(place.spans), detail=per_step),
+            *(function_row(capture, each, lasting(place.sources[each])) for each in rows),
+        ),
+        change=change,
+    )
+
+
+def _halved(whatif: Scenario, *, thread: int, spans: Intervals) -> Scenario:
+    return whatif.scale_spans(thread, spans, by=_LEFT)
+
+
+def lasting(spans: Intervals) -> int:
+    """The length of the spans in ns, which do not overlap."""
+    return int((spans[1] - spans[0]).sum())
+
+
+def function_row(capture: Views, source: str, time_ns: int) -> Evidence:
+    """Make a row for the time that a function spends outside of operators."""
+    frames, events = capture.links.frames, capture.events
+    is_called = events.named(lambda name: users_source(name) == source)[frames.index]
+    in_steps = capture.links.counted_steps.holds(frames.start_ns) >= 0
+    calls = max(int((is_called & in_steps).sum()), 1)  # it may begin before the window
+    return Evidence(source, calls, time_ns, detail="outside of operators")
