@@ -85,6 +85,14 @@ def log() -> Iterator[Log]:
         yield lines
 
 
+@pytest.fixture(autouse=True)
+def _warnings_in_scripts() -> Iterator[None]:
+    """A Python warning inside the package fails the test in scripts and exporters too, where it is no error."""
+    yield
+    warned = warm.package_warnings()
+    assert not warned, f"Warnings in a script or an exporter:\n{warned}"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
     """No warning of ours is hidden in a fixture for several tests, either."""

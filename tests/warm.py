@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -32,7 +33,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from textwrap import dedent
 from types import ModuleType, SimpleNamespace
-from typing import TextIO
+from typing import Any, TextIO
 from weakref import finalize
 
 import pytest
@@ -40,6 +41,7 @@ import pytest
 SOCKET = "INSTRUMENT_TESTS_WARM"
 HANGS_S = 600
 EXPORTER = "INSTRUMENT_TESTS_WARM_EXPORTER"
+_WARNINGS = "warnings.txt"
 
 
 def run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> CompletedProcess[str]:
@@ -75,6 +77,19 @@ def run_apart(
     script = Script(command, folder, env)
     stdout, stderr = script.communicate()
     return CompletedProcess(list(command), script.wait(), stdout, stderr)
+
+
+def package_warnings() -> str:
+    """The Python warnings inside the package in the scripts run so far; the next call does not give them again."""
+    if not _server.cache_info().currsize:
+        return ""
+    file = Path(_server()).with_name(_WARNINGS)
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    finally:
+        file.unlink(missing_ok=True)
 
 
 class Script:
@@ -300,7 +315,25 @@ def _serve(address: str) -> list[str]:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
+    _note_warnings(Path(address).with_name(_WARNINGS))
     return command
+
+
+def _note_warnings(file: Path) -> None:
+    """Write into a file what Python warns of inside the package, except of traces, and show it as usual."""
+    import instrument
+    from instrument.base.errors import TraceWarning
+
+    package, usual = Path(instrument.__file__).parent, warnings.showwarning
+
+    def show(message: Warning, category: type[Warning], filename: str, *where: Any) -> None:
+        if Path(filename).is_relative_to(package) and not issubclass(category, TraceWarning):
+            with file.open("a", encoding="utf-8") as lines:
+                lines.write(warnings.formatwarning(message, category, filename, where[0]))
+        usual(message, category, filename, *where)
+
+    warnings.showwarning = show
+    warnings.filterwarnings("always", module=r"instrument\b")
 
 
 def _run_main() -> int:

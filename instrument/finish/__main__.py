@@ -43,7 +43,8 @@ _answering = Lock()
 def main() -> None:
     """Finish queued windows. The arguments are the folder, and the handle of the run's lock."""
     folder, *lock = sys.argv[1:]
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # never closed: threads of sinks may log until the process ends
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", closefd=False)
     os.dup2(2, 1)  # prints of sinks go to stderr
     os.nice(_NICENESS)
     for number in (signal.SIGINT, signal.SIGTERM):
