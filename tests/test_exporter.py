@@ -157,9 +157,11 @@ def test_another_process_makes_each_capture_and_its_words_arrive_in_order(
             "where it lies in the end"
         )
         assert not (capture.folder / "trace.json").exists()
-    said = [line for line in log.at("INFO") if line.startswith(("exporter: ", "Recorded "))]
-    order = ["exporter: seen by another", "exporter: ", "Recorded "] * 3
-    assert [line[: len(start)] for line, start in zip(said, order)] == order
+    starts = ("INFO exporter: seen by another", "\nA step takes ", "INFO Recorded ")
+    said = [start for line in log for start in starts if line.startswith(start)]
+    assert said == [*starts] * 3
+    for line, capture in zip((line for line in log if line.startswith("\n")), session.captures):
+        assert line.endswith(f"\n\nAll of it: {capture.folder / 'table.txt'}")
     assert [p for p in Path(profiler["output_dir"]).iterdir() if p.name.startswith(".")] == []
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from instrument.analysis.schema import unit_of
@@ -100,8 +101,15 @@ def plain(parts: Iterable[Part]) -> str:
 
 def text(section: Section, medium: Medium) -> str:
     """Return a section as text without styles."""
-    joined = ("".join(text for text, _ in line.pieces) for line in lines(section, medium))
-    return printable_lines(*joined)
+    joined = [
+        ("".join(text for text, _ in line.pieces), line.is_row) for line in lines(section, medium)
+    ]
+    if medium.width is not None and medium.drops:
+        wrap = partial(textwrap.wrap, width=medium.width, break_on_hyphens=False)
+        return printable_lines(
+            *(each for text, is_row in joined for each in ([text] if is_row else wrap(text)))
+        )
+    return printable_lines(*(text for text, _ in joined))
 
 
 def lines(section: Section, medium: Medium) -> Iterator[Line]:
@@ -129,7 +137,8 @@ def lines(section: Section, medium: Medium) -> Iterator[Line]:
             yield Line([])
         _set_widths(block, medium)
         yield from map(Line, _rows(block, section, medium))
-    if left_out := [each.name for each in columns if each not in kept]:
+    left_out = [each.name for each in columns if each not in kept]
+    if left_out and section.all_columns:
         them = "it" if len(left_out) == 1 else "them"
         how = f"{section.all_columns}{' or a wider terminal' if medium.drops else ''} shows {them}"
         some = counted(len(left_out), "column")

@@ -44,7 +44,8 @@ class Section:
         texts: for columns with their own format, the function that formats a cell.
         of_cost: whether large shares are drawn in warm colours, because they are shares of a cost,
             such as the time of a step.
-        all_columns: the option that shows all columns, even if the table is too wide.
+        all_columns: the option that shows all columns, even if the table is too wide. If it is
+            empty, no line names the columns that are left out.
         has_header: whether the names of the columns are above the rows.
     """
 

@@ -42,6 +42,14 @@ class Logger:
         """Log a failure, with the traceback of `exception` if there is one."""
         self._write("ERROR", message, values, exception)
 
+    def block(self, text: str) -> None:
+        """Log a text of several lines as it is, without the time and the place of a message."""
+        try:
+            self._logger.bind(is_block=True).opt(depth=1, raw=True).info("{}", f"\n{text}\n\n")
+        except Exception as error:
+            reraise_signal(error)
+            self._fallback("INFO", text, error)
+
     def log(self, level: str, message: str, *values: object) -> None:
         """Log a message of a level that is known only at run time."""
         self._write(level, message, values)
@@ -58,12 +66,14 @@ class Logger:
             self._logger.opt(depth=2, exception=exception).log(level, message, *values)
         except Exception as error:
             reraise_signal(error)
-            text = message.format(*values) if values else message
-            with suppress(AttributeError, OSError, ValueError):  # stderr is closed
-                print(
-                    printable_lines(f"{level}: {text} (a log sink failed: {reason_of(error)})"),
-                    file=sys.stderr,
-                )
+            self._fallback(level, message.format(*values) if values else message, error)
+
+    def _fallback(self, level: str, text: str, error: Exception) -> None:
+        with suppress(AttributeError, OSError, ValueError):  # stderr is closed
+            print(
+                printable_lines(f"{level}: {text} (a log sink failed: {reason_of(error)})"),
+                file=sys.stderr,
+            )
 
 
 def _one_line(record: Record) -> None:

@@ -5,8 +5,9 @@ standard input: the job (see `instrument.finish.job`), then a line for each new 
 line, the exporter finishes the queued folders of its run and rank in FOLDER. After `end`, or at the
 end of the input, it closes the sinks, waits for uploads, and ends.
 
-Its standard output has one JSON object per line: a log message (`text`, `level`), or a window that
-the exporter has done with (`done`, the queued folder, and `place`, the capture; null if it failed).
+Its standard output has one JSON object per line: a log message (`text`, `level`, `is_block`; see
+`Logger.block`), or a window that the exporter has done with (`done`, the queued folder, and
+`place`, the capture; null if it failed).
 
 It ignores Ctrl-C and SIGTERM, which launchers often send to all processes, and outlives the trainer
 until its queue is empty. A timer kills it if a capture, or closing the sinks, takes longer than the
@@ -51,7 +52,12 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     loguru.logger.remove()
     loguru.logger.add(
-        lambda message: _answer(answers, level=message.record["level"].name, text=_text(message)),
+        lambda message: _answer(
+            answers,
+            level=message.record["level"].name,
+            text=_text(message),
+            is_block=message.record["extra"].get("is_block", False),
+        ),
         level=0,
     )
     job = from_line(sys.stdin.readline())

@@ -312,7 +312,10 @@ class Finisher:
         try:
             answer = json.loads(line)
             if "text" in answer:
-                lines_logger.log(answer["level"], "exporter: {}", answer["text"])
+                if answer["is_block"]:
+                    lines_logger.block(answer["text"].strip("\n"))
+                else:
+                    lines_logger.log(answer["level"], "exporter: {}", answer["text"])
                 return
             try:
                 if answer["place"] is not None:

@@ -10,17 +10,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from instrument.analysis.coverage import losses, range_advice
-from instrument.analysis.layout import plain
+from instrument.analysis.layout import Medium, plain, text
 from instrument.analysis.operators import OPERATORS
 from instrument.analysis.ranges import RANGES
 from instrument.analysis.schema import names_of
-from instrument.analysis.section import Part, Section, is_every_column, shown_of
+from instrument.analysis.section import Part, Section, is_every_column, lines_of, shown_of
 from instrument.analysis.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, known_columns
 from instrument.analysis.views import Grouping, Views, rows_of
 from instrument.base.errors import CaptureError, ConfigError, did_you_mean
+from instrument.base.printable import printable
+from instrument.base.prose import wrapped
 from instrument.report.outline import (
     OWN_COLUMNS,
     costliest_by,
@@ -107,6 +111,8 @@ _WITHOUT = {
     "profiler.record_shapes=true records input shapes",
     "interruptions": "the trace holds no interruptions",
 }
+# The most lines of the log of a capture.
+_LOG_LINES = 40
 # What each grouping needs in the trace, and how to record it. Grouping by thread needs nothing.
 _GROUPED_BY = {
     "input_shapes": ("input shapes", "record it with profiler.record_shapes=true"),
@@ -161,6 +167,37 @@ def render(capture: Views, **options: Any) -> str:
     tables = capture_parts(capture, **options)
     first = first_parts(capture) if len(views) == 2 else []
     return plain([*first, *tables, *filter(None, [incomplete(capture, views)])])
+
+
+def log_block(capture: Views, rest: Path, width: int, **options: Any) -> str:
+    """Return the first 40 lines of the text of `render`, for a log whose lines have `width`.
+
+    The tables have as many rows as there is room for, and the columns that fit into a line. The
+    last line names `rest`, the file with the whole text. `options` are those of `render`.
+    """
+    views = [name for name in ("ranges", "operators") if options.get(name, True)]
+    first = first_parts(capture) if len(views) == 2 else []
+    rows = _LOG_LINES // 2
+    if options.get("rows", ALL) != ALL:
+        rows = min(rows, options["rows"])
+    while True:
+        _, *tables = capture_parts(capture, **{**options, "rows": rows})
+        without_path = heading(capture)[:-1]
+        parts = [*first, without_path, *tables, *filter(None, [incomplete(capture, views)])]
+        blocks = [*(_narrow(part, width) for part in parts), f"All of it: {printable(str(rest))}"]
+        excess = "\n\n".join(blocks).count("\n") + 1 - _LOG_LINES
+        if excess <= 0 or rows == 1:
+            break
+        rows = max(rows - max(excess // 2, 1), 1)
+    while "\n\n".join(blocks).count("\n") >= _LOG_LINES and len(blocks) > 2:
+        del blocks[-2]
+    return "\n\n".join(blocks)
+
+
+def _narrow(part: Part, width: int) -> str:
+    if isinstance(part, Section):
+        return text(replace(part, all_columns=""), Medium(width, drops=True))
+    return "\n".join(line for each in lines_of(part) for line in wrapped(each))
 
 
 def capture_parts(

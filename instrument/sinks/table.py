@@ -1,7 +1,8 @@
-"""A sink that writes the range tree and the operator table as text, to the log and a file."""
+"""A sink that writes the verdict, the ranges and the operators as text, to the log and a file."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,7 +13,7 @@ from instrument.base import files
 from instrument.base.errors import ConfigError
 from instrument.base.log import lines_logger, logger
 from instrument.base.rank_info import lowest_rank
-from instrument.report.text import By, check_columns, check_sort, render
+from instrument.report.text import By, check_columns, check_sort, log_block, render
 from instrument.sinks.sink import Sink
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TableSink(Sink):
-    """Logs the range tree and the costliest operators, and writes the same text to `table.txt`.
+    """Logs the verdict and the first ranges and operators, and writes all of it to `table.txt`.
 
     Only the lowest recording rank logs the text. The other ranks log the name of the file.
 
@@ -84,18 +85,21 @@ class TableSink(Sink):
         return (flags[self.by],) if self.by in flags else ()
 
     def write(self, capture: Capture, folder: Path) -> None:
-        """Log the text, and write it to `table.txt`.
+        """Log the first 40 lines of the text, and write all of it to `table.txt`.
 
         Raises:
             CaptureError: the data that the option `by` needs was not recorded.
         """
-        text = render(capture, **dict(self))
-        files.write(folder / "table.txt", text + "\n")
+        options = dict(self)
+        files.write(folder / "table.txt", render(capture, **options) + "\n")
         rank = capture.metadata.get("rank")
         lowest = lowest_rank(capture.metadata.get("config", {}).get("ranks"))
         if rank in (None, lowest):
-            # Many log formats put a long prefix before the message: begin on a new line.
-            lines_logger.info("\n{}", text)
+            # In the export process, stdout is what stderr is in the training process.
+            width = shutil.get_terminal_size().columns
+            # Until all sinks have run, a capture's folder has another name.
+            final = Path(capture.place or folder) if folder == capture.folder else folder
+            lines_logger.block(log_block(capture, final / "table.txt", width, **options))
         else:
             logger.info(
                 "The table of {} is in its file table.txt; only rank {} logs its table.",

@@ -21,6 +21,7 @@ from instrument.report.text import (
     RANGE_COLUMNS,
     By,
     check_sort,
+    log_block,
     render,
 )
 from instrument.sinks.table import TableSink
@@ -80,8 +81,36 @@ def test_the_whole_text(capture: Capture) -> None:
 def test_it_is_logged_once_and_written(capture: Capture, log: Log) -> None:
     TableSink().write(capture, capture.folder)
     text = EXPECTED.format(folder=capture.folder)
-    assert log == [f"INFO \n{text}"]
+    assert log == [f"\n{log_block(capture, capture.folder / 'table.txt', 80)}"]
     assert (capture.folder / "table.txt").read_text(encoding="utf-8") == text + "\n"
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+@pytest.mark.parametrize("findings", [0, 7])
+def test_the_log_has_forty_lines_that_fit_and_names_the_file_of_the_rest(
+    write: Write, monkeypatch: pytest.MonkeyPatch, width: int, findings: int
+) -> None:
+    """However long the findings are."""
+    many = [annotation(f"range {k} of many", 2000 + 10 * k, 5) for k in range(50)]
+    many += [span(f"aten::operator_{k}", 2001 + 10 * k, 2) for k in range(50)]
+    first = [[f"finding {k}" for k in range(findings * k)] for k in (1, 2)]
+    monkeypatch.setattr("instrument.report.text.first_parts", lambda capture: first)
+    capture = write([*steps(), *many], window={"truncated": True, "steps": 2, "reason": "a signal"})
+    lines = log_block(capture, Path("table.txt"), width).split("\n")
+    assert lines[:findings] == first[0]
+    assert 33 <= len(lines) <= 40
+    assert lines[-2:] == ["", "All of it: table.txt"]
+    assert max(map(len, lines)) <= width if width >= 80 else 80
+    assert "Truncated after 2 steps: a signal." in lines
+    tables = [line for line in lines if line.startswith(("Ranges", "Operators"))]
+    assert len(tables) == (1 if findings else 2), "a table without room is left out"
+    assert not [line for line in lines if "left out" in line or str(capture.folder) in line]
+
+
+def test_the_log_has_no_more_rows_and_tables_than_the_sink(write: Write) -> None:
+    block = log_block(write(steps()), Path("table.txt"), 80, ranges=False, rows=1)
+    assert block.startswith("steps_3-4: "), "one table alone has no verdict"
+    assert "Operators, 1 of 2" in block
 
 
 @pytest.mark.parametrize(
@@ -105,7 +134,8 @@ def test_of_several_ranks_the_lowest_logs_it(
     one_line = (
         f"The table of {capture.name} is in its file table.txt; only rank {lowest} logs its table."
     )
-    assert log == [f"INFO \n{text}" if rank == lowest else f"INFO {one_line}"]
+    block = log_block(capture, tmp_path / "table.txt", 80)
+    assert log == [f"\n{block}" if rank == lowest else f"INFO {one_line}"]
 
 
 def test_braces_and_tags_in_names_do_not_disturb_the_log(write: Write, log: Log) -> None:
