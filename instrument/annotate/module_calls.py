@@ -10,6 +10,7 @@ Module hooks are not used, for four reasons:
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ _marked: WeakSet[nn.Module] = WeakSet()
 _ranges_by_mark: dict[str, ModuleRange] = {}  # copies of a module share its mark
 _torch_call: Callable[..., Any] = nn.Module.__call__
 _wrapper: Callable[..., Any] | None = None  # the wrapper in use
+_listener: Callable[[nn.Module], object] | None = None
 _changes = 0
 
 
@@ -98,17 +100,30 @@ def _follow_arming() -> None:
         backends.on_arming.append(_refresh)
 
 
+def listen(listener: Callable[[nn.Module], object] | None) -> None:
+    """Call `listener` with each module that was called by no other module, after its range.
+
+    None ends this.
+    """
+    global _listener
+    _listener = listener
+    _put_wrappers(_wrapper is not None)
+
+
 def _refresh() -> None:
     """Wrap `nn.Module.__call__` if ranges of modules can open; otherwise unwrap it."""
-    global _wrapper, _changes
     needed = backends.armed and bool(_attached or _ranges_by_mark)
-    if needed and _wrapper is None:
-        _wrapper = _wrap(_unwrap(nn.Module.__call__))
-        _set_call(_wrapper)
-    elif not needed and _wrapper is not None and _changes < _MOST_CHANGES:
-        # If another tool has wrapped this wrapper, the wrapper stays and only passes calls on.
-        _wrapper = None
-        _set_call(_unwrap(nn.Module.__call__))
+    if needed != (_wrapper is not None) and (needed or _changes < _MOST_CHANGES):
+        _put_wrappers(needed)
+
+
+def _put_wrappers(ranged: bool) -> None:
+    # If another tool has wrapped our wrapper, the wrapper stays and only passes calls on.
+    global _wrapper
+    call = _unwrap(nn.Module.__call__)
+    _wrapper = _wrap(call) if ranged else None
+    call = _wrapper or call
+    _set_call(call if _listener is None else _wrap_to_listen(call))
 
 
 def _set_call(call: Callable[..., Any]) -> None:
@@ -120,7 +135,7 @@ def _set_call(call: Callable[..., Any]) -> None:
 
 def _unwrap(call: Any) -> Callable[..., Any]:
     # all wrappers, because another tool may have put an old one back
-    while getattr(call, "__code__", None) is _torch_call_wrapper.__code__:
+    while getattr(call, "__code__", None) in _wrapper_codes:
         call = call.__wrapped__
     return call  # type: ignore[no-any-return]
 
@@ -168,8 +183,10 @@ def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
     return ranged
 
 
-def skip_in_dynamo(function: Callable[..., Any]) -> None:
+def skip_in_dynamo(function: Callable[..., Any], *, and_all_within: bool = False) -> None:
     """Make Dynamo skip `function` itself, but compile the functions that `function` calls.
+
+    If `and_all_within` is true, Dynamo skips these functions too.
 
     Dynamo skips torch's own `nn.Module.__call__` in the same way. It would else compile our wrapper
     after a graph break, and the module call inside a second time. The public
@@ -179,8 +196,39 @@ def skip_in_dynamo(function: Callable[..., Any]) -> None:
     code = function.__code__
     if hasattr(dynamo, "set_code_exec_strategy"):
         action = dynamo._FrameAction
-        dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(action.SKIP, action.DEFAULT))
+        within = action.SKIP if and_all_within else action.DEFAULT
+        dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(action.SKIP, within))
 
 
-_torch_call_wrapper = _wrap(_torch_call)
-skip_in_dynamo(_torch_call_wrapper)  # all wrappers share one code object
+class _Depth(threading.local):
+    called = False  # whether this thread is in the call of a module
+
+
+_depth = _Depth()
+
+
+def _wrap_to_listen(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `nn.Module.__call__`, or its other wrapper; see `listen`."""
+
+    def heard(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():  # as above
+            return _torch_call(self, *args, **kwargs)
+        if _depth.called or _listener is None:
+            return call(self, *args, **kwargs)
+        _depth.called = True
+        try:
+            result = call(self, *args, **kwargs)
+        finally:
+            _depth.called = False
+        if _listener is not None:  # it may have ended
+            _listener(self)
+        return result
+
+    heard.__wrapped__ = call  # type: ignore[attr-defined]
+    return heard
+
+
+# all wrappers of a kind share one code object
+_wrapper_codes = [wrap(_torch_call).__code__ for wrap in (_wrap, _wrap_to_listen)]
+for each in (_wrap, _wrap_to_listen):
+    skip_in_dynamo(each(_torch_call))

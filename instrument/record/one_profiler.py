@@ -10,7 +10,7 @@ import atexit
 import functools
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock, current_thread, get_ident
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 lock = RLock()
 #: The recorder that left the profiler on, because only another thread can stop the profiler.
 abandoned: Recorder | None = None
+#: Called with its name before the program starts a session, or its own torch.profiler.
+before_start: list[Callable[[str], object]] = []
 _owner: weakref.ref[Recorder] | None = None
 # The thread that prepares or starts torch's profiler for a recorder.
 _our_thread: int | None = None
@@ -112,7 +114,14 @@ def watch_others() -> None:
         _warming_up.update(filter(_is_warming_up, gc.get_referrers(module.profile)))
 
 
+def announce(name: str) -> None:
+    """Say to those that record an unedited script what the script is about to start."""
+    for call in before_start:
+        call(name)
+
+
 def _end_window() -> None:
+    announce("torch.profiler")
     stop_abandoned()
     owner = current_owner()
     if owner is not None:

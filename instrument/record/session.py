@@ -186,6 +186,7 @@ class Session:
             loop.records_nothing = True
             return self
         one_profiler.watch_others()
+        one_profiler.announce("instrument.Session")
         one_profiler.require_idle()
         self._calls.restart()
         fill_standard_streams()
@@ -209,11 +210,7 @@ class Session:
         self.timings = (
             Timings(config.timings, self.output_dir, rank.rank) if config.timings else None
         )
-        models = named_models(self._model if self._model is not None else model)
-        if config.modules.enabled:
-            self._instrumented = instrument_models(
-                models, **config.modules.model_dump(exclude={"enabled"})
-            )
+        self._instrument(self._model if self._model is not None else model)
         _sessions.add(self)
         atexit.register(self._stop, "the interpreter ended")
         triggers = (
@@ -321,6 +318,24 @@ class Session:
         truncated. A window without a finished step is dropped, except if `step` was never called.
         """
         self._stop(None)
+
+    def add_models(self, models: Models) -> None:
+        """Give the submodules of further models ranges in all windows that begin from now on.
+
+        `models` is what the constructor takes as `model`. Without effect unless the session runs.
+
+        Raises:
+            ConfigError: as from the constructor.
+        """
+        if self.running:
+            self._instrument(models)
+
+    def _instrument(self, models: Models) -> None:
+        modules = self.config.modules
+        if modules.enabled:
+            self._instrumented += instrument_models(
+                named_models(models), **modules.model_dump(exclude={"enabled"})
+            )
 
     def add_metadata(self, key: str, value: Any) -> None:
         """Add a key to `capture.json` and to the trace of every window that ends from now on.
