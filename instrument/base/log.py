@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from loguru import Record
 
 
+#: The levels whose messages are not written: those of details, on all ranks but one.
+silenced: set[str] = set()
+
+
 class Logger:
     """Writes messages to loguru's sinks; values replace the braces of a message, as in `format`.
 
@@ -61,6 +65,8 @@ class Logger:
         values: tuple[object, ...],
         exception: BaseException | None = None,
     ) -> None:
+        if level in silenced:
+            return
         try:
             # the record names the function that calls a method of this class
             self._logger.opt(depth=2, exception=exception).log(level, message, *values)

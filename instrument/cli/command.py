@@ -12,7 +12,6 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NoReturn
 
 from instrument import __version__
@@ -29,6 +28,7 @@ from instrument.cli import (
     open,
     ranks,
     report,
+    run,
     show,
     trigger,
     whatif,
@@ -36,6 +36,7 @@ from instrument.cli import (
 from instrument.cli.output import Result, Written, say, saying_warnings, show_result
 
 COMMANDS = {
+    "run": run,
     "show": show,
     "ls": ls,
     "report": report,
@@ -85,14 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     arguments.options = options
     arguments.program = program
-    with suppress(AttributeError, ValueError):  # stdout may be another kind of object
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     status = 0
     try:
         with saying_warnings():
             made = arguments.run(arguments)
-        shown, status = made if isinstance(made, Result) else Result(made)
-        show_result(shown)
+        if not callable(made):
+            shown, status = made if isinstance(made, Result) else Result(made)
+            show_result(shown)
     except BrokenPipeError:  # the reader has ended, as `| head` does; the flush at exit must work
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
@@ -104,11 +104,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         say(f"instrument: {reason_of(error)}: read a trace of fewer steps, or allow more memory.")
         return 2
-    return status
+    return made() if callable(made) else status  # errors of a script are not ours
 
 
 def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Split the words of `instrument ab`: its own arguments, and the command after `--`."""
+    """Split the words of `ab` and `run`: their own arguments, and the command or script."""
+    if argv[:1] == ["run"]:
+        own, program = run.split(argv[1:])
+        return ["run", *own], program
     if argv[:1] != ["ab"] or "--" not in argv:
         return argv, []
     end = argv.index("--")

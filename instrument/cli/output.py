@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -50,6 +50,8 @@ def show_result(result: str | Parts) -> None:
     """
     if sys.stdout is None:  # the shell closed it: `>&-`
         raise ConfigError("The result cannot be printed, because stdout is closed.")
+    with suppress(AttributeError, ValueError):  # stdout may be another kind of object
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     if isinstance(result, str):
         lines = result.split("\n") if isinstance(result, Written) else [result]
         print(printable_lines(*lines), flush=True)

@@ -38,28 +38,29 @@ def preset(name: str) -> dict[str, Any]:
 def _composed(path: str) -> dict[str, Any]:
     """The options of a config file, merged with the options of the files in its defaults list."""
     options = _yaml(path)
-    merged: dict[str, Any] = {}
+    included: dict[str, Any] = {}
     for entry in options.pop("defaults", []):
         if entry == "_self_":
             continue
         if isinstance(entry, str):
-            merged |= _composed(f"{entry}.yaml")
+            included |= _composed(f"{entry}.yaml")
         else:
             for group, names in entry.items():
-                merged[group] = {
+                included[group] = {
                     key: value
                     for each in names
                     for key, value in _yaml(f"{group}/{each}.yaml").items()
                 }
-    return _merged(merged, options)
+    return merged(included, options)
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of both; those `above` overwrite those `below`, also in nested mappings."""
+    both = dict(below)
     for key, value in above.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key], value) if both else value
-    return merged
+        nested = isinstance(value, Mapping) and isinstance(both.get(key), Mapping)
+        both[key] = merged(both[key], value) if nested else value
+    return both
 
 
 def _yaml(path: str) -> dict[str, Any]:
