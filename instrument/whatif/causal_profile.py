@@ -30,10 +30,10 @@ CAUSAL_PROFILE: Schema = schema(
     "all that runs inside it and its device work), or kernel (device work with this name, without "
     "template arguments)",
     name="for a range, its path; for an operator or a kernel, its name",
-    cpu_ns="CPU time of the row in one step, on average, after the edits of the scenario; waits do "
-    "not count",
-    device_ns="time of the row's device work in one step, on average, after the edits of the "
-    "scenario; None if the trace has no device work",
+    cpu_ns="CPU time of the row in one step, after the edits of the scenario; waits do not count. "
+    "It is the row's share of all steps except the first, multiplied by the step",
+    device_ns="time of the row's device work in one step, counted like `cpu_ns`; None if the trace "
+    "has no device work",
     saving_10_ns="how much shorter a step would be if the row took 10 % less time; see "
     "`Scenario.saving_ns`",
     saving_25_ns="how much shorter a step would be if the row took 25 % less time",
@@ -73,7 +73,8 @@ def causal_profile(window: Window, costs: Sequence[Costs], step_ns: int, rows: i
         times = window.program.run_shares(base, change, np.array(_FASTER))
         left = np.sum(window.steps_ns(times)[..., kept], axis=-1) / max(whole_ns, 1)
         shares.append((1 - left).tolist())
-    spent = [_spent(window, costs, chosen) for chosen in tried.values()]
+    to_step = step_ns / max(whole_ns, 1)
+    spent = [_spent(window, costs, chosen, kept, to_step) for chosen in tried.values()]
     names = list(tried)
     order = sorted(
         range(len(names)),
@@ -107,20 +108,25 @@ def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
     return found
 
 
-def _spent(window: Window, costs: Sequence[Costs], chosen: _Chosen) -> tuple[int, int | None]:
-    """The mean CPU time and device time per step and rank, after edits.
+def _spent(
+    window: Window, costs: Sequence[Costs], chosen: _Chosen, kept: slice, to_step: float
+) -> tuple[int, int | None]:
+    """The mean CPU time and device time of the ranks in one step, after edits.
 
-    The device time is None if no rank has device work.
+    The times in the steps `kept`, multiplied by `to_step`, are those of one step. The device time
+    is None if no rank has device work.
     """
     cpu = device = 0
     for rank, own in chosen.items():
         model, edited = window.models[rank], costs[rank]
-        moments, steps = model.moments, max(len(model.moments.step_end), 1)
+        moments = model.moments
         begin, end = moments.time_ns[moments.step_start], moments.time_ns[moments.step_end]
-        cpu += model.axis.spent_within(begin, end, edited.cpu, own.cpu) // steps
-        device += int(edited.device_ns[own.rows & (model.step_of >= 0)].sum()) // steps
+        cpu += model.axis.spent_within(begin[kept], end[kept], edited.cpu, own.cpu)
+        counts = model.step_of >= range(len(begin))[kept].start
+        device += int(edited.device_ns[own.rows & counts].sum())
     has_device = any(len(model.work.event) for model in window.models)
-    return cpu // len(chosen), device // len(chosen) if has_device else None
+    in_step = to_step / len(chosen)
+    return round(cpu * in_step), round(device * in_step) if has_device else None
 
 
 def _ranges(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
