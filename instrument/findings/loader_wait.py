@@ -5,6 +5,13 @@ around the wait for a batch, on the threads of the steps. With a device, a wait 
 the device is idle. With enough workers, waits take 1 % or less; the threshold is higher because
 workers cost memory and CPU time too. If worker processes load the data, the saving is not known:
 the trace does not show how long they need. Another library's loader is seen only in a session.
+
+With workers, a step takes at least as long as the work beside the loading, as one worker's share
+of a batch, and as the CPUs need for the CPU time of the step's thread. A session on Linux counts
+this time; else the thread counts as always busy. The lower bound assumes that two CPUs are one core,
+which does 1.25 times the work of one CPU, and that all threads work in each operator. If other
+programs keep the CPUs busy, workers may get no CPU time that the process does not get now: then the
+lower bound is 0, and the estimate half of the rest.
 """
 
 from __future__ import annotations
@@ -23,6 +30,7 @@ from instrument.findings.check import Check, Edit, Problem
 from instrument.findings.evidence import evidence
 from instrument.findings.finding import Evidence
 from instrument.links.intervals import merged, sweep
+from instrument.trace.capture_json import DISTURBING_CPU_WAIT, CpuWait
 from instrument.trace.events import Ints, loader_iterator
 
 if TYPE_CHECKING:
@@ -32,6 +40,8 @@ _SINGLE = "_SingleProcess"
 # The check proposes at least the first number of workers if the number of CPUs is unknown, and at
 # most the second if it is known.
 _USUAL_WORKERS, _MOST_WORKERS = 4, 16
+# Two CPUs of one core together do about 2 / 1.6 = 1.25 times the work of one.
+_SHARED_CORE = 1.6
 # If one of several waits takes at least this part of all waiting time, the workers start then.
 _IN_ONE_WAIT = 0.5
 
@@ -136,14 +146,52 @@ def _edit(capture: Views, waits: Ints, kind: _Kind, workers: int) -> Edit | None
     """The step with data that `workers` worker processes load; None if workers already load it."""
     if kind == "workers":
         return None
-    if kind == "process":
-        return lambda whatif: whatif.workers(workers)
-    # This assumes that an unknown iterator has no threads or processes of its own. With several
-    # workers, the time between two batches is the loading time divided by their number.
     events, steps = capture.events, capture.links.counted_steps
     loads_ns = int(steps.within(events.start_ns[waits], events.end_ns[waits]).sum())
-    left = max(loads_ns / workers - (steps.total_ns - loads_ns), 0) / max(loads_ns, 1)
-    return lambda whatif: whatif.scale_events(waits, by=left)
+    if not loads_ns:
+        return None
+    # The expected, the longest and the shortest time of all batches.
+    batches_ns = _batches_ns(capture, loads_ns, workers)
+    if kind == "process":
+        count, least, most = (loads_ns / ns for ns in batches_ns)
+        return lambda whatif: whatif.workers(count, bounds=(least, most))
+    # This assumes that an unknown iterator has no threads or processes of its own.
+    rest_ns = steps.total_ns - loads_ns
+    by, largest, smallest = (max(ns - rest_ns, 0) / loads_ns for ns in batches_ns)
+    return lambda whatif: whatif.scale_events(waits, by, bounds=(largest, smallest))
+
+
+def _batches_ns(capture: Views, loads_ns: int, workers: int) -> tuple[float, float, float]:
+    """The time in which workers deliver the batches of all steps: expected, longest, shortest."""
+    total_ns, cpus = capture.links.counted_steps.total_ns, _cpus(capture)
+    alone_ns = loads_ns / workers
+    if cpus is None:
+        return alone_ns, loads_ns / max(workers / 2, 1), alone_ns
+    wait = capture.about.cpu_wait or CpuWait()
+    # The CPU time of the steps' thread, and that of the other threads of operators at most.
+    ran_ns: float = total_ns
+    if wait.ran_ns is not None and wait.window_ns:
+        ran_ns = min(total_ns * wait.ran_ns / wait.window_ns, total_ns)
+    rest_ns, threads = total_ns - loads_ns, _threads(capture)
+    expected_ns = max(alone_ns, ran_ns / cpus)
+    longest_ns = max(
+        expected_ns,
+        loads_ns / max(workers / _SHARED_CORE, 1),
+        ran_ns / max(cpus / _SHARED_CORE, 1),
+        (ran_ns + (threads - 1) * rest_ns) / cpus,
+    )
+    shortest_ns = alone_ns if wait.ran_ns is None else expected_ns
+    if (wait.share or 0) >= DISTURBING_CPU_WAIT:  # the workers may get no CPU that is not used now
+        expected_ns, longest_ns = (expected_ns + total_ns) / 2, total_ns
+    return min(expected_ns, total_ns), min(longest_ns, total_ns), min(shortest_ns, total_ns)
+
+
+def _threads(capture: Views) -> int:
+    """The number of threads that work in an operator at most; 1 if a device works."""
+    environment, cpus = capture.about.environment, _cpus(capture)
+    if environment is None or environment.threads is None or len(capture.links.launches.device):
+        return 1
+    return max(min(environment.threads.intra_op or 1, cpus or 1), 1)
 
 
 def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, workers: int) -> str:

@@ -1,7 +1,7 @@
 """The edits: each function takes the costs of a scenario, and returns the costs after the edit.
 
-If the effect of an edit is uncertain, the edit has two forms: the expected form gives the estimate
-of the saving, the modest form assumes a smaller effect.
+If the effect of an edit is uncertain, the edit has several forms: the expected form gives the
+estimate of the saving, the modest form assumes a smaller effect, the best form a larger one.
 """
 
 from __future__ import annotations
@@ -128,19 +128,16 @@ def bandwidth(model: Model, costs: Costs, chosen: Selection, *, factor: float) -
     return _with_durations(model, costs, device_ns)
 
 
-def workers(
-    model: Model, costs: Costs, chosen: Selection, *, count: int, modest: bool = False
-) -> Costs:
+def workers(model: Model, costs: Costs, chosen: Selection, *, count: float) -> Costs:
     """Load batches in worker processes instead of the training process.
 
     The time between two batches is at least the loading time of a batch divided by the number of
-    workers. The modest form assumes half as many workers, but at least one.
+    workers.
     """
-    helping = max(count / 2, 1) if modest else count
     fixed_ns = costs.fixed_ns.copy()
     batches = np.flatnonzero((model.arcs.kind == LOADER) & (model.arcs.source >= 0))
     lasts = model.links.events.duration_ns[model.arcs.event[batches]]
-    fixed_ns[batches] = np.rint(lasts / helping)
+    fixed_ns[batches] = np.rint(lasts / count)
     return replace(costs, cpu=(*costs.cpu, (chosen.cpu, 0.0)), fixed_ns=fixed_ns)
 
 

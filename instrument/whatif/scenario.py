@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -51,12 +51,12 @@ _SELECT = {
 class _Variant:
     """The costs of each rank after the edits, under one assumption (an index into `assumptions`).
 
-    `is_modest` says whether edits with an uncertain effect have their modest form (see `edits`).
+    `form` says which form edits with an uncertain effect have (see `edits`).
     """
 
     costs: tuple[Costs, ...]
     assumption: int
-    is_modest: bool = False
+    form: Literal["expected", "modest", "best"] = "expected"
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Scenario:
     Attributes:
         window: the models of all ranks.
         edits: a description of each edit.
-        variants: the costs after the edits, for each of `Window.assumptions`; if an edit has a
-            modest form, one more variant has the modest forms. The first variant gives the
+        variants: the costs after the edits, for each of `Window.assumptions`; if an edit has other
+            forms than the expected one, one more variant for each. The first variant gives the
             estimate.
         losses: a sentence for each thing that is missing from the captures.
     """
@@ -215,7 +215,9 @@ class Scenario:
         chosen, text = self._select(range=range, operator=operator, kernel=kernel)
         return self._with(f"{text} × {by:g}", partial(edits.scale, by=by), chosen)
 
-    def scale_events(self, positions: Ints, by: float) -> Scenario:
+    def scale_events(
+        self, positions: Ints, by: float, *, bounds: tuple[float, float] | None = None
+    ) -> Scenario:
         """Multiply the time of CPU events and device events by a factor.
 
         A CPU event includes all that runs inside and the device work that is launched there, but of
@@ -224,16 +226,21 @@ class Scenario:
         Args:
             positions: positions in `capture.events`.
             by: the factor; 0 removes the events, and also the waits inside them.
+            bounds: the factors for the bounds of the saving, the larger factor first.
 
         Raises:
-            ConfigError: `by` is negative or too large.
+            ConfigError: a factor is negative or too large.
             CaptureError: the scenario has several ranks.
         """
-        self._check_factor("by", by, least=0.0)
+        for factor in (by, *(bounds or ())):
+            self._check_factor("by", factor, least=0.0)
         self._check_one_rank()
         chosen = [selection.of_events(self.window.models[0], positions)]
-        edit = partial(edits.scale, by=by) if by else edits.remove
-        return self._with(f"{len(positions)} events × {by:g}", edit, chosen)
+        edit, *others = (
+            partial(edits.scale, by=factor) if factor else edits.remove
+            for factor in (by, *(bounds or ()))
+        )
+        return self._with(f"{len(positions)} events × {by:g}", edit, chosen, *others)
 
     def scale_spans(self, thread: int, spans: Intervals, by: float) -> Scenario:
         """Multiply the CPU time of one thread in some spans of time by a factor.
@@ -313,20 +320,27 @@ class Scenario:
         modest = partial(edits.graph_launch, modest=True)
         return self._with(f"range {range} as a graph", edits.graph_launch, chosen, modest)
 
-    def workers(self, count: int) -> Scenario:
+    def workers(self, count: float, *, bounds: tuple[float, float] | None = None) -> Scenario:
         """Load batches in `count` worker processes; see `edits.workers`.
 
+        Args:
+            count: the number of workers. 1.5 stands for workers that share CPUs, and so need as
+                long for three batches as the training process for two.
+            bounds: the numbers for the bounds of the saving, the smaller number first. Usually,
+                these are half of `count`, but at least 1, and `count`.
+
         Raises:
-            ConfigError: `count` is below 1 or too large.
+            ConfigError: a number is not positive or too large.
             CaptureError: no data loader loads its batches in the training process.
         """
-        if not 1 <= count <= _MOST_FACTOR:
+        least, most = bounds or (max(count / 2, min(count, 1)), count)
+        if not 0 < min(least, count, most) <= max(least, count, most) <= _MOST_FACTOR:
             raise ConfigError(
                 f"workers is {count:g}; give a positive number of at most {_MOST_FACTOR:g}."
             )
         chosen = self._each(selection.loading)
-        edit = partial(edits.workers, count=count)
-        return self._with(f"{count} workers", edit, chosen, partial(edit, modest=True))
+        edit, modest, best = (partial(edits.workers, count=n) for n in (count, least, most))
+        return self._with(f"{count:g} workers", edit, chosen, modest, best)
 
     def bandwidth(self, factor: float) -> Scenario:
         """Multiply the bandwidth between ranks; see `edits.bandwidth`.
@@ -381,17 +395,23 @@ class Scenario:
         edit: Callable[..., Costs],
         chosen: Sequence[Any | None],
         modest: Callable[..., Costs] | None = None,
+        best: Callable[..., Costs] | None = None,
     ) -> Scenario:
         """The scenario with one more edit, which changes `chosen` of each rank (None: nothing).
 
-        `modest` is the same edit with a smaller effect, if its effect is uncertain.
+        `modest` is the same edit with a smaller effect, and `best` with a larger effect, if its
+        effect is uncertain.
         """
-        variants = self.variants
-        if modest and not any(variant.is_modest for variant in variants):
-            variants = (*variants, replace(variants[0], is_modest=True))
+        forms = {"expected": edit, "modest": modest or edit, "best": best or edit}
+        variants = list(self.variants)
+        present = {variant.form for variant in variants}
+        if modest and "modest" not in present:
+            variants.append(replace(variants[0], form="modest"))
+        if best and "best" not in present:
+            variants.append(replace(variants[0], form="best"))
         changed = []
         for variant in variants:
-            form = modest if modest and variant.is_modest else edit
+            form = forms[variant.form]
             costs = (
                 own if each is None else form(model, own, each)
                 for model, own, each in zip(self.window.models, variant.costs, chosen)

@@ -44,6 +44,18 @@ def settings(**loader: Any) -> dict[str, Any]:
     return environment(threads=threads, loaders=[{"phase": "train", "workers": 0, **loader}])
 
 
+def on_two_cpus(ran: float, *, threads: int = 1, waited: float = 0) -> dict[str, Any]:
+    """The shares of the window in which the thread runs, and waits for a CPU."""
+    return environment(
+        threads={"intra_op": threads, "inter_op": 2, "cpus": 2, "local_ranks": 1},
+        cpu_wait={
+            "waited_ns": round(waited * 10**6),
+            "ran_ns": round(ran * 10**6),
+            "window_ns": 10**6,
+        },
+    )
+
+
 ONE_LONG_WAIT = [*loading(WORKERS, 10), step(4, 4000, 2000), annotation(WORKERS, 4000, 1500)]
 FRAMES = [frame("train.py(7): main", 0, 4000)]
 WORKED = [each for k in range(4) for each in launched("gemm", 1000 * k + 1, 1000 * k, 995, k + 1)]
@@ -51,6 +63,16 @@ WORKED = [each for k in range(4) for each in launched("gemm", 1000 * k + 1, 1000
 LOADER = {
     "a wait for data": Case("loader-wait", [*loading(), *FRAMES]),
     "threads and CPUs are known": Case("loader-wait", loading(), settings(pin_memory=False)),
+    # The loading takes 650 of 1000 µs. With two CPUs, two workers need 325 µs for a batch.
+    "two CPUs for 1000 µs of work": Case("loader-wait", loading(waits_us=650), on_two_cpus(1)),
+    "two threads on two CPUs": Case(
+        "loader-wait", loading(waits_us=650), on_two_cpus(1, threads=2)
+    ),
+    "a loader that waits for files": Case("loader-wait", loading(waits_us=650), on_two_cpus(0.4)),
+    "an iterator on two CPUs": Case("loader-wait", loading("data", 650), on_two_cpus(1)),
+    "CPUs that other programs use": Case(
+        "loader-wait", loading(waits_us=650), on_two_cpus(0.5, waited=0.5)
+    ),
     "no steps": Case(
         "loader-wait", [annotation(SINGLE_PROCESS, 0, 400), span("aten::mm", 400, 600)]
     ),

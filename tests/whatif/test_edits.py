@@ -128,6 +128,12 @@ def test_more_workers(tmp_path, load_us, rest_us, count, step_us, modest_us) -> 
     assert edited.high_ns == (1000 - step_us) * 1000
 
 
+def test_the_bounds_of_workers_that_share_cpus(tmp_path) -> None:
+    body = lambda _, at: [annotation(SINGLE_PROCESS, at, 600)]  # noqa: E731
+    edited = whatif(tmp_path, repeated(1000, body)).workers(1.2, bounds=(0.75, 3))
+    assert (edited.low_ns, edited.saving_ns, edited.high_ns) == (200_000, 500_000, 600_000)
+
+
 def test_batches_of_workers_come_when_they_came(tmp_path) -> None:
     """Steps 1 to 3 wait 500 µs; faster operators wait longer, and no edit makes a batch come earlier."""
     name = oracle.WORKERS
