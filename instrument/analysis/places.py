@@ -146,7 +146,8 @@ def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, i
 def spans_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, Intervals]:
     """The parts of the given spans in which a thread is in each function of the user.
 
-    They include what the function calls in libraries. Empty if the trace has no Python frames.
+    They include what the function calls in libraries other than torch, whose time the user cannot
+    change. Empty if the trace has no Python frames.
     """
     frames, table = capture.links.frames, capture.events
     own = frames.thread == thread
@@ -157,7 +158,8 @@ def spans_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, 
     inside_ns = within(merged(*spans), begin, end)
     begin, end = begin[inside_ns > 0], end[inside_ns > 0]
     middle = begin + 1  # at `begin`, a frame that ends there would still count
-    name = _users_frame_at(capture.links, np.full(len(begin), thread, np.int32), middle)
+    threads = np.full(len(begin), thread, np.int32)
+    name = _users_frame_at(capture.links, threads, middle, or_torchs=True)
     names, groups = groupby(name)
     pieces: dict[str, list[Ints]] = {}
     for code, rows in zip(names.tolist(), groups.rows()):
@@ -170,11 +172,16 @@ def spans_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, 
     }
 
 
-def _users_frame_at(links: Links, thread: Codes, time_ns: Ints) -> Ints:
-    """For each thread and time, the user's innermost frame, as an index of a name; -1 for none."""
+def _users_frame_at(links: Links, thread: Codes, time_ns: Ints, *, or_torchs: bool = False) -> Ints:
+    """For each thread and time, the user's innermost frame, as an index of a name; -1 for none.
+
+    With `or_torchs`, it is torch's frame if that is more inside.
+    """
     frames, table = links.frames, links.events
-    is_users = table.named(lambda name: users_source(name) is not None)[frames.index]
-    node = frames.nearest(is_users, frames.node_at(thread, time_ns))
+    chosen = table.named(lambda name: users_source(name) is not None)[frames.index]
+    if or_torchs:
+        chosen |= table.named(_is_torchs)[frames.index]
+    node = frames.nearest(chosen, frames.node_at(thread, time_ns))
     found: Ints = np.where(node >= 0, table.name[np.append(frames.index, -1)[node]], -1)
     return found
 
@@ -199,6 +206,10 @@ def _stack_sources(events: Events) -> list[str | None]:
         frames = str(decoded(events.texts[code])).split(";")
         sources[code] = next(filter(None, map(users_source, frames)), None)
     return sources
+
+
+def _is_torchs(frame: str) -> bool:
+    return frame.startswith(("torch/", "nn.Module: ")) or "/torch/" in frame
 
 
 @lru_cache(maxsize=100_000)

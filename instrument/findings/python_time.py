@@ -5,7 +5,8 @@ code, or code that torch does not record. Outside of ranges, only a trace with P
 whose time it is; without them, it is a part of `unmarked-time`. The simulation halves it. Python
 between the operators of a layer or of a loss rarely takes the fifth of the step that makes a
 finding. The time of optimizers is left out, because it is torch's own, and that of `not-training`
-too. With device work, `device-idle` counts the Python that delays the device.
+too, and so is torch's time in a function. With device work, `device-idle` counts the Python that
+delays the device.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from instrument.findings.finding import Evidence
 from instrument.findings.not_training import parts
 from instrument.links.groupby import Groups
 from instrument.links.intervals import Intervals, concatenated, merged, within
+from instrument.links.step_index import CountedSteps
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -105,13 +107,22 @@ def _places(capture: Views) -> Iterator[Place]:
         chosen = (found.path == path) & (lasts_ns > 0)
         spans = merged(found.start_ns[chosen], found.end_ns[chosen])
         sources = spans_by_source(capture, thread, spans)
-        if name != NO_RANGE:
-            yield Place(name, spans, sources)
-            continue
-        for source in sorted(sources, key=lambda each: -lasting(sources[each])):
-            if steps.share(lasting(sources[source])) < CHECK.least_share:
-                break
-            yield Place(None, sources[source], {source: sources[source]})
+        of_path = [Place(name, spans, sources)]
+        if name == NO_RANGE:
+            longest = sorted(sources, key=lambda each: -lasting(sources[each]))
+            of_path = [Place(None, sources[each], {each: sources[each]}) for each in longest]
+        yield from (place for place in of_path if _is_large(steps, place.spans))
+
+
+def _is_large(steps: CountedSteps, spans: Intervals) -> bool:
+    """Whether the spans take `least_share` of at least half of the steps, and of all together.
+
+    On a busy machine, any time can be long in one step, because the thread gets no CPU.
+    """
+    in_step_ns = within(spans, steps.start_ns, steps.end_ns)
+    large = in_step_ns >= CHECK.least_share * (steps.end_ns - steps.start_ns)
+    whole = steps.share(int(in_step_ns.sum())) >= CHECK.least_share
+    return whole and 2 * int(large.sum()) >= steps.count
 
 
 def _problem(capture: Views, place: Place) -> Problem:

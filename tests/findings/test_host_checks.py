@@ -321,6 +321,16 @@ NOT_IN_PYTHON = {
     "on another thread": Case(
         "python-time", [*without(playing(), "rollout"), annotation("rollout", 0, 900, tid=3)]
     ),
+    "in one of the steps, as on a busy machine": Case(
+        "python-time", [*playing(100), step(3, 3000, 1000), annotation("rollout", 3000, 800)]
+    ),
+    "in torch's own functions": Case(
+        "python-time",
+        [
+            *without(playing(frames=True), "rollout"),
+            *in_steps(3, 1000, frame("torch/optim/adam.py(3): step", 50, 420)),
+        ],
+    ),
     "a device works": Case("python-time", [*playing(), *launched("gemm", 50, 60, 900, 1)]),
     "what a function does in its range is marked": Case("unmarked-time", playing(700, frames=True)),
     "a function in no range needs no mark": Case(
