@@ -2,15 +2,17 @@
 
 Counted are the gaps of 1 ms and more in which all devices are idle; shorter ones are
 `launch-bound`. The cause is the operator or range with the most own time in the gaps, on the thread
-that launches the next work. The simulation removes the calls that return in a gap and launch
-nothing; the saving is unknown if they take less than half of the gaps. The check cannot see what
+that launches the next work. The simulation takes the CPU time of this thread out of the gaps, so
+that work is launched as early as the launch queue allows; the lower bound takes out half of it. The
+saving is unknown if the simulated steps do not depend on this thread. The check cannot see what
 Python does outside operators and ranges, or what other processes do for which this one waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from instrument.analysis.coverage_rows import ORDERED
 from instrument.analysis.places import source_of
 from instrument.analysis.synchronisations import callers
 from instrument.analysis.views import Views
+from instrument.base.errors import CaptureError
 from instrument.base.units import percent
 from instrument.findings.check import Check, Problem
 from instrument.findings.evidence import evidence_row
@@ -28,15 +31,15 @@ from instrument.links.intervals import sweep, within_groups
 from instrument.trace.events import (
     ANNOTATION,
     Ints,
-    is_runtime,
     is_step,
-    is_wait,
     split_overload,
 )
 
-# If calls that launch nothing take a smaller share of the gaps than this, the saving is unknown.
-_EXPLAINED = 0.5
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
 _MOST_CAUSES = 5
+_LEAST_SAVING = 0.01
 
 
 class _Cause(NamedTuple):
@@ -59,16 +62,12 @@ def find(capture: Views) -> Iterator[Problem]:
         return
     causes = _causes(capture, long)
     top = causes[0]
-    only_cpu, only_cpu_ns = _only_cpu(capture, long)
-    # The scenario shortens only calls that launch nothing. If these calls explain little of the
-    # gaps, the scenario's saving would be too small.
-    explained = only_cpu_ns >= _EXPLAINED * idle_ns
     where = "in no range and no operator" if top.event < 0 else f"in {top.name}"
     yield Problem(
         f"The device is idle for {percent(share)} of the {steps.what} in gaps "
         f"of over 1 ms; for {percent(top.time_ns / idle_ns)} of this time, the CPU is {where}",
         share=share,
-        edit=(lambda whatif: whatif.scale_events(only_cpu, by=0)) if explained else None,
+        edit=partial(_launched_early, capture, long),
         place=(top.range, source_of(capture, top.event) if top.event >= 0 else None),
         evidence=tuple(_row(capture, cause) for cause in causes[:_MOST_CAUSES]),
         change=_change(capture, top),
@@ -80,7 +79,6 @@ CHECK = Check(
     find,
     verify="--steps --launches",
     least_share=0.05,
-    least_saving=0.01,
     on_device=True,
     coverage=ORDERED,
 )
@@ -166,30 +164,29 @@ def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
 def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:
     """For each node of the call tree, how much of its time lies in gaps that its thread ends."""
     tree = capture.links.call_tree
+    waited = _waits(capture, gaps)
+    return within_groups(waited, tree.thread, tree.start_ns, tree.ends_before_overlap)
+
+
+def _waits(capture: Views, gaps: LaunchGaps) -> tuple[Ints, Ints, Ints]:
+    """The thread that ends a gap, the start and the end of each interval in which devices wait."""
     timeline = sweep([(gaps.start_ns, gaps.queued_ns), gaps.waiting])
     waits = timeline.active[0] & timeline.active[1] & (timeline.end_ns > timeline.start_ns)
     start_ns, end_ns = timeline.start_ns[waits], timeline.end_ns[waits]
     gap = np.searchsorted(gaps.start_ns, start_ns, "right") - 1  # gaps do not overlap
-    waited = _threads(capture, gaps)[gap], start_ns, end_ns
-    return within_groups(waited, tree.thread, tree.start_ns, tree.ends_before_overlap)
+    return _threads(capture, gaps)[gap], start_ns, end_ns
 
 
-def _only_cpu(capture: Views, gaps: LaunchGaps) -> tuple[Ints, int]:
-    """The outermost calls that end in a gap, launch nothing and do not wait for the device.
+def _launched_early(capture: Views, gaps: LaunchGaps, whatif: Scenario) -> Scenario:
+    """The window without the CPU time in the gaps; for the lower bound, half of it stays.
 
-    They are on the thread that ends the gap. The second result is their time inside the gaps.
+    Raises:
+        CaptureError: the steps stay as long: they depend on something else than these threads.
     """
-    events, tree = capture.events, capture.links.call_tree
-    if not len(gaps.call) or not len(tree):
-        return np.zeros(0, np.int64), 0
-    at = np.searchsorted(gaps.start_ns, tree.end_ns, "left") - 1
-    launch_ns = np.where(gaps.call >= 0, events.start_ns[gaps.call], gaps.queued_ns)
-    inside = (at >= 0) & (tree.end_ns <= launch_ns[at])
-    inside &= tree.thread == _threads(capture, gaps)[at]
-    _, launcher = capture.links.launched
-    works = np.bincount(launcher[launcher >= 0], minlength=len(tree))
-    works += (events.among(is_runtime) & events.named(is_wait))[tree.index]
-    inside &= tree.with_descendants(works) == 0
-    outermost = np.flatnonzero(inside & ~np.append(inside, False)[tree.parent])
-    lies_ns = tree.end_ns - np.maximum(tree.start_ns, gaps.start_ns[at])
-    return tree.index[outermost], int(lies_ns[outermost].sum())
+    threads, start_ns, end_ns = _waits(capture, gaps)
+    for thread in np.unique(threads).tolist():
+        own = threads == thread
+        whatif = whatif.scale_spans(thread, (start_ns[own], end_ns[own]), 0, bounds=(0.5, 0))
+    if whatif.saving_ns < _LEAST_SAVING * whatif.baseline_ns:
+        raise CaptureError("The steps do not depend on the threads that launch late.")
+    return whatif

@@ -8,10 +8,10 @@ the trace does not show how long they need. Another library's loader is seen onl
 
 With workers, a step takes at least as long as the work beside the loading, as one worker's share
 of a batch, and as the CPUs need for the CPU time of the step's thread. A session on Linux counts
-this time; else the thread counts as always busy. The lower bound assumes that two CPUs are one core,
-which does 1.25 times the work of one CPU, and that all threads work in each operator. If other
-programs keep the CPUs busy, workers may get no CPU time that the process does not get now: then the
-lower bound is 0, and the estimate half of the rest.
+this time; else the thread counts as always busy. The lower bound assumes that two CPUs are one
+core, which does 1.25 times the work of one CPU, and that all threads work in each operator. If
+other programs keep the CPUs busy, workers may get no CPU time that the process does not get now:
+then the lower bound is 0, and the estimate half of the rest.
 """
 
 from __future__ import annotations

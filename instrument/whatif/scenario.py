@@ -232,32 +232,36 @@ class Scenario:
             ConfigError: a factor is negative or too large.
             CaptureError: the scenario has several ranks.
         """
-        for factor in (by, *(bounds or ())):
+        factors = (by, *(bounds or ()))
+        for factor in factors:
             self._check_factor("by", factor, least=0.0)
         self._check_one_rank()
         chosen = [selection.of_events(self.window.models[0], positions)]
-        edit, *others = (
-            partial(edits.scale, by=factor) if factor else edits.remove
-            for factor in (by, *(bounds or ()))
-        )
-        return self._with(f"{len(positions)} events × {by:g}", edit, chosen, *others)
+        forms = [partial(edits.scale, by=factor) if factor else edits.remove for factor in factors]
+        return self._with(f"{len(positions)} events × {by:g}", forms[0], chosen, *forms[1:])
 
-    def scale_spans(self, thread: int, spans: Intervals, by: float) -> Scenario:
+    def scale_spans(
+        self, thread: int, spans: Intervals, by: float, *, bounds: tuple[float, float] | None = None
+    ) -> Scenario:
         """Multiply the CPU time of one thread in some spans of time by a factor.
 
         Args:
             thread: the thread, as in `capture.events.thread`.
             spans: the starts and ends of the spans, on the clock of `capture.events`.
             by: the factor, at least 0.
+            bounds: the factors for the bounds of the saving, the larger factor first.
 
         Raises:
-            ConfigError: `by` is negative or too large.
+            ConfigError: a factor is negative or too large.
             CaptureError: the scenario has several ranks.
         """
-        self._check_factor("by", by, least=0.0)
+        factors = (by, *(bounds or ()))
+        for factor in factors:
+            self._check_factor("by", factor, least=0.0)
         self._check_one_rank()
         chosen = [selection.of_spans(self.window.models[0], thread, spans)]
-        return self._with(f"{len(spans[0])} spans × {by:g}", partial(edits.scale, by=by), chosen)
+        forms = [partial(edits.scale, by=factor) for factor in factors]
+        return self._with(f"{len(spans[0])} spans × {by:g}", forms[0], chosen, *forms[1:])
 
     def remove(
         self,

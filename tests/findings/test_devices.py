@@ -309,6 +309,10 @@ def test_a_real_trace_gives_what_is_justified(name: str) -> None:
     findings = diagnose([real_traces.load(name)], MARKED).findings
     codes = [*dict.fromkeys(each.code for each in findings)]
     assert codes == [*JUSTIFIED[name]], [each.title for each in findings]
+    for idle in (each for each in findings if each.code == "device-idle"):
+        assert idle.saving is not None
+        assert idle.share is not None
+        assert 0 < idle.saving.share <= 1.01 * idle.share, "the device works as long as before"
 
 
 @real_traces.needs_traces
