@@ -132,6 +132,7 @@ class Check(NamedTuple):
         needs: the data without which the check cannot run.
         coverage: the rows of `capture.coverage` that the finding depends on.
         is_caveat: whether the problem makes the recording less exact instead of the program slower.
+        assumes: what the saving assumes, as in `Finding`.
     """
 
     code: str
@@ -145,6 +146,7 @@ class Check(NamedTuple):
     needs: tuple[Need, ...] = ()
     coverage: tuple[str, ...] = ()
     is_caveat: bool = False
+    assumes: str = ""
 
 
 class RanksCheck(NamedTuple):
@@ -200,6 +202,7 @@ def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator
             variant=problem.variant,
             ends_run=problem.ends_run,
             is_caveat=check.is_caveat,
+            assumes=check.assumes,
         )
 
 

@@ -85,6 +85,8 @@ class Finding:
             empty if the check looks for one problem.
         ends_run: whether the run soon fails because of the problem.
         is_caveat: whether the problem makes the recording less exact instead of the program slower.
+        assumes: what the saving assumes, such as "with half of this time"; empty if it assumes that
+            the problem is gone.
         capture: the name of the capture that holds the evidence; None for a comparison of ranks.
             `diagnose` sets it.
         phase: the phase of the step that the saving shortens, such as "validation"; None if all
@@ -104,6 +106,7 @@ class Finding:
     variant: str = ""
     ends_run: bool = False
     is_caveat: bool = False
+    assumes: str = ""
     capture: str | None = None
     phase: str | None = None
 

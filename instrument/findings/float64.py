@@ -56,6 +56,7 @@ CHECK = Check(
     least_share=0.1,
     least_saving=0.03,
     factor=0.5,
+    assumes="in float32",
     on_device=False,
 )
 

@@ -138,7 +138,7 @@ def _problem(capture: Views, part: Part) -> Problem:
     is_once = holding == 1 and of > 1
     place = common_place(capture, part.events)
     return Problem(
-        f"{percent(share)} of the {steps.what} does not train the model: {part.name}, {often}",
+        f"{percent(share)} of the {steps.what} goes to {part.name}, not to training: {often}",
         part.events,
         None if is_once else share,
         edit=None if is_once else _without(capture, part),

@@ -22,7 +22,7 @@ from instrument.analysis.places import has_sources, spans_by_source, users_sourc
 from instrument.analysis.ranges import NO_RANGE
 from instrument.analysis.step_parts import python_time, thread_of_steps
 from instrument.analysis.views import Views
-from instrument.base.units import duration, percent
+from instrument.base.units import counted, duration, percent
 from instrument.findings.check import ONE_STEP, Check, Problem
 from instrument.findings.finding import Evidence
 from instrument.findings.not_training import parts
@@ -80,6 +80,7 @@ CHECK = Check(
     on_device=False,
     needs=(ONE_STEP,),
     coverage=(CPU_IN_STEPS,),
+    assumes="with half of this time",
 )
 
 
@@ -111,18 +112,25 @@ def _places(capture: Views) -> Iterator[Place]:
         if name == NO_RANGE:
             longest = sorted(sources, key=lambda each: -lasting(sources[each]))
             of_path = [Place(None, sources[each], {each: sources[each]}) for each in longest]
-        yield from (place for place in of_path if _is_large(steps, place.spans))
+        yield from (place for place in of_path if _is_large(capture, place.spans))
 
 
-def _is_large(steps: CountedSteps, spans: Intervals) -> bool:
-    """Whether the spans take `least_share` of at least half of the steps, and of all together.
+def _is_large(capture: Views, spans: Intervals) -> bool:
+    """Whether the spans take `least_share` of the steps, and this is no chance of a busy machine.
 
-    On a busy machine, any time can be long in one step, because the thread gets no CPU.
+    On a busy machine, any time can be long in one step, because the thread gets no CPU. So either
+    most steps must have the time, or it must exceed the time without a CPU by `least_share`.
     """
+    steps, wait = capture.links.counted_steps, capture.about.cpu_wait
+    least, waited = CHECK.least_share, (wait and wait.share) or 0.0
+    share = steps.share(lasting(spans))
+    return share >= least and (2 * _holding(steps, spans) > steps.count or share - waited >= least)
+
+
+def _holding(steps: CountedSteps, spans: Intervals) -> int:
+    """The number of steps of which the spans take `least_share`."""
     in_step_ns = within(spans, steps.start_ns, steps.end_ns)
-    large = in_step_ns >= CHECK.least_share * (steps.end_ns - steps.start_ns)
-    whole = steps.share(int(in_step_ns.sum())) >= CHECK.least_share
-    return whole and 2 * int(large.sum()) >= steps.count
+    return int((in_step_ns >= CHECK.least_share * (steps.end_ns - steps.start_ns)).sum())
 
 
 def _problem(capture: Views, place: Place) -> Problem:
@@ -134,9 +142,11 @@ def _problem(capture: Views, place: Place) -> Problem:
     if main is not None:
         of_main = percent(steps.share(lasting(place.sources[main])))
         title += f" in {main}" if place.path is None else f"; {of_main} in {main}"
+    if (holding := _holding(steps, place.spans)) < steps.count:
+        title += f", in {holding} of {counted(steps.count, 'step')}"
     per_step = f"{duration(lasting(place.spans) / steps.count)} a {steps.what}"
     rows = sorted(place.sources, key=lambda each: -lasting(place.sources[each]))[:_SHOWN]
-    change = f"{_ADVICE}. The saving is that of half the time."
+    change = f"{_ADVICE}."
     if not has_sources(capture):
         change += " profiler.with_stack=true shows which functions take the time."
     return Problem(

@@ -97,9 +97,10 @@ def saving_text(finding: Finding, step_ns: int | None) -> str:
     bounds = f", between {low} and {high}" if low != high else ""
     share = f" ({percent(saving.share)})" if saving.baseline_ns else ""
     why = _why_different(finding)
+    assumes = f"{finding.assumes}, " if finding.assumes else ""
     return (
         f"{duration(saving.saving_ns)} of a {_step(finding, step_ns)}{share}{bounds}: "
-        f"a step would take {duration(saving.step_ns)}{f'; {why}' if why else ''}"
+        f"{assumes}a step would take {duration(saving.step_ns)}{f'; {why}' if why else ''}"
     )
 
 
@@ -115,9 +116,10 @@ def _cause(finding: Finding, step_ns: int | None) -> str:
         unknown = "" if finding.ends_run else "; the saving is not known"
         return f"{cause}{place}{unknown}."
     step, why = _step(finding, step_ns), _why_different(finding)
+    assumes = finding.assumes or "without this"
     than = "" if step == "step" else f" instead of {duration(saving.baseline_ns)}"
     return (
-        f"{cause}{place}; without this, a {step.partition(' of ')[0]} would take "
+        f"{cause}{place}; {assumes}, a {step.partition(' of ')[0]} would take "
         f"{duration(saving.step_ns)}{than} ({percent(saving.share)} less"
         f"{f': {why}' if why else ''})."
     )
@@ -127,7 +129,8 @@ def _with_saving(finding: Finding) -> str:
     saving = finding.saving
     if saving is None:
         return finding.title
-    return f"{finding.title}; saves {duration(saving.saving_ns)} ({percent(saving.share)})"
+    saves = f"{duration(saving.saving_ns)} ({percent(saving.share)}) {finding.assumes}".rstrip()
+    return f"{finding.title}; saves {saves}"
 
 
 def _step(finding: Finding, step_ns: int | None) -> str:
@@ -143,7 +146,7 @@ def _step(finding: Finding, step_ns: int | None) -> str:
 def _why_different(finding: Finding) -> str:
     """Return why the share in a finding's title differs from the share that it saves, or ""."""
     share, saving = finding.share, finding.saving
-    if share is None or saving is None or not saving.baseline_ns:
+    if share is None or saving is None or not saving.baseline_ns or finding.assumes:
         return ""
     if abs(saving.share - share) <= _ALIKE:
         return ""

@@ -307,7 +307,11 @@ def without(events: list[Event], *names: str) -> list[Event]:
     return [event for event in events if event["name"] not in names]
 
 
+ONCE_IN_PYTHON = [*playing(100), step(3, 3000, 1000), annotation("rollout", 3000, 800)]
 IN_PYTHON = {
+    "Python in one of the steps": Case(
+        "python-time", ONCE_IN_PYTHON, environment(cpu_wait={"waited_ns": 10, "window_ns": 100})
+    ),
     "Python of a range": Case("python-time", playing()),
     "its function": Case("python-time", playing(frames=True)),
     "a function in no range": Case("python-time", without(playing(frames=True), "rollout")),
@@ -321,8 +325,8 @@ NOT_IN_PYTHON = {
     "on another thread": Case(
         "python-time", [*without(playing(), "rollout"), annotation("rollout", 0, 900, tid=3)]
     ),
-    "in one of the steps, as on a busy machine": Case(
-        "python-time", [*playing(100), step(3, 3000, 1000), annotation("rollout", 3000, 800)]
+    "in one of the steps, on a busy machine": Case(
+        "python-time", ONCE_IN_PYTHON, environment(cpu_wait={"waited_ns": 20, "window_ns": 100})
     ),
     "in torch's own functions": Case(
         "python-time",
