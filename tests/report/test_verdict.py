@@ -63,6 +63,16 @@ def test_a_larger_share_of_unknown_saving_is_named_too() -> None:
     assert verdict(_diagnosis(large, small)) == STEP + unknown
 
 
+def test_a_saving_that_assumes_something_says_it_instead_of_a_reason() -> None:
+    found = replace(_finding("A is Python", 300, 0.6), assumes="with half of this time")
+    sentence = "A is Python; with half of this time, a step would take 700 ns (30 % less)."
+    assert verdict(_diagnosis(found)) == STEP + sentence
+    ((problem, _),) = changes(_diagnosis(found))
+    assert problem == "A is Python; saves 300 ns (30 %) with half of this time"
+    text = " ".join(as_text(_diagnosis(found)).split())
+    assert "a step (30 %): with half of this time, a step would take 700 ns change" in text
+
+
 @pytest.mark.parametrize(
     ("share", "why"),
     [
