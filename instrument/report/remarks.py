@@ -113,11 +113,14 @@ def recomputed(capture: Views) -> str:
     )
 
 
-def _shares_are_of(capture: Views) -> str:
-    """Return the steps and the CPU time to which the shares of ranges and operators refer."""
+def _share_is(capture: Views, of: str) -> str:
+    """Return what the shares of ranges and operators are: the steps and the CPU time they are of.
+
+    The times in the table are of all steps, so the quotient is not one of two of its numbers.
+    """
     numbers = capture.steps.column("number")
     window = _steps_of(numbers[counting(len(numbers))]) if numbers else "the recording"
-    return f"{duration(capture.range_tree.shared_ns)} on all threads in {window}"
+    return f"share = {of} in {window} / {duration(capture.range_tree.shared_ns)} on all threads"
 
 
 def device(capture: Views) -> list[str]:
@@ -241,13 +244,13 @@ def ranges_title(capture: Views, shown: Table, by: str | None = None) -> str:
             if some == count
             else f", {some} of {count}: the largest shares and the ranges around them"
         )
-    return f"Ranges{few}; share = self total (with backward) / {_shares_are_of(capture)}"
+    return f"Ranges{few}; {_share_is(capture, 'self total (with backward)')}"
 
 
 def operators_title(capture: Views, rows: int, count: int, by: str) -> str:
     """Return the title of the operator table, which shows the first `rows` of `count` operators."""
     of_device = "; device share = self device / all device time" if len(capture.work.event) else ""
     return (
-        f"Operators, {min(rows, count)} of {count}, by {by}; share = self CPU / "
-        f"{_shares_are_of(capture)}{of_device}"
+        f"Operators, {min(rows, count)} of {count}, by {by}; "
+        f"{_share_is(capture, 'self CPU')}{of_device}"
     )

@@ -42,14 +42,14 @@ What to change first:
 steps_3-4: steps 3–4, torch 2.13.0+cpu, no device
 {folder}
 
-Ranges; share = self total (with backward) / 1.000 ms on all threads in step 4
+Ranges; share = self total (with backward) in step 4 / 1.000 ms on all threads
 name         calls         CPU  CPU per step  share  self total
 -----------  -----  ----------  ------------  -----  ----------
 forward          2    1.200 ms    600.000 µs  20.0%  400.000 µs
   attention      2  800.000 µs    400.000 µs  40.0%  800.000 µs
 (no range)       -           -             -  40.0%  800.000 µs
 
-Operators, 2 of 2, by self_cpu_ns; share = self CPU / 1.000 ms on all threads in step 4
+Operators, 2 of 2, by self_cpu_ns; share = self CPU in step 4 / 1.000 ms on all threads
 name              calls    self CPU  share         CPU  CPU per call  flops
 ----------------  -----  ----------  -----  ----------  ------------  -----
 aten::mm              2  600.000 µs  30.0%  600.000 µs    300.000 µs    384
