@@ -29,10 +29,13 @@ from instrument.findings.evidence import (
     share_of,
 )
 from instrument.links.attribution import FORWARD, OPTIMIZER, kinds_of_scopes
-from instrument.links.groupby import Groups, isin
-from instrument.trace.events import OPERATOR, Flags, Ints, split_overload
+from instrument.links.autograd import is_backward
+from instrument.links.groupby import Groups, groupby, isin
+from instrument.trace.events import OPERATOR, Flags, Ints, called_operators, split_overload
 
 _LEAST_LAYOUT, _LEAST_COPIES = 0.05, 0.1
+# An operator is named if it makes copies of at least this share of their cost.
+_MOSTLY = 0.5
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|^batched_transpose_\d", re.IGNORECASE)
 _CASTS = frozenset({"aten::to", "aten::_to_copy"})
 _COPIES = frozenset({"aten::contiguous", "aten::clone"})
@@ -49,6 +52,11 @@ _CAST_ONCE = (
 _COPY_LESS = (
     "Remove .contiguous() if the next operator can read any layout, and .clone() if "
     "nothing writes to the copy in place; or store the tensor in the layout in which it is read."
+)
+
+_OTHER_LAYOUT = (
+    "{} copies its input because it cannot read this layout, such as that of .expand(), .t() or a "
+    "slice: store the tensor once in a layout that it reads, or use an operator that reads any."
 )
 
 
@@ -99,6 +107,9 @@ def _conversions(
     if share < _LEAST_COPIES:
         return
     place = common_place(capture, tree.index[nodes], costs(capture, nodes))
+    caller = _caller(capture, nodes) if names == _COPIES else None
+    if caller is not None:
+        does, change = f"copies tensors inside {caller}", _OTHER_LAYOUT.format(caller)
     yield Problem(
         f"{percent(share)} of the {steps.what} {does}: "
         f"{counted(round(len(nodes) / steps.count), 'call')} a {steps.what}",
@@ -132,6 +143,19 @@ def _copying(capture: Views, names: frozenset[str]) -> Ints:
     is_copy = isin(device, capture.work.event[capture.work.kind == COPY])
     moves = Groups(around, len(nodes)).number(across[device] & is_copy) > 0
     return nodes[~moves]
+
+
+def _caller(capture: Views, nodes: Ints) -> str | None:
+    """The operator that itself makes most of the copies; None if the program makes them."""
+    events, tree = capture.events, capture.links.call_tree
+    cost = costs(capture, nodes)
+    parent = tree.index[np.maximum(tree.parent[nodes], 0)]
+    calls = (called_operators(events) & ~is_backward(events))[parent] & (tree.parent[nodes] >= 0)
+    names, groups = groupby(events.name[parent[calls]].astype(np.int64))
+    spent = groups.sum(cost[calls])
+    if not len(names) or spent.max() < _MOSTLY * cost.sum():
+        return None
+    return split_overload(events.names[names[np.argmax(spent)]])[0]
 
 
 def _of_optimizer(capture: Views, nodes: Ints) -> Flags:

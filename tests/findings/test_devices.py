@@ -13,6 +13,7 @@ from builders import (
     annotation,
     call,
     capture,
+    in_steps,
     kernel,
     launched,
     span,
@@ -88,6 +89,13 @@ SIZES_UNKNOWN = [
     else event
     for event in all_reduce(hidden=False)
 ]
+COPIES_INSIDE = in_steps(
+    4,
+    1000,
+    span("aten::addmm", 0, 900),
+    span("aten::clone", 10, 500),
+    span("aten::copy_", 20, 450),
+)
 TYPED = span("aten::mm", 10, 5, Input_type=["float"])
 
 FOUND = {
@@ -129,6 +137,7 @@ FOUND = {
     "a cast in the closure of an optimizer": Case(
         "layout-and-casts", casts(each_step=True, optimizer=True, grad=True)
     ),
+    "copies inside an operator": Case("layout-and-casts", COPIES_INSIDE),
     "allocations in each step": Case("allocator-churn", allocations(steps=4)),
     "recording makes steps longer": Case(
         "recording-overhead", [step(3, 0, 1000)], costs(1_400_000)
