@@ -14,7 +14,7 @@ from commands import Command
 
 from instrument import Capture
 from instrument.base.errors import ConfigError
-from instrument.cli.run import Script, _config, split
+from instrument.cli.run import Script, config_of, split
 from instrument.record.unedited import Cycle
 
 MODEL = """
@@ -104,7 +104,7 @@ def test_the_words_before_the_script_are_the_commands_own(line: str, own: str, s
 def test_windows_begin_with_step_1_at_the_earliest(
     preset: str, overrides: list[str], expected: dict[str, Any]
 ) -> None:
-    config = _config(preset, overrides)
+    config = config_of(preset, overrides)
     assert {name: getattr(config, name) for name in expected} == expected
     assert "file" in config.triggers
     assert "table" not in config.sinks

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import builtins
-import sys
-import time
 from collections.abc import Callable, Sequence
-from importlib.abc import InspectLoader, MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import find_spec
-from pathlib import Path
-from types import CodeType, ModuleType
+from functools import partial, wraps
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from instrument.base.errors import ConfigError, reason_of
+from instrument.base.rank_info import lowest_rank, rank_info
 from instrument.cli.output import say
+from instrument.cli.script import Script, when_torch_is_loaded
 
 if TYPE_CHECKING:
     from instrument.config.schema import ProfilerConfig
@@ -24,8 +20,8 @@ if TYPE_CHECKING:
 HELP = "run a script as it is, and say what slows it"
 
 _PRESET = "summary"
-# How long rank 0 waits at the end until the other ranks have saved their windows.
-_RANKS_S = 30.0
+# How long the end waits at most until all windows are finished, also those of other ranks.
+_LONGEST_WAIT_S = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,12 +72,13 @@ def run(arguments: argparse.Namespace) -> Callable[[], int]:
         raise ConfigError(
             f"{preset} and {more[0]} are two presets: give one, or `--` and the script."
         )
-    config = _config(preset, [word for word in words if "=" in word])
+    overrides = [word for word in words if "=" in word]
+    recording = Recording(preset, overrides, arguments.step)
     script = Script(arguments.program)
-    return lambda: _record(script, config, arguments.step)
+    return lambda: _record(script, recording)
 
 
-def _config(preset: str, overrides: Sequence[str]) -> ProfilerConfig:
+def config_of(preset: str, overrides: Sequence[str]) -> ProfilerConfig:
     """The options of a preset with overrides, for a run whose step 0 cannot be recorded.
 
     Windows that would begin with step 0 begin with step 1. There is the trigger `file`, for
@@ -104,181 +101,121 @@ def _config(preset: str, overrides: Sequence[str]) -> ProfilerConfig:
     return as_config(options)
 
 
-def _record(script: Script, config: ProfilerConfig, kind: StepKind | None) -> int:
-    from instrument.base import log
-    from instrument.base.rank_info import lowest_rank, rank_info
-
-    watches: list[Watch] = []
-
-    def watch() -> None:
-        from instrument.record.unedited import Watch
-
-        try:
-            watches.append(Watch(config, kind))
-            watches[0].begin()
-        except Exception as error:  # an error of ours must not end the script
-            say(f"instrument: the script cannot be watched: {reason_of(error)}")
-
-    if config.enabled:
-        if rank_info().rank != lowest_rank(config.ranks):
-            log.silenced.update({"DEBUG", "INFO"})
-        when_torch_is_loaded(watch)
+def _record(script: Script, recording: Recording) -> int:
+    when_torch_is_loaded(recording.begin)
     status = script.run()
-    try:
-        for each in watches:
-            each.end(script.error)
-            if rank_info().rank == lowest_rank(config.ranks):
-                say(*_verdict(each, wait_s=0.0 if script.error else _RANKS_S))
-        if config.enabled and not watches:
-            say("instrument: the script has not loaded torch, so nothing is recorded.")
-    except KeyboardInterrupt:
-        say("instrument: interrupted")
-    except Exception as error:
-        say(f"instrument: {reason_of(error)}")
+    recording.end(script.error)
     if isinstance(script.error, KeyboardInterrupt):
         raise script.error  # Python then ends as after Ctrl-C
     return status
 
 
-def when_torch_is_loaded(act: Callable[[], object]) -> None:
-    """Call `act` now if torch is loaded, or else as soon as the script has loaded torch.
+class Recording:
+    """Records this process: a script, or what a process that `mp.spawn` has started runs.
 
-    A script may set variables such as OMP_NUM_THREADS before it loads torch.
-    """
-    if "torch" in sys.modules:
-        act()
-    else:
-        sys.meta_path.insert(0, _WhenLoaded("torch", act))
-
-
-class _WhenLoaded(MetaPathFinder):
-    def __init__(self, name: str, act: Callable[[], object]) -> None:
-        self._name, self._act, self._searches = name, act, False
-
-    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        """Let the other finders find the module, and act when their loader has loaded it."""
-        if name != self._name or self._searches:
-            return None
-        try:
-            self._searches = True
-            spec = find_spec(name)
-        finally:
-            self._searches = False
-        if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
-            load = loader.exec_module
-
-            def load_and_act(module: ModuleType) -> None:
-                load(module)
-                del loader.exec_module
-                sys.meta_path.remove(self)
-                self._act()
-
-            loader.exec_module = load_and_act
-        return spec
-
-
-class Script:
-    """A script or a module, with its arguments, that `run` runs as `python` does.
-
-    Attributes:
-        error: what has ended the script, such as an exception or Ctrl-C; None if nothing has.
+    Args:
+        preset, overrides: what to record; see `config_of`.
+        kind: what ends a step, if it is given.
+        index: the number that `mp.spawn` gave to this process; 0 for a script.
     """
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self.error: BaseException | None = None
-        self._as_module = words[:1] == ["-m"]
-        self._words = [*words[1:]] if self._as_module else [*words]
-        if not self._words:
-            raise ConfigError("instrument run needs a script, or -m and a module, to run.")
-        self._file = Path(self._words[0])
-        if not self._as_module and not self._file.is_file():
-            raise ConfigError(
-                f"There is no script {self._words[0]}: give a file, or -m and a module."
-            )
+    def __init__(
+        self, preset: str, overrides: Sequence[str], kind: StepKind | None, index: int = 0
+    ) -> None:
+        self._arguments = preset, overrides, kind
+        self._config = config_of(preset, overrides)
+        self._watch: Watch | None = None
+        self._spawns = False
+        self._speaks = index == 0 and rank_info().rank == lowest_rank(self._config.ranks)
+        if not self._speaks:
+            from instrument.base import log
 
-    def run(self) -> int:
-        """Run the script in a new module `__main__`; print its traceback; return its exit status.
+            log.silenced.update({"DEBUG", "INFO"})
 
-        The module stays, because exit handlers, pickle and multiprocessing use it.
-        """
-        main = sys.modules["__main__"] = ModuleType("__main__")
-        vars(main)["__builtins__"] = builtins
-        if not sys.flags.safe_path:
-            folder = Path.cwd() if self._as_module else self._file.resolve().parent
-            sys.path[0] = str(folder)
-        sys.argv[:] = self._words
+    def begin(self) -> None:
+        """Begin to watch; torch is loaded."""
+        if not self._config.enabled:
+            return
         try:
-            exec(self._module_code(main) if self._as_module else self._file_code(main), vars(main))
-        except SystemExit as ended:
-            if ended.code is None or isinstance(ended.code, int):
-                self.error = ended if ended.code else None
-                return ended.code or 0
-            print(ended.code, file=sys.stderr)
-            self.error = ended
-            return 1
-        except BaseException as error:
-            self.error = error
-            error.__traceback__ = _of_script(error, main)
-            sys.excepthook(type(error), error, error.__traceback__)
-            sys.excepthook = lambda *_: None  # after Ctrl-C, Python would call it again
-            return 1
-        return 0
+            from instrument.record.unedited import Watch
 
-    def _file_code(self, main: ModuleType) -> CodeType:
-        main.__file__ = file = str(self._file.absolute())
-        main.__loader__ = loader = SourceFileLoader("__main__", file)
-        vars(main)["__cached__"] = None
-        return loader.source_to_code(loader.get_data(file), file)
+            self._watch = Watch(self._config, self._arguments[-1])
+            self._watch.begin()
+            self._follow_spawned()
+        except Exception as error:  # an error of ours must not end the script
+            say(f"instrument: nothing is recorded: {reason_of(error)}.")
 
-    def _module_code(self, main: ModuleType) -> CodeType:
-        name = self._words[0]
-        spec = find_spec(name)
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = find_spec(f"{name}.__main__")
-        code = (
-            spec.loader.get_code(spec.name)
-            if spec and isinstance(spec.loader, InspectLoader)
-            else None
-        )
-        if spec is None or code is None:
-            sys.exit(f"instrument: there is no module {name} that can be run.")
-        main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
-        main.__file__ = sys.argv[0] = str(spec.origin)
-        return code
-
-
-def _of_script(error: BaseException, main: ModuleType) -> Any:
-    """The traceback without the frames before the script's own."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_globals is not vars(main):
-        trace = trace.tb_next
-    return trace if trace or isinstance(error, SyntaxError) else error.__traceback__
-
-
-def _verdict(watch: Watch, wait_s: float) -> list[str]:
-    """Write the report page, and return the verdict as lines, of which the last names the page."""
-    session = watch.session
-    if session is None or session.output_dir is None:
-        return [
-            "instrument: no step was found, so nothing is recorded: no optimizer has stepped in "
-            "this process. If it trains in another way, give --step backward or --step forward."
+    def _follow_spawned(self) -> None:
+        """Record the processes that `mp.spawn` starts, too: they train instead of this one."""
+        # torch.multiprocessing.spawn is a function, and the module has the same name
+        modules: list[Any] = [
+            import_module(f"torch.multiprocessing{each}") for each in ("", ".spawn")
         ]
-    if not session.captures:  # the log has said why
-        return []
-    from instrument.analysis.find_captures import captures_at, of_newest_run
-    from instrument.base import file_lock, files
-    from instrument.capture import Capture
-    from instrument.findings.diagnose import diagnose_all
-    from instrument.findings.verdict import first_lines
-    from instrument.report.page.page import page, payload
+        start = modules[0].start_processes
 
-    folder, until = session.output_dir, time.monotonic() + wait_s
-    while any(map(file_lock.is_held, folder.glob(".run-*.lock"))) and time.monotonic() < until:
-        time.sleep(0.1)
-    captures = [Capture.load(each) for each in of_newest_run(captures_at(folder)).captures]
-    paragraphs = first_lines(diagnose_all(captures))
-    target = folder / "report.html"
-    files.write(target, page(payload(captures)).html)
-    lines = [line for paragraph in paragraphs for line in ("", *paragraph)]
-    return [*lines, "", f"The report page is {target}."]
+        @wraps(start)
+        def start_recorded(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            self._spawns = True
+            return start(partial(_run_spawned, self._arguments, fn), *args, **kwargs)
+
+        for module in modules:
+            module.start_processes = start_recorded
+
+    def end(self, error: BaseException | None) -> None:
+        """Stop recording, and say what slows the script; `error` has ended it, unless None."""
+        if not self._config.enabled:
+            return
+        try:
+            if self._watch is not None:
+                self._watch.end(None if isinstance(error, SystemExit) else error)
+            if self._speaks:
+                say(*self._verdict(error))
+        except KeyboardInterrupt:
+            say("instrument: interrupted")
+        except Exception as wrong:
+            say(f"instrument: the verdict is not known: {reason_of(wrong)}.")
+
+    def _verdict(self, error: BaseException | None) -> list[str]:
+        """Write the report page; return the verdict as lines, of which the last names the page."""
+        from instrument.analysis.find_captures import captures_at, of_newest_run
+        from instrument.base import files
+        from instrument.capture import Capture
+        from instrument.findings.diagnose import diagnose_all
+        from instrument.findings.verdict import first_lines
+        from instrument.report.page.page import page, payload
+
+        watch = self._watch
+        if watch is None:
+            return ["instrument: nothing is recorded, because the script has not loaded torch."]
+        if watch.session is None and not watch.gave_up and not self._spawns:
+            return [
+                "instrument: nothing is recorded, because no step was found: no optimizer has "
+                "stepped in this process. --step backward and --step forward count other steps."
+            ]
+        folder = watch.wait(_LONGEST_WAIT_S, others=error is None)
+        if folder is None:  # the log says why
+            return []
+        captures = [Capture.load(each) for each in of_newest_run(captures_at(folder)).captures]
+        paragraphs = first_lines(diagnose_all(captures))
+        target = folder / "report.html"
+        files.write(target, page(payload(captures)).html)
+        lines = [line for paragraph in paragraphs for line in ("", *paragraph)]
+        return [*lines, "", f"The report page is {target}."]
+
+
+def _run_spawned(
+    arguments: tuple[str, Sequence[str], StepKind | None],
+    function: Callable[..., Any],
+    index: int,
+    *args: Any,
+) -> Any:
+    """Run a function of the script in a process that `mp.spawn` has started."""
+    recording = Recording(*arguments, index)
+    recording.begin()
+    try:
+        result = function(index, *args)
+    except BaseException as error:
+        recording.end(error)
+        raise
+    recording.end(None)
+    return result

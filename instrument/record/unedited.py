@@ -13,9 +13,11 @@ import inspect
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
@@ -28,7 +30,9 @@ from torch.utils.data import DataLoader
 from instrument.annotate import module_calls
 from instrument.annotate.module_calls import skip_in_dynamo
 from instrument.base.errors import reason_of, reraise_signal
+from instrument.base.file_lock import is_held
 from instrument.base.log import logger
+from instrument.base.rank_info import rank_info
 from instrument.config.schema import ProfilerConfig
 from instrument.record import one_profiler
 from instrument.record.session import Session
@@ -42,6 +46,7 @@ KINDS: tuple[StepKind, ...] = ("forward", "backward", "optimizer")
 _ASKED_AT = (4, 16, 64, 256)
 # A search for models reads all objects of the process, 0.1 s for a million.
 _MOST_SEARCHES = 4
+_POLL_S = 0.1
 
 
 class Cycle:
@@ -82,6 +87,7 @@ class Watch:
 
     Attributes:
         session: the session that records; None before the end of the first step.
+        gave_up: whether the watch ended before the script; the log says why.
     """
 
     def __init__(self, config: ProfilerConfig, kind: StepKind | None = None) -> None:
@@ -89,7 +95,7 @@ class Watch:
         self._config, self._given = config, kind
         self._kind: StepKind | None = None  # None until it is known what ends a step
         self._cycle = Cycle()
-        self._over = self._starting = False
+        self.gave_up = self._ended = self._starting = False
         self._count = dict.fromkeys(KINDS, 0)
         self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # not from other modules
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # their models are known
@@ -110,10 +116,28 @@ class Watch:
         self._wrap("optimizer", Optimizer, "profile_hook_step", self._noticing_steps)
 
     def end(self, error: BaseException | None) -> None:
-        """Stop the session; `error` has ended the script early, unless it is None."""
-        self._over = True
+        """Stop the session, and unwrap; `error` has ended the script early, unless it is None."""
+        self._ended = True
+        for unwrap in self._unwrap.values():
+            unwrap()
         if self.session is not None:
             self.session.__exit__(type(error) if error else None, error, None)
+
+    def wait(self, longest_s: float, *, others: bool) -> Path | None:
+        """Wait until the windows are finished; return the folder for captures if this rank has any.
+
+        If `others` is true, also wait for the other ranks.
+        """
+        run = None if self.session is None else self.session.loop.run
+        if self.session is None or run is None:
+            return None
+        folder, until = run.finisher.output_dir, time.monotonic() + longest_s
+        several = others and rank_info().world_size > 1
+        locks = folder.glob(".run-*.lock") if several else [run.finisher.lock.path]
+        for lock in locks:
+            while is_held(lock) and time.monotonic() < until:
+                time.sleep(_POLL_S)
+        return folder if self.session.captures else None
 
     # The functions of torch.
 
@@ -174,7 +198,7 @@ class Watch:
 
     def _notice(self, kind: StepKind, called: Any) -> None:
         """Take notice of a call that has ended. If this fails, the watch is over."""
-        if self._over or os.getpid() != self._process:
+        if self._ended or self.gave_up or os.getpid() != self._process:
             return
         try:
             if kind == "forward":
@@ -190,7 +214,7 @@ class Watch:
                 self._begin_steps(kind, called)
         except Exception as error:
             reraise_signal(error)
-            self._over = True
+            self.gave_up = True
             logger.warning("`instrument run` records no more steps: {}.", reason_of(error))
 
     def _decides(self, kind: StepKind) -> bool:
@@ -227,9 +251,9 @@ class Watch:
 
     def _leave_to(self, other: str) -> None:
         """Record nothing more, because the script starts `other`, which also records."""
-        if self._starting or self._over:
+        if self._starting or self._ended or self.gave_up:
             return
-        self._over = True
+        self.gave_up = True
         logger.warning(
             "`instrument run` records no more steps, because the script itself records with {}.",
             other,
