@@ -63,8 +63,6 @@ CHECKS: tuple[Check, ...] = (
     loader_wait.CHECK,
     synchronizing_calls.CHECK,
     operator_storm.CHECK,
-    not_training.CHECK,
-    python_time.CHECK,
     launch_bound.CHECK,
     device_idle.CHECK,
     blocking_copies.CHECK,
@@ -85,6 +83,8 @@ CHECKS: tuple[Check, ...] = (
     debug_modes.CHECK,
     first_step.CHECK,
     recording_overhead.CHECK,
+    not_training.CHECK,
+    python_time.CHECK,
     unmarked_time.CHECK,
 )
 #: The checks that `diagnose` runs on the ranks of each window.
