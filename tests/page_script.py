@@ -92,6 +92,8 @@ def command(line: str) -> None:
     """Print a command and run it; it must end well."""
     print(f"\n$ {line}", flush=True)
     words = _words(os.path.expandvars(line))
+    if words[:2] == ["instrument", "run"]:
+        words = ["python", "-m", *words]
     if words[0] == "python" and not _OF_A_SHELL.intersection(words):
         assert warm.run_into(words[1:], Path.cwd(), os.environ, 1) == 0, line
         return
