@@ -30,6 +30,7 @@ from instrument.base.units import (
     counted,
     duration,
     durations_like,
+    few,
     last_digit,
     percent_change,
 )
@@ -181,7 +182,7 @@ def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[Pa
     made.append(_section(found, _rounded(found.step, rows), title))
     if len(found.wholes) > 1:
         made.append(_section(found, of_ranks(found), "Ranks"))
-    made += [_changed(found, each, rows) for each in ((by,) if by else usual)]
+    made += [part for each in ((by,) if by else usual) for part in _changed(found, each, rows)]
     if not by:
         made.append(_counters(found, rows))
     return made
@@ -367,8 +368,11 @@ def of_ranks(found: Difference) -> Table:
     )
 
 
-def _changed(found: Difference, by: By, rows: int) -> str | Section:
-    """Return the table that `by` names: the rows whose time changed, the largest change first."""
+def _changed(found: Difference, by: By, rows: int) -> Iterator[Part]:
+    """Yield the table that `by` names: the rows whose time changed, the largest change first.
+
+    A line follows on rows that the table leaves out although their number of calls changed.
+    """
     table = getattr(found, _TABLES[by])
     title, time = _TABLES[by].capitalize(), main_time(table)
     counts = statuses(table)
@@ -376,9 +380,8 @@ def _changed(found: Difference, by: By, rows: int) -> str | Section:
     unit = _unit(found.step)
     changed = [row for row in table if abs(getattr(row, f"change_{time}") or 0) >= unit]
     if not len(table):
-        return f"{title}: {_NOT_RECORDED[by]}."
-    if not changed:
-        return f"{title}: no time changed{of}."
+        yield f"{title}: {_NOT_RECORDED[by]}."
+        return
     changed.sort(key=lambda row: -abs(getattr(row, f"change_{time}") or 0))
     shown = changed[:rows]
     columns = {
@@ -390,8 +393,19 @@ def _changed(found: Difference, by: By, rows: int) -> str | Section:
             for side in ("before", "after", "change")
         },
     }
-    title = f"{title} by {TIMES[time]}{shown_of(len(shown), len(changed))}{of}"
-    return _section(found, Table(columns), title, missable=("calls", "status"))
+    if changed:
+        title = f"{title} by {TIMES[time]}{shown_of(len(shown), len(changed))}{of}"
+        yield _section(found, Table(columns), title, missable=("calls", "status"))
+    else:
+        yield f"{title}: no time changed{of}."
+    names = set(columns["name"])
+    others = [row for row in table if row.status != "same" and _label(row, by) not in names]
+    if others:
+        texts = (
+            f"{_label(row, by)} {both('calls', row.before_calls, row.after_calls)}"
+            for row in others
+        )
+        yield wrapped(f"Not shown, with another number of calls: {few(texts)}.", indent="  ")
 
 
 def statuses(table: Table) -> list[str]:

@@ -35,6 +35,7 @@ from instrument import Capture, diff
 from instrument.base.errors import CaptureError
 from instrument.compare import side
 from instrument.compare.difference import Difference
+from instrument.compare.difference import parts as text_parts
 from instrument.compare.step_change import divided
 from instrument.runs.run import Run
 
@@ -202,6 +203,10 @@ def test_the_tables_say_what_was_added_removed_and_changed(tmp_path: Path) -> No
     assert counters["forward", "kernels"] == (2, 1, -1)
     assert counters[None, "allocations"] == (None, 1, None)
     assert ("forward", "copies") not in counters
+    assert text_parts(found, rows=1, by="operator")[-1] == [
+        "Not shown, with another number of calls: cudaLaunchKernel 2 → 1, aten::relu 1 →",
+        "  0, aten::mm 1 → 2.",
+    ]
 
 
 def _inner(folder: Path) -> Path:
