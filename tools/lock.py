@@ -35,7 +35,10 @@ def main() -> None:
         frozen = subprocess.run(
             [*pip, "freeze"], check=True, stdout=subprocess.PIPE, text=True
         ).stdout
-    pinned = [line for line in frozen.splitlines() if "==" in line and not LEFT_OUT.match(line)]
+    pinned = sorted(  # versions of pip differ in the order
+        (line for line in frozen.splitlines() if "==" in line and not LEFT_OUT.match(line)),
+        key=str.lower,
+    )
     CONSTRAINTS.write_text("\n".join([*comments, torch, *pinned]) + "\n", encoding="utf-8")
     print(
         f"{CONSTRAINTS.name}: {len(pinned)} packages and {torch}, on Python {sys.version.split()[0]}"
