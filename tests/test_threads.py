@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -55,10 +57,15 @@ def new_process(code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("other", "expected"), [("theirs", ["wait", "stop"]), ("instrument-limits", ["stop"])]
+    ("other", "state", "expected"),
+    [
+        ("theirs", b"S", ["wait", "stop"]),
+        ("theirs", b"R", [*["wait"] * 5, "stop"]),  # until it has had a CPU for a millisecond
+        ("instrument-limits", b"R", ["stop"]),
+    ],
 )
 def test_other_threads_are_recorded_no_more_when_torch_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str, expected: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str, state: bytes, expected: list[str]
 ) -> None:
     """torch then frees its events, and a thread that still writes one would end the process."""
     stop, done = recorder._KinetoProfile.stop_trace, []
@@ -73,7 +80,10 @@ def test_other_threads_are_recorded_no_more_when_torch_stops(
 
     running = [threading.current_thread(), Thread(name=other)]
     monkeypatch.setattr(recorder, "threading", SimpleNamespace(enumerate=lambda: running))
-    monkeypatch.setattr(recorder, "time", SimpleNamespace(time=time.time, sleep=wait))
+    clock = SimpleNamespace(time=time.time, sleep=wait, monotonic=lambda: 0.0)
+    monkeypatch.setattr(recorder, "time", clock)
+    ran_ns = itertools.count(7, 200_000)
+    monkeypatch.setattr(recorder, "_cpu_times", lambda: {"1": (state, next(ran_ns))})
     monkeypatch.setattr(recorder._KinetoProfile, "stop_trace", stop_after)
     with Session(active=1, output_dir=tmp_path) as session:
         in_thread(lambda: torch.ones(2).cumsum(0))
@@ -82,6 +92,38 @@ def test_other_threads_are_recorded_no_more_when_torch_stops(
     names = {row.name for row in session.captures[0].operators}
     assert "aten::cumsum" in names
     assert "aten::cumprod" not in names
+
+
+def test_a_thread_that_gets_no_cpu_is_waited_for_no_longer_than_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    clock = SimpleNamespace(time=time.time, sleep=slept.append, monotonic=lambda: sum(slept))
+    monkeypatch.setattr(recorder, "time", clock)
+    monkeypatch.setattr(recorder, "_cpu_times", lambda: {"1": (b"R", 7)})
+    running = [threading.current_thread(), Thread()]
+    monkeypatch.setattr(recorder, "threading", SimpleNamespace(enumerate=lambda: running))
+    with Session(active=1, output_dir=tmp_path) as session:
+        session.step()
+    assert 1 <= sum(slept) < 1.1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+def test_state_and_cpu_time_of_other_threads_are_known() -> None:
+    over = Event()
+    sleeps = Thread(target=over.wait)
+    runs = Thread(target=lambda: deque(iter(over.is_set, True), maxlen=0))
+    for each in (sleeps, runs):
+        each.start()
+    began = recorder._cpu_times()
+    while (now := recorder._cpu_times())[str(sleeps.native_id)][0] != b"S" or (
+        now[str(runs.native_id)][1] == began[str(runs.native_id)][1]
+    ):
+        pass  # the test hangs if this is never so
+    over.set()
+    for each in (sleeps, runs):
+        each.join()
+    assert str(threading.get_native_id()) not in now
 
 
 @pytest.mark.nightly

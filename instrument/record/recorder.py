@@ -51,6 +51,9 @@ _PLAIN_PATH = re.compile(r"[^\"\\\x00-\x1f\x7f\ud800-\udfff]*")
 # In 900 windows with busy threads on two cores, no process crashed with a wait of 30 ms, and one
 # process crashed with 10 ms. Without the wait, nearly every process crashed within 100 windows.
 _CALLBACKS_S = 0.05
+# On a busy machine, a thread may get no CPU for longer: one of 4 processes of low priority crashed
+# within 60 windows. So a thread that wants a CPU is waited for until it has run for 1 ms.
+_NO_CPU_S, _RUN_NS = 1.0, 1_000_000
 # All activities that torch can switch off within a window. torch logs a warning on each call that
 # leaves out one of these activities.
 _TOGGLED = [
@@ -312,7 +315,14 @@ class Recorder:
         if hasattr(device, "synchronize"):
             device.synchronize()
         toggle(False, _TOGGLED)
+        before, deadline = _cpu_times(), time.monotonic() + _NO_CPU_S
         time.sleep(_CALLBACKS_S)
+        while time.monotonic() < deadline and any(
+            state in b"RD" and time_ns - before[thread][1] < _RUN_NS
+            for thread, (state, time_ns) in _cpu_times().items()
+            if thread in before
+        ):
+            time.sleep(_CALLBACKS_S / 5)
 
     def _abandon(self) -> None:
         """Abandon the window, because this thread cannot stop the profiler; raises CaptureError."""
@@ -469,6 +479,18 @@ def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Pa
             f"torch {torch.__version__} refuses profiler.activities or "
             f"profiler.experimental_config: {reason}."
         ) from error
+
+
+def _cpu_times() -> dict[str, tuple[bytes, int]]:
+    """State and CPU time in ns of each other thread; empty where there is no Linux to say it."""
+    times = {}
+    for task in Path("/proc/self/task").glob("*"):
+        with suppress(OSError, LookupError):  # the thread has ended
+            state = (task / "stat").read_bytes().rpartition(b") ")[2][:1]
+            if time_ns := int((task / "schedstat").read_bytes().split()[0]):  # 0: not counted
+                times[task.name] = state, time_ns
+    times.pop(str(current_thread().native_id), None)
+    return times
 
 
 def _compiled_graphs() -> int:
