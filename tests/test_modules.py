@@ -299,6 +299,20 @@ def test_the_types_of_parameters(tmp_path: Path) -> None:
     assert capture.metadata["parameter_types"] == {"float64": 8, "bfloat16": 3}
 
 
+def test_calls_in_eval_mode_are_counted_beside_those_in_train_mode(tmp_path: Path) -> None:
+    student, teacher = nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2).eval()
+
+    def each() -> None:
+        teacher(torch.ones(1, 2))
+        student.train()(torch.ones(1, 2))
+        for _ in range(2):
+            student.eval()(torch.ones(1, 2))
+
+    capture = window(tmp_path, each, model={"student": student, "teacher": teacher})
+    assert len(capture.steps) == 1
+    assert capture.metadata["eval_calls"] == {"student": 2, "student.0": 2}
+
+
 def test_another_tool_that_wraps_the_calls_of_modules_keeps_its_wrapper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,13 @@ from builders import REDUCES, annotation, call, capture, copy, launched, span, s
 from seeds import seeds
 
 from compare.painter import LOADER, Program
-from instrument.analysis.step_parts import plain_path, ranges_of_steps, split_parts, step_parts
+from instrument.analysis.step_parts import (
+    plain_path,
+    python_time,
+    ranges_of_steps,
+    split_parts,
+    step_parts,
+)
 from instrument.analysis.views import Views
 
 
@@ -87,6 +93,26 @@ def test_time_in_ranges_is_split_into_operators_and_python(tmp_path: Path) -> No
         ("(no range)", "CPU operators"): 100_000,
         ("(no range)", "idle"): 400_000,
     }
+
+
+def test_python_time_is_cut_at_the_borders_of_ranges(tmp_path: Path) -> None:
+    events = [
+        step(0, 0, 1000),
+        annotation("forward", 200, 500),
+        span("aten::linear", 300, 200),
+        annotation("inner", 600, 50),
+    ]
+    views = capture(tmp_path, events)
+    found = python_time(views, views.links.counted_steps)
+    pieces = zip(found.start_ns, found.end_ns, found.path, strict=True)
+    assert [(start // 1000, end // 1000, found.paths[path]) for start, end, path in pieces] == [
+        (0, 200, "(no range)"),
+        (200, 300, "forward"),
+        (500, 600, "forward"),
+        (600, 650, "forward/inner"),
+        (650, 700, "forward"),
+        (700, 1000, "(no range)"),
+    ]
 
 
 def test_of_steps_that_overlap_each_moment_counts_once(tmp_path: Path) -> None:

@@ -95,6 +95,17 @@ def test_half_of_some_cpu_time(tmp_path, edit, step_us) -> None:
     assert found.scale(**edit, by=2).saving_ns == -(1000 - step_us) * 2000
 
 
+def test_half_of_the_cpu_time_in_spans_of_a_thread(tmp_path) -> None:
+    """From 100 to 300 µs of the second step lie 60 µs of one operator, 100 of another, and 40 between."""
+    found = whatif(tmp_path, repeated(1000, on_cpu))
+    thread = int(found.window.models[0].links.events.thread[positions_of_steps(found)[0]])
+    spans = np.array([1_100_000]), np.array([1_300_000])
+    assert steps_us(found.scale_spans(thread, spans, by=0.5)) == [1000, 900, 1000, 1000]
+    assert steps_us(found.scale_spans(thread, spans, by=0)) == [1000, 800, 1000, 1000]
+    with pytest.raises(ConfigError):
+        found.scale_spans(thread, spans, by=-1)
+
+
 def test_coroutines_whose_ranges_overlap(tmp_path) -> None:
     """`one` from 100 to 500, `two` from 300 to 700 on one thread; together they have 600 µs."""
     body = lambda _, at: [annotation("one", at + 100, 400), annotation("two", at + 300, 400)]  # noqa: E731
