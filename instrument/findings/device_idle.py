@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,14 +20,19 @@ from instrument.analysis.coverage_rows import ORDERED
 from instrument.analysis.places import source_of
 from instrument.analysis.synchronisations import callers
 from instrument.analysis.views import Views
-from instrument.base.errors import CaptureError
 from instrument.base.units import percent
 from instrument.findings.check import Check, Problem
 from instrument.findings.evidence import evidence_row
 from instrument.findings.finding import Evidence
-from instrument.findings.launch_bound import LONG_NS, LaunchGaps, launch_gaps
+from instrument.findings.launch_bound import (
+    LONG_NS,
+    LaunchGaps,
+    launch_gaps,
+    launched_early,
+    waits_by_thread,
+)
 from instrument.links.groupby import groupby
-from instrument.links.intervals import sweep, within_groups
+from instrument.links.intervals import within_groups
 from instrument.trace.events import (
     ANNOTATION,
     Ints,
@@ -35,11 +40,7 @@ from instrument.trace.events import (
     split_overload,
 )
 
-if TYPE_CHECKING:
-    from instrument.whatif.scenario import Scenario
-
 _MOST_CAUSES = 5
-_LEAST_SAVING = 0.01
 
 
 class _Cause(NamedTuple):
@@ -67,7 +68,7 @@ def find(capture: Views) -> Iterator[Problem]:
         f"The device is idle for {percent(share)} of the {steps.what} in gaps "
         f"of over 1 ms; for {percent(top.time_ns / idle_ns)} of this time, the CPU is {where}",
         share=share,
-        edit=partial(_launched_early, capture, long),
+        edit=partial(launched_early, capture, long),
         place=(top.range, source_of(capture, top.event) if top.event >= 0 else None),
         evidence=tuple(_row(capture, cause) for cause in causes[:_MOST_CAUSES]),
         change=_change(capture, top),
@@ -122,15 +123,6 @@ def _launches_inside(capture: Views) -> Ints:
     return tree.with_descendants(np.bincount(launching, minlength=len(tree)))
 
 
-def _threads(capture: Views, gaps: LaunchGaps) -> Ints:
-    """For each gap, the thread that launches the work after it, or that of the last launch."""
-    events = capture.events
-    calls = capture.work.call[capture.work.call >= 0]
-    last = events.thread[calls[np.argmax(events.start_ns[calls])]] if len(calls) else -1
-    found: Ints = np.where(gaps.call >= 0, events.thread[gaps.call], last).astype(np.int64)
-    return found
-
-
 def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
     """Where the launching threads spent time during the gaps, the longest time first."""
     events, tree = capture.events, capture.links.call_tree
@@ -164,29 +156,5 @@ def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
 def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:
     """For each node of the call tree, how much of its time lies in gaps that its thread ends."""
     tree = capture.links.call_tree
-    waited = _waits(capture, gaps)
+    waited = waits_by_thread(capture, gaps)
     return within_groups(waited, tree.thread, tree.start_ns, tree.ends_before_overlap)
-
-
-def _waits(capture: Views, gaps: LaunchGaps) -> tuple[Ints, Ints, Ints]:
-    """The thread that ends a gap, the start and the end of each interval in which devices wait."""
-    timeline = sweep([(gaps.start_ns, gaps.queued_ns), gaps.waiting])
-    waits = timeline.active[0] & timeline.active[1] & (timeline.end_ns > timeline.start_ns)
-    start_ns, end_ns = timeline.start_ns[waits], timeline.end_ns[waits]
-    gap = np.searchsorted(gaps.start_ns, start_ns, "right") - 1  # gaps do not overlap
-    return _threads(capture, gaps)[gap], start_ns, end_ns
-
-
-def _launched_early(capture: Views, gaps: LaunchGaps, whatif: Scenario) -> Scenario:
-    """The window without the CPU time in the gaps; for the lower bound, half of it stays.
-
-    Raises:
-        CaptureError: the steps stay as long: they depend on something else than these threads.
-    """
-    threads, start_ns, end_ns = _waits(capture, gaps)
-    for thread in np.unique(threads).tolist():
-        own = threads == thread
-        whatif = whatif.scale_spans(thread, (start_ns[own], end_ns[own]), 0, bounds=(0.5, 0))
-    if whatif.saving_ns < _LEAST_SAVING * whatif.baseline_ns:
-        raise CaptureError("The steps do not depend on the threads that launch late.")
-    return whatif

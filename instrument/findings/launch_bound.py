@@ -3,14 +3,18 @@
 Counted are the gaps of under 1 ms in which all devices are idle, until the call that launches the
 next work has returned (`launch_gaps`); longer gaps are `device-idle`. In published traces, healthy
 programs spend up to 3 % of the step in such gaps, programs with too many small kernels 9 to 73 %.
-The check cannot see which kernels could be replaced by larger ones. A gap on one device or stream
-does not count while another one works.
+The simulation launches the range as a CUDA graph. Without ranges, it takes the CPU time out of the
+gaps, so that work is launched as early as the launch queue allows. The check cannot see which
+kernels could be replaced by larger ones. A gap on one device or stream does not count while another
+one works.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,12 +24,16 @@ from instrument.analysis.interruptions import kinds_of
 from instrument.analysis.places import common_place
 from instrument.analysis.steps import gaps
 from instrument.analysis.views import Views
+from instrument.base.errors import CaptureError
 from instrument.base.units import duration, percent
 from instrument.findings.check import Check, Problem, glob_of
 from instrument.findings.evidence import evidence_by_operator
 from instrument.links.attribution import OPTIMIZER_STEP
 from instrument.links.intervals import Intervals, sweep
 from instrument.trace.events import Flags, Ints
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
 
 #: A gap of this length or more is `device-idle`, a shorter one is `launch-bound`.
 LONG_NS = 1_000_000
@@ -39,6 +47,7 @@ _EXPLAINED = (
     interruptions.PROFILER,
 )
 _LEAST_GAPS = 20
+_LEAST_SAVING = 0.01
 
 
 def find(capture: Views) -> Iterator[Problem]:
@@ -59,7 +68,7 @@ def find(capture: Views) -> Iterator[Problem]:
         f"kernels of {duration(int(np.median(work_ns)))} (median)",
         short.call,
         share,
-        edit=lambda whatif: whatif.graph_launch(range=glob_of(path)),
+        edit=partial(_edit, capture, short, path),
         place=(path, source),
         evidence=evidence_by_operator(
             capture,
@@ -78,10 +87,17 @@ CHECK = Check(
     find,
     verify="--steps --launches",
     least_share=0.05,
-    least_saving=0.01,
+    least_saving=_LEAST_SAVING,
     on_device=True,
     coverage=ORDERED,
 )
+
+
+def _edit(capture: Views, gaps: LaunchGaps, path: str | None, whatif: Scenario) -> Scenario:
+    """The range as a CUDA graph; without any range, all work launched early."""
+    if len(capture.links.scopes.ranges):
+        return whatif.graph_launch(range=glob_of(path))
+    return launched_early(capture, gaps, whatif)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +155,36 @@ def launch_gaps(capture: Views) -> LaunchGaps:
     kept = wait_ns > 0
     call, waiting = found.call[waits][kept], timeline.merged(counts)
     return LaunchGaps(start[kept], queued[kept], call, wait_ns[kept], waiting)
+
+
+def waits_by_thread(capture: Views, gaps: LaunchGaps) -> tuple[Ints, Ints, Ints]:
+    """The thread that ends a gap, the start and the end of each interval in which devices wait."""
+    timeline = sweep([(gaps.start_ns, gaps.queued_ns), gaps.waiting])
+    waits = timeline.active[0] & timeline.active[1] & (timeline.end_ns > timeline.start_ns)
+    start_ns, end_ns = timeline.start_ns[waits], timeline.end_ns[waits]
+    gap = np.searchsorted(gaps.start_ns, start_ns, "right") - 1  # gaps do not overlap
+    return _threads(capture, gaps)[gap], start_ns, end_ns
+
+
+def launched_early(capture: Views, gaps: LaunchGaps, whatif: Scenario) -> Scenario:
+    """The window without the CPU time in the gaps; for the lower bound, half of it stays.
+
+    Raises:
+        CaptureError: the steps stay as long: they depend on something else than these threads.
+    """
+    threads, start_ns, end_ns = waits_by_thread(capture, gaps)
+    for thread in np.unique(threads).tolist():
+        own = threads == thread
+        whatif = whatif.scale_spans(thread, (start_ns[own], end_ns[own]), 0, bounds=(0.5, 0))
+    if whatif.saving_ns < _LEAST_SAVING * whatif.baseline_ns:
+        raise CaptureError("The steps do not depend on the threads that launch late.")
+    return whatif
+
+
+def _threads(capture: Views, gaps: LaunchGaps) -> Ints:
+    """For each gap, the thread that launches the work after it, or that of the last launch."""
+    events = capture.events
+    calls = capture.work.call[capture.work.call >= 0]
+    last = events.thread[calls[np.argmax(events.start_ns[calls])]] if len(calls) else -1
+    found: Ints = np.where(gaps.call >= 0, events.thread[gaps.call], last).astype(np.int64)
+    return found
