@@ -206,6 +206,10 @@ CASES = {
         [*A, *BEFORE_C, EVENT, *B7, OF_C, STATED_C, *C],
         [("stream wait", "a", "c", True, 5)],
     ),
+    "its own work is the first of the file": (
+        [*BEFORE_C, *A, EVENT, *B7, OF_C, STATED_C, *C],
+        [("stream wait", "a", "c", True, 5)],
+    ),
     "its event's record is not stated: b7 ended later": (
         [*A, *B7, OF_C, synchronisation("Stream Wait Event", 14, 1, tid=9, **OF_EVENT), *C],
         [],
