@@ -379,10 +379,13 @@ def _rank(finding: Finding, *, is_common: bool) -> tuple[bool, bool, bool, float
 
 
 def _cost(finding: Finding) -> float:
-    """The share of the step that a finding saves; if it is unknown, the share in its title."""
+    """The share of the step that a finding saves; if it is unknown, half of the share in its title.
+
+    An unknown saving lies between nothing and the share.
+    """
     if finding.saving is not None:
         return finding.saving.share
-    return float("-inf") if finding.share is None else finding.share
+    return float("-inf") if finding.share is None else finding.share / 2
 
 
 def _median(findings: list[Finding]) -> Finding:

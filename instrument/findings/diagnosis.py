@@ -40,7 +40,7 @@ JSON_KEYS = {
     "median of these medians, or of those of training if phases differ",
     "unexplained": "the share of the window in which device work was late for an unknown reason",
     "findings": "the findings: first what ends the run, then sorted by the share of the step that "
-    "they save, or else by `share`; those of few windows and caveats come last",
+    "they save, or else by half of `share`; those of few windows and caveats come last",
     "passed": "the codes of the checks that found nothing",
     "not_checked": "sentences on the checks that could not run, with what to record",
     "notes": "sentences on how far the savings can be trusted",
@@ -92,8 +92,8 @@ class Diagnosis:
     Attributes:
         captures: the names of the captures.
         findings: the problems: first what ends the run, then those that cost time, sorted by the
-            share of the step that the change saves, or, if the saving is unknown, by the share that
-            the title names, or else last. After them those of fewer than half of the windows, and
+            share of the step that the change saves, or, if the saving is unknown, by half of the
+            share that the title names, or else last. After them those of fewer than half of the windows, and
             at the end the caveats.
         passed: the codes of the checks that could run on all captures and found nothing.
         not_checked: sentences on what was not checked, why, and how to record it.

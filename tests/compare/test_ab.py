@@ -337,6 +337,19 @@ def test_two_revisions(
     assert state == (git(repository, "status", "--porcelain"), git(repository, "worktree", "list"))
 
 
+@pytest.mark.usefixtures("simulated")
+def test_only_the_same_commits_are_continued(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["ab", "HEAD~1", "HEAD", "--blocks", "1"]
+    kept, command = str(tmp_path / "kept"), ["--", "train", "1000"]
+    assert main([*words, "--output", kept, *command]) == 0
+    assert main([*words, "--continue", kept, *command]) == 0
+    git(repository, "commit", "--quiet", "--all", "-m", "another")
+    assert main([*words, "--continue", kept, *command]) == 2
+    assert "compares other programs" in capsys.readouterr().err
+
+
 def test_worktrees_are_removed_after_an_error(repository: Path) -> None:
     before = git(repository, "worktree", "list")
     folders: list[Path] = []

@@ -120,24 +120,24 @@ def test_findings_are_sorted_by_their_saving_or_share(tmp_path: Path) -> None:
         yield problem(title="large", edit=scaled(0.1), place=("c", None))
 
     found = diagnosed([recorded(tmp_path)], [Check("made-up", find), check(code="other")])
-    assert [each.title for each in found.findings] == ["large", "share", "small", "unknown"]
+    assert [each.title for each in found.findings] == ["large", "small", "share", "unknown"]
     assert found.passed == ("other",)
     assert found.not_checked == ()
     assert found.step_ns == 1_000_000
     assert found.captures == ("steps_3_rank0",)
 
 
-def test_a_saving_comes_before_an_equal_share(tmp_path: Path) -> None:
+def test_half_of_a_share_counts_if_the_saving_is_unknown(tmp_path: Path) -> None:
     def find(capture: Any) -> Iterator[Problem]:
-        yield problem(title="share of 25 %", edit=None, share=0.25, place=("a", None))
+        yield problem(title="share of 50 %", edit=None, share=0.5, place=("a", None))
         yield problem(title="saves 25 %", place=("b", None))
-        yield problem(title="share of 26 %", edit=None, share=0.26, place=("c", None))
+        yield problem(title="share of 51 %", edit=None, share=0.51, place=("c", None))
 
     found = diagnosed([recorded(tmp_path)], [Check("made-up", find)])
     assert [each.title for each in found.findings] == [
-        "share of 26 %",
+        "share of 51 %",
         "saves 25 %",
-        "share of 25 %",
+        "share of 50 %",
     ]
 
 
