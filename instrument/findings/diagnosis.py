@@ -93,8 +93,8 @@ class Diagnosis:
         captures: the names of the captures.
         findings: the problems: first what ends the run, then those that cost time, sorted by the
             share of the step that the change saves, or, if the saving is unknown, by half of the
-            share that the title names, or else last. After them those of fewer than half of the windows, and
-            at the end the caveats.
+            share that the title names, or else last. After them those of fewer than half of the
+            windows, and at the end the caveats.
         passed: the codes of the checks that could run on all captures and found nothing.
         not_checked: sentences on what was not checked, why, and how to record it.
         notes: sentences on how far the savings can be trusted.
