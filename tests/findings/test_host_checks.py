@@ -15,6 +15,7 @@ from builders import (
     Event,
     annotation,
     call,
+    capture,
     frame,
     in_steps,
     kernel,
@@ -27,6 +28,7 @@ from builders import (
 
 from findings.by_hand import Case, check, environment
 from instrument.cli.command import main
+from instrument.findings.diagnose import diagnose
 
 # Waiting for data
 
@@ -458,6 +460,25 @@ def test_the_command_of_float64_shows_the_types(
     shown = capsys.readouterr().out
     assert "[double, double, double]" in shown
     assert "[[double, double], Scalar]" in shown
+
+
+def test_following_the_advice_on_unmarked_time_says_more(tmp_path: Path) -> None:
+    """A mark gives the saving, stacks give the line too, and both together the range as well."""
+    unmarked, in_function = without(playing(), "rollout"), without(playing(frames=True), "rollout")
+    said = []
+    for name, events in {
+        "unmarked": unmarked, "marked": playing(), "stacks": in_function, "both": playing(frames=True),
+    }.items():  # fmt: skip
+        (tmp_path / name).mkdir()
+        first = diagnose([capture(tmp_path / name, events)]).findings[0]
+        saved_ns = None if first.saving is None else first.saving.saving_ns
+        said.append((first.code, saved_ns, first.range, first.source))
+    assert said == [
+        ("unmarked-time", None, None, None),
+        ("python-time", 250_000, "rollout", None),
+        ("python-time", 240_000, None, "play.py:7 in act"),
+        ("python-time", 250_000, "rollout", "play.py:7 in act"),
+    ]
 
 
 @real_traces.needs_traces
