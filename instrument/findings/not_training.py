@@ -109,8 +109,11 @@ CHECK = Check(
 
 
 def parts(capture: Views) -> list[Part]:
-    """The parts of the steps that do not train, each of at least `least_share`."""
-    if (capture.about.window.phase or TRAIN) != TRAIN:
+    """The parts of the steps that do not train, each of at least `least_share`.
+
+    There are none in a window without a backward, such as one of inference.
+    """
+    if (capture.about.window.phase or TRAIN) != TRAIN or not len(ran(capture)):
         return []
     if "not_training" not in capture.kept:
         steps = capture.links.counted_steps
@@ -121,16 +124,16 @@ def parts(capture: Views) -> list[Part]:
                 part
                 for part in search(capture, known)
                 if steps.covered(*part.spans) >= CHECK.least_share
+                and (_steps_of(capture, part) >= 0).any()  # it may begin between steps
             ]
         capture.kept["not_training"] = found
     return list(capture.kept["not_training"])
 
 
 def _problem(capture: Views, part: Part) -> Problem:
-    events, links = capture.events, capture.links
-    steps = links.counted_steps
+    links, steps = capture.links, capture.links.counted_steps
     share = steps.covered(*part.spans)
-    at = step_at(events, links.steps, part.spans[0])
+    at = _steps_of(capture, part)
     holding, of = len(np.unique(at[at >= 0])), len(links.steps)
     often = f"{(at >= 0).sum() / holding:,.0f}× a step"
     if holding < of:
@@ -149,6 +152,11 @@ def _problem(capture: Views, part: Part) -> Problem:
     )
 
 
+def _steps_of(capture: Views, part: Part) -> Ints:
+    """The step in which each span begins, as an index into `links.steps`; -1 for none."""
+    return step_at(capture.events, capture.links.steps, part.spans[0])
+
+
 def _without(capture: Views, part: Part) -> Edit:
     """The step without the part, and without the device work that it launches."""
     if part.is_range:
@@ -164,6 +172,7 @@ def _named_ranges(capture: Views, _: Intervals) -> Iterator[Part]:
     scopes, modules = capture.links.scopes, capture.about.module_types
     change = [None if name in modules else _change(name) for name in scopes.paths.names]
     is_named = np.array([*map(bool, change)], np.bool_)[scopes.opened]
+    is_named &= scopes.ranges.thread == thread_of_steps(capture.links)
     chosen = scopes.ranges.outermost(is_named) & ~_trains(capture)
     for path in np.unique(scopes.opened[chosen]).tolist():
         yield _of_ranges(
@@ -190,6 +199,7 @@ def _calls_in_eval_mode(capture: Views, known: Intervals) -> Iterator[Part]:
     wasteful = wasteful_ranges(capture, around, has_run)
     chosen = calls & (~records | wasteful) & ~_in_backward(capture)
     chosen &= interval_at(known, ranges.start_ns) < 0
+    chosen &= ranges.thread == thread_of_steps(links)
     # Only the number of calls in eval mode is known: it must be that of the chosen calls or more.
     most = np.array([counts.get(each, 0) for each in names], np.int64)
     fits = _count(name[chosen], len(names)) <= most

@@ -285,6 +285,35 @@ IN_FLOAT64 = {
         "float64", UNTYPED, {"parameter_types": {"float64": 99_000, "float32": 1_000}}
     ),
 }
+
+
+def training_and(*inside: Event, of: tuple[int, ...] = (0, 1, 2, 3)) -> list[Event]:
+    """Four steps of 1000 µs with a forward and its backward in 500 µs; in the chosen steps also the given events."""
+    events = []
+    for number in range(4):
+        start, sequence = 1000 * number, 10 + 2 * number
+        events += [
+            step(number, start, 1000),
+            annotation("Net", start, 200),
+            made("aten::mm", start + 10, 90, sequence),
+            made("aten::relu", start + 110, 80, sequence + 1),
+            node("ReluBackward0", start + 210, 100, sequence + 1, tid=1),
+            node("MmBackward0", start + 320, 100, sequence, tid=1),
+        ]
+        if number in of:
+            events += [{**event, "ts": event["ts"] + start} for event in inside]
+    return events
+
+
+def of_validation(name: str = "Net") -> list[Event]:
+    """Two calls of a module without gradients."""
+    return [
+        each
+        for start in (500, 650)
+        for each in (annotation(name, start, 140), span("aten::mm", start + 10, 120))
+    ]
+
+
 # Python in a range
 
 
@@ -323,7 +352,7 @@ NOT_IN_PYTHON = {
     "Python in no range and of no function": Case("python-time", without(playing(), "rollout")),
     "an optimizer": Case("python-time", playing(name="Optimizer.step#Adam.step")),
     "a wait for data": Case("python-time", playing(name=SINGLE_PROCESS)),
-    "validation in Python": Case("python-time", playing(name="validation")),
+    "validation in Python": Case("python-time", training_and(annotation("validation", 500, 400))),
     "on another thread": Case(
         "python-time", [*without(playing(), "rollout"), annotation("rollout", 0, 900, tid=3)]
     ),
@@ -347,34 +376,6 @@ NOT_IN_PYTHON = {
 
 # Work that does not train
 
-
-def training_and(*inside: Event, of: tuple[int, ...] = (0, 1, 2, 3)) -> list[Event]:
-    """Four steps of 1000 µs with a forward and its backward in 500 µs; in the chosen steps also the given events."""
-    events = []
-    for number in range(4):
-        start, sequence = 1000 * number, 10 + 2 * number
-        events += [
-            step(number, start, 1000),
-            annotation("Net", start, 200),
-            made("aten::mm", start + 10, 90, sequence),
-            made("aten::relu", start + 110, 80, sequence + 1),
-            node("ReluBackward0", start + 210, 100, sequence + 1, tid=1),
-            node("MmBackward0", start + 320, 100, sequence, tid=1),
-        ]
-        if number in of:
-            events += [{**event, "ts": event["ts"] + start} for event in inside]
-    return events
-
-
-def of_validation(name: str = "Net") -> list[Event]:
-    """Two calls of a module without gradients."""
-    return [
-        each
-        for start in (500, 650)
-        for each in (annotation(name, start, 140), span("aten::mm", start + 10, 120))
-    ]
-
-
 SAVED = frame("torch/serialization.py(900): save", 550, 300)
 MAIN = frame("train.py(3): main", 0, 4000)
 IN_EVAL_MODE = {"eval_calls": {"Net": 8}}
@@ -396,6 +397,12 @@ NO_TRAINING = {
     "calls in eval mode": Case("not-training", training_and(*of_validation()), IN_EVAL_MODE),
 }
 ALL_TRAINING = {
+    "in another thread": Case(
+        "not-training", training_and(annotation("save_checkpoint", 500, 400, tid=3))
+    ),
+    "without any backward": Case(
+        "not-training", in_steps(4, 1000, annotation("evaluate", 500, 400))
+    ),
     "a short validation": Case("not-training", training_and(annotation("validation", 500, 90))),
     "a validation around training": Case(
         "not-training", training_and(annotation("train_and_eval", 0, 900))
