@@ -146,8 +146,8 @@ def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, i
 def spans_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, Intervals]:
     """The parts of the given spans in which a thread is in each function of the user.
 
-    They include what the function calls in libraries other than torch, whose time the user cannot
-    change. Empty if the trace has no Python frames.
+    They include what the function calls in libraries, but not in torch or in this package, whose
+    time the user cannot change. Empty if the trace has no Python frames.
     """
     frames, table = capture.links.frames, capture.events
     own = frames.thread == thread
@@ -159,7 +159,7 @@ def spans_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, 
     begin, end = begin[inside_ns > 0], end[inside_ns > 0]
     middle = begin + 1  # at `begin`, a frame that ends there would still count
     threads = np.full(len(begin), thread, np.int32)
-    name = _users_frame_at(capture.links, threads, middle, or_torchs=True)
+    name = _users_frame_at(capture.links, threads, middle, or_tools=True)
     names, groups = groupby(name)
     pieces: dict[str, list[Ints]] = {}
     for code, rows in zip(names.tolist(), groups.rows()):
@@ -172,15 +172,15 @@ def spans_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, 
     }
 
 
-def _users_frame_at(links: Links, thread: Codes, time_ns: Ints, *, or_torchs: bool = False) -> Ints:
+def _users_frame_at(links: Links, thread: Codes, time_ns: Ints, *, or_tools: bool = False) -> Ints:
     """For each thread and time, the user's innermost frame, as an index of a name; -1 for none.
 
-    With `or_torchs`, it is torch's frame if that is more inside.
+    With `or_tools`, it is a frame of torch or of this package if that is more inside.
     """
     frames, table = links.frames, links.events
     chosen = table.named(lambda name: users_source(name) is not None)[frames.index]
-    if or_torchs:
-        chosen |= table.named(_is_torchs)[frames.index]
+    if or_tools:
+        chosen |= table.named(_is_tools)[frames.index]
     node = frames.nearest(chosen, frames.node_at(thread, time_ns))
     found: Ints = np.where(node >= 0, table.name[np.append(frames.index, -1)[node]], -1)
     return found
@@ -208,8 +208,10 @@ def _stack_sources(events: Events) -> list[str | None]:
     return sources
 
 
-def _is_torchs(frame: str) -> bool:
-    return frame.startswith(("torch/", "nn.Module: ")) or "/torch/" in frame
+def _is_tools(frame: str) -> bool:
+    """Whether a frame is torch's, or that of a session of this package."""
+    starts = "torch/", "nn.Module: ", "instrument/"
+    return frame.startswith(starts) or "/torch/" in frame or "-packages/instrument/" in frame
 
 
 @lru_cache(maxsize=100_000)

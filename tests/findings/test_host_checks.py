@@ -363,7 +363,12 @@ NOT_IN_PYTHON = {
         "python-time",
         [
             *without(playing(frames=True), "rollout"),
-            *in_steps(3, 1000, frame("torch/optim/adam.py(3): step", 50, 420)),
+            *in_steps(
+                3,
+                1000,
+                frame("torch/optim/adam.py(3): step", 50, 210),
+                frame("instrument/record/session.py(3): step", 260, 200),
+            ),
         ],
     ),
     "a device works": Case("python-time", [*playing(), *launched("gemm", 50, 60, 900, 1)]),
