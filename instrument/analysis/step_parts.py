@@ -22,16 +22,17 @@ from instrument.links.links import Links
 from instrument.links.step_index import CountedSteps
 from instrument.trace.events import ANNOTATION, Flags, Ints, is_runtime, is_step, is_wait
 
+#: The kinds of time in a step, the first that applies at a moment first.
 KINDS = (
-    "compute", "exposed communication", "copy", "waiting for data", "launch", "other CPU", "idle",
+    "compute", "exposed communication", "copy", "waiting for data", "launch", "CPU operators",
+    "Python", "idle",
 )  # fmt: skip
-COMPUTE, EXPOSED_COMMUNICATION, EXPOSED_COPY, WAITING, LAUNCH, OTHER_CPU, IDLE = range(len(KINDS))
-#: The kinds of `split_parts`: `KINDS`, with "CPU operators" and "Python" instead of "other CPU".
-SPLIT_KINDS = (*KINDS[:OTHER_CPU], "CPU operators", "Python", *KINDS[IDLE:])
-_OPERATORS, _PYTHON, _SPLIT_IDLE = OTHER_CPU, OTHER_CPU + 1, OTHER_CPU + 2
+(
+    COMPUTE, EXPOSED_COMMUNICATION, EXPOSED_COPY, WAITING, LAUNCH, OPERATORS, PYTHON, IDLE,
+) = range(len(KINDS))  # fmt: skip
 _ITERATOR = re.compile(r"(enumerate\(Data(?:Loader|Pipe)\))#\w*(?:\.__next__)?")
 _DATA = "data"  # the range around the wait for a batch that a session opens
-_KIND_OF_NODE = -1  # instead of an index into `SPLIT_KINDS`
+_KIND_OF_NODE = -1  # instead of an index into `KINDS`
 # Negative codes instead of the index of a path. `_NO_LAUNCH`: the launch is not in the trace.
 # `_ON_CPU`: the range in which the CPU is at that time. As in `Scopes`, -1 is no range.
 _NO_LAUNCH, _ON_CPU = -2, -3
@@ -62,7 +63,7 @@ class _Layer(NamedTuple):
 class _Segments(NamedTuple):
     """Segments of the steps with one kind of time and one range each.
 
-    `place` is an index into `paths`, and `kind` an index into `SPLIT_KINDS`.
+    `place` is an index into `paths`, and `kind` an index into `KINDS`.
     """
 
     begin_ns: Ints
@@ -73,16 +74,7 @@ class _Segments(NamedTuple):
 
 
 def step_parts(capture: Views, span: CountedSteps) -> dict[tuple[str, str], int]:
-    """Return the time of the steps in ns by range and kind, one of `KINDS`; see `split_parts`."""
-    parts: dict[tuple[str, str], int] = {}
-    for (path, kind), ns in split_parts(capture, span).items():
-        place = path, KINDS[OTHER_CPU] if kind in SPLIT_KINDS[OTHER_CPU:_SPLIT_IDLE] else kind
-        parts[place] = parts.get(place, 0) + ns
-    return parts
-
-
-def split_parts(capture: Views, span: CountedSteps) -> dict[tuple[str, str], int]:
-    """Return the time of the steps in ns by path of the range and kind, one of `SPLIT_KINDS`.
+    """Return the time of the steps in ns by path of the range and kind, one of `KINDS`.
 
     The times sum exactly to the duration of the steps, which must not overlap. "CPU operators" is
     time in operators and runtime calls, "Python" is time in ranges, but in no operator.
@@ -91,14 +83,14 @@ def split_parts(capture: Views, span: CountedSteps) -> dict[tuple[str, str], int
     sort their starts and ends.
     """
     segments = _segments(capture, span)
-    keys, groups = groupby(segments.place * len(SPLIT_KINDS) + segments.kind)
+    keys, groups = groupby(segments.place * len(KINDS) + segments.kind)
     totals = zip(keys.tolist(), groups.sum(segments.lasts_ns).tolist())
-    parts = ((*divmod(key, len(SPLIT_KINDS)), total) for key, total in totals)
-    return {(segments.paths[path], SPLIT_KINDS[kind]): total for path, kind, total in parts}
+    parts = ((*divmod(key, len(KINDS)), total) for key, total in totals)
+    return {(segments.paths[path], KINDS[kind]): total for path, kind, total in parts}
 
 
 def ranges_of_steps(capture: Views, span: CountedSteps) -> list[dict[str, int]]:
-    """Return the time of each step in ns by path of the range; see `split_parts`."""
+    """Return the time of each step in ns by path of the range; see `step_parts`."""
     segments = _segments(capture, span)
     step, places = span.holds(segments.begin_ns), len(segments.paths)
     keys, groups = groupby(step * places + segments.place)
@@ -125,10 +117,10 @@ class PythonTime(NamedTuple):
 def python_time(capture: Views, span: CountedSteps) -> PythonTime:
     """Find the time of the steps that Python takes, or code that torch does not record.
 
-    It is the kind "Python" of `split_parts`, and the kind "idle" in no range.
+    It is the kind "Python" of `step_parts`, and the kind "idle" in no range.
     """
     segments = _segments(capture, span)
-    chosen = np.isin(segments.kind, (_PYTHON, _SPLIT_IDLE)) & (segments.lasts_ns > 0)
+    chosen = np.isin(segments.kind, (PYTHON, IDLE)) & (segments.lasts_ns > 0)
     begin, place = segments.begin_ns[chosen], segments.place[chosen]
     return PythonTime(begin, begin + segments.lasts_ns[chosen], place, segments.paths)
 
@@ -152,9 +144,9 @@ def _segments(capture: Views, span: CountedSteps) -> _Segments:
         of_cpu = np.full(len(exposed[0]), _ON_CPU)
         layers = [_Layer(EXPOSED_COMMUNICATION, *exposed, of_cpu), waits]
     engines = nodes.thread[backward].astype(np.int64)
-    engine = _disjoint(OTHER_CPU, nodes.start_ns[backward], nodes.end_ns[backward], engines)
+    engine = _disjoint(OPERATORS, nodes.start_ns[backward], nodes.end_ns[backward], engines)
     path_of_node, kind_of_node = _on_cpu(links)
-    code = path_of_node * len(SPLIT_KINDS) + kind_of_node
+    code = path_of_node * len(KINDS) + kind_of_node
     differs = code[:-1] != code[links.call_tree.parent]
     begin, lasts_ns = _cuts(links, span, [*layers, engine], differs)
     path, kind = np.full(len(begin), _ON_CPU), np.full(len(begin), _KIND_OF_NODE)
@@ -263,6 +255,6 @@ def _on_cpu(links: Links) -> tuple[Ints, Ints]:
     waits = events.among(is_runtime) & events.named(is_wait)
     is_range = np.zeros(len(events), np.bool_)
     is_range[scopes.ranges.index] = True
-    kind = np.where(is_range, _PYTHON, _OPERATORS)
-    kind[waits | events.named(is_step)] = _SPLIT_IDLE
-    return scopes.path_of_node, np.append(kind[tree.index], _SPLIT_IDLE)
+    kind = np.where(is_range, PYTHON, OPERATORS)
+    kind[waits | events.named(is_step)] = IDLE
+    return scopes.path_of_node, np.append(kind[tree.index], IDLE)

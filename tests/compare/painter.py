@@ -151,5 +151,6 @@ class Program:
             ]
             if launches and at >= launches[0].end:
                 return following.path or "(no range)", "launch"
-        is_working = engine or (innermost is not None and innermost.kind != "wait")
-        return path or "(no range)", "other CPU" if is_working else "idle"
+        working = "operator" if engine else innermost.kind if innermost else "wait"
+        kind = {"range": "Python", "wait": "idle"}.get(working, "CPU operators")
+        return path or "(no range)", kind

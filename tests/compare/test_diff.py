@@ -96,8 +96,9 @@ def test_the_change_of_a_step_is_the_sum_of_its_parts(tmp_path: Path) -> None:
         -25_000,
     )
     assert parts(found) == {
-        ("read", "other CPU"): (40_000, 15_000),
-        ("forward", "other CPU"): (80_000, 80_000),
+        ("read", "CPU operators"): (40_000, 15_000),
+        ("forward", "CPU operators"): (60_000, 60_000),
+        ("forward", "Python"): (20_000, 20_000),
         ("(no range)", "idle"): (20_000, 20_000),
     }
     assert found.step.parts[0].range == "read"  # the largest change comes first
@@ -260,7 +261,7 @@ def test_the_windows_and_ranks_of_runs_are_compared(tmp_path: Path) -> None:
     assert everyone.before.count == 2
     assert {row.change_ns for row in first.parts} == {0}
     assert {(row.range, row.kind): row.change_ns for row in second.parts} == {
-        ("forward", "other CPU"): 200_000,
+        ("forward", "CPU operators"): 200_000,
         ("(no range)", "exposed communication"): -200_000,
         ("(no range)", "idle"): 0,
     }
@@ -284,7 +285,7 @@ def test_the_windows_of_a_rank_are_taken_together(tmp_path: Path) -> None:
     found = diff(tmp_path / "run", tmp_path / "run" / "late")
     assert (found.before, found.after) == (("early", "late"), ("late",))
     assert (found.step.before.count, found.step.after.count) == (6, 3)
-    assert parts(found)["read", "other CPU"] == (50_000, 60_000)
+    assert parts(found)["read", "CPU operators"] == (50_000, 60_000)
     counters = {row.counter: (row.before, row.after) for row in found.counters if row.range is None}
     assert counters["graph_breaks"] == (3, 2)
     assert counters["peak_bytes"] == (2048, 2048)
@@ -507,7 +508,11 @@ def test_a_rank_that_is_late_has_cpu_work_where_others_wait_in_collectives(
     found = diff(real_traces.path(other), real_traces.path(late))
     less, more = (row for row in found.step.parts.head(2))
     assert (less.range, less.kind) == ("nccl:all_reduce", "exposed communication")
-    assert (more.kind, more.change_ns > 100e6, less.change_ns < -150e6) == ("other CPU", True, True)
+    assert (more.kind, more.change_ns > 100e6, less.change_ns < -150e6) == (
+        "CPU operators",
+        True,
+        True,
+    )
 
 
 def test_work_without_a_launch_has_a_part_of_its_own(tmp_path: Path) -> None:

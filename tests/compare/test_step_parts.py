@@ -18,7 +18,6 @@ from instrument.analysis.step_parts import (
     plain_path,
     python_time,
     ranges_of_steps,
-    split_parts,
     step_parts,
 )
 from instrument.analysis.views import Views
@@ -46,13 +45,13 @@ def test_each_kind_of_time_in_a_step(tmp_path: Path) -> None:
     ]
     assert parts_of(capture(tmp_path, events)) == {
         ("enumerate(DataLoader)", "waiting for data"): 100_000,
-        ("forward", "other CPU"): 50_000,
+        ("forward", "Python"): 50_000,
         ("forward", "launch"): 25_000,
         ("forward", "compute"): 300_000,
         ("forward", "exposed communication"): 50_000,
         ("forward", "copy"): 25_000,
         ("forward", "idle"): 50_000,
-        ("(no range)", "other CPU"): 100_000,
+        ("(no range)", "CPU operators"): 100_000,
         ("(no range)", "idle"): 300_000,
     }
 
@@ -67,8 +66,9 @@ def test_a_trace_of_the_cpu_alone_has_no_compute(tmp_path: Path) -> None:
         span(LOADER, 900, 50),
     ]
     assert parts_of(capture(tmp_path, events)) == {
-        ("data", "other CPU"): 100_000,
-        ("forward", "other CPU"): 400_000,
+        ("data", "Python"): 100_000,
+        ("forward", "Python"): 300_000,
+        ("forward", "CPU operators"): 100_000,
         ("(no range)", "exposed communication"): 300_000,
         ("(no range)", "idle"): 150_000,
         ("enumerate(DataLoader)", "waiting for data"): 50_000,
@@ -86,7 +86,7 @@ def test_time_in_ranges_is_split_into_operators_and_python(tmp_path: Path) -> No
         span("aten::item", 800, 100),
     ]
     views = capture(tmp_path, events)
-    assert split_parts(views, views.links.counted_steps) == {
+    assert parts_of(views) == {
         ("forward", "CPU operators"): 200_000,
         ("forward", "Python"): 250_000,
         ("forward/inner", "Python"): 50_000,
@@ -120,7 +120,7 @@ def test_of_steps_that_overlap_each_moment_counts_once(tmp_path: Path) -> None:
     views = capture(tmp_path, events)
     assert views.links.counted_steps.total_ns == 140_000
     assert parts_of(views) == {
-        ("(no range)", "other CPU"): 30_000,
+        ("(no range)", "CPU operators"): 30_000,
         ("(no range)", "idle"): 110_000,
     }
 
@@ -131,15 +131,18 @@ def test_of_calls_that_overlap_the_later_one_counts(tmp_path: Path) -> None:
         tmp_path,
         [step(1, 0, 100), span("aten::mm", 10, 40), call("cudaDeviceSynchronize", 30, 50)],
     )
-    assert parts_of(views) == {("(no range)", "other CPU"): 20_000, ("(no range)", "idle"): 80_000}
+    assert parts_of(views) == {
+        ("(no range)", "CPU operators"): 20_000,
+        ("(no range)", "idle"): 80_000,
+    }
 
 
 def test_without_steps_the_whole_recording_counts(tmp_path: Path) -> None:
     views = capture(tmp_path, [annotation("a", 0, 30), span("aten::mm", 50, 50)])
     assert parts_of(views) == {
-        ("a", "other CPU"): 30_000,
+        ("a", "Python"): 30_000,
         ("(no range)", "idle"): 20_000,
-        ("(no range)", "other CPU"): 50_000,
+        ("(no range)", "CPU operators"): 50_000,
     }
 
 
@@ -151,7 +154,11 @@ def test_a_range_with_the_name_of_no_range_is_added_to_it(tmp_path: Path) -> Non
     views = capture(
         tmp_path, [step(1, 0, 10), annotation("(no range)", 0, 4), span("aten::mm", 5, 3)]
     )
-    assert parts_of(views) == {("(no range)", "other CPU"): 7_000, ("(no range)", "idle"): 3_000}
+    assert parts_of(views) == {
+        ("(no range)", "Python"): 4_000,
+        ("(no range)", "CPU operators"): 3_000,
+        ("(no range)", "idle"): 3_000,
+    }
 
 
 @pytest.mark.parametrize(
@@ -180,7 +187,7 @@ def test_the_ranges_of_each_step_are_those_of_the_step_alone(seed: int, tmp_path
     for start, end in zip(span.start_ns.tolist(), span.end_ns.tolist()):
         one = replace(span, start_ns=np.array([start]), end_ns=np.array([end]))
         ranges: Counter[str] = Counter()
-        for (path, _), ns in split_parts(views, one).items():
+        for (path, _), ns in step_parts(views, one).items():
             ranges[path] += ns
         expected.append(dict(ranges))
     assert ranges_of_steps(views, span) == expected

@@ -7,7 +7,7 @@ from statistics import mean, median
 from typing import Any
 
 from instrument.analysis.coverage import incomplete
-from instrument.analysis.step_parts import SPLIT_KINDS, split_parts
+from instrument.analysis.step_parts import KINDS, step_parts
 from instrument.analysis.table import Table
 from instrument.analysis.views import Views
 from instrument.base.units import duration, percent
@@ -44,7 +44,7 @@ def verdict(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
     """
     span = capture.links.counted_steps
     lasts_ns = (span.end_ns - span.start_ns).tolist()
-    parts = split_parts(capture, span)
+    parts = step_parts(capture, span)
     cards = [
         _card(each, capture, diagnosis.step_ns, not at)
         for at, each in enumerate(diagnosis.findings)
@@ -97,7 +97,7 @@ def _facts(
         whole = "at least: FLOPs are not known for all kernels" if is_bound else "of the peak"
         yield fact("MFU", f"{mean(row.mfu for row in rates):.1%}", whole)
     if len(capture.work.event) and total_ns:
-        busy_ns = sum(ns for (_, kind), ns in parts.items() if kind in SPLIT_KINDS[:3])
+        busy_ns = sum(ns for (_, kind), ns in parts.items() if kind in KINDS[:3])
         whole = "of the step" if numbers else "of the recording"
         yield fact("Device busy", f"{busy_ns / total_ns:.1%}", whole)
     if lost := [*incomplete(capture)]:
@@ -124,7 +124,13 @@ def _where_it_goes(
             f"These {count} steps take {duration(total_ns)} together.",
             "soft",
         )
-    kinds = dict.fromkeys(SPLIT_KINDS, 0)
+    if not len(capture.work.event):
+        yield text(
+            "Idle is time in which the trace shows nothing, for example because Python code runs "
+            "outside of all ranges.",
+            "soft",
+        )
+    kinds = dict.fromkeys(KINDS, 0)
     ranges: dict[str, int] = {}
     for (path, kind), ns in parts.items():
         kinds[kind] += ns
@@ -135,9 +141,6 @@ def _where_it_goes(
     halves = {"what happens": _bar([*kinds.items()], total_ns)}
     if len(ranges) > 1:
         halves["range"] = _bar(largest, total_ns, is_range=True)
-    if not len(capture.work.event):
-        for part in halves["what happens"]:
-            part["title"] = "idle, or not recorded" if part["name"] == "idle" else part["name"]
     yield {
         "kind": "bars",
         "items": [

@@ -239,7 +239,7 @@ def test_the_section_says_what_changed(tab: Page, pair: tuple[Capture, Capture])
     assert section.locator("h2").inner_text() == f"Compared with {pair[0].folder}"
     facts = section.locator(".fact").all_inner_texts()
     assert facts[2].split("\n") == ["Change", "+200.000 µs", "39.9% slower"]
-    assert facts[3].split("\n") == ["Mostly", "+200.000 µs", "read · other CPU"]
+    assert facts[3].split("\n") == ["Mostly", "+200.000 µs", "read · CPU operators"]
     bars = section.locator(".change-bars").first.locator("li")
     assert bars.count() == 12  # with the others and the step
     assert bars.first.inner_text().split("\n")[-1] == "+200.000 µs"
