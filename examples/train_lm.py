@@ -1,8 +1,8 @@
 """Train a small language model on the source code of Python's standard library, and profile it.
 
-    python examples/train_lm.py                        # one window of three steps, as a table
+    python examples/train_lm.py                        # one window of five steps, as a table
     python examples/train_lm.py profiler=disabled      # the same code, records nothing
-    python examples/train_lm.py profiler.active=5 profiler.record_shapes=true
+    python examples/train_lm.py profiler.active=10 profiler.record_shapes=true
     python examples/train_lm.py '~profiler.sinks.table'           # the trace and nothing else
     python examples/train_lm.py 'profiler/sinks=[table,stacks]' profiler.with_stack=true
 

@@ -6,7 +6,7 @@
 A step is an optimizer step, here with the gradients of two batches. No mark in the code is needed:
 the callback records ranges for the waits for data, the forward and backward passes, the optimizer
 and the submodules. Evaluation is a separate phase. The model is a tiny GPT-2 with random weights,
-so nothing is downloaded. The log shows a table of steps 4 to 6; the capture is in `./profile/`.
+so nothing is downloaded. The log shows a table of steps 4 to 8; the capture is in `./profile/`.
 """
 
 import torch

@@ -65,7 +65,7 @@ def test_a_preset_named_in_python_is_what_hydra_composes(name: str) -> None:
 def test_reading_presets_leaves_hydras_global_state_alone() -> None:
     with initialize(config_path=None, version_base=None):  # a nested one would raise
         assert as_config("full", active=4).active == 4
-        assert compose(overrides=["+profiler=trace"]).profiler.active == 3
+        assert compose(overrides=["+profiler=trace"]).profiler.active == 5
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def recorded(tmp_path: Path, **options: Any) -> Capture:
 
 def test_torch_warns_of_no_option_of_the_preset_full(tmp_path: Path) -> None:
     with Session("full", sinks={}, output_dir=tmp_path) as session:
-        for _ in range(6):
+        for _ in range(8):
             torch.ones(3) + 1
             session.step()
     assert len(session.captures) == 1
