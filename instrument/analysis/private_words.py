@@ -11,9 +11,10 @@ from instrument.base.storage import is_url
 
 
 def private_words(capture: Views) -> Iterator[str]:
-    """Yield a capture's host, path and failed guards of torch.compile, which may hold values."""
+    """Yield a capture's host, command, path and failed guards of torch.compile."""
     yield capture.about.host or ""
-    dynamo = capture.about.dynamo
+    yield shlex.join(capture.about.command)
+    dynamo = capture.about.dynamo  # its guards may hold values
     for guard in (None if dynamo is None else dynamo.failed_guards) or ():
         yield guard.partition(": ")[2]
     if capture.folder is None:

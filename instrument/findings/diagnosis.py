@@ -8,6 +8,7 @@ cannot become markup, such as links, mentions of people, emoji, formulas or HTML
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -79,7 +80,9 @@ EVIDENCE_KEYS = {
 }
 
 _PASSED = "Passed, or costs too little to matter: "
-_SHOWN_EVIDENCE, _LONGEST_NAME = 4, 44
+_SHOWN_EVIDENCE = 4
+# Two words beside each other are prose; code has a sign between them.
+_PROSE = re.compile(r"\w \w")
 # In names of kernels, a token of a language model has at least 2.5 bytes. So 4,800 bytes are fewer
 # than 2,000 tokens.
 _MARKDOWN_BYTES, _MARKDOWN_LIST, _MARKDOWN_TEXT, _MARKDOWN_EVIDENCE = 4_800, 900, 300, 3
@@ -164,7 +167,7 @@ def terms(finding: Finding, step_ns: int | None) -> list[Term]:
     found = [
         Term("saves", "" if finding.is_caveat else saving_text(finding, step_ns)),
         Term("where", ", ".join(filter(None, where)), is_code=True),
-        Term("change", finding.change, is_code=True),
+        Term("change", finding.change, is_code=not _PROSE.search(finding.change)),
         Term("verify", finding.verify, is_code=finding.verify.startswith("instrument ")),
     ]
     return [term for term in found if term.text]
@@ -295,7 +298,9 @@ def _markdown_finding(number: int, finding: Finding, step_ns: int | None, rows: 
         if each.label == "saves":
             lines[0] += escaped(f" Saves {each.text}." if finding.saving else " Saving not known.")
         else:
-            lines.append(f"   - {each.label.title()}: {code(each.text, _MARKDOWN_TEXT)}")
+            text = shortened(each.text, _MARKDOWN_TEXT)
+            shown = code(text, _MARKDOWN_TEXT) if each.is_code else escaped(text)
+            lines.append(f"   - {each.label.title()}: {shown}")
     if finding.evidence[:rows]:
         lines.append("   - In total, not for each step:")
     for row in finding.evidence[:rows]:

@@ -111,7 +111,7 @@ def _counts(finding: Finding) -> bool:
 def _cause(finding: Finding, step_ns: int | None) -> str:
     """Return a finding as a sentence: the cause, its place, and the saving."""
     cause, saving = finding.title.partition(": ")[0], finding.saving
-    place = f" ({finding.source})" if finding.source else ""
+    place = f" ({finding.source})" if finding.source and finding.source not in cause else ""
     if saving is None:
         unknown = "" if finding.ends_run else "; the saving is not known"
         return f"{cause}{place}{unknown}."

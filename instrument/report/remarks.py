@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from instrument.analysis import coverage_rows
 from instrument.analysis.coverage import line, part
 from instrument.analysis.steps import waits
 from instrument.analysis.table import Table, sum_of_known
+from instrument.analysis.table_text import heading as column_title
 from instrument.analysis.views import Views, rows_of
 from instrument.base.range_names import REGION
-from instrument.base.units import duration, few, size
+from instrument.base.units import counted, duration, few, size
 from instrument.links.step_index import counting
+from instrument.trace.capture_json import unix_time
 
 # `DEVICE_PARTS` has the words for each part of the device's time. `_BOUND_BY` has a sentence for
 # each cause of lost device time. The text shows only the sentence for the largest cause.
@@ -72,6 +76,32 @@ def facts(capture: Views) -> list[str]:
     if capture.events.cut_short:
         found.append("trace cut short")
     return found
+
+
+def origin(capture: Views) -> list[str]:
+    """Return short texts on a capture's run: its command, date and machine, and what was recorded.
+
+    What is not known is left out.
+    """
+    about, events, started_s = capture.about, capture.events, unix_time(capture.about.started_at)
+    date = None if started_s is None else datetime.fromtimestamp(started_s)
+    cpus = about.machine.cpus
+    recorded = {
+        "operators": True,
+        "device work": len(capture.work.event) > 0,
+        "input shapes": (events.types >= 0).any(),
+        "memory": len(events.memory) > 0,
+        "Python stacks": len(capture.links.frames) > 0 or (events.call_stack >= 0).any(),
+    }
+    texts = [
+        shlex.join(about.command),
+        date and date.isoformat(" ", "minutes"),
+        about.host,
+        about.machine.processor,
+        cpus and counted(cpus, "CPU"),
+        f"recorded: {', '.join(name for name, is_on in recorded.items() if is_on)}",
+    ]
+    return [text for text in texts if text]
 
 
 def _notes(capture: Views) -> Iterator[str]:
@@ -237,7 +267,7 @@ def ranges_title(capture: Views, shown: Table, by: str | None = None) -> str:
     count = len(capture.ranges)
     some = sum(path is not None for path in shown.column("path"))
     if by is not None:
-        few = f", {some} of {count}, by {by}"
+        few = f", {some} of {count}, by {column_title(by)}"
     else:
         few = (
             ""

@@ -271,6 +271,13 @@ COST_KEYS = {
 }
 
 
+class Machine(Struct):
+    """The machine of a run."""
+
+    cpus: Count | None = None
+    processor: str | None = None
+
+
 class Metadata(Struct):
     """The keys of `capture.json` that this package reads."""
 
@@ -282,6 +289,8 @@ class Metadata(Struct):
     world_size: WorldSize | None = None
     pid: Number | None = None
     host: Host | None = None
+    machine: Machine = field(default_factory=Machine)
+    command: list[str] = field(default_factory=list)
     devices: list[str] | None = None
     versions: dict[str, str] = field(default_factory=dict)
     config: Config = field(default_factory=Config)

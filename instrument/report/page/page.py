@@ -23,7 +23,7 @@ from instrument.report.page.ranges import ranges
 from instrument.report.page.tables import tables
 from instrument.report.page.timeline import timeline
 from instrument.report.page.verdict import verdict
-from instrument.report.remarks import facts
+from instrument.report.remarks import facts, origin
 from instrument.whatif.scenario import scenario
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def payload(
         "verdict": verdict(capture, diagnosis),
         "comparison": _comparison(was, now),
         "runs": _run([*summaries, _summary(capture)] if summaries else []),
-        "whatif": _what_if(capture),
         "ranges": ranges(capture),
+        "whatif": _what_if(capture),
         "timeline": timeline(capture, diagnosis),
         "flame": flame_graphs(capture),
         "memory": memory(capture),
@@ -119,6 +119,7 @@ def payload(
         *map(text, notes(diagnosis)),
         text(f"{changed}." if changed else ""),
         text(" · ".join(facts(capture)), "soft"),
+        text(" · ".join(origin(capture)), "soft"),
         text(
             f"The last of {count} captures. The findings and the section Run cover all captures."
             if count > 1

@@ -30,12 +30,11 @@ def redacted(payload: Any, names: Iterable[str]) -> Any:
     """Replace URLs and names of files in a payload by "(file)", and the `names` by "***".
 
     File names are recognised by their form. A user's name is hidden only as a part of a path. Names
-    of ranges, operators, kernels and Python functions are not replaced. The payload never holds the
-    command that started the run.
+    of ranges, operators, kernels and Python functions are not replaced.
 
     Args:
         payload: JSON values.
-        names: the words to hide, such as the names of hosts and the paths of the captures.
+        names: the words to hide, such as hosts, commands and the paths of captures.
     """
     chosen = sorted({name for name in names if name}, key=len, reverse=True)
     words = "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in chosen)
