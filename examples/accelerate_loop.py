@@ -34,7 +34,7 @@ def main() -> None:
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
     sinks = {"table": {"rows": 5}, "trackers": Trackers(accelerator=accelerator)}
-    with Session("summary", repeat=3, sinks=sinks) as session:
+    with Session("summary", active=3, repeat=3, sinks=sinks) as session:
         for inputs, targets in session.steps(loader):
             with accelerator.accumulate(model):
                 with profiled("forward"):

@@ -228,11 +228,11 @@ def test_a_narrow_terminal_keeps_what_answers(tmp_path: Path, width: int) -> Non
     parts = report.parts("a" * 20, scenario.scale(kernel="*", by=0.9), rows=8)
     text = drawn(parts, width)
     assert max(map(len, text.splitlines())) <= width
-    (header,) = re.findall(r"^kind +name.*saving.*|^name.*saving.*", text, re.MULTILINE)
-    kept = ["name", "saving 50", "share"]
+    (header,) = re.findall(r"^kind +name.*50 % less.*|^name.*50 % less.*", text, re.MULTILINE)
+    kept = ["name", "50 % less", "share"]
     kept += ["kind", "CPU", "device"] if width >= 80 else []
     assert all(name in header for name in kept), header
-    assert ("saving 10 " in header) == (width >= 140)
+    assert ("  10 % less " in header) == (width >= 140)
     if width < 140:
         caption = " ".join(text.split())
         assert re.search("; --json or a wider terminal shows (it|them)[.]", caption)

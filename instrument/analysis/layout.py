@@ -15,7 +15,7 @@ from instrument.analysis.schema import unit_of
 from instrument.analysis.section import TEXT_WIDTH, Part, Section, lines_of
 from instrument.analysis.table_text import SENTENCES, cell_text, heading, is_text
 from instrument.base.printable import printable, printable_lines
-from instrument.base.prose import cells_of, shortened
+from instrument.base.prose import PROSE_WIDTH, cells_of, shortened
 from instrument.base.units import counted
 
 #: Texts, each with the style in which a terminal shows it.
@@ -89,10 +89,13 @@ class Line(NamedTuple):
     is_row: bool = True
 
 
-def plain(parts: Iterable[Part]) -> str:
-    """Return parts as plain text, with an empty line between them."""
+def plain(parts: Iterable[Part], *, drops: bool = False) -> str:
+    """Return parts as plain text, with an empty line between them.
+
+    `drops` is whether columns that do not fit are left out, as on a terminal.
+    """
     return "\n\n".join(
-        text(part, Medium(part.text_width))
+        text(part, Medium(part.text_width, drops=drops))
         if isinstance(part, Section)
         else printable_lines(*lines_of(part))
         for part in parts
@@ -105,7 +108,7 @@ def text(section: Section, medium: Medium) -> str:
         ("".join(text for text, _ in line.pieces), line.is_row) for line in lines(section, medium)
     ]
     if medium.width is not None and medium.drops:
-        wrap = partial(textwrap.wrap, width=medium.width, break_on_hyphens=False)
+        wrap = partial(textwrap.wrap, width=max(medium.width, PROSE_WIDTH), break_on_hyphens=False)
         return printable_lines(
             *(each for text, is_row in joined for each in ([text] if is_row else wrap(text)))
         )
@@ -137,7 +140,7 @@ def lines(section: Section, medium: Medium) -> Iterator[Line]:
             yield Line([])
         _set_widths(block, medium)
         yield from map(Line, _rows(block, section, medium))
-    left_out = [each.name for each in columns if each not in kept]
+    left_out = [each.header or heading(each.name) for each in columns if each not in kept]
     if left_out and section.all_columns:
         them = "it" if len(left_out) == 1 else "them"
         how = f"{section.all_columns}{' or a wider terminal' if medium.drops else ''} shows {them}"

@@ -321,11 +321,13 @@ class Table:
     def __str__(self) -> str:
         """The table as text with all rows; on a terminal, only with the columns that fit."""
         from instrument.analysis import layout  # a program may read tables and print none
+        from instrument.analysis.operator_keys import GROUPINGS
         from instrument.analysis.section import Section
         from instrument.analysis.table_text import is_text
 
         texts = [name for name in self.columns if is_text(self.column(name))]
-        section = Section(self, self.columns, missable=texts, all_columns=".select([…])")
+        group = next((name for name in self.columns[:2] if name in GROUPINGS), None)
+        section = Section(self, self.columns, missable=texts, key=group, all_columns=".select([…])")
         is_fitted = is_terminal(sys.stdout)
         width = shutil.get_terminal_size().columns if is_fitted else None
         return layout.text(section, layout.Medium(width, drops=is_fitted))

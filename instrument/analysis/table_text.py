@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -78,6 +79,8 @@ def heading(name: str) -> str:
     """Return a column's title: its name in words, without the unit, because cells show the unit."""
     if name == "peak_ns":
         return "peak at"
+    if less := re.fullmatch(r"saving_(\d+)_ns", name):
+        return f"{less[1]} % less"
     name = name.removesuffix("_ns").replace("_ns_", "_")  # the cell carries the unit
     for ending, word in (("_bytes_per_second", " bandwidth"), ("_message_bytes", " message")):
         name = name.replace(ending, word)

@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Compare two captures, runs or traces. The change of the mean step is split into parts, by "
         "range and by what the time is spent on: compute, exposed communication, copy, waiting for "
-        "data, launch, CPU operators, Python, idle. The parts sum to the change. Below are the operators, "
-        "kernels and counters that changed. Of a folder with several runs, only the newest run is "
-        "compared."
+        "data, launch, CPU operators, Python, idle. The parts sum to the change. Below are the "
+        "operators, kernels and counters that changed. Of a folder with several runs, only the "
+        "newest run is compared."
     )
     add = parser.add_argument
     of = "a capture, a Chrome trace, the folder of a run, or a URL"

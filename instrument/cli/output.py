@@ -43,7 +43,7 @@ def show_result(result: str | Parts) -> None:
     """Print the result of a command: a line, a `Written`, or tables drawn to fit the terminal.
 
     If stdout is a file, a pipe or a terminal without control sequences (TERM=dumb), tables are
-    printed as plain text.
+    printed as plain text of at most 140 columns.
 
     Raises:
         ConfigError: the process has no stdout.
@@ -62,7 +62,7 @@ def show_result(result: str | Parts) -> None:
     else:
         from instrument.analysis.layout import plain
 
-        print(plain(result), flush=True)
+        print(plain(result, drops=True), flush=True)
 
 
 def say(*lines: str) -> None:

@@ -16,6 +16,9 @@ _NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
 # Columns that can be summed over ranges or operators, because each nanosecond counts only once.
 OWN_COLUMNS = ("self_cpu_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 
+# So many outermost ranges are always shown: data, forward, backward, optimizer, validation.
+_OUTERMOST = 5
+
 
 def outline(capture: Views, rows: int) -> Table:
     """Return the ranges that take most time, and all their ancestors, in tree order.
@@ -72,8 +75,8 @@ def _extended(columns: Mapping[str, list[Any]], more: Sequence[Mapping[str, Any]
 def with_largest_shares(ranges: Table, rows: int) -> list[int]:
     """Return the positions of the ranges with the largest shares, and of all their ancestors.
 
-    At most `rows` positions are returned, in the order of the tree. See `outline` for the shares.
-    Cost: sorts the ranges once.
+    At most `rows` positions are returned, in the order of the tree, but always the longest of the
+    outermost ranges. See `outline` for the shares. Cost: sorts the ranges once.
     """
     if len(ranges) <= rows:
         return [*range(len(ranges))]
@@ -82,8 +85,11 @@ def with_largest_shares(ranges: Table, rows: int) -> list[int]:
     for position, depth in enumerate(ranges.column("depth")):
         above.append(last_at[depth])
         last_at[depth + 1 :] = [position]
-    kept = {-1}
-    for position in sorted(range(len(ranges)), key=lambda position: -(share[position] or 0)):
+    by_share = sorted(range(len(ranges)), key=lambda position: -(share[position] or 0))
+    total = ranges.column("total_ns")
+    outermost = sorted((at for at in by_share if above[at] < 0), key=lambda at: -(total[at] or 0))
+    kept = {-1, *outermost[:_OUTERMOST]}
+    for position in by_share:
         new: list[int] = []
         while position not in kept and len(kept) + len(new) <= rows:
             new.append(position)

@@ -21,6 +21,7 @@ from instrument.analysis.ranges import RANGES
 from instrument.analysis.schema import names_of
 from instrument.analysis.section import Part, Section, is_every_column, lines_of, shown_of
 from instrument.analysis.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, known_columns
+from instrument.analysis.table_text import heading as column_title
 from instrument.analysis.views import Grouping, Views, rows_of
 from instrument.base.errors import CaptureError, ConfigError, did_you_mean
 from instrument.base.printable import printable
@@ -177,11 +178,13 @@ def log_block(capture: Views, rest: Path, width: int, **options: Any) -> str:
     """
     views = [name for name in ("ranges", "operators") if options.get(name, True)]
     first = first_parts(capture) if len(views) == 2 else []
+    about_recording = (not_recorded(capture, capture.operators), cost(capture))
     rows = _LOG_LINES // 2
     if options.get("rows", ALL) != ALL:
         rows = min(rows, options["rows"])
     while True:
         _, *tables = capture_parts(capture, **{**options, "rows": rows})
+        tables = [part for part in tables if part not in about_recording]
         without_path = heading(capture)[:-1]
         parts = [*first, without_path, *tables, *filter(None, [incomplete(capture, views)])]
         blocks = [*(_narrow(part, width) for part in parts), f"All of it: {printable(str(rest))}"]
@@ -452,7 +455,7 @@ def _operator_part(
         return "No operators."
     sort, note = sort or costliest_by(table), ""
     if not known_columns(table, [sort]):
-        note, sort = f"; {sort} was not recorded", "self_cpu_ns"
+        note, sort = f"; {column_title(sort)} was not recorded", "self_cpu_ns"
     every, table = table, without_ranges(table)
     if not len(table):
         return "No operators."
@@ -465,7 +468,7 @@ def _operator_part(
     return Section(
         shown,
         _name_first(shown, [*beside, *(columns or known_columns(table, usual))]),
-        operators_title(capture, rows, len(table), f"{sort}{note}"),
+        operators_title(capture, rows, len(table), f"{column_title(sort)}{note}"),
         chosen=columns is not None,
         missable=[] if columns else _missable(sort),
         key=sort,

@@ -156,7 +156,7 @@ def _profile(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str
     return Section(
         Table(columns),
         known_columns(Table(columns)),
-        f"Causal profile{after}{shown_of(len(shown), len(table))}; saving 50: how much shorter "
+        f"Causal profile{after}{shown_of(len(shown), len(table))}; 50 % less: how much shorter "
         f"{_unit(scenario)} is if the row takes 50 % less time",
         missable=_MISSABLE,
         key="saving_50_ns",

@@ -141,6 +141,16 @@ def on_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
 
 
+def test_the_column_by_which_rows_are_grouped_is_never_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grouped = Table({"name": ["a"], "input_shapes": ["[[" + "3, " * 50], "calls": [3]})
+    on_terminal(50, monkeypatch)
+    assert str(grouped).splitlines()[0].split() == ["name", "input", "shapes", "calls"]
+    on_terminal(20, monkeypatch)
+    assert "input shapes" in str(grouped).splitlines()[0]
+
+
 def test_on_a_terminal_the_columns_that_fit_are_shown_numbers_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
