@@ -103,7 +103,7 @@ def test_what_a_page_shows_of_a_trace_is_printed(
 
 
 def test_tables_of_pages_have_the_columns_of_today(recorded: Path) -> None:
-    headings = r"^(?:Ranges|Operators)\b.*\n(name .*)"
+    headings = r"^(?:Ranges|Operators)\b.*\n(?:.*\n)?(name .*)"
     (table,) = recorded.glob("profile/*/table.txt")
     printed = re.findall(headings, table.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(printed) == 2
@@ -115,7 +115,8 @@ def test_tables_of_pages_have_the_columns_of_today(recorded: Path) -> None:
         for row in re.findall(headings, block.body, re.MULTILINE)
     ]
     assert shown
-    assert {tuple(row.split()) for row in shown} <= {tuple(row.split()) for row in printed}
+    # The log has fewer columns than the file.
+    assert set(" ".join(shown).split()) <= set(" ".join(printed).split())
 
 
 def test_no_block_and_no_comment_is_passed_over() -> None:

@@ -196,9 +196,7 @@ def _card(finding: Finding, capture: Views, step_ns: int | None, is_open: bool) 
 
 
 def _style(term: Term) -> str:
-    if term.label in ("saves", "where"):
-        return ""
-    return "code" if term.is_code else "block"
+    return "code" if term.is_code and term.label != "where" else ""
 
 
 def _evidence(finding: Finding, capture: Views) -> Part:

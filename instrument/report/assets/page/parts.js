@@ -95,7 +95,6 @@ function fact({label, value, note, tone, chart}) {
 function finding({code, title, share, saves, is_open: isOpen, terms, evidence}) {
   const gauge = element("span", {class: "gauge", "aria-hidden": "true"}, element("span"));
   gauge.firstChild.style.width = `${Math.min(Math.max(share, 0), 1) * 100}%`;
-  const isCode = style => ["code", "block"].includes(style);
   return element(
     "details",
     {class: "finding", id: `finding-${code}`, open: isOpen},
@@ -109,7 +108,7 @@ function finding({code, title, share, saves, is_open: isOpen, terms, evidence}) 
     element("dl", {}, terms.map(({term, text, style}) => [
       element("dt", {text: term}),
       element("dd", {}, element(
-        style === "code" ? "code" : "span", {class: isCode(style) ? "block" : style || null, text},
+        style === "code" ? "code" : "span", {class: style === "code" ? "block" : style || null, text},
       )),
     ])),
     evidence ? drawn([evidence]) : null,
