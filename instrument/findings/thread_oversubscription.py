@@ -26,7 +26,7 @@ from instrument.analysis.views import Views
 from instrument.base.units import percent
 from instrument.findings.check import RECORD_AGAIN, Check, Edit, NotRecorded, Problem
 from instrument.findings.evidence import evidence
-from instrument.links.groupby import group_rows
+from instrument.findings.undisturbed import undisturbed_ns
 from instrument.trace.capture_json import DISTURBING_CPU_WAIT
 from instrument.trace.events import OPERATOR, Flags, Ints
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 _LEAST_RATIO = 1.25
 _LONG_NS = 50_000
-# Of the calls of an operator with the same shapes, one at this percentile waited for no thread.
-_UNDISTURBED = 10
 
 
 class Waiting(NamedTuple):
@@ -105,14 +103,12 @@ def waiting(capture: Views) -> Waiting | None:
     if (wait.workers_waited_ns or 0) < DISTURBING_CPU_WAIT * (wait.window_ns or 0):
         return None
     tree, steps = capture.links.call_tree, capture.links.counted_steps
-    step = steps.holds(tree.start_ns)
-    nodes = np.flatnonzero(_on_cpu(capture) & (step >= 0))
+    nodes = np.flatnonzero(_on_cpu(capture) & (steps.holds(tree.start_ns) >= 0))
     own_ns = capture.links.own_ns[nodes]
-    alone_ns = _alone_ns(capture, nodes, step[nodes])
+    alone_ns = undisturbed_ns(capture, nodes, own_ns)
     speedup = min(threads.intra_op or 1, threads.cpus or 1)
     serial_ns = alone_ns * np.where(alone_ns < _LONG_NS, 1, speedup)
-    slowdown = 1 + (wait.waited_ns or 0) / wait.ran_ns
-    saved_ns = int((own_ns - np.minimum(serial_ns * slowdown, own_ns)).sum())
+    saved_ns = int((own_ns - np.minimum(serial_ns * wait.slowdown, own_ns)).sum())
     share = steps.share(saved_ns)
     if share < CHECK.least_share:
         return None
@@ -125,26 +121,6 @@ def waiting(capture: Views) -> Waiting | None:
 
 def _edit(waits: Waiting) -> Edit:
     return lambda whatif: whatif.scale_events(waits.events, by=waits.left)
-
-
-def _alone_ns(capture: Views, nodes: Ints, step: Ints) -> Ints:
-    """The own time of each operator as if none of its threads waited, from equal calls.
-
-    Equal are the calls of an operator with the same input shapes. Without shapes, they are the
-    calls of a range that have the same place among those of each step, or all if their number
-    changes from step to step: half of them are then taken as slow for another reason.
-    """
-    events, links = capture.events, capture.links
-    own_ns, index = links.own_ns[nodes], links.call_tree.index[nodes]
-    if (events.shapes[index] >= 0).any():
-        same = group_rows(events.name[index], events.shapes[index])
-        return own_ns[same.sorted_by(own_ns).row(_UNDISTURBED)][same.of]
-    same = group_rows(events.name[index], links.scopes.path_of_node[nodes])
-    in_step = group_rows(same.of, step)
-    at_place = group_rows(same.of, in_step.sorted_by(links.call_tree.start_ns[nodes]).ordinals())
-    is_regular = same.min(at_place.size[at_place.of]) == links.counted_steps.count
-    median = own_ns[same.sorted_by(own_ns).row(50)]
-    return np.where(is_regular[same.of], at_place.min(own_ns)[at_place.of], median[same.of])
 
 
 def _is_disturbed(wait: CpuWait | None) -> bool:

@@ -142,6 +142,11 @@ class CpuWait(Struct):
             return None
         return self.waited_ns / self.window_ns
 
+    @property
+    def slowdown(self) -> float:
+        """How many times as long something takes because the thread waits; 1 if not known."""
+        return 1 + (self.waited_ns or 0) / self.ran_ns if self.ran_ns else 1.0
+
 
 class Loader(Struct):
     """The settings of a `DataLoader` from which the program read batches within the window.

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import io
 import os
+import random
 import subprocess
 import sys
 import time
@@ -122,6 +123,91 @@ def row_by_row() -> object:
 def all_rows() -> object:
     with profiled("rows"):
         return _rows().square().sum(1)
+
+
+def augmented(image: torch.Tensor) -> torch.Tensor:
+    """More than 16 operators, not the same for each sample."""
+    with torch.no_grad():
+        if random.random() < 0.5:
+            image = image.flip(-1)
+        if random.random() < 0.4:
+            image = image.roll(2, -1)
+        mean = image.mean()
+        image = (image - mean) * (0.8 + 0.4 * random.random()) + mean
+        gray = image.mean(0, keepdim=True)
+        image = gray + (image - gray) * random.random()
+        image = image + 0.1 * torch.randn_like(image)
+        image = (image.clamp(0, 1) - 0.5) / 0.5
+        image[:, 2:4, 2:4] = 0
+        return image
+
+
+def augmented_together(images: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        chance = torch.rand(len(images), 4, 1, 1)
+        images = torch.where(chance[:, :1] < 0.5, images.flip(-1), images)
+        images = torch.where(chance[:, 1:2] < 0.4, images.roll(2, -1), images)
+        mean = images.mean((1, 2, 3), keepdim=True)
+        images = (images - mean) * (0.8 + 0.4 * chance[:, 2:3]) + mean
+        gray = images.mean(1, keepdim=True)
+        images = gray + (images - gray) * chance[:, 3:]
+        images = images + 0.1 * torch.randn_like(images)
+        images = (images.clamp(0, 1) - 0.5) / 0.5
+        images[:, :, 2:4, 2:4] = 0
+        return images
+
+
+@cache
+def _images() -> torch.Tensor:
+    return torch.rand(64, 3, 8, 8)
+
+
+def augments_each_image() -> object:
+    return torch.stack([augmented(image) for image in _images()]).sum()
+
+
+def augments_all_images() -> object:
+    return augmented_together(_images()).sum()
+
+
+@cache
+def _policy() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4)
+    )
+
+
+def acts_in_each_environment() -> None:
+    logits, actions = [], []
+    for observation in torch.ones(48, 8):
+        with profiled("policy"):
+            each = _policy()(observation)
+        actions.append(torch.multinomial(each.detach().softmax(-1), 1))
+        logits.append(each.log_softmax(-1)[actions[-1]])
+    torch.stack(logits).sum().backward()
+
+
+def acts_in_all_environments() -> None:
+    logits = _policy()(torch.ones(48, 8))
+    actions = torch.multinomial(logits.detach().softmax(-1), 1)
+    logits.log_softmax(-1).gather(-1, actions).sum().backward()
+
+
+@cache
+def _cells() -> tuple[nn.Module, nn.Module]:
+    return nn.LSTMCell(8, 16), nn.LSTM(8, 16)
+
+
+def step_by_step() -> None:
+    hidden = memory = torch.zeros(4, 16)
+    for x in torch.ones(48, 4, 8):
+        hidden, memory = _cells()[0](x, (hidden, memory))
+    hidden.sum().backward()
+
+
+def in_one_call() -> None:
+    output, _ = _cells()[1](torch.ones(48, 4, 8))
+    output[-1].sum().backward()
 
 
 def updated(**options: bool) -> Callable[[], object]:
@@ -455,6 +541,9 @@ TWINS = (
     ),
     Twin("an iterator", generated(SHORT_S), generated(0.0), "loader-wait", steps=3, is_time=True),
     Twin("rows", row_by_row, all_rows, "operator-storm"),
+    Twin("images", augments_each_image, augments_all_images, "operator-storm"),
+    Twin("a policy", acts_in_each_environment, acts_in_all_environments, "operator-storm"),
+    Twin("a cell", step_by_step, in_one_call, "operator-storm"),
     Twin("parameters", updated(foreach=False), updated(fused=True), "operator-storm"),
     Twin(
         "two layers",

@@ -13,6 +13,7 @@ from builders import (
     SINGLE_PROCESS,
     WORKERS,
     Event,
+    accumulation,
     annotation,
     call,
     capture,
@@ -170,9 +171,9 @@ def update_of_parameters() -> list[Event]:
     """A loop over parameters: 90 small ones, and 10 large ones that take nearly all its time."""
     calls, at = [], 0
     for k in range(100):
-        calls.append(span("aten::mul_", at, 1000 if k % 10 == 0 else 4))
-        at += 1001 if k % 10 == 0 else 5
-    return in_steps(3, 20_000, annotation("update", 0, at), *calls)
+        calls.append(span("aten::mul_", at, 300 if k % 10 == 0 else 4))
+        at += 301 if k % 10 == 0 else 5
+    return in_steps(3, 5000, annotation("update", 0, at), *calls)
 
 
 def before_a_busy_device() -> list[Event]:
@@ -185,11 +186,59 @@ def before_a_busy_device() -> list[Event]:
     return events
 
 
+def augmenting(*, steps: bool = True) -> list[Event]:
+    """Three steps of 10 ms; in each, 40 samples with up to 20 operators, not the same for each sample."""
+    calls = [
+        span(f"aten::op{k}", 200 * sample + 8 * k, 6)
+        for sample in range(40)
+        for k in range(20)
+        if sample % (k + 1) < 15
+    ]
+    events = in_steps(3, 10_000, *calls, span("aten::conv2d", 8500, 1000))
+    return events if steps else [event for event in events if event["cat"] == "cpu_op"]
+
+
+def trained(times: int, parameters: int, *, name: str = "", works_us: float = 4) -> list[Event]:
+    """Three steps of 20 ms, each with a layer of 100 µs that is called several times, and its backward.
+
+    With a name, each call is in a range of this name.
+    """
+    events, sequence = [], 0
+    for start in (0, 20_000, 40_000):
+        events.append(step(start // 20_000, start, 20_000))
+        for k in range(times):
+            sequence, at = sequence + 1, start + 100 * k
+            events += [annotation(name, at, 70)] if name else []
+            events += [
+                made("aten::linear", at + 2, works_us, sequence),
+                span("aten::view", at + 40, 4),
+                node("AddmmBackward0", start + 10_000 + 40 * k, 30, sequence),
+            ]
+        for k in range(parameters):
+            events += accumulation(start + 19_000 + 10 * k, 5)
+    return events
+
+
 UPDATES = looping(100, ("aten::mul_", "aten::add_"))
 STORMS = {
     "a loop over rows": Case("operator-storm", looping(100)),
     "a loop in no range": Case(
         "operator-storm", [event for event in looping(100) if event["name"] != "rows"]
+    ),
+    "rounds of many operators that differ": Case("operator-storm", augmenting()),
+    "a module that is called for each sample": Case(
+        "operator-storm", trained(80, 4, name="policy")
+    ),
+    "a layer that is called for each sample, in no range": Case("operator-storm", trained(80, 4)),
+    "a model without gradients": Case("operator-storm", trained(80, 0)),
+    "the work of a layer is not saved": Case(
+        "operator-storm", trained(80, 4, name="policy", works_us=38)
+    ),
+    # The thread waits for a CPU as long as it runs, so the gaps between the calls are twice as long.
+    "a loop on a busy machine": Case(
+        "operator-storm",
+        trained(80, 4, name="policy"),
+        environment(cpu_wait={"waited_ns": 9, "ran_ns": 9, "window_ns": 20}),
     ),
     "the work of large calls in a loop is not saved": Case(
         "operator-storm", update_of_parameters()
@@ -205,6 +254,11 @@ NO_STORM = {
     "a long pattern, as of layers": Case(
         "operator-storm", looping(10, tuple(f"layer{k}" for k in range(20)))
     ),
+    "layers of a model": Case("operator-storm", trained(80, 160)),
+    "layers of a model, without gradients, on a device": Case(
+        "operator-storm", [*trained(80, 0), *launched("gemm", 100, 105, 20, 1)]
+    ),
+    "iterations of a recording without steps": Case("operator-storm", augmenting(steps=False)),
     "large operators": Case(
         "operator-storm", in_steps(3, 10_000, *(span("aten::mm", 100 * k, 90) for k in range(90)))
     ),
