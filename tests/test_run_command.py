@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from subprocess import CompletedProcess
 from textwrap import dedent
@@ -12,6 +16,7 @@ import pytest
 import warm
 from commands import Command
 
+import instrument
 from instrument import Capture
 from instrument.base.errors import ConfigError
 from instrument.cli.run import Script, config_of, split
@@ -37,16 +42,6 @@ def write(folder: Path, code: str) -> Path:
 def run(folder: Path, *words: object, **env: str) -> CompletedProcess[str]:
     """Run `python WORDS` in a folder, with captures in its folder `profile`."""
     return warm.run_apart([*map(str, words)], folder, {**os.environ, **FORKED, **env})
-
-
-def recorded(folder: Path, code: str, *options: str) -> tuple[Capture, CompletedProcess[str]]:
-    """The capture of a script that ends well."""
-    script = write(folder, code)
-    inline = "profiler.export=inline"
-    done = run(folder, "-m", "instrument", "run", inline, *options, script)
-    assert done.returncode == 0, done.stderr
-    (found,) = (folder / "profile").glob("steps_*")
-    return Capture.load(found), done
 
 
 def ranges(capture: Capture) -> dict[str, int]:
@@ -163,3 +158,347 @@ def test_a_script_ends_as_without_the_command_and_its_verdict_comes_last(tmp_pat
         "loss_fn": 3,
         "Optimizer.step#SGD.step": 3,
     }
+
+
+# Each program has its own class of optimizers, because torch wraps the `step` of a class once.
+PROGRAMS = """
+import gc, json, sys
+
+from instrument import Session
+from instrument.cli.run import config_of
+from instrument.record.unedited import Watch
+
+def optimizer(*modules, kind=torch.optim.SGD):
+    parameters = [each for module in modules for each in module.parameters()]
+    return type("Own", (kind,), {})(parameters, lr=0.01)
+
+def loss_of(model, batch=4):
+    return model(torch.randn(batch, 8)).square().mean()
+
+def train(steps, model, own, update=True):
+    for _ in range(steps):
+        loss_of(model).backward()
+        own.step()
+        own.zero_grad()
+
+def simple():
+    model = mlp()
+    train(7, model, optimizer(model))
+
+def loader():
+    model = mlp()
+    own = optimizer(model)
+    for batch in torch.utils.data.DataLoader(torch.randn(28, 8), batch_size=4):
+        model(batch).sum().backward()
+        own.step()
+
+def accumulation():
+    model = mlp()
+    own = optimizer(model)
+    for number in range(21):
+        loss_of(model).backward()
+        if number % 3 == 2:
+            own.step()
+
+def alternating(of_d=1):
+    net_d, net_g, criterion = mlp(), mlp(), nn.MSELoss()
+    own_d, own_g = optimizer(net_d), optimizer(net_g)
+    for _ in range(7):
+        for _ in range(of_d):
+            criterion(net_d(torch.randn(4, 8)), torch.zeros(4, 8)).backward()
+            own_d.step()
+        loss_of(nn.Sequential(net_g, net_d)).backward()
+        own_g.step()
+
+def five_to_one():
+    alternating(of_d=5)
+
+def one_for_each_parameter():
+    model = mlp()
+    class Own(torch.optim.SGD): pass
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(lambda own, opt=Own([each], lr=0.01): opt.step())
+    for _ in range(7):
+        loss_of(model).backward()
+
+def never_called():
+    class Agent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.actor, self.critic = mlp(), mlp()
+    agent = Agent()
+    own = optimizer(agent)
+    for _ in range(7):
+        (loss_of(agent.actor) + loss_of(agent.critic)).backward()
+        own.step()
+
+def closure():
+    model = mlp()
+    own = optimizer(model, kind=torch.optim.LBFGS)
+    def evaluate():
+        own.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss
+    for _ in range(7):
+        own.step(evaluate)
+
+def scaled():
+    model = mlp()
+    own, scaler = optimizer(model), torch.amp.GradScaler("cpu")
+    for number in range(14):  # each second step is skipped
+        scaler.scale(loss_of(model) * (torch.inf if number % 2 else 1)).backward()
+        scaler.step(own)
+        scaler.update()
+        own.zero_grad()
+
+def by_hand():
+    model = mlp()
+    for _ in range(7):
+        loss_of(model).backward()
+        with torch.no_grad():
+            for each in model.parameters():
+                each -= 0.01 * each.grad
+                each.grad = None
+
+def inference():
+    model, transform = mlp(), nn.Identity()
+    with torch.no_grad():
+        for _ in range(12):
+            model(transform(torch.randn(4, 8)))
+
+def inference_with_gradients():
+    model = mlp()
+    for _ in range(24):
+        loss_of(model)
+
+def training_after_inference():
+    inference()
+    simple()
+
+def own_profiler():
+    model = mlp()
+    own = optimizer(model)
+    train(3, model, own)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        train(4, model, own)
+    assert "aten::addmm" in {each.key for each in profile.key_averages()}
+
+def own_session():
+    model = mlp()
+    own = optimizer(model)
+    train(3, model, own)
+    with Session(output_dir="theirs", export="inline") as theirs:
+        train(4, model, own)
+    assert len(theirs.captures) == 1
+
+def failing():
+    class Broken(nn.Module):
+        def parameters(self, recurse=True):
+            raise ValueError("no parameters here")
+    broken = Broken()
+    simple()
+
+for name in sys.argv[1:]:
+    torch.manual_seed(0)
+    watch = Watch(config_of("summary", ["profiler.export=inline", f"profiler.output_dir={name}"]))
+    watch.begin()
+    globals()[name]()
+    watch.end(None)
+    gc.collect()  # what is garbage counts as alive
+    captures = [] if watch.session is None else watch.session.captures
+    print(json.dumps({
+        "program": name,
+        "steps": [each.steps.column("number") for each in captures],
+        "ranges": {row.path.removeprefix("Optimizer."): row.calls for each in captures for row in each.ranges
+                   if row.depth == 0 and row.calls and "zero_grad" not in row.path},
+        "loaders": [each.metadata["environment"].get("loaders") for each in captures],
+        "gave_up": watch.gave_up,
+    }))
+"""
+STEP, THREE = "step#Own.step", [[2, 3, 4]]
+FOUND: dict[str, tuple[list[list[int]], dict[str, int]]] = {
+    # first, because the hooks of a later program keep its optimizers alive
+    "by_hand": (THREE, {"Sequential": 3}),
+    "inference": (THREE, {"Sequential": 3, "transform": 3}),
+    "inference_with_gradients": (THREE, {"Sequential": 3}),
+    "simple": (THREE, {"Sequential": 3, STEP: 3}),
+    "loader": (
+        THREE,
+        {
+            "Sequential": 3,
+            STEP: 3,
+            "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__": 3,
+        },
+    ),
+    "accumulation": (THREE, {"Sequential": 9, STEP: 3}),
+    "alternating": (THREE, {"net_d": 6, "net_g": 3, "criterion": 3, STEP: 6}),
+    "five_to_one": (THREE, {"net_d": 3, "criterion": 3, STEP: 3}),
+    "one_for_each_parameter": (THREE, {"Sequential": 3, STEP: 12}),
+    "never_called": (THREE, {"actor": 3, "critic": 3, STEP: 3}),
+    "closure": (THREE, {STEP: 3}),
+    "scaled": (THREE, {"Sequential": 6, STEP: 3}),
+    "training_after_inference": (THREE, {"Sequential": 3, STEP: 3}),
+    "own_profiler": ([[2]], {"Sequential": 1, STEP: 1}),
+    "own_session": ([[2]], {"Sequential": 1, STEP: 1}),
+    "failing": ([], {}),
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict[str, Any]], str]:
+    """What the watch finds in each program, and the log."""
+    folder = tmp_path_factory.mktemp("programs")
+    done = run(folder, "-c", MODEL + dedent(PROGRAMS), *FOUND)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return {line["program"]: line for line in lines}, done.stderr
+
+
+@pytest.mark.parametrize("program", FOUND)
+def test_steps_and_models_are_found(
+    program: str, found: tuple[dict[str, dict[str, Any]], str]
+) -> None:
+    its = found[0][program]
+    assert (its["steps"], its["ranges"]) == FOUND[program]
+    assert its["gave_up"] is (FOUND[program][0] != THREE)
+
+
+def test_the_loader_of_the_steps_is_known(
+    found: tuple[dict[str, dict[str, Any]], str],
+) -> None:
+    (loaders,) = found[0]["loader"]["loaders"]
+    assert [(each["phase"], each["batch_size"]) for each in loaders] == [("train", 4)]
+
+
+def test_why_a_watch_gives_up_is_logged_once(
+    found: tuple[dict[str, dict[str, Any]], str],
+) -> None:
+    for why in (
+        "the script itself records with torch.profiler.",
+        "the script itself records with instrument.Session.",
+        "records no more steps: no parameters here.",
+    ):
+        assert found[1].count(why) == 1, found[1]
+
+
+def test_as_many_graphs_are_compiled_as_without_the_command(tmp_path: Path) -> None:
+    """Also if the optimizer is inside a compiled function, where torch breaks the graph."""
+    code = """
+    from torch._dynamo.utils import counters
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    @torch.compile(backend="eager")
+    def step(inputs):
+        model(inputs).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    compiled = torch.compile(mlp(), backend="eager")
+    for _ in range(7):
+        step(torch.ones(4, 8))
+        print(compiled(torch.ones(4, 8)).sum().item())
+    print(counters["stats"], counters["frames"], len(counters["graph_break"]))
+    """
+    script = write(tmp_path, code)
+    plain = run(tmp_path, script)
+    done = run(tmp_path, "-m", "instrument", "run", "profiler.export=inline", script)
+    assert (done.returncode, done.stdout) == (0, plain.stdout)
+    assert "unique_graphs" in plain.stdout
+    assert "The report page is" in done.stderr
+
+
+def test_ctrl_c_ends_the_script_as_without_the_command(tmp_path: Path) -> None:
+    kill = "\nimport os, signal\nos.kill(os.getpid(), signal.SIGINT)"
+    script = write(tmp_path, TRAIN + "main()" + kill)
+    done = run(tmp_path, "-m", "instrument", "run", "profiler.export=inline", script)
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr.count("KeyboardInterrupt") == 1
+    _, _, after = done.stderr.partition("KeyboardInterrupt\n")
+    assert after.splitlines()[-1].startswith("The report page is ")
+
+
+def test_a_running_job_is_asked_for_another_window(tmp_path: Path) -> None:
+    code = """
+    from pathlib import Path
+    from instrument.triggers.file import ask
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    step = 0
+    while len([*Path("profile").glob("steps_*")]) < 2:
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+        step += 1
+        if step == 10:
+            ask(Path(), 2)
+    """
+    words = ["run", "profiler.active=3", "profiler.export=inline", write(tmp_path, code)]
+    done = run(tmp_path, "-m", "instrument", *words)
+    assert done.returncode == 0, done.stderr
+    counts = [len(Capture.load(each).steps) for each in (tmp_path / "profile").glob("steps_*")]
+    assert sorted(counts) == [2, 3]
+
+
+def test_what_cannot_be_recorded_is_said_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text("import torch")
+    done = run(tmp_path, "-m", "instrument", "run", "empty.py")
+    assert done.returncode == 0
+    assert len(done.stderr.splitlines()) == 1
+    assert "no step was found" in done.stderr
+    (tmp_path / "empty.py").write_text("def f(:")
+    plain = run(tmp_path, "-m", "instrument", "run", "disabled", "empty.py")
+    assert plain.returncode == 1
+    assert plain.stderr.splitlines()[0].endswith('empty.py", line 1')
+
+
+# What a new interpreter shows: nothing of torch is loaded before the script loads it.
+BARE = """
+import importlib.util, multiprocessing, os, sys
+
+def double(number):
+    return 2 * number
+
+if __name__ == "__main__":
+    assert "torch" not in sys.modules
+    os.environ["OMP_NUM_THREADS"] = "1"
+    assert importlib.util.find_spec("torch") is not None
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(double, [1, 2]))
+    import sibling
+    print(sibling.__name__, sys.path[0], sys.argv, __file__, __spec__ and __spec__.name)
+    import torch
+    print(torch.get_num_threads(), torch.manual_seed(0).initial_seed())
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(9):
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+        print(model.weight.sum().item().hex())
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        pytest.param(["package/train.py"], id="file"),
+        pytest.param(["-m", "package.train"], id="module", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_new_interpreter(tmp_path: Path, named: list[str]) -> None:
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (folder / "train.py").write_text(BARE)
+    for place in (folder, tmp_path):
+        (place / "sibling.py").touch()
+
+    def start(*words: str) -> CompletedProcess[str]:
+        command = [sys.executable, *words, *named, "--lr", "3"]
+        env = os.environ | {"PYTHONPATH": str(Path(instrument.__file__).parent.parent)}
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+
+    plain, done = start(), start("-m", "instrument", "run")
+    assert (plain.returncode, plain.stderr) == (7, "")
+    assert (done.returncode, done.stdout) == (7, plain.stdout)
+    assert done.stderr.splitlines()[-1] == f"The report page is {tmp_path}/profile/report.html."

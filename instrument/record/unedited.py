@@ -100,7 +100,7 @@ class Watch:
         self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # not from other modules
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # their models are known
         self._searches = 0
-        self._loader: Callable[[], Any] = lambda: None
+        self._loader: Any = None  # over which the script iterates; None once the session knows it
         self._process = os.getpid()
         self._unwrap: dict[str, Callable[[], None]] = {}
 
@@ -189,7 +189,7 @@ class Watch:
 
     def _noticing_loader(self, iterate: Callable[..., Any]) -> Callable[..., Any]:
         def noticed(loader: Any) -> Any:
-            self._loader = weakref.ref(loader)
+            self._loader = loader
             return iterate(loader)
 
         return noticed
@@ -247,7 +247,8 @@ class Watch:
             self.session.start(self._models())
         finally:
             self._starting = False
-        self.session.loop.loaders.add(self._loader(), "train")
+        self.session.loop.loaders.add(self._loader, "train")
+        self._loader = None
 
     def _leave_to(self, other: str) -> None:
         """Record nothing more, because the script starts `other`, which also records."""
