@@ -83,15 +83,22 @@ def test_the_saving_has_the_sign_of_the_measured_one(twin: Twin, tmp_path: Path)
 @pytest.mark.nightly
 def test_what_workers_save_lies_within_the_bounds(tmp_path: Path) -> None:
     """The workers compute and share the CPUs with the training; a tenth of the step is noise."""
+    missed = []
     for attempt in range(ATTEMPTS):
         both = record(COMPUTED, tmp_path / str(attempt))
         (slow,) = found(both.slow, "loader-wait")
         assert slow.saving is not None
-        print(f"{slow.saving} promised, {both.saving_ns:.0f} ns of {both.slow_ns:.0f} measured")
+        if found(both.slow, "busy-cpus"):
+            continue
         noise_ns = both.slow_ns / 10
         if slow.saving.low_ns - noise_ns <= both.saving_ns <= slow.saving.high_ns + noise_ns:
             return
-    pytest.fail(f"{slow.saving} promised, {both.saving_ns} ns measured")
+        missed.append(
+            f"{slow.saving} promised, {both.saving_ns:.0f} of {both.slow_ns:.0f} ns measured"
+        )
+    if not missed:
+        pytest.skip("other programs keep the CPUs busy")
+    pytest.fail("; ".join(missed))
 
 
 CODES = (
