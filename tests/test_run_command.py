@@ -141,7 +141,7 @@ def test_a_script_ends_as_without_the_command_and_its_verdict_comes_last(tmp_pat
     )
     script = write(tmp_path, code)
     plain = run(tmp_path, script, "--epochs", "-m")
-    options = ["profiler.export=inline", "--", script, "--epochs", "-m"]
+    options = ["profiler.active=3", "profiler.export=inline", "--", script, "--epochs", "-m"]
     done = run(tmp_path, "-m", "instrument", "run", *options)
     assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
     trace = plain.stderr[plain.stderr.index(f'  File "{script}"') :]
@@ -301,7 +301,7 @@ def failing():
 
 for name in sys.argv[1:]:
     torch.manual_seed(0)
-    watch = Watch(config_of("summary", ["profiler.export=inline", f"profiler.output_dir={name}"]))
+    watch = Watch(config_of("trace", ["profiler.active=3", "profiler.export=inline", f"profiler.output_dir={name}"]))
     watch.begin()
     globals()[name]()
     watch.end(None)
