@@ -112,14 +112,14 @@ def _places(capture: Views) -> Iterator[Place]:
         if name == NO_RANGE:
             longest = sorted(sources, key=lambda each: -lasting(sources[each]))
             of_path = [Place(None, sources[each], {each: sources[each]}) for each in longest]
-        yield from (place for place in of_path if _is_large(capture, place.spans))
+        yield from (place for place in of_path if is_large(capture, place.spans))
 
 
-def _is_large(capture: Views, spans: Intervals) -> bool:
-    """Whether the spans take `least_share` of the steps, and this is no chance of a busy machine.
+def is_large(capture: Views, spans: Intervals) -> bool:
+    """Whether the spans take a fifth of the steps, and this is no chance of a busy machine.
 
     On a busy machine, any time can be long in one step, because the thread gets no CPU. So either
-    most steps must have the time, or it must exceed the time without a CPU by `least_share`.
+    most steps must have the time, or it must exceed the time without a CPU by a fifth.
     """
     steps, wait = capture.links.counted_steps, capture.about.cpu_wait
     least, waited = CHECK.least_share, (wait and wait.share) or 0.0

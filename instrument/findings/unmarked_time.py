@@ -24,7 +24,7 @@ from instrument.findings import not_training, python_time
 from instrument.findings.check import ONE_STEP, Check, NotRecorded, Problem
 from instrument.findings.evidence import evidence
 from instrument.findings.finding import Evidence
-from instrument.findings.python_time import function_row
+from instrument.findings.python_time import function_row, is_large
 from instrument.links.intervals import Timeline, concatenated, merged, sweep
 from instrument.trace.events import Ints, called_operators, is_runtime
 
@@ -44,19 +44,19 @@ def find(capture: Views) -> Iterator[Problem]:
     outside_ns = int(timeline.total_ns(unmarked & ~in_operator)[0])
     share = steps.share(int(timeline.total_ns(unmarked)[0]))
     outside = steps.share(outside_ns)
-    if share < CHECK.least_share:
+    if not is_large(capture, timeline.merged(unmarked)):
         return
     spans, thread = timeline.merged(unmarked & ~in_operator), capture.links.steps[-1]
     by_source = time_by_source(capture, int(capture.events.thread[thread]), spans)
     sources = sorted(by_source, key=lambda each: -by_source[each])
     main = next((each for each in sources[:1] if by_source[each] >= outside_ns / 2), None)
-    is_large = outside >= CHECK.least_share / 2
+    is_outside = outside >= CHECK.least_share / 2
     title = f"{percent(share)} of the step is in no range"
-    if main is not None and is_large:
+    if main is not None and is_outside:
         title += f"; {percent(steps.share(by_source[main]))} is spent in {main}"
     elif percent(outside) == percent(share):
         title += " and no operator"
-    elif is_large:
+    elif is_outside:
         title += f"; {percent(outside)} is in no range and no operator"
     per_step = f"{duration(outside_ns / steps.count)} a step"
     yield Problem(
@@ -68,7 +68,7 @@ def find(capture: Views) -> Iterator[Problem]:
             *(function_row(capture, each, by_source[each]) for each in sources[:_SHOWN]),
             *evidence(capture, _outermost_outside(capture), _SHOWN),
         ),
-        change=_change(capture, main, is_large=is_large),
+        change=_change(capture, main, is_large=is_outside),
     )
 
 
@@ -76,7 +76,7 @@ CHECK = Check(
     "unmarked-time",
     find,
     verify="--ranges",
-    least_share=0.2,
+    least_share=python_time.CHECK.least_share,
     needs=(ONE_STEP,),
     coverage=(CPU_IN_RANGES,),
 )

@@ -426,6 +426,11 @@ NOT_IN_PYTHON = {
         ],
     ),
     "a device works": Case("python-time", [*playing(), *launched("gemm", 50, 60, 900, 1)]),
+    "time in no range in one of the steps, on a busy machine": Case(
+        "unmarked-time",
+        [*in_steps(4, 1000, annotation("train", 0, 1000))][:-1],
+        environment(cpu_wait={"waited_ns": 20, "window_ns": 100}),
+    ),
     "what a function does in its range is marked": Case("unmarked-time", playing(700, frames=True)),
     "a function in no range needs no mark": Case(
         "unmarked-time", without(playing(700, frames=True), "rollout")
