@@ -9,6 +9,7 @@ from instrument.analysis.table import Table, sum_of_known
 from instrument.analysis.views import Views
 from instrument.base.range_names import RECOMPUTED
 from instrument.base.units import counted
+from instrument.links.attribution import OPTIMIZER_STEP
 
 # The kinds of rows in the operator table that are no operators: ranges, steps, moments (from
 # `instrument.mark`) and waits for data.
@@ -30,8 +31,10 @@ def outline(capture: Views, rows: int) -> Table:
     ranges = capture.ranges
     kept = with_largest_shares(ranges, rows)
     columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
-    labels = zip(columns["depth"], columns["name"], columns["module_type"])
-    columns["name"] = ["  " * depth + with_type(name, kind) for depth, name, kind in labels]
+    columns["name"] = [
+        "  " * row.depth + with_type(row.name, row.module_type) + _with_closure(row)
+        for row in (ranges[at] for at in kept)
+    ]
     others = set(range(len(ranges))) - set(kept)
     more = capture.ranges_rest.to_dicts()
     if others:
@@ -56,6 +59,13 @@ def leading(operators: Table, sort: str, rows: int) -> Table:
     if any(outside.column("self_cpu_ns")) or any(outside.column("self_device_ns")):
         more.append(_summed("(in no operator)", outside))
     return _extended({name: shown.column(name) for name in shown.columns}, more)
+
+
+def _with_closure(row: Any) -> str:
+    """Mark an `Optimizer.step` that also runs forward and backward, as Lightning's does."""
+    if not row.name.startswith(OPTIMIZER_STEP) or (row.optimizer_ns or 0) >= row.cpu_ns:
+        return ""
+    return " (with closure)"
 
 
 def _summed(name: str, rows: Iterable[Any]) -> dict[str, Any]:

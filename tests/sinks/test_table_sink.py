@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from builders import allocation, annotation, call, kernels, span, steps, view_text
+from builders import allocation, annotation, call, kernels, made, node, span, steps, view_text
 from collected import Log
 from golden import Golden
 from recording import record
@@ -274,6 +274,22 @@ def test_the_longest_outermost_ranges_are_shown_whatever_their_own_time(write: W
     shown = [line.split()[0] for line in block(text, "Ranges")]
     assert len(shown) == 6
     assert set(shown[:5]) <= {f"block{k}" for k in range(6)}
+
+
+def test_a_step_of_the_optimizer_that_runs_the_training_step_says_so(write: Write) -> None:
+    events = [
+        annotation("Optimizer.step#Adam.step", 0, 100),
+        annotation("training_step", 10, 60),
+        made("aten::mul", 20, 40, 1),
+        node("MulBackward0", 72, 10, 1),
+        annotation("Optimizer.step#SGD.step", 200, 100),
+        span("aten::add_", 210, 80),
+    ]
+    assert names(render(write(events)), "Ranges")[:3] == [
+        "Optimizer.step#Adam.step (with closure)",
+        "training_step",
+        "Optimizer.step#SGD.step",
+    ]
 
 
 def test_columns_asked_for(capture: Capture) -> None:
