@@ -38,6 +38,7 @@ from instrument.analysis.coverage_rows import READ
 from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.ranges import RANGES
 from instrument.analysis.schema import names_of
+from instrument.analysis.table_text import heading
 from instrument.analysis.views import VIEWS
 from instrument.cli import show
 from instrument.cli.command import main
@@ -124,7 +125,7 @@ def test_every_column_of_the_ranges_sorts_them(tmp_path: Path, command: Command)
     assert set(RANGE_COLUMNS) <= set(names_of(RANGES))
     for column in names_of(RANGES):
         text = command("show", capture.folder, "--ranges", "--sort", column).out
-        assert f", by {column}; share = " in text
+        assert f", by {heading(column)}; share = " in text
         if column in RANGE_COLUMNS:
             assert paths(text) == [row.path for row in capture.ranges.sort(column)], column
     assert first("--ranges", "--sort", "backward_ns", "--rows", "1") == ["forward"]
