@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import warm
 from commands import Command
+from installed import need
 
 import instrument
 from instrument import Capture
@@ -502,3 +503,138 @@ def test_a_new_interpreter(tmp_path: Path, named: list[str]) -> None:
     assert (plain.returncode, plain.stderr) == (7, "")
     assert (done.returncode, done.stdout) == (7, plain.stdout)
     assert done.stderr.splitlines()[-1] == f"The report page is {tmp_path}/profile/report.html."
+
+
+DDP = """
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = mlp()
+if sharded:
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+else:
+    model = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(9):
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+sums = [(each.full_tensor() if sharded else each).sum().item() for each in model.parameters()]
+if dist.get_rank() == 0:
+    print(sums)
+dist.destroy_process_group()
+"""
+SPAWN = """
+def train(index):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(9):
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+    if index == 0:
+        print(model[0].weight.sum().item())
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, nprocs=2)
+"""
+HYDRA = """
+import hydra
+
+@hydra.main(config_path=None, version_base=None)
+def main(cfg):
+    print(cfg)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr)
+    for _ in range(9):
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+    print(model[0].weight.sum().item())
+
+main()
+"""
+LIGHTNING = """
+import lightning.pytorch as pl
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+    def training_step(self, batch, index):
+        return self.net(batch).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+module = Module()
+loader = torch.utils.data.DataLoader(torch.randn(48, 8), batch_size=4)
+trainer = pl.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, accelerator="cpu", enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(module, loader)
+print(module.net[0].weight.sum().item())
+"""
+TRANSFORMERS = """
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+example = {"input_ids": torch.arange(8), "labels": torch.arange(8)}
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=16, n_positions=8))
+arguments = TrainingArguments(
+    output_dir="out", use_cpu=True, disable_tqdm=True, report_to=[], per_device_train_batch_size=2,
+    gradient_accumulation_steps=2, num_train_epochs=3, save_strategy="no", logging_strategy="no")
+print(Trainer(model=model, args=arguments, train_dataset=[example] * 16).train().training_loss)
+"""
+ACCELERATE = """
+from accelerate import Accelerator
+
+accelerator, model = Accelerator(cpu=True), mlp()
+loader = torch.utils.data.DataLoader(torch.randn(48, 8), batch_size=4)
+model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+for batch in loader:
+    accelerator.backward(model(batch).sum())
+    optimizer.step()
+    optimizer.zero_grad()
+print(model[0].weight.sum().item())
+"""
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+LAUNCH = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("code", "launcher", "words", "ranks", "package"),
+    [
+        pytest.param("sharded = False" + DDP, TORCHRUN, [], 2, "torch", id="ddp"),
+        pytest.param("sharded = True" + DDP, TORCHRUN, [], 2, "torch", id="fsdp2"),
+        pytest.param(SPAWN, [], [], 2, "torch", id="spawn"),
+        pytest.param(HYDRA, [], ["+lr=0.1", "+profiler.active=9"], 1, "hydra", id="hydra"),
+        pytest.param(LIGHTNING, [], [], 1, "lightning", id="lightning"),
+        pytest.param(TRANSFORMERS, [], [], 1, "transformers", id="transformers"),
+        pytest.param(ACCELERATE, [], [], 1, "accelerate", id="accelerate"),
+        pytest.param(ACCELERATE, LAUNCH, [], 1, "accelerate", id="accelerate_launch"),
+    ],
+)
+def test_launchers_and_trainers(
+    tmp_path: Path, code: str, launcher: list[str], words: list[str], ranks: int, package: str
+) -> None:
+    """The output is the same, each rank has a window of five steps, and only rank 0 gives a verdict, at the end."""
+    need(package)
+    script = write(tmp_path, code)
+    env = os.environ | FORKED | {"PYTHONPATH": str(Path(instrument.__file__).parent.parent)}
+    env["INSTRUMENT_DIR"] = str(tmp_path / "profile")
+
+    def start(*before: str) -> CompletedProcess[str]:
+        command = [sys.executable, *launcher, *before, str(script), *words]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+
+    plain, done = start(), start("-m", "instrument", "run", *(["--"] if launcher else []))
+    assert (plain.returncode, done.returncode) == (0, 0), done.stderr
+    assert plain.stdout.strip()
+    assert _without_times(done.stdout) == _without_times(plain.stdout)
+    captures = [*map(Capture.load, (tmp_path / "profile").glob("steps_*"))]
+    assert [len(each.steps) for each in captures] == [5] * ranks
+    assert done.stderr.count("The report page is ") == 1
+    assert done.stderr.splitlines()[-1].startswith("The report page is ")
+
+
+def _without_times(text: str) -> list[str]:
+    return [line for line in text.splitlines() if "train_runtime" not in line]
