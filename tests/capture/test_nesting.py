@@ -42,6 +42,10 @@ def test_the_time_that_two_share_counts_for_the_later_one_and_what_is_in_it(tmp_
     assert [ends[k] for k in sorted(ends)] == [5000, 5000, 5000, 15000]
 
 
+def test_of_two_that_start_together_the_longer_is_the_parent(tmp_path) -> None:
+    assert nested(tmp_path, ("short", 0, 5), ("long", 0, 9))[0] == {"long": None, "short": "long"}
+
+
 @given(SEEDS)
 def test_parents_equal_those_of_a_plain_stack(tmp_path, seed) -> None:
     dice = random.Random(seed)
