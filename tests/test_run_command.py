@@ -410,6 +410,36 @@ def test_as_many_graphs_are_compiled_as_without_the_command(tmp_path: Path) -> N
     assert "The report page is" in done.stderr
 
 
+def test_what_a_script_keeps_stays_as_it_is(tmp_path: Path) -> None:
+    """Its `locals()`, its dropped models, and its own end in a child that it forks."""
+    program = """
+        import gc, os, sys, weakref
+
+        def train(lr=0.1):
+            config = locals()
+            model = mlp()
+            optimizer = torch.optim.SGD(model.parameters(), config["lr"])
+            for _ in range(4):
+                model(torch.ones(2, 8)).sum().backward()
+                optimizer.step()
+            print(sorted(config))
+            return weakref.ref(model)
+
+        models = [train() for _ in range(3)]
+        gc.collect()
+        print([model() is None for model in models])
+        child = os.fork()
+        if child == 0:
+            sys.exit(5)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    file = write(tmp_path, program)
+    plain, ours = run(tmp_path, file), run(tmp_path, "-m", "instrument", "run", file)
+    assert plain.stdout.splitlines() == ["['lr']", *["['lr']"] * 2, "[True, True, True]", "5"]
+    assert (ours.stdout, ours.returncode) == (plain.stdout, 0)
+    assert ours.stderr.count("The report page is") == 1
+
+
 def test_ctrl_c_ends_the_script_as_without_the_command(tmp_path: Path) -> None:
     kill = "\nimport os, signal\nos.kill(os.getpid(), signal.SIGINT)"
     script = write(tmp_path, TRAIN + "main()" + kill)

@@ -68,10 +68,11 @@ def show_result(result: str | Parts) -> None:
 def say(*lines: str) -> None:
     """Print lines on stderr, if there are any, with control characters escaped.
 
-    Nothing is printed if stderr is closed.
+    Nothing is printed if stderr is closed, or if nobody reads it.
     """
     if lines and sys.stderr is not None:  # print() would take stdout instead
-        print(printable_lines(*lines), file=sys.stderr)
+        with suppress(OSError, ValueError):
+            print(printable_lines(*lines), file=sys.stderr)
 
 
 @contextmanager

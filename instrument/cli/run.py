@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from importlib import import_module
@@ -103,7 +104,10 @@ def config_of(preset: str, overrides: Sequence[str]) -> ProfilerConfig:
 
 def _record(script: Script, recording: Recording) -> int:
     when_torch_is_loaded(recording.begin)
+    process = os.getpid()
     status = script.run()
+    if os.getpid() != process:
+        return status  # a child that the script has forked
     recording.end(script.error)
     if isinstance(script.error, KeyboardInterrupt):
         raise script.error  # Python then ends as after Ctrl-C

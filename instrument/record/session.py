@@ -94,7 +94,8 @@ class Session:
         named_models(model)  # so that a wrong model raises here, before the start
         self._loop = StepLoop(self.config)
         self._calls = RecordedCalls(self)
-        self._instrumented: list[nn.Module] = []  # the models that this session instrumented
+        # The models that this session instrumented.
+        self._instrumented: WeakSet[nn.Module] = WeakSet()
 
     @property
     def step_number(self) -> int:
@@ -333,8 +334,8 @@ class Session:
     def _instrument(self, models: Models) -> None:
         modules = self.config.modules
         if modules.enabled:
-            self._instrumented += instrument_models(
-                named_models(models), **modules.model_dump(exclude={"enabled"})
+            self._instrumented.update(
+                instrument_models(named_models(models), **modules.model_dump(exclude={"enabled"}))
             )
 
     def add_metadata(self, key: str, value: Any) -> None:
@@ -356,7 +357,7 @@ class Session:
             atexit.unregister(self._stop)
             for model in self._instrumented:
                 forget(model)
-            self._instrumented = []
+            self._instrumented.clear()
             self._loop.deliver(reason)
 
 

@@ -312,6 +312,10 @@ def _alive(kind: type[T]) -> list[T]:
     return [each for each in gc.get_objects() if issubclass(type(each), kind)]
 
 
+# A function that uses one of these may keep its dict of locals.
+_READS_LOCALS = {"locals", "vars", "dir", "eval", "exec", "f_locals", "_getframe", "currentframe"}
+
+
 def _variables() -> dict[int, str]:
     """The names of the variables in the functions that now run, by the id of what they hold.
 
@@ -320,10 +324,12 @@ def _variables() -> dict[int, str]:
     names = dict[int, str]()
     frame = sys._getframe()
     while frame is not None:
-        held = frame.f_locals
-        names |= {id(value): name for name, value in held.items()}
-        # Before Python 3.13, this is a copy, which would keep the function's tensors alive.
-        if isinstance(held, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            held.clear()
+        # Before Python 3.13, a function has one dict of locals. To read it would change the dict
+        # that a function has kept from `locals()`; to leave it filled would keep tensors alive.
+        is_one_dict = sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        if not is_one_dict or _READS_LOCALS.isdisjoint(frame.f_code.co_names):
+            names |= {id(value): name for name, value in frame.f_locals.items()}
+            if is_one_dict:
+                frame.f_locals.clear()
         frame = frame.f_back  # type: ignore[assignment]
     return names
