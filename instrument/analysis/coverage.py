@@ -102,10 +102,7 @@ def coverage(capture: Views) -> Table:
 
 def part(capture: Views, name: str) -> Part | None:
     """Return the row `name` of `capture.coverage`, computed once; None if it does not apply."""
-    if name not in capture.kept:
-        capture.kept[name] = _FINDERS[name](capture)
-    found: Part | None = capture.kept[name]
-    return found
+    return capture.once(name, lambda: _FINDERS[name](capture))
 
 
 def incomplete(capture: Views, names: Iterable[str] = rows.TABLES) -> Table:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib import import_module
 from inspect import signature
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from instrument.analysis import coverage_rows as rows
 from instrument.analysis.schema import Schema
@@ -48,6 +48,7 @@ _LONGEST_NAME = 128
 
 #: The phase of a capture that names none.
 TRAIN = "train"
+T = TypeVar("T")
 # A rank in the name of a capture or trace.
 _RANK = re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
@@ -235,8 +236,7 @@ class Views:
         self.peak_flops = peak_flops
         #: The URL that `trace_path` or `folder` is a copy of; None for a local capture.
         self.url: str | None = None
-        #: What functions of other modules made of the capture and keep, by name.
-        self.kept: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}  # see `once`
 
     @classmethod
     def load(
@@ -365,6 +365,13 @@ class Views:
                 stacklevel=1,  # shown once for each file, not once for each caller
             )
         return events
+
+    def once(self, name: str, find: Callable[[], T]) -> T:
+        """Return `find()`, computed at the first call with this name."""
+        if name not in self._kept:
+            self._kept[name] = find()
+        found: T = self._kept[name]
+        return found
 
     def require_trace(self) -> Path:
         """Return `trace_path`.

@@ -115,19 +115,21 @@ def parts(capture: Views) -> list[Part]:
     """
     if (capture.about.window.phase or TRAIN) != TRAIN or not len(ran(capture)):
         return []
-    if "not_training" not in capture.kept:
-        steps = capture.links.counted_steps
-        found = list[Part]()
-        for search in (_named_ranges, _functions, _calls_in_eval_mode):
-            known = merged(*concatenated([_NONE, *(part.spans for part in found)]))
-            found += [
-                part
-                for part in search(capture, known)
-                if steps.covered(*part.spans) >= CHECK.least_share
-                and (_steps_of(capture, part) >= 0).any()  # it may begin between steps
-            ]
-        capture.kept["not_training"] = found
-    return list(capture.kept["not_training"])
+    return capture.once("not-training", lambda: _parts(capture))
+
+
+def _parts(capture: Views) -> list[Part]:
+    steps = capture.links.counted_steps
+    found = list[Part]()
+    for search in (_named_ranges, _functions, _calls_in_eval_mode):
+        known = merged(*concatenated([_NONE, *(part.spans for part in found)]))
+        found += [
+            part
+            for part in search(capture, known)
+            if steps.covered(*part.spans) >= CHECK.least_share
+            and (_steps_of(capture, part) >= 0).any()  # it may begin between steps
+        ]
+    return found
 
 
 def _problem(capture: Views, part: Part) -> Problem:

@@ -86,9 +86,7 @@ CHECK = Check(
 
 def places(capture: Views) -> list[Place]:
     """The ranges, and functions outside of ranges, with at least `least_share` of the step."""
-    if "python_time" not in capture.kept:
-        capture.kept["python_time"] = list(_places(capture))
-    return list(capture.kept["python_time"])
+    return capture.once("python-time", lambda: [*_places(capture)])
 
 
 def _places(capture: Views) -> Iterator[Place]:

@@ -96,6 +96,10 @@ def explained(capture: Views) -> float:
 
 def waiting(capture: Views) -> Waiting | None:
     """Estimate what one thread for operators would save; None if that is less than a finding."""
+    return capture.once("thread-oversubscription", lambda: _waiting(capture))
+
+
+def _waiting(capture: Views) -> Waiting | None:
     environment, wait = capture.about.environment, capture.about.cpu_wait
     threads = None if environment is None else environment.threads
     if threads is None or wait is None or not wait.ran_ns or (threads.intra_op or 1) < 2:

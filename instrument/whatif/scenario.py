@@ -232,10 +232,7 @@ class Scenario:
             ConfigError: a factor is negative or too large.
             CaptureError: the scenario has several ranks.
         """
-        factors = (by, *(bounds or ()))
-        for factor in factors:
-            self._check_factor("by", factor, least=0.0)
-        self._check_one_rank()
+        factors = self._factors_of_one_rank(by, bounds)
         chosen = [selection.of_events(self.window.models[0], positions)]
         forms = [partial(edits.scale, by=factor) if factor else edits.remove for factor in factors]
         return self._with(f"{len(positions)} events × {by:g}", forms[0], chosen, *forms[1:])
@@ -255,10 +252,7 @@ class Scenario:
             ConfigError: a factor is negative or too large.
             CaptureError: the scenario has several ranks.
         """
-        factors = (by, *(bounds or ()))
-        for factor in factors:
-            self._check_factor("by", factor, least=0.0)
-        self._check_one_rank()
+        factors = self._factors_of_one_rank(by, bounds)
         chosen = [selection.of_spans(self.window.models[0], thread, spans)]
         forms = [partial(edits.scale, by=factor) for factor in factors]
         return self._with(f"{len(spans[0])} spans × {by:g}", forms[0], chosen, *forms[1:])
@@ -386,6 +380,15 @@ class Scenario:
                 f"{name} is {factor:g}; give a number of at least {least:g} and at most {most:g}."
             )
 
+    def _factors_of_one_rank(
+        self, by: float, bounds: tuple[float, float] | None
+    ) -> tuple[float, ...]:
+        factors = (by, *(bounds or ()))
+        for factor in factors:
+            self._check_factor("by", factor, least=0.0)
+        self._check_one_rank()
+        return factors
+
     def _check_one_rank(self) -> None:
         if len(self.window.models) > 1:
             raise CaptureError(
@@ -460,11 +463,12 @@ def scenario(capture: Views) -> Scenario:
         CaptureError: the trace has no CPU events, or is too long to simulate.
         TraceError: the trace cannot be read.
     """
-    if "scenario" not in capture.kept:
+
+    def made() -> Scenario:
         window = Window((_model(capture),), (capture.about.rank,))
-        capture.kept["scenario"] = _unedited(window, _losses(capture))
-    found: Scenario = capture.kept["scenario"]
-    return found
+        return _unedited(window, _losses(capture))
+
+    return capture.once("scenario", made)
 
 
 def joint_scenario(ranks: Ranks) -> Scenario:
