@@ -176,7 +176,8 @@ class _Columns:
         arg = fields_of(Args, event["args"])
         start = as_ns(event["ts"])
         external = ints(arg["external_id"], 0)
-        name = self._names.codes(_with_directions(event["name"], arg["direction"]), count)
+        names = _with_directions(event["cat"], event["name"], arg["direction"])
+        name = self._names.codes(names, count)
         return {
             "category": self._categories.codes(event["cat"], count),
             "name": name,
@@ -306,13 +307,15 @@ class _Columns:
         )
 
 
-def _with_directions(names: Sequence[str], directions: Sequence[str | None]) -> Sequence[str]:
+def _with_directions(
+    categories: Sequence[str], names: Sequence[str], directions: Sequence[str | None]
+) -> Sequence[str]:
     """The names; an MTIA copy's name ends with its direction: "dma_request HOST_TO_DEVICE"."""
     if directions.count(None) == len(directions):
         return names
     return [
-        name if direction is None else f"{name} {direction}"
-        for name, direction in zip(names, directions)
+        f"{name} {direction}" if direction is not None and category in DEVICE else name
+        for category, name, direction in zip(categories, names, directions)
     ]
 
 

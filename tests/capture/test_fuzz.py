@@ -20,7 +20,7 @@ from builders import (
     view_text,
     write_rank,
 )
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from instrument.analysis.operator_keys import GROUPINGS
@@ -84,6 +84,7 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @with_each_reader
+@example([span("op", 0, 1, direction="up")], None, (",", ":"), False, False)
 @given(
     st.lists(events(), max_size=4),
     st.sampled_from([None, 0, 3]),
