@@ -3,8 +3,10 @@
 The check reads torch's ranges around `DataLoader.__next__`, and the range `data` that sessions open
 around the wait for a batch, on the threads of the steps. With a device, a wait counts only while
 the device is idle. With enough workers, waits take 1 % or less; the threshold is higher because
-workers cost memory and CPU time too. If worker processes load the data, the saving is not known:
-the trace does not show how long they need. Another library's loader is seen only in a session.
+workers cost memory and CPU time too. For the same reason, the finding names no more workers than
+the estimate needs, and leaves CPUs to the training. If worker processes load the data, the saving
+is not known: the trace does not show how long they need. Another library's loader is seen only in a
+session.
 
 With workers, a step takes at least as long as the work beside the loading, as one worker's share
 of a batch, and as the CPUs need for the CPU time of the step's thread. A session on Linux counts
@@ -16,6 +18,7 @@ then the lower bound is 0, and the estimate half of the rest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
@@ -37,8 +40,8 @@ if TYPE_CHECKING:
     from instrument.trace.capture_json import Loader
 
 _SINGLE = "_SingleProcess"
-# The check proposes at least the first number of workers if the number of CPUs is unknown, and at
-# most the second if it is known.
+# The check proposes at most the first number of workers if the number of CPUs is unknown, unless
+# there are more already, and at most the second if it is known.
 _USUAL_WORKERS, _MOST_WORKERS = 4, 16
 # Two CPUs of one core together do about 2 / 1.6 = 1.25 times the work of one.
 _SHARED_CORE = 1.6
@@ -65,22 +68,27 @@ def find(capture: Views) -> Iterator[Problem]:
     if not len(waits) or share < CHECK.least_share:
         return
     loader, kind = _loader(capture), _kind(capture)
-    present = (loader.workers if loader else None) or (0 if kind == "process" else None)
-    workers = _workers(capture, present)
+    loads_ns = int(steps.within(events.start_ns[waits], events.end_ns[waits]).sum())
+    workers = _workers(capture, loads_ns, waited_ns, kind, loader)
     in_each = " in each step" if steps.what == "step" else ""
     yield Problem(
         f"{percent(share)} of the {steps.what} waits for data: "
         f"{duration(waited_ns / steps.count)}{in_each}{_TITLES[kind]}",
         waits,
         share,
-        edit=_edit(capture, waits, kind, workers),
+        edit=_edit(capture, waits, loads_ns, kind, workers),
         evidence=(*evidence(capture, waits), *_settings(loader)),
         change=_change(capture, waits, loader, kind, workers),
     )
 
 
 CHECK = Check(
-    "loader-wait", find, verify="--interruptions --steps", least_share=0.05, coverage=STEPS
+    "loader-wait",
+    find,
+    verify="--interruptions --steps",
+    least_share=0.05,
+    least_saving=0.02,
+    coverage=STEPS,
 )
 
 
@@ -116,10 +124,22 @@ def _loader(capture: Views) -> Loader | None:
     return own[0] if len(own) == 1 else None
 
 
-def _workers(capture: Views, present: int | None) -> int:
-    """The number of workers to try: that of the CPUs for each rank, or twice the present one."""
-    own = _cpus(capture)
-    return max(_USUAL_WORKERS, 2 * (present or 0)) if own is None else min(own, _MOST_WORKERS)
+def _workers(
+    capture: Views, loads_ns: int, waited_ns: int, kind: _Kind, loader: Loader | None
+) -> int:
+    """The number of workers to try: as many as the estimate needs, if the training keeps CPUs."""
+    cpus, steps = _cpus(capture), capture.links.counted_steps
+    present = (loader.workers if loader else None) or 0
+    most = max(_USUAL_WORKERS, 2 * present)
+    if cpus is not None:
+        # Operators on the CPU need the other half, a device one CPU for its launches. Two CPUs can
+        # have two workers: if the estimate needs both, the training waits most of the time.
+        free = cpus - 1 if len(capture.links.launches.device) else cpus // 2
+        most = min(max(free, min(cpus, 2)), _MOST_WORKERS)
+    if kind == "workers":
+        return most
+    step_ns = max(steps.total_ns - waited_ns, _ran_ns(capture) / (cpus or _USUAL_WORKERS), 1)
+    return max(min(math.ceil(_SHARED_CORE * loads_ns / step_ns), most), 1)
 
 
 def _cpus(capture: Views) -> int | None:
@@ -131,24 +151,9 @@ def _cpus(capture: Views) -> int | None:
     return max(threads.cpus // max(threads.local_ranks or 1, 1), 1)
 
 
-def _fewer_threads(capture: Views, workers: int) -> str:
-    environment, cpus = capture.about.environment, _cpus(capture)
-    present = environment.threads.intra_op if environment and environment.threads else None
-    if cpus is None or present is None or len(capture.links.launches.device):
-        return ""
-    fitting = max(cpus - workers, 1)
-    if present <= fitting:
-        return ""
-    return f", and torch.set_num_threads({fitting}), because workers and operators share the CPUs"
-
-
-def _edit(capture: Views, waits: Ints, kind: _Kind, workers: int) -> Edit | None:
+def _edit(capture: Views, waits: Ints, loads_ns: int, kind: _Kind, workers: int) -> Edit | None:
     """The step with data that `workers` worker processes load; None if workers already load it."""
-    if kind == "workers":
-        return None
-    events, steps = capture.events, capture.links.counted_steps
-    loads_ns = int(steps.within(events.start_ns[waits], events.end_ns[waits]).sum())
-    if not loads_ns:
+    if kind == "workers" or not loads_ns:
         return None
     # The expected, the longest and the shortest time of all batches.
     batches_ns = _batches_ns(capture, loads_ns, workers)
@@ -156,7 +161,7 @@ def _edit(capture: Views, waits: Ints, kind: _Kind, workers: int) -> Edit | None
         count, least, most = (loads_ns / ns for ns in batches_ns)
         return lambda whatif: whatif.workers(count, bounds=(least, most))
     # This assumes that an unknown iterator has no threads or processes of its own.
-    rest_ns = steps.total_ns - loads_ns
+    rest_ns = capture.links.counted_steps.total_ns - loads_ns
     by, largest, smallest = (max(ns - rest_ns, 0) / loads_ns for ns in batches_ns)
     return lambda whatif: whatif.scale_events(waits, by, bounds=(largest, smallest))
 
@@ -169,9 +174,7 @@ def _batches_ns(capture: Views, loads_ns: int, workers: int) -> tuple[float, flo
         return alone_ns, loads_ns / max(workers / 2, 1), alone_ns
     wait = capture.about.cpu_wait or CpuWait()
     # The CPU time of the steps' thread, and that of the other threads of operators at most.
-    ran_ns: float = total_ns
-    if wait.ran_ns is not None and wait.window_ns:
-        ran_ns = min(total_ns * wait.ran_ns / wait.window_ns, total_ns)
+    ran_ns = _ran_ns(capture)
     rest_ns, threads = total_ns - loads_ns, _threads(capture)
     expected_ns = max(alone_ns, ran_ns / cpus)
     longest_ns = max(
@@ -184,6 +187,14 @@ def _batches_ns(capture: Views, loads_ns: int, workers: int) -> tuple[float, flo
     if (wait.share or 0) >= DISTURBING_CPU_WAIT:  # the workers may get no CPU that is not used now
         expected_ns, longest_ns = (expected_ns + total_ns) / 2, total_ns
     return min(expected_ns, total_ns), min(longest_ns, total_ns), min(shortest_ns, total_ns)
+
+
+def _ran_ns(capture: Views) -> float:
+    """The CPU time of the steps' thread in the steps; if unknown, their duration."""
+    wait, total_ns = capture.about.cpu_wait, capture.links.counted_steps.total_ns
+    if wait is None or wait.ran_ns is None or not wait.window_ns:
+        return total_ns
+    return min(total_ns * wait.ran_ns / wait.window_ns, total_ns)
 
 
 def _threads(capture: Views) -> int:
@@ -200,14 +211,10 @@ def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, wor
     if kind == "iterator":
         return (
             "Load in worker processes: give the data as a Dataset to torch.utils.data.DataLoader("
-            f"dataset, num_workers={workers}, persistent_workers=True{pin})"
-            f"{_fewer_threads(capture, workers)}."
+            f"dataset, num_workers={workers}, persistent_workers=True{pin})."
         )
     if kind == "process":
-        return (
-            f"DataLoader(..., num_workers={workers}, persistent_workers=True{pin})"
-            f"{_fewer_threads(capture, workers)}"
-        )
+        return f"DataLoader(..., num_workers={workers}, persistent_workers=True{pin})"
     lasts = capture.events.duration_ns[waits]
     is_start = len(waits) > 2 and lasts.max() >= _IN_ONE_WAIT * lasts.sum()
     if is_start and loader is not None and loader.persistent_workers is False:

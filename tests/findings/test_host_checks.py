@@ -47,10 +47,10 @@ def settings(**loader: Any) -> dict[str, Any]:
     return environment(threads=threads, loaders=[{"phase": "train", "workers": 0, **loader}])
 
 
-def on_two_cpus(ran: float, *, threads: int = 1, waited: float = 0) -> dict[str, Any]:
+def on_cpus(ran: float, *, threads: int = 1, waited: float = 0, cpus: int = 2) -> dict[str, Any]:
     """The shares of the window in which the thread runs, and waits for a CPU."""
     return environment(
-        threads={"intra_op": threads, "inter_op": 2, "cpus": 2, "local_ranks": 1},
+        threads={"intra_op": threads, "inter_op": 2, "cpus": cpus, "local_ranks": 1},
         cpu_wait={
             "waited_ns": round(waited * 10**6),
             "ran_ns": round(ran * 10**6),
@@ -67,23 +67,29 @@ LOADER = {
     "a wait for data": Case("loader-wait", [*loading(), *FRAMES]),
     "threads and CPUs are known": Case("loader-wait", loading(), settings(pin_memory=False)),
     # The loading takes 650 of 1000 µs. With two CPUs, two workers need 325 µs for a batch.
-    "two CPUs for 1000 µs of work": Case("loader-wait", loading(waits_us=650), on_two_cpus(1)),
-    "two threads on two CPUs": Case(
-        "loader-wait", loading(waits_us=650), on_two_cpus(1, threads=2)
+    "two CPUs for 1000 µs of work": Case("loader-wait", loading(waits_us=650), on_cpus(1)),
+    "two threads on two CPUs": Case("loader-wait", loading(waits_us=650), on_cpus(1, threads=2)),
+    "a loader that waits for files": Case("loader-wait", loading(waits_us=650), on_cpus(0.4)),
+    "workers leave half of the CPUs to operators": Case(
+        "loader-wait", loading(waits_us=900), on_cpus(1, threads=16, cpus=16)
     ),
-    "a loader that waits for files": Case("loader-wait", loading(waits_us=650), on_two_cpus(0.4)),
-    "an iterator on two CPUs": Case("loader-wait", loading("data", 650), on_two_cpus(1)),
+    "workers leave one CPU to the launches": Case(
+        "loader-wait",
+        [*loading(waits_us=900), *launched("gemm", 901, 905, 20, 1)],
+        on_cpus(1, cpus=8),
+    ),
+    "an iterator on two CPUs": Case("loader-wait", loading("data", 650), on_cpus(1)),
     "CPUs that other programs use": Case(
-        "loader-wait", loading(waits_us=650), on_two_cpus(0.5, waited=0.5)
+        "loader-wait", loading(waits_us=650), on_cpus(0.5, waited=0.5)
     ),
     "no steps": Case(
         "loader-wait", [annotation(SINGLE_PROCESS, 0, 400), span("aten::mm", 400, 600)]
     ),
     "with workers the saving is not known": Case(
-        "loader-wait", loading(WORKERS), settings(workers=2, persistent_workers=True)
+        "loader-wait", loading(WORKERS), settings(workers=1, persistent_workers=True)
     ),
-    "as many workers as CPUs": Case(
-        "loader-wait", loading(WORKERS), settings(workers=3, persistent_workers=True)
+    "as many workers as fit": Case(
+        "loader-wait", loading(WORKERS), settings(workers=2, persistent_workers=True)
     ),
     "one long wait is the start of the workers": Case(
         "loader-wait", ONE_LONG_WAIT, settings(workers=2, persistent_workers=False)
@@ -97,6 +103,7 @@ NO_WAIT = {
     "no wait": Case("loader-wait", loading(waits_us=0)),
     "a short wait": Case("loader-wait", loading(waits_us=40)),
     "on another thread": Case("loader-wait", loading(tid=5)),
+    "one CPU, which computes all the time": Case("loader-wait", loading(), on_cpus(1, cpus=1)),
     "while the device works": Case("loader-wait", [*loading(), *WORKED]),
 }
 
