@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from subprocess import CompletedProcess
 from textwrap import dedent
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import warm
+from builders import in_steps, span, write_capture
 from commands import Command
 from installed import need
 
 import instrument
 from instrument import Capture
 from instrument.base.errors import ConfigError
-from instrument.cli.run import Script, config_of, split
+from instrument.cli.run import Recording, Script, config_of, split
+from instrument.findings.diagnose import Diagnosing
 from instrument.record.unedited import Cycle
 
 MODEL = """
@@ -438,6 +443,29 @@ def test_what_a_script_keeps_stays_as_it_is(tmp_path: Path) -> None:
     assert plain.stdout.splitlines() == ["['lr']", *["['lr']"] * 2, "[True, True, True]", "5"]
     assert (ours.stdout, ours.returncode) == (plain.stdout, 0)
     assert ours.stderr.count("The report page is") == 1
+
+
+def test_each_window_is_diagnosed_once_and_then_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (3, 6):
+        write_capture(tmp_path, in_steps(3, 1000, span("aten::mm", 0, 900)), f"steps_{number}")
+    alive, seen, add = weakref.WeakSet[Capture](), list[tuple[str, int]](), Diagnosing.add
+
+    def noted(diagnosing: Diagnosing, capture: Capture) -> None:
+        alive.add(capture)
+        gc.collect()
+        seen.append((capture.name, len(alive)))
+        add(diagnosing, capture)
+
+    monkeypatch.setattr(Diagnosing, "add", noted)
+    watch = SimpleNamespace(session=object(), wait=lambda *_, **__: tmp_path)
+    recording = Recording("summary", [], None)
+    monkeypatch.setattr(recording, "_watch", watch)
+    verdict = "\n".join(recording._verdict(None))
+    assert seen == [("steps_3", 1), ("steps_6", 1)]
+    assert "A step takes 1.000 ms." in verdict
+    assert (tmp_path / "report.html").exists()
 
 
 def test_ctrl_c_ends_the_script_as_without_the_command(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ class Recording:
         from instrument.analysis.find_captures import captures_at, of_newest_run
         from instrument.base import files
         from instrument.capture import Capture
-        from instrument.findings.diagnose import diagnose_all
+        from instrument.findings.diagnose import Diagnosing
         from instrument.findings.verdict import first_lines
         from instrument.report.page.page import page, payload
 
@@ -199,11 +199,11 @@ class Recording:
         folder = watch.wait(_LONGEST_WAIT_S, others=error is None)
         if folder is None:  # the log says why
             return []
-        captures = [Capture.load(each) for each in of_newest_run(captures_at(folder)).captures]
-        paragraphs = first_lines(diagnose_all(captures))
+        captures, seen = of_newest_run(captures_at(folder)).captures, Diagnosing()
+        content = payload(map(Capture.load, captures), diagnosing=seen)
         target = folder / "report.html"
-        files.write(target, page(payload(captures)).html)
-        lines = [line for paragraph in paragraphs for line in ("", *paragraph)]
+        files.write(target, page(content).html)
+        lines = [line for each in first_lines(seen.diagnosis) for line in ("", *each)]
         return [*lines, "", f"The report page is {target}."]
 
 

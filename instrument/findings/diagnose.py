@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from statistics import median_low
@@ -139,7 +139,7 @@ def diagnose_all(
     seen = Diagnosing(tuple(checks), tuple(ranks_checks))
     for capture in captures:
         seen.add(capture)
-    return seen.diagnosis()
+    return seen.diagnosis
 
 
 class _Found(NamedTuple):
@@ -198,8 +198,9 @@ class Diagnosing:
             with self._noting(_RANKS, "The summary of a rank"):
                 self.summaries.append((place, summarize(capture)))
 
+    @cached_property
     def diagnosis(self) -> Diagnosis:
-        """Compare the ranks, and return the diagnosis of all captures so far.
+        """The diagnosis of all captures, with a comparison of the ranks; add no capture after it.
 
         Raises:
             CaptureError: there is no capture.

@@ -55,7 +55,11 @@ class Page:
 
 
 def payload(
-    captures: Iterable[Views], *, before: Comparable | None = None, redact: bool = False
+    captures: Iterable[Views],
+    *,
+    before: Comparable | None = None,
+    redact: bool = False,
+    diagnosing: Diagnosing | None = None,
 ) -> dict[str, Any]:
     """Return the data of the report page as JSON values, which the page's own scripts draw.
 
@@ -75,6 +79,7 @@ def payload(
         captures: the captures; they are read one after the other.
         before: what to compare the captures with; see `instrument.compare.diff.diff`.
         redact: whether to leave out the names of files, users and hosts.
+        diagnosing: diagnoses the captures; pass one to get the diagnosis from it afterwards.
 
     Cost: that of `diagnose` and of the views on the page; with `before`, also that of `diff`.
 
@@ -88,7 +93,7 @@ def payload(
         from instrument.compare.side import Side, load
 
         was, now = load(before), Side("this run")
-    seen, private = Diagnosing(), set[str]()
+    seen, private = diagnosing or Diagnosing(), set[str]()
     summaries: list[tuple[Path | str, RankSummary]] = []
     capture: Views | None = None
     for each in captures:
@@ -99,7 +104,7 @@ def payload(
         private.update(private_words(capture))
         if now is not None:
             now.add(capture)
-    diagnosis = seen.diagnosis()
+    diagnosis = seen.diagnosis
     assert capture is not None
     sections = {
         "verdict": verdict(capture, diagnosis),
