@@ -138,8 +138,8 @@ def _workers(
         most = min(max(free, min(cpus, 2)), _MOST_WORKERS)
     if kind == "workers":
         return most
-    step_ns = max(steps.total_ns - waited_ns, _ran_ns(capture) / (cpus or _USUAL_WORKERS), 1)
-    return max(min(math.ceil(_SHARED_CORE * loads_ns / step_ns), most), 1)
+    needed = math.ceil(_SHARED_CORE * loads_ns / max(steps.total_ns - waited_ns, 1))
+    return max(min(needed, most), 1)
 
 
 def _cpus(capture: Views) -> int | None:
@@ -174,7 +174,9 @@ def _batches_ns(capture: Views, loads_ns: int, workers: int) -> tuple[float, flo
         return alone_ns, loads_ns / max(workers / 2, 1), alone_ns
     wait = capture.about.cpu_wait or CpuWait()
     # The CPU time of the steps' thread, and that of the other threads of operators at most.
-    ran_ns = _ran_ns(capture)
+    ran_ns: float = total_ns
+    if wait.ran_ns is not None and wait.window_ns:
+        ran_ns = min(total_ns * wait.ran_ns / wait.window_ns, total_ns)
     rest_ns, threads = total_ns - loads_ns, _threads(capture)
     expected_ns = max(alone_ns, ran_ns / cpus)
     longest_ns = max(
@@ -187,14 +189,6 @@ def _batches_ns(capture: Views, loads_ns: int, workers: int) -> tuple[float, flo
     if (wait.share or 0) >= DISTURBING_CPU_WAIT:  # the workers may get no CPU that is not used now
         expected_ns, longest_ns = (expected_ns + total_ns) / 2, total_ns
     return min(expected_ns, total_ns), min(longest_ns, total_ns), min(shortest_ns, total_ns)
-
-
-def _ran_ns(capture: Views) -> float:
-    """The CPU time of the steps' thread in the steps; if unknown, their duration."""
-    wait, total_ns = capture.about.cpu_wait, capture.links.counted_steps.total_ns
-    if wait is None or wait.ran_ns is None or not wait.window_ns:
-        return total_ns
-    return min(total_ns * wait.ran_ns / wait.window_ns, total_ns)
 
 
 def _threads(capture: Views) -> int:

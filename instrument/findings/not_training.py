@@ -31,34 +31,58 @@ from instrument.links.intervals import Intervals, concatenated, interval_at, mer
 from instrument.links.step_index import step_at
 from instrument.trace.events import Flags, Ints, called_operators
 
-# The names of ranges and functions, and what to do about each kind.
-_KINDS = (
-    (
-        re.compile(
-            r"(?:\w+_)?(?:valid(?:ate|ation)?|val|eval(?:uate|uation)?)(?:_\w+)?|(?:run_)?test"
+# The names of ranges and functions, and what to do about each kind. Words with another meaning in a
+# model are left out: `next_val` is a value, `log_prob` a logarithm, `save_for_backward` a tensor.
+_WHEN = r"(?:(?:run|do|do_epoch|perform|maybe|on|after|before|final|full|mid|async|the)_)*"
+_ALSO = r"(?:_(?:and|every|if|to|on|with|in)_\w+|_(?:end|start|hook|\d+))*"
+_KINDS = tuple(
+    (re.compile(f"{_WHEN}(?:{names}){_ALSO}", re.VERBOSE), change)
+    for names, change in (
+        (
+            r"""(?:\w+_)?(?:val|valid|validation|eval|evaluation|test)_(?:(?:one|current|inner)_)?
+            (?:epochs?|loop|steps?|phase|pass|run|round|iters?|iteration|batch(?:es)?|(?:data)?set)
+            |(?:actual_|model_)?(?:validation|evaluation|evaluat(?:e|ing)|validat(?:e|ing)|val|eval)
+            |(?:validat|evaluat)e_(?:one_)?(?:epochs?|loop|steps?|batch(?:es)?|model|policy|data\w*)
+            |eval_(?:model|policy)|(?:(?:compute|log)_)?validation_(?:loss|metrics|accuracy)
+            |log_validation|fit_valid|test|prediction_loop|inference_on_dataset|estimate_loss""",
+            "Validate less often, such as once in an epoch, or on fewer samples",
         ),
-        "Validate less often, such as once in an epoch, or on fewer samples",
-    ),
-    (
-        re.compile(r"(?:\w+_)?(?:checkpoints?|ckpt|snapshot)(?:_\w+)?|save(?:_\w+)?"),
-        "Save less often, or in the background: torch.distributed.checkpoint.async_save",
-    ),
-    (
-        re.compile(
-            r"(?:\w+_)?(?:logging|metrics|tensorboard|wandb|mlflow)(?:_\w+)?|log(?:_to_\w+)?"
-            r"|log_(?:step|metric|scalar|stat|image|histogram|gradient|param)\w*"
-            r"|(?:plot|visuali[sz]e)(?:_\w+)?"
+        (
+            r"""(?:save|write|dump|store|take)_(?:\w+_)?(?:checkpoints?|ckpts?|snapshots?)
+            |save_(?:(?:best|last|latest|final|full|lora|ema|training|model|optimizer|sharded)_)*
+            (?:models?|networks?|weights|state|state_dict|pretrained|optimizer|trainer|epoch|best
+            |last|latest|recovery|progress|on_master)
+            |save|checkpoint(?:_model|_save)?|ckpt|snapshot|push_to_hub""",
+            "Save less often, or in the background: torch.distributed.checkpoint.async_save",
         ),
-        "Log less often, such as in every 50th step, or in another thread",
-    ),
+        (
+            r"""log_(?:(?:to|train|training|val|eval|step|epoch|batch|loss|model|system|all)_)*
+            (?:metrics?|scalars?|dict|stats|statistics|images?|histograms?|figures?|videos?|tables?
+            |artifacts?|samples|gradients|grad_norms|hyperparams|wandb|tensorboard)
+            |log_(?:step|epoch|progress|everything)|(?:tensorboard|wandb|mlflow)(?:_log)?|training_log
+            |(?:compute|update|write|save|reduce|gather)_metrics|(?:dump|write)_logs?|log|logging
+            |metrics|(?:write|update)_summary|add_(?:scalars?|histogram|images?|figure|video)
+            |save_(?:images?|samples|figures?|plots?)|(?:plot|visuali[sz]e)(?:_\w+)?""",
+            "Log less often, such as in every 50th step, or in another thread",
+        ),
+    )
 )
-# Functions of libraries whose names alone do not say what they are for: file, function, kind.
-_LIBRARIES = (
-    (re.compile(r"(?:^|/)(torch/serialization|safetensors/torch)\.py\(\d+\): (save\w*)"), 1),
-    (re.compile(r"(?:^|/)(torch/distributed/checkpoint/\w+)\.py\(\d+\): (save)"), 1),
-    (re.compile(r"(?:^|/)(torch/utils/tensorboard/writer)\.py\(\d+\): (\w+)"), 2),
-    (re.compile(r"(?:^|/)((?:wandb|mlflow|matplotlib)/[\w/]+)\.py\(\d+\): (log\w*|savefig)"), 2),
-    (re.compile(r"(?:^|/)(logging/__init__)\.py\(\d+\): (_log)"), 2),
+# Functions of libraries whose names alone do not say what they are for: how a user calls them, and
+# their kind.
+_LIBRARIES = tuple(
+    (re.compile(rf"(?:^|/){frame}"), call, kind)
+    for frame, call, kind in (
+        (r"torch/serialization\.py\(\d+\): (save\w*)", "torch.{}", 1),
+        (r"safetensors/torch\.py\(\d+\): (save\w*)", "safetensors.torch.{}", 1),
+        (
+            r"torch/distributed/checkpoint/\w+\.py\(\d+\): (save)",
+            "torch.distributed.checkpoint.{}",
+            1,
+        ),
+        (r"torch/utils/tensorboard/writer\.py\(\d+\): (\w+)", "SummaryWriter.{}", 2),
+        (r"(wandb|mlflow|matplotlib)/[\w/]+\.py\(\d+\): (log\w*|savefig)", "{}.{}", 2),
+        (r"logging/__init__\.py\(\d+\): _log", "logging", 2),
+    )
 )
 _EVAL = (
     "Call the model for validation less often, such as once in an epoch, or on fewer samples; if "
@@ -133,14 +157,15 @@ def _parts(capture: Views) -> list[Part]:
 
 
 def _problem(capture: Views, part: Part) -> Problem:
-    links, steps = capture.links, capture.links.counted_steps
+    steps = capture.links.counted_steps
     share = steps.covered(*part.spans)
     at = _steps_of(capture, part)
-    holding, of = len(np.unique(at[at >= 0])), len(links.steps)
+    holding = len(np.unique(at[at >= 0]))
     often = f"{(at >= 0).sum() / holding:,.0f}× a step"
-    if holding < of:
-        often = f"in {holding} of {of} steps"
-    is_once = holding == 1 and of > 1
+    if holding < steps.count:
+        often = f"in {holding} of {steps.count} steps"
+    every = step_at(capture.events, capture.links.steps, part.spans[0])
+    is_once = len(capture.links.steps) > 1 and len(np.unique(every[every >= 0])) == 1
     place = common_place(capture, part.events)
     return Problem(
         f"{percent(share)} of the {steps.what} goes to {part.name}, not to training: {often}",
@@ -155,8 +180,8 @@ def _problem(capture: Views, part: Part) -> Problem:
 
 
 def _steps_of(capture: Views, part: Part) -> Ints:
-    """The step in which each span begins, as an index into `links.steps`; -1 for none."""
-    return step_at(capture.events, capture.links.steps, part.spans[0])
+    """The step that counts in which each span begins; -1 for none."""
+    return capture.links.counted_steps.holds(part.spans[0])
 
 
 def _without(capture: Views, part: Part) -> Edit:
@@ -172,7 +197,7 @@ def _without(capture: Views, part: Part) -> Edit:
 def _named_ranges(capture: Views, _: Intervals) -> Iterator[Part]:
     """The outermost ranges whose names say that they do not train, by path."""
     scopes, modules = capture.links.scopes, capture.about.module_types
-    change = [None if name in modules else _change(name) for name in scopes.paths.names]
+    change = [None if name in modules else change_of(name) for name in scopes.paths.names]
     is_named = np.array([*map(bool, change)], np.bool_)[scopes.opened]
     is_named &= scopes.ranges.thread == thread_of_steps(capture.links)
     chosen = scopes.ranges.outermost(is_named) & ~_trains(capture)
@@ -262,9 +287,9 @@ def _count(of: Ints, groups: int) -> Ints:
 
 
 @lru_cache(maxsize=100_000)
-def _change(name: str) -> str | None:
+def change_of(name: str) -> str | None:
     """What to do about a range or function of this name; None if it may train."""
-    last = name.rpartition(".")[2].strip("_ ").lower().replace(" ", "_")
+    last = re.sub(r"(?<=[a-z])(?=[A-Z])|\s+", "_", name.rpartition(".")[2]).strip("_ ").lower()
     return next((change for pattern, change in _KINDS if pattern.fullmatch(last)), None)
 
 
@@ -273,11 +298,9 @@ def _of_frame(name: str) -> tuple[str, str] | None:
     """The name of a function that does not train, and what to do about it; None for others."""
     source = users_source(name)
     if source is not None:
-        change = _change(source.rpartition(" in ")[2])
+        change = change_of(source.rpartition(" in ")[2])
         return None if change is None else (source, change)
-    for pattern, kind in _LIBRARIES:
+    for pattern, call, kind in _LIBRARIES:
         if match := pattern.search(name):
-            return f"{match[1].replace('/serialization', '').replace('/', '.')}.{match[2]}", _KINDS[
-                kind
-            ][1]
+            return call.format(*match.groups()), _KINDS[kind][1]
     return None

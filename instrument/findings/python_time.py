@@ -153,7 +153,7 @@ def _problem(capture: Views, place: Place) -> Problem:
         edit=partial(_halved, thread=thread, spans=place.spans),
         place=(place.path, main),
         evidence=(
-            Evidence("(Python)", steps.count, lasting(place.spans), detail=per_step),
+            Evidence("(in no operator)", steps.count, lasting(place.spans), detail=per_step),
             *(function_row(capture, each, lasting(place.sources[each])) for each in rows),
         ),
         change=change,

@@ -29,7 +29,7 @@ from instrument.links.intervals import Timeline, concatenated, merged, sweep
 from instrument.trace.events import Ints, called_operators, is_runtime
 
 _SHOWN = 3
-_NOWHERE = "(no range, no operator)"
+_NOWHERE = "(in no range, in no operator)"
 
 
 def find(capture: Views) -> Iterator[Problem]:

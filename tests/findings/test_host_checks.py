@@ -29,7 +29,9 @@ from builders import (
 
 from findings.by_hand import Case, check, environment
 from instrument.cli.command import main
+from instrument.findings import not_training
 from instrument.findings.diagnose import diagnose
+from instrument.findings.verdict import verdict
 
 # Waiting for data
 
@@ -247,6 +249,15 @@ STORMS = {
         trained(80, 4, name="policy"),
         environment(cpu_wait={"waited_ns": 9, "ran_ns": 9, "window_ns": 20}),
     ),
+    "a backward after the last step does not count": Case(
+        "operator-storm",
+        [
+            {**each, "ts": each["ts"] + 20_000}
+            if each["tid"] == 2 and each["ts"] > 40_000
+            else each
+            for each in trained(80, 4, name="policy")
+        ],
+    ),
     "the work of large calls in a loop is not saved": Case(
         "operator-storm", update_of_parameters()
     ),
@@ -404,6 +415,9 @@ IN_PYTHON = {
     "Python in one of the steps": Case(
         "python-time", ONCE_IN_PYTHON, environment(cpu_wait={"waited_ns": 10, "window_ns": 100})
     ),
+    "a fifth of each step, on a busy machine": Case(
+        "python-time", playing(200), environment(cpu_wait={"waited_ns": 10, "window_ns": 100})
+    ),
     "Python of a range": Case("python-time", playing()),
     "its function": Case("python-time", playing(frames=True)),
     "a function in no range": Case("python-time", without(playing(frames=True), "rollout")),
@@ -419,6 +433,11 @@ NOT_IN_PYTHON = {
     ),
     "in one of the steps, on a busy machine": Case(
         "python-time", ONCE_IN_PYTHON, environment(cpu_wait={"waited_ns": 20, "window_ns": 100})
+    ),
+    "in half of the steps, on a busy machine": Case(
+        "python-time",
+        [*ONCE_IN_PYTHON, step(4, 4000, 1000), annotation("rollout", 4000, 800)],
+        environment(cpu_wait={"waited_ns": 30, "window_ns": 100}),
     ),
     "in torch's own functions": Case(
         "python-time",
@@ -465,6 +484,30 @@ NO_TRAINING = {
         "not-training",
         [*training_and(frame("train.py(9): evaluate", 490, 410), *of_validation()), MAIN],
     ),
+    "a function that logs": Case(
+        "not-training",
+        [
+            *training_and(
+                frame("train.py(12): report", 490, 410),
+                frame("logging/__init__.py(1500): info", 495, 400),
+                frame("logging/__init__.py(1600): _log", 500, 390),
+            ),
+            MAIN,
+        ],
+    ),
+    "a range, the function that it calls, and what this calls in eval mode": Case(
+        "not-training",
+        training_and(
+            annotation("validation", 490, 410),
+            frame("train.py(9): evaluate", 495, 400),
+            *of_validation(),
+        ),
+        IN_EVAL_MODE,
+    ),
+    "in one of two steps that count, and in the first step": Case(
+        "not-training",
+        [each for each in training_and(SAVED, of=(0, 2)) if each["ts"] < 3000],
+    ),
     "calls in eval mode": Case("not-training", training_and(*of_validation()), IN_EVAL_MODE),
 }
 ALL_TRAINING = {
@@ -476,10 +519,10 @@ ALL_TRAINING = {
     ),
     "a short validation": Case("not-training", training_and(annotation("validation", 500, 90))),
     "a validation around training": Case(
-        "not-training", training_and(annotation("train_and_eval", 0, 900))
+        "not-training", training_and(annotation("eval_and_train", 0, 900))
     ),
     "a function around training": Case(
-        "not-training", [*training_and(frame("train.py(9): train_and_eval", 0, 900)), MAIN]
+        "not-training", [*training_and(frame("train.py(9): eval_and_train", 0, 900)), MAIN]
     ),
     "a module with such a name": Case(
         "not-training",
@@ -499,6 +542,40 @@ ALL_TRAINING = {
         "not-training", training_and(*of_validation("teacher")), {"eval_calls": {"teacher": 8}}
     ),
 }
+
+# Names of functions of real projects, such as Lightning, Transformers, timm, nanoGPT, detectron2, fairseq, Megatron
+# and Stable-Baselines3: those that validate, save and log, and those that compute something in a training step.
+NAMES = {
+    "Validate": """validate validation val eval evaluate test validation_step on_validation_epoch_end evaluation_loop
+        prediction_loop do_test _do_eval inference_on_dataset estimate_loss validate_and_save run_validation val_step
+        after_val_epoch val_epoch eval_loop evaluate_model evaluate_and_print_results final_eval evaluate_policy valid_step
+        evaluate_batch _fit_valid validate_one_epoch log_validation _do_epoch_validate perform_actual_validation test_epoch
+        eval_iteration Trainer.evaluate validate_epoch runEval""",
+    "Save": """save save_checkpoint _save_checkpoint _save_topk_checkpoint _save_last_checkpoint save_model save_pretrained
+        save_state push_to_hub _save_optimizer_and_scheduler save_recovery save_checkpoint_and_time save_on_master
+        save_networks save_progress _save_intra_epoch_ckpt save_snapshot checkpoint maybe_save_checkpoint save_state_dict
+        save_model_hook saveCheckpoint""",
+    "Log": """log logging log_metrics log_dict log_image log_images log_hyperparams log_table compute_metrics _write_metrics
+        update_summary training_log plot_images plot_metrics plot_training_samples _dump_logs plot_attention add_scalar
+        plot_progress_png visualize log_to_wandb wandb.log log_step log_histogram save_image""",
+    "": """next_val target_val val_head get_val min_val max_val val_proj val_embed value interval retrieval contest latest
+        is_valid valid_mask get_valid_mask valid_lengths validate_inputs _validate_model_kwargs validate_args
+        validate_state_dict_keys evaluate_actions evaluate_spline evaluate_at evaluate_logits eval_sh eval_polynomial
+        eval_mode test_matrix train_test_split save_for_backward save_hidden_states save_activations save_kv_cache
+        save_attention_maps save_rng_state load_checkpoint checkpoint_sequential _gradient_checkpointing_func
+        activation_checkpoint checkpoint_forward log_step_size log_prob log_softmax log_likelihood log_abs_det_jacobian
+        log_scale log_sigma log_std log_mel_spectrogram log_normal log_loss log_weights log_stats_head logit_scale
+        logsumexp metric_loss forward training_step""",
+}
+
+
+@pytest.mark.parametrize("verb", NAMES)
+def test_a_name_says_whether_a_function_trains(verb: str) -> None:
+    changes = {name: not_training.change_of(name) or "" for name in NAMES[verb].split()}
+    assert {name: change.partition(" ")[0] for name, change in changes.items()} == dict.fromkeys(
+        changes, verb
+    )
+
 
 FOUND = {**LOADER, **SYNCHRONIZING, **STORMS, **IN_FLOAT64, **UNMARKED, **IN_PYTHON, **NO_TRAINING}
 NOT_FOUND = {
@@ -548,7 +625,9 @@ def test_following_the_advice_on_unmarked_time_says_more(tmp_path: Path) -> None
         "unmarked": unmarked, "marked": playing(), "stacks": in_function, "both": playing(frames=True),
     }.items():  # fmt: skip
         (tmp_path / name).mkdir()
-        first = diagnose([capture(tmp_path / name, events)]).findings[0]
+        diagnosis = diagnose([capture(tmp_path / name, events)])
+        first = diagnosis.findings[0]
+        assert verdict(diagnosis).count("play.py:7 in act") == bool(first.source)
         saved_ns = None if first.saving is None else first.saving.saving_ns
         said.append((first.code, saved_ns, first.range, first.source))
     assert said == [
