@@ -1,25 +1,32 @@
-"""What it costs to put the summaries of a thousand ranks together, beside the plain way; run by `make bench`.
+"""What it costs to compare many ranks by their summaries; run by `make bench`.
 
-The peer reads the same files with the standard library's json, makes one pandas frame of them and groups it by range;
-of its figures only those are asked for that ours hold as well. Both are interleaved in one process.
+- With the plain way: of a thousand ranks, the standard library's json reads the same files, and one pandas frame of
+  them is grouped by range; only figures that ours hold as well are asked for. Both are interleaved in one process.
+- From 100 to 10,000 ranks, each number in a process of its own: the CPU time and the peak memory of `instrument ranks`
+  as text. One rank is slower than all others, and the links of one group of eight ranks: the text must name both.
 """
 
 from __future__ import annotations
 
 import json
+import resource
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pandas
 from rounds import Row, medians, report
 
-from instrument.runs.rank_summary import RankSummary
+from instrument.report.ranks import as_text
+from instrument.runs.rank_summary import RankSummary, encoded
 from instrument.runs.run import Run
 
 RANKS, RANGES, COLLECTIVES, ROUNDS = 1000, 200, 512, 5
+CURVE = (100, 1_000, 10_000)
+MOST_SECONDS, MOST_GB = 15.0, 1.5
+GROUP, MS = 8, 1_000_000
 COLUMNS = (
     "calls", "cpu_ns", "self_cpu_ns", "forward_ns", "backward_ns", "optimizer_ns", "device_ns", "self_device_ns",
     "device_busy_ns", "cpu_ns_per_step", "min_ns", "median_ns", "p95_ns", "max_ns",
@@ -27,37 +34,69 @@ COLUMNS = (
 OVER_RANKS = ("cpu_ns_per_step", "device_ns", "forward_ns", "backward_ns")
 
 
-def _write(folder: Path) -> None:
+def straggler(ranks: int) -> int:
+    return ranks * 3 // 7
+
+
+def slow_group(ranks: int) -> int:
+    return ranks // GROUP * 2 // 3
+
+
+def write(folder: Path, ranks: int) -> None:
+    """Write so many summaries: half of the collectives are of all ranks, half of groups of eight."""
     random = np.random.default_rng(1)
     paths = [f"layer{k // 8}/block{k}" for k in range(RANGES)]
-    for rank in range(RANKS):
-        ranges = {name: random.integers(1, 10**9, RANGES).tolist() for name in COLUMNS}
-        ends = np.cumsum(random.integers(1, 10**6, COLLECTIVES)).tolist()
+    usual = {name: random.integers(MS, 1000 * MS, RANGES) for name in COLUMNS}
+    whole = np.arange(COLLECTIVES) % 2
+    ends = np.cumsum(random.integers(MS, 2 * MS, COLLECTIVES))
+    for rank in range(ranks):
+        group, late = rank // GROUP, rank == straggler(ranks)
+        ranges = {
+            name: values + random.integers(0, MS // 10, RANGES) for name, values in usual.items()
+        }
+        ranges["self_cpu_ns"][17] += 400 * MS * late
+        transfer = np.where(whole, 300_000, 2_000_000 if group == slow_group(ranks) else 200_000)
+        waits = random.integers(50_000, 100_000, COLLECTIVES) * (not late)
+        clock, exposed = int(random.integers(-MS, MS)), 100 * MS + int(random.integers(0, MS))
+        exposed = exposed // 10 if late else exposed
+        one = {"number": [3, 4], "start_ns": [0, 1000 * MS], "duration_ns": [1000 * MS] * 2}
+        kinds = {"compute_ns": 850 * MS, "exposed_communication_ns": exposed, "exposed_copy_ns": 0}
+        kinds |= {"idle_ns": 150 * MS - exposed, "communication_ns": 2 * exposed, "copy_ns": 0}
         summary = RankSummary(
             name=f"steps_000003-000004_rank{rank}",
             rank=rank,
-            world_size=RANKS,
+            world_size=ranks,
+            host=f"node-{group:04d}",
+            started_at="2026-01-01T00:00:00Z",
             first_step=3,
             last_step=4,
-            ranges={"path": paths, **ranges},
-            steps={"number": [3, 4], "start_ns": [0, 10**9], "duration_ns": [10**9, 10**9]},
+            versions={"torch": "2.13.0"},
+            devices=["NVIDIA H100 80GB HBM3"],
+            base_ns=10**18 + clock,
+            ranges={"path": paths, **{name: values.tolist() for name, values in ranges.items()}},
+            steps=one | {name: [value] * 2 for name, value in kinds.items()},
+            breakdown=kinds | {"total_ns": 1000 * MS, "overlap_ns": exposed},
             collectives={
-                "group": [0] * COLLECTIVES,
-                "number": list(range(COLLECTIVES)),
-                "start_ns": [end - 1000 for end in ends],
-                "end_ns": ends,
+                "group": whole.tolist(),
+                "number": (np.arange(COLLECTIVES) // 2).tolist(),
+                "start_ns": (ends - transfer - waits).tolist(),
+                "end_ns": (ends + random.integers(0, 5_000, COLLECTIVES)).tolist(),
                 "bytes": [10**7] * COLLECTIVES,
             },
             collective_groups={
-                "name": ["all_reduce"],
-                "kind": ["all_reduce"],
-                "process_group": ["0"],
+                "name": ["all_reduce", "all_reduce"],
+                "kind": ["all_reduce", "all_reduce"],
+                "process_group": [str(1 + group), "0"],
+                "description": ["mesh_tp", "default_pg"],
+                "ranks": [str([*range(group * GROUP, (group + 1) * GROUP)]), None],
+                "group_size": [GROUP, ranks],
+                "runs_on": ["device", "device"],
             },
         )
         home = folder / summary.name
         home.mkdir()
         (home / "capture.json").write_text("{}")
-        (home / "summary.json").write_bytes(msgspec.json.encode(summary))
+        (home / "summary.json").write_bytes(encoded(summary))
 
 
 def _ours(folder: Path) -> object:
@@ -81,8 +120,7 @@ def _everything(folder: Path) -> object:
 def _pandas(folder: Path) -> object:
     frames = []
     for path in folder.glob("*/summary.json"):
-        with path.open() as file:
-            summary = json.load(file)
+        summary = json.loads(path.read_bytes())
         frames.append(pandas.DataFrame(summary["ranges"]).assign(rank=summary["rank"]))
     table = pandas.concat(frames).reset_index(drop=True)
     grouped = table.groupby("path", sort=False)
@@ -91,16 +129,44 @@ def _pandas(folder: Path) -> object:
     return figures, slowest, grouped["calls"].sum(), grouped.size()
 
 
+def compare(folder: Path) -> None:
+    """Print the text of a run, then the CPU seconds and the peak gigabytes of this process."""
+    (window,) = Run.load(folder).windows
+    print(as_text(window))
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print(used.ru_utime + used.ru_stime, used.ru_maxrss / 1e6)
+
+
+def _measured(ranks: int) -> tuple[float, float, int]:
+    """CPU seconds and peak gigabytes for so many ranks, and how many of the two planted problems are not named."""
+    with tempfile.TemporaryDirectory() as name:
+        write(Path(name), ranks)
+        ran = [sys.executable, __file__, name]
+        said = subprocess.run(ran, check=True, capture_output=True, text=True).stdout
+    seconds, gigabytes = map(float, said.splitlines()[-1].split())
+    first = slow_group(ranks) * GROUP
+    named = {
+        "straggler": f"Rank {straggler(ranks)} on node-{straggler(ranks) // GROUP:04d} is a straggler",
+        "slow link": f"The links of ranks [{first}, {first + 1}, ",
+    }
+    missing = [what for what, text in named.items() if text not in said]
+    print(
+        f"{ranks:>6} ranks: {seconds:6.2f} s CPU, {gigabytes:5.2f} GB; not named: {missing or 'none'}"
+    )
+    return seconds, gigabytes, len(missing)
+
+
 def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _write(folder)
+        write(folder, RANKS)
         acts = {act.__name__: act for act in (_ours, _everything, _pandas)}
         found = medians(
             {name: lambda act=act: act(folder) for name, act in acts.items()},
             calls=1,
             rounds=ROUNDS,
         )
+    *_, (fewer_s, _, _), (most_s, most_gb, not_named) = map(_measured, CURVE)
     peer = "json.load, pandas.concat, groupby"
     rows = [
         Row("one table of ranges from the summaries", found["_ours"], peer, found["_pandas"], 0.5),
@@ -111,6 +177,17 @@ def main() -> int:
             found["_pandas"],
             1.0,
         ),
+        Row(f"{CURVE[-1]} ranks as text, CPU time", most_s, "at most", MOST_SECONDS, 1.0, "s"),
+        Row("the same, peak memory", most_gb, "at most", MOST_GB, 1.0, "GB"),
+        Row(
+            "the same, CPU time",
+            most_s,
+            "ten times that of a tenth of the ranks",
+            10 * fewer_s,
+            1.2,
+            "s",
+        ),
+        Row("the same, planted problems not named", not_named, "of", 2, 0.0, "problems"),
     ]
     return (
         0 if report(f"{RANKS} ranks of {RANGES} ranges, pandas {pandas.__version__}", rows) else 1
@@ -118,4 +195,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(compare(Path(sys.argv[1])) if sys.argv[1:] else main())

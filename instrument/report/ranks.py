@@ -11,13 +11,15 @@ from instrument.analysis.layout import plain
 from instrument.analysis.section import Part, Section, is_every_column
 from instrument.analysis.table import Table, known_columns
 from instrument.base.errors import ConfigError, did_you_mean
-from instrument.base.units import duration
+from instrument.base.units import counted, duration, rate
 from instrument.report.text import view_part
+from instrument.runs.collective_comparison import slow_links
 from instrument.runs.run import SCHEMAS, Ranks
 
 # The text about a straggler names a range if the range causes at least this fraction of the
 # difference between the straggler and the median rank.
 _LEAST_EXPLAINED = 0.1
+_MOST_SLOW_LINKS = 5
 _OF_RANGES = (
     "path", "ranks", "calls", "cpu_min_ns", "cpu_median_ns", "cpu_max_ns", "slowest", "spread",
     "device_median_ns", "device_max_ns",
@@ -57,12 +59,14 @@ def parts(
     of = f" of {ranks.world_size}" if ranks.world_size else ""
     every = columns if is_every_column(columns) else None
     by = "own_ns" if len(ranks.ranks) > rows else None
+    links = _slow_links(ranks.collectives)
     collectives = view_part("collectives", ranks.collectives, rows=rows, columns=every)
     return [
         [f"{ranks.name}: {len(ranks.summaries)}{of} ranks", *ranks.notes],
         view_part("ranks", ranks.ranks, rows=rows, sort=by, columns=every),
         [*map(_straggler, ranks.stragglers.head(rows))] or ["No rank is a straggler."],
         _clocks(ranks.clocks),
+        *([links] if links else []),
         *_titled(collectives, "Collectives over the ranks, by process group and kind"),
         _ranges(ranks.ranges, rows, sort, columns),
     ]
@@ -123,6 +127,19 @@ def _clocks(table: Table) -> str:
     missing = len(table) - len(known)
     others = f"; ranks without a common collective: {missing}" if missing else ""
     return f"Clocks: at most {apart} apart from rank {table[0].rank}'s clock, {sure}{others}."
+
+
+def _slow_links(table: Table) -> list[str]:
+    found = slow_links(table)
+    lines = [
+        f"The links of ranks {row.ranks or '?'} are slow: {row.kind} in process group "
+        f"{row.process_group or '?'} reaches {rate(row.bus_bytes_per_second)} bus bandwidth, the "
+        f"median of {count} such groups {rate(usual)}."
+        for row, usual, count in found[:_MOST_SLOW_LINKS]
+    ]
+    more = len(found) - len(lines)
+    others = [f"The links of {counted(more, 'more process group')} are slow."] if more else []
+    return lines + others
 
 
 def _ranges(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,15 @@ import numpy as np
 from instrument.analysis.collectives import bandwidths
 from instrument.analysis.schema import Schema, schema
 from instrument.analysis.table import Table
-from instrument.links.groupby import Groups, at, cells, groupby
+from instrument.links.groupby import Groups, at, cells, distinct, groupby
 from instrument.runs.clock_skew import Clock
 from instrument.runs.matched_collectives import MatchedCollectives
 from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
 from instrument.trace.columns import BEYOND_NS
 from instrument.trace.events import Flags, Ints
+
+# Slow links: below this fraction of the median bus bandwidth of at least so many groups.
+_SLOW, _LEAST_ALIKE = 0.5, 4
 
 RANK_COLLECTIVES: Schema = schema(
     kind="all_reduce, all_gather, reduce_scatter, all_to_all or barrier",
@@ -83,7 +87,7 @@ def collectives(
     kind, count = (OF_COLLECTIVE_GROUP.index(name) for name in ("kind", "group_size"))
     rates = [bandwidths(each[kind], each[count], *both) for each, both in zip(chosen, sums)]
     waiting, whole = groups.sum(mean - shortest).tolist(), groups.sum(mean).tolist()
-    pairs = np.unique(group * found.ranks + owner)
+    pairs = distinct(group * found.ranks + owner)
     recorded = np.bincount(pairs // max(found.ranks, 1), minlength=len(found.groups))[present]
     clocked = groups.number(is_known)
     skews = groups.sum(skew, is_known)
@@ -105,6 +109,34 @@ def collectives(
         "bus_bytes_per_second": [rate for _, rate in rates],
     }
     return Table.of(RANK_COLLECTIVES, columns).sort("waiting_ns")
+
+
+def slow_links(table: Table) -> list[tuple[Any, int, int]]:
+    """Find process groups whose transfers are slow compared with those of like groups.
+
+    Groups are alike if their kind of collective, description, number of ranks and, to a power of
+    two, size of message are equal. A group is slow if its bus bandwidth is below half of the median
+    of at least `_LEAST_ALIKE` groups.
+
+    Args:
+        table: the result of `collectives`.
+
+    Returns:
+        The row of each slow group, the median bus bandwidth, and how many groups are alike. The
+        slowest group comes first.
+    """
+    alike: dict[Any, list[Any]] = {}
+    for row in table.where(bus_bytes_per_second=lambda _: True, bytes=lambda _: True):
+        message = (row.bytes // row.calls).bit_length()
+        key = (row.kind, row.description, row.group_size, row.runs_on, message)
+        alike.setdefault(key, []).append(row)
+    found = []
+    for rows in alike.values():
+        usual = median_low([row.bus_bytes_per_second for row in rows])
+        if len(rows) >= _LEAST_ALIKE:
+            slow = [row for row in rows if row.bus_bytes_per_second < _SLOW * usual]
+            found += [(row, usual, len(rows)) for row in slow]
+    return sorted(found, key=lambda each: each[0].bus_bytes_per_second / each[1])
 
 
 def _arrivals(

@@ -11,7 +11,7 @@ import numpy as np
 from instrument.links.groupby import group_rows, intern
 from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, RankSummary, column_of_all
 from instrument.trace.columns import BEYOND_NS
-from instrument.trace.events import Ints
+from instrument.trace.events import Flags, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,34 +56,36 @@ def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
     Cost: all collectives are sorted once.
     """
     sizes = [len(summary.collectives.get("end_ns") or ()) for summary in summaries]
+    every = [summary.collectives for summary in summaries]
     owner = np.repeat(np.arange(len(summaries)), sizes)
-    column = {
-        name: column_of_all([summary.collectives for summary in summaries], name, sizes)
-        for name in ("group", "step", "ordinal", "number", "start_ns", "end_ns", "bytes")
-    }
     listed = [_groups(summary) for summary in summaries]
-    first = np.cumsum([0, *map(len, listed)])[owner]
-    own = first + column["group"]
-    every = [each for groups in listed for each in groups]
-    named, _ = intern(every)
-    unnamed, groups = intern(each[1:] for each in every)
-    numbered = column["number"] >= 0
-    # Coalesced collectives have the same sequence number.
-    alike = group_rows(owner, unnamed[own], column["number"])
-    nth = np.zeros_like(owner)
-    if alike.count < len(owner):
-        nth = alike.sorted_by(column["start_ns"]).ordinals()
-    key = group_rows(
-        numbered,
-        np.where(numbered, unnamed[own], named[own]),
-        np.where(numbered, column["number"], column["step"]),
-        np.where(numbered, nth, column["ordinal"]),
-    ).of
+    own = np.cumsum([0, *map(len, listed)])[owner] + column_of_all(every, "group", sizes)
+    unnamed, groups = intern(each[1:] for groups in listed for each in groups)
+    group, number = unnamed[own], column_of_all(every, "number", sizes)
+    numbered = number >= 0
+    keys: list[Ints | Flags] = [group, number]
+    if not numbered.all():
+        named, _ = intern(each for groups in listed for each in groups)
+        step, ordinal = (column_of_all(every, name, sizes) for name in ("step", "ordinal"))
+        keys = [
+            numbered,
+            np.where(numbered, group, named[own]),
+            np.where(numbered, number, step),
+            np.where(numbered, 0, ordinal),
+        ]
+    key = group_rows(*keys).of
+    start = column_of_all(every, "start_ns", sizes)
+    own_keys = np.sort(owner * (key.max(initial=0) + 1) + key)
+    if (own_keys[1:] == own_keys[:-1]).any():  # coalesced collectives have the same number
+        nth = group_rows(owner, key).sorted_by(start).ordinals()
+        key = group_rows(key, np.where(numbered, nth, 0)).of
     base = np.array([each.base_ns for each in summaries], np.int64)[owner]
-    start, end = (np.clip(column[name], -BEYOND_NS, BEYOND_NS) for name in ("start_ns", "end_ns"))
-    return MatchedCollectives(
-        owner, key, unnamed[own], start + base, end + base, column["bytes"], groups, len(summaries)
+    start, end = (
+        np.clip(times, -BEYOND_NS, BEYOND_NS) + base
+        for times in (start, column_of_all(every, "end_ns", sizes))
     )
+    size = column_of_all(every, "bytes", sizes)
+    return MatchedCollectives(owner, key, group, start, end, size, groups, len(summaries))
 
 
 def _groups(summary: RankSummary) -> list[tuple[Any, ...]]:

@@ -6,14 +6,16 @@ A thousand summaries are read in seconds, without their traces.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
+from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+import numpy as np
 
 from instrument.analysis.breakdown import BREAKDOWN
 from instrument.analysis.collectives import SYNCHRONISING, cpu_waits
@@ -62,8 +64,8 @@ _Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 # A time whose sum with another one fits into 64 bits.
 _Time = Annotated[int, msgspec.Meta(gt=-BEYOND_NS, lt=BEYOND_NS)]
 if TYPE_CHECKING:  # all cells of a column have one type
-    Columns = dict[str, list[Any] | None]
-    TimeColumns = dict[str, list[Any] | None]
+    Columns = dict[str, list[Any] | array[int] | None]
+    TimeColumns = dict[str, list[Any] | array[int] | None]
 else:
     Columns = dict[str, list[_Number | str | None] | None]
     TimeColumns = dict[str, list[_Time | None] | None]
@@ -72,7 +74,8 @@ else:
 class RankSummary(msgspec.Struct, kw_only=True):
     """The summary of one capture: the content of `summary.json`.
 
-    Unknown values and columns are None.
+    Unknown values and columns are None. A column of integers that are all known is an `array`, with
+    a quarter of a list's memory.
 
     - `ranges` has the columns of `capture.ranges`, for at most 500 ranges.
     - `steps` are the finished steps, with the time of each kind of device work in the step; without
@@ -105,6 +108,22 @@ class RankSummary(msgspec.Struct, kw_only=True):
     breakdown: dict[str, _Number | None] = {}
     collectives: TimeColumns = {}
     collective_groups: Columns = {}
+
+    def __post_init__(self) -> None:
+        self.ranges, self.steps = _compact(self.ranges), _compact(self.steps)
+        self.collectives = _compact(self.collectives)
+        self.collective_groups = _compact(self.collective_groups)
+
+
+def _compact(columns: Columns) -> Columns:
+    found: Columns = {}
+    for name, column in columns.items():
+        try:
+            found[name] = None if column is None else array("q", column)
+        except TypeError:  # texts, which are the same on most ranks, or unknown values
+            texts = column or ()
+            found[name] = [sys.intern(each) if type(each) is str else each for each in texts]
+    return found
 
 
 def summarize(capture: Views) -> RankSummary:
@@ -179,8 +198,14 @@ def column_of_all(ranks: Sequence[Columns], name: str, sizes: Sequence[int]) -> 
 
     `sizes` are the numbers of rows of each rank.
     """
-    columns = (each.get(name) or [None] * size for each, size in zip(ranks, sizes))
-    return ints([*chain.from_iterable(columns)], -1)
+    parts = [_numbers(each.get(name), size) for each, size in zip(ranks, sizes)]
+    return np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+def _numbers(column: list[Any] | array[int] | None, size: int) -> Ints:
+    if isinstance(column, array):
+        return np.asarray(column, np.int64)
+    return np.full(size, -1) if column is None else ints(column, -1)
 
 
 def write(capture: Views, folder: Path) -> None:
@@ -190,7 +215,12 @@ def write(capture: Views, folder: Path) -> None:
         CaptureError, TraceError: as for `summarize`.
         OSError: the file cannot be written.
     """
-    files.write(folder / SUMMARY_FILE, msgspec.json.encode(summarize(capture)))
+    files.write(folder / SUMMARY_FILE, encoded(summarize(capture)))
+
+
+def encoded(summary: RankSummary) -> bytes:
+    """The content of `summary.json`."""
+    return msgspec.json.encode(summary, enc_hook=list)
 
 
 _DECODER = msgspec.json.Decoder(RankSummary)
@@ -237,10 +267,10 @@ def _is_sound(found: RankSummary) -> bool:
     whole = [*found.steps.values(), found.ranges.get("path"), group, *times]
     grouped = [each is None for each in (group, *times)]
     return (
-        all(None not in column for column in whole if column is not None)
+        all(isinstance(column, array) or None not in (column or ()) for column in whole)
         and (found.ranges.get("path") is not None or not any(found.ranges.values()))
         and (not any(grouped) or not any(found.collectives.values()))
-        and all(0 <= each < count for each in group or ())
+        and (not group or (min(group) >= 0 and max(group) < count))
         and found.breakdown.keys() <= set(names_of(BREAKDOWN))
         and all(map(_is_table, (found.ranges, found.steps, found.collective_groups)))
         and len({len(column) for column in found.collectives.values() if column is not None}) < 2
@@ -251,7 +281,9 @@ def _is_table(columns: Columns) -> bool:
     """Whether all columns are equally long, and each holds only text or only numbers."""
     lengths = {len(column) for column in columns.values() if column is not None}
     return len(lengths) < 2 and all(
-        {*map(type, column or ())} <= {str if name in _TEXTS else int, type(None)}
+        not column
+        or (isinstance(column, array) and name not in _TEXTS)
+        or {*map(type, column)} <= {str if name in _TEXTS else int, type(None)}
         for name, column in columns.items()
     )
 

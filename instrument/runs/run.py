@@ -33,7 +33,6 @@ SCHEMAS: dict[str, Schema] = {
     "clocks": clock_skew.CLOCKS,
 }
 _Found = tuple[Place, RankSummary]
-_ByRank = dict[int | None, _Found]
 
 
 class Run:
@@ -202,6 +201,25 @@ class Ranks:
         return printable(f"<Ranks: {self.name!r} on {of} ranks>")
 
 
+class _Captures:
+    """The captures of one window; their folders and first start are at hand for `_windows`."""
+
+    def __init__(self) -> None:
+        self.of_rank: dict[int | None, _Found] = {}
+        self.folders: set[Path] = set()
+        self.began_s: float | None = None
+
+    def add(self, folder: Path, began_s: float | None, path: Place, summary: RankSummary) -> None:
+        self.of_rank[summary.rank] = path, summary
+        self.folders.add(folder)
+        self.began_s = began_s if self.began_s is None else self.began_s
+
+    def apart(self, folder: Path, began_s: float | None) -> tuple[bool, float]:
+        """Whether a capture is in another folder, and how many seconds apart it began."""
+        known_s = [each for each in (self.began_s, began_s) if each is not None]
+        return folder not in self.folders, max(known_s, default=0.0) - min(known_s, default=0.0)
+
+
 def _windows(found: Iterable[_Found]) -> list[Ranks]:
     """Group captures into windows; a window has at most one capture of each rank.
 
@@ -211,19 +229,20 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
     to the window that began nearest in time, but at most `TOGETHER_S` seconds apart. If a start is
     not known, the distance in time counts as 0.
     """
-    groups: dict[Any, list[_ByRank]] = {}
-    for path, summary in sorted(
-        found, key=lambda each: (Path(each[0]).parent, each[1].started_at or "")
-    ):
+    groups: dict[Any, list[_Captures]] = {}
+    placed = [(Path(path).parent, path, summary) for path, summary in found]
+    placed.sort(key=lambda each: (each[0], each[2].started_at or ""))
+    for folder, path, summary in placed:
+        began_s = unix_time(summary.started_at)
         steps = groups.setdefault((summary.phase or "train", summary.first_step), [])
-        beside = [ranks for ranks in steps if summary.rank not in ranks]
-        candidates = [(*_apart(ranks, path, summary), k) for k, ranks in enumerate(beside)]
+        beside = [each for each in steps if summary.rank not in each.of_rank]
+        candidates = [(*each.apart(folder, began_s), k) for k, each in enumerate(beside)]
         _, seconds, nearest = min(candidates, default=(True, 0.0, -1))
         if nearest < 0 or seconds > TOGETHER_S:
-            steps.append({summary.rank: (path, summary)})
-        else:
-            beside[nearest][summary.rank] = (path, summary)
-    windows = [Ranks(ranks.values()) for steps in groups.values() for ranks in steps]
+            steps.append(_Captures())
+            beside, nearest = steps, -1
+        beside[nearest].add(folder, began_s, path, summary)
+    windows = [Ranks(each.of_rank.values()) for steps in groups.values() for each in steps]
     windows.sort(key=lambda window: (window.summaries[0].started_at or "", window.name))
     seen: Counter[str] = Counter()
     for window in windows:
@@ -231,16 +250,6 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
         seen[where] += 1
         window.name += f"-{seen[where]}" if seen[where] > 1 else ""
     return windows
-
-
-def _apart(ranks: _ByRank, path: Place, summary: RankSummary) -> tuple[bool, float]:
-    """Whether a capture is in another folder than `ranks`, and how many seconds apart it began."""
-    elsewhere = all(Path(other).parent != Path(path).parent for other, _ in ranks.values())
-    began = [other.started_at for _, other in ranks.values() if other.started_at]
-    if summary.started_at is None or not began:
-        return elsewhere, 0.0
-    first_s, own_s = (unix_time(text) or 0.0 for text in (began[0], summary.started_at))
-    return elsewhere, abs(own_s - first_s)
 
 
 def _name(summary: RankSummary) -> str:

@@ -167,7 +167,7 @@ def test_a_trace_tells_its_rank_and_the_groups_of_its_collectives(tmp_path) -> N
     assert (broadcast.kind, broadcast.step, broadcast.duration_ns) == ("broadcast", 8, 5_000)
     summary = summarize(found)
     assert summary.collective_groups["ranks"] == ["[0, 1]"]
-    assert summary.collectives["end_ns"] == [168_000]
+    assert list(summary.collectives["end_ns"]) == [168_000]
 
 
 def test_ranks_differ_in_what_they_wait_for(tmp_path) -> None:

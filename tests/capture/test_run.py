@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from builders import (
@@ -29,7 +28,7 @@ from instrument.capture import Capture
 from instrument.report.ranks import as_text
 from instrument.runs import rank_summary
 from instrument.runs.merge_traces import merge
-from instrument.runs.rank_summary import RankSummary, summarize, written
+from instrument.runs.rank_summary import RankSummary, encoded, summarize, written
 from instrument.runs.run import Run
 
 
@@ -63,7 +62,9 @@ def test_a_summary_stays_small(tmp_path: Path) -> None:
     assert len(found.ranges["path"]) == 500
     assert {"forward", "gloo:barrier"} <= set(found.ranges["path"]), "those with the most CPU time"
     assert found.ranges_left_out == 902 - 500
-    assert found.collectives["ordinal"] == list(range(88, 600)), "the last, numbered among all"
+    assert list(found.collectives["ordinal"]) == list(range(88, 600)), (
+        "the last, numbered among all"
+    )
     assert (capture.folder / "summary.json").stat().st_size < 80_000
     assert (
         Run.load(tmp_path).windows[0].notes[-1]
@@ -319,7 +320,7 @@ def generated(folder: Path, ranks: int, ranges: int) -> dict[str, np.ndarray]:
         home = folder / f"steps_000001-000002_rank{rank}"
         home.mkdir(parents=True)
         (home / "capture.json").write_text("{}")
-        (home / "summary.json").write_bytes(msgspec.json.encode(summary))
+        (home / "summary.json").write_bytes(encoded(summary))
     return figures | {"path": paths}
 
 
@@ -345,6 +346,35 @@ def test_many_summaries_are_one_table(tmp_path: Path) -> None:
         middle = np.nanpercentile(values, 50, axis=0, method="inverted_cdf")
         assert table.column(f"{what}_median_ns") == middle.tolist()
     assert table.column("slowest") == made["cpu_ns_per_step"].argmax(axis=0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("groups", "slow_ns", "named"),
+    [(4, 2_100, [3]), (4, 1_900, []), (3, 2_100, []), (20, 2_100, [3, 10, 17])],
+)
+def test_the_group_with_slow_links_is_named(groups: int, slow_ns: int, named: list[int]) -> None:
+    """Every seventh group of two ranks transfers slowly; one group has larger messages, and is not compared."""
+    found = []
+    for rank in range(2 * groups + 2):
+        group = rank // 2
+        transfer_ns = slow_ns if group % 7 == 3 or group == groups else 1_000
+        times = {"start_ns": [5_000 - transfer_ns] * 3, "end_ns": [5_000] * 3}
+        sizes = {"bytes": [1_000 if group < groups else 3_000] * 3, "number": [0, 1, 2]}
+        about = {"kind": "all_reduce", "process_group": f"g{group}", "ranks": str(group)}
+        about |= {"group_size": 2, "runs_on": "device", "description": "tp"}
+        summary = RankSummary(
+            name=f"r{rank}",
+            rank=rank,
+            world_size=None,
+            collectives={"group": [0] * 3, **times, **sizes},
+            collective_groups={name: [value] for name, value in about.items()},
+        )
+        found.append((Path(summary.name), summary))
+    (window,) = Run(found).windows
+    said = re.findall(
+        r"links of ranks (\d+) are slow: all_reduce in process group g(\d+)", as_text(window)
+    )
+    assert said == [(str(k), str(k)) for k in named]
 
 
 def test_captures_without_a_summary_are_read(tmp_path: Path) -> None:
@@ -475,6 +505,6 @@ def test_a_trace_tells_its_rank_and_the_groups_of_its_collectives() -> None:
     summary = summarize(found)
     assert summary.collective_groups["ranks"] == ["[0, 1]"]
     assert set(summary.collectives["group"]) == {0}
-    assert summary.collectives["step"] == [4] * 5 + [5] * 5 + [6] * 5, (
+    assert list(summary.collectives["step"]) == [4] * 5 + [5] * 5 + [6] * 5, (
         "15 all-reduces; broadcasts are left out"
     )
