@@ -35,12 +35,17 @@ def verdict(diagnosis: Diagnosis) -> str:
     """
     step_ns = diagnosis.step_ns
     step = "" if step_ns is None else f"A step takes {duration(step_ns)}. "
-    causes = [each for each in diagnosis.findings if not each.is_caveat and _counts(each)]
-    if not causes:
+    found = causes(diagnosis)
+    if not found:
         return f"{step}{nothing_found(diagnosis)}."
-    first, *others = causes
+    first, *others = found
     known = [each for each in others if each.saving is not None and first.saving is None][:1]
     return step + " Also: ".join(_cause(each, step_ns) for each in (first, *known))
+
+
+def causes(diagnosis: Diagnosis) -> list[Finding]:
+    """Return the findings that count; the verdict names the first of them."""
+    return [each for each in diagnosis.findings if not each.is_caveat and _counts(each)]
 
 
 def notes(diagnosis: Diagnosis) -> list[str]:

@@ -58,6 +58,31 @@ def cpu_between_kernels(kernel_us: float) -> list[Event]:
     return every_step(10_000, make)
 
 
+def python_between_kernels(python_us: float) -> list[Event]:
+    """Steps that launch 12 kernels of 500 µs, with some time in no event before each third launch.
+
+    A kernel starts 10 µs after its launch, or when the one before ends. A step waits for its last kernel.
+    """
+    kernels, count = list[tuple[float, float]](), range(12)
+    at, end = 0.0, 0.0
+    for k in count:
+        at += 40 + (python_us if k % 3 == 2 else 0)
+        kernels.append((at, max(at + 10, end)))
+        end = kernels[-1][1] + 500
+
+    def make(start: float, number: _Numbers) -> list[Event]:
+        events = [annotation("model", start, kernels[-1][0] + 10)]
+        for at, begins in kernels:
+            events += [
+                span("aten::addmm", start + at - 20, 30),
+                *launched("gemm", start + at, start + begins, 500, number()),
+            ]
+        last = start + kernels[-1][0] + 20
+        return [*events, call("cudaDeviceSynchronize", last, start + end + 5 - last)]
+
+    return every_step(end + 20, make)
+
+
 def copies(*, blocking: bool) -> list[Event]:
     """Steps of 1000 µs: a batch of 300 µs is copied to the device, then a kernel of 600 µs runs."""
 

@@ -15,13 +15,14 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+import builders
 import msgspec
 import numpy as np
 import torch
@@ -29,7 +30,9 @@ import torch
 from instrument import Capture, Session
 from instrument.cli.command import main
 from instrument.findings.check import Check, NotRecorded, run_check
-from instrument.findings.finding import Finding
+from instrument.findings.diagnose import diagnose
+from instrument.findings.finding import Finding, Saving
+from instrument.findings.verdict import causes
 
 ATTEMPTS = 3  # of a measurement, which other programs can spoil
 WINDOWS = 2  # of each kind, where whole windows take turns
@@ -47,19 +50,22 @@ class Twin:
         options: options of the session, such as `with_stack`.
         turns: "step" if the two programs take turns at every step of one window. "window" if whole windows take turns:
             for problems that a step leaves to those after it (memory, workers), or that are recorded for a window.
+            "written" if the programs return the events of traces that are written by hand.
         is_time: whether the problem is time that passes, of which the order of the events shows nothing.
         beside: what runs on the machine beside both programs.
+        clean: one step of the program without the problem, where `fixed` removes only a part of it.
     """
 
     name: str
-    slow: Callable[[], object]
-    fixed: Callable[[], object]
+    slow: Callable[[], Any]
+    fixed: Callable[[], Any]
     code: str
     steps: int = 8
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    turns: Literal["step", "window"] = "step"
+    turns: Literal["step", "window", "written"] = "step"
     is_time: bool = False
     beside: Callable[[], AbstractContextManager[None]] = nullcontext
+    clean: Callable[[], object] | None = None
 
     def __str__(self) -> str:
         return f"{self.code}: {self.name}"
@@ -81,6 +87,12 @@ class Recorded:
 
 def recorded(twin: Twin, folder: Path) -> Recorded:
     """Run both programs of a twin in turns and record them."""
+    if twin.turns == "written":
+        slow, fixed = (
+            builders.write_capture(folder, program(), name)
+            for name, program in (("slow", twin.slow), ("fixed", twin.fixed))
+        )
+        return Recorded(slow, fixed, _median_ns([slow]), _median_ns([fixed]))
     threads = torch.get_num_threads()
     torch.set_num_threads(
         1
@@ -94,6 +106,13 @@ def recorded(twin: Twin, folder: Path) -> Recorded:
     finally:
         torch.set_num_threads(threads)
     return Recorded(slow[-1], fixed[-1], _median_ns(slow), _median_ns(fixed))
+
+
+def without_problem(twin: Twin, both: Recorded, folder: Path) -> Capture:
+    """The capture of the program without the problem."""
+    if twin.clean is None:
+        return both.fixed
+    return recorded(replace(twin, fixed=twin.clean), folder).fixed
 
 
 def retimed(capture: Capture, folder: Path) -> Capture:
@@ -122,16 +141,21 @@ def check_of(code: str) -> Check:
     return check
 
 
+def named(capture: Capture) -> list[Finding]:
+    """What the log names on a capture, the headline first, without caveats."""
+    return causes(diagnose(capture))
+
+
 def assert_command_runs(finding: Finding) -> None:
     """Paste the command of a finding into a shell."""
     program, *command = shlex.split(finding.verify, comments=True)
     assert (program, main(command)) == ("instrument", 0)
 
 
-def predicted_ns(findings: Sequence[Finding]) -> float | None:
-    """The saving of the finding that saves most; None if no saving could be simulated."""
-    savings = [each.saving.saving_ns for each in findings if each.saving is not None]
-    return max(savings, default=None)
+def predicted(findings: Sequence[Finding]) -> Saving | None:
+    """The largest saving of the findings; None if no saving could be simulated."""
+    savings = [each.saving for each in findings if each.saving is not None]
+    return max(savings, key=lambda saving: saving.saving_ns, default=None)
 
 
 def all_twins() -> list[Twin]:
