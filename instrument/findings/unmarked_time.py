@@ -1,9 +1,9 @@
 """`unmarked-time`: the part of the steps' time that no range covers, so no table can explain it.
 
 Time is marked while a range is open on the thread of the step, while the autograd engine runs the
-backward of a range, and while the step waits for the loader. In a part of the unmarked time no
-operator runs either: Python code, or code that torch does not record. With Python stacks, its
-functions are named. `Finding.share` is this part; with device work it is unknown, because
+backward of a range, and while the step waits for the loader, or for device work of a range. In a
+part of the unmarked time no operator runs either: Python code, or code that torch does not record.
+With Python stacks, its functions are named. `Finding.share` is this part; with device work it is unknown, because
 `device-idle` counts what of it delays the device. Losses, metrics and logging rarely take the fifth
 of the step that makes a finding. There is no saving: marking makes nothing faster. Functions that
 `python-time` or `not-training` name need no mark, so they do not count here.
@@ -26,6 +26,7 @@ from instrument.findings.evidence import evidence
 from instrument.findings.finding import Evidence
 from instrument.findings.python_time import function_row, is_large
 from instrument.links.intervals import Timeline, concatenated, merged, sweep
+from instrument.links.synchronisation import STREAM_WAIT
 from instrument.trace.events import Ints, called_operators, is_runtime
 
 _SHOWN = 3
@@ -39,8 +40,8 @@ def find(capture: Views) -> Iterator[Problem]:
             "INSTRUMENT_DISABLE=1 turned all annotations off", "record without INSTRUMENT_DISABLE=1"
         )
     steps, timeline = capture.links.counted_steps, _timeline(capture)
-    of_step, in_range, in_operator, is_named = timeline.active
-    unmarked = of_step & ~in_range & ~is_named
+    of_step, in_range, in_operator, is_named, waits, of_range = timeline.active
+    unmarked = of_step & ~in_range & ~is_named & ~(waits & of_range)
     outside_ns = int(timeline.total_ns(unmarked & ~in_operator)[0])
     share = steps.share(int(timeline.total_ns(unmarked)[0]))
     outside = steps.share(outside_ns)
@@ -83,7 +84,11 @@ CHECK = Check(
 
 
 def _timeline(capture: Views) -> Timeline:
-    """When steps, ranges, operators and named functions are active, as rows of a timeline."""
+    """When what is active, as rows of a timeline.
+
+    The rows are steps, ranges, operators, named functions, calls that wait for a device, and device
+    work of ranges.
+    """
     events, links, steps = capture.events, capture.links, capture.links.counted_steps
     scopes, tree = links.scopes, links.call_tree
     thread = np.unique(events.thread[links.steps])
@@ -104,7 +109,15 @@ def _timeline(capture: Views) -> Timeline:
     if not len(capture.work.event):
         named += [place.spans for place in python_time.places(capture)]
     is_named = merged(*concatenated(named)) if named else (steps.start_ns[:0], steps.start_ns[:0])
-    return sweep([(steps.start_ns, steps.end_ns), merged(*in_range), in_operator, is_named])
+    found, (device, node) = links.synchronisations, links.launched
+    calls = found.call[found.kind != STREAM_WAIT]
+    work = device[scopes.path_of_node[node] >= 0]
+    waits, of_range = (
+        merged(events.start_ns[each], events.end_ns[each])
+        for each in (calls[np.isin(events.thread[calls], thread)], work)
+    )
+    of_steps = steps.start_ns, steps.end_ns
+    return sweep([of_steps, merged(*in_range), in_operator, is_named, waits, of_range])
 
 
 def _outermost_outside(capture: Views) -> Ints:

@@ -331,6 +331,12 @@ MARKED = [
     made("aten::mul", 210, 280, sequence=1),
     node("MulBackward0", 510, 480, sequence=1),
 ]
+WAITED_FOR = [
+    step(0, 0, 1000),
+    annotation("forward", 0, 100),
+    *launched("gemm", 50, 60, 900, 1),
+    call("cudaStreamSynchronize", 100, 865),
+]
 UNMARKED = {
     "what runs in it": Case(
         "unmarked-time",
@@ -349,6 +355,7 @@ UNMARKED = {
     "without any range the model should be given": Case(
         "unmarked-time", [step(0, 0, 1000), span("aten::mm", 0, 990)]
     ),
+    "a wait for device work of no range": Case("unmarked-time", [WAITED_FOR[0], *WAITED_FOR[2:]]),
 }
 
 IN_FLOAT64 = {
@@ -586,6 +593,7 @@ NOT_FOUND = {
     **ALL_TRAINING,
     "float32 beside numbers": Case("float64", FLOATS),
     "the loader and the backward of ranges": Case("unmarked-time", MARKED),
+    "a wait for device work of a range": Case("unmarked-time", WAITED_FOR),
 }
 CALLS = [step(0, 0, 1000), call("cudaStreamSynchronize", 10, 500)]
 UNKNOWN = {
