@@ -3,10 +3,10 @@
 Time is marked while a range is open on the thread of the step, while the autograd engine runs the
 backward of a range, and while the step waits for the loader, or for device work of a range. In a
 part of the unmarked time no operator runs either: Python code, or code that torch does not record.
-With Python stacks, its functions are named. `Finding.share` is this part; with device work it is unknown, because
-`device-idle` counts what of it delays the device. Losses, metrics and logging rarely take the fifth
-of the step that makes a finding. There is no saving: marking makes nothing faster. Functions that
-`python-time` or `not-training` name need no mark, so they do not count here.
+With Python stacks, its functions are named. `Finding.share` is this part; with device work it is
+unknown, because `device-idle` counts what of it delays the device. Losses, metrics and logging
+rarely take the fifth of the step that makes a finding. There is no saving: marking makes nothing
+faster. Functions that `python-time` or `not-training` name need no mark, so they do not count here.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import io
 import os
 import random
@@ -38,47 +37,6 @@ class Slow(Dataset[float]):
     def __getitem__(self, index: int) -> float:
         time.sleep(LOADS_S)
         return float(index)
-
-
-class Computed(Dataset[float]):
-    """Samples that take CPU time, as those that Python transforms do."""
-
-    def __len__(self) -> int:
-        return 10_000
-
-    def __getitem__(self, index: int) -> float:
-        _compute(LOADS_S)
-        return float(index)
-
-
-@cache
-def _rounds_per_s() -> float:
-    began = time.thread_time()
-    for _ in range(2000):
-        hashlib.sha256(bytes(10_000)).digest()
-    return 2000 / (time.thread_time() - began)
-
-
-def _compute(seconds: float) -> None:
-    """Use a CPU for about this time; it takes longer where the thread waits for a CPU."""
-    for _ in range(round(seconds * _rounds_per_s())):
-        hashlib.sha256(bytes(10_000)).digest()
-
-
-@cache
-def _computed_batches(workers: int) -> Iterator[Any]:
-    _rounds_per_s()
-    return iter(DataLoader(Computed(), num_workers=workers, collate_fn=list))
-
-
-def computed_on_batches(workers: int) -> Callable[[], object]:
-    def step() -> object:
-        batch = next(_computed_batches(workers))
-        with profiled("train"):
-            _compute(WORKS_S / 2)
-            return torch.tensor(batch).square().sum()
-
-    return step
 
 
 @cache
@@ -520,15 +478,6 @@ def fused_attention() -> None:
         scaled_dot_product_attention(query, query, query)
 
 
-COMPUTED = Twin(
-    "two workers that compute",
-    computed_on_batches(0),
-    computed_on_batches(2),
-    "loader-wait",
-    turns="window",
-    steps=5,
-    is_time=True,
-)
 TWINS = (
     Twin(
         "two workers",

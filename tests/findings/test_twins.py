@@ -12,7 +12,6 @@ from collected import Log
 from installed import need_collections
 from torch import nn
 
-from findings.cpu_twins import COMPUTED
 from findings.programs import PROGRAMS
 from findings.twins import (
     ATTEMPTS,
@@ -104,8 +103,9 @@ def test_the_log_names_the_fault_of_a_program_first(program: Twin, tmp_path: Pat
 def test_what_workers_save_lies_within_the_bounds(tmp_path: Path) -> None:
     """The workers compute and share the CPUs with the training; a tenth of the step is noise."""
     missed = []
+    (program,) = (each for each in PROGRAMS if each.code == "loader-wait")
     for attempt in range(ATTEMPTS):
-        both = record(COMPUTED, tmp_path / str(attempt))
+        both = record(program, tmp_path / str(attempt))
         (slow,) = found(both.slow, "loader-wait")
         assert slow.saving is not None
         if found(both.slow, "busy-cpus"):
