@@ -1,12 +1,13 @@
 """`python-time`: a range or a function spends much of the step in Python, outside of operators.
 
 "Python" is time in which the thread of the steps runs no operator and waits for no data: Python
-code, or code that torch does not record. Outside of ranges, only a trace with Python stacks shows
-whose time it is; without them, it is a part of `unmarked-time`. The simulation halves it. Python
-between the operators of a layer or of a loss rarely takes the fifth of the step that makes a
-finding. The time of optimizers is left out, because it is torch's own, and that of `not-training`
-too, and so is torch's time in a function. With device work, `device-idle` counts the Python that
-delays the device.
+code, or code that torch does not record. If the thread used no CPU for most of it, by the
+scheduler's clock, the finding says that it waits, such as for a file. Outside of ranges, only a
+trace with Python stacks shows whose time it is; without them, it is a part of `unmarked-time`. The
+simulation halves it. Python between the operators of a layer or of a loss rarely takes the fifth of
+the step that makes a finding. The time of optimizers is left out, because it is torch's own, and
+that of `not-training` too, and so is torch's time in a function. With device work, `device-idle`
+counts the Python that delays the device.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from instrument.analysis.coverage_rows import CPU_IN_STEPS
 from instrument.analysis.places import has_sources, spans_by_source, users_source
 from instrument.analysis.ranges import NO_RANGE
-from instrument.analysis.step_parts import python_time, thread_of_steps
+from instrument.analysis.step_parts import python_time, thread_of_steps, waits_for_data
 from instrument.analysis.views import Views
 from instrument.base.units import counted, duration, percent
 from instrument.findings.check import ONE_STEP, Check, Problem
@@ -40,7 +41,11 @@ _ADVICE = (
     "Replace loops over samples by operators on whole batches, keep what does not change between "
     "steps, or do the work in the workers of a DataLoader"
 )
-# A function is named if it takes at least this part of the time.
+_WAITING = (
+    "Find what it waits for, such as a file, the network, another process or a sleep, and do this "
+    "in another thread or in the workers of a DataLoader, while the step computes"
+)
+# A function is named if it takes at least this part of the time, and waiting if this part waits.
 _MOSTLY = 0.5
 
 
@@ -51,11 +56,13 @@ class Place(NamedTuple):
         path: the range; None outside of all ranges.
         spans: the starts and ends, on the thread of the steps; sorted, without overlaps.
         sources: the same time by function of the user, if there are Python stacks.
+        waits: whether the thread used no CPU for most of this time.
     """
 
     path: str | None
     spans: Intervals
     sources: dict[str, Intervals]
+    waits: bool = False
 
     @property
     def main(self) -> str | None:
@@ -97,6 +104,8 @@ def _places(capture: Views) -> Iterator[Place]:
     if known:
         lasts_ns -= within(merged(*concatenated(known)), found.start_ns, found.end_ns)
     total_ns = Groups(found.path, len(found.paths)).sum(lasts_ns)
+    # In all Python time elsewhere, the thread may have waited too.
+    python_ns, blocked_ns = int((found.end_ns - found.start_ns).sum()), _blocked_ns(capture)
     for path in np.argsort(-total_ns, kind="stable").tolist():
         if steps.share(int(total_ns[path])) < CHECK.least_share:
             return
@@ -110,7 +119,26 @@ def _places(capture: Views) -> Iterator[Place]:
         if name == NO_RANGE:
             longest = sorted(sources, key=lambda each: -lasting(sources[each]))
             of_path = [Place(None, sources[each], {each: sources[each]}) for each in longest]
-        yield from (place for place in of_path if is_large(capture, place.spans))
+        for place in of_path:
+            if is_large(capture, place.spans):
+                others_ns = python_ns - lasting(place.spans)
+                waits = blocked_ns - others_ns >= _MOSTLY * lasting(place.spans)
+                yield place._replace(waits=waits)
+
+
+def _blocked_ns(capture: Views) -> float:
+    """How long the thread neither used nor wanted a CPU; 0 if unknown.
+
+    The clock counts for the whole window, of which the steps have their share. Left out are the
+    waits for data, and those for an operator's other threads, as long as these wait for a CPU.
+    """
+    wait, steps = capture.about.cpu_wait, capture.links.counted_steps
+    if wait is None or wait.ran_ns is None or not wait.window_ns:
+        return 0.0
+    events, loads = capture.events, waits_for_data(capture)
+    loads_ns = int(steps.within(events.start_ns[loads], events.end_ns[loads]).sum())
+    used_ns = wait.ran_ns + (wait.waited_ns or 0) + (wait.workers_waited_ns or 0)
+    return steps.total_ns * (1 - used_ns / wait.window_ns) - loads_ns
 
 
 def is_large(capture: Views, spans: Intervals) -> bool:
@@ -134,7 +162,9 @@ def _holding(steps: CountedSteps, spans: Intervals) -> int:
 def _problem(capture: Views, place: Place) -> Problem:
     steps, thread = capture.links.counted_steps, thread_of_steps(capture.links)
     share, main = steps.share(lasting(place.spans)), place.main
-    title = f"{percent(share)} of the {steps.what} is Python"
+    title = f"{percent(share)} of the {steps.what} is Python, or code that torch does not record,"
+    if place.waits:
+        title = f"For {percent(share)} of the {steps.what}, the thread waits and uses no CPU"
     if place.path is not None:
         title += f" in range {place.path.rpartition('/')[2]!r}"
     if main is not None:
@@ -144,7 +174,7 @@ def _problem(capture: Views, place: Place) -> Problem:
         title += f", in {holding} of {counted(steps.count, 'step')}"
     per_step = f"{duration(lasting(place.spans) / steps.count)} a {steps.what}"
     rows = sorted(place.sources, key=lambda each: -lasting(place.sources[each]))[:_SHOWN]
-    change = f"{_ADVICE}."
+    change = f"{_WAITING if place.waits else _ADVICE}."
     if not has_sources(capture):
         change += " profiler.with_stack=true shows which functions take the time."
     return Problem(

@@ -49,13 +49,16 @@ def settings(**loader: Any) -> dict[str, Any]:
     return environment(threads=threads, loaders=[{"phase": "train", "workers": 0, **loader}])
 
 
-def on_cpus(ran: float, *, threads: int = 1, waited: float = 0, cpus: int = 2) -> dict[str, Any]:
-    """The shares of the window in which the thread runs, and waits for a CPU."""
+def on_cpus(
+    ran: float, *, threads: int = 1, waited: float = 0, others: float = 0, cpus: int = 2
+) -> dict[str, Any]:
+    """The shares of the window in which the thread runs, and waits for a CPU, as do torch's other threads."""
     return environment(
         threads={"intra_op": threads, "inter_op": 2, "cpus": cpus, "local_ranks": 1},
         cpu_wait={
             "waited_ns": round(waited * 10**6),
             "ran_ns": round(ran * 10**6),
+            "workers_waited_ns": round(others * 10**6),
             "window_ns": 10**6,
         },
     )
@@ -427,6 +430,17 @@ IN_PYTHON = {
     ),
     "Python of a range": Case("python-time", playing()),
     "its function": Case("python-time", playing(frames=True)),
+    # The thread uses no CPU for 550 µs of a step, of which 50 may be those in no operator of `policy`.
+    "a sleep": Case("python-time", playing(frames=True), on_cpus(0.4, waited=0.05)),
+    "what may be Python elsewhere": Case("python-time", playing(), on_cpus(0.65, waited=0.06)),
+    "what may be a wait for data": Case(
+        "python-time",
+        in_steps(3, 1000, annotation("rollout", 0, 500), annotation(SINGLE_PROCESS, 500, 400)),
+        on_cpus(0.4),
+    ),
+    "what may be a wait for an operator's other threads": Case(
+        "python-time", playing(), on_cpus(0.4, waited=0.05, others=0.3)
+    ),
     "a function in no range": Case("python-time", without(playing(frames=True), "rollout")),
 }
 NOT_IN_PYTHON = {
