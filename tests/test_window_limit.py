@@ -131,7 +131,7 @@ def test_no_window_may_take_more_than_an_eighth_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
     log.expect("the memory of the process grew")
-    monkeypatch.setattr(limits, "_machine_bytes", lambda: 800)
+    monkeypatch.setattr(limits, "machine_bytes", lambda: 800)
     sizes = count(0, 60)
     monkeypatch.setattr(limits, "resident_bytes", lambda: next(sizes))
     (capture,) = run_session(tmp_path, 5, work, active=5).captures

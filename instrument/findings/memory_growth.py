@@ -3,9 +3,10 @@
 Every finished step but the first must allocate more than it frees, the median step at least 256 KiB
 (100,000 such steps add 24 GiB). The evidence lists the operators that hold more after the last step
 than after the first, and what holds the most at the peak. No saving is simulated: growing memory
-does not slow the steps, but in the end the run fails. If 10,000 steps fill 24 GiB, the finding
-comes before all that only cost time. Memory that no tensor uses is not seen, such as the nodes of a
-kept graph (docs/diagnose.md).
+does not slow the steps. A buffer that fills up to a bound grows alike in a few steps, so the
+finding comes before all that only cost time only if the growth is steady and fills the free memory
+of the device, or for the CPU of the machine, within 2,000 steps. Memory that no tensor uses is not
+seen, such as the nodes of a kept graph (docs/diagnose.md).
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from instrument.findings.check import FOUR_STEPS, MEMORY_EVENTS, Check, Problem
 from instrument.findings.finding import Evidence
 
 _LEAST_BYTES = 256 * 1024
-# The memory of a usual device. A training that needs fewer steps than these to fill it soon fails.
-_MEMORY_BYTES, _FEW_STEPS = 24 * 2**30, 10_000
+# A training that needs fewer steps than these to fill the free memory soon fails: few buffers with
+# a bound grow so fast. Growth is steady if no step adds twice as much as another.
+_FEW_STEPS, _STEADY = 2000, 2
 # A range is named if it holds at least this share of the added memory.
 _MOSTLY = 0.9
 
@@ -34,7 +36,8 @@ def find(capture: Views) -> Iterator[Problem]:
         net = steps.where(device=device).column("net_bytes")[1:]
         added = statistics.median(net)
         if min(net) > 0 and added >= _LEAST_BYTES:
-            yield _problem(capture, device, int(added), len(net))
+            is_steady = max(net) < _STEADY * min(net)
+            yield _problem(capture, device, int(added), len(net), is_steady=is_steady)
 
 
 CHECK = Check(
@@ -46,10 +49,14 @@ CHECK = Check(
 )
 
 
-def _problem(capture: Views, device: str, added: int, steps: int) -> Problem:
+def _problem(capture: Views, device: str, added: int, steps: int, *, is_steady: bool) -> Problem:
     rows = _holders(capture, device, "operator")
     holder = _mostly(_holders(capture, device, "range"), added * steps)
-    steps_left = max(_MEMORY_BYTES // added, 1)
+    free = _free_bytes(capture, device) if is_steady else None
+    ends_run = free is not None and free <= _FEW_STEPS * added
+    rest = " Memory that fills up to a bound, such as a buffer of samples, is no problem."
+    if free is not None and ends_run:
+        rest = f" If this goes on, the free {size(free)} are full after {free // added:,} steps."
     place = "" if holder is None else f", allocated in range {holder.rpartition('/')[2]!r}"
     return Problem(
         f"Memory in use on {device} grows by {size(added)} in each step{place}",
@@ -60,10 +67,21 @@ def _problem(capture: Views, device: str, added: int, steps: int) -> Problem:
         ),
         variant=device,
         change="Keep loss.item() or loss.detach() instead of a tensor with its graph, and drop "
-        "what later steps do not need. At this rate, "
-        f"{size(_MEMORY_BYTES)} are full after {steps_left:,} steps.",
-        ends_run=steps_left <= _FEW_STEPS,
+        f"what later steps do not need.{rest}",
+        ends_run=ends_run,
     )
+
+
+def _free_bytes(capture: Views, device: str) -> int | None:
+    """The memory of a device, or for the CPU of the machine, that is free after the last step."""
+    kind, _, index = device.partition(":")
+    capacity = capture.about.machine.memory_bytes if kind == "cpu" else None
+    if index.isdecimal():
+        (found,) = capture.events.devices_of([int(index)])
+        capacity = None if found is None else found.memory_bytes
+    if capacity is None:
+        return None
+    return max(capacity - int(capture.memory.timelines[device].level_bytes[-1]), 0)
 
 
 def _holders(capture: Views, device: str, by: By) -> list[tuple[str, int, int]]:

@@ -38,6 +38,7 @@ from instrument.base.files import FORMAT
 from instrument.base.rank_info import RankInfo, rank_info
 from instrument.base.redact import redact, redact_words
 from instrument.config.schema import ProfilerConfig
+from instrument.record.limits import machine_bytes
 from instrument.record.output_folder import hydra_run
 from instrument.record.torch_support import known
 
@@ -78,6 +79,7 @@ def run_metadata(config: ProfilerConfig, activities: list[str], rank: RankInfo) 
         "devices": devices(activities),
         "machine": {
             "cpus": os.cpu_count(),
+            "memory_bytes": machine_bytes(),
             "system": platform.platform(),
             "processor": platform.processor(),
         },

@@ -31,10 +31,10 @@ class Limits:
 
     def __init__(self, config: ProfilerConfig, end: Callable[[Limits, str], None]) -> None:
         self._max_s = config.max_window_s
-        memory = config.max_window_memory
-        self._max_bytes = (
-            None if memory is None else min(memory, int(_machine_bytes() * _SHARE_OF_MACHINE))
-        )
+        memory, machine = config.max_window_memory, machine_bytes()
+        self._max_bytes: int | None = memory
+        if memory is not None and machine is not None:
+            self._max_bytes = min(memory, int(machine * _SHARE_OF_MACHINE))
         self._end = end
         self._began_s, self._began_bytes = time.monotonic(), resident_bytes()
         self.closed = Event()
@@ -75,12 +75,12 @@ def resident_bytes() -> int:
     return (int(pages) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _machine_bytes() -> int:
-    """The memory in bytes of the machine, or of the container if that is less."""
-    sizes = [1 << 62]
+def machine_bytes() -> int | None:
+    """The memory in bytes of the machine, or of the container if that is less; None if unknown."""
+    sizes = []
     with suppress(AttributeError, OSError, ValueError):
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # no such file; "max"
             sizes.append(int(Path(file).read_text()))
-    return min(sizes)
+    return min(sizes, default=None)

@@ -224,7 +224,7 @@ CAPTURE_KEYS = {
     "world_size": "the number of ranks of the job",
     "pid": "the process",
     "host": "the name of the machine",
-    "machine": "`cpus`, `system` and `processor`",
+    "machine": "`cpus`, `memory_bytes` (of the container if that is less), `system`, `processor`",
     "devices": "the names of the recorded devices",
     "activities": "what was recorded: `cpu`, `cuda`, …",
     "versions": "of `instrument`, `torch` and `python`",
@@ -280,6 +280,7 @@ class Machine(Struct):
     """The machine of a run."""
 
     cpus: Count | None = None
+    memory_bytes: Count | None = None
     processor: str | None = None
 
 

@@ -177,20 +177,23 @@ THREADS = {
 # Memory
 
 
-def growth(count: int, kept: int) -> list[Event]:
-    """Steps in which a range keeps memory; each also allocates and frees a megabyte."""
+def growth(count: int, kept: int, device: int | None = 0, *, more: int = 0) -> list[Event]:
+    """Steps in which a range keeps memory, in each `more` than before; each also allocates and frees a megabyte."""
     events, total = steps(count), 10**9
     for number in range(count):
         start, address = number * 1000, 10**6 + number * 10**6
         events.append(annotation("forward", start + 100, 200))
         events.append(span("aten::exp", start + 150, 50))
-        total += kept
-        events.append(builders.allocation(start + 160, kept, address, total, device=0))
-        events.append(builders.allocation(start + 500, 2**20, 77, total + 2**20, device=0))
-        events.append(builders.allocation(start + 600, -(2**20), 77, total, device=0))
+        held = kept + number * more
+        total += held
+        events.append(builders.allocation(start + 160, held, address, total, device=device))
+        events.append(builders.allocation(start + 500, 2**20, 77, total + 2**20, device=device))
+        events.append(builders.allocation(start + 600, -(2**20), 77, total, device=device))
     return events
 
 
+# Of a device with 24 GiB, of which 10**9 bytes were in use.
+OF_24_GIB = {"deviceProperties": [{"id": 0, "totalGlobalMem": 24 * 2**30}]}
 FREED_ONCE = [*growth(5, 2**20), builders.allocation(3700, -(2**21), 3 * 10**6, device=0)]
 
 
@@ -263,7 +266,19 @@ FOUND = {
     **FIRST,
     **THREADS,
     "a range keeps memory in each step": Case("memory-growth", growth(5, 2**20)),
-    "a leak that soon ends the run": Case("memory-growth", growth(5, 40 * 2**20)),
+    "a leak that soon ends the run": Case(
+        "memory-growth", growth(5, 12 * 2**20), document=OF_24_GIB
+    ),
+    "a leak on the CPU that soon ends the run": Case(
+        "memory-growth", growth(5, 40 * 2**20, None), {"machine": {"memory_bytes": 64 * 2**30}}
+    ),
+    "a buffer that may fill up to a bound": Case(
+        "memory-growth", growth(4, 5 * 2**19, None), {"machine": {"memory_bytes": 64 * 2**30}}
+    ),
+    "growth that is not steady": Case(
+        "memory-growth", growth(5, 2**24, more=2**23), document=OF_24_GIB
+    ),
+    "a device with memory of unknown size": Case("memory-growth", growth(5, 40 * 2**20)),
     **AUTOGRAD,
 }
 NOT_FOUND = {
