@@ -24,6 +24,8 @@ PROSE_WIDTH = 80
 _LONGEST_NAME = 80
 # Shortened text keeps this many of its last characters.
 _TAIL = 15
+# A number and its unit stay on one line.
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nµm]?s|[KMG]i?B|B|GB/s)(?!\w))")
 _MARKUP = re.compile(r"[\\`*_\[\]<>|~&]")
 # GitHub turns parts of a text into links, mentions and emoji. A zero-width space at these places
 # prevents this. A backslash does not, because Markdown removes backslashes first.
@@ -45,13 +47,14 @@ def wrapped(text: str, prefix: str = "", indent: str | None = None) -> list[str]
 
     If `indent` is None, the other lines begin with as many blanks as `prefix` has characters.
     """
-    return textwrap.wrap(
-        printable(text),
+    lines = textwrap.wrap(
+        _UNIT.sub("\N{NO-BREAK SPACE}", printable(text)),
         PROSE_WIDTH,
         initial_indent=prefix,
         subsequent_indent=" " * len(prefix) if indent is None else indent,
         break_on_hyphens=False,
-    ) or [prefix.rstrip()]
+    )
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines] or [prefix.rstrip()]
 
 
 def cells_of(text: str) -> int:

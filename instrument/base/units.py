@@ -45,7 +45,7 @@ def _four_digits(ns: float) -> float:
 
 def percent(share: float) -> str:
     """A share as text for a title, such as "52 %" or "0.4 %"."""
-    return f"{share * 100:.0f} %" if share >= 0.095 else f"{share * 100:.1f} %"
+    return f"{share * 100:.0f} %" if share >= 0.095 or share == 0 else f"{share * 100:.1f} %"
 
 
 def percent_change(share: float) -> str:

@@ -227,7 +227,10 @@ def saving_of(scenario: Scenario | None) -> Saving | None:
     """The figures of a simulated change; None for None. Simulates the bounds of the saving."""
     if scenario is None:
         return None
-    return Saving(scenario.baseline_ns, scenario.saving_ns, scenario.low_ns, scenario.high_ns)
+    saving_ns, low_ns = scenario.saving_ns, scenario.low_ns
+    if saving_ns > 0:  # the change can be of no use, but does no harm
+        low_ns = max(low_ns, 0)
+    return Saving(scenario.baseline_ns, saving_ns, low_ns, scenario.high_ns)
 
 
 def _scaled(check: Check, problem: Problem) -> Edit | None:

@@ -110,8 +110,8 @@ def _change(capture: Views, cause: _Cause) -> str:
         )
     return (
         f"Spend less CPU time in {name}, which launches device work: use torch.compile(model, "
-        "mode='reduce-overhead') or CUDA graphs. If only a few of its calls are long, look for "
-        "work that is done once, such as loading kernels, and for other work on its CPU."
+        "mode='reduce-overhead') or CUDA graphs. A few long calls among short ones may load "
+        "kernels, or wait for other programs on the CPU: graphs do not make these shorter."
     )
 
 

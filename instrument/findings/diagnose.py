@@ -165,7 +165,7 @@ class Diagnosing:
         # The number of captures, by remedy (or else message), then by code and what is missing.
         self.missing: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
         self.passed: set[str] = set()
-        self.has_device_work = False
+        self.has_device_work = self.has_steps = False
         self.runs: Counter[tuple[Any, int | None]] = Counter()  # captures by steps and rank
         self.summaries: list[tuple[Path | str, RankSummary]] = []
         self.notes: Counter[str] = Counter()
@@ -182,6 +182,7 @@ class Diagnosing:
         capture.events  # noqa: B018 - raises if the capture holds no trace
         self.captures.append(capture.name)
         self.has_device_work |= len(capture.work.event) > 0
+        self.has_steps |= len(capture.links.steps) > 0
         about, whatif = capture.about, self._scenario(capture)
         rank, steps = capture.rank, (about.window.phase, about.window.first_step)
         # The same steps of the same rank again are of another run, and count as another window.
@@ -227,6 +228,7 @@ class Diagnosing:
             not_checked=tuple(self._not_checked(not_seen)),
             notes=tuple(_of_captures(note, n, of) for note, n in self.notes.items()),
             step_ns=median_low(steps_ns) if steps_ns else None,
+            has_steps=self.has_steps,
             unexplained=max(self.unexplained, default=None),
         )
 

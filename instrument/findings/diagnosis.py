@@ -38,7 +38,8 @@ JSON_KEYS = {
     "version": "the version of this format",
     "captures": "the names of the captures",
     "step_ns": "the median recorded step, without the first step; with several captures, the "
-    "median of these medians, or of those of training if phases differ",
+    "median of these medians, or of those of training if phases differ; the whole recording if no "
+    "step finished",
     "unexplained": "the share of the window in which device work was late for an unknown reason",
     "findings": "the findings: first what ends the run, then sorted by the share of the step that "
     "they save, or else by half of `share`; those of few windows and caveats come last",
@@ -63,6 +64,9 @@ FINDING_KEYS = {
     "phase": "the phase of the step that the saving shortens, such as `validation`; `null` if all "
     "captures are of one phase",
     "evidence": "the groups of equal events that show the problem, the most important first",
+    "assumes": "what `saving_ns` assumes, such as `with half of this time`; empty if it assumes "
+    "that the problem is gone",
+    "ends_run": "whether the run soon fails because of the problem",
     "change": "the code or the setting to write",
     "verify": "a command for this capture; with a capture of the changed program, it shows whether "
     "the change helped",
@@ -103,6 +107,7 @@ class Diagnosis:
         notes: sentences on how far the savings can be trusted.
         step_ns: the median recorded step; of several captures, the median of their medians, or of
             those of training if phases differ. None if no step could be simulated.
+        has_steps: whether a step finished; else `step_ns` is the time of the whole recording.
         unexplained: the share of the window in which device work was late for an unknown reason; of
             several captures, the largest. None if no step could be simulated.
     """
@@ -113,6 +118,7 @@ class Diagnosis:
     not_checked: tuple[str, ...]
     notes: tuple[str, ...] = ()
     step_ns: int | None = None
+    has_steps: bool = True
     unexplained: float | None = None
 
     def __str__(self) -> str:
@@ -139,7 +145,7 @@ def as_text(diagnosis: Diagnosis) -> str:
     number, found = _summary(diagnosis)
     what = diagnosis.captures[0] if number == 1 else f"{number} captures"
     parts: list[Part] = [first, wrapped(f"{what}: {found}", indent="  ")]
-    parts += [_finding(number, each, diagnosis.step_ns) for number, each in enumerate(findings, 1)]
+    parts += [_finding(number, each, diagnosis) for number, each in enumerate(findings, 1)]
     if diagnosis.passed:
         parts.append(wrapped(", ".join(diagnosis.passed), _PASSED, "  "))
     others = [("Not checked", diagnosis.not_checked)]
@@ -158,14 +164,11 @@ class Term(NamedTuple):
     is_code: bool = False
 
 
-def terms(finding: Finding, step_ns: int | None) -> list[Term]:
-    """Return what a finding saves, where it is, what to change, and how to verify the change.
-
-    `step_ns` is the step that the diagnosis names.
-    """
+def terms(finding: Finding, diagnosis: Diagnosis) -> list[Term]:
+    """Return what a finding saves, where it is, what to change, and how to verify the change."""
     where = [f"range {finding.range}" if finding.range else "", finding.source or ""]
     found = [
-        Term("saves", "" if finding.is_caveat else saving_text(finding, step_ns)),
+        Term("saves", "" if finding.is_caveat else saving_text(finding, diagnosis)),
         Term("where", ", ".join(filter(None, where)), is_code=True),
         Term("change", finding.change, is_code=not _PROSE.search(finding.change)),
         Term("verify", finding.verify, is_code=finding.verify.startswith("instrument ")),
@@ -204,6 +207,8 @@ def finding_as_dict(finding: Finding) -> dict[str, Any]:
         "capture": finding.capture,
         "phase": finding.phase,
         "evidence": [row._asdict() for row in finding.evidence],
+        "assumes": finding.assumes,
+        "ends_run": finding.ends_run,
         "change": finding.change,
         "verify": finding.verify,
         "coverage": finding.coverage,
@@ -235,8 +240,7 @@ def as_markdown(diagnosis: Diagnosis) -> str:
     shown = 0
     for at, finding in enumerate(diagnosis.findings, 1):
         texts = (
-            _markdown_finding(at, finding, diagnosis.step_ns, rows)
-            for rows in (_MARKDOWN_EVIDENCE, 0)
+            _markdown_finding(at, finding, diagnosis, rows) for rows in (_MARKDOWN_EVIDENCE, 0)
         )
         text = next((text for text in texts if byte_count([text]) <= left), None)
         if text is None:
@@ -256,10 +260,10 @@ def _summary(diagnosis: Diagnosis) -> tuple[int, str]:
     return len(diagnosis.captures), found
 
 
-def _finding(number: int, finding: Finding, step_ns: int | None) -> list[str]:
+def _finding(number: int, finding: Finding, diagnosis: Diagnosis) -> list[str]:
     indent = " " * (len(str(number)) + 2)
     lines = wrapped(finding.title, f"{number}. ")
-    for label, text, is_code in terms(finding, step_ns):
+    for label, text, is_code in terms(finding, diagnosis):
         prefix = f"{indent}{label:8}"
         is_command = is_code and label == "verify"  # a line to copy
         lines += [prefix + text] if is_command else wrapped(text, prefix)
@@ -291,10 +295,10 @@ def _evidence(rows: Sequence[Evidence], indent: str) -> list[str]:
     return [f"{indent}in total, not for each step:", *(f"{indent}  {line}" for line in lines)]
 
 
-def _markdown_finding(number: int, finding: Finding, step_ns: int | None, rows: int) -> str:
+def _markdown_finding(number: int, finding: Finding, diagnosis: Diagnosis, rows: int) -> str:
     title = escaped(shortened(finding.title, _MARKDOWN_TEXT))
     lines = [f"{number}. **{title}**"]
-    for each in terms(finding, step_ns):
+    for each in terms(finding, diagnosis):
         if each.label == "saves":
             lines[0] += escaped(f" Saves {each.text}." if finding.saving else " Saving not known.")
         else:

@@ -57,6 +57,16 @@ class Saving(NamedTuple):
         """The part of the step that is saved."""
         return self.saving_ns / max(self.baseline_ns, 1)
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether the lower bound is less than half of the upper one."""
+        return 2 * max(self.low_ns, 0) < self.high_ns
+
+    @property
+    def bounds(self) -> tuple[Saving, Saving]:
+        """The savings that the bounds are."""
+        return self._replace(saving_ns=self.low_ns), self._replace(saving_ns=self.high_ns)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from instrument.base.prose import shortened, wrapped
 from instrument.base.units import duration, percent
-from instrument.findings.finding import Finding
+from instrument.findings.finding import Finding, Saving
 from instrument.whatif.scenario import MOST_UNEXPLAINED
 
 if TYPE_CHECKING:
@@ -20,32 +20,35 @@ LEAST_SHARE = 0.03
 # If the share in a finding's title and the share that it saves differ by more than this, the saving
 # says why.
 _ALIKE = 0.03
+# A smaller lower bound of a saving is as good as nothing.
+_NOTHING = 0.01
 _LONGEST_PHASE = 44
-# How many findings stand below the verdict where tables follow.
+# How many findings the verdict lists where tables follow.
 _FIRST_FINDINGS = 3
 
 
 def verdict(diagnosis: Diagnosis) -> str:
-    """Return how long a step takes, and the largest finding: the cause, its place, the saving.
+    """Return how long a step takes, and the first finding: the cause, its place, the saving.
 
-    A finding counts if it saves at least 3 % of a step, or if its saving is not known. If no
-    finding counts, a sentence says so. If the saving of the largest finding is not known, the
-    largest one with a known saving follows. A caveat is never the cause; see `notes`. Titles may
+    If it is not known to save 3 % of a step, the next of `changes` that is follows. If there is no
+    such finding at all, a sentence says so. A caveat is never the cause; see `notes`. Titles may
     hold names from a trace: escape the result for the place where it is shown.
     """
-    step_ns = diagnosis.step_ns
-    step = "" if step_ns is None else f"A step takes {duration(step_ns)}. "
-    found = causes(diagnosis)
+    takes, step_ns, found = "", diagnosis.step_ns, causes(diagnosis)[:_FIRST_FINDINGS]
+    if step_ns is not None:
+        takes = f"{_step(diagnosis).capitalize()} takes {duration(step_ns)}. "
     if not found:
-        return f"{step}{nothing_found(diagnosis)}."
-    first, *others = found
-    known = [each for each in others if each.saving is not None and first.saving is None][:1]
-    return step + " Also: ".join(_cause(each, step_ns) for each in (first, *known))
+        return f"{takes}{nothing_found(diagnosis)}."
+    first, large = found[0], [each for each in found if _is_large(each)]
+    if first.saving is not None and not any(map(_is_large, causes(diagnosis))):
+        takes += f"Nothing found {_large(diagnosis)}. The largest saving: "
+    named = [first] if _is_large(first) else [first, *large[:1]]
+    return takes + " Also: ".join(_cause(each, diagnosis) for each in named)
 
 
 def causes(diagnosis: Diagnosis) -> list[Finding]:
-    """Return the findings that count; the verdict names the first of them."""
-    return [each for each in diagnosis.findings if not each.is_caveat and _counts(each)]
+    """Return the findings without the caveats; the verdict names the first of them."""
+    return [each for each in diagnosis.findings if not each.is_caveat]
 
 
 def notes(diagnosis: Diagnosis) -> list[str]:
@@ -61,14 +64,13 @@ def nothing_found(diagnosis: Diagnosis) -> str:
     """
     if diagnosis.step_ns is None:
         return "Nothing found; the savings are not known, because no step could be simulated"
-    saves = f"that saves more than {LEAST_SHARE * 100:.0f} % of a step"
     late = diagnosis.unexplained or 0.0
     if late <= MOST_UNEXPLAINED:
-        return f"Nothing found {saves}"
+        return f"Nothing found {_large(diagnosis)}"
     return (
         f"For {percent(late)} of the time, device work began late for an unknown reason: record "
         "several whole steps, and synchronize before the window begins; in the rest of the time, "
-        f"nothing was found {saves}"
+        f"nothing was found {_large(diagnosis)}"
     )
 
 
@@ -86,66 +88,93 @@ def first_lines(diagnosis: Diagnosis) -> list[list[str]]:
 
 def changes(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """Return the first findings: the problem with what it costs, and what to change."""
-    causes = [each for each in diagnosis.findings if not each.is_caveat]
-    return [(_with_saving(each), each.change) for each in causes[:_FIRST_FINDINGS]]
+    return [(_with_saving(each), each.change) for each in causes(diagnosis)[:_FIRST_FINDINGS]]
 
 
-def saving_text(finding: Finding, step_ns: int | None) -> str:
-    """Return what a change saves, of how long a step, and why it is not the share in the title.
+def saved(saving: Saving) -> str:
+    """Return a saving as text, such as "1.200 s (30 %)"; if its bounds are far apart, these."""
+    low, high = saving.bounds
+    if not saving.is_wide:
+        return f"{duration(saving.saving_ns)} ({percent(saving.share)})"
+    if low.share < _NOTHING:
+        return f"up to {duration(high.saving_ns)} ({percent(high.share)})"
+    times = f"{duration(low.saving_ns)} to {duration(high.saving_ns)}"
+    return f"{times} ({percent(low.share)} to {percent(high.share)})"
 
-    `step_ns` is the step that the diagnosis names.
-    """
+
+def saving_text(finding: Finding, diagnosis: Diagnosis) -> str:
+    """Return what a change saves, of how long a step, and why it is not the share in the title."""
     saving = finding.saving
     if saving is None:
         return "not known"
-    low, high = map(duration, sorted((saving.low_ns, saving.high_ns)))
+    low, high = duration(saving.low_ns), duration(saving.high_ns)
     bounds = f", between {low} and {high}" if low != high else ""
     share = f" ({percent(saving.share)})" if saving.baseline_ns else ""
-    why = _why_different(finding)
+    step, why = _step(diagnosis, finding), _why_different(finding)
+    if _has_other_step(finding, diagnosis):
+        step += f" of {duration(saving.baseline_ns)}"
     assumes = f"{finding.assumes}, " if finding.assumes else ""
     return (
-        f"{duration(saving.saving_ns)} of a {_step(finding, step_ns)}{share}{bounds}: "
-        f"{assumes}a step would take {duration(saving.step_ns)}{f'; {why}' if why else ''}"
+        f"{duration(saving.saving_ns)} of {step}{share}{bounds}: {assumes}{_step(diagnosis)} would "
+        f"take {duration(saving.step_ns)}{f'; {why}' if why else ''}"
     )
 
 
-def _counts(finding: Finding) -> bool:
-    return finding.saving is None or finding.saving.share >= LEAST_SHARE
+def _large(diagnosis: Diagnosis) -> str:
+    """Return the clause that `_is_large` stands for, as "nothing" goes on with it."""
+    is_known = all(each.saving or each.is_caveat for each in diagnosis.findings)
+    saves = "saves" if is_known else "is known to save"
+    return f"that {saves} more than {LEAST_SHARE * 100:.0f} % of {_step(diagnosis)}"
 
 
-def _cause(finding: Finding, step_ns: int | None) -> str:
+def _is_large(finding: Finding) -> bool:
+    return finding.saving is not None and finding.saving.share >= LEAST_SHARE
+
+
+def _cause(finding: Finding, diagnosis: Diagnosis) -> str:
     """Return a finding as a sentence: the cause, its place, and the saving."""
     cause, saving = finding.title.partition(": ")[0], finding.saving
     place = f" ({finding.source})" if finding.source and finding.source not in cause else ""
     if saving is None:
         unknown = "" if finding.ends_run else "; the saving is not known"
         return f"{cause}{place}{unknown}."
-    step, why = _step(finding, step_ns), _why_different(finding)
-    assumes = finding.assumes or "without this"
-    than = "" if step == "step" else f" instead of {duration(saving.baseline_ns)}"
-    return (
-        f"{cause}{place}; {assumes}, a {step.partition(' of ')[0]} would take "
-        f"{duration(saving.step_ns)}{than} ({percent(saving.share)} less"
-        f"{f': {why}' if why else ''})."
-    )
+    takes, less = duration(saving.step_ns), percent(saving.share)
+    low, high = saving.bounds
+    if saving.is_wide and low.share < _NOTHING:
+        takes, less = f"at least {duration(high.step_ns)}", f"up to {percent(high.share)}"
+    elif saving.is_wide:
+        takes = f"{duration(high.step_ns)} to {duration(low.step_ns)}"
+        less = f"{percent(low.share)} to {percent(high.share)}"
+    if _has_other_step(finding, diagnosis):
+        takes += f" instead of {duration(saving.baseline_ns)}"
+    why = f": {why}" if (why := _why_different(finding)) else ""
+    assumes, step = finding.assumes or "without this", _step(diagnosis, finding)
+    return f"{cause}{place}; {assumes}, {step} would take {takes} ({less} less{why})."
 
 
 def _with_saving(finding: Finding) -> str:
     saving = finding.saving
     if saving is None:
         return finding.title
-    saves = f"{duration(saving.saving_ns)} ({percent(saving.share)}) {finding.assumes}".rstrip()
-    return f"{finding.title}; saves {saves}"
+    return f"{finding.title}; saves {saved(saving)} {finding.assumes}".rstrip()
 
 
-def _step(finding: Finding, step_ns: int | None) -> str:
-    """Return the step that the saving shortens, with its phase and time if they are not known."""
+def _step(diagnosis: Diagnosis, finding: Finding | None = None) -> str:
+    """Return what `step_ns` is the time of, with the phase of a finding if phases differ."""
+    if not diagnosis.has_steps:
+        return "the recording"
+    if finding is None or finding.phase is None:
+        return "a step"
+    return f"a {shortened(finding.phase, _LONGEST_PHASE)} step"
+
+
+def _has_other_step(finding: Finding, diagnosis: Diagnosis) -> bool:
+    """Whether the step that a saving shortens is not the one that the diagnosis names."""
     saving = finding.saving
-    phase = "" if finding.phase is None else f"{shortened(finding.phase, _LONGEST_PHASE)} "
-    step = f"{phase}step"
-    if saving is not None and (phase or duration(saving.baseline_ns) != duration(step_ns or 0)):
-        step += f" of {duration(saving.baseline_ns)}"
-    return step
+    if saving is None:
+        return False
+    baseline, step = duration(saving.baseline_ns), duration(diagnosis.step_ns or 0)
+    return finding.phase is not None or baseline != step
 
 
 def _why_different(finding: Finding) -> str:
@@ -153,9 +182,10 @@ def _why_different(finding: Finding) -> str:
     share, saving = finding.share, finding.saving
     if share is None or saving is None or not saving.baseline_ns or finding.assumes:
         return ""
-    if abs(saving.share - share) <= _ALIKE:
+    low, high = (each.share for each in (saving.bounds if saving.is_wide else (saving, saving)))
+    if low - _ALIKE <= share <= high + _ALIKE:
         return ""
-    if saving.share > share:
+    if low > share:
         return f"more than the {percent(share)}, because other time in the step gets shorter too"
     return (
         f"not {percent(share)}, because other work hides a part of this time, or the change "

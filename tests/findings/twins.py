@@ -32,7 +32,7 @@ from instrument.cli.command import main
 from instrument.findings.check import Check, NotRecorded, run_check
 from instrument.findings.diagnose import diagnose
 from instrument.findings.finding import Finding, Saving
-from instrument.findings.verdict import causes
+from instrument.findings.verdict import LEAST_SHARE, causes
 
 ATTEMPTS = 3  # of a measurement, which other programs can spoil
 WINDOWS = 2  # of each kind, where whole windows take turns
@@ -142,8 +142,9 @@ def check_of(code: str) -> Check:
 
 
 def named(capture: Capture) -> list[Finding]:
-    """What the log names on a capture, the headline first, without caveats."""
-    return causes(diagnose(capture))
+    """What the log names as slow on a capture, the headline first, without small savings and caveats."""
+    found = causes(diagnose(capture))
+    return [each for each in found if each.saving is None or each.saving.share >= LEAST_SHARE]
 
 
 def assert_command_runs(finding: Finding) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,10 +15,13 @@ from instrument.findings.verdict import changes, first_lines, notes, verdict
 from instrument.report.verdict import first_parts, markdown_of
 
 
-def _finding(title: str, saving_ns: int | None, share: float | None = None) -> Finding:
+def _finding(
+    title: str, saving_ns: int | None, share: float | None = None, low_ns: int | None = None
+) -> Finding:
     saving = None
     if saving_ns is not None:
-        saving = Saving(1_000, saving_ns, saving_ns, saving_ns)
+        low_ns = saving_ns if low_ns is None else low_ns
+        saving = Saving(1_000, saving_ns, low_ns, saving_ns)
     return Finding(title.replace(" ", "-"), title, "change", "verify", saving, share=share)
 
 
@@ -42,17 +46,83 @@ def test_the_verdict_names_the_line_but_no_details_of_the_title() -> None:
     )
 
 
-def test_a_saving_of_three_percent_counts_and_a_smaller_one_does_not() -> None:
-    assert verdict(_diagnosis(_finding("A waits", 30))).endswith("970 ns (3.0 % less).")
-    small = verdict(_diagnosis(_finding("A waits", 29)))
-    assert small == f"{STEP}Nothing found that saves more than 3 % of a step."
+def test_a_saving_of_three_percent_counts_and_a_smaller_one_is_said_to_be_small() -> None:
+    assert verdict(_diagnosis(_finding("A waits", 30))) == (
+        f"{STEP}A waits; without this, a step would take 970 ns (3.0 % less)."
+    )
+    nothing = "Nothing found that saves more than 3 % of a step."
+    largest = " The largest saving: A waits; without this, a step would take 971 ns (2.9 % less)."
+    small = _finding("A waits", 29)
+    assert verdict(_diagnosis(small)) == STEP + nothing + largest
+    unknown = _finding("Memory grows", None)
+    said = nothing.replace("saves", "is known to save") + largest
+    assert verdict(_diagnosis(small, unknown)) == STEP + said
+    few_windows = _diagnosis(small, _finding("B waits", 200))
+    assert verdict(few_windows).startswith(f"{STEP}A waits; without this, a step would take 971 ns")
+    assert " Also: B waits; " in verdict(few_windows)
 
 
-def test_a_finding_of_unknown_saving_comes_before_a_small_one() -> None:
-    found = _diagnosis(_finding("A waits", 10), _finding("Memory grows", None))
-    assert verdict(found) == f"{STEP}Memory grows; the saving is not known."
-    ends = replace(_finding("Memory grows", None), ends_run=True)
-    assert verdict(_diagnosis(ends)) == f"{STEP}Memory grows."
+def test_what_ends_the_run_needs_no_saving() -> None:
+    grows = _finding("Memory grows", None)
+    assert verdict(_diagnosis(grows)) == f"{STEP}Memory grows; the saving is not known."
+    assert verdict(_diagnosis(replace(grows, ends_run=True))) == f"{STEP}Memory grows."
+
+
+@pytest.mark.parametrize(
+    ("low_ns", "would_take", "saves"),
+    [
+        (150, "700 ns (30 % less).", "300 ns (30 %)"),
+        (149, "700 ns to 851 ns (15 % to 30 % less).", "149 ns to 300 ns (15 % to 30 %)"),
+        (10, "700 ns to 990 ns (1.0 % to 30 % less).", "10 ns to 300 ns (1.0 % to 30 %)"),
+        (9, "at least 700 ns (up to 30 % less).", "up to 300 ns (30 %)"),
+        (0, "at least 700 ns (up to 30 % less).", "up to 300 ns (30 %)"),
+    ],
+)
+def test_bounds_that_are_far_apart_replace_the_saving(
+    low_ns: int, would_take: str, saves: str
+) -> None:
+    found = _diagnosis(_finding("A waits", 300, 0.3, low_ns))
+    assert verdict(found).endswith(f"without this, a step would take {would_take}")
+    assert changes(found) == [(f"A waits; saves {saves}", "change")]
+    text = " ".join(as_text(found).split())
+    bounds = "" if low_ns == 300 else f", between {low_ns} ns and 300 ns"
+    assert f"saves 300 ns of a step (30 %){bounds}: a step would take 700 ns" in text
+
+
+def test_a_title_between_the_bounds_needs_no_reason() -> None:
+    within = _diagnosis(_finding("A waits", 300, 0.2, 140))
+    assert verdict(within).endswith("(14 % to 30 % less).")
+    beyond = _diagnosis(_finding("A waits", 300, 0.5, 0))
+    assert "(up to 30 % less: not 50 %, because other work hides" in verdict(beyond)
+
+
+def test_without_a_finished_step_the_recording_has_a_time() -> None:
+    found = replace(_diagnosis(_finding("A waits", 300)), has_steps=False)
+    assert verdict(found) == (
+        "The recording takes 1.000 µs. " + A_WAITS.replace("a step", "the recording")
+    )
+    text = " ".join(as_text(found).split())
+    assert "saves 300 ns of the recording (30 %): the recording would take 700 ns" in text
+    assert verdict(replace(found, findings=())).endswith("saves more than 3 % of the recording.")
+
+
+@real_traces.needs_traces
+@pytest.mark.parametrize("name", real_traces.each())
+def test_the_verdict_is_about_the_first_findings_of_the_list(name: str) -> None:
+    found = real_traces.load(name).diagnose()
+    sentence, listed = verdict(found), [problem for problem, _ in changes(found)]
+    causes = [each for each in found.findings if not each.is_caveat]
+    if not causes:
+        assert "othing" in sentence
+        return
+    place = [sentence.find(each.title.partition(": ")[0]) for each in causes]
+    assert place[0] >= 0
+    assert place[0] == min(at for at in place if at >= 0)
+    assert all(at < 0 for at in place[len(listed) :])
+    saving = causes[0].saving
+    if saving is not None:
+        assert saving.low_ns >= 0
+        assert saving.is_wide == bool(re.search(r"\(up to|% to [0-9.]+ % less", sentence))
 
 
 def test_a_larger_share_of_unknown_saving_is_named_too() -> None:

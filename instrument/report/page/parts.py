@@ -5,8 +5,8 @@ The scripts parts.js and table.js draw them. The `kind` of a part is `text`, `li
 
 - `bars`: `items` with `title`, `label` and `parts` (`name`, `ns`, `text`, `share`), which sum
   exactly to the time of the steps.
-- `finding`: `code`, `title`, `share` (that the change saves), `saves`, `terms` and `evidence`, a
-  table or None.
+- `finding`: `code`, `title`, `share` (that the change saves), `saves`, `assumes`, `ends_run`,
+  `terms` and `evidence`, a table or None.
 - `changes`: `items` with `title` and `rows` (`name`, `before_ns`, `after_ns`, `change_ns` and their
   texts). The last row is the step, to which the others sum exactly.
 - `memory`: the chart of a `device`: `time`, `reserved` (the bytes that the allocator reserved, or

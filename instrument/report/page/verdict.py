@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from statistics import mean, median
 from typing import Any
 
@@ -10,10 +11,12 @@ from instrument.analysis.coverage import incomplete
 from instrument.analysis.step_parts import KINDS, step_parts
 from instrument.analysis.table import Table
 from instrument.analysis.views import Views
-from instrument.base.units import duration, percent
+from instrument.base.errors import CaptureError
+from instrument.base.units import duration
 from instrument.findings.diagnosis import Diagnosis, Term, terms
 from instrument.findings.finding import Finding
-from instrument.findings.verdict import nothing_found
+from instrument.findings.verdict import nothing_found, saved
+from instrument.links.step_index import counting
 from instrument.report.page.parts import (
     Part,
     column,
@@ -28,6 +31,7 @@ from instrument.report.page.parts import (
     text,
 )
 from instrument.report.remarks import cost
+from instrument.whatif.scenario import scenario
 
 # The bar by range has parts for at most this many ranges, and one part for all other ranges.
 _MOST_RANGES = 9
@@ -45,16 +49,13 @@ def verdict(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
     span = capture.links.counted_steps
     lasts_ns = (span.end_ns - span.start_ns).tolist()
     parts = step_parts(capture, span)
-    cards = [
-        _card(each, capture, diagnosis.step_ns, not at)
-        for at, each in enumerate(diagnosis.findings)
-    ]
+    cards = [_card(each, capture, diagnosis, not at) for at, each in enumerate(diagnosis.findings)]
     first, others = cards[:_FIRST_FINDINGS], cards[_FIRST_FINDINGS:]
     known = sum(finding.saving is not None for finding in diagnosis.findings)
     passed, not_checked, notes = diagnosis.passed, diagnosis.not_checked, listed(diagnosis.notes)
     return section(
         "Verdict",
-        facts(_facts(capture, lasts_ns, parts)),
+        facts(_facts(capture, diagnosis, parts)),
         text("What to change", "h3"),
         None if cards else text(f"{nothing_found(diagnosis)}."),
         text(
@@ -78,19 +79,11 @@ def verdict(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _facts(
-    capture: Views, lasts_ns: Sequence[int], parts: dict[tuple[str, str], int]
+    capture: Views, diagnosis: Diagnosis, parts: dict[tuple[str, str], int]
 ) -> Iterator[dict[str, Any]]:
-    steps, total_ns = capture.steps, sum(lasts_ns)
+    steps, total_ns = capture.steps, capture.links.counted_steps.total_ns
     numbers, duration_ns = steps.column("number"), steps.column("duration_ns")
-    note = "one step counts" if numbers else "no finished steps"
-    if len(lasts_ns) > 1:
-        note = (
-            f"median of {len(lasts_ns)} steps, all but the first; between "
-            f"{duration(min(lasts_ns))} and {duration(max(lasts_ns))}"
-        )
-    yield fact(
-        f"{'A step' if numbers else 'The recording'} takes", duration(int(median(lasts_ns))), note
-    )
+    yield _step_time(capture, diagnosis)
     rates = [row for row in capture.efficiency_steps if row.mfu is not None]
     if rates:
         is_bound = any((row.flops_covered or 0.0) < 1 for row in rates)
@@ -110,6 +103,27 @@ def _facts(
     if len(numbers) > 1:
         between = f"steps {numbers[0]}–{numbers[-1]}"
         yield fact("Each step", "", between, chart=step_chart(numbers, duration_ns))
+
+
+def _step_time(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return how long a step takes, as the sentence above says it, and how this varies."""
+    span = capture.links.counted_steps
+    on_cpu_ns = lasts_ns = (span.end_ns - span.start_ns).tolist()
+    with suppress(CaptureError):  # without a simulation, the sentence above does not say it
+        steps = scenario(capture).steps
+        lasts_ns = steps[counting(len(steps))]
+    own_ns = int(median(lasts_ns))
+    note = "one step counts" if len(capture.steps) else "no finished steps"
+    if len(lasts_ns) > 1:
+        ends = "" if lasts_ns == on_cpu_ns else ", each until its device work ends"
+        note = (
+            f"median of {len(lasts_ns)} steps, all but the first{ends}; between "
+            f"{duration(min(lasts_ns))} and {duration(max(lasts_ns))}"
+        )
+    if (count := len(diagnosis.captures)) > 1:
+        note = f"median of {count} captures; in this one, {duration(own_ns)}: {note}"
+    step = "A step" if diagnosis.has_steps else "The recording"
+    return fact(f"{step} takes", duration(diagnosis.step_ns or own_ns), note)
 
 
 def _where_it_goes(
@@ -175,12 +189,14 @@ def _coverage(coverage: Table) -> Part:
     return table("Coverage", columns, has_filter=False)
 
 
-def _card(finding: Finding, capture: Views, step_ns: int | None, is_open: bool) -> Part:
+def _card(finding: Finding, capture: Views, diagnosis: Diagnosis, is_open: bool) -> Part:
     """Return a finding with its terms, its gauge and its evidence."""
-    saving, saved = finding.saving, "" if finding.is_caveat else "saving unknown"
+    saving, saves = finding.saving, "ends the run" if finding.ends_run else "saving unknown"
+    if finding.is_caveat:
+        saves = ""
     if saving is not None:
-        saved = f"saves {duration(saving.saving_ns)} ({percent(saving.share)})"
-    rows = [(each.label.title(), each.text, _style(each)) for each in terms(finding, step_ns)]
+        saves = f"saves {saved(saving)}"
+    rows = [(each.label.title(), each.text, _style(each)) for each in terms(finding, diagnosis)]
     if saving is None and not finding.is_caveat:
         del rows[0]
     return {
@@ -188,7 +204,9 @@ def _card(finding: Finding, capture: Views, step_ns: int | None, is_open: bool) 
         "code": finding.code,
         "title": finding.title,
         "share": None if saving is None else saving.share,
-        "saves": saved,
+        "saves": saves,
+        "assumes": finding.assumes,
+        "ends_run": finding.ends_run,
         "is_open": is_open,
         "terms": [{"term": term, "text": words, "style": style} for term, words, style in rows],
         "evidence": _evidence(finding, capture) if finding.evidence else None,

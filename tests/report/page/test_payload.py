@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +118,7 @@ def test_parts_sum_to_the_steps_exactly(tmp_path: Path) -> None:
     known = bars(found)["By what happens"]
     busy = (known["compute"] + known.get("copy", 0)) / sum(lasts_ns)
     assert facts(found)["Device busy"] == (f"{busy:.1%}", "of the step")
-    assert facts(found)["A step takes"][0] == duration(int(statistics.median(lasts_ns)))
+    assert facts(found)["A step takes"][0] == duration(made.diagnose().step_ns or 0)
 
 
 def test_findings_are_those_of_diagnose_with_times_since_the_start(tmp_path: Path) -> None:
@@ -142,6 +141,25 @@ def test_findings_are_those_of_diagnose_with_times_since_the_start(tmp_path: Pat
     assert content["head"][0] == {
         "kind": "text", "style": "p", "id": "sentence", "text": verdict(made.diagnose()),
     }  # fmt: skip
+
+
+def test_the_head_and_the_box_name_the_same_time_of_a_step(tmp_path: Path) -> None:
+    late = launched("gemm", 2900, 2950, 200, 1)
+    first = write_capture(tmp_path, [*in_steps(3, 1000, span("aten::mm", 0, 9)), *late], "first")
+    last = write_capture(tmp_path, in_steps(3, 3000, span("aten::mm", 0, 9)), "last")
+    found = []
+    for captures in ([first], [first, last]):
+        content = payload(captures)
+        takes, note = facts(content["sections"]["verdict"])["A step takes"]
+        assert content["head"][0]["text"].startswith(f"A step takes {takes}. ")
+        found.append((takes, note.partition("; between")[0]))
+    assert found == [
+        ("1.075 ms", "median of 2 steps, all but the first, each until its device work ends"),
+        (
+            "1.075 ms",
+            "median of 2 captures; in this one, 3.000 ms: median of 2 steps, all but the first",
+        ),
+    ]
 
 
 @real_traces.needs_traces
