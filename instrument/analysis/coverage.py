@@ -18,7 +18,7 @@ from instrument.analysis.memory_timeline import MOST_DEVICES
 from instrument.analysis.schema import Schema, schema
 from instrument.analysis.table import Table
 from instrument.base.range_names import REGION
-from instrument.base.units import counted, duration, size
+from instrument.base.units import counted, duration, percent, size
 from instrument.links.attribution import ACCUMULATE, BACKWARD, UNATTRIBUTED
 from instrument.links.autograd import DEEPEST_RANGE
 from instrument.links.call_tree import nest
@@ -118,11 +118,11 @@ def line(capture: Views, names: Iterable[str] = rows.TABLES) -> str:
     """Return one line that lists the rows of `incomplete`; "" if nothing is missing."""
     below = ENOUGH - 0.001  # 0.9499 is not rounded up
     found = [
-        f"{row.name} {'unknown' if row.share is None else f'{min(row.share, below):.1%}'}"
+        f"{row.name} {'unknown' if row.share is None else f'{100 * min(row.share, below):.1f} %'}"
         for row in incomplete(capture, names)
     ]
     why = "`instrument show --coverage` says why."
-    return f"Coverage below {ENOUGH:.0%}: {', '.join(found)}. {why}" if found else ""
+    return f"Coverage below {percent(ENOUGH)}: {', '.join(found)}. {why}" if found else ""
 
 
 def losses(capture: Views, names: Iterable[str] = rows.TABLES) -> list[dict[str, Any]]:

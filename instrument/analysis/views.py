@@ -440,7 +440,10 @@ class Views:
         """
         from instrument.analysis.operators import operators_by
 
-        return operators_by(self.links, self.operator_calls, what, depth)
+        return self.once(
+            f"operators by {what}, {depth}",
+            lambda: operators_by(self.links, self.operator_calls, what, depth),
+        )
 
     def queue_series(
         self, stream: int | str | None = None, device: int | str | None = None

@@ -78,7 +78,14 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the tables that the options ask for, as text, JSON or CSV."""
     from instrument.analysis.table import ALL
     from instrument.report.remarks import incomplete
-    from instrument.report.text import as_csv, as_json, capture_parts, sort_keys, view_part
+    from instrument.report.text import (
+        as_csv,
+        as_json,
+        capture_parts,
+        missing_part,
+        sort_keys,
+        view_part,
+    )
     from instrument.report.verdict import first_parts
 
     timings = arguments.timings or str(arguments.path).endswith(".jsonl")
@@ -130,7 +137,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     for view in others:
         shown = ALL if view == "coverage" and arguments.rows is None else rows
         parts.append(view_part(view, getattr(capture, view), rows=shown, **options))
-    return [*first, *parts, *filter(None, [incomplete(capture, chosen)])]
+    return [*first, *parts, *missing_part(capture, chosen)]
 
 
 def _timings(arguments: argparse.Namespace) -> str | Parts:

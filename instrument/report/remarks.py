@@ -14,7 +14,7 @@ from instrument.analysis.table import Table, sum_of_known
 from instrument.analysis.table_text import heading as column_title
 from instrument.analysis.views import Views, rows_of
 from instrument.base.range_names import REGION
-from instrument.base.units import counted, duration, few, size
+from instrument.base.units import counted, duration, few, percent, percent_change, size
 from instrument.links.step_index import counting
 from instrument.trace.capture_json import unix_time
 
@@ -27,14 +27,14 @@ DEVICE_PARTS = {
     "idle_ns": "idle",
 }
 _BOUND_BY = {
-    "exposed_communication_ns": "Bound by communication: {:.0%} of the time, the device only "
+    "exposed_communication_ns": "Bound by communication: {} of the time, the device only "
     "communicates (--collectives).",
-    "exposed_copy_ns": "Bound by copies: {:.0%} of the time, the device only copies (--copies).",
-    "loader_wait_ns": "Waiting for data: {:.0%} of the time, the device is idle while the CPU "
+    "exposed_copy_ns": "Bound by copies: {} of the time, the device only copies (--copies).",
+    "loader_wait_ns": "Waiting for data: {} of the time, the device is idle while the CPU "
     "waits for data.",
-    "launch_wait_ns": "CPU-bound: {:.0%} of the time, the device is idle until the CPU launches "
+    "launch_wait_ns": "CPU-bound: {} of the time, the device is idle until the CPU launches "
     "work (--queue, --steps).",
-    "sync_wait_ns": "Bound by synchronization: {:.0%} of the time, the device is idle because the "
+    "sync_wait_ns": "Bound by synchronization: {} of the time, the device is idle because the "
     "CPU first waited for the device and only then launched more work.",
 }
 # A cause is a bottleneck if it takes at least this fraction of the device's time. In real traces,
@@ -122,7 +122,7 @@ def cost(capture: Views) -> str:
     cost, parts = capture.about.cost, []
     undisturbed = part(capture, coverage_rows.UNDISTURBED)
     if undisturbed is not None and undisturbed.share:
-        parts.append(f"steps {1 / undisturbed.share - 1:+.0%}")
+        parts.append(f"steps {percent_change(1 / undisturbed.share - 1)}")
     if cost.start_ns is not None and cost.stop_ns is not None and cost.save_ns is not None:
         parts.append(f"start and end {duration(cost.start_ns + cost.stop_ns + cost.save_ns)}")
     if cost.packed_bytes is not None:
@@ -139,7 +139,7 @@ def recomputed(capture: Views) -> str:
     share = again / sum(parts.column("cpu_ns"))
     return (
         f"Recomputed in the backward, by activation checkpointing: {duration(again)}, "
-        f"{share:.1%} of the CPU time."
+        f"{percent(share)} of the CPU time."
     )
 
 
@@ -166,18 +166,18 @@ def device(capture: Views) -> list[str]:
         name: int(ns[0]) for name, ns in waited.items()
     }
     share = {name: ns / (row.total_ns or 1) for name, ns in spent.items()}
-    parts = ", ".join(f"{share[name]:.1%} {words}" for name, words in DEVICE_PARTS.items())
+    parts = ", ".join(f"{percent(share[name])} {words}" for name, words in DEVICE_PARTS.items())
     most = max(_BOUND_BY, key=lambda name: share[name])
-    bottleneck = _BOUND_BY[most].format(share[most])
+    bottleneck = _BOUND_BY[most].format(percent(share[most]))
     if share[most] < _BINDING <= share["idle_ns"]:
         bottleneck = (
-            f"Idle {share['idle_ns']:.0%} of the time, without a main reason: each reason that the "
-            f"trace shows explains less than {_BINDING:.0%} of the time (--steps)."
+            f"Idle {percent(share['idle_ns'])} of the time, without a main reason: each reason "
+            f"that the trace shows explains less than {percent(_BINDING)} of the time (--steps)."
         )
     elif share[most] < _BINDING:
         bottleneck = (
-            f"Device-bound: {share['compute_ns']:.0%} of the time, the device computes; no other "
-            "activity takes much time."
+            f"Device-bound: {percent(share['compute_ns'])} of the time, the device computes; no "
+            "other activity takes much time."
         )
     whole = duration(row.total_ns)
     return [f"Device: {whole} from its first work to its last, {parts}.", bottleneck]

@@ -167,7 +167,13 @@ def render(capture: Views, **options: Any) -> str:
     views = [name for name in ("ranges", "operators") if options.get(name, True)]
     tables = capture_parts(capture, **options)
     first = first_parts(capture) if len(views) == 2 else []
-    return plain([*first, *tables, *filter(None, [incomplete(capture, views)])])
+    return plain([*first, *tables, *missing_part(capture, views)])
+
+
+def missing_part(capture: Views, views: Sequence[str]) -> list[Part]:
+    """Return what is missing from these views as a paragraph, if anything is."""
+    missing = incomplete(capture, views)
+    return [wrapped(missing)] if missing else []
 
 
 def log_block(capture: Views, rest: Path, width: int, **options: Any) -> str:
@@ -178,15 +184,15 @@ def log_block(capture: Views, rest: Path, width: int, **options: Any) -> str:
     """
     views = [name for name in ("ranges", "operators") if options.get(name, True)]
     first = first_parts(capture) if len(views) == 2 else []
-    about_recording = (not_recorded(capture, capture.operators), cost(capture))
+    without_path, missing = heading(capture)[:-1], missing_part(capture, views)
+    about_recording = [wrapped(not_recorded(capture, capture.operators)), wrapped(cost(capture))]
     rows = _LOG_LINES // 2
     if options.get("rows", ALL) != ALL:
         rows = min(rows, options["rows"])
     while True:
         _, *tables = capture_parts(capture, **{**options, "rows": rows})
         tables = [part for part in tables if part not in about_recording]
-        without_path = heading(capture)[:-1]
-        parts = [*first, without_path, *tables, *filter(None, [incomplete(capture, views)])]
+        parts = [*first, without_path, *tables, *missing]
         blocks = [*(_narrow(part, width) for part in parts), f"All of it: {printable(str(rest))}"]
         excess = "\n\n".join(blocks).count("\n") + 1 - _LOG_LINES
         if excess <= 0 or rows == 1:
@@ -200,7 +206,7 @@ def log_block(capture: Views, rest: Path, width: int, **options: Any) -> str:
 def _narrow(part: Part, width: int) -> str:
     if isinstance(part, Section):
         return text(replace(part, all_columns=""), Medium(width, drops=True))
-    return "\n".join(line for each in lines_of(part) for line in wrapped(each))
+    return "\n".join(_wrapped(part))
 
 
 def capture_parts(
@@ -254,7 +260,15 @@ def capture_parts(
         parts.append(not_recorded(capture, table))
     if usual:
         parts.append(cost(capture))
-    return [part for part in parts if part]
+    heading_lines, *others = (part for part in parts if part)
+    return [
+        heading_lines,
+        *(each if isinstance(each, Section) else _wrapped(each) for each in others),
+    ]
+
+
+def _wrapped(paragraph: str | list[str]) -> list[str]:
+    return [line for each in lines_of(paragraph) for line in wrapped(each)]
 
 
 def view_part(

@@ -6,14 +6,14 @@ from instrument.analysis.views import Views
 from instrument.base.errors import reason_of
 from instrument.base.prose import code, wrapped
 from instrument.findings.diagnose import diagnose
-from instrument.findings.diagnosis import as_markdown
+from instrument.findings.diagnosis import Diagnosis, as_markdown
 from instrument.findings.verdict import first_lines
 
 
 def first_parts(capture: Views) -> list[list[str]]:
     """Return the paragraphs before the tables: the verdict with its notes, what to change first."""
     try:
-        return first_lines(diagnose([capture], ranks_checks=()))
+        return first_lines(_diagnosis(capture))
     except Exception as error:  # the tables are shown anyway
         return [wrapped(f"The capture could not be diagnosed: {reason_of(error)}.")]
 
@@ -21,6 +21,10 @@ def first_parts(capture: Views) -> list[list[str]]:
 def markdown_of(capture: Views) -> str:
     """Return the diagnosis of one capture as Markdown; see `diagnosis.as_markdown`."""
     try:
-        return as_markdown(diagnose([capture], ranks_checks=()))
+        return as_markdown(_diagnosis(capture))
     except Exception as error:
         return f"The capture could not be diagnosed: {code(reason_of(error))}"
+
+
+def _diagnosis(capture: Views) -> Diagnosis:
+    return capture.once("diagnosis", lambda: diagnose([capture], ranks_checks=()))

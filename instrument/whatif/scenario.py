@@ -17,7 +17,7 @@ from instrument.analysis.coverage import ENOUGH, line, part
 from instrument.analysis.views import Views
 from instrument.base.errors import CaptureError, ConfigError, InstrumentError
 from instrument.base.printable import printable
-from instrument.base.units import duration
+from instrument.base.units import duration, percent
 from instrument.links.intervals import Intervals
 from instrument.links.step_index import counting
 from instrument.trace.events import Ints
@@ -146,15 +146,15 @@ class Scenario:
             found.append("No step finished in the recording: the whole window counts as one step.")
         if self.unexplained > MOST_UNEXPLAINED:
             found.append(
-                f"For {self.unexplained:.0%} of the time, device work is late for an unknown "
+                f"For {percent(self.unexplained)} of the time, device work is late for an unknown "
                 "reason. So the saving is also computed without these delays, and its bounds hold "
                 "both results."
             )
         waits = max(each.unknown_wait_ns / max(each.span_ns, 1) for each in models)
         if waits > _MOST_UNKNOWN:
             found.append(
-                f"For {waits:.0%} of the time, calls wait for unknown device work; these waits "
-                "count as CPU time."
+                f"For {percent(waits)} of the time, calls wait for unknown device work; these "
+                "waits count as CPU time."
             )
         if self.window.waits_for_workers(self.variants[0].costs):
             found.append(
@@ -534,8 +534,8 @@ def _losses(capture: Views) -> tuple[str, ...]:
     cost = part(capture, coverage_rows.UNDISTURBED)
     if cost is not None and cost.share and cost.share < ENOUGH:
         found.append(
-            f"A recorded step takes {1 / cost.share - 1:.0%} longer than a step before the window: "
-            "all times here are those of the recorded step."
+            f"A recorded step takes {percent(1 / cost.share - 1)} longer than a step before the "
+            "window: all times here are those of the recorded step."
         )
     return tuple(filter(None, found))
 

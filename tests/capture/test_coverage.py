@@ -289,7 +289,7 @@ def test_a_truncated_file_says_so(tmp_path) -> None:
     assert shares(found)[rows.READ] is None
     assert (
         line(found)
-        == f"Coverage below 95%: {rows.READ} unknown. `instrument show --coverage` says why."
+        == f"Coverage below 95 %: {rows.READ} unknown. `instrument show --coverage` says why."
     )
 
 
@@ -325,7 +325,7 @@ def test_steps_of_which_none_finished_cover_nothing(tmp_path) -> None:
 def test_a_share_just_below_the_limit_is_not_rounded_up_to_it(tmp_path) -> None:
     events = [*launched("gemm", 0, 10, 9499, 1), kernel("old", 20_000, 501, correlation=9)]
     found = capture(tmp_path, events)
-    assert f"{rows.LAUNCHED} 94.9%" in line(found)
+    assert f"{rows.LAUNCHED} 94.9 %" in line(found)
     assert part(found, rows.LAUNCHED) is part(found, rows.LAUNCHED), "it is computed once"
 
 
@@ -543,8 +543,8 @@ def test_real_traces_are_silent_unless_something_is_missing(name) -> None:
     expected = LOSSES.get(name, {})
     lost = {row.name: row.share for row in incomplete(found)}
     assert lost == {row: pytest.approx(share, abs=0.001) for row, share in expected.items()}
-    text = ", ".join(f"{row} {share:.1%}" for row, share in lost.items())
-    said = f"Coverage below 95%: {text}. `instrument show --coverage` says why."
+    text = ", ".join(f"{row} {100 * share:.1f} %" for row, share in lost.items())
+    said = f"Coverage below 95 %: {text}. `instrument show --coverage` says why."
     assert line(found) == (said if expected else "")
     assert all((row.why is None) == (row.share == 1) for row in found.coverage)
 

@@ -96,7 +96,7 @@ def test_of_modules_that_were_not_called_few_are_named(tmp_path) -> None:
     unseen = ["a", *(f"a.{k}" for k in range(9)), "a.0.b", "b.c", *(f"d{k}.e" for k in range(5))]
     shown = render(write_capture(tmp_path, steps(), modules_not_seen=unseen))
     assert (
-        "Modules not called in this window: a (with 10 inside), b.c, d0.e, d1.e and 3 more\n"
+        "Modules not called in this window: a (with 10 inside), b.c, d0.e, d1.e and 3\nmore\n"
         in shown
     )
 
@@ -194,18 +194,18 @@ def test_what_binds_a_run_with_a_device(tmp_path, golden: Golden) -> None:
     ("name", "told"),
     real_traces.each(
         [
-            ("v100_resnet50_workers0", "Waiting for data: 28%"),
-            ("a100_nccl_2ranks_rank0", "CPU-bound: 75%"),
-            ("mi300x_resnet_checkpoint_train", "Bound by communication: 64%"),
-            ("h800_deepseek_train", "Device-bound: 96%"),
-            ("b200_eager", "CPU-bound: 84%"),
-            ("mi300x_vllm_graph", "Device-bound: 100%"),
-            ("h100_qwen_0.5b_inference", "Device-bound: 92%"),
-            ("h100_timesformer_inference", "Device-bound: 97%"),
+            ("v100_resnet50_workers0", "Waiting for data: 28 %"),
+            ("a100_nccl_2ranks_rank0", "CPU-bound: 75 %"),
+            ("mi300x_resnet_checkpoint_train", "Bound by communication: 64 %"),
+            ("h800_deepseek_train", "Device-bound: 96 %"),
+            ("b200_eager", "CPU-bound: 84 %"),
+            ("mi300x_vllm_graph", "Device-bound: 100 %"),
+            ("h100_qwen_0.5b_inference", "Device-bound: 92 %"),
+            ("h100_timesformer_inference", "Device-bound: 97 %"),
             (
                 "mtia_rank0",
-                "Idle 42% of the time, without a main reason: each reason that the trace shows explains less than "
-                "20% of the time",
+                "Idle 42 % of the time, without a main reason: each reason that the trace shows explains less than "
+                "20 % of the time",
             ),
         ]
     ),

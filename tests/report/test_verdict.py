@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import real_traces
@@ -214,8 +215,9 @@ def test_a_capture_that_cannot_be_diagnosed_says_why(monkeypatch: pytest.MonkeyP
         raise ValueError("no luck")
 
     monkeypatch.setattr("instrument.report.verdict.diagnose", fail)
-    assert first_parts(None) == [["The capture could not be diagnosed: no luck."]]
-    assert markdown_of(None) == "The capture could not be diagnosed: `no luck`"
+    capture = SimpleNamespace(once=lambda name, find: find())
+    assert first_parts(capture) == [["The capture could not be diagnosed: no luck."]]
+    assert markdown_of(capture) == "The capture could not be diagnosed: `no luck`"
 
 
 @real_traces.needs_traces

@@ -17,6 +17,7 @@ from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.table import TORCH_NAMES
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.capture import Capture
+from instrument.report import verdict as of_one
 from instrument.report.text import (
     OPERATOR_COLUMNS,
     RANGE_COLUMNS,
@@ -76,6 +77,27 @@ def test_the_log_has_forty_lines_that_fit_and_names_the_file_of_the_rest(
     tables = [line for line in lines if line.startswith(("Ranges", "Operators"))]
     assert len(tables) == (1 if findings else 2), "a table without room is left out"
     assert not [line for line in lines if "left out" in line or str(capture.folder) in line]
+
+
+def test_a_capture_is_diagnosed_once_for_the_file_and_the_log(
+    capture: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, diagnose = [0], of_one.diagnose
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        count[0] += 1
+        return diagnose(*arguments, **options)
+
+    monkeypatch.setattr(of_one, "diagnose", counted)
+    TableSink().write(capture, capture.folder)
+    assert count == [1]
+
+
+def test_sentences_have_at_most_eighty_columns(write: Write) -> None:
+    text = render(write(steps() + kernels(), modules_not_seen=[f"module{k}" for k in range(20)]))
+    sentences = [part for part in text.split("\n\n") if "---" not in part and "/" not in part]
+    assert len(sentences) > 4
+    assert max(len(line) for part in sentences for line in part.split("\n")) <= 80
 
 
 def test_the_log_has_no_more_rows_and_tables_than_the_sink(write: Write) -> None:
@@ -144,9 +166,9 @@ def test_device_work_without_a_launch_is_told_unless_it_is_a_trifle(write: Write
         return render(write([*steps(), *kernels(), stray], folder))
 
     # 100 of 500 µs have a launch in a step; the stray 400 µs run after the last step.
-    assert shown("much", 400).splitlines()[-1] == (
-        "Coverage below 95%: device time with a launch 20.0%, device time within finished steps 20.0%. "
-        "`instrument show --coverage` says why."
+    assert shown("much", 400).split("\n\n")[-1] == (
+        "Coverage below 95 %: device time with a launch 20.0 %, device time within\n"
+        "finished steps 20.0 %. `instrument show --coverage` says why."
     )
     assert "(no launch)" in shown("again", 400), "among the ranges"
     assert "Coverage" not in shown("little", 5)
@@ -388,7 +410,9 @@ def test_grouping_by_what_was_not_recorded(write: Write, by: By, what: str, reme
 
 def test_a_bare_trace_tells_what_it_can(tmp_path: Path) -> None:
     trace = record(tmp_path / "real.json")
-    _, *lines = render(Capture.load(trace)).splitlines()[1:]
+    verdict, *others = render(Capture.load(trace)).split("\n\n")
+    assert verdict.startswith("The recording takes ")
+    lines = "\n\n".join(others).splitlines()
     assert lines[:2] == ["real: no steps marked", str(trace)]
     assert lines[-1] == "Not recorded: device times, memory."
     assert any(line.startswith("block ") for line in lines)

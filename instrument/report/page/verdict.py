@@ -12,7 +12,7 @@ from instrument.analysis.step_parts import KINDS, step_parts
 from instrument.analysis.table import Table
 from instrument.analysis.views import Views
 from instrument.base.errors import CaptureError
-from instrument.base.units import duration
+from instrument.base.units import duration, percent
 from instrument.findings.diagnosis import Diagnosis, Term, terms
 from instrument.findings.finding import Finding
 from instrument.findings.verdict import nothing_found, saved
@@ -88,16 +88,16 @@ def _facts(
     if rates:
         is_bound = any((row.flops_covered or 0.0) < 1 for row in rates)
         whole = "at least: FLOPs are not known for all kernels" if is_bound else "of the peak"
-        yield fact("MFU", f"{mean(row.mfu for row in rates):.1%}", whole)
+        yield fact("MFU", percent(mean(row.mfu for row in rates)), whole)
     if len(capture.work.event) and total_ns:
         busy_ns = sum(ns for (_, kind), ns in parts.items() if kind in KINDS[:3])
         whole = "of the step" if numbers else "of the recording"
-        yield fact("Device busy", f"{busy_ns / total_ns:.1%}", whole)
+        yield fact("Device busy", percent(busy_ns / total_ns), whole)
     if lost := [*incomplete(capture)]:
         more = f", and {len(lost) - 1} more" if lost[1:] else ""
         yield fact(
             "Not all was recorded",
-            "unknown" if lost[0].share is None else f"{lost[0].share:.1%}",
+            "unknown" if lost[0].share is None else percent(lost[0].share),
             f"{lost[0].name}{more}: see Coverage of the recording, below",
         )
     if len(numbers) > 1:
@@ -172,7 +172,7 @@ def _bar(
     pairs: Sequence[tuple[str, int]], total_ns: int, *, is_range: bool = False
 ) -> list[dict[str, Any]]:
     return [
-        {"name": name, "ns": ns, "text": duration(ns), "share": f"{ns / total_ns:.1%}",
+        {"name": name, "ns": ns, "text": duration(ns), "share": percent(ns / total_ns),
          "is_range": is_range}
         for name, ns in pairs
         if ns

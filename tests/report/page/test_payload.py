@@ -117,7 +117,7 @@ def test_parts_sum_to_the_steps_exactly(tmp_path: Path) -> None:
         assert len(times) > 2
     known = bars(found)["By what happens"]
     busy = (known["compute"] + known.get("copy", 0)) / sum(lasts_ns)
-    assert facts(found)["Device busy"] == (f"{busy:.1%}", "of the step")
+    assert facts(found)["Device busy"] == (percent(busy), "of the step")
     assert facts(found)["A step takes"][0] == duration(made.diagnose().step_ns or 0)
 
 

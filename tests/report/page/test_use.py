@@ -177,7 +177,7 @@ def test_a_card_names_what_was_not_recorded(
     capture(tmp_path, events).report(path)
     card = opened(path).locator("#verdict .fact", has_text="Not all was recorded").inner_text()
     assert card.split("\n")[1:] == [
-        "40.0%", "device time with a launch: see Coverage of the recording, below",
+        "40 %", "device time with a launch: see Coverage of the recording, below",
     ]  # fmt: skip
 
 
