@@ -15,7 +15,7 @@ from instrument.whatif.scenario import MOST_UNEXPLAINED
 if TYPE_CHECKING:
     from instrument.findings.diagnosis import Diagnosis
 
-#: A finding that saves a smaller share of a step is in the diagnosis, but not in the verdict.
+#: If no finding is known to save this share of a step, the verdict says so.
 LEAST_SHARE = 0.03
 # If the share in a finding's title and the share that it saves differ by more than this, the saving
 # says why.
