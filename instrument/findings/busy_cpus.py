@@ -27,11 +27,11 @@ def find(capture: Views) -> Iterator[Problem]:
             "the capture does not show how long the thread of the steps waited for a CPU",
             f"{RECORD_AGAIN} on Linux",
         )
-    explained = thread_oversubscription.explained(capture)
-    share *= 1 - explained
+    waits = thread_oversubscription.waiting(capture)
+    share *= 1.0 if waits is None else 1 - waits.share
     waited = duration(round(share * (wait.window_ns or 0)))
     if share >= CHECK.least_share:
-        beside = ", beside what thread-oversubscription explains" if explained else ""
+        beside = ", beside what thread-oversubscription explains" if waits else ""
         yield Problem(
             f"For {percent(share)} of the window, the thread of the steps was ready to run, but "
             f"got no CPU{beside}",

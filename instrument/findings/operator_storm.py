@@ -3,10 +3,11 @@
 A loop repeats: in one range (or outside of all), 32 operators or inner ranges of the same name
 follow each other, and their operators take 50 µs or less (median). All tiny operators from the
 first to the last of them count together, with their backward, so the rounds of a loop may be of any
-length, and may differ. Layers of a model are no loop. In training, there are about as many
-operators with weights as parameters, so operators that make autograd nodes count only if those with
-weights are more than twice as many as the parameters; a model that runs without gradients on a
-device does not count. In the simulation, one round does the work of all.
+length, and may differ. In the simulation, one round does the work of all.
+
+Layers of a model are no loop. So 32 operators that may use weights must use the same ones again and
+again: there are three times as many as gradients of parameters, and the backward adds the gradients
+of later calls to those of earlier ones; or, without gradients, a range around them repeats.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from instrument.findings.evidence import evidence, evidence_row
 from instrument.findings.undisturbed import undisturbed_ns
 from instrument.links.attribution import OPTIMIZER_STEP
 from instrument.links.autograd import ACCUMULATION, is_backward
-from instrument.links.groupby import Groups, distinct, group_rows, isin
+from instrument.links.groupby import Groups, distinct, group_rows, groupby, isin
 from instrument.links.intervals import Intervals, concatenated, merged
-from instrument.trace.events import Flags, Ints, called_operators
+from instrument.trace.events import ANNOTATION, Flags, Ints, called_operators
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
-_LEAST_REPEATS = 32
+_LEAST_REPEATS, _NEVER = 32, 2**62
 _TINY_NS = 50_000
 # The own time of a recorded operator that does almost nothing is 0.3 to 3 µs (torch 2.13, CPU),
 # and up to 20 µs on a slow machine: the estimate, the least and the most overhead of a call.
 _CALLS_NS = 3_000, 1_000, 20_000
 # Operators that use weights, or multiply matrices as those do.
 _LAYER = re.compile(r"[\w.]+::\w*(linear|conv|_norm|embedding|lstm|gru|rnn|matmul|mm|einsum)")
-# In a model, operators of `_LAYER` with parameters have at least one, and at least half have some.
-_CALLS_OF_PARAMETER = 2
+# In a model, at least a third of the operators of `_LAYER` have a parameter of their own.
+_CALLS_OF_PARAMETER = 3
 # Ranges inside each other that are tried as the body of a loop.
 _DEEPEST = 16
 # Optimizers of torch that have a fused implementation for CPU and CUDA.
@@ -80,22 +81,6 @@ class Storm(NamedTuple):
     left: float
     bounds: tuple[float, float]
     left_of_gaps: float
-
-
-class _Loop(NamedTuple):
-    """One loop: nodes of the call tree.
-
-    Attributes:
-        bodies: the operators and ranges directly in the loop.
-        calls: the outermost operators.
-        parts_ns: a column for each call; see `_parts`.
-        rounds: how often the loop repeats, at least.
-    """
-
-    bodies: Ints
-    calls: Ints
-    parts_ns: Ints
-    rounds: int
 
 
 def find(capture: Views) -> Iterator[Problem]:
@@ -163,22 +148,32 @@ def storms(capture: Views) -> list[Storm]:
     around = tree.nearest_of(nodes)
     calls = np.flatnonzero(operators & (around >= 0))
     body = nodes[around[calls]]
-    others = np.flatnonzero(operators & (around < 0) & np.isin(parent, parent[body]))
-    of_parent = np.append(parent[body], parent[others])
-    counts = ~_of_layers(capture, np.append(calls, others), of_parent)[: len(calls)]
+    # The other operators in the parents, also those in ranges there, show what is a model.
+    is_parent = np.zeros(len(tree) + 1, np.bool_)
+    is_parent[np.maximum(parent[body], -1)] = True
+    others = np.flatnonzero(operators & (around < 0))
+    above = tree.nearest(is_parent[:-1], tree.parent[others])
+    of_parent = np.append(parent[body], np.where(above < 0, -1 - tree.thread[others], above))
+    in_range = np.append(ranges[body], np.zeros_like(others, np.bool_))
+    counts = ~_of_layers(capture, np.append(calls, others), of_parent, in_range)[: len(calls)]
     calls, body = calls[counts], body[counts]
-    parts = _parts(capture, calls)
-    of_path = defaultdict(list)
-    for rows in group_rows(parent[body]).rows() if len(calls) else []:
-        inside = np.unique(body[rows])
-        names = events.name[tree.index[inside[repeated[inside]]]]
-        sizes = np.unique(names, return_counts=True)[1]
-        if sizes.max(initial=0) >= _LEAST_REPEATS:
-            rounds = int(sizes[sizes >= _LEAST_REPEATS].min())
-            above = int(tree.parent[inside[0]])
-            path = int(capture.links.scopes.path_of_node[above])
-            of_path[path].append(_Loop(inside, calls[rows], parts[:, rows], rounds))
-    found = [_storm(capture, loops) for loops in of_path.values()]
+    # The names that repeat are counted again, without the layers.
+    (parents, loop), again = groupby(parent[body]), distinct(body[repeated[body]])
+    same = group_rows(parent[again], events.name[tree.index[again]])
+    times = np.where(same.size < _LEAST_REPEATS, _NEVER, same.size)[same.of]
+    of_loop = Groups(np.searchsorted(parents, parent[again]), loop.count)
+    rounds = of_loop.min(times)[loop.of]
+    calls, body, rounds = (each[rounds < _NEVER] for each in (calls, body, rounds))
+    path = capture.links.scopes.path_of_node[tree.parent[body]]
+    storm, parts = group_rows(tree.thread[body], path), _parts(capture, calls)
+    backward, call = _backward(capture, calls)
+    inside = capture.links.counted_steps.holds(tree.start_ns[backward]) >= 0
+    backward, call = backward[inside], call[inside]
+    of_storm = Groups(storm.of[call], storm.count).rows()
+    found = [
+        _storm(capture, calls[rows], body[rows], rounds[rows], parts[:, rows], backward[nodes])
+        for rows, nodes in zip(storm.rows(), of_storm)
+    ]
     return sorted(found, key=lambda storm: -storm.elapsed_ns)
 
 
@@ -234,11 +229,10 @@ def _parts(capture: Views, calls: Ints) -> Ints:
     return np.stack([tree.with_descendants(each)[calls] for each in parts])
 
 
-def _of_layers(capture: Views, calls: Ints, parent: Ints) -> Flags:
-    """A mask of the calls from the first to the last layer of a model that runs once.
+def _of_layers(capture: Views, calls: Ints, parent: Ints, in_range: Flags) -> Flags:
+    """A mask of the calls from the first to the last layer of a model, of all calls in loops.
 
-    `calls` are all operators of some parents, and of the loops in them. Calls with and without
-    gradients are of different models.
+    `in_range` tells which are in a range that repeats. Gradients tell different models apart.
     """
     events, tree = capture.events, capture.links.call_tree
     made = np.zeros(len(tree), np.int64)
@@ -247,49 +241,59 @@ def _of_layers(capture: Views, calls: Ints, parent: Ints) -> Flags:
     accumulated = events.start_ns[events.named(ACCUMULATION.__eq__)]
     steps = capture.links.counted_steps
     parameters = int((steps.holds(accumulated) >= 0).sum()) / steps.count
+    # The engine adds to a gradient in the node that computes the later one.
+    backward, call = _backward(capture, calls)
+    call_of_node = np.full(len(tree) + 1, -1)
+    call_of_node[backward] = call
+    is_sum = events.named({"aten::add", "aten::add_"}.__contains__)
+    sums = call_of_node[tree.parent[is_sum[tree.index]]]
+    used_again = np.bincount(sums[sums >= 0], minlength=len(calls)) + (in_range & ~makes)
     of = group_rows(parent, makes)
     is_layer = events.named(lambda name: _LAYER.match(name) is not None)[tree.index[calls]]
-    layers = of.number(is_layer)
-    is_model = layers >= _LEAST_REPEATS
-    if parameters or not len(capture.work.event):
-        is_model &= layers < _CALLS_OF_PARAMETER * parameters
-    is_layer &= is_model[of.of]
+    number, again = of.number(is_layer), of.sum(used_again, is_layer)
+    is_model = (number < _CALLS_OF_PARAMETER * parameters) | (again < number - parameters)
+    is_layer &= (is_model & (number >= _LEAST_REPEATS))[of.of]
     loop = group_rows(parent)
-    first = loop.min(np.where(is_layer, calls, len(tree)))[loop.of]
-    last = -loop.min(np.where(is_layer, -calls, 1))[loop.of]
-    found: Flags = (calls >= first) & (calls <= last)
+    found = np.zeros(len(calls), np.bool_)
+    for layers in (is_layer & makes, is_layer & ~makes):
+        first = loop.min(np.where(layers, calls, len(tree)))[loop.of]
+        found |= (first <= calls) & (calls <= -loop.min(np.where(layers, -calls, 1))[loop.of])
     return found
 
 
-def _storm(capture: Views, loops: list[_Loop]) -> Storm:
+def _storm(
+    capture: Views, calls: Ints, body: Ints, rounds: Ints, parts_ns: Ints, backward: Ints
+) -> Storm:
+    """The loops of one range and thread.
+
+    For each of the calls, `body` is what the loop calls, and `rounds` how often the loop repeats.
+    """
     events, tree = capture.events, capture.links.call_tree
-    bodies, calls = (np.concatenate(each) for each in list(zip(*loops))[:2])
-    undisturbed, *work = np.concatenate([each.parts_ns for each in loops], axis=1).sum(axis=1)
-    backward = _backward(capture, calls)
+    loop, bodies = group_rows(tree.parent[body]), distinct(body)
+    undisturbed, *work = parts_ns.sum(axis=1).tolist()
     step = capture.links.counted_steps.holds(tree.start_ns[backward])
-    in_order = [each.calls for each in loops] + group_rows(tree.thread[backward], step).rows()
+    in_order = [calls[each] for each in loop.rows()]
+    in_order += [backward[each] for each in group_rows(tree.thread[backward], step).rows()]
     gaps = _gaps(capture, in_order)
     gaps_ns = np.concatenate([end - start for start, end in gaps.values()])
     wait = capture.about.cpu_wait
     slowdown = 1.0 if wait is None else wait.slowdown
     counted_ns = min(int(slowdown * np.minimum(gaps_ns, _TINY_NS).sum()), int(gaps_ns.sum()))
-    one_round = sum(len(each.calls) / each.rounds for each in loops) / len(calls)
-    left, most, least = (
-        one_round + (1 - one_round) * float(ns / max(undisturbed, 1)) for ns in work
-    )
-    calls_ns = int(tree.total_ns[calls].sum())
+    one_round = float((1 / rounds).mean())
+    left, most, least = (one_round + (1 - one_round) * ns / max(undisturbed, 1) for ns in work)
+    events_ns = int(tree.total_ns[np.append(calls, backward)].sum())
     names, of = np.unique(events.name[tree.index[bodies]], return_inverse=True)
     largest = np.bincount(of, tree.total_ns[bodies]).argmax()
     main = bodies[of == largest]
     return Storm(
         name=events.names[names[largest]],
-        is_range=not called_operators(events)[tree.index[main[0]]],
+        is_range=events.categories[events.category[tree.index[main[0]]]] in ANNOTATION,
         bodies=len(main),
         calls=tree.index[calls],
         backward=tree.index[backward],
         gaps=gaps,
-        rounds=sum(each.rounds for each in loops),
-        elapsed_ns=calls_ns + counted_ns + int(tree.total_ns[backward].sum()),
+        rounds=int(loop.min(rounds).sum()),
+        elapsed_ns=events_ns + counted_ns,
         left=left,
         bounds=(most, least),
         left_of_gaps=1 - (1 - one_round) * counted_ns / max(int(gaps_ns.sum()), 1),
@@ -297,10 +301,7 @@ def _storm(capture: Views, loops: list[_Loop]) -> Storm:
 
 
 def _gaps(capture: Views, in_order: list[Ints]) -> dict[int, Intervals]:
-    """For each thread, the gaps between nodes that follow each other there.
-
-    Each array holds nodes of one thread, sorted by start.
-    """
+    """For each thread, the gaps in arrays of its nodes, which are sorted by start."""
     tree, found = capture.links.call_tree, defaultdict(list)
     for nodes in in_order:
         start, end = np.maximum.accumulate(tree.end_ns[nodes])[:-1], tree.start_ns[nodes][1:]
@@ -309,18 +310,17 @@ def _gaps(capture: Views, in_order: list[Ints]) -> dict[int, Intervals]:
     return {thread: merged(*concatenated(spans)) for thread, spans in found.items()}
 
 
-def _backward(capture: Views, calls: Ints) -> Ints:
-    """The backward nodes that run what some operators made, as nodes of the call tree."""
+def _backward(capture: Views, calls: Ints) -> tuple[Ints, Ints]:
+    """The backward nodes that run what some operators made, and the index in `calls` of each."""
     events, tree = capture.events, capture.links.call_tree
-    chosen = np.zeros(len(tree), np.bool_)
-    chosen[calls] = True
     made = makers(capture)
-    made = made[tree.at_or_inside(chosen)[tree.nodes_of(made)]]
-    nodes = np.flatnonzero(is_backward(events)[tree.index] & (events.sequence[tree.index] >= 0))
-    ran = np.zeros(len(tree), np.bool_)
-    ran[nodes[isin(events.sequence[tree.index[nodes]], distinct(events.sequence[made]))]] = True
-    ran &= capture.links.counted_steps.holds(tree.start_ns) >= 0
-    return np.flatnonzero(tree.outermost(ran))
+    call = tree.nearest_of(calls, tree.nodes_of(made))
+    made, call = made[call >= 0], call[call >= 0]
+    number, last = np.unique(events.sequence[made][::-1], return_index=True)
+    ran = is_backward(events)[tree.index] & isin(events.sequence[tree.index], number)
+    nodes = np.flatnonzero(tree.outermost(ran))
+    at = np.searchsorted(number, events.sequence[tree.index[nodes]])
+    return nodes, call[::-1][last[at]]
 
 
 def _edit(storm: Storm) -> Edit:

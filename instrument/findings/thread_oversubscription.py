@@ -12,7 +12,7 @@ Measured: on Linux, a session asks the scheduler how long torch's threads wait f
 wait for a tenth of the window, other work uses the CPUs. The saving of one thread is then
 estimated: each operator takes as long as its fastest equal calls, times the number of threads if
 that is 50 µs or more (below, dividing it saves nothing), and waits for a CPU as much as the thread
-of the steps does in the window. Operators that are as slow in all their calls count as not changed.
+of the steps does in the window. What one thread loses on large operators is subtracted.
 """
 
 from __future__ import annotations
@@ -60,9 +60,8 @@ def find(capture: Views) -> Iterator[Problem]:
             "the capture does not show how many threads and CPUs there were", RECORD_AGAIN
         )
     waits = waiting(capture)
-    if counted := _too_many(capture):
-        # As many threads as there are CPUs wait no more than one, and save at least as much.
-        yield counted if waits is None else counted._replace(edit=_edit(waits))
+    if counted := _too_many(capture, waits):
+        yield counted
     elif waits is not None:
         yield Problem(
             f"For {percent(waits.share)} of the {capture.links.counted_steps.what}, threads of the "
@@ -71,8 +70,7 @@ def find(capture: Views) -> Iterator[Problem]:
             share=waits.share,
             edit=_edit(waits),
             evidence=evidence(capture, waits.events),
-            change="torch.set_num_threads(1), or OMP_NUM_THREADS=1 in the environment: one thread "
-            "waits for no other.",
+            change=f"{_CHANGE.format(1)}: one thread waits for no other.",
             verify=_VERIFY.format(1),
         )
     elif threads.intra_op > 1 and _is_disturbed(capture.about.cpu_wait):
@@ -83,15 +81,8 @@ def find(capture: Views) -> Iterator[Problem]:
 
 
 CHECK = Check("thread-oversubscription", find, least_share=0.05)
+_CHANGE = "torch.set_num_threads({0}), or OMP_NUM_THREADS={0} in the environment"
 _VERIFY = "Compare the step times of two runs with profiler=timings, one with OMP_NUM_THREADS={}."
-
-
-def explained(capture: Views) -> float:
-    """The share of the steps that this finding explains; 1 if the job has too many threads."""
-    waits = waiting(capture)
-    if waits is not None:
-        return waits.share
-    return 1.0 if _too_many(capture) else 0.0
 
 
 def waiting(capture: Views) -> Waiting | None:
@@ -112,7 +103,7 @@ def _waiting(capture: Views) -> Waiting | None:
     alone_ns = undisturbed_ns(capture, nodes, own_ns)
     speedup = min(threads.intra_op or 1, threads.cpus or 1)
     serial_ns = alone_ns * np.where(alone_ns < _LONG_NS, 1, speedup)
-    saved_ns = int((own_ns - np.minimum(serial_ns * wait.slowdown, own_ns)).sum())
+    saved_ns = int((own_ns - serial_ns * wait.slowdown).sum())
     share = steps.share(saved_ns)
     if share < CHECK.least_share:
         return None
@@ -131,8 +122,11 @@ def _is_disturbed(wait: CpuWait | None) -> bool:
     return wait is not None and (wait.share or 0.0) >= DISTURBING_CPU_WAIT
 
 
-def _too_many(capture: Views) -> Problem | None:
-    """The problem of more working threads than CPUs; None if they fit."""
+def _too_many(capture: Views, waits: Waiting | None) -> Problem | None:
+    """The problem of more working threads than CPUs; None if they fit.
+
+    If it is known what one thread would save, the advice is one thread.
+    """
     environment = capture.about.environment
     threads = None if environment is None else environment.threads
     if environment is None or threads is None or not threads.cpus or threads.intra_op is None:
@@ -146,17 +140,19 @@ def _too_many(capture: Views) -> Problem | None:
         ranks <= threads.cpus and busy <= fitting and workers <= own
     ):
         return None
+    advised = fitting if waits is None else 1
     parts = [f"{busy} threads for operators"] if busy > 1 else []
     parts += [f"{workers} loader workers"] if workers else []
     of_ranks = [f"{ranks} processes"] if ranks > 1 else []
     counted = " with ".join([*of_ranks, *([" and ".join(parts)] if parts else [])])
     return Problem(
         f"{total} threads work on {threads.cpus} CPUs: {counted}",
+        edit=None if waits is None else _edit(waits),
         evidence=evidence(capture, divided) if busy > 1 else (),
-        change=f"torch.set_num_threads({fitting}), or OMP_NUM_THREADS={fitting} in the environment"
+        change=_CHANGE.format(advised)
         + (", and fewer num_workers of the loaders" if workers > own else "")
         + (", and fewer processes on this machine" if ranks > threads.cpus else ""),
-        verify=_VERIFY.format(fitting),
+        verify=_VERIFY.format(advised),
     )
 
 

@@ -29,9 +29,10 @@ from builders import (
 
 from findings.by_hand import Case, check, environment
 from instrument.cli.command import main
-from instrument.findings import not_training
+from instrument.findings import not_training, operator_storm
 from instrument.findings.diagnose import diagnose
 from instrument.findings.verdict import verdict
+from instrument.trace.events import is_step
 
 # Waiting for data
 
@@ -210,25 +211,44 @@ def augmenting(*, steps: bool = True) -> list[Event]:
     return events if steps else [event for event in events if event["cat"] == "cpu_op"]
 
 
-def trained(times: int, parameters: int, *, name: str = "", works_us: float = 4) -> list[Event]:
+def trained(
+    times: int,
+    parameters: int,
+    *,
+    name: str = "",
+    works_us: float = 4,
+    sums: int = -1,
+    gradients: bool = True,
+) -> list[Event]:
     """Three steps of 20 ms, each with a layer of 100 µs that is called several times, and its backward.
 
-    With a name, each call is in a range of this name.
+    With a name, each call is in a range of this name; a name with a place for a number is another one for each call. The
+    backward adds `sums` gradients to earlier ones, by default those of all calls but one.
     """
+    sums = times - 1 if sums < 0 else sums
     events, sequence = [], 0
     for start in (0, 20_000, 40_000):
         events.append(step(start // 20_000, start, 20_000))
         for k in range(times):
             sequence, at = sequence + 1, start + 100 * k
-            events += [annotation(name, at, 70)] if name else []
-            events += [
-                made("aten::linear", at + 2, works_us, sequence),
-                span("aten::view", at + 40, 4),
-                node("AddmmBackward0", start + 10_000 + 40 * k, 30, sequence),
-            ]
+            events += [annotation(name.format(k), at, 70)] if name else []
+            layer = made("aten::linear", at + 2, works_us, sequence)
+            if not gradients:
+                layer = span("aten::linear", at + 2, works_us)
+            events += [layer, span("aten::view", at + 40, 4)]
+            if gradients:
+                events.append(node("AddmmBackward0", start + 10_000 + 40 * k, 30, sequence))
+            if gradients and k < sums:
+                events.append(span("aten::add_", start + 10_020 + 40 * k, 5, tid=2))
         for k in range(parameters):
             events += accumulation(start + 19_000 + 10 * k, 5)
     return events
+
+
+def beside(events: list[Event], *inside: Event) -> list[Event]:
+    """Steps of 20 ms that also have these events."""
+    more = in_steps(3, 20_000, *inside)
+    return [*events, *(event for event in more if not is_step(event["name"]))]
 
 
 UPDATES = looping(100, ("aten::mul_", "aten::add_"))
@@ -242,7 +262,18 @@ STORMS = {
         "operator-storm", trained(80, 4, name="policy")
     ),
     "a layer that is called for each sample, in no range": Case("operator-storm", trained(80, 4)),
-    "a model without gradients": Case("operator-storm", trained(80, 0)),
+    "a module that is called for each sample, without gradients": Case(
+        "operator-storm", trained(80, 0, name="policy", gradients=False)
+    ),
+    "three calls for each gradient, added to all others": Case(
+        "operator-storm", trained(80, 26, sums=54)
+    ),
+    "a loop after the layers of a model": Case(
+        "operator-storm",
+        beside(
+            trained(40, 80, sums=0), *(span("aten::mul", 5000 + 20 * k, 15) for k in range(200))
+        ),
+    ),
     "the work of a layer is not saved": Case(
         "operator-storm", trained(80, 4, name="policy", works_us=38)
     ),
@@ -275,9 +306,48 @@ NO_STORM = {
     "a long pattern, as of layers": Case(
         "operator-storm", looping(10, tuple(f"layer{k}" for k in range(20)))
     ),
-    "layers of a model": Case("operator-storm", trained(80, 160)),
-    "layers of a model, without gradients, on a device": Case(
-        "operator-storm", [*trained(80, 0), *launched("gemm", 100, 105, 20, 1)]
+    "layers of a model": Case("operator-storm", trained(80, 160, sums=0)),
+    "layers of a model in ranges of one name": Case(
+        "operator-storm", trained(80, 160, name="block", sums=0)
+    ),
+    "inference": Case("operator-storm", trained(80, 0, gradients=False)),
+    "inference, on a device": Case(
+        "operator-storm",
+        [*trained(80, 0, gradients=False), *launched("gemm", 100, 105, 20, 1)],
+    ),
+    "frozen layers below a head": Case("operator-storm", trained(80, 2, gradients=False)),
+    # As with LoRA: there are few gradients, and some layers have the same input.
+    "frozen layers between those that are trained": Case(
+        "operator-storm", trained(80, 20, sums=40)
+    ),
+    "layers that add the gradients of their inputs": Case(
+        "operator-storm", trained(80, 26, sums=53)
+    ),
+    "less than three layers for each gradient": Case("operator-storm", trained(80, 27)),
+    "layers with the same activation": Case(
+        "operator-storm",
+        beside(
+            trained(80, 0, name="layers.{}", gradients=False),
+            *(annotation("act", 100 * k + 75, 20) for k in range(80)),
+            *(span("aten::relu", 100 * k + 77, 15) for k in range(80)),
+        ),
+    ),
+    "ranges that hold more large operators than tiny ones": Case(
+        "operator-storm",
+        in_steps(
+            3,
+            20_000,
+            *(
+                each
+                for k in range(40)
+                for each in (
+                    annotation("part", 400 * k, 390),
+                    span("aten::mul", 400 * k + 80, 10),
+                    span("aten::exp", 400 * k + 180, 60),
+                    span("aten::sin", 400 * k + 280, 60),
+                )
+            ),
+        ),
     ),
     "iterations of a recording without steps": Case("operator-storm", augmenting(steps=False)),
     "large operators": Case(
@@ -658,6 +728,40 @@ def test_following_the_advice_on_unmarked_time_says_more(tmp_path: Path) -> None
         ("python-time", 240_000, None, "play.py:7 in act"),
         ("python-time", 250_000, "rollout", "play.py:7 in act"),
     ]
+
+
+def test_loops_of_several_threads_do_not_add_up(tmp_path: Path) -> None:
+    loop = [each for each in looping(100) if each["name"] != "rows"]
+    threads = [
+        {**each, "tid": thread} for thread in (3, 4, 5) for each in loop if each["cat"] == "cpu_op"
+    ]
+    shares = [each.share for each in Case("operator-storm", [*loop, *threads]).findings(tmp_path)]
+    assert max(shares) == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_cost_of_loops_does_not_grow_with_the_number_of_ranges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes, makers = [], operator_storm.makers
+    monkeypatch.setattr(
+        operator_storm, "makers", lambda views: passes.append(views) or makers(views)
+    )
+    counts = []
+    for ranges in (1, 30):
+        inside = [
+            each
+            for k in range(ranges)
+            for each in (
+                annotation(f"rows{k}", 1000 * k, 990),
+                *(span("aten::add", 1000 * k + 20 * n, 15) for n in range(40)),
+            )
+        ]
+        (folder := tmp_path / str(ranges)).mkdir()
+        recorded = capture(folder, in_steps(3, 30_000, *inside))
+        passes.clear()
+        assert len(operator_storm.storms(recorded)) == ranges
+        counts.append(len(passes))
+    assert counts[0] == counts[1]
 
 
 @real_traces.needs_traces

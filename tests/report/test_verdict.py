@@ -149,6 +149,7 @@ def test_a_saving_that_assumes_something_says_it_instead_of_a_reason() -> None:
     [
         (0.32, ""),
         (0.27, ""),
+        (0.34, ": not 34 %, because other work hides a part of this time, or the change removes only a part"),
         (0.42, ": not 42 %, because other work hides a part of this time, or the change removes only a part"),
         (0.2, ": more than the 20 %, because other time in the step gets shorter too"),
     ],
