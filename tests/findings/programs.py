@@ -129,7 +129,7 @@ def reinforces(
 # A game in Python.
 
 LEARNER = Training(perceptron(256, 4, inputs=4), torch.randn(512, 4))
-GAMES = 64
+GAMES = 100
 
 
 def played(games: int) -> list[tuple[float, float, float, float]]:
@@ -175,7 +175,7 @@ def validates() -> object:
     return losses
 
 
-SAVED = Training(perceptron(512, 5), torch.randn(128, 64))
+SAVED = Training(perceptron(512, 5), torch.randn(384, 64))
 
 
 def saves() -> object:
@@ -211,7 +211,7 @@ def evaluates(gradients: bool) -> Callable[[], object]:
     def step() -> object:
         EVALUATED.model.eval()
         with torch.set_grad_enabled(gradients):
-            return EVALUATED.loss(EVALUATED.inputs).item()
+            return [EVALUATED.loss(EVALUATED.inputs).item() for _ in range(8)]
 
     return step
 
