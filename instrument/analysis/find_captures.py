@@ -49,7 +49,7 @@ def captures_at(place: Place, *, or_traces: bool = False) -> list[Place]:
         CaptureError: there is nothing at the place, or no capture.
     """
     if storage.is_url(place):
-        return [*storage.captures(place)]
+        return [*storage.captures(place, or_traces=or_traces)]
     path = Path(place)
     own = (METADATA_FILE,) if or_traces else (METADATA_FILE, *TRACE_FILES)
     if kind_of(path) == "file" or any(files.exists(path / name) for name in own):

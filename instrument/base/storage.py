@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -113,8 +114,10 @@ def filesystem(url: str, options: Mapping[str, Any] = MappingProxyType({})) -> t
     return fs, path.rstrip("/")
 
 
-def captures(url: str) -> list[str]:
+def captures(url: str, *, or_traces: bool = False) -> list[str]:
     """The URLs of the captures at or below a URL, the newest last; `url` itself if it is a file.
+
+    With `or_traces`, a folder without captures stands for the traces in it.
 
     Raises:
         CaptureError: there is no capture, or the server refuses access.
@@ -130,12 +133,15 @@ def captures(url: str) -> list[str]:
             if name.endswith(f"/{METADATA_FILE}") and "/." not in name[len(path) :]
         ]
         below.sort(key=lambda name: (_first(found[name], _MODIFIED), name))
-        if not below:
+        folders = [name[: -len(METADATA_FILE) - 1] for name in below]
+        if or_traces and not folders:
+            own = re.compile(re.escape(path) + r"/[^/.][^/]*\.json(\.gz)?")
+            folders = sorted(filter(own.fullmatch, found))
+        if not folders:
             raise CaptureError(
                 f"There is no capture at or below {url}: give the URL of a capture, or of a folder "
                 "of captures."
             )
-        folders = [name[: -len(METADATA_FILE) - 1] for name in below]
         base = url.rstrip("/")
         if base.endswith(":"):  # the root, such as file:///
             return [fs.unstrip_protocol(folder) for folder in folders]
@@ -179,6 +185,12 @@ def fetch(url: str) -> Path:
                 raise
             _downloaded[state] = target
         return _downloaded[state]
+
+
+def release(url: str) -> None:
+    """Remove the copies of a capture or a file, so that thousands do not fill the disk."""
+    for state in [state for state in _downloaded if state[0] == url]:
+        shutil.rmtree(_downloaded.pop(state).parent, ignore_errors=True)
 
 
 def contents(

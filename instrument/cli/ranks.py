@@ -17,7 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Compare the ranks of a run's newest window: the step times of each rank, the stragglers, "
         "and the ranges over all ranks. Captures or traces of several ranks can be given instead "
-        "of a folder; torch.profiler may have recorded the traces."
+        "of a folder; torch.profiler may have recorded the traces. With --shard, many machines "
+        "read a part each."
     )
     add = parser.add_argument
     of = "a folder of captures, a capture or trace of each rank, or a URL"
@@ -58,13 +59,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also merge the ranks' traces into this file, for Perfetto; the file is compressed "
         "if its name ends in .gz",
     )
+    add(
+        "--shard",
+        metavar="K/N",
+        help="only summarize part K of N parts of the captures, K from 0 to N - 1, and write it "
+        "into the folder --to; auto in an array of Slurm, /N in an indexed job of Kubernetes",
+    )
+    add(
+        "--to",
+        metavar="FOLDER",
+        type=Path,
+        default=Path("shards"),
+        help="the folder for --shard (default: %(default)s); `instrument ranks FOLDER` compares "
+        "the ranks of all shards in it",
+    )
 
 
 def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the tables that compare the ranks of one window, as text, JSON or CSV."""
     from instrument.report import ranks as text
-    from instrument.runs import merge_traces
+    from instrument.runs import merge_traces, shards
 
+    if arguments.shard:
+        shard = shards.Shard.parse(arguments.shard)
+        with writing(arguments.to):
+            target, unread = shards.make(arguments.paths, shard, arguments.to)
+        for sentence in unread:
+            say(f"Left out: {sentence}")
+        return f"Part {shard.number} of {shard.parts} is in {target}"
     ranks = chosen_window(arguments.paths, arguments.window)
     if arguments.trace:
         with writing(arguments.trace):

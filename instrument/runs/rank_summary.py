@@ -11,6 +11,7 @@ import warnings
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,7 +49,8 @@ OF_COLLECTIVE_GROUP = (
     "runs_on",
 )
 _NUMBERS = ("group_size",)
-_TEXTS = ("path", "name", *(name for name in OF_COLLECTIVE_GROUP if name not in _NUMBERS))
+#: The columns that hold text.
+TEXTS = ("path", "name", "module_type", *(n for n in OF_COLLECTIVE_GROUP if n not in _NUMBERS))
 # Columns that can be computed from other columns are not written.
 _DERIVED = ("share", "device_share", "flops_per_second")
 _OF_STEPS = (
@@ -253,11 +255,13 @@ def _decoded(text: bytes) -> RankSummary | None:
         found = _DECODER.decode(text)
     except BAD_JSON:
         return None
-    return found if found.version == VERSION and _is_sound(found) else None
+    return found if is_sound(found) else None
 
 
-def _is_sound(found: RankSummary) -> bool:
-    """Whether a summary can be compared: rows are complete, and indices valid."""
+def is_sound(found: RankSummary) -> bool:
+    """Whether a summary of this version can be compared: complete rows, and valid indices."""
+    if found.version != VERSION:
+        return False
     try:
         unix_time(found.started_at)
     except ValueError:
@@ -282,27 +286,31 @@ def _is_table(columns: Columns) -> bool:
     lengths = {len(column) for column in columns.values() if column is not None}
     return len(lengths) < 2 and all(
         not column
-        or (isinstance(column, array) and name not in _TEXTS)
-        or {*map(type, column)} <= {str if name in _TEXTS else int, type(None)}
+        or (isinstance(column, array) and name not in TEXTS)
+        or {*map(type, column)} <= {str if name in TEXTS else int, type(None)}
         for name, column in columns.items()
     )
 
 
-def read_all(paths: Sequence[Place]) -> dict[Place, RankSummary | str]:
+def read_all(paths: Sequence[Place], *, keep_copies: bool = True) -> dict[Place, RankSummary | str]:
     """The summary of each capture or trace, or a sentence that says why it has none.
 
-    Captures without a summary are read by as many threads as there are cores.
+    Captures without a summary are read by as many threads as there are cores. A trace at a URL is
+    downloaded; with `keep_copies`, the copy stays until this process ends.
     """
     stored = written(paths)
     missing = [path for path, summary in stored.items() if summary is None]
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         warnings.simplefilter("ignore", TraceWarning)  # the summary says it
-        made = dict(zip(missing, pool.map(_answer, missing)))
+        made = dict(zip(missing, pool.map(partial(_answer, keep_copies), missing)))
     return {path: summary or made[path] for path, summary in stored.items()}
 
 
-def _answer(path: Place) -> RankSummary | str:
+def _answer(keep_copies: bool, path: Place) -> RankSummary | str:
     try:
         return summarize(Views.load(path))
     except InstrumentError as error:
         return str(error)
+    finally:
+        if storage.is_url(path) and not keep_copies:
+            storage.release(path)

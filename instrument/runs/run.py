@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -18,7 +19,7 @@ from instrument.analysis.table import Table
 from instrument.base.errors import CaptureError
 from instrument.base.printable import printable
 from instrument.base.units import few
-from instrument.runs import clock_skew, collective_comparison, rank_comparison, rank_summary
+from instrument.runs import clock_skew, collective_comparison, rank_comparison, rank_summary, shards
 from instrument.runs.matched_collectives import MatchedCollectives, match
 from instrument.runs.rank_summary import RankSummary
 from instrument.trace.capture_json import unix_time
@@ -60,11 +61,23 @@ class Run:
             CaptureError: a path does not exist or holds no captures or traces, or no capture or
                 trace can be read.
         """
-        chosen = [each for path in paths for each in captures_at(place_of(path), or_traces=True)]
-        answers = sorted(rank_summary.read_all(chosen).items(), key=lambda answer: str(answer[0]))
-        unread = [answer for _, answer in answers if isinstance(answer, str)]
+        chosen: list[Place] = []
+        files: list[Path] = []
+        for place in map(place_of, paths):
+            of_place = shards.files_at(place)
+            files += of_place
+            with suppress(*[CaptureError][: len(of_place)]):
+                chosen += captures_at(place, or_traces=True)
+        unread, every = shards.missing(files), rank_summary.read_all([*{*chosen}.difference(files)])
+        for file in files:
+            summaries, sentences = shards.read(file)
+            every |= summaries
+            unread += sentences
+        answers = sorted(every.items(), key=lambda answer: str(answer[0]))
+        unread += [answer for _, answer in answers if isinstance(answer, str)]
         found = [(path, answer) for path, answer in answers if isinstance(answer, RankSummary)]
         if not found:
+            unread = unread or ["The shards hold no capture: give --shard another path."]
             others = f" This is the first of {len(unread)} paths that cannot be read."
             raise CaptureError(f"{unread[0]}{others if len(unread) > 1 else ''}")
         return cls(found, unread)

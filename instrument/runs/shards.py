@@ -1,0 +1,210 @@
+"""Shards: each machine summarizes a part of a run's captures, and writes them into a Parquet file.
+
+The column `table` says what a row is: a capture (`captures`, with its breakdown), or one of its
+`ranges`, `steps`, `collectives` or `collective_groups`. Columns of other tables are null.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from instrument.analysis.breakdown import BREAKDOWN
+from instrument.analysis.find_captures import Place, captures_at, place_of
+from instrument.analysis.schema import names_of
+from instrument.base.errors import CaptureError, ConfigError, need_package
+from instrument.base.files import encodable, is_regular, replacing
+from instrument.base.units import few
+from instrument.runs.rank_summary import TEXTS, Columns, RankSummary, is_sound, read_all
+
+_FILE = re.compile(r"ranks-(\d{5})-of-(\d{5})\.parquet")
+_TABLES = ("ranges", "steps", "collectives", "collective_groups")
+_ABOUT = {*RankSummary.__struct_fields__} - {*_TABLES, "breakdown"}
+_AS_JSON = ("ranks", "versions", "devices")
+_STRINGS = {*TEXTS, *_AS_JSON, "table", "capture", "host", "started_at", "phase"}
+_FLAGS = ("truncated", "cut_short")
+_UNREAD = b"instrument.unread"
+# The captures whose rows are one row group for each table.
+_BLOCK = 500
+
+
+class Shard(NamedTuple):
+    """The part `number`, counted from 0, of `parts` parts of a run's captures."""
+
+    number: int
+    parts: int
+
+    @classmethod
+    def parse(cls, text: str, environment: Mapping[str, str] = os.environ) -> Shard:
+        """Read K/N, or /N or `auto`, for which the array of the job says K, and for `auto` also N.
+
+        Raises:
+            ConfigError: the text is something else, or the job is not part of an array.
+        """
+        given, _, of = text.partition("/") if text != "auto" else ("", "", "")
+        task, first, step, count = (
+            environment.get(f"SLURM_ARRAY_TASK_{name}", "")
+            for name in ("ID", "MIN", "STEP", "COUNT")
+        )
+        index = environment.get("JOB_COMPLETION_INDEX", "")  # of an indexed job of Kubernetes
+        try:
+            if task:
+                index = str((int(task) - int(first or 0)) // int(step or 1))
+            found = cls(int(given or index), int(count if text == "auto" else of))
+        except ValueError:
+            found = cls(0, 0)
+        if not 0 <= found.number < found.parts < 100_000:
+            raise ConfigError(
+                f"--shard is {text!r}, but it must be K/N with K from 0 to N - 1, auto in an array "
+                "of Slurm, or /N in an array of Slurm or an indexed job of Kubernetes."
+            )
+        return found
+
+    def part_of(self, places: Sequence[Place], below: Place) -> list[Place]:
+        """The places of this part; it does not depend on the other places or their order."""
+        names = [str(place).removeprefix(str(below)) for place in places]
+        codes = [zlib.crc32(name.encode("utf-8", "surrogateescape")) for name in names]
+        return [place for place, code in zip(places, codes) if code % self.parts == self.number]
+
+
+def make(paths: Sequence[Place], shard: Shard, folder: Path) -> tuple[Path, list[str]]:
+    """Write the summaries of a part of the captures or traces into a file in `folder`.
+
+    Returns the file, and a sentence for each capture that cannot be read.
+
+    Raises:
+        MissingPackage: the package pyarrow is not installed.
+        CaptureError: there are no captures at a path.
+        OSError: the file cannot be written.
+    """
+    need_package("A shard", "pyarrow", "parquet")
+    places = [(path, captures_at(path, or_traces=True)) for path in paths]
+    chosen = [each for path, found in places for each in shard.part_of(found, path)]
+    answers = read_all(chosen, keep_copies=False)
+    unread = [each for each in answers.values() if isinstance(each, str)]
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"ranks-{shard.number:05d}-of-{shard.parts:05d}.parquet"
+    _write(target, {k: v for k, v in answers.items() if isinstance(v, RankSummary)}, unread)
+    return target, unread
+
+
+def _write(target: Path, found: Mapping[Place, RankSummary], unread: Sequence[str]) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [(encodable(str(k)), each.rank, _tables(each)) for k, each in found.items()]
+    every = (column for *_, tables in rows for table in tables.values() for column in table)
+    types = {name: pyarrow.string() for name in _STRINGS} | dict.fromkeys(_FLAGS, pyarrow.bool_())
+    names = dict.fromkeys(("table", "capture", "rank", *every))
+    fields = [(name, types.get(name, pyarrow.int64())) for name in names]
+    schema = pyarrow.schema(fields, {_UNREAD: json.dumps(unread)})
+    with replacing(target) as raw, parquet.ParquetWriter(raw, schema, compression="zstd") as file:
+        for begin in range(0, len(rows), _BLOCK):
+            for table in ("captures", *_TABLES):
+                columns: dict[str, list[Any]] = {name: [] for name in names}
+                for capture, rank, tables in rows[begin : begin + _BLOCK]:
+                    size = max((len(column or ()) for column in tables[table].values()), default=0)
+                    of_all = {"table": [table], "capture": [capture], "rank": [rank]}
+                    known = tables[table] | {name: cell * size for name, cell in of_all.items()}
+                    for name, column in columns.items():
+                        column += known.get(name) or [None] * size
+                if columns["table"]:
+                    file.write_table(pyarrow.table(columns, schema))
+
+
+def _tables(summary: RankSummary) -> dict[str, Columns]:
+    about = {name: getattr(summary, name) for name in _ABOUT}
+    cells = {k: json.dumps(v) if k in _AS_JSON else v for k, v in about.items()}
+    captures: Columns = {name: [cell] for name, cell in (cells | summary.breakdown).items()}
+    tables = {name: getattr(summary, name) for name in _TABLES}
+    listed = summary.collective_groups.get("kind") or ()
+    numbered = {"group": [*range(len(listed))], **summary.collective_groups}
+    return {"captures": captures, **tables, "collective_groups": numbered}
+
+
+def files_at(place: Place) -> list[Path]:
+    """The shards in a folder; the file itself, if `place` is a shard."""
+    path = Path(place)
+    every = [path] if _FILE.fullmatch(path.name) else sorted(path.glob("ranks-*.parquet"))
+    return [file for file in every if _FILE.fullmatch(file.name) and is_regular(file)]
+
+
+def missing(files: Sequence[Path]) -> list[str]:
+    """A sentence that names the missing shards, if there are any.
+
+    Raises:
+        CaptureError: the files are parts of different numbers of parts.
+    """
+    found = [Shard(*map(int, re.findall(r"\d{5}", file.name))) for file in files]
+    parts = sorted({shard.parts for shard in found})
+    if len(parts) > 1:
+        of = few(parts)
+        raise CaptureError(f"The shards are of {of} parts: remove those of an earlier run.")
+    left = sorted({*range(*parts)} - {shard.number for shard in found}) if found else []
+    again = f"make them with --shard K/{parts[0]}" if left else ""
+    return [f"shards {few(left)} of {parts[0]}, which are missing: {again}."] if left else []
+
+
+def read(file: Path) -> tuple[dict[Place, RankSummary], list[str]]:
+    """Return the summaries of a shard, and a sentence for each capture that could not be read.
+
+    Raises:
+        MissingPackage: the package pyarrow is not installed.
+        CaptureError: the file is not a shard of this version.
+    """
+    need_package("A shard", "pyarrow", "parquet")
+    from pyarrow import ArrowException, parquet
+
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        with parquet.ParquetFile(file, read_dictionary=["capture"]) as source:
+            unread = msgspec.json.decode(source.schema_arrow.metadata[_UNREAD], type=list[str])
+            for table, capture, columns in _parts(source):
+                found.setdefault(capture, {})[table] = columns
+        summaries = {place_of(capture): _summary(tables) for capture, tables in found.items()}
+    except (ArrowException, OSError, LookupError, TypeError, ValueError) as error:
+        raise CaptureError(f"{file} is no shard ({error}): make it again with --shard.") from None
+    if not all(map(is_sound, summaries.values())):
+        raise CaptureError(f"{file} is of another version, or damaged: make it again with --shard.")
+    return summaries, unread
+
+
+def _parts(source: Any) -> Iterator[tuple[str, str, Columns]]:
+    """Yield the columns of each table of each capture; columns that are all null are None."""
+    for number in range(source.num_row_groups):
+        group = source.metadata.row_group(number)
+        every = [group.column(k) for k in range(group.num_columns)]
+        nulls = {
+            each.path_in_schema: each.statistics and each.statistics.null_count for each in every
+        }
+        used = [name for name, null in nulls.items() if null != group.num_rows]
+        block = source.read_row_group(number, columns=used).combine_chunks()
+        captures, table = block.column("capture").chunk(0), block.column("table")[0].as_py()
+        columns = block.drop_columns(["capture", "table"]).to_pydict()
+        code = captures.indices.to_numpy()
+        changes = (np.flatnonzero(np.diff(code)) + 1).tolist()
+        for begin, end in pairwise([0, *changes, len(code)]):
+            cut = {name: column[begin:end] for name, column in columns.items()}
+            known = {k: None if v.count(None) == len(v) else v for k, v in cut.items()}
+            yield table, captures.dictionary[int(code[begin])].as_py(), known
+
+
+def _summary(tables: Mapping[str, Columns]) -> RankSummary:
+    about = {name: (column or [None])[0] for name, column in tables["captures"].items()}
+    about |= {name: json.loads(str(about[name])) for name in _AS_JSON}
+    breakdown = {name: about.pop(name, None) for name in names_of(BREAKDOWN)}
+    of_table = {name: dict(tables.get(name, {})) for name in _TABLES}
+    for name, columns in of_table.items():
+        for added in ("rank", "group") if name == "collective_groups" else ("rank",):
+            columns.pop(added, None)
+    unknown = {"rank": None, "world_size": None, "breakdown": breakdown}
+    return msgspec.convert(unknown | about | of_table, RankSummary)

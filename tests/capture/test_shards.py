@@ -1,0 +1,302 @@
+"""Shards: parts of a run's summaries in Parquet files, which give the tables of the local run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from builders import annotation, kernels, steps, synchronous_steps, write_rank, write_trace
+from commands import Command
+from pyarrow import parquet
+
+from instrument.base import storage
+from instrument.base.errors import CaptureError, ConfigError
+from instrument.report.ranks import as_json, as_text
+from instrument.runs import shards
+from instrument.runs.rank_summary import RankSummary, summarize, written
+from instrument.runs.run import SCHEMAS, Run
+from instrument.runs.shards import Shard, make
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """Nine of ten ranks, of which rank 2 is a straggler, and a capture that cannot be read; two windows."""
+    for rank in range(9):
+        events = synchronous_steps(400 if rank == 2 else 100 + rank, later_us=rank)
+        write_rank(tmp_path / "run", rank, events, 10, host=f"node{rank % 2}")
+    write_rank(
+        tmp_path / "run" / "earlier", 0, steps() + kernels(), 10, started_at="2020-01-01T00:00:00Z"
+    )
+    (tmp_path / "run" / "steps_000003-000004_rank8" / "trace.json.gz").write_text("{")
+    (tmp_path / "run" / "steps_000003-000004_rank8" / "summary.json").unlink()
+    return tmp_path / "run"
+
+
+def written_shards(job: Path, parts: int = 3) -> Path:
+    folder = job.parent / "shards"
+    for number in range(parts):
+        make([job], Shard(number, parts), folder)
+    return folder
+
+
+def test_shards_give_the_tables_of_the_local_run(job: Path) -> None:
+    folder = written_shards(job)
+    names = sorted(file.name for file in folder.iterdir())
+    assert names == [f"ranks-0000{k}-of-00003.parquet" for k in range(3)]
+    local, reduced = Run.load(job), Run.load(folder)
+    shutil.rmtree(job)  # only the shards are read
+    assert len(local.windows) == 2
+    for one, other in zip(local.windows, reduced.windows, strict=True):
+        assert as_json(other) == as_json(one)
+        assert as_text(other, columns=["all"]) == as_text(one, columns=["all"])
+        assert (other.paths, other.where) == (one.paths, one.where)
+    assert reduced.unread == local.unread
+    assert "rank8/trace.json.gz is cut short" in reduced.unread[0]
+    assert local.windows[-1].missing == [8, 9]
+    assert local.windows[-1].stragglers.column("rank") == [2]
+
+
+def test_a_summary_of_every_kind_of_value_comes_back(tmp_path: Path) -> None:
+    """Unknown cells among known ones, unknown columns, no rank, lists of ranks, blocks of captures."""
+    every = {}
+    for rank in range(7):
+        columns = {"path": ["a", "a/b"], "calls": [1, None], "cpu_ns": [5, rank], "bytes": None}
+        every[tmp_path / f"r{rank}"] = RankSummary(
+            name=f"r{rank}",
+            rank=rank or None,
+            world_size=None,
+            ranks=[1, 5],
+            truncated=None if rank else True,
+            versions={"torch": "2"},
+            ranges=columns if rank % 2 else {},
+            breakdown={"compute_ns": None, "idle_ns": 3},
+        )
+    file = tmp_path / "ranks-00000-of-00001.parquet"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "_BLOCK", 3)
+        shards._write(file, every, ["one"])
+    found, unread = shards.read(file)
+    assert unread == ["one"]
+    assert found.keys() == every.keys()
+    for path, summary in every.items():
+        other = found[path]
+        assert (other.rank, other.ranks, other.truncated) == (
+            summary.rank,
+            [1, 5],
+            summary.truncated,
+        )
+        assert (other.versions, other.world_size) == ({"torch": "2"}, None)
+        known = {name: column for name, column in other.ranges.items() if column is not None}
+        assert known == {
+            name: column for name, column in summary.ranges.items() if column is not None
+        }
+        assert other.breakdown["idle_ns"] == 3
+
+
+def test_a_missing_shard_is_named_and_captures_beside_shards_count_too(
+    job: Path, command: Command
+) -> None:
+    folder = written_shards(job)
+    whole = as_json(Run.load(folder).windows[-1])
+    lost, _ = shards.read(folder / "ranks-00001-of-00003.parquet")
+    (folder / "ranks-00001-of-00003.parquet").unlink()
+    said = command("ranks", folder).err
+    assert "Left out: shards 1 of 3, which are missing: make them with --shard K/3." in said
+    (window,) = (each for each in Run.load(folder).windows if len(each.summaries) > 1)
+    gone = [summary.rank for path, summary in lost.items() if path.parent == job]
+    assert gone
+    assert window.missing == sorted([8, 9, *gone])
+    assert as_json(Run.load(folder, *lost).windows[-1]) == whole, (
+        "the lost ones as captures with JSON"
+    )
+    assert as_json(Run.load(*folder.iterdir(), *lost).windows[-1]) == whole
+
+
+def test_shards_of_two_divisions_are_refused(job: Path) -> None:
+    folder = written_shards(job)
+    make([job], Shard(0, 2), folder)
+    with pytest.raises(
+        CaptureError, match=r"The shards are of 2, 3 parts: remove those of an earlier run\."
+    ):
+        Run.load(folder)
+
+
+def test_the_part_of_a_capture_does_not_depend_on_what_else_is_there() -> None:
+    places = [Path(f"/data/run/steps_rank{k}") for k in range(100)]
+    parts = [Shard(k, 7).part_of(places, Path("/data/run")) for k in range(7)]
+    assert sorted(each for part in parts for each in part) == sorted(places)
+    assert all(parts), "100 captures, 7 parts"
+    assert Shard(3, 7).part_of(places[::-2], Path("/data/run")) == [
+        k for k in places[::-2] if k in parts[3]
+    ]
+    elsewhere = [Path("/mnt") / place.relative_to("/data") for place in places]
+    assert Shard(3, 7).part_of(elsewhere, Path("/mnt/run")) == [
+        Path("/mnt") / place.relative_to("/data") for place in parts[3]
+    ]
+
+
+SLURM = {
+    f"SLURM_ARRAY_TASK_{k}": v
+    for k, v in {"ID": "14", "MIN": "10", "STEP": "2", "COUNT": "4"}.items()
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "expected"),
+    [
+        ("3/64", {}, (3, 64)),
+        ("3/64", SLURM, (3, 64)),
+        ("auto", SLURM, (2, 4)),
+        ("/8", SLURM, (2, 8)),
+        ("/8", {"JOB_COMPLETION_INDEX": "7"}, (7, 8)),
+        ("/8", {"SLURM_ARRAY_TASK_ID": "5"}, (5, 8)),
+    ],
+)
+def test_a_job_array_says_which_part_it_is(
+    text: str, environment: dict[str, str], expected: tuple[int, int]
+) -> None:
+    assert Shard.parse(text, environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "environment"),
+    [
+        ("64/64", {}), ("-1/4", {}), ("3", {}), ("a/b", {}), ("", {}), ("0/0", {}), ("1/100000", {}),
+        ("auto", {}), ("auto", {"JOB_COMPLETION_INDEX": "7"}), ("/8", {}), ("/8", {"JOB_COMPLETION_INDEX": "8"}),
+        ("auto", {**SLURM, "SLURM_ARRAY_TASK_ID": "x"}),
+    ],
+)  # fmt: skip
+def test_what_names_no_part_is_refused(text: str, environment: dict[str, str]) -> None:
+    with pytest.raises(
+        ConfigError, match="must be K/N with K from 0 to N - 1, auto in an array of Slurm"
+    ):
+        Shard.parse(text, environment)
+
+
+def test_a_shard_is_written_whole_or_not_at_all(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written_shards(job, 1)
+    (file,) = folder.iterdir()
+    before = file.read_bytes()
+    rows = parquet.ParquetWriter.write_table
+
+    def full(self: Any, table: Any, **options: Any) -> None:
+        if "collectives" in table.column("table").to_pylist():
+            raise OSError(28, "No space left on device")
+        rows(self, table, **options)
+
+    monkeypatch.setattr(parquet.ParquetWriter, "write_table", full)
+    with pytest.raises(OSError, match="No space left"):
+        make([job], Shard(0, 1), folder)
+    assert [*folder.iterdir()] == [file]
+    assert file.read_bytes() == before
+
+
+def test_the_command_writes_a_part_and_names_what_it_cannot_read(
+    job: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(job.parent)
+    for number in range(2):
+        printed = command("ranks", "run", "--shard", f"{number}/2")
+        assert (
+            printed.out == f"Part {number} of 2 is in shards/ranks-0000{number}-of-00002.parquet\n"
+        )
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "1")
+    printed = command("ranks", "run", "--shard", "auto", "--to", "one")
+    assert "Left out: " in printed.err
+    assert "rank8/trace.json.gz is cut short" in printed.err
+    assert (
+        command("ranks", "one").out == command("ranks", "shards").out == command("ranks", "run").out
+    )
+    assert "--shard is '2/2'" in command("ranks", "run", "--shard", "2/2", status=2).err
+    monkeypatch.setattr("instrument.base.errors.find_spec", lambda package: None)
+    for words in (["run", "--shard", "0/1"], ["one"]):
+        assert (
+            "A shard needs the package pyarrow: pip install 'torch-instrument[parquet]'."
+            in command("ranks", *words, status=2).err
+        )
+
+
+@pytest.mark.parametrize(
+    "damage", ["text", "other", "version", "table", "time", "text in numbers", "twice"]
+)
+def test_a_file_of_a_stranger_is_refused_in_one_sentence(job: Path, damage: str) -> None:
+    (file,) = written_shards(job, 1).iterdir()
+    table = parquet.read_table(file)
+
+    def put(name: str, where: str, value: Any) -> None:
+        nonlocal table
+        kinds, cells = table.column("table").to_pylist(), table.column(name).to_pylist()
+        cells = [value if kind == where else cell for kind, cell in zip(kinds, cells)]
+        column = pyarrow.array(cells)
+        table = table.set_column(table.column_names.index(name), name, column)
+
+    if damage == "other":
+        table = pyarrow.table({"a": [1]})
+    elif damage == "version":
+        put("version", "captures", 1)
+    elif damage == "table":
+        table = table.drop_columns(["capture"])
+    elif damage == "time":
+        put("end_ns", "collectives", 2**63 - 1)
+    elif damage == "text in numbers":
+        put("duration_ns", "steps", "5")
+    elif damage == "twice":
+        put("started_at", "captures", "0001-01-01")
+    parquet.write_table(table, file)
+    if damage == "text":
+        file.write_text("PAR1")
+    with pytest.raises(
+        CaptureError, match=r"parquet is (no shard|of another version, or damaged)"
+    ) as raised:
+        Run.load(file)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_part_without_captures_is_a_shard_too(job: Path) -> None:
+    folder = job.parent / "shards"
+    for number in range(64):
+        make([job], Shard(number, 64), folder)
+    assert as_json(Run.load(folder).windows[-1]) == as_json(Run.load(job).windows[-1])
+    empty = [file for file in folder.iterdir() if not shards.read(file)[0]]
+    assert empty
+    with pytest.raises(CaptureError, match="shards"):
+        Run.load(empty[0])
+
+
+def test_a_summary_with_classes_of_modules_is_kept(tmp_path: Path) -> None:
+    """The column `module_type` is text; such a summary counts as sound."""
+    capture = write_rank(
+        tmp_path, 0, [*steps(), annotation("head", 0, 5)], module_types={"head": "torch.nn.Linear"}
+    )
+    assert any(summarize(capture).ranges["module_type"] or ())
+    assert written([capture.folder]) == {capture.folder: summarize(capture)}
+
+
+def test_bare_traces_at_a_url_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "_downloaded", {})
+    for rank in range(3):
+        made = write_trace(
+            tmp_path, synchronous_steps(100), distributedInfo={"rank": rank, "world_size": 3}
+        )
+        made.rename(tmp_path / f"rank{rank}.json")
+    (tmp_path / ".hidden.json").write_text("{}")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "other.json").write_text("{}")
+    here = Run.load(tmp_path).windows[0]
+    (window,) = Run.load(f"file://{tmp_path}").windows
+    assert window.paths == [f"file://{tmp_path}/rank{rank}.json" for rank in range(3)]
+    assert {n: getattr(window, n).to_dicts() for n in SCHEMAS} == {
+        n: getattr(here, n).to_dicts() for n in SCHEMAS
+    }
+    storage._downloaded.clear()
+    make([f"file://{tmp_path}"], Shard(0, 1), tmp_path / "shards")
+    assert not storage._downloaded, "the copies are removed"
+    assert as_json(Run.load(tmp_path / "shards").windows[0]) == as_json(window)
+    with pytest.raises(CaptureError, match="There is no capture at or below"):
+        storage.captures(f"file://{tmp_path}")
+    assert json.loads(as_json(window))["world_size"] == 3
