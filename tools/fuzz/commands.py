@@ -74,6 +74,7 @@ OPTIONS: dict[str | None, Sequence[str]] = {
     "CONDITION": ("syncs>0", "operators>+5%", "step>5%"),
     "NAME": ("steps_000002", *SINKS),
     "TABLE": ("ranks", "breakdown", "stragglers", "ranges", "collectives", "clocks"),
+    "K/N": ("0/1", "1/3", "auto"),
     "URL": ("memory://fuzz",),
 }
 # What runs on traces of 100,000 events of one shape; the other commands show the same views.
