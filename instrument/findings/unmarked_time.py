@@ -1,12 +1,13 @@
 """`unmarked-time`: the part of the steps' time that no range covers, so no table can explain it.
 
 Time is marked while a range is open on the thread of the step, while the autograd engine runs the
-backward of a range, and while the step waits for the loader, or for device work of a range. In a
-part of the unmarked time no operator runs either: Python code, or code that torch does not record.
-With Python stacks, its functions are named. `Finding.share` is this part; with device work it is
-unknown, because `device-idle` counts what of it delays the device. Losses, metrics and logging
-rarely take the fifth of the step that makes a finding. There is no saving: marking makes nothing
-faster. Functions that `python-time` or `not-training` name need no mark, so they do not count here.
+backward of a range, and while the step waits for the loader, for communication on the CPU, or for
+device work of a range. In a part of the unmarked time no operator runs either: Python code, or code
+that torch does not record. With Python stacks, its functions are named. `Finding.share` is this
+part; with device work it is unknown, because `device-idle` counts what of it delays the device.
+Losses, metrics and logging rarely take the fifth of the step that makes a finding. There is no
+saving: marking makes nothing faster. Functions that `python-time` or `not-training` name need no
+mark, so they do not count here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from instrument.analysis.collectives import exposed_on_cpu
 from instrument.analysis.coverage_rows import CPU_IN_RANGES
 from instrument.analysis.places import has_sources, time_by_source
 from instrument.analysis.step_parts import waits_for_data
@@ -105,10 +107,10 @@ def _timeline(capture: Views) -> Timeline:
     called = (called_operators(events) | events.among(is_runtime))[tree.index]
     called &= np.isin(tree.thread, thread) | np.append(scopes.backward, False)[scopes.innermost]
     in_operator = merged(tree.start_ns[called], tree.end_ns[called])
-    named = [part.spans for part in not_training.parts(capture)]
+    named = [exposed_on_cpu(links), *(part.spans for part in not_training.parts(capture))]
     if not len(capture.work.event):
         named += [place.spans for place in python_time.places(capture)]
-    is_named = merged(*concatenated(named)) if named else (steps.start_ns[:0], steps.start_ns[:0])
+    is_named = merged(*concatenated(named))
     found, (device, node) = links.synchronisations, links.launched
     calls = found.call[found.kind != STREAM_WAIT]
     work = device[scopes.path_of_node[node] >= 0]

@@ -25,6 +25,7 @@ from builders import (
     node,
     span,
     step,
+    synchronous_steps,
 )
 
 from findings.by_hand import Case, check, environment
@@ -678,6 +679,7 @@ NOT_FOUND = {
     "float32 beside numbers": Case("float64", FLOATS),
     "the loader and the backward of ranges": Case("unmarked-time", MARKED),
     "a wait for device work of a range": Case("unmarked-time", WAITED_FOR),
+    "waiting for gloo": Case("unmarked-time", synchronous_steps(300)),
 }
 CALLS = [step(0, 0, 1000), call("cudaStreamSynchronize", 10, 500)]
 UNKNOWN = {
