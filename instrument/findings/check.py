@@ -8,11 +8,14 @@ from functools import partial
 from glob import escape
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import numpy as np
+
 from instrument.analysis.places import common_place
 from instrument.analysis.views import Views
 from instrument.base.errors import CaptureError, InstrumentError
 from instrument.findings.evidence import evidence
 from instrument.findings.finding import Evidence, Finding, Saving
+from instrument.links.step_index import counting
 from instrument.trace.events import Ints, is_runtime
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 RECORD_SHAPES = "record with profiler.record_shapes=true"
 RECORD_STEPS = "record with profiler.active=4 or more"
 RECORD_AGAIN = "record with a session of this version of instrument"
+QUIET_CPUS = "record while no other program uses the CPUs"
 
 
 class NotRecorded(CaptureError):  # noqa: N818
@@ -182,6 +186,8 @@ def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator
             scenario = simulated(partial(edit, whatif))
         if not is_worth(scenario, check.least_saving):
             continue
+        if scenario is not None and _is_chance(capture, scenario):
+            raise NotRecorded("a thread without a CPU may explain the time", QUIET_CPUS)
         path, source = problem.place or (None, None)
         rows = problem.evidence or ()
         if events is not None and problem.place is None:
@@ -221,6 +227,19 @@ def is_worth(scenario: Scenario | None, least_saving: float | None) -> bool:
     if scenario is None or least_saving is None:
         return True
     return scenario.saving_ns >= least_saving * scenario.baseline_ns
+
+
+def _is_chance(capture: Views, scenario: Scenario) -> bool:
+    """Whether few steps have the saving, and their thread got no CPU for as long.
+
+    On a busy machine, any event can be long in one step, because its thread gets no CPU.
+    """
+    wait, before = capture.about.cpu_wait, scenario.window.recorded_steps(0)
+    counted = counting(len(before))
+    taken_ns = np.maximum(before[counted], 1)
+    saved_ns = taken_ns - scenario.steps[counted]
+    is_rare = 2 * np.median(saved_ns / taken_ns) < saved_ns.sum() / taken_ns.sum()
+    return bool(is_rare and wait and saved_ns.sum() <= (wait.waited_ns or 0))
 
 
 def saving_of(scenario: Scenario | None) -> Saving | None:

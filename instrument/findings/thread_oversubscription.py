@@ -24,7 +24,7 @@ import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.base.units import percent
-from instrument.findings.check import RECORD_AGAIN, Check, Edit, NotRecorded, Problem
+from instrument.findings.check import QUIET_CPUS, RECORD_AGAIN, Check, Edit, NotRecorded, Problem
 from instrument.findings.evidence import evidence
 from instrument.findings.undisturbed import undisturbed_ns
 from instrument.trace.capture_json import DISTURBING_CPU_WAIT
@@ -76,7 +76,7 @@ def find(capture: Views) -> Iterator[Problem]:
     elif threads.intra_op > 1 and _is_disturbed(capture.about.cpu_wait):
         raise NotRecorded(
             "other work used the CPUs, so threads may have waited for each other",
-            "record while no other program uses the CPUs",
+            QUIET_CPUS,
         )
 
 

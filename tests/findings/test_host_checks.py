@@ -383,6 +383,10 @@ DOUBLES = in_steps(
 UNTYPED = in_steps(
     3, 1000, annotation("data", 0, 300), span("aten::randn", 10, 280), span("aten::mm", 400, 500)
 )
+COPIED_ONCE = [
+    *in_steps(4, 1000, span("aten::clone", 0, 20), span("aten::copy_", 1, 18)),
+    *[step(4, 4000, 9000), span("aten::clone", 4000, 8000), span("aten::copy_", 4001, 7990)],
+]
 FLOATS = in_steps(3, 1000, typed("aten::mul", 0, 900, "float", "double"))
 
 # Unmarked time
@@ -669,7 +673,21 @@ def test_a_name_says_whether_a_function_trains(verb: str) -> None:
     )
 
 
-FOUND = {**LOADER, **SYNCHRONIZING, **STORMS, **IN_FLOAT64, **UNMARKED, **IN_PYTHON, **NO_TRAINING}
+WITHOUT_CPU = {
+    "a copy is long in one step, longer than the thread had no CPU": Case(
+        "layout-and-casts", COPIED_ONCE, environment(cpu_wait={"waited_ns": 7_000_000})
+    )
+}
+FOUND = {
+    **LOADER,
+    **SYNCHRONIZING,
+    **STORMS,
+    **IN_FLOAT64,
+    **UNMARKED,
+    **IN_PYTHON,
+    **NO_TRAINING,
+    **WITHOUT_CPU,
+}
 NOT_FOUND = {
     **NO_WAIT,
     **NOT_SYNCHRONIZING,
@@ -692,6 +710,10 @@ UNKNOWN = {
     "no input types, and half of the parameters are float32": (
         Case("float64", UNTYPED, {"parameter_types": {"float64": 100, "float32": 100}}),
         "shapes",
+    ),
+    "a copy is long in one step, but the thread had no CPU for as long": (
+        Case("layout-and-casts", COPIED_ONCE, environment(cpu_wait={"waited_ns": 9_000_000})),
+        "without a CPU may explain the time",
     ),
     "no steps": (Case("unmarked-time", [span("aten::mm", 0, 1000)]), r"session\.step\(\)"),
     "no ranges": (
