@@ -18,7 +18,7 @@ _OTHERS = {"stacks()": "call paths with their self times", "events": "all events
 
 
 def to_html(capture: Views) -> str:
-    """Return the capture as a fragment of an HTML page: heading, verdict, tables, views.
+    """Return the capture as a fragment of an HTML page: verdict, heading, tables, views.
 
     If the trace cannot be read, the error message replaces the tables.
     """

@@ -54,7 +54,7 @@ def test_a_notebook_shows_the_verdict(tmp_path) -> None:
     for lines in first:
         text = "".join(f"{line}\n" for line in lines)
         assert f">{text}</pre>" in shown
-    assert shown.index("<pre") < shown.index("<p>Ranges")
+    assert shown.index("<pre") < shown.index("<b>steps_3-4:") < shown.index("<p>Ranges")
 
 
 def test_without_a_device_the_hosts_own_time_decides(tmp_path) -> None:
