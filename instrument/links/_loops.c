@@ -17,6 +17,10 @@
 #include <sys/mman.h>
 #endif
 
+/* Since 3.13, the headers do not define this. Before 3.13, the other function refuses "y#". */
+PyAPI_FUNC(int) _PyArg_ParseTuple_SizeT(PyObject *, const char *, ...);
+#define PyArg_ParseTuple _PyArg_ParseTuple_SizeT
+
 #define BYTES(count, type) ((count) * (Py_ssize_t)sizeof(type))
 #define HUGE_PAGE ((uintptr_t)1 << 21)
 
