@@ -66,11 +66,12 @@ demo: $(VENV)/.installed-demo
 	@find $(DEMO)/profile -type f | sort
 	@echo
 	@echo "trace.json.gz  the timeline: drop it on https://ui.perfetto.dev"
-	@echo "table.txt      the whole tables; from any capture or trace: $(BIN)/instrument show PATH, for example"
+	@echo "table.txt      the whole tables; to print those of any capture or trace:"
 	@echo "               $(BIN)/instrument show $$(ls -d $(DEMO)/profile/steps_* | tail -n 1)"
-	@echo "stacks.txt     a flame graph: drop it on https://www.speedscope.app, or flamegraph.pl stacks.txt > flame.svg"
+	@echo "stacks.txt     a flame graph: drop it on https://www.speedscope.app"
 	@echo "capture.json   what was recorded, when, where, with which versions and options"
-	@echo "tensorboard/   curves over the windows: $(BIN)/tensorboard --logdir $(DEMO)/profile/tensorboard"
+	@echo "tensorboard/   curves over the windows:"
+	@echo "               $(BIN)/tensorboard --logdir $(DEMO)/profile/tensorboard"
 	@echo
 	@echo "The report page of the three windows, to open in a browser:"
 	@$(BIN)/instrument report $(DEMO)/profile -o $(DEMO)/report.html
