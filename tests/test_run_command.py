@@ -12,7 +12,6 @@ import weakref
 from pathlib import Path
 from subprocess import CompletedProcess
 from textwrap import dedent
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +23,8 @@ from installed import need
 import instrument
 from instrument import Capture
 from instrument.base.errors import ConfigError
-from instrument.cli.run import Recording, Script, config_of, split
+from instrument.cli.run import _verdict, config_of, split
+from instrument.cli.script import prepared
 from instrument.findings.diagnose import Diagnosing
 from instrument.record.unedited import Cycle
 
@@ -64,13 +64,14 @@ def ranges(capture: Capture) -> dict[str, int]:
         ("SASASA", "---A-A"),
         ("pqrpqrpqr", "-----r--r"),
         ("AAABBB", "-AA-BB"),
+        ("xMyMzMwM", "-----M-M"),
         ("DGDDD", "---DD"),
     ],
 )
 def test_a_step_ends_with_what_comes_before_the_first_that_is_called_again(
     called: str, ends: str
 ) -> None:
-    cycle, objects = Cycle(), {name: object() for name in called}
+    cycle, objects = Cycle(), {name: type(name, (), {})() for name in called}
     found = [name if cycle.ends_step(objects[name]) else "-" for name in called]
     assert "".join(found) == ends
 
@@ -94,15 +95,16 @@ def test_the_words_before_the_script_are_the_commands_own(line: str, own: str, s
 @pytest.mark.parametrize(
     ("preset", "overrides", "expected"),
     [
-        ("summary", [], {"wait": 1, "skip_first": 0, "at_steps": None}),
-        ("summary", ["profiler.wait=0"], {"wait": 0, "skip_first": 1}),
+        ("summary", [], {"wait": 1, "skip_first": 1, "at_steps": None}),
+        ("summary", ["profiler.wait=0"], {"wait": 0, "skip_first": 2}),
+        ("summary", ["profiler.skip_first_wait=1"], {"wait": 1, "skip_first": 2}),
         ("summary", ["profiler.skip_first=2", "profiler.wait=0"], {"skip_first": 2}),
-        ("trace", ["profiler.at_steps=[0,7]"], {"at_steps": [1, 7], "skip_first": 0}),
+        ("trace", ["profiler.at_steps=[0,7]"], {"at_steps": [2, 7]}),
         ("trace", ["profiler.every_n_steps=10"], {"every_n_steps": 10, "skip_first": 0}),
         ("timings", [], {"at_steps": [], "skip_first": 0}),
     ],
 )
-def test_windows_begin_with_step_1_at_the_earliest(
+def test_windows_begin_with_step_2_at_the_earliest(
     preset: str, overrides: list[str], expected: dict[str, Any]
 ) -> None:
     config = config_of(preset, overrides)
@@ -115,17 +117,20 @@ def test_what_cannot_run_is_refused_in_one_sentence(tmp_path: Path, command: Com
     assert "needs a script" in command("run", status=2).err
     assert "There is no script" in command("run", tmp_path / "no.py", status=2).err
     (tmp_path / "a.py").touch()
+    for steps in ("5", "[a]"):
+        refused = command("run", f"profiler.at_steps={steps}", tmp_path / "a.py", status=2).err
+        assert refused.startswith("instrument: profiler.at_steps")
     assert "two presets" in command("run", "trace", "full", tmp_path / "a.py", status=2).err
     assert "profiler.wiat" in command("run", "profiler.wiat=1", tmp_path / "a.py", status=2).err
     with pytest.raises(ConfigError, match="needs a script"):
-        Script(["-m"])
+        prepared(["-m"])
 
 
 TRAIN = """
 def main():
     model, loss_fn = mlp(), nn.MSELoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(7):
+    for _ in range(8):
         optimizer.zero_grad()
         loss = loss_fn(model(torch.randn(4, 8)), torch.zeros(4, 8))
         loss.backward()
@@ -153,15 +158,15 @@ def test_a_script_ends_as_without_the_command_and_its_verdict_comes_last(tmp_pat
     trace = plain.stderr[plain.stderr.index(f'  File "{script}"') :]
     assert f"Traceback (most recent call last):\n{trace}" in done.stderr
     _, _, after = done.stderr.partition("OSError: the script's own\n")
-    page = tmp_path / "profile" / "report.html"
+    (capture,) = map(Capture.load, (tmp_path / "profile").glob("steps_*"))
+    page = capture.folder / "report.html"
     assert after.splitlines()[-1] == f"The report page is {page}."
     assert page.is_file()
-    (capture,) = map(Capture.load, (tmp_path / "profile").glob("steps_*"))
-    assert capture.steps.column("number") == [2, 3, 4]
+    assert capture.steps.column("number") == [3, 4, 5]
     assert ranges(capture) == {
         "Optimizer.zero_grad#SGD.zero_grad": 3,
         "Sequential": 3,
-        "loss_fn": 3,
+        "MSELoss": 3,
         "Optimizer.step#SGD.step": 3,
     }
 
@@ -285,7 +290,7 @@ def training_after_inference():
 def own_profiler():
     model = mlp()
     own = optimizer(model)
-    train(3, model, own)
+    train(5, model, own)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         train(4, model, own)
     assert "aten::addmm" in {each.key for each in profile.key_averages()}
@@ -293,16 +298,45 @@ def own_profiler():
 def own_session():
     model = mlp()
     own = optimizer(model)
-    train(3, model, own)
+    train(5, model, own)
     with Session(output_dir="theirs", export="inline") as theirs:
         train(4, model, own)
     assert len(theirs.captures) == 1
 
-def failing():
+def meta():
+    model = mlp()
+    outer = optimizer(model)
+    for _ in range(8):
+        loss_of(model).backward()
+        optimizer(model).step()  # a new one in each step
+        outer.step()
+
+def checkpointed():
+    from torch.utils.checkpoint import checkpoint
+    model = mlp()
+    for _ in range(7):
+        checkpoint(model, torch.randn(4, 8, requires_grad=True), use_reentrant=True).sum().backward()
+
+def odd():
     class Broken(nn.Module):
         def parameters(self, recurse=True):
             raise ValueError("no parameters here")
-    broken = Broken()
+        def forward(self, inputs):
+            return inputs
+        def __eq__(self, other):
+            raise ValueError("not to be compared")
+    class Strange(torch.optim.SGD):
+        def step(self): pass
+        __eq__ = Broken.__eq__
+    broken, model = Broken(), mlp()
+    own, strange = optimizer(model), Strange(mlp().parameters())
+    for _ in range(7):
+        broken(torch.ones(1))
+        strange.step()
+        train(1, model, own)
+
+def no_folder():
+    open("no_folder", "w").close()
     simple()
 
 for name in sys.argv[1:]:
@@ -322,11 +356,12 @@ for name in sys.argv[1:]:
         "gave_up": watch.gave_up,
     }))
 """
-STEP, THREE = "step#Own.step", [[2, 3, 4]]
+STEP, THREE = "step#Own.step", [[3, 4, 5]]
 FOUND: dict[str, tuple[list[list[int]], dict[str, int]]] = {
     # first, because the hooks of a later program keep its optimizers alive
     "by_hand": (THREE, {"Sequential": 3}),
-    "inference": (THREE, {"Sequential": 3, "transform": 3}),
+    "checkpointed": (THREE, {"Sequential": 3, "Sequential (recomputed)": 3}),
+    "inference": (THREE, {"Sequential": 3, "Identity": 3}),
     "inference_with_gradients": (THREE, {"Sequential": 3}),
     "simple": (THREE, {"Sequential": 3, STEP: 3}),
     "loader": (
@@ -338,16 +373,18 @@ FOUND: dict[str, tuple[list[list[int]], dict[str, int]]] = {
         },
     ),
     "accumulation": (THREE, {"Sequential": 9, STEP: 3}),
-    "alternating": (THREE, {"net_d": 6, "net_g": 3, "criterion": 3, STEP: 6}),
-    "five_to_one": (THREE, {"net_d": 3, "criterion": 3, STEP: 3}),
+    "alternating": (THREE, {"0.Sequential": 6, "1.Sequential": 3, "MSELoss": 3, STEP: 6}),
+    "five_to_one": (THREE, {"0.Sequential": 4, "1.Sequential": 1, "MSELoss": 3, STEP: 4}),
     "one_for_each_parameter": (THREE, {"Sequential": 3, STEP: 12}),
     "never_called": (THREE, {"actor": 3, "critic": 3, STEP: 3}),
     "closure": (THREE, {STEP: 3}),
     "scaled": (THREE, {"Sequential": 6, STEP: 3}),
     "training_after_inference": (THREE, {"Sequential": 3, STEP: 3}),
-    "own_profiler": ([[2]], {"Sequential": 1, STEP: 1}),
-    "own_session": ([[2]], {"Sequential": 1, STEP: 1}),
-    "failing": ([], {}),
+    "own_profiler": ([[3, 4]], {"Sequential": 2, STEP: 2}),
+    "own_session": ([[3, 4]], {"Sequential": 2, STEP: 2}),
+    "odd": (THREE, {"Sequential": 3, STEP: 3, "step#Strange.step": 3}),
+    "meta": (THREE, {"Sequential": 3, STEP: 6}),
+    "no_folder": ([], {}),
 }
 
 
@@ -383,7 +420,7 @@ def test_why_a_watch_gives_up_is_logged_once(
     for why in (
         "the script itself records with torch.profiler.",
         "the script itself records with instrument.Session.",
-        "records no more steps: no parameters here.",
+        "`instrument run` records nothing: ",
     ):
         assert found[1].count(why) == 1, found[1]
 
@@ -459,13 +496,10 @@ def test_each_window_is_diagnosed_once_and_then_forgotten(
         add(diagnosing, capture)
 
     monkeypatch.setattr(Diagnosing, "add", noted)
-    watch = SimpleNamespace(session=object(), wait=lambda *_, **__: tmp_path)
-    recording = Recording("summary", [], None)
-    monkeypatch.setattr(recording, "_watch", watch)
-    verdict = "\n".join(recording._verdict(None))
+    verdict = "\n".join(_verdict([tmp_path / "steps_3", tmp_path / "steps_6"]))
     assert seen == [("steps_3", 1), ("steps_6", 1)]
     assert "A step takes 1.000 ms." in verdict
-    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "steps_6" / "report.html").exists()
 
 
 def test_ctrl_c_ends_the_script_as_without_the_command(tmp_path: Path) -> None:
@@ -500,15 +534,94 @@ def test_a_running_job_is_asked_for_another_window(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_recorded_is_said_in_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "empty.py").write_text("import torch")
-    done = run(tmp_path, "-m", "instrument", "run", "empty.py")
-    assert done.returncode == 0
-    assert len(done.stderr.splitlines()) == 1
-    assert "no step was found" in done.stderr
-    (tmp_path / "empty.py").write_text("def f(:")
+    script = tmp_path / "empty.py"
+    script.write_text("import sys, torch\nsys.meta_path.clear()")
+
+    def lines(*words: str) -> list[str]:
+        done = run(tmp_path, "-m", "instrument", "run", *words, "empty.py")
+        assert done.returncode == 0
+        return done.stderr.splitlines()
+
+    (line,) = lines()
+    assert "no step was found: --step optimizer" in line
+    (line,) = lines("--step", "backward")
+    assert "no step was found: --step backward" in line
+    script.write_text(MODEL + dedent(TRAIN.replace("range(8)", "range(3)") + "main()"))
+    assert "The run ended after 3 steps, before the first window" in "".join(lines())
+    script.write_text("def f(:")
     plain = run(tmp_path, "-m", "instrument", "run", "disabled", "empty.py")
     assert plain.returncode == 1
     assert plain.stderr.splitlines()[0].endswith('empty.py", line 1')
+    missing = run(tmp_path, "-m", "instrument", "run", "-m", "no.such")
+    assert missing.returncode == 1
+    assert "Traceback" not in missing.stderr
+    assert "No module named 'no'" in missing.stderr
+
+
+@pytest.mark.parametrize(("ends", "status"), [("raise ValueError(1)", 1), ("sys.exit(3)", 3)])
+def test_the_scripts_own_excepthook_may_fail(tmp_path: Path, ends: str, status: int) -> None:
+    hook = f"\nimport sys\ndef hook(*_):\n    {ends}\nsys.excepthook = hook\nmain()\n1 / 0"
+    script = write(tmp_path, TRAIN + hook)
+    done = run(tmp_path, "-m", "instrument", "run", "profiler.active=3", script)
+    assert done.returncode == run(tmp_path, script).returncode == status
+    assert "The report page is " in done.stderr
+
+
+def test_threads_of_the_script_end_before_the_recording(tmp_path: Path) -> None:
+    """But not the idle threads of an executor, which wait for Python's end."""
+    code = """
+    import threading
+    from concurrent.futures import ThreadPoolExecutor
+    pool = ThreadPoolExecutor(1)
+    pool.submit(print, "in a pool").result()
+    threading.Thread(target=lambda: [main_ended.wait(), main()]).start()
+    main_ended.set()
+    """
+    script = write(
+        tmp_path, TRAIN + "import threading\nmain_ended = threading.Event()" + dedent(code)
+    )
+    done = run(tmp_path, "-m", "instrument", "run", "profiler.active=3", script)
+    assert done.returncode == 0
+    (capture,) = map(Capture.load, (tmp_path / "profile").glob("steps_*"))
+    assert capture.steps.column("number") == [3, 4, 5]
+
+
+def test_two_runs_in_a_folder_have_their_own_verdicts(tmp_path: Path) -> None:
+    """The first one ends after the second, and its window is older."""
+    code = """
+    import subprocess, sys
+    from pathlib import Path
+    main()
+    if len(sys.argv) == 1:
+        words = [sys.executable, "-m", "instrument", "run", "profiler.export=inline", __file__, "x"]
+        print(subprocess.run(words, capture_output=True, text=True).stderr)
+    """
+    script = write(tmp_path, TRAIN + dedent(code))
+    done = run(tmp_path, "-m", "instrument", "run", "profiler.export=inline", script)
+    pages = [
+        line.removeprefix("The report page is ").removesuffix(".")
+        for text in (done.stdout, done.stderr)
+        for line in text.splitlines()
+        if line.startswith("The report page is")
+    ]
+    assert len({*pages}) == 2
+    assert all(Path(page).is_file() for page in pages)
+    first, second = (Capture.load(Path(page).parent).metadata["run"] for page in pages)
+    assert first != second
+
+
+def test_children_that_mp_forks_are_recorded(tmp_path: Path) -> None:
+    """The parent has trained with the same class of optimizers."""
+    code = """
+    main()
+    torch.multiprocessing.start_processes(lambda index: main(), nprocs=1, start_method="fork")
+    """
+    script = write(tmp_path, TRAIN + dedent(code))
+    done = run(tmp_path, "-m", "instrument", "run", "profiler.export=inline", script)
+    assert done.returncode == 0, done.stderr
+    captures = [*map(Capture.load, (tmp_path / "profile").glob("steps_*"))]
+    assert [len(each.steps) for each in captures] == [5, 5]
+    assert len({each.metadata["run"] for each in captures}) == 2
 
 
 # What a new interpreter shows: nothing of torch is loaded before the script loads it.
@@ -560,7 +673,10 @@ def test_a_new_interpreter(tmp_path: Path, named: list[str]) -> None:
     plain, done = start(), start("-m", "instrument", "run")
     assert (plain.returncode, plain.stderr) == (7, "")
     assert (done.returncode, done.stdout) == (7, plain.stdout)
-    assert done.stderr.splitlines()[-1] == f"The report page is {tmp_path}/profile/report.html."
+    assert (
+        done.stderr.splitlines()[-1]
+        == f"The report page is {tmp_path}/profile/steps_000003-000007_rank0/report.html."
+    )
 
 
 DDP = """

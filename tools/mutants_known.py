@@ -45,6 +45,10 @@ TESTS = {
         "tests/test_faults.py::test_an_interpreter_that_ends_without_stop_leaves_one_too",
         "tests/test_notebook_log.py::test_the_log_of_a_session_in_a_notebook_is_on_stdout",
     ],
+    "instrument/record/unedited.py": [
+        "tests/test_run_command.py::test_a_step_ends_with_what_comes_before_the_first_that_is_called_again",
+        *_top("run_command"),
+    ],
     "instrument/finish/queue.py": [
         *_top("leftovers", "delivery"),
         "tests/test_exporter.py::test_a_name_that_is_taken_or_on_its_way_is_not_taken_again",
@@ -195,6 +199,20 @@ PLANTED = [
         "for folder in captures[:-1]:",
         "for folder in reversed(captures[:-1]):",
         "tests/test_delivery.py::test_keep_leaves_the_last_captures[inline]",
+    ),
+    Planted(
+        "a backward inside a backward ends a step",
+        "instrument/record/unedited.py",
+        'if kind != "optimizer" and torch._C._current_graph_task_id() != -1:',
+        'if kind == "forward" and torch._C._current_graph_task_id() != -1:',
+        "tests/test_run_command.py::test_steps_and_models_are_found[checkpointed]",
+    ),
+    Planted(
+        "an optimizer that is made anew in each step ends it",
+        "instrument/record/unedited.py",
+        "if self._seen else its",
+        "if self._called else its",
+        "tests/test_run_command.py::test_steps_and_models_are_found[meta]",
     ),
     Planted(
         "retention removes the last capture",

@@ -56,6 +56,7 @@ _ranges_by_mark: dict[str, ModuleRange] = {}  # copies of a module share its mar
 _torch_call: Callable[..., Any] = nn.Module.__call__
 _wrapper: Callable[..., Any] | None = None  # the wrapper in use
 _listener: Callable[[nn.Module], object] | None = None
+_heard: list[type[nn.Module]] = []  # the classes whose `__call__` is `_call_and_tell`
 _changes = 0
 
 
@@ -100,13 +101,24 @@ def _follow_arming() -> None:
         backends.on_arming.append(_refresh)
 
 
-def listen(listener: Callable[[nn.Module], object] | None) -> None:
+def listen(
+    listener: Callable[[nn.Module], object] | None, classes: Iterable[type[nn.Module]] = ()
+) -> None:
     """Call `listener` with each module that was called by no other module, after its range.
 
-    None ends this.
+    With `classes`, modules of all other classes may be left out, and their calls cost nothing. None
+    ends this.
     """
     global _listener
     _listener = listener
+    while _heard:
+        kind = _heard.pop()
+        if vars(kind).get("__call__") is _call_and_tell:
+            del kind.__call__
+    if listener is not None and all(each.__call__ is nn.Module.__call__ for each in classes):
+        _heard.extend(classes)
+        for kind in _heard:
+            kind.__call__ = _call_and_tell  # type: ignore[method-assign]
     _put_wrappers(_wrapper is not None)
 
 
@@ -123,7 +135,7 @@ def _put_wrappers(ranged: bool) -> None:
     call = _unwrap(nn.Module.__call__)
     _wrapper = _wrap(call) if ranged else None
     call = _wrapper or call
-    _set_call(call if _listener is None else _wrap_to_listen(call))
+    _set_call(call if _listener is None or _heard else _wrap_to_listen(call))
 
 
 def _set_call(call: Callable[..., Any]) -> None:
@@ -200,35 +212,57 @@ def skip_in_dynamo(function: Callable[..., Any], *, and_all_within: bool = False
         dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(action.SKIP, within))
 
 
-class _Depth(threading.local):
-    called = False  # whether this thread is in the call of a module
+class Depth(threading.local):
+    """Whether this thread is in a call, so that a call inside it does not count."""
+
+    inside = False
 
 
-_depth = _Depth()
+def after_outermost(
+    call: Callable[..., Any], tell: Callable[[Any], object], depth: Depth
+) -> Callable[..., Any]:
+    """Wrap a method: call `tell` with its object after each call that is in no other such call."""
 
-
-def _wrap_to_listen(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `nn.Module.__call__`, or its other wrapper; see `listen`."""
-
-    def heard(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    def outer(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():  # as above
-            return _torch_call(self, *args, **kwargs)
-        if _depth.called or _listener is None:
+            compiled = _torch_call if isinstance(self, nn.Module) else call
+            return compiled(self, *args, **kwargs)
+        if depth.inside:
             return call(self, *args, **kwargs)
-        _depth.called = True
+        depth.inside = True
         try:
             result = call(self, *args, **kwargs)
         finally:
-            _depth.called = False
-        if _listener is not None:  # it may have ended
-            _listener(self)
+            depth.inside = False
+        tell(self)
         return result
 
-    heard.__wrapped__ = call  # type: ignore[attr-defined]
-    return heard
+    outer.__wrapped__ = call  # type: ignore[attr-defined]
+    skip_in_dynamo(outer)
+    return outer
 
+
+_depth = Depth()
+
+
+def _tell(module: nn.Module) -> None:
+    if _listener is not None:  # it may have ended
+        _listener(module)
+
+
+def _wrap_to_listen(call: Callable[..., Any]) -> Callable[..., Any]:
+    return after_outermost(call, _tell, _depth)
+
+
+def _call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    return nn.Module.__call__(self, *args, **kwargs)  # looked up now, because ranges replace it
+
+
+_call_and_tell = _wrap_to_listen(_call)
+# a class that is pickled by value names this function
+_call_and_tell.__qualname__ = _call_and_tell.__name__ = "_call_and_tell"
 
 # all wrappers of a kind share one code object
 _wrapper_codes = [wrap(_torch_call).__code__ for wrap in (_wrap, _wrap_to_listen)]
-for each in (_wrap, _wrap_to_listen):
-    skip_in_dynamo(each(_torch_call))
+for each in (_wrap(_torch_call), _call):
+    skip_in_dynamo(each)

@@ -78,6 +78,11 @@ def _from_window(capture: Views) -> Iterator[Problem]:
             "the capture does not show how long Python's garbage collector ran",
             f"{RECORD_AGAIN}, or with {_RECORD}",
         )
+    if capture.about.truncated:  # then some of the time may be after the last whole step
+        raise NotRecorded(
+            "the window ended early, so the share of Python's garbage collector is not known",
+            f"{RECORD_AGAIN}, or with {_RECORD}",
+        )
     events, steps = capture.events, capture.links.steps
     whole_ns = int(events.end_ns.max(initial=0) - events.begin_ns)
     if len(steps):

@@ -12,23 +12,23 @@ import gc
 import inspect
 import os
 import sys
-import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import nn
-from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from instrument.annotate import module_calls
-from instrument.annotate.module_calls import skip_in_dynamo
+from instrument.annotate.module_calls import Depth, after_outermost, skip_in_dynamo
 from instrument.base.errors import reason_of, reraise_signal
 from instrument.base.file_lock import is_held
 from instrument.base.log import logger
@@ -42,6 +42,8 @@ StepKind: TypeAlias = Literal["forward", "backward", "optimizer"]
 
 # The later kinds take over from the earlier: a program that infers at first may train afterwards.
 KINDS: tuple[StepKind, ...] = ("forward", "backward", "optimizer")
+#: The first step that can be recorded: what ends a step is known at the end of step 1.
+FIRST_STEP = 2
 # After these calls of models, the watch asks whether the program only infers.
 _ASKED_AT = (4, 16, 64, 256)
 # A search for models reads all objects of the process, 0.1 s for a million.
@@ -53,136 +55,115 @@ class Cycle:
     """Finds which of the objects that a program calls in turn ends a step.
 
     It is the object before the first one that is called again: G if the optimizers step in the
-    order D, G, D, G, and D if they step in the order D, D, D, G.
+    order D, G, D, G, and D if they step in the order D, D, D, G. If that object is not called any
+    more before another one is called again, the other one ends a step: M in the order i1, M, i2, M,
+    i3, M, where a program makes a new inner optimizer for each step.
+
+    Attributes:
+        ended: how many calls have ended a step.
     """
 
     def __init__(self) -> None:
-        self._called: dict[int, None] = {}  # since the end of the last step, in order
-        self._last: int | None = None
+        self.ended = 0
+        self._called: dict[weakref.ref[Any], None] = {}  # since the end of a step, in order
+        self._last: weakref.ref[Any] | None = None
+        self._seen = True  # whether `_last` was called since it was chosen
 
     def ends_step(self, called: object) -> bool:
         """Whether a step ends with this call."""
-        number = id(called)  # a new object may have the id of a dead one, and then stands for it
-        if number in self._called:
-            self._last = next(reversed(self._called))
+        its = weakref.ref(called)
+        if its in self._called:
+            self._last = next(reversed(self._called)) if self._seen else its
+            self._seen = False
             self._called.clear()
-        self._called[number] = None
-        if number != self._last:
+        self._called[its] = None
+        if its != self._last:
             return False
+        self._seen = True
         self._called.clear()
+        self.ended += 1
         return True
-
-
-class _Depth(threading.local):
-    """Whether this thread is in a call, so that a call inside it does not count."""
-
-    inside = False
 
 
 class Watch:
     """Watches a script that trains or infers, and records it with a session.
 
-    The session starts at the end of the first step, because the models are not known before. So
-    the first step is never recorded. A forked child is not watched.
+    The session starts at the end of step 1, because what ends a step and the models are not known
+    before. A process has one watch, and a forked child has none.
 
     Attributes:
-        session: the session that records; None before the end of the first step.
+        session: the session that records; None before the end of step 1.
         gave_up: whether the watch ended before the script; the log says why.
+        spawns: whether other processes train, which have their own watch.
     """
 
     def __init__(self, config: ProfilerConfig, kind: StepKind | None = None) -> None:
         self.session: Session | None = None
+        self.gave_up = self.spawns = self._ended = False
         self._config, self._given = config, kind
         self._kind: StepKind | None = None  # None until it is known what ends a step
-        self._cycle = Cycle()
-        self.gave_up = self._ended = self._starting = False
-        self._count = dict.fromkeys(KINDS, 0)
+        self._cycles = {each: Cycle() for each in KINDS}
+        self._has_backward = False
         self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # not from other modules
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # their models are known
         self._searches = 0
         self._loader: Any = None  # over which the script iterates; None once the session knows it
-        self._process = os.getpid()
-        self._unwrap: dict[str, Callable[[], None]] = {}
+
+    @property
+    def found_no_step(self) -> bool:
+        """Whether nothing is recorded, and nothing has said why."""
+        return self.session is None and not self.gave_up and not self.spawns
 
     def begin(self) -> None:
         """Wrap functions of torch; call this once torch is loaded, before the script uses it."""
+        global _watch
+        _watch = self
         one_profiler.watch_others()
-        one_profiler.before_start.append(self._leave_to)
-        self._wrap("loader", DataLoader, "__iter__", self._noticing_loader)
-        module_calls.listen(partial(self._notice, "forward"))
-        self._unwrap["forward"] = lambda: module_calls.listen(None)
-        self._wrap("backward", torch.autograd, "backward", self._noticing_backward)
+        one_profiler.before_start[:] = [self._leave_to]
+        _unwrap()  # what the parent of a forked child has wrapped
+        _wrap("loader", DataLoader, "__iter__", self._noticing_loader)
+        module_calls.listen(partial(_notice, "forward"))
+        _wrap("backward", torch.autograd, "backward", self._noticing_backward)
         # torch's own hook after a step runs while the range `Optimizer.step#…` is still open
-        self._wrap("optimizer", Optimizer, "profile_hook_step", self._noticing_steps)
+        _wrap("optimizer", Optimizer, "profile_hook_step", self._noticing_steps)
 
     def end(self, error: BaseException | None) -> None:
         """Stop the session, and unwrap; `error` has ended the script early, unless it is None."""
         self._ended = True
-        for unwrap in self._unwrap.values():
-            unwrap()
+        _unwrap()
         if self.session is not None:
             self.session.__exit__(type(error) if error else None, error, None)
 
-    def wait(self, longest_s: float, *, others: bool) -> Path | None:
-        """Wait until the windows are finished; return the folder for captures if this rank has any.
+    def wait(self, longest_s: float, *, others: bool) -> list[Path]:
+        """Wait until the windows are finished; return the captures of this rank, the newest last.
 
         If `others` is true, also wait for the other ranks.
         """
         run = None if self.session is None else self.session.loop.run
         if self.session is None or run is None:
-            return None
-        folder, until = run.finisher.output_dir, time.monotonic() + longest_s
+            return []
+        finisher, until = run.finisher, time.monotonic() + longest_s
         several = others and rank_info().world_size > 1
-        locks = folder.glob(".run-*.lock") if several else [run.finisher.lock.path]
-        for lock in locks:
+        for lock in finisher.output_dir.glob(".run-*.lock") if several else [finisher.lock.path]:
             while is_held(lock) and time.monotonic() < until:
                 time.sleep(_POLL_S)
-        return folder if self.session.captures else None
+        return [each.folder for each in self.session.captures if each.folder is not None]
 
     # The functions of torch.
 
-    def _wrap(self, key: str, owner: Any, name: str, wrap: Callable[..., Any]) -> None:
-        before = inspect.getattr_static(owner, name)
-        is_static = isinstance(before, staticmethod)
-        function = before.__func__ if is_static else before
-        wrapped = wraps(function)(wrap(function))
-        skip_in_dynamo(wrapped)
-        after = staticmethod(wrapped) if is_static else wrapped
-        setattr(owner, name, after)
-
-        def unwrap() -> None:
-            if inspect.getattr_static(owner, name) is after:  # nobody else has wrapped it
-                setattr(owner, name, before)
-
-        self._unwrap[key] = unwrap
-
     def _noticing_steps(self, hook_step: Callable[..., Any]) -> Callable[..., Any]:
-        depth = _Depth()
+        tell, depth = partial(_notice, "optimizer"), Depth()
 
         def hook_noticed_step(step: Callable[..., Any]) -> Callable[..., Any]:
             hooked = hook_step(step)
-
-            @wraps(hooked)
-            def noticed(optimizer: Any, /, *args: Any, **kwargs: Any) -> Any:
-                if is_dynamo_compiling() or depth.inside:
-                    return hooked(optimizer, *args, **kwargs)
-                try:
-                    depth.inside = True
-                    result = hooked(optimizer, *args, **kwargs)
-                finally:
-                    depth.inside = False
-                self._notice("optimizer", optimizer)
-                return result
-
-            skip_in_dynamo(noticed)
-            return noticed
+            return wraps(hooked)(after_outermost(hooked, tell, depth))
 
         return hook_noticed_step
 
     def _noticing_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         def noticed(*args: Any, **kwargs: Any) -> Any:
             result = backward(*args, **kwargs)
-            self._notice("backward", None)
+            _notice("backward", self)
             return result
 
         return noticed
@@ -196,26 +177,35 @@ class Watch:
 
     # The steps.
 
-    def _notice(self, kind: StepKind, called: Any) -> None:
-        """Take notice of a call that has ended. If this fails, the watch is over."""
-        if self._ended or self.gave_up or os.getpid() != self._process:
+    def notice(self, kind: StepKind, called: Any) -> None:
+        """Take notice of a call that has ended. If the session fails, the watch is over."""
+        if self._ended or self.gave_up:
             return
+        # checkpointing calls modules, and backward, within a backward
+        if kind != "optimizer" and torch._C._current_graph_task_id() != -1:
+            return
+        ends = is_new = False
+        with _skipping_odd():
+            ends = self._ends_step(kind, called)
+            is_new = kind == self._kind == "optimizer" and called not in self._optimizers
         try:
-            if kind == "forward":
-                self._called.add(called)
-                if next(called.parameters(), None) is None:  # a loss or a transform
-                    return
-            if kind == self._kind:
-                if kind == "optimizer" and called not in self._optimizers:
-                    self._add_models(called)
-                if self._cycle.ends_step(called) and self.session is not None:
-                    self.session.step()
-            elif self._decides(kind):
-                self._begin_steps(kind, called)
+            if is_new:
+                self._add_models(called)
+            if ends and kind == self._kind and self.session is not None:
+                self.session.step()
+            elif ends and self._decides(kind):
+                self._begin_steps(kind)
         except Exception as error:
             reraise_signal(error)
-            self.gave_up = True
-            logger.warning("`instrument run` records no more steps: {}.", reason_of(error))
+            self._give_up(reason_of(error))
+
+    def _ends_step(self, kind: StepKind, called: Any) -> bool:
+        self._has_backward |= kind == "backward"
+        if kind == "forward":
+            self._called.add(called)
+            if next(called.parameters(), None) is None:  # a loss or a transform
+                return False
+        return self._cycles[kind].ends_step(called)
 
     def _decides(self, kind: StepKind) -> bool:
         """Whether a step ends with a call of this kind from now on."""
@@ -223,45 +213,43 @@ class Watch:
             return kind == (self._given or kind)
         if self._kind is not None and KINDS.index(kind) < KINDS.index(self._kind):
             return False
-        self._count[kind] = count = self._count[kind] + 1
+        ended = self._cycles[kind].ended
         if kind == "backward":
-            return count == 2 and not _alive(Optimizer)
+            return ended == 1 and not _alive(Optimizer)
         # programs that forget torch.no_grad() are asked later, because they may train
-        infers = count in _ASKED_AT and (count > _ASKED_AT[0] or not torch.is_grad_enabled())
-        return infers and not self._count["backward"] and not _alive(Optimizer)
+        infers = ended in _ASKED_AT and (ended > _ASKED_AT[0] or not torch.is_grad_enabled())
+        return infers and not self._has_backward and not _alive(Optimizer)
 
-    def _begin_steps(self, kind: StepKind, called: Any) -> None:
-        """Start the session, because the first step has ended."""
+    def _begin_steps(self, kind: StepKind) -> None:
+        """Start the session, because a step has ended, and it is known what ends it."""
         if self.session is not None:
             self.session.stop()
-        self._kind, self._cycle = kind, Cycle()
-        self._cycle.ends_step(called)
-        for key, unwrap in self._unwrap.items():
-            needed = key in KINDS[KINDS.index(kind) :] if self._given is None else key == kind
-            if not needed:
-                unwrap()
-        self.session = Session(self._config)
-        self.session.step_number = 1
-        try:
-            self._starting = True
-            self.session.start(self._models())
-        finally:
-            self._starting = False
-        self.session.loop.loaders.add(self._loader, "train")
+        self._kind = kind
+        needed = KINDS[KINDS.index(kind) :] if self._given is None else [kind]
+        _unwrap(needed)
+        if kind == "forward":  # a call within another call now costs nothing
+            module_calls.listen(partial(_notice, kind), {type(each) for each in self._called})
+        self.session = session = Session(self._config)
+        session.step_number = FIRST_STEP
+        session.start(self._models())
+        session.loop.train.began_at = 0  # the steps before count for what the log says at the end
+        session.loop.loaders.add(self._loader, "train")
         self._loader = None
 
     def _leave_to(self, other: str) -> None:
         """Record nothing more, because the script starts `other`, which also records."""
-        if self._starting or self._ended or self.gave_up:
+        starts = self.session is not None and self.session.loop.run is None
+        if starts or self._ended or self.gave_up:
             return
-        self.gave_up = True
-        logger.warning(
-            "`instrument run` records no more steps, because the script itself records with {}.",
-            other,
-        )
+        self._give_up(f"the script itself records with {other}")
         owner = one_profiler.current_owner()
         if owner is not None:
             owner.end_window()
+
+    def _give_up(self, why: str) -> None:
+        self.gave_up = True
+        what = "nothing" if self.session is None or not self.session.loop.run else "no more steps"
+        logger.warning("`instrument run` records {}: {}.", what, why)
 
     # The models.
 
@@ -274,62 +262,92 @@ class Watch:
         """The models that are trained or were called, by the prefixes of their ranges.
 
         These are modules that are in no other module. If only one of them has parameters, its
-        prefix is empty; other prefixes are the variables that hold the models.
+        prefix is empty; other prefixes are the script's global variables, or the models' classes.
         """
         self._searches += 1
-        self._optimizers.update(_alive(Optimizer))
-        groups = (group for each in self._optimizers for group in each.param_groups)
-        trained = {id(parameter) for group in groups for parameter in group["params"]}
+        trained = set[int]()
+        for optimizer in _alive(Optimizer):
+            with _skipping_odd():
+                self._optimizers.add(optimizer)
+                groups = optimizer.param_groups
+                trained.update(id(each) for group in groups for each in group["params"])
         modules = [each for each in _alive(nn.Module) if "_modules" in vars(each)]
-        inner = {id(child) for each in modules for child in each.children()}
-        found = [
-            each
-            for each in modules
-            if id(each) not in inner
-            and not isinstance(each, torch.fx.GraphModule)
-            and (
-                any(id(parameter) in trained for parameter in each.parameters())
-                or any(part in self._called for part in each.modules())
-            )
-        ]
-        with_parameters = [each for each in found if next(each.parameters(), None) is not None]
-        names, models = _variables(), dict[str, nn.Module]()
-        for each in found:
-            model, name = each, names.get(id(each), type(each).__name__)
+        inner = {id(child) for each in modules for child in vars(each)["_modules"].values()}
+        found, with_parameters = list[nn.Module](), 0
+        for each in modules:
+            if id(each) in inner or isinstance(each, torch.fx.GraphModule):
+                continue
+            with _skipping_odd():
+                parameters = {id(parameter) for parameter in each.parameters()}
+                if parameters & trained or any(part in self._called for part in each.modules()):
+                    found.append(each)
+                    with_parameters += bool(parameters)
+        variables = {id(value): name for name, value in [*vars(sys.modules["__main__"]).items()]}
+        names = [variables.get(id(each), type(each).__name__) for each in found]
+        count, models = Counter(names), dict[str, nn.Module]()
+        for index, (name, model) in enumerate(zip(names, found)):
+            if with_parameters == 1 and next(model.parameters(), None) is not None:
+                name = ""
             while isinstance(model, DataParallel | DistributedDataParallel):
                 model = model.module
-            prefix = "" if with_parameters == [each] else name
-            models[prefix if prefix not in models else f"{prefix}.{len(models)}"] = model
+            models[name if count[name] < 2 else f"{index}.{name}"] = model
         return models
 
 
+_watch: Watch | None = None
+_unwraps: dict[str, Callable[[], None]] = {}
+
+
+def _notice(kind: StepKind, called: Any) -> None:
+    if _watch is not None:
+        _watch.notice(kind, called)
+
+
 # Dynamo would compile all of this if a compiled function calls an optimizer
-skip_in_dynamo(Watch._notice, and_all_within=True)
+skip_in_dynamo(_notice, and_all_within=True)
+
+
+def _wrap(key: str, owner: Any, name: str, wrap: Callable[..., Any]) -> None:
+    before = inspect.getattr_static(owner, name)
+    is_static = isinstance(before, staticmethod)
+    function = before.__func__ if is_static else before
+    wrapped = wraps(function)(wrap(function))
+    skip_in_dynamo(wrapped)
+    after = staticmethod(wrapped) if is_static else wrapped
+    setattr(owner, name, after)
+
+    def unwrap() -> None:
+        if inspect.getattr_static(owner, name) is after:  # nobody else has wrapped it
+            setattr(owner, name, before)
+
+    _unwraps[key] = unwrap
+
+
+def _unwrap(keep: Collection[str] = ()) -> None:
+    if "forward" not in keep:
+        module_calls.listen(None)
+    for key in _unwraps.keys() - keep:
+        _unwraps.pop(key)()
+
+
+def _leave_to_parent() -> None:
+    global _watch
+    _watch = None
+    one_profiler.before_start.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+@contextmanager
+def _skipping_odd() -> Iterator[None]:
+    """Skip an object whose own code raises."""
+    try:
+        yield
+    except Exception as error:
+        reraise_signal(error)
 
 
 def _alive(kind: type[T]) -> list[T]:
     """The objects of a class in this process."""
     return [each for each in gc.get_objects() if issubclass(type(each), kind)]
-
-
-# A function that uses one of these may keep its dict of locals.
-_READS_LOCALS = {"locals", "vars", "dir", "eval", "exec", "f_locals", "_getframe", "currentframe"}
-
-
-def _variables() -> dict[int, str]:
-    """The names of the variables in the functions that now run, by the id of what they hold.
-
-    If several variables hold an object, the name is that of the outermost function.
-    """
-    names = dict[int, str]()
-    frame = sys._getframe()
-    while frame is not None:
-        # Before Python 3.13, a function has one dict of locals. To read it would change the dict
-        # that a function has kept from `locals()`; to leave it filled would keep tensors alive.
-        is_one_dict = sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
-        if not is_one_dict or _READS_LOCALS.isdisjoint(frame.f_code.co_names):
-            names |= {id(value): name for name, value in frame.f_locals.items()}
-            if is_one_dict:
-                frame.f_locals.clear()
-        frame = frame.f_back  # type: ignore[assignment]
-    return names

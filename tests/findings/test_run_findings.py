@@ -319,6 +319,10 @@ REGION = [*steps(4), span("Torch-Compiled Region: 0/0", 10, 20)]
 THREADS_AND_CPUS = "how many threads and CPUs"
 UNKNOWN = {
     "collections": (Case("garbage-collection", steps(4)), "record_python_gc_info"),
+    "collections of a window that ended early": (
+        Case("garbage-collection", steps(4), {**collected(20_000), "truncated": True}),
+        "share of Python's garbage collector is not known",
+    ),
     "one step compiles": (
         Case("recompilation", [*steps(1), *compilation(0)]),
         "fewer than two finished steps",
