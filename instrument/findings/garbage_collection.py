@@ -78,7 +78,7 @@ def _from_window(capture: Views) -> Iterator[Problem]:
             "the capture does not show how long Python's garbage collector ran",
             f"{RECORD_AGAIN}, or with {_RECORD}",
         )
-    if capture.about.truncated:  # then some of the time may be after the last whole step
+    if capture.about.window.truncated:  # then some of the time may be after the last whole step
         raise NotRecorded(
             "the window ended early, so the share of Python's garbage collector is not known",
             f"{RECORD_AGAIN}, or with {_RECORD}",

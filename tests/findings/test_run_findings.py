@@ -320,7 +320,7 @@ THREADS_AND_CPUS = "how many threads and CPUs"
 UNKNOWN = {
     "collections": (Case("garbage-collection", steps(4)), "record_python_gc_info"),
     "collections of a window that ended early": (
-        Case("garbage-collection", steps(4), {**collected(20_000), "truncated": True}),
+        Case("garbage-collection", steps(4), {**collected(20_000), "window": {"truncated": True}}),
         "share of Python's garbage collector is not known",
     ),
     "one step compiles": (
