@@ -237,8 +237,8 @@ class Comparison:
         """About how many more blocks a verdict on the step needs; None if there is one."""
         if self.step.verdict != "undecided":
             return None
-        level, blocks = level_of(self.continued + 1), len(self.blocks)
-        return blocks_missing(self.step.change, blocks, len(self.quantities), self.margin, level)
+        change, blocks, quantities = self.step.change, len(self.blocks), len(self.quantities)
+        return blocks_missing(change, blocks, quantities, self.margin, self.level)
 
     @property
     def spread(self) -> tuple[float, float]:

@@ -18,6 +18,8 @@ from instrument.trace.capture_json import BAD_JSON
 #: The file in the folder of a comparison.
 BLOCKS_FILE = "blocks.json"
 _FORMAT = 1
+# Each time halves the level: after 20 times, a verdict needs at least 26 blocks.
+_MOST_CONTINUED = 20
 _MOST_BYTES = 256 << 20
 
 
@@ -54,7 +56,8 @@ def read(folder: Path) -> Finished:
     """Read the finished blocks from the folder of a comparison.
 
     Raises:
-        ConfigError: the folder holds no such file, or the file is damaged or of another version.
+        ConfigError: the folder holds no such file, or the file is damaged or of another version,
+            or the comparison was continued too often.
     """
     path = folder / BLOCKS_FILE
     try:
@@ -69,6 +72,11 @@ def read(folder: Path) -> Finished:
     if found.format != _FORMAT or not found.blocks or not all(map(_is_whole, found.blocks)):
         raise ConfigError(
             f"{path} is damaged or of another version of torch-instrument: start a new comparison."
+        )
+    if not 0 <= found.continued < _MOST_CONTINUED:
+        raise ConfigError(
+            f"{path}: a comparison can be continued at most {_MOST_CONTINUED} times: start a new "
+            "one, with more --blocks."
         )
     return found
 

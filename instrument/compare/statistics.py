@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -86,17 +87,20 @@ def changes(log_ratios: Floats, level: float = LEVEL) -> list[Change]:
 def blocks_missing(
     change: Change, blocks: int, quantities: int, margin: float, level: float = LEVEL
 ) -> int:
-    """Estimate how many more blocks an undecided change needs for a verdict.
+    """Estimate how many more blocks an undecided change needs for a verdict at half of its `level`.
 
     The result is rough: it assumes that the estimate of the change stays the same, and that the
-    interval shrinks with the square root of the number of blocks.
+    interval shrinks with the square root of the number of blocks. At half of the level, it is wider
+    by the ratio of the normal distribution's quantiles.
     """
+    least = least_blocks(quantities, level / 2)
     if change.low is None or change.high is None:
-        return max(least_blocks(quantities, level) - blocks, 1)
+        return max(least - blocks, 1)
     share, low, high = (math.log1p(value) for value in (change.share, change.low, change.high))
     wanted = max(abs(share), math.log1p(margin) - abs(share))
-    needed = blocks * (max(share - low, high - share) / wanted) ** 2
-    return max(math.ceil(needed) - blocks, 1)
+    now, then = (NormalDist().inv_cdf(1 - each / 2 / quantities) for each in (level, level / 2))
+    needed = blocks * (then / now * max(share - low, high - share) / wanted) ** 2
+    return max(math.ceil(needed) - blocks, least - blocks, 1)
 
 
 def detectable(

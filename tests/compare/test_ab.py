@@ -243,6 +243,9 @@ def test_a_comparison_goes_on_after_a_run_has_failed(
         (lambda text: re.sub('"step_ns":[^,]*', '"step_ns":null', text), "cannot be read"),
         (lambda text: re.sub('"mlp":[^,]*', '"mlp":-1', text), "is damaged"),
         (lambda text: re.sub('"blocks":.*]', '"blocks":[]', text), "is damaged"),
+        (lambda text: text.replace('"continued":0', '"continued":20'), "at most 20 times"),
+        (lambda text: text.replace('"continued":0', '"continued":-1'), "at most 20 times"),
+        (lambda text: text.replace('"continued":0', f'"continued":{"9" * 5000}'), "blocks.json"),
     ],
 )
 def test_a_damaged_comparison_is_not_continued(
