@@ -43,17 +43,27 @@ def ran(capture: Views) -> Ints:
     return distinct(events.sequence[chosen])
 
 
-def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) -> Scenario:
+def shortened(
+    capture: Views,
+    whatif: Scenario,
+    events: Ints,
+    each_ns: float,
+    bounds_ns: tuple[float, float] | None = None,
+) -> Scenario:
     """Return the simulation in which each of the given operators takes about `each_ns` less time.
 
-    All operators of a name are scaled by one factor, with which the median one takes `each_ns`
-    less. Only the ten names with the most operators are scaled.
+    All operators of a name are scaled by one factor, with which they take `each_ns` less on
+    average. Only the ten names with the most operators are scaled. `bounds_ns` are the values of
+    `each_ns` for the bounds of the saving, the smaller first.
     """
     table = capture.events
     _, groups = groupby(table.name[events].astype(np.int64))
     for row in sorted(groups.rows(), key=len, reverse=True)[:_MOST_NAMES]:
-        median_ns = max(float(np.median(table.duration_ns[events[row]])), 1.0)
-        whatif = whatif.scale_events(events[row], by=max(1 - each_ns / median_ns, 0.0))
+        mean_ns = max(float(np.mean(table.duration_ns[events[row]])), 1.0)
+        by, *bounds = (max(1 - each / mean_ns, 0.0) for each in (each_ns, *(bounds_ns or ())))
+        whatif = whatif.scale_events(
+            events[row], by=by, bounds=(bounds[0], bounds[1]) if bounds else None
+        )
     return whatif
 
 
