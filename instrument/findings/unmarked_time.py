@@ -136,7 +136,10 @@ def _change(capture: Views, main: str | None, *, is_large: bool) -> str:
     if main is not None and is_large:
         return f"Make {main} faster, or call it less often; @profiled adds it to the tables."
     if not len(capture.links.scopes.ranges):
-        text = 'Session(model=model) marks its submodules; with profiled("loss"): marks a block.'
+        text = (
+            '`from instrument import profiled`, and put a block into `with profiled("loss"):`. '
+            "Session(model=model) marks the submodules of a model."
+        )
     else:
         text = (
             "Mark the code outside of all ranges: write `@profiled` above a function, or put "
