@@ -60,15 +60,21 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
         yield capture
 
 
-def chosen_window(paths: Iterable[Path | str], name: str | None = None) -> Ranks:
+def chosen_window(
+    paths: Iterable[Path | str], name: str | None = None, *, on_ray: bool = False
+) -> Ranks:
     """Return the window with a name, or else the newest one; list other windows on stderr.
+
+    With `on_ray`, tasks of Ray read the traces.
 
     Raises:
         CaptureError: there are no captures, none can be read, or the window does not exist.
     """
+    from instrument.runs import on_ray as ray
+    from instrument.runs import rank_summary
     from instrument.runs.run import Run
 
-    run = Run.load(*paths)
+    run = Run.load(*paths, read_all=ray.read_all if on_ray else rank_summary.read_all)
     for sentence in run.unread:
         say(f"Left out: {sentence}")
     if name is not None:

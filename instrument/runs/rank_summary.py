@@ -302,15 +302,17 @@ def read_all(paths: Sequence[Place], *, keep_copies: bool = True) -> dict[Place,
     missing = [path for path, summary in stored.items() if summary is None]
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         warnings.simplefilter("ignore", TraceWarning)  # the summary says it
-        made = dict(zip(missing, pool.map(partial(_answer, keep_copies), missing)))
+        read = partial(summarize_at, keep_copy=keep_copies)
+        made = dict(zip(missing, pool.map(read, missing)))
     return {path: summary or made[path] for path, summary in stored.items()}
 
 
-def _answer(keep_copies: bool, path: Place) -> RankSummary | str:
+def summarize_at(path: Place, *, keep_copy: bool = False) -> RankSummary | str:
+    """Make the summary of a capture or trace; a sentence if it cannot be read."""
     try:
         return summarize(Views.load(path))
     except InstrumentError as error:
         return str(error)
     finally:
-        if storage.is_url(path) and not keep_copies:
+        if storage.is_url(path) and not keep_copy:
             storage.release(path)

@@ -200,7 +200,7 @@ def words(
         share = flags if action.nargs == 0 else options
         if not action.option_strings or "--no-browser" in action.option_strings:
             share = 1
-        elif id(action) in left_out or {"--help", "--open"} & {*action.option_strings}:
+        elif id(action) in left_out or {"--help", "--open", "--on"} & {*action.option_strings}:
             share = 0
         if random.random() < share:
             yield from action.option_strings[-1:]
