@@ -79,7 +79,8 @@ def forecast(comparison: Comparison, blocks: int, block_s: float) -> str:
 def _time(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    decimals = 1 if seconds < 600 else 0
+    return f"{seconds / 60:.{decimals}f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def parts(a: Program, b: Program, comparison: Comparison, folder: Path) -> list[Part]:
