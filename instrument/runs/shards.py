@@ -10,6 +10,7 @@ import json
 import os
 import re
 import zlib
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from instrument.analysis.breakdown import BREAKDOWN
 from instrument.analysis.find_captures import Place, captures_at, place_of
@@ -25,6 +27,7 @@ from instrument.base.errors import CaptureError, ConfigError, need_package
 from instrument.base.files import encodable, is_regular, replacing
 from instrument.base.units import few
 from instrument.runs.rank_summary import TEXTS, Columns, RankSummary, is_sound, read_all
+from instrument.trace.columns import BEYOND_NS
 
 _FILE = re.compile(r"ranks-(\d{5})-of-(\d{5})\.parquet")
 _TABLES = ("ranges", "steps", "collectives", "collective_groups")
@@ -189,13 +192,30 @@ def _parts(source: Any) -> Iterator[tuple[str, str, Columns]]:
         used = [name for name, null in nulls.items() if null != group.num_rows]
         block = source.read_row_group(number, columns=used).combine_chunks()
         captures, table = block.column("capture").chunk(0), block.column("table")[0].as_py()
-        columns = block.drop_columns(["capture", "table"]).to_pydict()
+        left_out = {"capture", "table", "rank"} if table != "captures" else {"capture", "table"}
+        columns = {k: _cells(block.column(k).chunk(0)) for k in used if k not in left_out}
+        numbers = [each for each in columns.values() if isinstance(each, np.ndarray)]
+        if table == "collectives" and any((abs(k // 2) >= BEYOND_NS // 2).any() for k in numbers):
+            raise ValueError("a time is out of range")
         code = captures.indices.to_numpy()
         changes = (np.flatnonzero(np.diff(code)) + 1).tolist()
         for begin, end in pairwise([0, *changes, len(code)]):
             cut = {name: column[begin:end] for name, column in columns.items()}
-            known = {k: None if v.count(None) == len(v) else v for k, v in cut.items()}
-            yield table, captures.dictionary[int(code[begin])].as_py(), known
+            found: Columns = {
+                name: array("q", column.tobytes())
+                if isinstance(column, np.ndarray)
+                else (None if column.count(None) == len(column) else column)
+                for name, column in cut.items()
+            }
+            yield table, captures.dictionary[int(code[begin])].as_py(), found
+
+
+def _cells(column: Any) -> NDArray[Any] | list[Any]:
+    if str(column.type) == "int64" and not column.null_count:
+        values: NDArray[Any] = column.to_numpy()
+        return values
+    cells: list[Any] = column.to_pylist()
+    return cells
 
 
 def _summary(tables: Mapping[str, Columns]) -> RankSummary:
@@ -203,8 +223,14 @@ def _summary(tables: Mapping[str, Columns]) -> RankSummary:
     about |= {name: json.loads(str(about[name])) for name in _AS_JSON}
     breakdown = {name: about.pop(name, None) for name in names_of(BREAKDOWN)}
     of_table = {name: dict(tables.get(name, {})) for name in _TABLES}
-    for name, columns in of_table.items():
-        for added in ("rank", "group") if name == "collective_groups" else ("rank",):
-            columns.pop(added, None)
+    of_table["collective_groups"].pop("group", None)
     unknown = {"rank": None, "world_size": None, "breakdown": breakdown}
-    return msgspec.convert(unknown | about | of_table, RankSummary)
+    lists = {
+        table: {name: column for name, column in columns.items() if not isinstance(column, array)}
+        for table, columns in of_table.items()
+    }
+    found = msgspec.convert(unknown | about | lists, RankSummary)
+    for table, columns in of_table.items():  # the arrays need no check of their types
+        arrays = {name: column for name, column in columns.items() if isinstance(column, array)}
+        getattr(found, table).update(arrays)
+    return found
