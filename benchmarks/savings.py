@@ -26,7 +26,16 @@ from loguru import logger
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from findings.programs import PROGRAMS
-from findings.twins import Twin, all_twins, found, named, predicted, recorded, without_problem
+from findings.twins import (
+    Twin,
+    all_twins,
+    found,
+    headline,
+    named,
+    predicted,
+    recorded,
+    without_problem,
+)
 
 from instrument.findings.finding import Saving
 
@@ -92,7 +101,7 @@ def compared(twin: Twin, rounds: int) -> Compared:
             promised.append(predicted(found(both.slow, twin.code)))
             if twin in PROGRAMS:
                 fixed = without_problem(twin, both, Path(folder) / "clean")
-                first.update([each.code for each in named(both.slow)][:1] or ["nothing"])
+                first[headline(both.slow)] += 1
                 clean.update({each.code for each in named(fixed)})
     known = sorted((each for each in promised if each is not None), key=lambda each: each.saving_ns)
     most = [code for code, count in clean.items() if 2 * count > rounds]

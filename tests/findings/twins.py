@@ -141,8 +141,13 @@ def check_of(code: str) -> Check:
     return check
 
 
+def headline(capture: Capture) -> str:
+    """The code of the finding that the log names first; "nothing" if there is none."""
+    return next((each.code for each in causes(diagnose(capture))), "nothing")
+
+
 def named(capture: Capture) -> list[Finding]:
-    """What the log names as slow on a capture, the headline first, without small savings and caveats."""
+    """What the log names as slow on a capture, without small savings and caveats."""
     found = causes(diagnose(capture))
     return [each for each in found if each.saving is None or each.saving.share >= LEAST_SHARE]
 
