@@ -20,7 +20,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, smooth_l1_loss
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    linear,
+    smooth_l1_loss,
+)
 from torch.utils.data import DataLoader, Dataset
 
 from findings.cpu_twins import augmented, augmented_together, other_programs
@@ -204,7 +209,23 @@ def logs() -> object:
 
 # An evaluation that records for a backward.
 
-EVALUATED = Training(perceptron(64, 40), torch.randn(16, 64))
+
+class Gated(nn.Module):
+    """A residual block of small operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(64, 64) / 8 for _ in range(2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        value, gate = (linear(inputs, weight) for weight in self.weights)
+        scale = (value * value).mean(-1, keepdim=True) + 1e-5
+        return inputs + value * scale.rsqrt() * gate.sigmoid() * gate.tanh()
+
+
+EVALUATED = Training(
+    nn.Sequential(*(Gated() for _ in range(12)), nn.Linear(64, CLASSES)), torch.randn(16, 64)
+)
 
 
 def evaluates(gradients: bool) -> Callable[[], object]:
