@@ -12,7 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from instrument.base import log
 from instrument.base.errors import ConfigError, reason_of
 from instrument.base.rank_info import lowest_rank, rank_info
 from instrument.cli.output import say
@@ -125,6 +124,8 @@ def _record(act: Callable[[], T], asked: Asked, spawned: int | None = None) -> T
         return act()
     speaks = not spawned and rank_info().rank == lowest_rank(config.ranks)
     if not speaks:
+        from instrument.base import log
+
         log.silenced.update({"DEBUG", "INFO"})
     watches: list[Watch] = []
     process, error = os.getpid(), None
