@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 _LEAST_REPEATS, _NEVER = 32, 2**62
 _TINY_NS = 50_000
 # The own time of a recorded operator that does almost nothing is 0.3 to 3 µs (torch 2.13, CPU),
-# and up to 20 µs on a slow machine: the estimate, the least and the most overhead of a call.
-_CALLS_NS = 3_000, 1_000, 20_000
+# and up to 20 µs on a slow machine; none of it is saved if the data of all rounds fits no cache.
+# So these are the estimate, the least and the most that one call saves.
+_CALLS_NS = 3_000, 0, 20_000
 # Operators that use weights, or multiply matrices as those do.
 _LAYER = re.compile(r"[\w.]+::\w*(linear|conv|_norm|embedding|lstm|gru|rnn|matmul|mm|einsum)")
 # In a model, at least a third of the operators of `_LAYER` have a parameter of their own.
@@ -254,7 +255,7 @@ def _of_layers(capture: Views, calls: Ints, parent: Ints, in_range: Flags) -> Fl
     is_model = (number < _CALLS_OF_PARAMETER * parameters) | (again < number - parameters)
     is_layer &= (is_model & (number >= _LEAST_REPEATS))[of.of]
     loop = group_rows(parent)
-    found = np.zeros(len(calls), np.bool_)
+    found = np.zeros_like(calls, np.bool_)
     for layers in (is_layer & makes, is_layer & ~makes):
         first = loop.min(np.where(layers, calls, len(tree)))[loop.of]
         found |= (first <= calls) & (calls <= -loop.min(np.where(layers, -calls, 1))[loop.of])

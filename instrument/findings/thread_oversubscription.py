@@ -102,14 +102,17 @@ def _waiting(capture: Views) -> Waiting | None:
     own_ns = capture.links.own_ns[nodes]
     alone_ns = undisturbed_ns(capture, nodes, own_ns)
     speedup = min(threads.intra_op or 1, threads.cpus or 1)
-    serial_ns = alone_ns * np.where(alone_ns < _LONG_NS, 1, speedup)
-    saved_ns = int((own_ns - serial_ns * wait.slowdown).sum())
+    is_divided, saved_ns = alone_ns >= _LONG_NS, 0
+    for times, chosen in ((1, ~is_divided), (speedup, is_divided)):
+        took_ns = int(own_ns[chosen].sum())
+        # Among other work, one thread needs at most as many times longer as there were threads.
+        saved_ns += took_ns - times * min(int(alone_ns[chosen].sum() * wait.slowdown), took_ns)
     share = steps.share(saved_ns)
     if share < CHECK.least_share:
         return None
-    chosen = np.zeros(len(tree), np.bool_)
-    chosen[nodes] = True
-    outermost = tree.outermost(chosen)
+    is_node = np.zeros(len(tree), np.bool_)
+    is_node[nodes] = True
+    outermost = tree.outermost(is_node)
     spent_ns = int(capture.links.spent_ns[outermost].sum())
     return Waiting(tree.index[outermost], max(1 - saved_ns / max(spent_ns, 1), 0.0), share)
 

@@ -418,6 +418,21 @@ def small_operators(threads: int) -> Callable[[], object]:
     return step
 
 
+@cache
+def _matrix(size: int) -> torch.Tensor:
+    return torch.randn(size, size)
+
+
+def mixed_operators(threads: int, size: int) -> Callable[[], object]:
+    """A step with operators that are too small to be divided among threads, and a large one."""
+
+    def step() -> object:
+        small_operators(threads)()
+        return _matrix(size) @ _matrix(size)
+
+    return step
+
+
 SIZE = 256
 TIMES = 20  # that a step does the same
 
@@ -478,6 +493,19 @@ def fused_attention() -> None:
         scaled_dot_product_attention(query, query, query)
 
 
+# With the larger product, one thread may be slower than two, even beside other programs.
+MIXED = [
+    Twin(
+        f"small operators and a product of size {size}, beside other programs",
+        mixed_operators(2, size),
+        mixed_operators(1, size),
+        "thread-oversubscription",
+        turns="window",
+        is_time=True,
+        beside=other_programs,
+    )
+    for size in (512, 2000)
+]
 TWINS = (
     Twin(
         "two workers",

@@ -269,10 +269,12 @@ STORMS = {
     "three calls for each gradient, added to all others": Case(
         "operator-storm", trained(80, 26, sums=54)
     ),
-    "a loop after the layers of a model": Case(
+    "a loop between the layers of two models": Case(
         "operator-storm",
         beside(
-            trained(40, 80, sums=0), *(span("aten::mul", 5000 + 20 * k, 15) for k in range(200))
+            trained(40, 80, sums=0),
+            *(span("aten::mul", 5000 + 20 * k, 15) for k in range(200)),
+            *(span("aten::linear", 9500 + 10 * k, 4) for k in range(40)),
         ),
     ),
     "the work of a layer is not saved": Case(
@@ -310,6 +312,9 @@ NO_STORM = {
     "layers of a model": Case("operator-storm", trained(80, 160, sums=0)),
     "layers of a model in ranges of one name": Case(
         "operator-storm", trained(80, 160, name="block", sums=0)
+    ),
+    "layers with few gradients in ranges of one name": Case(
+        "operator-storm", trained(80, 20, name="block", sums=0)
     ),
     "inference": Case("operator-storm", trained(80, 0, gradients=False)),
     "inference, on a device": Case(

@@ -155,6 +155,18 @@ THREADS = {
     "threads that wait for each other": Case(
         "thread-oversubscription", waiting_operators(), threads(cpu_wait=WAITING)
     ),
+    "threads that wait, and operators that do not": Case(
+        "thread-oversubscription",
+        [
+            *waiting_operators(alone_us=60),
+            *(
+                span("aten::add", 10_000 * n + 9000 + 20 * k, 15)
+                for n in range(4)
+                for k in range(50)
+            ),
+        ],
+        threads(intra_op=2, cpus=2, cpu_wait=WAITING_LESS),
+    ),
     "threads that wait, with shapes": Case(
         "thread-oversubscription",
         waiting_operators(shapes=True, extra=1),

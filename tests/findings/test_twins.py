@@ -12,6 +12,7 @@ from collected import Log
 from installed import need_collections
 from torch import nn
 
+from findings.cpu_twins import MIXED
 from findings.programs import PROGRAMS
 from findings.twins import (
     ATTEMPTS,
@@ -119,6 +120,19 @@ def test_what_workers_save_lies_within_the_bounds(tmp_path: Path) -> None:
         )
     if not missed:
         pytest.skip("other programs keep the CPUs busy")
+    pytest.fail("; ".join(missed))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("twin", MIXED, ids=str)
+def test_one_thread_is_promised_to_save_only_if_it_does(twin: Twin, tmp_path: Path) -> None:
+    missed = []
+    for attempt in range(ATTEMPTS):
+        both = record(twin, tmp_path / str(attempt))
+        promised = predicted(found(both.slow, twin.code))
+        if promised is None or promised.saving_ns * both.saving_ns > 0:
+            return
+        missed.append(f"{promised}, {both.saving_ns:.0f} of {both.slow_ns:.0f} ns measured")
     pytest.fail("; ".join(missed))
 
 
