@@ -574,6 +574,14 @@ NO_TRAINING = {
     "a validation in each step": Case(
         "not-training", training_and(annotation("validation", 500, 400), *of_validation())
     ),
+    "a validation in the only step": Case(
+        "not-training",
+        [
+            each
+            for each in training_and(annotation("validation", 500, 400), *of_validation())
+            if each["ts"] < 1000
+        ],
+    ),
     "checkpoints in some steps": Case(
         "not-training", training_and(annotation("Trainer.save_checkpoint", 500, 400), of=(1, 3))
     ),
