@@ -104,7 +104,8 @@ class Watch:
         self._kind: StepKind | None = None  # None until it is known what ends a step
         self._cycles = {each: Cycle() for each in KINDS}
         self._has_backward = False
-        self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # not from other modules
+        # called not from other modules, and whether they have parameters
+        self._called: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # their models are known
         self._searches = 0
         self._loader: Any = None  # over which the script iterates; None once the session knows it
@@ -184,10 +185,12 @@ class Watch:
         # checkpointing calls modules, and backward, within a backward
         if kind != "optimizer" and torch._C._current_graph_task_id() != -1:
             return
-        ends = is_new = False
-        with _skipping_odd():
+        try:
             ends = self._ends_step(kind, called)
             is_new = kind == self._kind == "optimizer" and called not in self._optimizers
+        except Exception as error:  # the object is odd
+            reraise_signal(error)
+            return
         try:
             if is_new:
                 self._add_models(called)
@@ -202,8 +205,11 @@ class Watch:
     def _ends_step(self, kind: StepKind, called: Any) -> bool:
         self._has_backward |= kind == "backward"
         if kind == "forward":
-            self._called.add(called)
-            if next(called.parameters(), None) is None:  # a loss or a transform
+            has_parameters = self._called.get(called)
+            if has_parameters is None:
+                has_parameters = next(called.parameters(), None) is not None
+                self._called[called] = has_parameters
+            if not has_parameters:  # a loss or a transform
                 return False
         return self._cycles[kind].ends_step(called)
 
