@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,11 +22,13 @@ from commands import Command
 from installed import need
 
 import instrument
-from instrument import Capture
+from instrument import Capture, Session
 from instrument.base.errors import ConfigError
 from instrument.cli.run import _verdict, config_of, split
 from instrument.cli.script import prepared
 from instrument.findings.diagnose import Diagnosing
+from instrument.findings.finding import Finding
+from instrument.record.long_steps import MOST_KEPT, long_steps, no_times
 from instrument.record.unedited import Cycle
 
 MODEL = """
@@ -500,6 +503,78 @@ def test_each_window_is_diagnosed_once_and_then_forgotten(
     assert seen == [("steps_3", 1), ("steps_6", 1)]
     assert "A step takes 1.000 ms." in verdict
     assert (tmp_path / "steps_6" / "report.html").exists()
+
+
+def every(period: int, took_ns: int, steps: int = 120, usual_ns: int = 100) -> dict[int, int]:
+    """The times of steps 2 to `steps` - 1; those that the period divides take `took_ns`."""
+    return {step: usual_ns if step % period else took_ns for step in range(2, steps)}
+
+
+# Five of the 110 steps from 10 on are long: 20, 40, 60, 80 and 100.
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, "5 of 110 steps take 33 %.* step 60, takes 1.100 µs instead of 100 ns.*=[20,40]"),
+        ({20: 400, 61: 301}, "6 of 110 steps take 32 %.*=[40,60]"),  # chance, with the others
+        ({20: 0}, "4 of 109 steps take 28 %.*=[40,60]"),
+        ({2: 100_000, 9: 100_000}, "5 of 110 steps take 33 %"),  # the run begins
+        ({3: -400, 4: -490}, "5 of 110 steps take 33 %"),  # recorded, but not such a step
+        ({20: -900}, None),
+        ({40: 100, 60: 100, 80: 100, 100: 100}, None),  # one
+        (dict.fromkeys(range(20, 101, 20), 200), None),
+        (dict.fromkeys(range(20, 101, 40), 100) | {40: 450, 80: 450}, None),  # 8 %
+        (dict.fromkeys(range(28, 120), 0), None),  # few steps
+    ],
+)
+def test_long_steps_outside_windows_are_found(changed: dict[int, int], said: str | None) -> None:
+    times = no_times()
+    for step, took_ns in {**every(20, 1000), 60: 1100, **changed}.items():
+        times[step] = took_ns
+    found = long_steps(times)
+    assert (found is not None) == (said is not None)
+    if found is not None and said is not None:
+        share, sentence, options = found
+        assert re.search(said.replace("[", r"\["), f"{sentence} {options}"), found
+        steps = config_of("summary", [word.strip("'") for word in options.split()])
+        assert (steps.active, len(steps.at_steps or [])) == (1, 2)
+        assert share > 0.1
+
+
+def test_only_steps_outside_windows_and_their_export_are_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: list[int]
+) -> None:
+    config = {"at_steps": [5], "warmup": 1, "active": 2, "export": "inline"}
+    with Session(config, output_dir=tmp_path) as session:
+        session.loop.times = times = no_times()
+        for step in range(12):
+            if step in (8, 9):
+                monkeypatch.setattr(session.loop.run.finisher, "pending", [tmp_path] * (9 - step))
+            now[0] += 100 + step
+            session.step()
+        session.loop.train.step_number = MOST_KEPT - 1
+        for _ in range(2):
+            now[0] += 7
+            session.step()
+    # 3, 4 and 6 end where the warm-up begins, lasts, and where the window ends
+    expected = [100, 101, 102, 0, 0, -105, -106, 107, 0, 109, 110, 111, 0]
+    assert times[:13].tolist() == expected
+    assert (times[-1], len(times)) == (7, MOST_KEPT)
+
+
+@pytest.mark.parametrize(("share", "place"), [(0.4, 1), (0.3, 0)])
+def test_long_steps_come_first_only_if_nothing_costs_as_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, place: int
+) -> None:
+    write_capture(tmp_path, in_steps(3, 1000, span("aten::mm", 0, 900)), "steps_3")
+    cause = Finding("loader-wait", "It waits", "change", "verify", share=share)
+    monkeypatch.setattr("instrument.findings.verdict.causes", lambda _: [cause])
+    times = no_times()
+    for step, took_ns in every(20, 1000).items():
+        times[step] = took_ns
+    said = _verdict([tmp_path / "steps_3"], times)
+    begins = [number + 1 for number, line in enumerate(said) if not line]
+    assert said[begins[place]].startswith("Outside the windows, 5 of 110 steps take 32 % of ")
+    assert said[begins[place + 1] - 2] == "profiler.active=1 'profiler.at_steps=[20,40]'"
 
 
 def test_ctrl_c_ends_the_script_as_without_the_command(tmp_path: Path) -> None:

@@ -45,6 +45,9 @@ TESTS = {
         "tests/test_faults.py::test_an_interpreter_that_ends_without_stop_leaves_one_too",
         "tests/test_notebook_log.py::test_the_log_of_a_session_in_a_notebook_is_on_stdout",
     ],
+    "instrument/record/long_steps.py": [
+        "tests/test_run_command.py::test_long_steps_outside_windows_are_found",
+    ],
     "instrument/record/unedited.py": [
         "tests/test_run_command.py::test_a_step_ends_with_what_comes_before_the_first_that_is_called_again",
         *_top("run_command"),

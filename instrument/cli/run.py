@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from importlib import import_module
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from instrument.base.errors import ConfigError, reason_of
+from instrument.base.prose import wrapped
 from instrument.base.rank_info import lowest_rank, rank_info
 from instrument.cli.output import say
 from instrument.cli.script import prepared, when_torch_is_loaded
@@ -189,7 +191,7 @@ def _end(watches: list[Watch], error: BaseException | None, speaks: bool, kind: 
                 "counted less than two in this process. Others are optimizer, backward, forward."
             )
         elif captures := watches[0].wait(_LONGEST_WAIT_S, others=error is None):
-            say(*_verdict(captures))  # else the log says why nothing is recorded
+            say(*_verdict(captures, watches[0].times))  # else the log says why there is none
     except KeyboardInterrupt:
         say("instrument: interrupted")
     except Exception as wrong:
@@ -204,7 +206,7 @@ def _join_threads() -> None:
         running.pop().join()
 
 
-def _verdict(own: Sequence[Path]) -> list[str]:
+def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
     """Write the report page; return the verdict as lines, of which the last names the page.
 
     `own` are the captures of this rank; those of other ranks are in the same folder.
@@ -213,7 +215,8 @@ def _verdict(own: Sequence[Path]) -> list[str]:
     from instrument.base import files
     from instrument.capture import Capture
     from instrument.findings.diagnose import Diagnosing
-    from instrument.findings.verdict import first_lines
+    from instrument.findings.verdict import causes, first_lines
+    from instrument.record.long_steps import long_steps
     from instrument.report.page.page import page, payload
 
     captures: Sequence[Path | str] = own
@@ -223,5 +226,11 @@ def _verdict(own: Sequence[Path]) -> list[str]:
     content = payload(map(Capture.load, captures), diagnosing=seen)
     target = own[-1] / "report.html"
     files.write(target, page(content).html)
-    lines = [line for each in first_lines(seen.diagnosis) for line in ("", *each)]
+    said = first_lines(seen.diagnosis)
+    if times is not None and (long := long_steps(times)) is not None:
+        share, sentence, options = long
+        found = causes(seen.diagnosis)
+        costs = [each.saving.share if each.saving else each.share or 0 for each in found]
+        said.insert(0 if share > max(costs, default=0) else 1, [*wrapped(sentence), options])
+    lines = [line for each in said for line in ("", *each)]
     return [*lines, "", f"The report page is {target}."]

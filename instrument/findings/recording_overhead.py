@@ -30,6 +30,11 @@ def find(capture: Views) -> Iterator[Problem]:
             f"fewer than {ENOUGH_STEPS} steps before the window were timed",
             "record with a session, and let the window begin later",
         )
+    if capture.about.window.steps == 1:
+        raise NotRecorded(
+            "the window has only one step, which may do more than the steps before it",
+            "record several steps",
+        )
     excess = recorded_ns / usual_ns - 1
     if excess < _LEAST_EXCESS:
         return

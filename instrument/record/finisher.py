@@ -57,6 +57,7 @@ class Finisher:
         saved: how many windows have been saved so far.
         to_finish: queued folders that this process must finish itself.
         inline: the sinks that run in this process although there is an exporter, by name.
+        pending: queued folders that the exporter has not finished yet.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Finisher:
             upload_options={} if uploads_here else config.upload_options,
             timeout_s=config.export_timeout_s,
         )
-        self._pending: list[Path] = []  # queued for the exporter, which has not done with them
+        self.pending: list[Path] = []
         self._newest: Path | None = None  # the last capture that was finished
         self._given_up: list[Path] = []  # on which an exporter died
         self._dropped: list[str] = []
@@ -125,7 +126,7 @@ class Finisher:
         """
         if self._process is None:  # the window starts one
             return True
-        if sum(map(queue.is_waiting, self._pending)) < self._config.export_queue:
+        if sum(map(queue.is_waiting, self.pending)) < self._config.export_queue:
             return True
         if not self._dropped:
             logger.warning(
@@ -215,7 +216,7 @@ class Finisher:
 
     def _is_needed(self, folder: Path) -> bool:
         """Whether a capture must stay: it is not taken or uploaded yet, or a sink needs it."""
-        if folder.name in map(queue.name_of, self._pending) or self._is_unsent(folder):
+        if folder.name in map(queue.name_of, self.pending) or self._is_unsent(folder):
             return True
         return any(sink.busy_with(folder) for sink in filter(is_sink, self.sinks_here.values()))
 
@@ -233,14 +234,14 @@ class Finisher:
 
     def _tell_exporter(self, folder: Path) -> bool:
         """Tell the exporter of a queued folder; return False if no thread can hear its answers."""
-        self._pending.append(folder)
+        self.pending.append(folder)
         try:
             if self._process is None:
                 self._start()
             else:
                 _write(self._process, "")
         except RuntimeError as error:
-            self._pending.remove(folder)
+            self.pending.remove(folder)
             if "shutdown" not in str(error) and "thread" not in self._failed:
                 self._failed.add("thread")
                 logger.warning(
@@ -249,7 +250,7 @@ class Finisher:
                 )
             return False
         except Exception as error:
-            self._pending.remove(folder)
+            self.pending.remove(folder)
             if "exporter" not in self._failed:
                 self._failed.add("exporter")
                 logger.error(
@@ -323,7 +324,7 @@ class Finisher:
             finally:
                 # not pending if the exporter has found it by itself, after an earlier failure
                 with self._changing, suppress(ValueError):
-                    self._pending.remove(Path(answer["done"]))
+                    self.pending.remove(Path(answer["done"]))
                     self._starts_left = _STARTS_IN_VAIN
         except Exception as error:
             logger.error(
@@ -339,12 +340,12 @@ class Finisher:
         Returns the captures that the exporter finished without an answer, because it was killed.
         """
         finished, busy, lost = list[Path](), list[Path](), list[str]()
-        for folder in list(self._pending):
+        for folder in list(self.pending):
             name = queue.name_of(folder)
             capture = folder.with_name(name)
             if queue.is_queued(folder):
                 continue
-            self._pending.remove(folder)
+            self.pending.remove(folder)
             if files.is_folder(queue.busy_path(folder)):
                 busy.append(folder)
             elif queue.origin(capture).run == self.run:
@@ -369,7 +370,7 @@ class Finisher:
 
     def _report_death(self, status: int, busy: list[Path]) -> None:
         """Log the death of an exporter, unless it had nothing left to do."""
-        saved = [queue.name_of(folder) for folder in busy or self._pending]
+        saved = [queue.name_of(folder) for folder in busy or self.pending]
         names = saved or self._unsent()
         if not names:
             return
@@ -436,7 +437,7 @@ class Finisher:
 
         def left() -> list[str]:
             unsent = [] if raised or self._job.upload_to is None else self._unsent()
-            return [*map(queue.name_of, self._pending), *(f"sending {name}" for name in unsent)]
+            return [*map(queue.name_of, self.pending), *(f"sending {name}" for name in unsent)]
 
         with uninterrupted(), self._changing:
             self._over = True
@@ -458,7 +459,7 @@ class Finisher:
     def warn_of_unfinished(self) -> bool:
         """Warn of windows not finished and captures not uploaded; return whether there are any."""
         waits = self._process is not None
-        stuck = [*self._given_up, *self.to_finish, *([] if waits else self._pending)]
+        stuck = [*self._given_up, *self.to_finish, *([] if waits else self.pending)]
         if stuck:
             logger.warning(
                 "These windows are saved but not finished: {}. `instrument export {}` finishes "
@@ -466,12 +467,12 @@ class Finisher:
                 ", ".join(map(queue.name_of, stuck)),
                 self.output_dir,
             )
-        if waits and self._pending:
+        if waits and self.pending:
             logger.warning(
                 "The exporter continues by itself, and these windows are not finished yet: {}. If "
                 "the exporter ends before it has finished them, `instrument export {}` finishes "
                 "the rest.",
-                ", ".join(map(queue.name_of, self._pending)),
+                ", ".join(map(queue.name_of, self.pending)),
                 self.output_dir,
             )
         unsent = self._unsent()
@@ -487,7 +488,7 @@ class Finisher:
                 self.output_dir,
                 self._config.upload_to,
             )
-        return bool(stuck or self._pending or unsent)
+        return bool(stuck or self.pending or unsent)
 
 
 def _sinks_after_the_exporter(config: ProfilerConfig) -> dict[str, Any]:

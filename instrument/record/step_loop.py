@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from instrument.record.distributed import StepProgress
 from instrument.record.facts import Loaders, WindowFacts
 from instrument.record.finisher import Finisher
 from instrument.record.limits import Limits
+from instrument.record.long_steps import MOST_KEPT
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
@@ -241,6 +243,8 @@ class StepLoop:
         user_metadata: what the user adds to `capture.json`.
         total_steps: how many steps the run has; None if unknown.
         ended_at: the step number at the end of the last run; None before the first run has ended.
+        times: the durations of the first steps of a run without phases (see `long_steps`); None if
+            they are not kept.
     """
 
     def __init__(self, config: ProfilerConfig) -> None:
@@ -255,6 +259,7 @@ class StepLoop:
         self.by_calls = False
         self.user_metadata: dict[str, Any] = dict(config.metadata)
         self.ended_at: int | None = None
+        self.times: array[int] | None = None
         self.loaders = Loaders()
         self._counters = {"train": self.train}
         # the last window that was skipped because the run begins after the window's first step
@@ -331,6 +336,10 @@ class StepLoop:
             if self.window is None:
                 took_ns = counter.clock.end_step()
                 counter.clock.unrecorded.append(took_ns)
+                times, number = self.times, counter.step_number - 1
+                # not while a window is exported, because this may make the step slower
+                if times is not None and number < MOST_KEPT and not run.finisher.pending:
+                    times[number] = took_ns
                 if run.triggers is not None and counter is self.train:
                     self.exclusively(self._ask_triggers, run.triggers, took_ns, loss)
         else:
@@ -539,6 +548,8 @@ class StepLoop:
             counter.clock.unrecorded.append(took_ns)
         elif window.counter is counter and window.recording:
             window.step_ns.append(took_ns)
+            if self.times is not None and counter.step_number <= MOST_KEPT:
+                self.times[counter.step_number - 1] = -took_ns
         self._guarded(self._end_step, counter)
         requested = None
         try:

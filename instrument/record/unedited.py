@@ -14,6 +14,7 @@ import os
 import sys
 import time
 import weakref
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from instrument.base.log import logger
 from instrument.base.rank_info import rank_info
 from instrument.config.schema import ProfilerConfig
 from instrument.record import one_profiler
+from instrument.record.long_steps import no_times
 from instrument.record.session import Session
 
 T = TypeVar("T")
@@ -93,12 +95,14 @@ class Watch:
 
     Attributes:
         session: the session that records; None before the end of step 1.
+        times: those of the session's steps; see `no_times`.
         gave_up: whether the watch ended before the script; the log says why.
         spawns: whether other processes train, which have their own watch.
     """
 
     def __init__(self, config: ProfilerConfig, kind: StepKind | None = None) -> None:
         self.session: Session | None = None
+        self.times: array[int] | None = None
         self.gave_up = self.spawns = self._ended = False
         self._config, self._given = config, kind
         self._kind: StepKind | None = None  # None until it is known what ends a step
@@ -237,6 +241,7 @@ class Watch:
             module_calls.listen(partial(_notice, kind), {type(each) for each in self._called})
         self.session = session = Session(self._config)
         session.step_number = FIRST_STEP
+        session.loop.times = self.times = no_times()
         session.start(self._models())
         session.loop.train.began_at = 0  # the steps before count for what the log says at the end
         session.loop.loaders.add(self._loader, "train")

@@ -179,6 +179,12 @@ UNKNOWN = {
         Case("recording-overhead", [step(3, 0, 1000)], costs(2_000_000, steps=9)),
         "Fewer than 10 steps",
     ),
+    "one step": (
+        Case(
+            "recording-overhead", [step(3, 0, 1000)], costs(20_000_000) | {"window": {"steps": 1}}
+        ),
+        "only one step",
+    ),
 }
 
 

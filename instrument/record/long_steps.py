@@ -1,0 +1,50 @@
+"""Finds steps outside windows that take much longer than usual, such as those that evaluate."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from instrument.base.units import duration, percent
+
+#: The durations of so many steps are kept, with 8 bytes for each.
+MOST_KEPT = 2**18
+# The first steps may compile code, start workers and fill caches.
+_FIRST, _LEAST_STEPS = 10, 20
+# Steps of more than 3 times the median matter if they take 10 % of the time together.
+_LEAST_FACTOR, _LEAST_SHARE = 3, 0.1
+
+
+def no_times() -> array[int]:
+    """The durations in ns by the number of the step: negative if recorded, and 0 if not timed."""
+    return array("q", bytes(8 * MOST_KEPT))
+
+
+def long_steps(times: array[int]) -> tuple[float, str, str] | None:
+    """The share of the long steps, a sentence, and options that record two of them.
+
+    None if there are less than two, or if such a step was recorded.
+    """
+    ns = np.array(times)
+    steps = np.flatnonzero(ns > 0)
+    steps = steps[steps >= _FIRST]
+    if len(steps) < _LEAST_STEPS:
+        return None
+    usual_ns = float(np.median(ns[steps]))
+    long = steps[ns[steps] > _LEAST_FACTOR * usual_ns]
+    share = float(ns[long].sum() / ns[steps].sum())
+    if share < _LEAST_SHARE:
+        return None
+    # Most of this time is in steps of at least half of the mean that is weighted with the time.
+    least_ns = float(np.average(ns[long], weights=ns[long])) / 2
+    first = long[ns[long] >= least_ns][:2].tolist()
+    if len(first) < 2 or (-ns >= least_ns).any():
+        return None
+    longest = int(long[ns[long].argmax()])
+    sentence = (
+        f"Outside the windows, {len(long)} of {len(steps)} steps take {percent(share)} of the "
+        f"time; the longest one, step {longest}, takes {duration(int(ns[longest]))} instead of "
+        f"{duration(usual_ns)}. To record two such steps, write before the script:"
+    )
+    return share, sentence, f"profiler.active=1 'profiler.at_steps=[{first[0]},{first[1]}]'"
