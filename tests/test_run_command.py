@@ -453,6 +453,9 @@ def test_as_many_graphs_are_compiled_as_without_the_command(tmp_path: Path) -> N
     assert (done.returncode, done.stdout) == (0, plain.stdout)
     assert "unique_graphs" in plain.stdout
     assert "The report page is" in done.stderr
+    assert "\nRecorded /" in done.stderr
+    assert "\nProfiler records steps " in f"\n{done.stderr}"
+    assert "| INFO " not in done.stderr
 
 
 def test_what_a_script_keeps_stays_as_it_is(tmp_path: Path) -> None:

@@ -457,7 +457,7 @@ def test_a_run_with_a_function_says_what_came_of_it(tmp_path: Path, log: Log) ->
     said = "The run ended after 3 steps, before a window had recorded a step: make profiler.schedule record earlier, or "
     assert f"{said}train longer." in log.at("WARNING")
     assert any(
-        line.startswith("Profiler records no window before step 1001 on cpu")
+        line.startswith("Profiler records no window before step 1001, on cpu")
         for line in log.at("INFO")
     )
     once = torch_schedule(wait=1_400, warmup=1, active=1, repeat=1)

@@ -111,7 +111,7 @@ def test_each_window_records_just_its_steps(train: Callable[..., Session], log: 
         "steps_000007-000008_rank0",
     ]
     assert any(
-        "records steps 3–4, then 7–8 (counted from 0) on cpu" in line for line in log.at("INFO")
+        "records steps 3–4, then 7–8 (counted from 0), on cpu" in line for line in log.at("INFO")
     )
     for capture in session.captures:
         assert capture.metadata["window"]["truncated"] is False
@@ -393,7 +393,7 @@ def test_a_schedule_of_nothing_is_told_unless_something_else_is_on(
         "profiler.at_steps is [], and there are neither triggers nor timings: nothing will be recorded."
     ]
     assert (
-        f"Profiler records no window, and measures the times of ranges and steps in the whole run on cpu, "
+        f"Profiler records no window, and measures the times of ranges and steps in the whole run, on cpu, "
         f"into {tmp_path}" in log.at("INFO")
     )
 
@@ -421,7 +421,7 @@ def test_triggers_without_numbers_record_what_they_ask_for_and_no_more(
     assert [whole_steps(c) for c in session.captures] == [[4]]
     assert (
         log.at("INFO")[0]
-        == f"Profiler records the windows that triggers request on cpu, into {tmp_path}"
+        == f"Profiler records the windows that triggers request, on cpu, into {tmp_path}"
     )
     assert log.at("WARNING") == []
 

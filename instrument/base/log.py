@@ -29,6 +29,7 @@ class Logger:
 
     def __init__(self, patch: Callable[[Record], None]) -> None:
         self._logger = loguru.logger.patch(patch)
+        self.prints: Callable[[str], None] | None = None  # messages of level INFO, if given
 
     def debug(self, message: str, *values: object) -> None:
         """Log a detail."""
@@ -68,6 +69,9 @@ class Logger:
         if level in silenced:
             return
         try:
+            if level == "INFO" and self.prints is not None:
+                self.prints(message.format(*values) if values else message)
+                return
             # the record names the function that calls a method of this class
             self._logger.opt(depth=2, exception=exception).log(level, message, *values)
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import textwrap
 import threading
 from array import array
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ HELP = "run a script as it is, and say what slows it"
 _PRESET = "summary"
 # How long the end waits at most until all windows are finished, also those of other ranks.
 _LONGEST_WAIT_S = 30.0
+_FEW_WORDS = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,14 +122,15 @@ def _record(act: Callable[[], T], asked: Asked, spawned: int | None = None) -> T
 
     `spawned` is the number that `mp.spawn` gave to the process.
     """
+    from instrument.base import log
+
     preset, overrides, kind = asked
     config = config_of(preset, overrides)
     if not config.enabled:
         return act()
     speaks = not spawned and rank_info().rank == lowest_rank(config.ranks)
+    log.logger.prints = _say_wrapped
     if not speaks:
-        from instrument.base import log
-
         log.silenced.update({"DEBUG", "INFO"})
     watches: list[Watch] = []
     process, error = os.getpid(), None
@@ -153,6 +156,14 @@ def _record(act: Callable[[], T], asked: Asked, spawned: int | None = None) -> T
     finally:
         if os.getpid() == process:  # else a child that the script has forked
             _end(watches, error, speaks, kind or "optimizer")
+
+
+def _say_wrapped(text: str) -> None:
+    """Print a sentence on stderr. One of few words stays a line, to copy its path or command."""
+    from instrument.base.prose import PROSE_WIDTH
+
+    width = PROSE_WIDTH if len(text.split()) > _FEW_WORDS else len(text)
+    say(*textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))
 
 
 def _follow_spawned(watch: Watch, asked: Asked) -> None:

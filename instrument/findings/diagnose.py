@@ -17,6 +17,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from instrument.analysis.find_captures import left_out, newest_run
+from instrument.analysis.largest_parts import largest_parts
 from instrument.analysis.views import TRAIN, Views
 from instrument.base.errors import CaptureError, TraceError, reason_of
 from instrument.base.prose import shortened
@@ -169,7 +170,7 @@ class Diagnosing:
         self.runs: Counter[tuple[Any, int | None]] = Counter()  # captures by steps and rank
         self.summaries: list[tuple[Path | str, RankSummary]] = []
         self.notes: Counter[str] = Counter()
-        self.steps_ns: dict[str, list[int]] = defaultdict(list)  # by phase
+        self.steps_ns: dict[str, list[tuple[int, str]]] = defaultdict(list)  # with parts, by phase
         self.unexplained: list[float] = []
 
     def add(self, capture: Views) -> None:
@@ -220,16 +221,18 @@ class Diagnosing:
         if not self.has_device_work:
             not_seen = [each.code for each in self.checks if each.on_device and each.code in silent]
         of = len(self.captures)
-        steps_ns = self.steps_ns.get(TRAIN) or [*chain(*self.steps_ns.values())]
+        steps = self.steps_ns.get(TRAIN) or [*chain(*self.steps_ns.values())]
+        step_ns, parts = median_low(steps) if steps else (None, "")
         return Diagnosis(
             captures=tuple(self.captures),
             findings=tuple(finding for finding, _ in findings),
             passed=tuple(code for code in codes if code in silent.difference(not_seen)),
             not_checked=tuple(self._not_checked(not_seen)),
             notes=tuple(_of_captures(note, n, of) for note, n in self.notes.items()),
-            step_ns=median_low(steps_ns) if steps_ns else None,
+            step_ns=step_ns,
             has_steps=self.has_steps,
             unexplained=max(self.unexplained, default=None),
+            largest_parts=parts,
         )
 
     def _compare_ranks(self) -> None:
@@ -279,9 +282,12 @@ class Diagnosing:
 
     def _scenario(self, capture: Views) -> Scenario | None:
         """The simulation of a capture; None, and a note, if it fails."""
+        parts = ""
+        with self._noting("largest-parts", "The search for the largest parts"):
+            parts = largest_parts(capture)
         try:
             whatif = scenario(capture)
-            self.steps_ns[capture.phase].append(whatif.baseline_ns)
+            self.steps_ns[capture.phase].append((whatif.baseline_ns, parts))
             self.unexplained.append(whatif.unexplained)
             self.notes.update(dict.fromkeys(whatif.notes, 1))
         except Exception as error:

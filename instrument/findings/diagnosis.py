@@ -110,6 +110,7 @@ class Diagnosis:
         has_steps: whether a step finished; else `step_ns` is the time of the whole recording.
         unexplained: the share of the window in which device work was late for an unknown reason; of
             several captures, the largest. None if no step could be simulated.
+        largest_parts: a sentence on what takes most of a step, for a step without a large finding.
     """
 
     captures: tuple[str, ...]
@@ -120,6 +121,7 @@ class Diagnosis:
     step_ns: int | None = None
     has_steps: bool = True
     unexplained: float | None = None
+    largest_parts: str = ""
 
     def __str__(self) -> str:
         """The text that `instrument diagnose` prints."""

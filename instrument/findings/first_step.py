@@ -21,7 +21,7 @@ from instrument.findings.check import FOUR_STEPS, Check, Problem
 from instrument.findings.finding import Evidence
 from instrument.links.groupby import Groups, groupby
 from instrument.links.intervals import merged, within
-from instrument.links.step_index import step_at
+from instrument.links.step_index import step_at, step_number
 from instrument.trace.events import Ints
 
 _LEAST_FACTOR = 2.0
@@ -54,9 +54,10 @@ def find(capture: Views) -> Iterator[Problem]:
         why = f"; {percent(min(cause.more_ns / more_ns, 1))} of the difference is {cause.name}"
         detail = "more than in other steps"
         rows = [Evidence(cause.name, cause.calls, cause.more_ns, detail=detail)]
+    first = step_number(capture.events, int(capture.links.steps[0]))
     yield Problem(
-        f"The first step takes {duration(int(took[0]))}, {took[0] / others_ns:.1f} times "
-        f"as long as the others{why}",
+        f"Step {first}, the first recorded, takes {duration(int(took[0]))}, "
+        f"{took[0] / others_ns:.1f} times as long as the others{why}",
         evidence=tuple(rows),
     )
 

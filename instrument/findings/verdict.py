@@ -22,6 +22,8 @@ LEAST_SHARE = 0.03
 _ALIKE = 0.03
 # A smaller lower bound of a saving is as good as nothing.
 _NOTHING = 0.01
+# If the steps got no CPU for more than this share of the window, nothing is known of the program.
+_BUSY = 0.5
 _LONGEST_PHASE = 44
 # How many findings the verdict lists where tables follow.
 _FIRST_FINDINGS = 3
@@ -31,19 +33,23 @@ def verdict(diagnosis: Diagnosis) -> str:
     """Return how long a step takes, and the first finding: the cause, its place, the saving.
 
     If it is not known to save 3 % of a step, the next of `changes` that is follows. If there is no
-    such finding at all, a sentence says so. A caveat is never the cause; see `notes`. Titles may
-    hold names from a trace: escape the result for the place where it is shown.
+    such finding at all, a sentence says so, and another one what takes most of a step. A caveat is
+    never the cause; see `notes`. The result may hold names from a trace: escape it.
     """
     takes, step_ns, found = "", diagnosis.step_ns, causes(diagnosis)[:_FIRST_FINDINGS]
     if step_ns is not None:
-        takes = f"{_step(diagnosis).capitalize()} takes {duration(step_ns)}. "
+        median = " (median of the captures)" if len(diagnosis.captures) > 1 else ""
+        takes = f"{_step(diagnosis).capitalize()} takes {duration(step_ns)}{median}. "
+    parts = "" if _is_busy(diagnosis) else f" {diagnosis.largest_parts}"
     if not found:
-        return f"{takes}{nothing_found(diagnosis)}."
+        return f"{takes}{nothing_found(diagnosis)}.{parts}".rstrip()
     first, large = found[0], [each for each in found if _is_large(each)]
-    if first.saving is not None and not any(map(_is_large, causes(diagnosis))):
-        takes += f"Nothing found {_large(diagnosis)}. The largest saving: "
+    if first.saving is None or any(map(_is_large, causes(diagnosis))):
+        parts = ""
+    else:
+        takes += f"{nothing_found(diagnosis)}. The largest saving: "
     named = [first] if _is_large(first) else [first, *large[:1]]
-    return takes + " Also: ".join(_cause(each, diagnosis) for each in named)
+    return f"{takes}{' Also: '.join(_cause(each, diagnosis) for each in named)}{parts}".rstrip()
 
 
 def causes(diagnosis: Diagnosis) -> list[Finding]:
@@ -57,13 +63,15 @@ def notes(diagnosis: Diagnosis) -> list[str]:
 
 
 def nothing_found(diagnosis: Diagnosis) -> str:
-    """Return the sentence for a diagnosis without findings. The sentence has no full stop.
+    """Return the sentence for a diagnosis without large findings. The sentence has no full stop.
 
     If device work often began late for an unknown reason, the sentence says so, because the checks
     cannot explain these delays.
     """
     if diagnosis.step_ns is None:
         return "Nothing found; the savings are not known, because no step could be simulated"
+    if _is_busy(diagnosis):
+        return "The machine was too busy for a verdict: record again when it is idle"
     late = diagnosis.unexplained or 0.0
     if late <= MOST_UNEXPLAINED:
         return f"Nothing found {_large(diagnosis)}"
@@ -112,7 +120,7 @@ def saving_text(finding: Finding, diagnosis: Diagnosis) -> str:
     share = f" ({percent(saving.share)})" if saving.baseline_ns else ""
     step, why = _step(diagnosis, finding), _why_different(finding)
     if _has_other_step(finding, diagnosis):
-        step += f" of {duration(saving.baseline_ns)}"
+        step += f" of {duration(saving.baseline_ns)}{_where(finding, diagnosis)}"
     assumes = f"{finding.assumes}, " if finding.assumes else ""
     return (
         f"{duration(saving.saving_ns)} of {step}{share}{bounds}: {assumes}{_step(diagnosis)} would "
@@ -125,6 +133,13 @@ def _large(diagnosis: Diagnosis) -> str:
     is_known = all(each.saving or each.is_caveat for each in diagnosis.findings)
     saves = "saves" if is_known else "is known to save"
     return f"that {saves} more than {LEAST_SHARE * 100:.0f} % of {_step(diagnosis)}"
+
+
+def _is_busy(diagnosis: Diagnosis) -> bool:
+    """Whether the thread of the steps got no CPU for most of the time."""
+    return any(
+        each.code == "busy-cpus" and (each.share or 0) > _BUSY for each in diagnosis.findings
+    )
 
 
 def _is_large(finding: Finding) -> bool:
@@ -146,7 +161,7 @@ def _cause(finding: Finding, diagnosis: Diagnosis) -> str:
         takes = f"{duration(high.step_ns)} to {duration(low.step_ns)}"
         less = f"{percent(low.share)} to {percent(high.share)}"
     if _has_other_step(finding, diagnosis):
-        takes += f" instead of {duration(saving.baseline_ns)}"
+        takes += f" instead of {duration(saving.baseline_ns)}{_where(finding, diagnosis)}"
     why = f": {why}" if (why := _why_different(finding)) else ""
     assumes, step = finding.assumes or "without this", _step(diagnosis, finding)
     return f"{cause}{place}; {assumes}, {step} would take {takes} ({less} less{why})."
@@ -175,6 +190,12 @@ def _has_other_step(finding: Finding, diagnosis: Diagnosis) -> bool:
         return False
     baseline, step = duration(saving.baseline_ns), duration(diagnosis.step_ns or 0)
     return finding.phase is not None or baseline != step
+
+
+def _where(finding: Finding, diagnosis: Diagnosis) -> str:
+    """Return which of several captures has the step that a saving shortens, without a phase."""
+    is_one_of_many = len(diagnosis.captures) > 1 and finding.phase is None
+    return f" in {finding.capture}" if is_one_of_many and finding.capture else ""
 
 
 def _why_different(finding: Finding) -> str:

@@ -529,7 +529,7 @@ class StepLoop:
         for note in self.config.notes:
             logger.info(note)
         what, where = plan_text.in_words(self.config, self.train), " and ".join(run.activities)
-        logger.info("Profiler {} on {}, into {}", what, where, run.finisher.output_dir)
+        logger.info("Profiler {}, on {}, into {}", what, where, run.finisher.output_dir)
         if sentence := plan_text.unreachable_window(self.config, self.train, self.total_steps):
             logger.warning("{}", sentence)
 

@@ -187,6 +187,40 @@ def test_a_caveat_is_a_note_and_never_the_verdict() -> None:
     ]
 
 
+def test_the_largest_parts_stand_where_no_large_finding_does() -> None:
+    parts = "The largest parts: 43 % in conv\x1b1."
+    none = replace(_diagnosis(), largest_parts=parts)
+    nothing = f"{STEP}Nothing found that saves more than 3 % of a step."
+    assert verdict(none) == f"{nothing} {parts}"
+    assert (
+        as_text(none).replace("\n", " ").startswith(f"{nothing} {parts}".replace("\x1b", "\\x1b"))
+    )
+    small = replace(none, findings=(_finding("A waits", 29),))
+    assert verdict(small).startswith(f"{nothing} The largest saving: A waits; ")
+    assert verdict(small).endswith(f"(2.9 % less). {parts}")
+    for found in _finding("A waits", 300), _finding("A waits", None, 0.3):
+        assert parts not in verdict(replace(none, findings=(found,)))
+
+
+@pytest.mark.parametrize(("share", "is_busy"), [(0.5, False), (0.51, True)])
+def test_on_a_busy_machine_nothing_is_said_not_to_be_found(share: float, is_busy: bool) -> None:
+    busy = Finding("busy-cpus", "busy", "", "", None, share=share, is_caveat=True)
+    found = verdict(replace(_diagnosis(busy), largest_parts="The largest parts: 43 % in conv."))
+    expected = f"{STEP}The machine was too busy for a verdict: record again when it is idle."
+    assert (found == expected, "Nothing found" in found) == (is_busy, not is_busy)
+
+
+def test_of_several_captures_the_one_with_another_step_is_named() -> None:
+    several = replace(
+        _diagnosis(replace(_finding("A waits", 300), capture="steps_3-4"), step_ns=2_000),
+        captures=("steps_3-4", "steps_5-6"),
+    )
+    assert verdict(several) == (
+        "A step takes 2.000 µs (median of the captures). A waits; without this, a step would take "
+        "700 ns instead of 1.000 µs in steps_3-4 (30 % less)."
+    )
+
+
 def test_three_findings_stand_before_the_tables() -> None:
     found = _diagnosis(*(_finding(f"{name} waits", 300) for name in "ABCD"))
     heading, *lines = first_lines(found)[1]

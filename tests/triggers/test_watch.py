@@ -91,7 +91,7 @@ def test_the_reason_and_the_steps_asked_for_stand_in_the_capture(tmp_path: Path,
     assert (about["trigger"], about["trigger_reason"]) == ("moon", "the moon is full")
     assert capture.steps.column("number") == [2, 3, 4]
     assert "The trigger moon fired (the moon is full) and records steps 2–4." in log.at("INFO")
-    assert "Profiler records the windows that triggers request on cpu" in log.at("INFO")[0]
+    assert "Profiler records the windows that triggers request, on cpu" in log.at("INFO")[0]
 
 
 def test_a_sentence_is_a_reason(tmp_path: Path) -> None:

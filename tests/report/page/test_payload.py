@@ -151,7 +151,7 @@ def test_the_head_and_the_box_name_the_same_time_of_a_step(tmp_path: Path) -> No
     for captures in ([first], [first, last]):
         content = payload(captures)
         takes, note = facts(content["sections"]["verdict"])["A step takes"]
-        assert content["head"][0]["text"].startswith(f"A step takes {takes}. ")
+        assert content["head"][0]["text"].startswith(f"A step takes {takes}")
         found.append((takes, note.partition("; between")[0]))
     assert found == [
         ("1.075 ms", "median of 2 steps, all but the first, each until its device work ends"),
