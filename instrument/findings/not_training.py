@@ -85,8 +85,8 @@ _LIBRARIES = tuple(
     )
 )
 _EVAL = (
-    "Call the model for validation less often, such as once in an epoch, or on fewer samples; if "
-    "these calls are no validation, give one call more samples, or keep its results"
+    "Give one call more samples; call the model for validation less often, such as once in an "
+    "epoch, or on fewer samples; if these calls are no validation, keep their results"
 )
 _ONCE = (
     "{change}. In this window it occurs once, which does not show how often it occurs: if it is in "
