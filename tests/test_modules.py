@@ -299,6 +299,51 @@ def test_the_types_of_parameters(tmp_path: Path) -> None:
     assert capture.metadata["parameter_types"] == {"float64": 8, "bfloat16": 3}
 
 
+@pytest.mark.parametrize(
+    ("optimizers", "expected"),
+    [
+        ([[2]], {"0": 2}),
+        ([[2], [0]], {}),  # one that never steps holds the backbone
+        ([], None),
+        ([[2, None]], None),  # it also holds what may be copies of parameters
+    ],
+)
+def test_gradients_that_no_optimizer_uses(
+    tmp_path: Path, optimizers: list[list[int | None]], expected: dict[str, int] | None
+) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.ReLU(), nn.Linear(2, 1))
+    other = nn.Linear(2, 2)
+    every = [
+        torch.optim.SGD(
+            [p for k in parts for p in (other if k is None else model[k]).parameters()], lr=0.1
+        )
+        for parts in optimizers
+    ]
+
+    def train() -> None:
+        model(torch.ones(1, 2)).sum().backward()
+        for optimizer in every[:1]:
+            optimizer.step()
+
+    capture = window(tmp_path, train, model=model)
+    assert capture.metadata["unused_gradients"] == expected
+
+
+def test_a_parameter_that_the_program_changes_without_an_optimizer_is_used(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1), nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+
+    def train() -> None:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for each in model[0].parameters():
+                each -= 0.1
+
+    capture = window(tmp_path, train, model=model)
+    assert capture.metadata["unused_gradients"] == {"2": 2}
+
+
 def test_calls_in_eval_mode_are_counted_beside_those_in_train_mode(tmp_path: Path) -> None:
     student, teacher = nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2).eval()
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from instrument.annotate import backends, module_calls
 from instrument.annotate.module_calls import ModuleRange
 from instrument.base.errors import ConfigError
 
 M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,7 @@ class ModuleRanges:
         self._calls_before: dict[ModuleRange, int] = {}
         self._eval_calls_before: dict[ModuleRange, int] = {}
         self._marked_calls_before: dict[ModuleRange, int] = {}
+        self._versions_before: dict[int, int] = {}
         self._attached: list[nn.Module] = []
 
     def unseen(self, *, with_marked: bool = False) -> set[str]:
@@ -197,10 +202,42 @@ class ModuleRanges:
     def parameter_types(self) -> dict[str, int]:
         """How many numbers the parameters of the instrumented models hold, by data type."""
         found = Counter[str]()
-        for each in {each for model in list(_instrumented) for each in model.parameters()}:
+        for each in _parameters():
             if not nn.parameter.is_lazy(each):  # its shape is not known yet
                 found[str(each.dtype).removeprefix("torch.")] += each.numel()
         return dict(found)
+
+    def unused_gradients(self) -> dict[str, int] | None:
+        """The topmost submodules whose gradients nothing uses, and how many gradients each has.
+
+        All their parameters that require gradients have one, are in no optimizer, and did not
+        change since `__enter__`. None if that is unknown: no optimizer holds any parameter, or one
+        also holds tensors of no instrumented model, such as copies in float32.
+
+        Cost: a search for optimizers, if a parameter with a gradient did not change, or a fused
+        optimizer did it, of which torch keeps no count.
+        """
+        every, now = _parameters(), _versions()
+        if not now:
+            return None
+        same = {key for key, _ in now.items() & self._versions_before.items()}
+        unused = {id(each) for each in every if each.is_leaf and each.grad is not None} & same
+        if not unused:
+            return {}
+        known = {id(each) for each in every}
+        groups = [each.param_groups for each in alive(Optimizer)]
+        held = [{id(each) for group in all_of for each in group["params"]} for all_of in groups]
+        held = [each for each in held if each & known]
+        if not held or not all(each <= known for each in held):
+            return None
+        unused.difference_update(*held)
+        found, inside = dict[str, int](), set[int]()
+        for name, module in _selected_modules():
+            own = {id(each) for each in module.parameters() if each.requires_grad}
+            if own and own <= unused and id(module) not in inside:
+                found[name] = len(own)
+                inside.update(id(each) for each in module.modules())
+        return found
 
     def __enter__(self) -> ModuleRanges:
         for name, module in _selected_modules():
@@ -210,6 +247,7 @@ class ModuleRanges:
                 self._attached.append(module)
             self._calls_before[own], self._eval_calls_before[own] = own.calls, own.eval_calls
         self._marked_calls_before = {each: each.calls for each in module_calls.marks()}
+        self._versions_before = _versions()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -220,6 +258,23 @@ class ModuleRanges:
 def attach_ranges() -> ModuleRanges | None:
     """Attach the ranges of all instrumented models; return None if no module gets a range."""
     return ModuleRanges().__enter__() if _instrumented or module_calls.marks() else None
+
+
+def alive(kind: type[T]) -> list[T]:
+    """The objects of a class in this process; takes 0.1 s for a million objects of any class."""
+    return [each for each in gc.get_objects() if issubclass(type(each), kind)]
+
+
+def _parameters() -> set[nn.Parameter]:
+    return {each for model in list(_instrumented) for each in model.parameters()}
+
+
+def _versions() -> dict[int, int]:
+    """How often each parameter was written, by its id; empty if that is not known."""
+    written = (each for each in _parameters() if not nn.parameter.is_lazy(each))
+    with suppress(Exception):  # of a class of tensors
+        return {id(each): each._version for each in written if not each.is_inference()}
+    return {}
 
 
 def _selected_modules() -> Iterator[tuple[str, nn.Module]]:

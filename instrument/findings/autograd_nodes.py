@@ -21,6 +21,8 @@ from instrument.trace.events import Ints
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
+#: What it costs to make a node, and the bounds of this cost; see `unused_autograd`.
+NODE_NS, NODE_BOUNDS_NS = 1500, (1000, 3000)
 _MOST_NAMES = 10
 
 

@@ -50,6 +50,7 @@ from instrument.findings import (
     thread_oversubscription,
     unmarked_time,
     unused_autograd,
+    unused_gradients,
 )
 from instrument.findings.check import Check, NotRecorded, RanksCheck, run_check
 from instrument.findings.diagnosis import Diagnosis
@@ -81,6 +82,7 @@ CHECKS: tuple[Check, ...] = (
     busy_cpus.CHECK,
     memory_growth.CHECK,
     unused_autograd.CHECK,
+    unused_gradients.CHECK,
     debug_modes.CHECK,
     first_step.CHECK,
     recording_overhead.CHECK,

@@ -22,7 +22,13 @@ from instrument.analysis.coverage_rows import CPU_IN_RANGES, JOINED
 from instrument.analysis.places import common_place
 from instrument.analysis.views import Views
 from instrument.base.units import percent
-from instrument.findings.autograd_nodes import makers, ran, shortened
+from instrument.findings.autograd_nodes import (
+    NODE_BOUNDS_NS,
+    NODE_NS,
+    makers,
+    ran,
+    shortened,
+)
 from instrument.findings.check import Check, NotRecorded, Problem
 from instrument.findings.evidence import share_with_device
 from instrument.links.autograd import is_backward
@@ -31,7 +37,6 @@ from instrument.links.step_index import step_at
 from instrument.trace.events import Flags, Ints
 
 _LEAST_COST = 0.01
-_NODE_NS, _NODE_BOUNDS_NS = 1500, (1000, 3000)
 _LEAST_JOINED = 0.5
 _MOST_TRIED = 32
 
@@ -142,7 +147,7 @@ def _of_program(capture: Views, made: Ints) -> Iterator[Problem]:
     """Yield one problem for all autograd nodes of a window without a backward."""
     steps = capture.links.counted_steps
     inside = made[steps.holds(capture.events.start_ns[made]) >= 0]
-    if len(inside) and steps.share(len(inside) * _NODE_NS) >= _LEAST_COST:
+    if len(inside) and steps.share(len(inside) * NODE_NS) >= _LEAST_COST:
         title = "The program builds a graph for gradients, but runs no backward"
         yield _problem(capture, inside, title, common_place(capture, inside)[0])
 
@@ -157,6 +162,6 @@ def _problem(
         f"{title}{per_step}",
         made,
         share,
-        edit=lambda whatif: shortened(capture, whatif, made, _NODE_NS, _NODE_BOUNDS_NS),
+        edit=lambda whatif: shortened(capture, whatif, made, NODE_NS, NODE_BOUNDS_NS),
         place=(path, common_place(capture, made)[1]),
     )

@@ -356,6 +356,7 @@ class Recorder:
             "modules_not_seen": sorted(not_seen),
             "eval_calls": {} if modules is None else modules.eval_calls(),
             "parameter_types": (modules and torch_support.known(modules.parameter_types)) or {},
+            "unused_gradients": modules and torch_support.known(modules.unused_gradients),
             "graphs_compiled": graphs - self._graphs_before,
         }
 
@@ -377,6 +378,7 @@ class RecordedWindow:
       Dynamo has compiled a graph in this process: only then can a compiled region hide them.
     - `eval_calls`: how often submodules were called in eval mode, of those called in both modes.
     - `parameter_types`: how many numbers the models' parameters hold, by data type.
+    - `unused_gradients`: the submodules whose gradients nothing uses; see `ModuleRanges`.
     - `graphs_compiled`: how many graphs Dynamo has compiled since the warm-up began.
     """
 

@@ -8,7 +8,6 @@ what ends a step, the others are as before.
 
 from __future__ import annotations
 
-import gc
 import inspect
 import os
 import sys
@@ -20,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -30,6 +29,7 @@ from torch.utils.data import DataLoader
 
 from instrument.annotate import module_calls
 from instrument.annotate.module_calls import Depth, after_outermost, skip_in_dynamo
+from instrument.annotate.modules import alive
 from instrument.base.errors import reason_of, reraise_signal
 from instrument.base.file_lock import is_held
 from instrument.base.log import logger
@@ -39,7 +39,6 @@ from instrument.record import one_profiler
 from instrument.record.long_steps import no_times
 from instrument.record.session import Session
 
-T = TypeVar("T")
 StepKind: TypeAlias = Literal["forward", "backward", "optimizer"]
 
 # The later kinds take over from the earlier: a program that infers at first may train afterwards.
@@ -225,10 +224,10 @@ class Watch:
             return False
         ended = self._cycles[kind].ended
         if kind == "backward":
-            return ended == 1 and not _alive(Optimizer)
+            return ended == 1 and not alive(Optimizer)
         # programs that forget torch.no_grad() are asked later, because they may train
         infers = ended in _ASKED_AT and (ended > _ASKED_AT[0] or not torch.is_grad_enabled())
-        return infers and not self._has_backward and not _alive(Optimizer)
+        return infers and not self._has_backward and not alive(Optimizer)
 
     def _begin_steps(self, kind: StepKind) -> None:
         """Start the session, because a step has ended, and it is known what ends it."""
@@ -277,12 +276,12 @@ class Watch:
         """
         self._searches += 1
         trained = set[int]()
-        for optimizer in _alive(Optimizer):
+        for optimizer in alive(Optimizer):
             with _skipping_odd():
                 self._optimizers.add(optimizer)
                 groups = optimizer.param_groups
                 trained.update(id(each) for group in groups for each in group["params"])
-        modules = [each for each in _alive(nn.Module) if "_modules" in vars(each)]
+        modules = [each for each in alive(nn.Module) if "_modules" in vars(each)]
         inner = {id(child) for each in modules for child in vars(each)["_modules"].values()}
         found, with_parameters = list[nn.Module](), 0
         for each in modules:
@@ -357,8 +356,3 @@ def _skipping_odd() -> Iterator[None]:
         yield
     except Exception as error:
         reraise_signal(error)
-
-
-def _alive(kind: type[T]) -> list[T]:
-    """The objects of a class in this process."""
-    return [each for each in gc.get_objects() if issubclass(type(each), kind)]

@@ -246,6 +246,9 @@ CAPTURE_KEYS = {
     "that were called in both modes",
     "parameter_types": "how many numbers the parameters of the session's models hold, by data "
     'type: `{"float32": 61706}`',
+    "unused_gradients": "the submodules whose parameters had gradients, but did not change within "
+    "the window and are in no optimizer: how many gradients each has, by the name of its range; "
+    "`null` if that is unknown",
     "graphs_compiled": "how many graphs torch.compile has compiled in the window",
     "sinks_inline": "the sinks that ran in the training process",
     "scalars": "the values for TensorBoard and trackers, by tag; only with `sinks_inline`",
@@ -306,6 +309,7 @@ class Metadata(Struct):
     module_types: dict[str, str] = field(default_factory=dict)
     eval_calls: dict[str, Count] = field(default_factory=dict)
     parameter_types: dict[str, Count] = field(default_factory=dict)
+    unused_gradients: dict[str, Count] | None = None
     environment: Environment | None = None
     annotations_disabled: bool = False
     user_metadata: dict[str, Any] = field(default_factory=dict)

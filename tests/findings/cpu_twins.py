@@ -340,6 +340,28 @@ def looks_for_none() -> None:
     _train(_deep(10), _deep_input())
 
 
+BACKBONE = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+PROBE = nn.Sequential(BACKBONE, nn.Linear(256, 4))
+
+
+@cache
+def _probe_optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD(PROBE[1].parameters(), lr=0.001)
+
+
+def probes(gradients: bool) -> Callable[[], None]:
+    """A step that trains the last layer of a model, with or without gradients of the others."""
+
+    def step() -> None:
+        _probe_optimizer().zero_grad()
+        with torch.set_grad_enabled(gradients):
+            features = PROBE[0](torch.ones(64, 256))
+        PROBE[1](features).square().mean().backward()
+        _probe_optimizer().step()
+
+    return step
+
+
 def _function(x: torch.Tensor) -> torch.Tensor:
     return (x.sin() + x.shape[0]).cos()
 
@@ -575,6 +597,13 @@ TWINS = (
         validates_its_model(False),
         "unused-autograd",
         steps=10,
+    ),
+    Twin(
+        "a backbone that is not frozen",
+        probes(True),
+        probes(False),
+        "unused-gradients",
+        options={"model": PROBE},
     ),
     Twin("validation", validates, trains, "not-training"),
     Twin(

@@ -7,7 +7,7 @@ from typing import Any
 
 import builders
 import pytest
-from builders import Event, annotation, call, frame, made, node, span, step
+from builders import Event, accumulation, annotation, call, frame, made, node, span, step
 
 from findings.by_hand import Case, check, environment
 from instrument import Capture, diff
@@ -246,6 +246,21 @@ def without_nodes() -> list[Event]:
     return events
 
 
+def probe(*, inputs: bool = False) -> list[Event]:
+    """Steps of a backbone, a layer without parameters and a head; the input can get a gradient too."""
+    events = steps(4)
+    for start in range(0, 4000, 1000):
+        number = start // 100
+        for k, name in enumerate(("backbone", "act", "head")):
+            at = start + 10 + 50 * k
+            events += [annotation(name, at, 40), made("aten::mm", at + 5, 30, number + k)]
+        for k, at in ((2, 200), (1, 300), (0, 400)):
+            events.append(node("MmBackward0", start + at, 60, number + k))
+            events += [] if k == 1 else accumulation(start + at + 65, 20)
+        events += accumulation(start + 490, 20) if inputs else []
+    return events
+
+
 def searching() -> list[Event]:
     """Anomaly mode searches each gradient for NaN."""
     return [
@@ -268,6 +283,7 @@ EARLIER_FORWARD = [
 HOOK = [*training(4, validates=False), span("aten::isnan", 1110, 5, tid=2)]
 # Another program takes the CPU from one of the ten operators in each step, which the graph does not cost.
 DISTURBED = [{**each, "dur": 100} if each["ts"] % 1000 == 490 else each for each in training(4)]
+UNUSED = {"unused_gradients": {"backbone": 1}}
 AUTOGRAD = {
     "a range whose graph no backward uses": Case("unused-autograd", training(4)),
     "calls of a range whose other calls have a backward": Case(
@@ -275,6 +291,7 @@ AUTOGRAD = {
     ),
     "a graph on a busy machine": Case("unused-autograd", DISTURBED),
     "a program without any backward": Case("unused-autograd", NO_BACKWARD),
+    "gradients of a backbone that nothing uses": Case("unused-gradients", probe(), UNUSED),
     "anomaly mode of which the trace shows nothing": Case(
         "debug-modes", steps(4), environment(anomaly_mode=True)
     ),
@@ -327,6 +344,12 @@ NOT_FOUND = {
     "memory is freed once": Case("memory-growth", FREED_ONCE),
     "ranges with a backward": Case("unused-autograd", training(4, validates=False)),
     "operators that make no node": Case("unused-autograd", without_nodes()),
+    "no unused gradients": Case("unused-gradients", probe(), {"unused_gradients": {}}),
+    "unused gradients of a module behind a trained one": Case(
+        "unused-gradients", probe(), {"unused_gradients": {"head": 1}}
+    ),
+    "an input that gets a gradient too": Case("unused-gradients", probe(inputs=True), UNUSED),
+    "a program that infers": Case("unused-gradients", steps(4)),
     "anomaly mode was off": Case("debug-modes", steps(4), environment(anomaly_mode=False)),
     "a hook that searches one gradient": Case("debug-modes", HOOK),
 }
@@ -374,6 +397,7 @@ UNKNOWN = {
         Case("unused-autograd", EARLIER_FORWARD),
         "the backward of an earlier forward",
     ),
+    "optimizers": (Case("unused-gradients", probe(), {}), "which parameters are in an optimizer"),
     "anomaly mode": (Case("debug-modes", steps(4)), "whether anomaly detection was on"),
 }
 

@@ -145,6 +145,7 @@ CODES = (
     "recompilation",
     "thread-oversubscription",
     "unused-autograd",
+    "unused-gradients",
 )
 
 
