@@ -504,7 +504,7 @@ def test_each_window_is_diagnosed_once_and_then_forgotten(
     monkeypatch.setattr(Diagnosing, "add", noted)
     verdict = "\n".join(_verdict([tmp_path / "steps_3", tmp_path / "steps_6"]))
     assert seen == [("steps_3", 1), ("steps_6", 1)]
-    assert "A step takes 1.000 ms." in verdict
+    assert "A step takes 1.000 ms (median of the captures)." in verdict
     assert (tmp_path / "steps_6" / "report.html").exists()
 
 
