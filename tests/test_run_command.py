@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -24,7 +25,7 @@ from installed import need
 import instrument
 from instrument import Capture, Session
 from instrument.base.errors import ConfigError
-from instrument.cli.run import _verdict, config_of, split
+from instrument.cli.run import _join_threads, _verdict, config_of, split
 from instrument.cli.script import prepared
 from instrument.findings.diagnose import Diagnosing
 from instrument.findings.finding import Finding
@@ -662,6 +663,18 @@ def test_threads_of_the_script_end_before_the_recording(tmp_path: Path) -> None:
     assert done.returncode == 0
     (capture,) = map(Capture.load, (tmp_path / "profile").glob("steps_*"))
     assert capture.steps.column("number") == [3, 4, 5]
+
+
+def test_a_thread_that_never_ends_does_not_stop_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as those of a process pool: Python tells them to end after the script."""
+    monkeypatch.setattr("instrument.cli.run._LONGEST_STEP_S", 0.0)
+    told = threading.Event()
+    thread = threading.Thread(target=told.wait)
+    thread.start()
+    _join_threads([])
+    assert thread.is_alive()
+    told.set()
+    thread.join()
 
 
 def test_two_runs_in_a_folder_have_their_own_verdicts(tmp_path: Path) -> None:

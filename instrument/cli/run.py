@@ -7,6 +7,7 @@ import os
 import sys
 import textwrap
 import threading
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
@@ -32,6 +33,8 @@ HELP = "run a script as it is, and say what slows it"
 
 _PRESET = "summary"
 # How long the end waits at most until all windows are finished, also those of other ranks.
+# After its main thread has ended, a script's other threads train on if steps end this often.
+_LONGEST_STEP_S = 5.0
 _LONGEST_WAIT_S = 30.0
 _FEW_WORDS = 6
 
@@ -189,7 +192,7 @@ def _run_spawned(asked: Asked, function: Callable[..., Any], index: int, *args: 
 def _end(watches: list[Watch], error: BaseException | None, speaks: bool, kind: StepKind) -> None:
     """Stop recording, and say what slows the script; `error` has ended it, unless None."""
     try:
-        _join_threads()
+        _join_threads(watches)
         for watch in watches:
             watch.end(None if isinstance(error, SystemExit) else error)
         if not speaks:
@@ -209,12 +212,20 @@ def _end(watches: list[Watch], error: BaseException | None, speaks: bool, kind: 
         say(f"instrument: the verdict is not known: {reason_of(wrong)}.")
 
 
-def _join_threads() -> None:
-    """Wait for the script's threads, as Python does when a script has ended."""
-    executors = sys.modules.get("concurrent.futures.thread")  # its threads wait for Python's end
+def _join_threads(watches: list[Watch]) -> None:
+    """Wait for the script's threads, as Python does when a script has ended, while steps end.
+
+    Not all of them can end before Python tells them to, such as those of an executor.
+    """
+    last, until = 0, time.monotonic() + _LONGEST_STEP_S
+    executors = sys.modules.get("concurrent.futures.thread")
     others = {threading.current_thread(), *getattr(executors, "_threads_queues", ())}
     while running := {each for each in threading.enumerate() if not each.daemon} - others:
-        running.pop().join()
+        running.pop().join(0.1)
+        if (steps := sum(each.session.step_number for each in watches if each.session)) > last:
+            last, until = steps, time.monotonic() + _LONGEST_STEP_S
+        elif time.monotonic() > until:
+            return
 
 
 def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
@@ -238,7 +249,8 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
     target = own[-1] / "report.html"
     files.write(target, page(content).html)
     said = first_lines(seen.diagnosis)
-    if times is not None and (long := long_steps(times)) is not None:
+    on_host = not seen.has_device_work  # else a step that waits for the device looks long
+    if times is not None and on_host and (long := long_steps(times)) is not None:
         share, sentence, options = long
         found = causes(seen.diagnosis)
         costs = [each.saving.share if each.saving else each.share or 0 for each in found]

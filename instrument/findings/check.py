@@ -179,6 +179,7 @@ def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator
     for need in check.needs:
         if not need.is_met(capture):
             raise NotRecorded(need.missing, need.remedy)
+    may_be_chance = is_found = False
     for problem in check.find(capture):
         events, edit = problem.events, problem.edit or _scaled(check, problem)
         scenario = None
@@ -187,7 +188,8 @@ def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator
         if not is_worth(scenario, check.least_saving):
             continue
         if scenario is not None and _is_chance(capture, scenario):
-            raise NotRecorded("a thread without a CPU may explain the time", QUIET_CPUS)
+            may_be_chance = True
+            continue
         path, source = problem.place or (None, None)
         rows = problem.evidence or ()
         if events is not None and problem.place is None:
@@ -210,6 +212,9 @@ def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator
             is_caveat=check.is_caveat,
             assumes=check.assumes,
         )
+        is_found = True
+    if may_be_chance and not is_found:
+        raise NotRecorded("a thread without a CPU may explain the time", QUIET_CPUS)
 
 
 def simulated(edit: Callable[[], Scenario]) -> Scenario | None:

@@ -30,6 +30,7 @@ from instrument.findings.not_training import parts
 from instrument.links.groupby import Groups
 from instrument.links.intervals import Intervals, concatenated, merged, within
 from instrument.links.step_index import CountedSteps
+from instrument.trace.events import OPERATOR
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -130,13 +131,18 @@ def _blocked_ns(capture: Views) -> float:
     """How long the thread neither used nor wanted a CPU; 0 if unknown.
 
     The clock counts for the whole window, of which the steps have their share. Left out are the
-    waits for data, and those for an operator's other threads, as long as these wait for a CPU.
+    waits for data, the time of operators that are not torch's, which may wait for other ranks, and
+    the waits for an operator's other threads, as long as these wait for a CPU.
     """
     wait, steps = capture.about.cpu_wait, capture.links.counted_steps
     if wait is None or wait.ran_ns is None or not wait.window_ns:
         return 0.0
     events, loads = capture.events, waits_for_data(capture)
     loads_ns = int(steps.within(events.start_ns[loads], events.end_ns[loads]).sum())
+    tree = capture.links.call_tree
+    may_wait = events.among(OPERATOR) & ~events.named(lambda name: name.startswith("aten::"))
+    may_wait = may_wait[tree.index] & (steps.holds(tree.start_ns) >= 0)
+    loads_ns += int(capture.links.own_ns[may_wait].sum())
     used_ns = wait.ran_ns + (wait.waited_ns or 0) + (wait.workers_waited_ns or 0)
     return steps.total_ns * (1 - used_ns / wait.window_ns) - loads_ns
 

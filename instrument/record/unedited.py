@@ -16,7 +16,7 @@ import weakref
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 from instrument.annotate import module_calls
 from instrument.annotate.module_calls import Depth, after_outermost, skip_in_dynamo
 from instrument.annotate.modules import alive
-from instrument.base.errors import reason_of, reraise_signal
+from instrument.base.errors import ConfigError, reason_of, reraise_signal
 from instrument.base.file_lock import is_held
 from instrument.base.log import logger
 from instrument.base.rank_info import rank_info
@@ -266,7 +266,8 @@ class Watch:
     def _add_models(self, optimizer: Optimizer) -> None:
         self._optimizers.add(optimizer)
         if self.session is not None and self._searches < _MOST_SEARCHES:
-            self.session.add_models(self._models())
+            with suppress(ConfigError):  # the options name modules of other models
+                self.session.add_models(self._models())
 
     def _models(self) -> dict[str, nn.Module]:
         """The models that are trained or were called, by the prefixes of their ranges.

@@ -521,6 +521,11 @@ IN_PYTHON = {
     "what may be a wait for an operator's other threads": Case(
         "python-time", playing(), on_cpus(0.4, waited=0.05, others=0.3)
     ),
+    "what may be a wait for other ranks": Case(
+        "python-time",
+        in_steps(3, 1000, annotation("rollout", 0, 500), span("c10d::allreduce_", 500, 500)),
+        on_cpus(0.4),
+    ),
     "a function in no range": Case("python-time", without(playing(frames=True), "rollout")),
 }
 NOT_IN_PYTHON = {
