@@ -5,7 +5,8 @@ Python stacks, a function with such a name, `torch.save`, or a writer of logs; o
 in eval mode, if other calls of the same model have a backward. Nothing in it has a backward in the
 window. A tenth of the training time is usual for a validation, so a smaller part is no finding. The
 simulation leaves the part out of the steps. The saving is unknown if the part occurs only in one of
-several steps, because that does not show how often it occurs.
+several steps, because that does not show how often it occurs; and if a step calls a model in eval
+mode many times, because training may need the results, such as those of a rollout.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ _EVAL = (
     "Give one call more samples; call the model for validation less often, such as once in an "
     "epoch, or on fewer samples; if these calls are no validation, keep their results"
 )
+_FEW_CALLS = 4  # in eval mode, in a step; after more of them, training may need their results
 _ONCE = (
     "{change}. In this window it occurs once, which does not show how often it occurs: if it is in "
     "one of many steps, it costs little."
@@ -166,12 +168,14 @@ def _problem(capture: Views, part: Part) -> Problem:
         often = f"in {holding} of {steps.count} steps"
     every = step_at(capture.events, capture.links.steps, part.spans[0])
     is_once = len(capture.links.steps) > 1 and len(np.unique(every[every >= 0])) == 1
+    may_train = part.change == _EVAL and (at >= 0).sum() > _FEW_CALLS * holding
     place = common_place(capture, part.events)
     return Problem(
-        f"{percent(share)} of the {steps.what} goes to {part.name}, not to training: {often}",
+        f"{percent(share)} of the {steps.what} goes to {part.name}"
+        f"{'' if may_train else ', not to training'}: {often}",
         part.events,
         None if is_once else share,
-        edit=None if is_once else _without(capture, part),
+        edit=None if is_once or may_train else _without(capture, part),
         place=(place[0] if part.is_range else None, place[1]),
         evidence=evidence(capture, part.events),
         change=_ONCE.format(change=part.change) if is_once else f"{part.change}.",

@@ -21,6 +21,7 @@ import numpy as np
 
 from instrument.analysis.coverage_rows import CPU_IN_STEPS
 from instrument.analysis.places import common_place
+from instrument.analysis.step_parts import waits_for_data
 from instrument.analysis.views import Views
 from instrument.base.units import duration, percent
 from instrument.findings.autograd_nodes import makers
@@ -181,12 +182,13 @@ def storms(capture: Views) -> list[Storm]:
 def _bodies(capture: Views) -> tuple[Flags, Flags]:
     """Masks of the nodes that are outermost operators, and of those that are ranges around them.
 
-    Only those in the steps, without backward nodes and what is inside of them.
+    Only those in the steps, without backward nodes, waits for data, and what is inside of them.
     """
     events, links = capture.events, capture.links
     tree, scopes = links.call_tree, links.scopes
     called = called_operators(events)[tree.index]
     excluded = tree.inside(called) | np.append(scopes.backward, False)[scopes.innermost]
+    excluded |= tree.at_or_inside(np.isin(tree.index, waits_for_data(capture)))
     excluded |= links.counted_steps.holds(tree.start_ns) < 0
     if not len(links.steps):
         excluded |= tree.parent < 0  # the iterations of a recording without steps are no loop

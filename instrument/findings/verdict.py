@@ -5,6 +5,7 @@ The log, `instrument show`, `instrument diagnose`, the report page and a noteboo
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from instrument.base.prose import shortened, wrapped
@@ -27,6 +28,8 @@ _BUSY = 0.5
 _LONGEST_PHASE = 44
 # How many findings the verdict lists where tables follow.
 _FIRST_FINDINGS = 3
+# The title of a finding up to its details, which follow a colon; quoted names may have colons too.
+_CAUSE = re.compile(r"""(?:(?<!\w)(?:'[^']*'|"[^"]*")|(?!:\ ).)*""", re.DOTALL)
 
 
 def verdict(diagnosis: Diagnosis) -> str:
@@ -148,7 +151,7 @@ def _is_large(finding: Finding) -> bool:
 
 def _cause(finding: Finding, diagnosis: Diagnosis) -> str:
     """Return a finding as a sentence: the cause, its place, and the saving."""
-    cause, saving = finding.title.partition(": ")[0], finding.saving
+    cause, saving = _CAUSE.findall(finding.title)[0], finding.saving
     place = f" ({finding.source})" if finding.source and finding.source not in cause else ""
     if saving is None:
         unknown = "" if finding.ends_run else "; the saving is not known"

@@ -39,11 +39,11 @@ from instrument.trace.events import is_step
 
 
 def loading(
-    name: str = SINGLE_PROCESS, waits_us: float = 400, *, cat: str = "user_annotation", **more: Any
+    name: str = SINGLE_PROCESS, waits_us: float = 4000, *, cat: str = "user_annotation", **more: Any
 ) -> list[Event]:
-    """Four steps of 1000 µs, each with a wait for its batch, then an operator."""
+    """Four steps of 10 ms, each with a wait for its batch, then an operator."""
     wait = span(name, 0, waits_us, cat, **more)
-    return in_steps(4, 1000, wait, span("aten::mm", waits_us, 1000 - waits_us))
+    return in_steps(4, 10_000, wait, span("aten::mm", waits_us, 10_000 - waits_us))
 
 
 def settings(**loader: Any) -> dict[str, Any]:
@@ -66,31 +66,37 @@ def on_cpus(
     )
 
 
-ONE_LONG_WAIT = [*loading(WORKERS, 10), step(4, 4000, 2000), annotation(WORKERS, 4000, 1500)]
-FRAMES = [frame("train.py(7): main", 0, 4000)]
-WORKED = [each for k in range(4) for each in launched("gemm", 1000 * k + 1, 1000 * k, 995, k + 1)]
+ONE_LONG_WAIT = [
+    *loading(WORKERS, 100),
+    step(4, 40_000, 20_000),
+    annotation(WORKERS, 40_000, 15_000),
+]
+FRAMES = [frame("train.py(7): main", 0, 40_000)]
+WORKED = [
+    each for k in range(4) for each in launched("gemm", 10_000 * k + 1, 10_000 * k, 9950, k + 1)
+]
 
 LOADER = {
     "a wait for data": Case("loader-wait", [*loading(), *FRAMES]),
     "threads and CPUs are known": Case("loader-wait", loading(), settings(pin_memory=False)),
-    # The loading takes 650 of 1000 µs. With two CPUs, two workers need 325 µs for a batch.
-    "two CPUs for 1000 µs of work": Case("loader-wait", loading(waits_us=650), on_cpus(1)),
-    "two threads on two CPUs": Case("loader-wait", loading(waits_us=650), on_cpus(1, threads=2)),
-    "a loader that waits for files": Case("loader-wait", loading(waits_us=650), on_cpus(0.4)),
+    # The loading takes 6.5 of 10 ms. With two CPUs, two workers need 3.25 ms for a batch.
+    "two CPUs for 10 ms of work": Case("loader-wait", loading(waits_us=6500), on_cpus(1)),
+    "two threads on two CPUs": Case("loader-wait", loading(waits_us=6500), on_cpus(1, threads=2)),
+    "a loader that waits for files": Case("loader-wait", loading(waits_us=6500), on_cpus(0.4)),
     "workers leave half of the CPUs to operators": Case(
-        "loader-wait", loading(waits_us=900), on_cpus(1, threads=16, cpus=16)
+        "loader-wait", loading(waits_us=9000), on_cpus(1, threads=16, cpus=16)
     ),
     "workers leave one CPU to the launches": Case(
         "loader-wait",
-        [*loading(waits_us=900), *launched("gemm", 901, 905, 20, 1)],
+        [*loading(waits_us=9000), *launched("gemm", 9010, 9050, 200, 1)],
         on_cpus(1, cpus=8),
     ),
-    "an iterator on two CPUs": Case("loader-wait", loading("data", 650), on_cpus(1)),
+    "an iterator on two CPUs": Case("loader-wait", loading("data", 6500), on_cpus(1)),
     "CPUs that other programs use": Case(
-        "loader-wait", loading(waits_us=650), on_cpus(0.5, waited=0.5)
+        "loader-wait", loading(waits_us=6500), on_cpus(0.5, waited=0.5)
     ),
     "no steps": Case(
-        "loader-wait", [annotation(SINGLE_PROCESS, 0, 400), span("aten::mm", 400, 600)]
+        "loader-wait", [annotation(SINGLE_PROCESS, 0, 4000), span("aten::mm", 4000, 6000)]
     ),
     "with workers the saving is not known": Case(
         "loader-wait", loading(WORKERS), settings(workers=1, persistent_workers=True)
@@ -102,13 +108,16 @@ LOADER = {
         "loader-wait", ONE_LONG_WAIT, settings(workers=2, persistent_workers=False)
     ),
     "the range of session.steps": Case("loader-wait", loading("data"), {}),
-    # With 4 workers, 900 µs of loading give a batch each 225 µs; the step works for 100.
-    "a batch that loads longer than the step works": Case("loader-wait", loading("data", 900), {}),
+    # With 4 workers, 9 ms of loading give a batch each 2.25 ms; the step works for 1 ms.
+    "a batch that loads longer than the step works": Case("loader-wait", loading("data", 9000), {}),
+    "a batch that loads in less time than a worker hands it over": Case(
+        "loader-wait", loading(waits_us=990)
+    ),
 }
 NO_WAIT = {
     "data in a trace of another program": Case("loader-wait", loading("data")),
     "no wait": Case("loader-wait", loading(waits_us=0)),
-    "a short wait": Case("loader-wait", loading(waits_us=40)),
+    "a short wait": Case("loader-wait", loading(waits_us=400)),
     "on another thread": Case("loader-wait", loading(tid=5)),
     "one CPU, which computes all the time": Case("loader-wait", loading(), on_cpus(1, cpus=1)),
     "while the device works": Case("loader-wait", [*loading(), *WORKED]),
@@ -360,6 +369,9 @@ NO_STORM = {
         "operator-storm", in_steps(3, 10_000, *(span("aten::mm", 100 * k, 90) for k in range(90)))
     ),
     "a busy device": Case("operator-storm", before_a_busy_device()),
+    "a dataset that a loader indexes": Case(
+        "operator-storm", renamed(looping(100), SINGLE_PROCESS)
+    ),
     "inside an operator": Case("operator-storm", renamed(looping(100), "aten::lstm", "cpu_op")),
     # Between its tiny operators, the loop sleeps: no batched operator would save that.
     "a loop that something else fills": Case(
@@ -469,11 +481,12 @@ def training_and(*inside: Event, of: tuple[int, ...] = (0, 1, 2, 3)) -> list[Eve
 
 def of_validation(name: str = "Net") -> list[Event]:
     """Two calls of a module without gradients."""
-    return [
-        each
-        for start in (500, 650)
-        for each in (annotation(name, start, 140), span("aten::mm", start + 10, 120))
-    ]
+    return [*called(500, 140, name), *called(650, 140, name)]
+
+
+def called(start: float, lasts: float, name: str = "Net") -> list[Event]:
+    """A call of a module without gradients."""
+    return [annotation(name, start, lasts), span("aten::mm", start + lasts / 14, lasts * 6 / 7)]
 
 
 # Python in a range
@@ -623,6 +636,11 @@ NO_TRAINING = {
         [each for each in training_and(SAVED, of=(0, 2)) if each["ts"] < 3000],
     ),
     "calls in eval mode": Case("not-training", training_and(*of_validation()), IN_EVAL_MODE),
+    "many calls in eval mode in each step": Case(
+        "not-training",
+        training_and(*(call for k in range(25) for call in called(500 + 18 * k, 16))),
+        {"eval_calls": {"Net": 100}},
+    ),
 }
 ALL_TRAINING = {
     "in another thread": Case(

@@ -47,6 +47,13 @@ def test_the_verdict_names_the_line_but_no_details_of_the_title() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["'stage: rollout'", '"a: child\'s"'])
+def test_a_colon_in_a_name_begins_no_details(name: str) -> None:
+    cause = f"A thread's wait in range {name}"
+    found = _finding(f"{cause}: 300 ns in each step", None)
+    assert verdict(_diagnosis(found)) == f"{STEP}{cause}; the saving is not known."
+
+
 def test_a_saving_of_three_percent_counts_and_a_smaller_one_is_said_to_be_small() -> None:
     assert verdict(_diagnosis(_finding("A waits", 30))) == (
         f"{STEP}A waits; without this, a step would take 970 ns (3.0 % less)."
