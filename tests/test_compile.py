@@ -126,9 +126,8 @@ def test_an_instrumented_model_stays_at_one_graph(tmp_path: Path, backend: str) 
     assert paths == ["outside", "outside/Sequential"]
     assert capture.metadata["modules_not_seen"] == ["0", "0.linear", "1", "1.linear"]
     few = "0 (with 1 inside), 1 (with 1 inside)"
-    assert f"Modules not called in this window, or inside a compiled region: {few}" in render(
-        capture
-    )
+    said = f"Modules not called in this window, or inside a compiled region: {few}"
+    assert said in " ".join(render(capture).split())
 
 
 def test_a_compiled_function_is_recorded_around_its_region(tmp_path: Path) -> None:

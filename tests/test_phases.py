@@ -85,7 +85,7 @@ def test_each_phase_that_is_named_follows_the_schedule_by_its_own_count(
         "steps_000005-000006_rank0": ("train", [5, 6]),
         "validation_steps_000005-000006_rank0": ("validation", [5, 6]),
     }
-    assert "records steps 5–6 (counted from 0) in train and validation on cpu" in log.at("INFO")[0]
+    assert "records steps 5–6 (counted from 0) in train and validation, on cpu" in log.at("INFO")[0]
 
 
 def test_an_open_window_goes_on_and_shows_validation_as_a_range(tmp_path: Path) -> None:

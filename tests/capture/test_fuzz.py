@@ -62,7 +62,7 @@ LIST = BASE.index(b'"traceEvents"')
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """As small as the events, so that every seam between pieces is tried."""
     monkeypatch.setattr(json_stream, "SMALLEST", 48)
-    monkeypatch.setattr(json_stream, "LARGEST", 512)
+    monkeypatch.setattr(json_stream, "LARGEST", 8192)  # longer than an event with its strings
     monkeypatch.setattr("instrument.trace.gzip_stream.CHUNK_BYTES", 97)
 
 
