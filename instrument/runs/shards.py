@@ -38,6 +38,9 @@ _FLAGS = ("truncated", "cut_short")
 _UNREAD = b"instrument.unread"
 # The captures whose rows are one row group for each table.
 _BLOCK = 500
+_DAMAGED = (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
+# Each row has times or a name of its own, so a shard has fewer rows than bytes.
+_MOST_ROWS_PER_BYTE = 4
 
 
 class Shard(NamedTuple):
@@ -121,7 +124,8 @@ def _write(target: Path, found: Mapping[Place, RankSummary], unread: Sequence[st
                     for name, column in columns.items():
                         column += known.get(name) or [None] * size
                 if columns["table"]:
-                    file.write_table(pyarrow.table(columns, schema))
+                    whole = pyarrow.table(columns, schema)
+                    file.write_table(whole, row_group_size=len(whole))
 
 
 def _tables(summary: RankSummary) -> dict[str, Columns]:
@@ -171,10 +175,13 @@ def read(file: Path) -> tuple[dict[Place, RankSummary], list[str]]:
     try:
         with parquet.ParquetFile(file, read_dictionary=["capture"]) as source:
             unread = msgspec.json.decode(source.schema_arrow.metadata[_UNREAD], type=list[str])
+            if (count := source.metadata.num_rows) > _MOST_ROWS_PER_BYTE * file.stat().st_size:
+                raise ValueError(f"{count} rows are too many for its size")
             for table, capture, columns in _parts(source):
-                found.setdefault(capture, {})[table] = columns
+                if found.setdefault(capture, {}).setdefault(table, columns) is not columns:
+                    raise ValueError(f"it holds the {table} of a capture twice")
         summaries = {place_of(capture): _summary(tables) for capture, tables in found.items()}
-    except (ArrowException, OSError, LookupError, TypeError, ValueError) as error:
+    except (ArrowException, *_DAMAGED) as error:
         raise CaptureError(f"{file} is no shard ({error}): make it again with --shard.") from None
     if not all(map(is_sound, summaries.values())):
         raise CaptureError(f"{file} is of another version, or damaged: make it again with --shard.")

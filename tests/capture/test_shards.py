@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from array import array
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pytest
 from builders import annotation, kernels, steps, synchronous_steps, write_rank, write_trace
@@ -95,6 +97,15 @@ def test_a_summary_of_every_kind_of_value_comes_back(tmp_path: Path) -> None:
             name: column for name, column in summary.ranges.items() if column is not None
         }
         assert other.breakdown["idle_ns"] == 3
+
+
+def test_a_table_of_more_rows_than_pyarrow_writes_at_once_stays_whole(tmp_path: Path) -> None:
+    times = array("q", np.random.default_rng(0).integers(1 << 40, size=2**19 + 1).tolist())
+    summary = RankSummary(name="r", rank=0, world_size=2, steps={"duration_ns": times})
+    file = tmp_path / "ranks-00000-of-00001.parquet"
+    shards._write(file, {tmp_path / "a": summary, tmp_path / "b": summary}, [])
+    found, _ = shards.read(file)
+    assert [each.steps["duration_ns"] == times for each in found.values()] == [True, True]
 
 
 def test_a_missing_shard_is_named_and_captures_beside_shards_count_too(
@@ -222,7 +233,11 @@ def test_the_command_writes_a_part_and_names_what_it_cannot_read(
 
 
 @pytest.mark.parametrize(
-    "damage", ["text", "other", "version", "table", "time", "text in numbers", "twice"]
+    "damage",
+    [
+        *("text", "other", "version", "table", "time", "text in numbers", "twice"),
+        *("number", "deep", "rows", "pieces"),
+    ],
 )
 def test_a_file_of_a_stranger_is_refused_in_one_sentence(job: Path, damage: str) -> None:
     (file,) = written_shards(job, 1).iterdir()
@@ -247,7 +262,18 @@ def test_a_file_of_a_stranger_is_refused_in_one_sentence(job: Path, damage: str)
         put("duration_ns", "steps", "5")
     elif damage == "twice":
         put("started_at", "captures", "0001-01-01")
-    parquet.write_table(table, file)
+    elif damage == "number":
+        numbers = pyarrow.array([1] * len(table))
+        table = table.drop_columns(["capture"]).append_column("capture", numbers)
+    elif damage == "deep":
+        put("versions", "captures", "[" * 200_000)
+    elif damage == "rows":
+        table = table.slice(0, 1).take(pyarrow.array([0] * 500_000))
+    kinds = table.column("table").to_pylist() if damage != "other" else [None]
+    with parquet.ParquetWriter(file, table.schema) as writer:
+        for kind in dict.fromkeys(kinds):  # a row group for each table
+            rows = table.filter([each == kind for each in kinds])
+            writer.write_table(rows, row_group_size=1 if damage == "pieces" else None)
     if damage == "text":
         file.write_text("PAR1")
     with pytest.raises(
