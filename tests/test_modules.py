@@ -329,7 +329,10 @@ def test_gradients_that_no_optimizer_uses(
     assert capture.metadata["unused_gradients"] == expected
 
 
-def test_a_parameter_that_the_program_changes_without_an_optimizer_is_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("through_data", [False, True])
+def test_a_parameter_that_the_program_changes_without_an_optimizer_is_used(
+    tmp_path: Path, through_data: bool
+) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1), nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
 
@@ -338,10 +341,19 @@ def test_a_parameter_that_the_program_changes_without_an_optimizer_is_used(tmp_p
         optimizer.step()
         with torch.no_grad():
             for each in model[0].parameters():
-                each -= 0.1
+                (each.data if through_data else each).sub_(0.1)
 
     capture = window(tmp_path, train, model=model)
     assert capture.metadata["unused_gradients"] == {"2": 2}
+
+
+def test_a_model_with_parameters_of_its_own_kind_is_recorded(tmp_path: Path) -> None:
+    class Groups(nn.Linear):
+        def parameters(self, recurse: bool = True) -> Any:
+            return iter([{"params": [*super().parameters(recurse)]}])
+
+    capture = window(tmp_path, model=Groups(2, 2))
+    assert capture.metadata["unused_gradients"] is None
 
 
 def test_calls_in_eval_mode_are_counted_beside_those_in_train_mode(tmp_path: Path) -> None:

@@ -80,10 +80,11 @@ def _unused(capture: Views, made: Ints, modules: Mapping[str, int]) -> tuple[Int
     """
     events, scopes = capture.events, capture.links.scopes
     names, paths = list(modules), scopes.paths
+    index = {name: k for k, name in enumerate(names)}
     module: list[int] = []  # the module of each path, -1 for none; parents come first
     for name, above in zip(paths.names, paths.above.tolist()):
         inherited = module[above] if above >= 0 else -1
-        module.append(names.index(name) if name in modules else inherited)
+        module.append(index.get(name, inherited))
     node = np.flatnonzero(scopes.nodes.outermost(scopes.backward))
     node = node[np.argsort(scopes.nodes.start_ns[node], kind="stable")]
     event, of = scopes.nodes.index[node], np.append(module, -1)[scopes.attributed[node]]
