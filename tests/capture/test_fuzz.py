@@ -76,7 +76,11 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
     )
     made["ph"] = draw(st.sampled_from("XXXXMsf"))
     made["args"] = draw(
-        st.dictionaries(NAMES, st.one_of(NAMES, st.lists(st.dictionaries(NAMES, st.none()))))
+        st.dictionaries(
+            NAMES,
+            st.one_of(NAMES, st.lists(st.dictionaries(NAMES, st.none(), max_size=2), max_size=2)),
+            max_size=2,
+        )
     )
     if draw(st.booleans()):
         made = dict(reversed(made.items()))
