@@ -35,7 +35,8 @@ from instrument.trace.events import Flags, Ints, called_operators
 # The names of ranges and functions, and what to do about each kind. Words with another meaning in a
 # model are left out: `next_val` is a value, `log_prob` a logarithm, `save_for_backward` a tensor.
 _WHEN = r"(?:(?:run|do|do_epoch|perform|maybe|on|after|before|final|full|mid|async|the)_)*"
-_ALSO = r"(?:_(?:and|every|if|to|on|with|in)_\w+|_(?:end|start|hook|\d+))*"
+_ALSO = r"(?:_(?:end|start|hook|\d+))*(?:_(?:and|every|if|to|on|with|in)_\w+)?"
+_LONGEST_NAME = 500
 _KINDS = tuple(
     (re.compile(f"{_WHEN}(?:{names}){_ALSO}", re.VERBOSE), change)
     for names, change in (
@@ -294,6 +295,8 @@ def _count(of: Ints, groups: int) -> Ints:
 def change_of(name: str) -> str | None:
     """What to do about a range or function of this name; None if it may train."""
     last = re.sub(r"(?<=[a-z])(?=[A-Z])|\s+", "_", name.rpartition(".")[2]).strip("_ ").lower()
+    if len(last) > _LONGEST_NAME:  # the time of a search grows with the square of the length
+        return None
     return next((change for pattern, change in _KINDS if pattern.fullmatch(last)), None)
 
 

@@ -138,13 +138,13 @@ def _blocked_ns(capture: Views) -> float:
     if wait is None or wait.ran_ns is None or not wait.window_ns:
         return 0.0
     events, loads = capture.events, waits_for_data(capture)
-    loads_ns = int(steps.within(events.start_ns[loads], events.end_ns[loads]).sum())
+    left_out_ns = int(steps.within(events.start_ns[loads], events.end_ns[loads]).sum())
     tree = capture.links.call_tree
     may_wait = events.among(OPERATOR) & ~events.named(lambda name: name.startswith("aten::"))
     may_wait = may_wait[tree.index] & (steps.holds(tree.start_ns) >= 0)
-    loads_ns += int(capture.links.own_ns[may_wait].sum())
+    left_out_ns += int(capture.links.own_ns[may_wait].sum())
     used_ns = wait.ran_ns + (wait.waited_ns or 0) + (wait.workers_waited_ns or 0)
-    return steps.total_ns * (1 - used_ns / wait.window_ns) - loads_ns
+    return steps.total_ns * (1 - used_ns / wait.window_ns) - left_out_ns
 
 
 def is_large(capture: Views, spans: Intervals) -> bool:

@@ -709,6 +709,12 @@ def test_a_name_says_whether_a_function_trains(verb: str) -> None:
     )
 
 
+def test_the_search_for_a_name_of_a_stranger_ends() -> None:
+    """Its time must not double with each part of the name."""
+    assert not_training.change_of("save" + "_and_a" * 50 + "!") is None
+    assert not_training.change_of("run_" * 100_000 + "val") is None
+
+
 WITHOUT_CPU = {
     "a copy is long in one step, longer than the thread had no CPU": Case(
         "layout-and-casts", COPIED_ONCE, environment(cpu_wait={"waited_ns": 7_000_000})
