@@ -29,8 +29,8 @@ import warm
 
 from instrument.cli.command import main
 
-# Tested elsewhere: the package is built and installed in test_package.py.
-_NOT_RUN = ("pip install ",)
+# The package is built and installed in test_package.py; clusters are not at hand.
+_NOT_RUN = ("pip install ", "sbatch ", "ray job ")
 # What only a shell understands.
 _OF_A_SHELL = {"|", "||", "&", "&&", ";", "<", ">", ">>", "(", ")"}
 _BLOCKS = re.compile(
@@ -51,7 +51,7 @@ class Block(NamedTuple):
     @property
     def file(self) -> str | None:
         """The name in its first line, where the block is a file."""
-        named = re.match(r"# ([\w/]+\.(?:py|yaml))\n", self.body)
+        named = re.match(r"(?:#!.*\n)?# ([\w/]+\.(?:py|yaml|sh))\n", self.body)
         return named and named[1]
 
 
@@ -76,7 +76,7 @@ def script(page: Sequence[Block], left_out: Callable[[str], bool]) -> str:
     ]
     for block in page:
         body: list[str] = []
-        if block.language == "bash":
+        if block.language == "bash" and not block.file:
             body = [
                 f"command({line!r})"
                 for line in block.body.splitlines()

@@ -127,6 +127,7 @@ TESTS = {
     "instrument/analysis/memory_plot.py": _capture("live_memory"),
     "instrument/analysis/memory_attribution.py": _capture("operators", "live_memory"),
     "instrument/runs/rank_comparison.py": [*_capture("run"), "tests/test_across.py"],
+    "instrument/runs/shards.py": _capture("shards"),
 }  # fmt: skip
 
 
@@ -262,6 +263,13 @@ PLANTED = [
         '"truncated": reason is not None,',
         '"truncated": False,',
         "tests/test_window_limit.py::test_a_window_over_its_time_ends_with_the_step",
+    ),
+    Planted(
+        "the tasks of Slurm's array do not count from 0",
+        "instrument/runs/shards.py",
+        "(int(task) - int(first or 0)) // int(step or 1)",
+        "int(task) // int(step or 1)",
+        "tests/capture/test_shards.py::test_a_job_array_says_which_part_it_is",
     ),
     Planted(
         "cooldown ignored",

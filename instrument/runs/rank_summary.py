@@ -295,12 +295,13 @@ def _is_table(columns: Columns) -> bool:
 def read_all(paths: Sequence[Place], *, keep_copies: bool = True) -> dict[Place, RankSummary | str]:
     """The summary of each capture or trace, or a sentence that says why it has none.
 
-    Captures without a summary are read by as many threads as there are cores. A trace at a URL is
-    downloaded; with `keep_copies`, the copy stays until this process ends.
+    Captures without a summary are read by one thread for each CPU of this process. A trace
+    at a URL is downloaded; with `keep_copies`, the copy stays until this process ends.
     """
+    cpus = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
     stored = written(paths)
     missing = [path for path, summary in stored.items() if summary is None]
-    with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with warnings.catch_warnings(), ThreadPoolExecutor(len(cpus)) as pool:
         warnings.simplefilter("ignore", TraceWarning)  # the summary says it
         read = partial(summarize_at, keep_copy=keep_copies)
         made = dict(zip(missing, pool.map(read, missing)))

@@ -51,22 +51,25 @@ class Shard(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, environment: Mapping[str, str] = os.environ) -> Shard:
-        """Read K/N, or /N or `auto`, for which the array of the job says K, and for `auto` also N.
+        """Read K/N; /N, where K is the number of the task in the job's array; or `auto`.
+
+        For `auto`, the tasks of Slurm's array count from 0, and N is the number of tasks.
 
         Raises:
             ConfigError: the text is something else, or the job is not part of an array.
         """
-        given, _, of = text.partition("/") if text != "auto" else ("", "", "")
         task, first, step, count = (
             environment.get(f"SLURM_ARRAY_TASK_{name}", "")
             for name in ("ID", "MIN", "STEP", "COUNT")
         )
-        index = environment.get("JOB_COMPLETION_INDEX", "")  # of an indexed job of Kubernetes
+        given, _, of = text.partition("/")
         try:
-            if task:
-                index = str((int(task) - int(first or 0)) // int(step or 1))
-            found = cls(int(given or index), int(count if text == "auto" else of))
-        except ValueError:
+            if text == "auto":
+                found = cls((int(task) - int(first or 0)) // int(step or 1), int(count))
+            else:
+                index = task or environment.get("JOB_COMPLETION_INDEX", "")  # of Kubernetes
+                found = cls(int(given or index), int(of))
+        except (ValueError, ZeroDivisionError):
             found = cls(0, 0)
         if not 0 <= found.number < found.parts < 100_000:
             raise ConfigError(

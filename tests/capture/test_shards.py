@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow
 import pytest
@@ -18,7 +22,7 @@ from pyarrow import parquet
 from instrument.base import storage
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.report.ranks import as_json, as_text
-from instrument.runs import shards
+from instrument.runs import rank_summary, shards
 from instrument.runs.rank_summary import RankSummary, summarize, written
 from instrument.runs.run import SCHEMAS, Run
 from instrument.runs.shards import Shard, make
@@ -108,6 +112,35 @@ def test_a_table_of_more_rows_than_pyarrow_writes_at_once_stays_whole(tmp_path: 
     assert [each.steps["duration_ns"] == times for each in found.values()] == [True, True]
 
 
+def test_the_queries_of_the_documentation_find_the_slow_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tmp_path / "run"
+    for rank in range(9):  # on rank 2, the range "load" takes longer
+        own_us, load_us = (400, 700) if rank == 2 else (100 + rank, 10 + rank)
+        events = [*synchronous_steps(own_us), annotation("load", 1001, load_us, tid=3)]
+        write_rank(job, rank, events, 9)
+    written_shards(job)
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "many-ranks.md").read_text(encoding="utf-8")
+    queries = re.findall(r'duckdb\.sql\("""(.*?)"""\)', page, re.DOTALL)
+    slow, waits, differing = [duckdb.sql(query).fetchall() for query in queries]
+    window = Run.load(job).windows[-1]
+    (straggler,) = window.stragglers
+    rank, own_ms, path, above_ms = slow[0]
+    assert (rank, path) == (2, "load") == (straggler.rank, straggler.range)
+    assert own_ms * 1e6 == straggler.own_ns
+    assert above_ms * 1e6 // 2 == straggler.range_excess_ns
+    row = max(window.collectives, key=lambda row: row.waiting_ns or 0)
+    kind, _, waits_for, calls, waiting_ms = waits[0]
+    assert (kind, waits_for, calls) == (row.kind, 2, row.calls)
+    assert waiting_ms * 1e6 == pytest.approx(row.waiting_ns, rel=1e-4)
+    spread = max(window.ranges, key=lambda row: row.cpu_max_ns - row.cpu_min_ns)
+    path, ranks, median_ms, most_ms, slowest = differing[0]
+    assert (path, ranks, slowest) == (spread.path, 9, 2)
+    assert (median_ms * 1e6, most_ms * 1e6) == (spread.cpu_median_ns, spread.cpu_max_ns)
+
+
 def test_a_missing_shard_is_named_and_captures_beside_shards_count_too(
     job: Path, command: Command
 ) -> None:
@@ -125,6 +158,22 @@ def test_a_missing_shard_is_named_and_captures_beside_shards_count_too(
         "the lost ones as captures with JSON"
     )
     assert as_json(Run.load(*folder.iterdir(), *lost).windows[-1]) == whole
+
+
+def test_a_job_with_one_cpu_reads_one_trace_at_a_time(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm gives a task some CPUs of a large machine; its memory is as limited."""
+    sizes: list[int] = []
+
+    def pool(size: int) -> ThreadPoolExecutor:
+        sizes.append(size)
+        return ThreadPoolExecutor(size)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5}, raising=False)
+    monkeypatch.setattr(rank_summary, "ThreadPoolExecutor", pool)
+    rank_summary.read_all([job])
+    assert sizes == [1]
 
 
 def test_shards_of_two_divisions_are_refused(job: Path) -> None:
@@ -162,7 +211,7 @@ SLURM = {
         ("3/64", {}, (3, 64)),
         ("3/64", SLURM, (3, 64)),
         ("auto", SLURM, (2, 4)),
-        ("/8", SLURM, (2, 8)),
+        ("/16", SLURM, (14, 16)),
         ("/8", {"JOB_COMPLETION_INDEX": "7"}, (7, 8)),
         ("/8", {"SLURM_ARRAY_TASK_ID": "5"}, (5, 8)),
     ],
@@ -178,7 +227,8 @@ def test_a_job_array_says_which_part_it_is(
     [
         ("64/64", {}), ("-1/4", {}), ("3", {}), ("a/b", {}), ("", {}), ("0/0", {}), ("1/100000", {}),
         ("auto", {}), ("auto", {"JOB_COMPLETION_INDEX": "7"}), ("/8", {}), ("/8", {"JOB_COMPLETION_INDEX": "8"}),
-        ("auto", {**SLURM, "SLURM_ARRAY_TASK_ID": "x"}),
+        ("auto", {**SLURM, "SLURM_ARRAY_TASK_ID": "x"}), ("auto", {**SLURM, "SLURM_ARRAY_TASK_STEP": "0"}),
+        ("/8", SLURM),
     ],
 )  # fmt: skip
 def test_what_names_no_part_is_refused(text: str, environment: dict[str, str]) -> None:
