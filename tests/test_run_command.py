@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from array import array
 from pathlib import Path
 from subprocess import CompletedProcess
 from textwrap import dedent
@@ -105,6 +106,7 @@ def test_the_words_before_the_script_are_the_commands_own(line: str, own: str, s
         ("summary", ["profiler.skip_first=2", "profiler.wait=0"], {"skip_first": 2}),
         ("trace", ["profiler.at_steps=[0,7]"], {"at_steps": [2, 7]}),
         ("trace", ["profiler.every_n_steps=10"], {"every_n_steps": 10, "skip_first": 0}),
+        ("trace", ["profiler.schedule=null"], {"skip_first": 2}),
         ("timings", [], {"at_steps": [], "skip_first": 0}),
     ],
 )
@@ -115,6 +117,7 @@ def test_windows_begin_with_step_2_at_the_earliest(
     assert {name: getattr(config, name) for name in expected} == expected
     assert "file" in config.triggers
     assert "table" not in config.sinks
+    assert not config.notes
 
 
 def test_what_cannot_run_is_refused_in_one_sentence(tmp_path: Path, command: Command) -> None:
@@ -542,6 +545,35 @@ def test_long_steps_outside_windows_are_found(changed: dict[int, int], said: str
         steps = config_of("summary", [word.strip("'") for word in options.split()])
         assert (steps.active, len(steps.at_steps or [])) == (1, 2)
         assert share > 0.1
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ([100 + 2 * k for k in range(300)], ("199 ns", "599 ns")),
+        # with an evaluation after each fiftieth step
+        ([(100 + 2 * k) * (20 if k % 50 == 49 else 1) for k in range(300)], ("201 ns", "601 ns")),
+        ([100 + 5 * (k % 7) + k // 20 for k in range(300)], None),  # 10 % slower at the end
+        ([100] * 150 + [200] * 50 + [100] * 100, None),  # for a while
+        ([100] * 200 + [160] * 100, None),  # only at the end
+        ([700 - 2 * k for k in range(300)], None),
+        ([100 + 50 * k for k in range(19)], None),  # too few
+    ],
+)
+def test_steps_that_get_slower_are_found(times: list[int], said: tuple[str, str] | None) -> None:
+    kept = no_times()
+    kept[10 : 10 + len(times)] = array("q", times)
+    found = long_steps(kept)
+    assert (found is not None) == (said is not None)
+    if found is not None and said is not None:
+        share, sentence, options = found
+        assert re.search(
+            "Steps get slower: in the first third of 300 steps, the median one takes {}, in the "
+            r"last third {}\.".format(*said),
+            sentence,
+        )
+        assert share > 0.4
+        assert options == "profiler.active=1 'profiler.at_steps=[10,308]'"
 
 
 def test_only_steps_outside_windows_and_their_export_are_timed(

@@ -39,7 +39,8 @@ def largest_parts(capture: Views) -> str:
     inside = defaultdict[int, set[int]](set)
     for above, name in zip(paths.above.tolist(), paths.names):
         plain = name.removesuffix(RECOMPUTED)
-        key = (part_of[above] if above >= 0 else _NO_RANGE, types.get(plain, plain))
+        kind = types.get(plain, plain) + name[len(plain) :]
+        key = (part_of[above] if above >= 0 else _NO_RANGE, kind)
         part_of.append(numbers.setdefault(key, len(numbers)))
         names[part_of[-1]].add(plain)
         inside[key[0]].add(part_of[-1])
@@ -59,11 +60,13 @@ def largest_parts(capture: Views) -> str:
     left = [(part, back) for part in inside[_NO_RANGE] for back in (0, 1)]
     while left:
         part, back = left.pop()
-        inner, (around, name) = [(each, back) for each in inside[part]], parts[part]
+        inner, (around, kind) = [(each, back) for each in inside[part]], parts[part]
+        name = kind.removesuffix(RECOMPUTED)
         few = f"{len(names[part])} {name} modules" if len(names[part]) > 1 else min(names[part])
-        label = f"in {'the backward of ' * back}{shortened(few, _LONGEST_NAME)}"
-        if len(names[part]) > 1 and classes[name] > 1:
-            label += f" of {shortened(parts[around][1], _LONGEST_NAME)}"
+        of = "the backward of " * back + "the recomputation of " * (name != kind)
+        label = f"in {of}{shortened(few, _LONGEST_NAME)}"
+        if len(names[part]) > 1 and classes[kind] > 1 and around >= 0:
+            label += f" of {shortened(parts[around][1].removesuffix(RECOMPUTED), _LONGEST_NAME)}"
         spent, largest = total[part, back], max((total[each].total() for each in inner), default=0)
         if inner and (largest >= _MOST * spent.total() or spent.total() >= _LARGE * whole_ns):
             left += inner

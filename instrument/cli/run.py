@@ -109,7 +109,10 @@ def config_of(preset: str, overrides: Sequence[str]) -> ProfilerConfig:
     options = options_of(preset)
     options.get("sinks", {}).pop("table", None)
     options = merged(options, {"triggers": {"file": {}}})
-    options = merged(options, parse_options(overrides).get("profiler", {}))
+    given = parse_options(overrides).get("profiler", {})
+    if given.keys() & {"at_steps", "every_n_steps", "schedule"}:
+        options["wait"] = 0  # the preset's wait would have no effect
+    options = merged(options, given)
     config = as_config(options)
     first = 2  # see `FIRST_STEP` in `instrument.record.unedited`, which loads torch
     if config.at_steps:

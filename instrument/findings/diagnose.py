@@ -7,7 +7,7 @@ phase in several captures, the median is shown.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -212,7 +212,8 @@ class Diagnosing:
         if not self.captures:
             raise CaptureError("There is nothing to diagnose: give at least one capture.")
         self._compare_ranks()
-        placed = [self._with_place(found) for found in self.problems.values()]
+        late = {phase for code, _, _, phase, _ in self.problems if code == stragglers.CHECK.code}
+        placed = [self._with_place(found, late) for found in self.problems.values()]
         findings = sorted(placed, key=lambda each: _rank(each[0], is_common=each[1]), reverse=True)
         codes = [each.code for each in self.checks] + [each.code for each in self.ranks_checks]
         silent = self.passed.difference(
@@ -297,14 +298,21 @@ class Diagnosing:
             return None
         return whatif
 
-    def _with_place(self, found: list[_Found]) -> tuple[Finding, bool]:
+    def _with_place(
+        self, found: list[_Found], late: Collection[str | None]
+    ) -> tuple[Finding, bool]:
         """The median finding of a problem, with its windows, ranks and spread in the title.
 
         `found` is of one phase. The finding's phase is None if all captures are of this phase.
         Returns also whether at least half of the windows of the phase have the problem.
+
+        `late` are the phases with a straggler: what less communication saves there is not known.
         """
         facts = []
         median = _median([each.finding for each in found])
+        if median.code == exposed_communication.CHECK.code and median.phase in late:
+            title = f"{median.title}, which includes waiting for a straggler"
+            median = replace(median, title=title, saving=None)
         phases = {phase or TRAIN for (phase, _), _ in self.runs}
         name = "" if len(phases) == 1 else f"{shortened(median.phase or TRAIN, _LONGEST_PHASE)} "
         windows = {each.window for each in found}

@@ -25,7 +25,7 @@ _ALIKE = 0.03
 _NOTHING = 0.01
 # If the steps got no CPU for more than this share of the window, nothing is known of the program.
 _BUSY = 0.5
-_LONGEST_PHASE = 44
+_LONGEST_NAME = 44
 # How many findings the verdict lists where tables follow.
 _FIRST_FINDINGS = 3
 # The title of a finding up to its details, which follow a colon; quoted names may have colons too.
@@ -152,7 +152,10 @@ def _is_large(finding: Finding) -> bool:
 def _cause(finding: Finding, diagnosis: Diagnosis) -> str:
     """Return a finding as a sentence: the cause, its place, and the saving."""
     cause, saving = _CAUSE.findall(finding.title)[0], finding.saving
-    place = f" ({finding.source})" if finding.source and finding.source not in cause else ""
+    path, source = finding.range or "", finding.source or ""
+    places = {path: f"range {shortened(path, _LONGEST_NAME)}", source: source}
+    named = ", ".join(text for name, text in places.items() if name not in cause)
+    place = f" ({named})" if named else ""
     if saving is None:
         unknown = "" if finding.ends_run else "; the saving is not known"
         return f"{cause}{place}{unknown}."
@@ -183,7 +186,7 @@ def _step(diagnosis: Diagnosis, finding: Finding | None = None) -> str:
         return "the recording"
     if finding is None or finding.phase is None:
         return "a step"
-    return f"a {shortened(finding.phase, _LONGEST_PHASE)} step"
+    return f"a {shortened(finding.phase, _LONGEST_NAME)} step"
 
 
 def _has_other_step(finding: Finding, diagnosis: Diagnosis) -> bool:

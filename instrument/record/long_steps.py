@@ -1,4 +1,7 @@
-"""Finds steps outside windows that take much longer than usual, such as those that evaluate."""
+"""Finds steps outside windows that take much longer than usual, such as those that evaluate.
+
+Also finds that steps get slower while the program runs.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ MOST_KEPT = 2**18
 _FIRST, _LEAST_STEPS = 10, 20
 # Steps of more than 3 times the median matter if they take 10 % of the time together.
 _LEAST_FACTOR, _LEAST_SHARE = 3, 0.1
+# Steps get slower if the median of each third of them exceeds that of the third before by this.
+_LEAST_GROWTH = 1.15
 
 
 def no_times() -> array[int]:
@@ -24,13 +29,26 @@ def no_times() -> array[int]:
 def long_steps(times: array[int]) -> tuple[float, str, str] | None:
     """The share of the long steps, a sentence, and options that record two of them.
 
-    None if there are less than two, or if such a step was recorded.
+    None if there are less than two, or if such a step was recorded. If steps get slower, the share
+    is what they take beyond the first third, and the options record an early and a late step.
     """
     ns = np.array(times)
     steps = np.flatnonzero(ns > 0)
     steps = steps[steps >= _FIRST]
     if len(steps) < _LEAST_STEPS:
         return None
+    first_ns, middle_ns, last_ns = (
+        float(np.median(third)) for third in np.array_split(ns[steps], 3)
+    )
+    if middle_ns >= _LEAST_GROWTH * first_ns and last_ns >= _LEAST_GROWTH * middle_ns:
+        sentence = (
+            f"Steps get slower: in the first third of {len(steps)} steps, the median one takes "
+            f"{duration(first_ns)}, in the last third {duration(last_ns)}. Perhaps something "
+            "grows, such as a metric over all batches. To record an early and a late step, which "
+            "`instrument diff` compares, write before the script:"
+        )
+        share = 1 - len(steps) * first_ns / float(ns[steps].sum())
+        return share, sentence, f"profiler.active=1 'profiler.at_steps=[{steps[0]},{steps[-2]}]'"
     usual_ns = float(np.median(ns[steps]))
     long = steps[ns[steps] > _LEAST_FACTOR * usual_ns]
     share = float(ns[long].sum() / ns[steps].sum())

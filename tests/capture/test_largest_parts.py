@@ -36,6 +36,24 @@ def test_modules_of_one_class_are_one_part_and_their_backward_is_another(tmp_pat
     )
 
 
+def test_what_activation_checkpointing_repeats_is_a_part_of_its_own(tmp_path: Path) -> None:
+    events = [
+        annotation("a", 0, 100),
+        annotation("b", 100, 100),
+        node("CheckpointFunctionBackward", 200, 600, 1, tid=1),
+        span("aten::detach", 202, 2),
+        annotation("b", 210, 250),
+        made("aten::mm", 220, 200, 7),
+        annotation("a", 500, 250),
+        made("aten::mm", 510, 200, 8),
+        annotation("Optimizer.step#Adam.step", 900, 100),
+    ]
+    found = write_capture(tmp_path, in_steps(3, 1000, *events), module_types=TYPES)
+    assert "50 % in the recomputation of 2 Block modules (40 % in aten::mm), " in largest_parts(
+        found
+    )
+
+
 def test_a_range_with_most_of_the_time_of_another_stands_for_it(tmp_path: Path) -> None:
     inside = [annotation("outer", 0, 900), annotation("inner", 0, 700), span("aten::sort", 0, 100)]
     found = capture(tmp_path, in_steps(3, 1000, *inside))

@@ -246,6 +246,20 @@ def test_a_rank_that_others_wait_for(tmp_path: Path) -> None:
     assert_command_runs(finding)
 
 
+@pytest.mark.parametrize("slow_us", [800, 302])
+def test_communication_that_waits_for_a_straggler_promises_nothing(
+    tmp_path: Path, slow_us: int
+) -> None:
+    captures = [
+        write_rank(tmp_path, rank, synchronous_steps(own_us))
+        for rank, own_us in enumerate((300, 310, slow_us, 305))
+    ]
+    found = {each.code: each for each in diagnose(captures).findings}
+    waits = found["exposed-communication"]
+    says = "which includes waiting for a straggler" in waits.title
+    assert says == (waits.saving is None) == ("stragglers" in found) == (slow_us == 800)
+
+
 def test_a_rank_that_others_without_own_work_wait_for(tmp_path: Path) -> None:
     """The others are in a collective for the whole step, so that no excess is known."""
     for rank, own_us in enumerate((0, 0, 800, 0)):

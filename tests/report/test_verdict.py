@@ -47,6 +47,18 @@ def test_the_verdict_names_the_line_but_no_details_of_the_title() -> None:
     )
 
 
+def test_the_verdict_names_the_range_unless_the_title_does() -> None:
+    found = replace(_finding("A waits: 300 ns", 300), range="net/layers.0", source="train.py:7")
+    place = "A waits (range net/layers.0, train.py:7)"
+    assert verdict(_diagnosis(found)) == STEP + A_WAITS.replace("A waits", place)
+    assert verdict(_diagnosis(replace(found, range="A"))) == STEP + A_WAITS.replace(
+        "A waits", "A waits (train.py:7)"
+    )
+    long = verdict(_diagnosis(replace(found, range="net/" * 50, source=None)))
+    assert re.search(r"A waits \(range (net/)+…[net/]+\); ", long)
+    assert len(long) < len(STEP + A_WAITS) + 60
+
+
 @pytest.mark.parametrize("name", ["'stage: rollout'", '"a: child\'s"'])
 def test_a_colon_in_a_name_begins_no_details(name: str) -> None:
     cause = f"A thread's wait in range {name}"
