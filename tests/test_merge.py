@@ -6,12 +6,14 @@ import gzip
 import json
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import real_traces
-from builders import kernels, span, steps, synchronous_steps, write_rank
+from builders import annotation, kernels, span, steps, synchronous_steps, write_rank
 
 from instrument.base.errors import CaptureError
 from instrument.capture import Capture
@@ -123,6 +125,8 @@ def test_the_clocks_are_one(tmp_path: Path) -> None:
     assert document["ranks"][1] == {
         "rank": 1,
         "offset_ns": 250_125,
+        "drift_ppm": None,
+        "at_ns": None,
         "uncertainty_ns": 0,
         "matched": 2,
     }
@@ -132,6 +136,49 @@ def test_the_clocks_are_one(tmp_path: Path) -> None:
         if e["name"] == "gloo:all_reduce"
     ]
     assert ends == [4_000_900_500, 4_001_900_500] * 2
+
+
+def test_a_drift_is_corrected_and_keeps_the_order_and_the_nesting_of_events(tmp_path: Path) -> None:
+    """Rank 1's clock gains 50 ppm over a minute; its ranges follow each other without a gap."""
+    random = np.random.default_rng(2)
+    begins = np.cumsum(random.integers(900_000_000, 1_100_000_000, 60))
+    for rank in (0, 1):
+        clock = np.rint(begins * (1 + 50e-6 * rank)).astype(int) / 1000
+        events = [annotation("ProfilerStep#3", 0, float(clock[-1]) + 2000)]
+        for at_us, next_us in pairwise(clock.tolist()):
+            half_us = round((next_us - at_us) / 2, 3)
+            events += [
+                annotation("whole", at_us, round(next_us - at_us, 3)),
+                annotation("first", at_us, half_us),
+                annotation(
+                    "second", round(at_us + half_us, 3), round(next_us - at_us - half_us, 3)
+                ),
+                annotation(
+                    "gloo:all_reduce", round(at_us - 500 + random.uniform(0, 2), 3), 500, tid=2
+                ),
+            ]
+        write_rank(tmp_path, rank, events, 2)
+    (window,) = Run.load(tmp_path).windows
+    assert window.clocks[1].drift_ppm == pytest.approx(50, abs=0.1)
+    merge(window, tmp_path / "all.json")
+    document = strict(tmp_path / "all.json")
+    mine, theirs = (
+        [e for e in document["traceEvents"] if e.get("pid") in pids and e["ph"] == "X"]
+        for _, pids in sorted(ranks_of(document).items())
+    )
+    for one, other in zip(mine, theirs):
+        assert one["ts"] == pytest.approx(other["ts"], abs=5)
+        assert one["dur"] == pytest.approx(other["dur"], abs=5)
+    ranges = {
+        name: [e for e in theirs if e["name"] == name] for name in ("whole", "first", "second")
+    }
+    for whole, first, second in zip(*ranges.values()):
+        ends = [round((e["ts"] + e["dur"]) * 1000) for e in (whole, first, second)]
+        assert whole["ts"] == first["ts"]
+        assert ends[1] == round(second["ts"] * 1000)
+        assert ends[0] == ends[2]
+    for before, after in pairwise(ranges["whole"]):
+        assert round((before["ts"] + before["dur"]) * 1000) == round(after["ts"] * 1000)
 
 
 def test_what_kineto_writes_wrongly_is_mended(tmp_path: Path) -> None:

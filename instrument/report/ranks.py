@@ -126,6 +126,10 @@ def _clocks(table: Table) -> str:
     sure = f"known to ±{duration(max(unsure))}" if unsure else "measured at only one collective"
     missing = len(table) - len(known)
     others = f"; ranks without a common collective: {missing}" if missing else ""
+    most = max(table, key=lambda row: abs(row.drift_ppm or 0))
+    if ppm := most.drift_ppm:
+        gained = f"{'gains' if ppm > 0 else 'loses'} {duration(abs(ppm) * 1000)}"
+        others += f"; rank {most.rank}'s clock {gained} a second"
     return f"Clocks: at most {apart} apart from rank {table[0].rank}'s clock, {sure}{others}."
 
 

@@ -1,4 +1,4 @@
-"""Measure how far each rank's clock is ahead of the clock of the lowest rank.
+"""Measure how far each rank's clock is ahead of the clock of the lowest rank, and how it drifts.
 
 A collective that synchronises the ranks ends at about the same moment on all ranks. So the clocks
 are compared at the ends of these collectives.
@@ -7,108 +7,182 @@ are compared at the ends of these collectives.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median_low
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from instrument.analysis.collectives import DEVICE
 from instrument.analysis.schema import Schema, schema
 from instrument.analysis.table import Table
-from instrument.links.groupby import Groups
+from instrument.links.groupby import cells
 from instrument.runs.matched_collectives import MatchedCollectives
 from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
 from instrument.trace.columns import BEYOND_NS
-from instrument.trace.events import Ints
+from instrument.trace.events import Flags, Ints
 
-# At most this many collectives of a rank are compared.
+# At most this many collectives of a rank are compared; they are spread over the window.
 _MOST = 128
+# With fewer collectives, a drift cannot be distinguished from jitter. NTP slews a clock by at most
+# 500 ppm, so a larger drift is an effect of the program.
+_FEWEST_FOR_DRIFT, _LARGEST_DRIFT = 24, 500e-6
+# A rank is compared with the lowest rank over fewer than so many other ranks.
+_FARTHEST = 16
+_LAST = np.iinfo(np.int64).max
 
 CLOCKS: Schema = schema(
     rank="the rank",
-    offset_ns="how far the rank's clock is ahead of the lowest rank's clock: the median difference "
-    "at the ends of the compared collectives",
-    uncertainty_ns="the median distance of these differences from `offset_ns`. If the rank has no "
-    "collective in common with the lowest rank, its clock is compared with the clocks of other "
-    "ranks, and the largest `uncertainty_ns` of these ranks is added. None if only one collective "
-    "was compared, or if `uncertainty_ns` of one of these ranks is None",
+    offset_ns="how far the rank's clock is ahead of the lowest rank's clock at `at_ns`: the median "
+    "difference at the ends of the compared collectives, without the effect of the drift",
+    drift_ppm="how many µs the clock gains on the lowest rank's clock in each second. None if no "
+    "drift can be distinguished from the jitter of the collectives",
+    at_ns="the middle of the compared collectives, in Unix time on the rank's clock; None if "
+    "`drift_ppm` is None, because `offset_ns` then holds at all times",
+    uncertainty_ns="the median distance of the differences from those that `offset_ns` and "
+    "`drift_ppm` give; with a drift, plus the error of the drift over half of the window. If the "
+    "rank has no collective in common with the lowest rank, its clock is compared with the clocks "
+    "of other ranks, and the largest `uncertainty_ns` of these ranks is added. None if only one "
+    "collective was compared, or if `uncertainty_ns` of one of these ranks is None",
     matched="how many collectives were compared",
 )
-_Ends = dict[int, int]
+_Floats = NDArray[np.float64]
 
 
-class Clock(NamedTuple):
-    """How far a rank's clock is ahead of the lowest rank's clock; see the columns of `CLOCKS`."""
+class Clocks(NamedTuple):
+    """How far each rank's clock is ahead of the lowest rank's clock; one element for each rank.
 
-    offset_ns: int
-    uncertainty_ns: int | None
-    matched: int
+    See `CLOCKS`. `drift` is a ratio, and an unknown `uncertainty_ns` is -1. All values of a clock
+    that could not be measured are 0.
+    """
 
-    def corrected_ns(self, times_ns: Ints) -> Ints:
-        """Convert times to the lowest rank's clock, limited to ±`BEYOND_NS`."""
-        shifted = np.clip(times_ns, -BEYOND_NS, BEYOND_NS) - self.offset_ns
-        return np.clip(shifted, -BEYOND_NS, BEYOND_NS)
+    known: Flags
+    offset_ns: Ints
+    drift: _Floats
+    at_ns: Ints
+    uncertainty_ns: Ints
+    matched: Ints
+
+    def corrected_ns(self, rank: Ints, times_ns: Ints) -> Ints:
+        """Convert times to the lowest rank's clock, limited to ±`BEYOND_NS`; their order stays.
+
+        `rank` is the index of the summary for each time. A clock that is not known is not moved.
+        """
+        times_ns = np.clip(times_ns, -BEYOND_NS, BEYOND_NS)
+        gained = np.rint(self.drift[rank] * (times_ns - self.at_ns[rank])).astype(np.int64)
+        ahead = np.clip(self.offset_ns[rank] + gained, -BEYOND_NS, BEYOND_NS)
+        corrected: Ints = np.clip(times_ns - ahead, -BEYOND_NS, BEYOND_NS)
+        return corrected
 
 
-# By the key of a collective: when the collective ended on the lowest rank's clock, and the clock
-# from which this time was converted.
-_Aligned = dict[int, tuple[int, Clock]]
+def measure(found: MatchedCollectives) -> Clocks:
+    """Measure the clock of each rank, which has an offset and a drift, at the ends of collectives.
 
-
-def measure(collectives: MatchedCollectives) -> list[Clock | None]:
-    """Return the clock of each rank, measured at the ends of collectives; None if not possible.
+    Messages only bound the difference of two clocks, so LTTng searches a line between the convex
+    hulls of these bounds (Duda et al., Estimating global time in distributed systems, 1987). A
+    collective ends at one moment on all ranks, so here a line is fitted to the differences: Tukey's
+    resistant line (Exploratory Data Analysis, 1977), through the medians of the first and the last
+    third. Many ends may be late; a step of a clock within the window, as by NTP, is not modelled.
 
     A rank without a collective in common with the lowest rank is compared with ranks whose clocks
-    are already measured; the largest of their uncertainties is added to its own. Only the last 128
-    collectives of each rank are compared, and those on the CPU only if none are on the device.
+    are already measured. Collectives on the CPU are compared only if none are on the device.
+
+    Cost: linear in the number of collectives.
     """
-    ends = _ends(collectives)
-    found: dict[int, Clock | None] = {0: Clock(0, 0, len(ends[0]))} if ends else {}
-    aligned: _Aligned = {}
-    reached = list(found)
-    while reached:
-        for k in reached:
-            clock = found[k]
-            if clock is not None:
-                for key, end_ns in ends[k].items():
-                    aligned.setdefault(key, (end_ns - clock.offset_ns, clock))
-        reached = [
-            k for k in range(len(ends)) if k not in found and not aligned.keys().isdisjoint(ends[k])
-        ]
-        found |= {k: _clock(ends[k], aligned) for k in reached}
-    return [found.get(k) for k in range(len(ends))]
+    types: tuple[Any, ...] = (np.bool_, np.int64, np.float64, np.int64, np.int64, np.int64)
+    clocks = Clocks(*(np.zeros(found.ranks, each) for each in types))
+    new, left = np.arange(found.ranks) == 0, _comparable(found)
+    clocks.known[:1], clocks.matched[:1] = True, min(int(new[found.owner[left]].sum()), _MOST)
+    # By the key of a collective: when it ended on the lowest rank's clock, and the uncertainty of
+    # the clock from which this time was converted; -2 if there is none yet.
+    aligned_ns = np.zeros(found.key.max(initial=-1) + 1, np.int64)
+    unsure_ns = np.full(len(aligned_ns), -2)
+    for _ in range(_FARTHEST):
+        is_new = new[found.owner[left]]
+        reached, left = left[is_new][::-1], left[~is_new]  # the lowest rank is written last
+        owner, key = found.owner[reached], found.key[reached]
+        ends_ns = clocks.corrected_ns(owner, found.end_ns[reached])
+        used = clocks.known[owner] & (np.abs(ends_ns) < BEYOND_NS) & (unsure_ns[key] == -2)
+        aligned_ns[key[used]] = ends_ns[used]
+        unsure_ns[key[used]] = clocks.uncertainty_ns[owner[used]]
+        shared = left[unsure_ns[found.key[left]] > -2]
+        if not len(shared):
+            break
+        every = np.bincount(found.owner[shared], minlength=found.ranks)
+        new = every > 0
+        start, size = (np.cumsum(every) - every)[new, None], every[new, None]
+        width = min(_MOST, size.max())
+        place = np.arange(width) * np.maximum(size, width) // width
+        row = shared[start + np.minimum(place, size - 1)]
+        key, ends_ns, within = found.key[row], found.end_ns[row], place < size
+        offset_ns, drift, at_ns, apart_ns = _fit(ends_ns, ends_ns - aligned_ns[key], within)
+        before_ns, known = unsure_ns[key], np.abs(offset_ns) <= BEYOND_NS
+        is_sure = (before_ns.min(axis=1) >= 0) & (every[new] > 1)
+        unsure = np.where(is_sure, before_ns.max(axis=1) + apart_ns, -1)
+        values = (known, offset_ns, drift, at_ns, unsure, within.sum(axis=1))
+        for column, value in zip(clocks, values):
+            column[new] = np.where(known, value, 0)
+    return clocks
 
 
-def clocks(summaries: Sequence[RankSummary], measured: Sequence[Clock | None]) -> Table:
+def clocks(summaries: Sequence[RankSummary], found: Clocks) -> Table:
     """Return one row for each summary; see `CLOCKS`."""
-    rows = [(each.rank, *(clock or (None, None, 0))) for each, clock in zip(summaries, measured)]
-    return Table.of_rows(CLOCKS, rows)
+    columns = {
+        "rank": [each.rank for each in summaries],
+        "offset_ns": cells(found.offset_ns, found.known),
+        "drift_ppm": [ppm or None for ppm in (found.drift * 1e6).tolist()],
+        "at_ns": cells(found.at_ns, found.drift != 0),
+        "uncertainty_ns": cells(found.uncertainty_ns, found.known & (found.uncertainty_ns >= 0)),
+        "matched": found.matched.tolist(),
+    }
+    return Table.of(CLOCKS, columns)
 
 
-def _ends(found: MatchedCollectives) -> list[_Ends]:
-    """Return the ends of each rank's last collectives, in Unix time on the rank's own clock."""
+def _comparable(found: MatchedCollectives) -> Ints:
+    """The rows with a valid end; of a rank with collectives on the device, only these."""
     runs_on = OF_COLLECTIVE_GROUP.index("runs_on")
-    on_device = np.array([group[runs_on] == DEVICE for group in found.groups], np.bool_)
-    chosen = on_device[found.group]
+    of_device = np.array([group[runs_on] == DEVICE for group in found.groups], np.bool_)
     is_time = np.abs(found.end_ns) < BEYOND_NS
-    ends = []
-    for rows in Groups(found.owner, found.ranks).rows():
-        rows = rows[is_time[rows]]
-        used = rows[chosen[rows]] if chosen[rows].any() else rows
-        last = used[np.argsort(found.end_ns[used], kind="stable")][-_MOST:]
-        ends.append(dict(zip(found.key[last].tolist(), found.end_ns[last].tolist())))
-    return ends
+    on_device = of_device[found.group] & is_time
+    without = np.bincount(found.owner[on_device], minlength=found.ranks) == 0
+    return np.flatnonzero(on_device | (is_time & without[found.owner]))
 
 
-def _clock(ends: _Ends, aligned: _Aligned) -> Clock | None:
-    shared = [(end_ns, *aligned[key]) for key, end_ns in ends.items() if key in aligned]
-    ahead = [end_ns - aligned_ns for end_ns, aligned_ns, _ in shared]
-    offset_ns = median_low(ahead)
-    if abs(offset_ns) > BEYOND_NS:
-        return None
-    before_ns = [clock.uncertainty_ns for _, _, clock in shared]
-    known_ns = [each for each in before_ns if each is not None]
-    if len(ahead) == 1 or len(known_ns) < len(before_ns):
-        return Clock(offset_ns, None, len(ahead))
-    apart = sorted(abs(each - offset_ns) for each in ahead)[len(ahead) // 2]
-    return Clock(offset_ns, max(known_ns) + apart, len(ahead))
+def _fit(times_ns: Ints, ahead_ns: Ints, within: Flags) -> tuple[Ints, _Floats, Ints, Ints]:
+    """Fit a line to each row of differences: its offset, drift, middle and uncertainty.
+
+    A median of n/3 values has the standard error 1.2533 σ √(3/n), a slope √2 of it in 2/3 of the
+    window, and a median distance is σ/1.4826: so over half of the window, a drift has the error of
+    3.4/√n median distances. It is used if its effect, over half of it, exceeds the uncertainty.
+    """
+    order = np.argsort(np.where(within, times_ns, _LAST), axis=1)
+    times_ns, ahead_ns = (np.take_along_axis(each, order, 1) for each in (times_ns, ahead_ns))
+    count, place = within.sum(axis=1, keepdims=True), np.arange(within.shape[1])
+    within, third = place < count, (count // 3 - 1) | 1  # the median of an odd number is a value
+    first, last = place < third, within & (place >= count - third)
+    passed_ns, at_ns = _median(times_ns, last) - _median(times_ns, first), _median(times_ns, within)
+    half_ns = (np.take_along_axis(times_ns, count - 1, 1) - times_ns[:, :1]) / 2
+    drift, line_ns = np.zeros(count.shape), ahead_ns
+    for _ in range(3):  # the medians of a steep line are those of few values
+        gained_ns = _median(line_ns, last) - _median(line_ns, first)
+        drift += gained_ns / np.maximum(passed_ns, 1)
+        drift[(count < _FEWEST_FOR_DRIFT) | (np.abs(drift) > _LARGEST_DRIFT)] = 0
+        line_ns = ahead_ns - np.rint(drift * (times_ns - at_ns)).astype(np.int64)
+    unsure_ns = np.ceil(_distance(line_ns, within) * (1 + 3.4 / np.sqrt(count)))
+    drift[np.abs(drift) * half_ns <= unsure_ns] = 0
+    line_ns = np.where(drift == 0, ahead_ns, line_ns)
+    apart_ns = np.where(drift == 0, _distance(line_ns, within), np.minimum(unsure_ns, BEYOND_NS))
+    offset_ns = _median(line_ns, within)
+    return offset_ns[:, 0], drift[:, 0], at_ns[:, 0], apart_ns[:, 0].astype(np.int64)
+
+
+def _distance(values: Ints, within: Flags) -> Ints:
+    """The median distance of each row's values from their median."""
+    return _median(np.abs(values - _median(values, within)), within, upper=1)
+
+
+def _median(values: Ints, within: Flags, upper: int = 0) -> Ints:
+    """The median of each row's values where `within` is True: the lower of two middle values."""
+    ordered = np.sort(np.where(within, values, _LAST), axis=1)
+    at = np.maximum(within.sum(axis=1, keepdims=True) - 1 + upper, 0) // 2
+    found: Ints = np.take_along_axis(ordered, at, 1)
+    return found

@@ -12,7 +12,7 @@ from instrument.analysis.collectives import bandwidths
 from instrument.analysis.schema import Schema, schema
 from instrument.analysis.table import Table
 from instrument.links.groupby import Groups, at, cells, distinct, groupby
-from instrument.runs.clock_skew import Clock
+from instrument.runs.clock_skew import Clocks
 from instrument.runs.matched_collectives import MatchedCollectives
 from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
 from instrument.trace.columns import BEYOND_NS
@@ -30,8 +30,8 @@ RANK_COLLECTIVES: Schema = schema(
     group_size="how many ranks the group has",
     runs_on="device, or CPU for gloo and MPI",
     recorded_ranks="how many ranks recorded the collectives",
-    calls="the number of collectives that two or more ranks recorded; only the last 512 "
-    "collectives of each rank are compared",
+    calls="the number of collectives that two or more ranks recorded; of more than 512 "
+    "collectives of a rank, only the last 384 and 128 early ones are compared",
     bytes="the sizes of the messages as NCCL counts them, summed over the calls whose size is "
     "known",
     duration_ns="the total time of all calls, averaged over the ranks",
@@ -54,7 +54,7 @@ RANK_COLLECTIVES: Schema = schema(
 
 
 def collectives(
-    summaries: Sequence[RankSummary], found: MatchedCollectives, clocks: Sequence[Clock | None]
+    summaries: Sequence[RankSummary], found: MatchedCollectives, clocks: Clocks
 ) -> Table:
     """Return one row for each process group and kind of collective; see `RANK_COLLECTIVES`.
 
@@ -77,7 +77,9 @@ def collectives(
     # `groups` groups the collectives by process group and kind.
     present, groups = groupby(group[first])
     chosen = [found.groups[k] for k in present.tolist()]
-    arrival, known = _arrivals(found, clocks, several)
+    arrival = clocks.corrected_ns(owner, found.start_ns[several])
+    # `corrected_ns` clips impossible times to the limit, so a time at the limit is unknown.
+    known = clocks.known[owner] & (np.abs(arrival) < BEYOND_NS)
     is_known = calls.number(~known) == 0
     latest = -calls.min(-arrival)
     skew = latest - calls.min(arrival)
@@ -137,22 +139,6 @@ def slow_links(table: Table) -> list[tuple[Any, int, int]]:
             slow = [row for row in rows if row.bus_bytes_per_second < _SLOW * usual]
             found += [(row, usual, len(rows)) for row in slow]
     return sorted(found, key=lambda each: each[0].bus_bytes_per_second / each[1])
-
-
-def _arrivals(
-    found: MatchedCollectives, clocks: Sequence[Clock | None], chosen: Flags
-) -> tuple[Ints, Flags]:
-    """The starts of the chosen collectives on one clock, and which of them are known."""
-    arrival, known = found.start_ns.copy(), np.ones(len(found.owner), np.bool_)
-    bounds = np.searchsorted(found.owner, np.arange(found.ranks + 1)).tolist()
-    for clock, begin, end in zip(clocks, bounds, bounds[1:]):
-        if clock is None:
-            known[begin:end] = False
-        else:
-            arrival[begin:end] = clock.corrected_ns(arrival[begin:end])
-            # `corrected_ns` clips impossible times to the limit, so a time at the limit is unknown.
-            known[begin:end] = np.abs(arrival[begin:end]) < BEYOND_NS
-    return arrival[chosen], known[chosen]
 
 
 def _last(

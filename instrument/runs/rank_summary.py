@@ -33,9 +33,9 @@ from instrument.trace.events import Ints
 
 SUMMARY_FILE = "summary.json"
 VERSION = 4
-# A summary keeps the 500 ranges with the most CPU time, and the last 512 collectives. So a file has
-# some tens of kilobytes.
-_MOST_RANGES, _MOST_COLLECTIVES = 500, 512
+# A summary keeps the 500 ranges with the most CPU time, and 512 collectives. So a file has some
+# tens of kilobytes. The early collectives are for the drift of the clock.
+_MOST_RANGES, _MOST_COLLECTIVES, _EARLY_COLLECTIVES = 500, 512, 128
 #: The limit for a `summary.json`; a larger file is not read.
 MOST_BYTES = 16 << 20
 _OF_COLLECTIVES = ("step", "ordinal", "number", "start_ns", "end_ns", "bytes")
@@ -83,8 +83,9 @@ class RankSummary(msgspec.Struct, kw_only=True):
     - `steps` are the finished steps, with the time of each kind of device work in the step; without
       device events, communication is the time of collectives on the CPU (gloo).
     - `breakdown` is the row of `capture.breakdown`, for the whole trace.
-    - `collectives` are the last 512 collectives that end at the same moment on all ranks, in Unix
-      time minus `base_ns`. `group` is the index of a row of `collective_groups`.
+    - `collectives` are the collectives that end at the same moment on all ranks, in Unix time minus
+      `base_ns`: of more than 512, the first 128 after the first step, and the last ones. `group` is
+      the index of a row of `collective_groups`.
     - `truncated`: the window ended before its last planned step; `cut_short`: the trace file is.
     - `ranks` is the option `profiler.ranks`: the ranks that should have recorded.
     """
@@ -163,12 +164,15 @@ def summarize(capture: Views) -> RankSummary:
 
 
 def _collectives(calls: Table) -> tuple[Columns, Columns]:
-    last = calls.where(kind=SYNCHRONISING.__contains__, end_ns=lambda _: True)
-    last = last.take(range(len(last))[-_MOST_COLLECTIVES:])
+    every = calls.where(kind=SYNCHRONISING.__contains__, end_ns=lambda _: True)
+    step, count = every.column("step"), len(every)
+    older = range(max(count - _MOST_COLLECTIVES, 0))
+    early = [k for k in older if step[k] != step[0]][:_EARLY_COLLECTIVES]
+    kept = every.take([*early, *range(len(older) + len(early), count)])
     names = ("name", *OF_COLLECTIVE_GROUP)
-    group, groups = intern(zip(*(last.column(name) for name in names)))
+    group, groups = intern(zip(*(kept.column(name) for name in names)))
     listed = {name: [each[k] for each in groups] for k, name in enumerate(names)}
-    rows = {"group": group.tolist(), **{name: last.column(name) for name in _OF_COLLECTIVES}}
+    rows = {"group": group.tolist(), **{name: kept.column(name) for name in _OF_COLLECTIVES}}
     return _columns(Table(rows)), _columns(Table(listed))
 
 

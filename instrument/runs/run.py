@@ -165,8 +165,8 @@ class Ranks:
         return clock_skew.clocks(self.summaries, self.measured_clocks)
 
     @cached_property
-    def measured_clocks(self) -> list[clock_skew.Clock | None]:
-        """The clock of each rank, in the order of `summaries`; None if it could not be measured."""
+    def measured_clocks(self) -> clock_skew.Clocks:
+        """The clock of each rank, in the order of `summaries`."""
         return clock_skew.measure(self.matched)
 
     @cached_property

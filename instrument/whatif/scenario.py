@@ -498,11 +498,9 @@ def joint_scenario(ranks: Ranks) -> Scenario:
     models = tuple(
         _model(capture, found.row[found.rank == rank]) for rank, capture in enumerate(captures)
     )
-    begun = []
-    for capture, clock in zip(captures, clocks):
-        own = capture.events.begin_ns + capture.events.base_ns
-        begun.append(own if clock is None else int(clock.corrected_ns(np.array([own]))[0]))
-    shifts = tuple(each - min(begun) for each in begun)
+    own = np.array([each.events.begin_ns + each.events.base_ns for each in captures])
+    begun = clocks.corrected_ns(np.arange(len(own)), own)
+    shifts = tuple((begun - begun.min()).tolist())
     numbers = tuple(summary.rank for summary in ranks.summaries)
     window = Window(models, numbers, shifts, found)
     losses = dict.fromkeys(text for capture in captures for text in _losses(capture))

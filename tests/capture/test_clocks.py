@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from builders import REDUCES, annotation, kernel, span, synchronous_steps, write_rank
 
-from instrument.runs.clock_skew import Clock
+from instrument.report.ranks import as_text
+from instrument.runs.clock_skew import Clocks
 from instrument.runs.rank_summary import RankSummary
 from instrument.runs.run import Ranks, Run
 from instrument.trace.columns import BEYOND_NS
@@ -42,13 +43,127 @@ def test_a_known_skew_is_found_within_the_jitter(tmp_path: Path, device: bool) -
         assert row.uncertainty_ns == np.median(np.abs(ahead - np.median(ahead)))
 
 
-def test_the_last_128_collectives_are_compared(tmp_path: Path) -> None:
+def test_128_collectives_are_compared(tmp_path: Path) -> None:
     for rank in (0, 1):
         events = [collective(1000 * k + 7 * rank, "[0, 1]") for k in range(140)]
         write_rank(tmp_path, rank, events, 2)
     clocks = Run.load(tmp_path).windows[0].clocks
     assert clocks.column("matched") == [128, 128]
     assert clocks.column("offset_ns") == [0, 7000]
+
+
+SECOND = 10**9
+
+
+def ticking(
+    drifts_ppm: list[float],
+    *,
+    over_s: float = 60,
+    count: int = 400,
+    late_ns: int = 0,
+    outliers: float = 0,
+    seed: int = 1,
+) -> tuple[Ranks, list[int]]:
+    """Ranks with these drifts, whose collectives end up to 20 µs off; some ends are up to 5 ms late.
+
+    The last rank starts all collectives `late_ns` after the others. Also returned is how far each
+    clock is ahead at time 0.
+    """
+    random = np.random.default_rng(seed)
+    true_ns = np.sort(random.uniform(0, over_s * SECOND, count))
+    offsets, summaries = [0, 7_000_000, -3_000_000, 123_456][: len(drifts_ppm)], []
+    for rank, (ppm, offset) in enumerate(zip(drifts_ppm, offsets)):
+        jitter_ns = random.uniform(0, 20_000, count)
+        jitter_ns += random.uniform(0, 5e6, count) * (random.random(count) < outliers)
+        starts_ns = true_ns - 10_000_000 + late_ns * (rank == len(drifts_ppm) - 1)
+        start, end = (
+            np.rint(each * (1 + ppm / 1e6) + offset).astype(int).tolist()
+            for each in (starts_ns, true_ns + jitter_ns)
+        )
+        summaries.append(summary(rank, dict(enumerate(end)), starts=start))
+    return compared(*summaries), offsets
+
+
+@pytest.mark.parametrize("outliers", [0, 0.15])
+@pytest.mark.parametrize(("over_s", "count"), [(60, 400), (60, 40), (5, 512)])
+def test_a_known_drift_is_found_within_the_stated_uncertainty(
+    over_s: int, count: int, outliers: float
+) -> None:
+    drifts = [0.0, 50.0, -50.0, 1.0 if over_s == 60 and not outliers else 30.0]
+    window, offsets = ticking(
+        drifts, over_s=over_s, count=count, outliers=outliers, late_ns=4_000_000
+    )
+    for row, ppm, offset in zip(window.clocks, drifts, offsets):
+        assert (row.drift_ppm or 0) == pytest.approx(
+            ppm, abs=2 * row.uncertainty_ns / over_s / 1000
+        )
+        assert row.uncertainty_ns < 50_000
+        for true_ns in (0, over_s * SECOND // 2, over_s * SECOND):
+            shown = np.array([round(true_ns * (1 + ppm / 1e6) + offset)])
+            (found,) = window.measured_clocks.corrected_ns(np.array([row.rank]), shown).tolist()
+            # the reference's own jitter moves all clocks by its mean
+            assert abs(found - true_ns) <= row.uncertainty_ns + 10_000
+    (row,) = window.collectives
+    assert (row.last_rank, row.last_share) == (3, 1)
+    assert row.skew_ns == pytest.approx(4_000_000, abs=60_000)
+    assert "'s clock " in as_text(window), "the largest drift is said"
+
+
+def test_a_drift_is_found_through_another_rank() -> None:
+    """Rank 2 has collectives in common with rank 1 only; its drift is that of both clocks."""
+    ends = np.arange(60) * SECOND
+    shown = [np.rint(ends * (1 + ppm / 1e6)).astype(int).tolist() for ppm in (0, 50, -20)]
+    both = {k: shown[1][k] for k in range(60)}
+    window = compared(
+        summary(0, {k: shown[0][k] for k in range(30)}),
+        summary(1, both),
+        summary(2, {k: shown[2][k] for k in range(30, 60)}),
+    )
+    assert window.clocks.column("drift_ppm") == [
+        None,
+        pytest.approx(50, abs=0.01),
+        pytest.approx(-20, abs=0.01),
+    ]
+    assert window.clocks.column("matched") == [30, 30, 30]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("over_s", "count"), [(60, 400), (60, 30), (0.01, 400), (60, 12)])
+def test_without_a_drift_the_offset_is_the_median_difference(
+    seed: int, over_s: float, count: int
+) -> None:
+    window, _ = ticking([0, 0, 0], over_s=over_s, count=count, outliers=0.1, seed=seed)
+    found, ends = window.clocks, window.matched.end_ns.reshape(3, count)
+    for row in found:
+        last = (ends[row.rank] - ends[0])[-128:]
+        assert abs(row.offset_ns - np.median(last)) <= max(row.uncertainty_ns, 0)
+        if row.drift_ppm is None:
+            continue
+        assert abs(row.drift_ppm) * over_s * 1000 <= 4 * row.uncertainty_ns, "not over the jitter"
+    assert found.column("drift_ppm").count(None) >= 2
+
+
+def test_no_clock_gains_more_than_ntp_slews_it_by() -> None:
+    window, _ = ticking([0, 2_000, 50], over_s=60)
+    assert window.clocks.column("drift_ppm") == [None, None, pytest.approx(50, abs=1)]
+    assert window.clocks[1].uncertainty_ns > 10_000_000
+
+
+def test_corrected_times_keep_their_order() -> None:
+    clocks = ticking([0, 50, -50, 499])[0].measured_clocks
+    random = np.random.default_rng(4)
+    for rank in range(4):
+        begin = int(random.integers(0, 60 * SECOND))
+        times = begin + np.arange(200_000)
+        corrected = clocks.corrected_ns(np.full(len(times), rank), times)
+        assert set(np.diff(corrected).tolist()) <= {0, 1, 2}
+        assert len(set(np.diff(corrected[:: 2**17]).tolist())) == 1
+
+
+def test_a_rank_behind_too_many_others_has_no_clock() -> None:
+    window = compared(*(summary(k, {k: 100, k + 1: 200 + k}) for k in range(20)))
+    known = [offset is not None for offset in window.clocks.column("offset_ns")]
+    assert known == [True] * 17 + [False] * 3
 
 
 def collective(at_us: float, ranks: str, name: str = REDUCES) -> dict:
@@ -71,6 +186,21 @@ def test_ranks_without_a_common_group_are_reached_through_others(tmp_path: Path)
     clocks = Run.load(tmp_path).windows[0].clocks
     assert clocks.column("offset_ns") == [0, 70_000, -30_000, 500_000, None]
     assert clocks.column("matched") == [8, 5, 3, 5, 0]
+
+
+def test_a_summary_keeps_early_collectives_for_the_drift(tmp_path: Path) -> None:
+    """Of 1500 in three steps: 128 after the first step, whose beginnings differ, and the last 384."""
+    for rank in (0, 1):
+        events = [annotation(f"ProfilerStep#{n}", 50_000 * n, 50_000) for n in range(3)]
+        at_us = [100 * k * (1 + 20e-6 * rank) + 10 for k in range(1500)]
+        events += [span("gloo:all_reduce", round(each, 3), 5, "user_annotation") for each in at_us]
+        write_rank(tmp_path, rank, events, 2)
+    (window,) = Run.load(tmp_path).windows
+    for each in window.summaries:
+        ordinals = [*zip(each.collectives["step"], each.collectives["ordinal"])]
+        assert ordinals[:128] == [(1, k) for k in range(128)]
+        assert ordinals[128:] == [(2, k) for k in range(116, 500)]
+    assert window.clocks.column("drift_ppm") == [None, pytest.approx(20, abs=0.1)]
 
 
 def test_what_does_not_synchronise_and_a_single_match(tmp_path: Path) -> None:
@@ -98,7 +228,13 @@ def test_a_collective_cut_off_at_the_edge_shifts_no_other(tmp_path: Path) -> Non
     assert Run.load(tmp_path).windows[0].clocks.column("offset_ns") == [0, 0]
 
 
-def summary(rank: int, ends: dict[int, int], *, of: list[int] | None = None) -> RankSummary:
+def summary(
+    rank: int,
+    ends: dict[int, int],
+    *,
+    of: list[int] | None = None,
+    starts: list[int] | None = None,
+) -> RankSummary:
     """The summary of a rank whose collectives, by number, took 1 ns and ended at these times."""
     numbers, count = list(ends), max(of or [0]) + 1
     return RankSummary(
@@ -110,7 +246,7 @@ def summary(rank: int, ends: dict[int, int], *, of: list[int] | None = None) -> 
             "step": [1] * len(ends),
             "ordinal": numbers,
             "number": numbers,
-            "start_ns": [end - 1 for end in ends.values()],
+            "start_ns": starts or [end - 1 for end in ends.values()],
             "end_ns": [*ends.values()],
             "bytes": [1] * len(ends),
         },
@@ -169,7 +305,8 @@ def test_times_at_the_edge_of_64_bits_give_no_wrong_number(
     ("time", "corrected"), [(EDGE, 0), (0, -EDGE), (-EDGE, -BEYOND_NS), (-(2**63), -BEYOND_NS)]
 )
 def test_corrected_times_are_limited(time: int, corrected: int) -> None:
-    assert Clock(EDGE, 0, 9).corrected_ns(np.array([time])).tolist() == [corrected]
+    clock = Clocks(*(np.array([value]) for value in (True, EDGE, 0.0, 0, 0, 9)))
+    assert clock.corrected_ns(np.array([0]), np.array([time])).tolist() == [corrected]
 
 
 def test_the_recorded_ranks_of_many_groups_are_those_of_a_plain_loop() -> None:
