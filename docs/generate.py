@@ -40,7 +40,7 @@ from instrument.compare.rows import (
 )
 from instrument.compare.step_change import PARTS
 from instrument.config.presets import preset, presets, shipped
-from instrument.config.schema import ModulesConfig, ProfilerConfig, TimingsConfig
+from instrument.config.schema import MetricsConfig, ModulesConfig, ProfilerConfig, TimingsConfig
 from instrument.findings import diagnosis
 from instrument.report import ab, ranks, whatif
 from instrument.runs.run import SCHEMAS
@@ -79,7 +79,7 @@ GROUPS = {
     "What is recorded": (
         "activities record_shapes profile_memory with_stack with_flops with_modules "
         "capture_overload_names communication peak_flops memory_categories memory_snapshot "
-        "execution_trace experimental_config emit modules timings metadata"
+        "execution_trace experimental_config emit modules timings metrics metadata"
     ),
     "Where it goes": (
         "output_dir ranks export export_queue export_timeout_s keep disk_budget upload_to "
@@ -110,7 +110,8 @@ def options_page() -> str:
     for title, names in groups.items():
         parts.append(f"## {title}")
         parts += [_option(rows[name]) for name in names if name in rows]
-    for field, model in (("modules", ModulesConfig), ("timings", TimingsConfig)):
+    nested = {"modules": ModulesConfig, "timings": TimingsConfig, "metrics": MetricsConfig}
+    for field, model in nested.items():
         parts += [f"## Options of `{field}`", _option_table(_rows(model))]
     for group in ("sinks", "triggers"):
         parts.append(f"## Options of {group}")

@@ -48,6 +48,7 @@ TESTS = {
     "instrument/record/long_steps.py": [
         "tests/test_run_command.py::test_long_steps_outside_windows_are_found",
     ],
+    "instrument/record/metrics.py": _top("metrics"),
     "instrument/record/unedited.py": [
         "tests/test_run_command.py::test_a_step_ends_with_what_comes_before_the_first_that_is_called_again",
         *_top("run_command"),

@@ -120,7 +120,10 @@ def to_trace(error: BaseException) -> BaseException | None:
 
 def need_package(what: str, package: str, extra: str) -> None:
     """Raise MissingPackage if `package` is not installed. This check does not load the package."""
-    found = find_spec(package)
+    try:
+        found = find_spec(package)
+    except ModuleNotFoundError:  # not even the package above it
+        found = None
     # wandb creates a folder `wandb` in the current folder. Python takes this folder for a package.
     # Unlike an installed package, such a package has no file.
     if found is None or found.origin is None:

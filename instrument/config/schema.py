@@ -66,6 +66,35 @@ class TimingsConfig(Options):
     """Also write each summary as TensorBoard scalars."""
 
 
+class MetricsConfig(Options):
+    """Where the timings are exported to while the run goes on: to Prometheus, by OTLP, or both."""
+
+    _place = "profiler.metrics"
+
+    prometheus_port: Count | None = Field(None, ge=0, le=65_535)
+    """The port that Prometheus reads, plus the local rank; 0: any free port, see the log."""
+
+    prometheus_host: str = "127.0.0.1"
+    """The address of the port; 0.0.0.0: all of this machine's. Readers need no password."""
+
+    otlp: bool = False
+    """Send metrics by OTLP/HTTP, to where the variables OTEL_EXPORTER_OTLP_… say."""
+
+    every_s: Amount = Field(15, gt=0)
+    """Seconds from one OTLP request to the next."""
+
+    def check(self, timings: TimingsConfig | None) -> None:
+        """Raise if something that these options need is missing."""
+        if timings is None or not (self.otlp or self.prometheus_port is not None):
+            raise ConfigError(
+                "profiler.metrics needs profiler.timings={}, and prometheus_port or otlp=true."
+            )
+        if self.prometheus_port is not None:
+            need_package("profiler.metrics.prometheus_port", "prometheus_client", "prometheus")
+        if self.otlp:
+            need_package("profiler.metrics.otlp", "opentelemetry.exporter.otlp.proto.http", "otlp")
+
+
 class ProfilerConfig(Options):
     """What to record, when, and which sinks and triggers to run; torch's options keep their names.
 
@@ -200,6 +229,9 @@ class ProfilerConfig(Options):
 
     timings: TimingsConfig | None = None
     """How ranges and steps of the whole run are timed; None: not at all."""
+
+    metrics: MetricsConfig | None = None
+    """Where the timings are exported to while the run goes on; None: nowhere."""
 
     metadata: dict[str, Any] = Field(default_factory=dict)
     """Keys with JSON values for the trace and capture.json. See also `Session.add_metadata`."""
@@ -358,6 +390,8 @@ class ProfilerConfig(Options):
             )
         if self.timings is not None and self.timings.tensorboard:
             need_package("profiler.timings.tensorboard=true", "tensorboard", "tensorboard")
+        if self.metrics is not None:
+            self.metrics.check(self.timings)
         if self.upload_to is not None:
             from instrument.base import storage
 

@@ -34,6 +34,7 @@ from instrument.finish import queue
 from instrument.record import distributed, facts, one_profiler, plan_text, torch_support
 from instrument.record.calls import RecordedCalls
 from instrument.record.finisher import Finisher
+from instrument.record.metrics import Metrics
 from instrument.record.notebook import log_to_stdout
 from instrument.record.recorder import import_early, refuse_options
 from instrument.record.step_loop import Run, StepLoop
@@ -211,6 +212,9 @@ class Session:
         self.timings = (
             Timings(config.timings, self.output_dir, rank.rank) if config.timings else None
         )
+        metrics = None
+        if config.metrics is not None and self.timings is not None:
+            metrics = Metrics(config, self.timings, rank, self.output_dir)
         self._instrument(self._model if self._model is not None else model)
         _sessions.add(self)
         atexit.register(self._stop, "the interpreter ended")
@@ -219,7 +223,7 @@ class Session:
             if config.triggers
             else None
         )
-        run = Run(self.activities, emitting, finisher, metadata, triggers, self.timings)
+        run = Run(self.activities, emitting, finisher, metadata, triggers, self.timings, metrics)
         self._finishers.append(finisher)
         loop.exclusively(loop.begin, run, total_steps)  # other threads take no step meanwhile
         return self

@@ -28,6 +28,7 @@ from instrument.record.facts import Loaders, WindowFacts
 from instrument.record.finisher import Finisher
 from instrument.record.limits import Limits
 from instrument.record.long_steps import MOST_KEPT
+from instrument.record.metrics import Metrics
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
@@ -224,6 +225,7 @@ class Run:
     metadata: dict[str, Any]
     triggers: TriggerRunner | None
     timings: Timings | None
+    metrics: Metrics | None
 
 
 class StepLoop:
@@ -311,6 +313,8 @@ class StepLoop:
             self._log_plan(run)
             if run.timings is not None:
                 run.timings.start()
+            if run.metrics is not None:
+                run.metrics.start()
             self._guarded(self._begin_next_step)
             if run.timings is not None:
                 run.timings.begin_step()
@@ -436,6 +440,8 @@ class StepLoop:
             run.triggers.end()
         if run.timings is not None:
             self._logging_errors(run.timings.stop)
+        if run.metrics is not None:
+            self._logging_errors(run.metrics.stop)
         self._preemption.uninstall()
         self.loaders.end_run()
         self.running, self.ended_at = False, self.step_number
@@ -605,6 +611,8 @@ class StepLoop:
             why = f" ({window.trigger_reason})" if window.trigger_reason else ""
             what = f"The trigger {window.trigger} fired{why} and records {window.in_words()}."
             logger.info("{}", what)
+            if self.run is not None and self.run.metrics is not None:
+                self.run.metrics.count(self.run.metrics.fired, trigger)
         if one_profiler.abandoned is not None and one_profiler.stop_abandoned():
             counter.next_event_step = counter.step_number + 1
             return
@@ -719,6 +727,9 @@ class StepLoop:
                 metadata = dict(run.metadata)
             metadata["cost"] = window.cost() | {"trace_bytes": (staging / queue.RAW).stat().st_size}
             finisher.save(staging, metadata)
+            if run.metrics is not None:
+                folder = finisher.output_dir / queue.name_of(staging)
+                run.metrics.count(run.metrics.recorded, window.planned.trigger, folder)
         except Exception:
             # remove the incomplete trace, because a full disk may be the cause
             shutil.rmtree(staging, ignore_errors=True)

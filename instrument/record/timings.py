@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 OTHERS = "(other ranges)"
 _MOST_NAMES = 1000
 _BATCH = 256  # at most 10 kB per name; counting a batch takes 14 µs
-_GROWTH = 1.04
+GROWTH = 1.04  # a bin begins at a power of this, in ns
 _BINS = 900  # the last bin begins at 23 days
 _MOST_WAITING = 16_384  # how many ranges may wait for the device; further ranges are not timed
 
@@ -52,7 +52,7 @@ class DurationHistogram:
         self.calls = 0
         self.total_ns = 0
         self.max_ns = 0
-        self._bins = np.zeros(_BINS, np.int64)
+        self.bins = np.zeros(_BINS, np.int64)
 
     def add(self, durations_ns: list[int]) -> None:
         """Add durations to the histogram; `durations_ns` must not be empty."""
@@ -60,15 +60,15 @@ class DurationHistogram:
         self.calls += len(values)
         self.total_ns += int(values.sum())
         self.max_ns = max(self.max_ns, int(values.max()))
-        bins = (np.log(np.maximum(values, 1)) / math.log(_GROWTH)).astype(np.int64)
-        self._bins += np.bincount(np.minimum(bins, _BINS - 1), minlength=_BINS)
+        bins = (np.log(np.maximum(values, 1)) / math.log(GROWTH)).astype(np.int64)
+        self.bins += np.bincount(np.minimum(bins, _BINS - 1), minlength=_BINS)
 
     def merge(self, other: DurationHistogram) -> None:
         """Add the durations of another histogram."""
         self.calls += other.calls
         self.total_ns += other.total_ns
         self.max_ns = max(self.max_ns, other.max_ns)
-        self._bins += other._bins
+        self.bins += other.bins
 
     def quantile_ns(self, share: float) -> int:
         """Estimate a quantile of one duration or more; for the median, `share` is 0.5.
@@ -77,8 +77,8 @@ class DurationHistogram:
         error is at most 2 %, because the bins are 4 % wide.
         """
         position = math.ceil(share * self.calls)
-        bin_index = int(np.searchsorted(np.cumsum(self._bins), position))
-        middle_ns: float = _GROWTH ** (bin_index + 0.5)
+        bin_index = int(np.searchsorted(np.cumsum(self.bins), position))
+        middle_ns: float = GROWTH ** (bin_index + 0.5)
         return min(round(middle_ns), self.max_ns)
 
     def summary(self) -> dict[str, int]:
@@ -119,8 +119,17 @@ class Row:
         with self._counting:
             self._count()
             recent, self._recent = self._recent, DurationHistogram()
-        self.run.merge(recent)
+            self.run.merge(recent)
         return recent
+
+    def histogram(self) -> DurationHistogram:
+        """A copy of the histogram of all durations up to now; any thread may call this."""
+        whole = DurationHistogram()
+        with self._counting:
+            self._count()
+            whole.merge(self.run)
+            whole.merge(self._recent)
+        return whole
 
     def _count(self) -> None:
         taken = self.uncounted[:]  # a copy, because other threads may append to the list now
@@ -341,19 +350,20 @@ class Timings:
         from instrument.analysis.timings_file import summary_table
 
         runs: dict[str, dict[str, int]] = {}
-        for prefix, rows in self._rows_by_prefix():
+        for prefix, rows in self.rows_by_prefix():
             for name, row in rows.items():
                 if row.run.calls:
                     runs.setdefault(from_trace(name), {}).update(_prefixed(prefix, row.run))
         return summary_table(runs)
 
-    def _rows_by_prefix(self) -> list[tuple[str, Rows]]:
+    def rows_by_prefix(self) -> list[tuple[str, Rows]]:
+        """The rows of CPU times, with the prefix "", and of device times, if they are measured."""
         return [("", self._cpu.rows)] + ([("device_", self._device.rows)] if self._device else [])
 
     def _summaries(self) -> dict[str, dict[str, dict[str, int]]]:
         """For each range called since the last write: summaries of these calls and of the run's."""
         summaries: dict[str, dict[str, dict[str, int]]] = {}
-        for prefix, rows in self._rows_by_prefix():
+        for prefix, rows in self.rows_by_prefix():
             for name, row in rows.items():
                 recent = row.take_recent()
                 if recent.calls:
