@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import IO, Any
 
 import numpy as np
@@ -29,6 +33,7 @@ from instrument.record import trigger_runner as watching
 from instrument.record.distributed import Announcements, StepProgress
 from instrument.record.trigger_runner import TriggerRunner
 from instrument.triggers import Request, Step
+from instrument.triggers.trigger import TriggerCallbacks
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 MS = 1_000_000
@@ -147,15 +152,15 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("instrument")]
 
 
-def test_a_window_is_announced_three_polls_and_two_steps_ahead() -> None:
-    assert [
-        distributed.steps_ahead(step_ns) for step_ns in (MS, 100 * MS, 700 * MS, 60_000 * MS)
-    ] == [
-        1500,
-        15,
-        3,
-        2,
-    ]
+def test_a_window_is_announced_so_early_that_all_ranks_read_it() -> None:
+    steps = (MS, 100 * MS, 700 * MS, 60_000 * MS)
+    assert [distributed.steps_ahead(step_ns, 0.5) for step_ns in steps] == [1500, 15, 3, 2]
+    assert [distributed.steps_ahead(step_ns, 10) for step_ns in steps] == [11_000, 110, 16, 2]
+
+
+def test_more_ranks_look_for_announcements_less_often() -> None:
+    ranks = (1, 8, 500, 1000, 10_000)
+    assert [*map(distributed.exchange_seconds, ranks)] == [0.5, 0.5, 0.5, 1, 10]
 
 
 class At(Trigger):
@@ -295,16 +300,115 @@ def test_a_request_before_the_end_of_a_window_is_answered_by_it(
     assert log.at("WARNING") == []
 
 
+def test_of_all_ranks_that_see_it_at_once_one_announces(store: Any, tmp_path: Path) -> None:
+    ranks = [Rank(rank, store, tmp_path, At(steps=[1])) for rank in range(10)]
+    for each in ranks:
+        each.goes_on(2)
+    for each in ranks:
+        each.watch.exchange()
+    assert store.add("windows", 0) == 1
+    for each in ranks:
+        each.watch.exchange()
+        each.goes_on(20)
+        each.watch.end()
+    asked = {17: ("mine", Request("it is time, on rank 0 after step 1"))}
+    assert [each.began for each in ranks] == [asked] * 10
+    assert not any(each.watch._unsent for each in ranks)
+
+
+def test_two_that_announce_at_the_same_moment_record_the_window_of_the_first(
+    two: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, other = two
+    (first.watch._unsent["mine"],) = [(Request("first"), 1)]
+    first.goes_on(2)
+    other.goes_on(2)
+    announce = Announcements.announce
+
+    def after_the_first(self: Announcements, *about: Any) -> bool:
+        monkeypatch.setattr(Announcements, "announce", announce)
+        first.watch.exchange()
+        return self.announce(*about)
+
+    monkeypatch.setattr(Announcements, "announce", after_the_first)
+    for _ in range(2):
+        other.watch.exchange()
+    for each in two:
+        each.goes_on(20)
+        assert each.began == {17: ("mine", Request("first, on rank 0 after step 1"))}
+        assert not each.watch._unsent
+
+
+class Counted:
+    """A store that counts its requests."""
+
+    def __init__(self) -> None:
+        self.store, self.requests = dist.HashStore(), Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.requests[name] += 1
+        return getattr(self.store, name)
+
+
+def test_to_join_is_two_requests_and_to_look_for_announcements_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    counted = Counted()
+    monkeypatch.setattr(distributed, "_connect", lambda *_: counted)
+    for rank in range(3):
+        _, announcements = joined(rank, tmp_path / str(rank), monkeypatch, triggers=["file"])
+    assert counted.requests == {"compare_set": 3, "add": 3}
+    end_of_thread("instrument-ranks")
+    counted.requests.clear()
+    assert announcements is not None
+    assert [*announcements.new()] == []
+    assert counted.requests == {"check": 1}
+
+
+def test_the_polling_thread_asks_the_store_less_often_than_it_looks_for_files(
+    store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds = []
+
+    def highest(low: float, high: float) -> float:
+        bounds.append((low, high))
+        return high
+
+    rank = Rank(0, store, tmp_path, At(steps=[]))
+    rank.watch.end()
+    monkeypatch.setattr(watching, "uniform", highest)
+    monkeypatch.setattr(watching, "POLL_SECONDS", 0.5)
+    monkeypatch.setattr(rank.watch, "exchange", lambda: exchanges.append(len(waits)))
+    assert rank.watch._announcements is not None
+    rank.watch._announcements.exchange_s = 10
+    waits, exchanges, polls = [], [], []
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        if len(waits) == 50:
+            rank.watch._unsent["mine"] = (Request(), 1)
+        return len(waits) > 60
+
+    monkeypatch.setattr(rank.watch._over, "wait", wait)
+    file = watching._ActiveTrigger("file", TriggerCallbacks(poll=lambda: polls.append(1)), 0, None)
+    rank.watch._poll([file])
+    assert waits == [0.5] * 61
+    assert len(polls) == 60
+    # at most 10 s apart, and at once while there is something to announce
+    assert exchanges == [19, 38, *range(50, 61)]
+    assert set(bounds) == {(0.5, 1), (0, 1)}
+
+
 class Gone:
     """A store whose server dies after the start."""
 
-    def __init__(self) -> None:
-        self.started = False
-
     def add(self, *_: Any) -> int:
-        if not self.started:
-            self.started = True
-            return 0
+        return 0
+
+    def check(self, _: list[str]) -> bool:
         raise dist.DistNetworkError("Connection was likely closed.")
 
 
@@ -432,7 +536,8 @@ def test_the_first_rank_names_the_folder_unless_it_is_given(
 def test_a_store_that_accepts_and_is_silent_costs_a_wait_and_no_more(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
-    monkeypatch.setattr(distributed, "_CONNECT_S", 0.2)
+    for limit, seconds in {"_CONNECT_S": 0.2, "_JOIN_S": 0.1, "_LOOKUP_S": 0.05}.items():
+        monkeypatch.setattr(distributed, limit, seconds)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(deaf.getsockname()[1]))
@@ -472,6 +577,75 @@ def test_without_a_store_each_rank_goes_by_itself(
     )
     (said,) = log.at("WARNING")
     assert re.match(r"Rank 1 records by itself into its own folder: .*MASTER_ADDR", said)
+
+
+def test_while_nobody_listens_a_rank_tries_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    now, tried = [0.0], []
+
+    def refuse(address: tuple[str, int], timeout: float) -> socket.socket:
+        tried.append(now[0])
+        raise ConnectionRefusedError("refused")
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(distributed, "time", clock)
+    monkeypatch.setattr(distributed, "uniform", lambda low, high: {(0.5, 1): high}[low, high])
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with pytest.raises(ConnectionError, match=r"nobody listens .* 127\.0\.0\.1:1 \(refused\)"):
+        distributed._store_address()
+    pauses = np.diff(tried)
+    assert 10 < tried[-1] < 12
+    assert pauses[0] == pytest.approx(0.1)
+    assert pauses[1:] == pytest.approx(np.minimum(2, 1.5 * pauses[:-1]))
+
+
+SHIM = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <netdb.h>
+#include <unistd.h>
+int getnameinfo(const struct sockaddr *a, socklen_t n, char *h, socklen_t hn, char *s, socklen_t sn, int flags) {
+    if (!(flags & NI_NUMERICHOST)) sleep(3);
+    return ((typeof(&getnameinfo)) dlsym(RTLD_NEXT, "getnameinfo"))(a, n, h, hn, s, sn, flags);
+}
+"""
+JOIN = """
+from instrument import ProfilerConfig
+from instrument.base.rank_info import RankInfo
+from instrument.record import distributed
+distributed._CONNECT_S = 1
+print(distributed.join_ranks(ProfilerConfig(), RankInfo(1, 2, 1), None)[0])
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_slow_name_server_loses_no_rank(
+    joined: bool, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch looks up the name of the store's address, within the limit of its connection."""
+    if (compiler := shutil.which("cc")) is None:
+        pytest.skip("needs a C compiler")
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", "shim.so", "-ldl"]
+    subprocess.run(command, input=SHIM, text=True, check=True, cwd=tmp_path)
+    _, shared = monkeypatch.chdir(tmp_path), tmp_path / "shared"
+    distributed._connect("127.0.0.1", server.port, "all/1", 120).set("folder", str(shared))
+    script = JOIN if joined else JOIN.replace("_CONNECT_S =", "_JOIN_S = distributed._CONNECT_S =")
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "LD_PRELOAD": str(tmp_path / "shim.so")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.splitlines()[-1] == str(shared if joined else tmp_path / "profile")
+    assert ("records by itself into its own folder" in ran.stderr) is not joined
 
 
 SCENARIOS = ("all", "two", "first", "fired", "fired_of_two", "touched", "killed")

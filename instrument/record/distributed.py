@@ -24,6 +24,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
+from instrument.base.jitter import uniform
 from instrument.base.log import logger
 from instrument.base.rank_info import RankInfo
 from instrument.config.schedule import requested_window
@@ -31,12 +32,17 @@ from instrument.config.schema import ProfilerConfig
 from instrument.record.output_folder import output_dir, writable
 from instrument.triggers.trigger import Request
 
-# How long the polling thread pauses before it looks again for messages, files and so on.
+# How long the polling thread pauses at most before it looks again for files and so on.
 POLL_SECONDS = 0.5
-# A window is announced this many polls ahead, so that every rank knows of the window in time.
-_POLLS_AHEAD = 3
+# More ranks look for messages less often, so that the store serves at most some 1,400 requests per
+# second, which take 1 to 2 % of a core.
+_RANKS_AT_FULL_RATE = 500
 _LEAST_STEPS_AHEAD = 2
-_CONNECT_S = 10.0
+# How long a store may take to listen, and to answer.
+_CONNECT_S, _LONGEST_PAUSE_S = 10.0, 2.0
+# To connect may take longer: torch looks up the name of the store's address, which takes 10 to 30 s
+# if name servers do not answer; and the server looks up that of each rank, one after the other.
+_JOIN_S, _LOOKUP_S = 60.0, 0.01
 
 T = TypeVar("T")
 
@@ -59,10 +65,16 @@ def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
     return False
 
 
-def steps_ahead(step_ns: int) -> int:
+def exchange_seconds(ranks: int) -> float:
+    """How often each of so many recording ranks looks for announcements, in seconds, at least."""
+    return POLL_SECONDS * max(1.0, ranks / _RANKS_AT_FULL_RATE)
+
+
+def steps_ahead(step_ns: int, exchange_s: float) -> int:
     """The number of steps from the announcement of a window to the start of its warm-up."""
     # during these steps, the polling threads of all ranks must read the announcement
-    return max(_LEAST_STEPS_AHEAD, math.ceil(_POLLS_AHEAD * POLL_SECONDS * 1e9 / max(1, step_ns)))
+    ahead_ns = (exchange_s + 2 * POLL_SECONDS) * 1e9
+    return max(_LEAST_STEPS_AHEAD, math.ceil(ahead_ns / max(1, step_ns)))
 
 
 class AnnouncedWindow(NamedTuple):
@@ -92,49 +104,57 @@ class Announcements:
 
     Only the thread that polls the triggers uses this object. A rank hears of the windows that are
     announced after it has started: earlier ones may be those of a job that was restarted. If the
-    store no longer answers, the methods raise its exceptions.
+    store no longer answers, the methods raise its exceptions. A rank should call `new` every
+    `exchange_s` seconds.
     """
 
     def __init__(
-        self, store: Any, rank: int, config: ProfilerConfig, progress: Callable[[], StepProgress]
+        self,
+        store: Any,
+        rank: int,
+        config: ProfilerConfig,
+        progress: Callable[[], StepProgress],
+        exchange_s: float = POLL_SECONDS,
     ) -> None:
-        self.rank = rank
+        self.rank, self.exchange_s = rank, exchange_s
         self._store, self._config, self._progress = store, config, progress
         self._read = int(store.add("windows", 0))
 
     def announce(self, trigger: str, request: Request, after_step: int) -> bool:
         """Tell all ranks, including this one, at which step they begin the window.
 
-        Returns False, and announces nothing, if this rank has not timed a step yet.
+        Returns False, and announces nothing, if this rank has not timed a step yet, or if there is
+        an announcement that it has not read yet, so that a thousand ranks do not announce the same.
         """
         step, step_ns = self._progress()
         if step_ns is None:
             return False
         why = f"{request.why}, " if request.why else ""
         why += f"on rank {self.rank} after step {after_step}"
-        begin = int(step) + steps_ahead(step_ns)
+        begin = int(step) + steps_ahead(step_ns, self.exchange_s)
         last = requested_window(self._config, begin, request.steps, trigger, why).last
         window = AnnouncedWindow(trigger, why, request.steps, int(after_step), begin, last or begin)
-        text = json.dumps(window)  # an error must come before the number is taken
-        number = self._store.add("windows", 1)
-        self._store.set(f"windows/{number}", text)
+        text = json.dumps(window)
+        if self._store.compare_set(self._next_key(), "", text).decode() != text:
+            return False
+        self._store.add("windows", 1)  # for ranks that start later
         return True
 
     def new(self) -> Iterator[AnnouncedWindow]:
         """Yield the windows that were announced since the last call.
 
-        Cost: one request to the store, and one more for each new window.
+        Cost: one request to the store, and three more for each new window.
         """
-        from torch.distributed import DistStoreError
-
-        written = self._store.add("windows", 0)
-        while self._read < written:
+        while self._store.check([self._next_key()]):
+            text = self._store.get(self._next_key())
             self._read += 1
-            # a rank takes a number before it stores the text; `get` waits for the text
             try:
-                yield AnnouncedWindow(*json.loads(self._store.get(f"windows/{self._read}")))
-            except (DistStoreError, ValueError, TypeError):  # killed before it stored the text
+                yield AnnouncedWindow(*json.loads(text))
+            except (ValueError, TypeError):  # it comes from the network
                 continue
+
+    def _next_key(self) -> str:
+        return f"windows/{self._read + 1}"
 
 
 # How many sessions this process has started, by the value of `profiler.ranks`. All recording ranks
@@ -150,9 +170,9 @@ def join_ranks(
     No connection is needed if only this rank records, or if `profiler.output_dir` is given and
     there are no triggers. A job that is restarted records into the folder of its first start.
 
-    Cost: a connection to the store. If the store cannot be reached, a rank waits 10 s, or 20 s if
-    it does not answer, and then records by itself. The announcements are None then, or without
-    triggers.
+    Cost: a connection to the store. If the store cannot be reached, a rank waits 10 s, or 70 s
+    and more if it does not answer, and then records by itself. The announcements are None then, or
+    without triggers.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -165,14 +185,17 @@ def join_ranks(
     announcements, folder = None, own
     _started[ranks] += 1
     session = f"{ranks}/{_started[ranks]}"
+    recording = len(config.ranks) if isinstance(config.ranks, list) else rank_info.world_size
+    join_s = _JOIN_S + _LOOKUP_S * recording
 
     def join() -> tuple[Announcements, Path]:
-        store = _connect(*_store_address(), session)
+        store = _connect(*_store_address(), session, join_s)
         first = store.compare_set("folder", "", str(own)).decode()
-        return Announcements(store, rank_info.rank, config, progress), Path(first)
+        exchange_s = exchange_seconds(recording)
+        return Announcements(store, rank_info.rank, config, progress, exchange_s), Path(first)
 
     try:
-        announcements, shared = _with_timeout(2 * _CONNECT_S, join)
+        announcements, shared = _with_timeout(_CONNECT_S + join_s, join)
         folder = writable(shared) if config.output_dir is None else own
     except Exception as error:  # the store failed, or this machine cannot create the folder
         what = "records by itself" if announcements is None else "records"
@@ -214,8 +237,10 @@ def _store_address() -> tuple[str, int]:
             "the address of the job's store is not known, because MASTER_ADDR is not set or "
             "MASTER_PORT is not a number; torchrun sets both"
         )
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun serves it already
+        return address, int(port)
     # torch's own connection would log its stack again and again if nobody listens
-    until = time.monotonic() + _CONNECT_S
+    until, pause_s = time.monotonic() + _CONNECT_S, 0.1
     while True:
         try:
             socket.create_connection((address, int(port)), timeout=_CONNECT_S).close()
@@ -226,15 +251,17 @@ def _store_address() -> tuple[str, int]:
                     "without torchrun, start the session after "
                     "torch.distributed.init_process_group"
                 ) from error
-            time.sleep(0.1)
+            time.sleep(uniform(0.5, 1) * pause_s)
+            pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
         else:
             return address, int(port)
 
 
-def _connect(address: str, port: int, session: str) -> Any:
+def _connect(address: str, port: int, session: str, join_s: float) -> Any:
     """Connect to the job's store; return the part of the store for this session of this job."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-    limit = timedelta(seconds=_CONNECT_S)
+    limit = timedelta(seconds=join_s)
     store = TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False)
+    store.set_timeout(timedelta(seconds=_CONNECT_S))
     return PrefixStore(f"instrument/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{session}", store)

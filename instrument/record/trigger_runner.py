@@ -11,6 +11,7 @@ from typing import Any
 
 from instrument.base import threads
 from instrument.base.errors import reraise_signal
+from instrument.base.jitter import uniform
 from instrument.base.log import logger
 from instrument.record.distributed import POLL_SECONDS, AnnouncedWindow, Announcements
 from instrument.record.loss_reader import LossReader
@@ -211,30 +212,33 @@ class TriggerRunner:
                 self._call(trigger, trigger.callbacks.end)
 
     def _poll(self, polled: list[_ActiveTrigger]) -> None:
-        while not self._over.wait(POLL_SECONDS):
+        # random, so that the ranks of a job do not ask the store at the same moment
+        pause_s = uniform(0.5, 1) * POLL_SECONDS
+        slower_s = self._announcements.exchange_s - POLL_SECONDS if self._announcements else 0.0
+        next_exchange_s = uniform(0, 1) * slower_s
+        while not self._over.wait(pause_s):
             for trigger in list(polled):
                 poll = trigger.callbacks.poll
                 if poll is not None and not self._call(trigger, poll):
                     polled.remove(trigger)
-            self.exchange()
+            next_exchange_s -= pause_s
+            if self._unsent or next_exchange_s <= 0:
+                self.exchange()
+                next_exchange_s = uniform(0.5, 1) * slower_s
+            pause_s = uniform(0.5, 1) * POLL_SECONDS
 
     def exchange(self) -> None:
-        """Announce this rank's requests, and read what all ranks have announced."""
+        """Read what all ranks have announced, and announce the requests that this has not met."""
         if (announcements := self._announcements) is None:
             return
         try:
+            self._read(announcements)
             for name, (request, after_step) in list(self._unsent.items()):
-                if announcements.announce(name, request, after_step):
-                    del self._unsent[name]
-            for window in announcements.new():
-                trigger = self._triggers.get(window.trigger)  # None: only other ranks have it
-                if not self._is_answered(window) and (
-                    trigger is None or trigger.may_record(window.after_step)
+                if self._is_answered(after_step) or announcements.announce(
+                    name, request, after_step
                 ):
-                    if trigger is not None:
-                        trigger.count_window(window.begin - 1)
-                    self._announced.append(window)
-                    self._last = window
+                    del self._unsent[name]
+                self._read(announcements)
         except Exception as error:  # the store raises errors of various types
             self._announcements = None
             logger.info(
@@ -243,14 +247,26 @@ class TriggerRunner:
                 str(error).rstrip("."),
             )
 
-    def _is_answered(self, window: AnnouncedWindow) -> bool:
-        """Whether a window was requested before the last announced window ends, which answers it.
+    def _read(self, announcements: Announcements) -> None:
+        for window in announcements.new():
+            trigger = self._triggers.get(window.trigger)  # None: only other ranks have it
+            if not self._is_answered(window.after_step) and (
+                trigger is None or trigger.may_record(window.after_step)
+            ):
+                if trigger is not None:
+                    trigger.count_window(window.begin - 1)
+                self._announced.append(window)
+                self._last = window
 
-        Not if the step number was lowered, so that the same numbers come again.
+    def _is_answered(self, after_step: int) -> bool:
+        """Whether a request after this step came before the last announced window ends.
+
+        That window answers it. Not if the step number was lowered, so that the same numbers come
+        again.
         """
         if (last := self._last) is None:
             return False
-        return abs(window.after_step - last.after_step) <= last.end - last.after_step
+        return abs(after_step - last.after_step) <= last.end - last.after_step
 
     def _call(self, trigger: _ActiveTrigger, act: Callable[[], None]) -> bool:
         """Call a callback of a trigger; return whether it raised nothing."""
