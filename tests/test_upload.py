@@ -34,6 +34,7 @@ from instrument.base.errors import CaptureError, ConfigError, MissingPackage
 from instrument.base.redact import public, redact
 from instrument.cli import command
 from instrument.finish import upload, waiting
+from instrument.record import finisher
 
 # botocore calls datetime.utcnow, and moto's server is closed by another thread than began it
 pytestmark = [
@@ -670,6 +671,47 @@ def test_a_file_system_that_takes_one_file_at_a_time_gets_them_all(
     url = f"memory://{tmp_path}"
     folder = record(tmp_path / "here", url).captures[0].folder
     assert contents(f"{url}/{remote_name(folder)}", {}) == local(folder)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "start"), [(1, (0, 0.0)), (8, (0, 0.008)), (10_000, (0, 10.0))]
+)
+def test_ranks_begin_and_repeat_their_uploads_at_random_moments(
+    world_size: int, start: tuple[float, float], tmp_path: Path, monkeypatch: Any, log: Log
+) -> None:
+    spans, slept = [], []
+
+    def highest(low: float, high: float) -> float:
+        spans.append((low, high))
+        return high
+
+    def send(*_: Any) -> str:
+        slept.append("send")
+        raise OSError("busy")
+
+    monkeypatch.setattr(upload, "uniform", highest)
+    monkeypatch.setattr(upload, "send", send)
+    monkeypatch.setattr(upload, "time", SimpleNamespace(sleep=slept.append))
+    uploads = upload.Uploads("memory://there", {}, world_size)
+    uploads.add(tmp_path)
+    uploads.close()
+    log.expect("cannot be sent")
+    # one and a half times the average pauses
+    pauses = [0.75, 1.5, 3.0, 6.0, 12.0]
+    assert slept == [start[1], "send", *(each for pause in pauses for each in (pause, "send"))]
+    assert spans == [start, *[(0.5, 1.5)] * 5]
+
+
+@pytest.mark.parametrize("export", ["inline", "process"])
+def test_uploads_know_how_many_ranks_the_run_has(
+    export: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    config = ProfilerConfig(upload_to="memory://there", export=export)
+    sizes = []
+    monkeypatch.setattr(finisher, "Uploads", lambda *about: sizes.append(about[-1]))
+    made = finisher.Finisher(config, tmp_path, 3, 5000)
+    (size,) = sizes or [made._job.world_size]
+    assert size == 5000
 
 
 def test_a_capture_that_fails_by_itself_holds_up_no_other(

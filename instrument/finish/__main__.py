@@ -74,7 +74,9 @@ def main() -> None:
 def _finish_all(folder: Path, job: Job, answers: TextIO) -> None:
     failed = set[str]()
     sinks = build_sinks(job.sinks, failed)
-    uploads = Uploads(job.upload_to, job.upload_options) if job.upload_to else None
+    uploads = None
+    if job.upload_to:
+        uploads = Uploads(job.upload_to, job.upload_options, job.world_size)
     for window in _queued(folder, job):
         _allow(job.timeout_s)
         place = _finished(window, sinks, failed)

@@ -17,6 +17,7 @@ class Job(msgspec.Struct, kw_only=True):
 
     Attributes:
         run: the id of the run, 32 hexadecimal digits; each capture.json holds this id.
+        world_size: the number of ranks of the run.
         owner: the user id that owns the run's files; folders of others are left alone.
         sinks: the config (`_target_` and options) of each sink, in the order of the run's config.
         upload_to: the URL to upload captures to; None means that nothing is uploaded.
@@ -26,6 +27,7 @@ class Job(msgspec.Struct, kw_only=True):
 
     run: str
     rank: int
+    world_size: int = 1
     owner: int | None = None
     sinks: dict[str, dict[str, Any]] = {}
     upload_to: str | None = None

@@ -16,13 +16,16 @@ from typing import Any
 
 from instrument.base.errors import CaptureError, reason_of
 from instrument.base.files import METADATA_FILE, read_bytes, write
+from instrument.base.jitter import uniform
 from instrument.base.log import logger
 from instrument.base.redact import without_secrets
 from instrument.base.storage import NOTE_FILE, files_of, filesystem
 from instrument.finish import queue, waiting
 
-# The pauses between the attempts to upload one capture, in seconds.
+# The average pauses between the attempts to upload one capture, in seconds.
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+# All ranks end a window at the same moment: at most about this many begin to upload per second.
+_RANKS_PER_SECOND = 1000
 _RUN_DIGITS = 8
 
 
@@ -31,11 +34,12 @@ class Uploads:
 
     While a capture counts as failed, the upload of other captures is tried only once. Failed
     captures are tried again after another capture has been uploaded. Only the first failure is
-    logged.
+    logged. The more ranks the run has, the longer is the random pause before each upload.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, url: str, options: Mapping[str, Any], world_size: int = 1) -> None:
         self._url, self._options = url, options
+        self._longest_start_s = world_size / _RANKS_PER_SECOND if world_size > 1 else 0.0
         self._changed = Condition()
         self._pending: list[Path] = []
         self._failed: list[Path] = []
@@ -78,6 +82,7 @@ class Uploads:
                 if not self._pending:
                     return
                 folder = self._pending[0]
+            time.sleep(uniform(0, self._longest_start_s))
             arrived = self._send_with_retries(folder)
             with self._changed:
                 self._pending.remove(folder)
@@ -98,8 +103,9 @@ class Uploads:
                 if pause is None:
                     self._report_failure(folder, reason)
                     return False
+                pause *= uniform(0.5, 1.5)
                 logger.debug(
-                    "{} is not sent yet ({}); the next attempt is in {:g} s.",
+                    "{} is not sent yet ({}); the next attempt is in {:.1f} s.",
                     folder.name,
                     reason,
                     pause,

@@ -74,13 +74,14 @@ class Finisher:
         self.inline = _sinks_after_the_exporter(config) if self._by_exporter else {}
         uploads_here = not self._by_exporter or bool(self.inline)
         self._uploads = (
-            Uploads(config.upload_to, config.upload_options)
+            Uploads(config.upload_to, config.upload_options, world_size)
             if config.upload_to and uploads_here
             else None
         )
         self._job = Job(
             run=self.run,
             rank=rank,
+            world_size=world_size,
             sinks={
                 name: about
                 for name, about in config.sinks_for_exporter.items()
