@@ -52,7 +52,7 @@ RANKS: Schema = schema(
 RANK_BREAKDOWN: Schema = (Column("rank", "the rank"), *BREAKDOWN)
 RANK_RANGES: Schema = schema(
     path="the path of the range",
-    ranks="how many ranks recorded the range",
+    ranks="how many ranks recorded the range. Ranks whose trace is cut short count in no column",
     calls="the number of calls, summed over the ranks",
     cpu_min_ns="the lowest of the ranks' CPU times per step",
     cpu_median_ns="the median of the ranks' CPU times per step (the lower one of two middle "
@@ -69,7 +69,7 @@ STRAGGLERS: Schema = schema(
     rank="the rank that other ranks wait for",
     host="the name of the rank's machine",
     own_ns="mean per step: time in which the rank does not wait in communication",
-    median_own_ns="the median of `own_ns` over all ranks",
+    median_own_ns="the median of `own_ns` over all ranks whose trace is not cut short",
     excess="the fraction by which `own_ns` is above `median_own_ns`",
     exposed_communication_ns="how long the rank waits in communication per step",
     others_exposed_communication_ns="the median of `exposed_communication_ns` over the ranks that "
@@ -89,6 +89,14 @@ def per_rank(summaries: Sequence[RankSummary]) -> Table:
     The times are None if no step of the rank ended.
     """
     return Table.of_dicts(RANKS, [_rank_row(summary) for summary in summaries])
+
+
+def whole(summaries: Sequence[RankSummary]) -> list[RankSummary]:
+    """The ranks whose trace is not cut short: what the cut leaves out would move their figures.
+
+    All ranks, if the traces of all are cut short.
+    """
+    return [each for each in summaries if not each.cut_short] or [*summaries]
 
 
 def _rank_row(summary: RankSummary) -> dict[str, Any]:
@@ -175,8 +183,9 @@ def ranges(summaries: Sequence[RankSummary]) -> Table:
     """Return one row for each path of ranges; see `RANK_RANGES`.
 
     The paths of the first rank come first, in the order of its summary. Then come the paths that
-    only other ranks have.
+    only other ranks have. Ranks whose trace is cut short are left out, unless all are.
     """
+    summaries = whole(summaries)
     cells = _Cells.of(summaries)
     groups = Groups(cells.path, len(cells.paths))
     number = ints([summary.rank for summary in summaries], _UNKNOWN)[cells.owner]
@@ -219,8 +228,9 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
     the median by more than three robust standard deviations, and by more than a tenth.
 
     See `STRAGGLERS`. The table is empty if there is no straggler, or if the times of steps or of
-    communication are not known.
+    communication are not known. Ranks whose trace is cut short are left out, unless all are.
     """
+    summaries = whole(summaries)
     table = per_rank(summaries).where(own_ns=lambda own: own is not None)
     own = table.column("own_ns")
     usual = median_low(own) if own else 0

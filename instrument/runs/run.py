@@ -132,7 +132,7 @@ class Ranks:
         self.world_size = max(
             (s.world_size for s in self.summaries if s.world_size is not None), default=None
         )
-        self.name = _name(self.summaries[0])
+        self.name = _name(rank_comparison.whole(self.summaries)[0])
 
     @cached_property
     def ranks(self) -> Table:
@@ -188,11 +188,16 @@ class Ranks:
     def notes(self) -> list[str]:
         """Sentences on missing ranks, cut or partial recordings, and differences of the ranks."""
         every = self.summaries
-        about = {
+        whole = rank_comparison.whole(every)
+        counts = [*map(rank_comparison.steps_of, every)]
+        cut = [
+            f"{s.rank} ({n} of {max(counts)} steps)" if n < max(counts) else s.rank
+            for s, n in zip(every, counts) if s.cut_short
+        ]  # fmt: skip
+        left_out = ", and its figures are left out of medians" if len(whole) < len(every) else ""
+        about: dict[str, list[Any]] = {
             "The window was cut short on rank {}.": [s.rank for s in every if s.truncated],
-            "The trace file of rank {} is cut short: copy or record it again.": [
-                s.rank for s in every if s.cut_short
-            ],
+            f"The trace file of rank {{}} is cut short{left_out}: copy or record it again.": cut,
             "Only the ranges with the most CPU time are known for rank {}.": [
                 s.rank for s in every if s.ranges_left_out
             ],

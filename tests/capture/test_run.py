@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -25,8 +26,8 @@ from instrument.base import storage
 from instrument.base.errors import CaptureError, TraceWarning
 from instrument.base.range_names import to_trace
 from instrument.capture import Capture
-from instrument.report.ranks import as_text
-from instrument.runs import rank_summary
+from instrument.report.ranks import as_json, as_text
+from instrument.runs import rank_summary, shards
 from instrument.runs.merge_traces import merge
 from instrument.runs.rank_summary import RankSummary, encoded, summarize, written
 from instrument.runs.run import Run
@@ -224,11 +225,70 @@ def test_a_rank_whose_trace_is_cut_short_is_marked(tmp_path: Path, read: str) ->
             (folder / "summary.json").unlink()
     (window,) = Run.load(tmp_path).windows
     assert window.ranks.column("trace") == [None, "cut short", None]
-    note = "The trace file of rank 1 is cut short: copy or record it again."
-    assert note in window.notes
+    (note,) = (note for note in window.notes if "cut short" in note)
+    assert re.fullmatch(
+        r"The trace file of rank 1 (\(\d of 2 steps\) )?is cut short, and its figures are left out of "
+        "medians: copy or record it again.",
+        note,
+    )
     text = as_text(window)
     assert note in text
     assert len(re.findall(r"^ *1 .* cut short ", text, re.MULTILINE)) == 1
+
+
+@pytest.mark.parametrize("place", ["captures", "traces", "URL", "shards"])
+def test_a_trace_that_is_cut_short_counts_in_no_median(tmp_path: Path, place: str) -> None:
+    """Of five steps, rank 0 kept two without their end; with it, the median would be 150 µs."""
+    bare, found = tmp_path / "bare", tmp_path
+    bare.mkdir()
+    for rank, own_us in enumerate((150, 100, 160, 600)):
+        events = [
+            each | {"ts": each["ts"] + later_us, "name": each["name"].replace("#3", f"#{3 + k}")}
+            for k, later_us in enumerate(range(0, 5000, 1000))
+            for each in synchronous_steps(own_us)[:3]
+        ]
+        if rank:
+            events += [
+                annotation("gloo:all_reduce", 1000 * k + own_us, 900 - own_us, tid=2)
+                for k in range(5)
+            ]
+        folder = write_rank(tmp_path, rank, events, 4).folder
+        text = gzip.decompress((folder / "trace.json.gz").read_bytes())
+        if rank == 0:
+            text = text[: text.index(b"ProfilerStep#5")]
+        (folder / "trace.json.gz").write_bytes(gzip.compress(text))
+        (folder / "summary.json").unlink()
+        shutil.copy(folder / "trace.json.gz", bare / f"rank{rank}.json.gz")
+    if place == "traces":
+        found = bare
+    elif place == "shards":
+        shards.make([bare], shards.Shard(0, 1), tmp_path / "shards")
+        found = tmp_path / "shards"
+    (window,) = Run.load(f"file://{bare}" if place == "URL" else found).windows
+    assert window.ranks.column("trace") == ["cut short", None, None, None]
+    note = (
+        "The trace file of rank 0 (2 of 5 steps) is cut short, and its figures are left out of "
+        "medians: copy or record it again."
+    )
+    assert note in window.notes
+    assert note in json.loads(as_json(window))["notes"]
+    if place != "captures":
+        assert window.name == "steps_000003-000007"
+    (slow,) = window.stragglers
+    assert (slow.rank, slow.median_own_ns) == (3, 260_000)
+    (forward,) = window.ranges.where(path="forward")
+    assert (forward.ranks, forward.calls, forward.cpu_median_ns) == (3, 15, 160_000)
+
+
+def test_if_all_traces_are_cut_short_they_are_compared(tmp_path: Path) -> None:
+    for rank in range(2):
+        folder = write_rank(tmp_path, rank, synchronous_steps(100), 2).folder
+        text = gzip.decompress((folder / "trace.json.gz").read_bytes())
+        (folder / "trace.json.gz").write_bytes(gzip.compress(text[:-4]))
+        (folder / "summary.json").unlink()
+    (window,) = Run.load(tmp_path).windows
+    assert "The trace file of rank 0, 1 is cut short: copy or record it again." in window.notes
+    assert window.ranges.where(path="forward")[0].ranks == 2
 
 
 @pytest.mark.parametrize(

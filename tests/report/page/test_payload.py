@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import re
@@ -30,7 +31,7 @@ from builders import (
 from page_parts import facts, parts, tables, words
 
 from instrument.analysis.table import Table
-from instrument.base.errors import CaptureError
+from instrument.base.errors import CaptureError, TraceWarning
 from instrument.base.units import duration, percent
 from instrument.capture import Capture
 from instrument.cli.command import main
@@ -272,6 +273,18 @@ def test_a_run_holds_all_ranks(tmp_path: Path) -> None:
     ]
     assert plot["has_ranks"]
     assert "runs" not in sections(ranks[0])
+
+
+def test_a_rank_whose_trace_is_cut_short_is_marked(tmp_path: Path) -> None:
+    ranks = [write_rank(tmp_path, rank, synchronous_steps(300), 2) for rank in (0, 1)]
+    trace = ranks[1].folder / "trace.json.gz"
+    trace.write_bytes(gzip.compress(gzip.decompress(trace.read_bytes())[:-4]))
+    (ranks[1].folder / "summary.json").unlink()
+    with pytest.warns(TraceWarning):
+        runs = sections(*(Capture.load(each.folder) for each in ranks))["runs"]
+    (table,) = (each for caption, each in tables(runs).items() if caption.startswith("Ranks"))
+    assert table["cells"]["trace"] == [None, "cut short"]
+    assert "The trace file of rank 1 is cut short, and its figures are left out" in str(runs)
 
 
 def test_windows_of_one_rank_have_only_their_step_times(tmp_path: Path) -> None:
