@@ -8,12 +8,12 @@ the estimate needs, and leaves CPUs to the training. If worker processes load th
 is not known: the trace does not show how long they need. Another library's loader is seen only in a
 session.
 
-With workers, a step takes at least as long as the work beside the loading, as one worker's share
-of a batch, and as the CPUs need for the CPU time of the step's thread. A session on Linux counts
-this time; else the thread counts as always busy. The lower bound assumes that two CPUs are one
-core, which does 1.25 times the work of one CPU, and that all threads work in each operator. If
-other programs keep the CPUs busy, workers may get no CPU time that the process does not get now:
-then the lower bound is 0, and the estimate half of the rest.
+With workers, a step takes at least as long as the work beside the loading and taking over the
+batch, as one worker's share of a batch, and as the CPUs need for the CPU time of the step's thread.
+A session on Linux counts this time; else the thread counts as always busy. The lower bound assumes
+that two CPUs are one core, which does 1.25 times the work of one CPU, and that all threads work in
+each operator. If other programs keep the CPUs busy, workers may get no CPU time that the process
+does not get now: then the lower bound is 0, and the estimate half of the rest.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SHARED_CORE = 1.6
 _IN_ONE_WAIT = 0.5
 # To take over a batch from a worker costs the training process 0.8 ms (torch 2.13, CPU), so a
 # worker saves nothing if the process itself loads a batch in less than about this time.
-_SHORT_BATCH_NS = 1_000_000
+_TAKEN_OVER_NS, _SHORT_BATCH_NS = 800_000, 1_000_000
 
 # Where batches are loaded: by a DataLoader in the training process, by a DataLoader in worker
 # processes, or by an unknown iterator.
@@ -165,12 +165,14 @@ def _edit(capture: Views, waits: Ints, loads_ns: int, kind: _Kind, workers: int)
     if kind == "workers" or not loads_ns:
         return None
     # The expected, the longest and the shortest time of all batches.
-    batches_ns = _batches_ns(capture, loads_ns, workers)
+    expected_ns, longest_ns, shortest_ns = _batches_ns(capture, loads_ns, workers)
+    rest_ns = capture.links.counted_steps.total_ns - loads_ns
+    taken_ns = rest_ns + min(_TAKEN_OVER_NS * len(waits), loads_ns)
+    batches_ns = max(expected_ns, taken_ns), max(longest_ns, taken_ns), shortest_ns
     if kind == "process":
         count, least, most = (loads_ns / ns for ns in batches_ns)
         return lambda whatif: whatif.workers(count, bounds=(least, most))
     # This assumes that an unknown iterator has no threads or processes of its own.
-    rest_ns = capture.links.counted_steps.total_ns - loads_ns
     by, largest, smallest = (max(ns - rest_ns, 0) / loads_ns for ns in batches_ns)
     return lambda whatif: whatif.scale_events(waits, by, bounds=(largest, smallest))
 
