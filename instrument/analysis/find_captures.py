@@ -86,10 +86,11 @@ def timings_at(place: Place) -> list[Path]:
 
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     for parent, inner, names in os.walk(folder):
-        depth = len(Path(parent).relative_to(folder).parts)
+        path = Path(parent)
+        depth = len(path.parts) - len(folder.parts)
         shown = sorted(name for name in inner if not name.startswith("."))
         inner[:] = shown if depth < DEPTH else []
-        yield Path(parent), names
+        yield path, names
 
 
 def _timings_in(folder: Path) -> list[Path]:

@@ -167,8 +167,9 @@ class Groups:
 
     def min(self, values: Ints) -> Ints:
         """The smallest value of each group; the largest 64-bit integer for an empty group."""
-        least = np.full(self.count, np.iinfo(np.int64).max)
-        np.minimum.at(least, self.of, values)
+        least, filled = np.full(self.count, np.iinfo(np.int64).max), self.size > 0
+        ordered = values[self.in_order.order]  # `minimum.at` takes ten times as long
+        least[filled] = np.minimum.reduceat(ordered, self.in_order.start[filled])
         return least
 
     def cells(self, values: Ints | None, known: Flags | None = None) -> list[int | None]:
@@ -195,13 +196,19 @@ class Groups:
 
     def sorted_by(self, *values: Ints) -> SortedGroups:
         """The rows of each group, sorted by the first array, then by the second, and so on."""
-        few = self.count < 2**15  # NumPy sorts integers of 16 bits in linear time
-        order = np.lexsort((*values[::-1], self.of.astype(np.int16) if few else self.of))
-        return SortedGroups(order, np.cumsum(self.size) - self.size, self.size)
+        bits, keys = self.count.bit_length() or 1, [*values[::-1]]
+        # NumPy sorts integers of 16 bits in linear time.
+        keys += [(self.of >> k).astype(np.uint16) for k in range(0, bits, 16)]
+        return SortedGroups(np.lexsort(keys), np.cumsum(self.size) - self.size, self.size)
+
+    @cached_property
+    def in_order(self) -> SortedGroups:
+        """The rows of each group, in increasing order."""
+        return self.sorted_by()
 
     def rows(self) -> list[Ints]:
         """The rows of each group, in increasing order."""
-        return self.sorted_by().rows()
+        return self.in_order.rows()
 
 
 @dataclass(frozen=True, slots=True)

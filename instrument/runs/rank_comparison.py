@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from statistics import median_low
 from typing import Any, NamedTuple
 
@@ -13,11 +12,11 @@ from instrument.analysis.breakdown import BREAKDOWN
 from instrument.analysis.schema import Column, Schema, names_of, schema
 from instrument.analysis.table import Table
 from instrument.links.collective_records import is_collective
-from instrument.links.groupby import Groups, at, intern
+from instrument.links.groupby import Groups
 from instrument.links.step_index import counting
 from instrument.runs.rank_summary import RankSummary, column_of_all
-from instrument.trace.columns import ints
-from instrument.trace.events import Ints
+from instrument.trace.columns import Interned, ints
+from instrument.trace.events import Codes, Ints
 
 # A rank is a straggler if its `own_ns` is above the median by more than 3 standard deviations, and
 # by more than 0.1 of the median. The standard deviation is estimated as 1.4826 times the median
@@ -158,9 +157,13 @@ class _Cells(NamedTuple):
     @classmethod
     def of(cls, summaries: Sequence[RankSummary]) -> _Cells:
         listed = [summary.ranges.get("path") or [] for summary in summaries]
-        path, paths = intern(chain.from_iterable(listed))
+        paths, codes = Interned(), dict[int, Codes]()
+        for each in listed:
+            if id(each) not in codes:  # most ranks share the list of another rank
+                codes[id(each)] = paths.codes(each, len(each))
+        path = np.concatenate([np.zeros(0, np.int64), *(codes[id(each)] for each in listed)])
         owner = np.repeat(np.arange(len(listed)), [len(each) for each in listed])
-        return cls(summaries, paths, path, owner)
+        return cls(summaries, [*paths], path, owner)
 
     def values(self, name: str) -> Ints:
         """The column `name` for each range of each rank; unknown values are -1."""
@@ -189,7 +192,12 @@ def ranges(summaries: Sequence[RankSummary]) -> Table:
     cells = _Cells.of(summaries)
     groups = Groups(cells.path, len(cells.paths))
     number = ints([summary.rank for summary in summaries], _UNKNOWN)[cells.owner]
-    low, middle, high, slowest = _spread(cells, cells.in_step("cpu_ns"), number)
+    cpu_ns = cells.in_step("cpu_ns")
+    spread = _spread(cells, cpu_ns)
+    is_most = cpu_ns == spread[2][cells.path]
+    slowest = Groups(cells.path[is_most], groups.count).min(number[is_most])
+    in_cells: list[list[Any]] = [groups.cells(values, values >= 0) for values in spread]
+    low, middle, high = in_cells
     columns: dict[str, list[Any]] = {
         "path": cells.paths,
         "ranks": groups.size.tolist(),
@@ -197,26 +205,25 @@ def ranges(summaries: Sequence[RankSummary]) -> Table:
         "cpu_min_ns": low,
         "cpu_median_ns": middle,
         "cpu_max_ns": high,
-        "slowest": slowest,
+        "slowest": groups.cells(slowest, spread[2] >= 0),
         "spread": [
             (most - least) / usual if usual else None
             for least, usual, most in zip(low, middle, high)
         ],
     }
     names = ("device_min_ns", "device_median_ns", "device_max_ns")
-    columns |= zip(names, _spread(cells, cells.in_step("device_ns"), number))
+    of_device = _spread(cells, cells.in_step("device_ns"))
+    columns |= {name: groups.cells(each, each >= 0) for name, each in zip(names, of_device)}
     return Table.of(RANK_RANGES, columns)
 
 
-def _spread(
-    cells: _Cells, values: Ints, rank: Ints
-) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """Return each path's lowest, median and highest value, and the rank with the highest value."""
-    known = values >= 0
-    values, rank = values[known], rank[known]
-    ranked = Groups(cells.path[known], len(cells.paths)).sorted_by(values, -rank)
-    least, middle, most = (ranked.row(percent) for percent in (0, 50, 100))
-    return at(values, least), at(values, middle), at(values, most), at(rank, most)
+def _spread(cells: _Cells, values: Ints) -> list[Ints]:
+    """Return each path's lowest, median and highest value; -1 if it has no value."""
+    known = np.flatnonzero(values >= 0)
+    order = known[np.argsort(values[known])]
+    ranked = Groups(cells.path[order], len(cells.paths)).in_order
+    ordered = np.append(values[order], _UNKNOWN)
+    return [ordered[ranked.row(percent)] for percent in (0, 50, 100)]
 
 
 def stragglers(summaries: Sequence[RankSummary]) -> Table:
@@ -268,8 +275,7 @@ def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str,
     found: dict[int | None, tuple[str, int]] = {}
     for name in ("self_cpu_ns", "self_device_ns"):
         values = cells.per_step(name)
-        middle = _spread(cells, values, np.zeros_like(values))[1]
-        usual = np.array([_UNKNOWN if value is None else value for value in middle], np.int64)
+        usual = _spread(cells, values)[1]
         above = np.where((values >= 0) & ours, values - usual[cells.path], 0)
         first = np.searchsorted(cells.owner, np.arange(len(summaries) + 1)).tolist()
         for summary, begin, end in zip(summaries, first, first[1:]):

@@ -6,12 +6,13 @@ A thousand summaries are read in seconds, without their traces.
 from __future__ import annotations
 
 import os
+import struct
 import sys
 import warnings
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,7 @@ from instrument.links.groupby import intern
 from instrument.trace.capture_json import BAD_JSON, Number, Rank, WorldSize, unix_time
 from instrument.trace.columns import BEYOND_NS, ints
 from instrument.trace.events import Ints
+from instrument.trace.reader import collector_off
 
 SUMMARY_FILE = "summary.json"
 VERSION = 4
@@ -121,12 +123,22 @@ class RankSummary(msgspec.Struct, kw_only=True):
 def _compact(columns: Columns) -> Columns:
     found: Columns = {}
     for name, column in columns.items():
-        try:
-            found[name] = None if column is None else array("q", column)
-        except TypeError:  # texts, which are the same on most ranks, or unknown values
-            texts = column or ()
-            found[name] = [sys.intern(each) if type(each) is str else each for each in texts]
+        if column is None or isinstance(column, array):
+            found[name] = column
+        elif name in TEXTS:
+            found[name] = _texts(tuple(column))
+        else:
+            try:  # an array takes a list in twice the time
+                found[name] = array("q", struct.pack(f"{len(column)}q", *column))
+            except struct.error:  # unknown values
+                found[name] = column
     return found
+
+
+@lru_cache(1024)
+def _texts(cells: tuple[Any, ...]) -> list[Any]:
+    """The same list for equal cells: the texts are the same on most ranks."""
+    return [sys.intern(cell) if type(cell) is str else cell for cell in cells]
 
 
 def summarize(capture: Views) -> RankSummary:
@@ -205,13 +217,13 @@ def column_of_all(ranks: Sequence[Columns], name: str, sizes: Sequence[int]) -> 
     `sizes` are the numbers of rows of each rank.
     """
     parts = [_numbers(each.get(name), size) for each, size in zip(ranks, sizes)]
-    return np.concatenate([np.zeros(0, np.int64), *parts])
+    return np.frombuffer(bytearray().join(parts), np.int64)
 
 
-def _numbers(column: list[Any] | array[int] | None, size: int) -> Ints:
+def _numbers(column: list[Any] | array[int] | None, size: int) -> array[int] | memoryview:
     if isinstance(column, array):
-        return np.asarray(column, np.int64)
-    return np.full(size, -1) if column is None else ints(column, -1)
+        return column
+    return (np.full(size, -1) if column is None else ints(column, -1)).data
 
 
 def write(capture: Views, folder: Path) -> None:
@@ -232,6 +244,7 @@ def encoded(summary: RankSummary) -> bytes:
 _DECODER = msgspec.json.Decoder(RankSummary)
 
 
+@collector_off()
 def written(paths: Sequence[Place]) -> dict[Place, RankSummary | None]:
     """Return the stored summary of each capture, by the capture's path or URL.
 
@@ -278,7 +291,7 @@ def is_sound(found: RankSummary) -> bool:
         all(isinstance(column, array) or None not in (column or ()) for column in whole)
         and (found.ranges.get("path") is not None or not any(found.ranges.values()))
         and (not any(grouped) or not any(found.collectives.values()))
-        and (not group or (min(group) >= 0 and max(group) < count))
+        and {*(group or ())} <= {*range(count)}
         and found.breakdown.keys() <= set(names_of(BREAKDOWN))
         and all(map(_is_table, (found.ranges, found.steps, found.collective_groups)))
         and len({len(column) for column in found.collectives.values() if column is not None}) < 2

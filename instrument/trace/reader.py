@@ -76,7 +76,7 @@ def read(path: Path) -> Events:
             much. Or its durations add up to more than 146 years.
     """
     columns = _Columns()
-    with _collector_off(), closing(Source(path)) as source:
+    with collector_off(), closing(Source(path)) as source:
         pieces = Pieces(source, path, columns.scanner.scan, decode, coerced)
         try:
             for piece in pieces:
@@ -96,7 +96,7 @@ def read(path: Path) -> Events:
 
 
 @contextmanager
-def _collector_off() -> Iterator[None]:
+def collector_off() -> Iterator[None]:
     """Disable Python's garbage collection, which would traverse a million objects many times."""
     was_on = gc.isenabled()
     gc.disable()
