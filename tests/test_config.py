@@ -263,7 +263,7 @@ def test_an_unknown_preset_names_the_nearest() -> None:
     with pytest.raises(ConfigError) as raised:
         as_config("sumary")
     assert str(raised.value) == (
-        "'sumary' is none of the presets (disabled, full, memory, stacks, summary, timings, trace); "
+        "'sumary' is none of the presets (disabled, full, memory, on_demand, stacks, summary, timings, trace); "
         "did you mean summary?"
     )
 

@@ -478,7 +478,7 @@ def test_integers_of_another_kind_are_announced_too(store: Any, tmp_path: Path) 
     rank.watch.exchange()
     rank.goes_on(20)
     ((begin, (_, request)),) = rank.began.items()
-    assert (begin, request) == (2 + 15, ("why, on rank 0 after step 1", 3))
+    assert (begin, request) == (2 + 15, Request("why, on rank 0 after step 1", 3))
     rank.watch.end()
 
 

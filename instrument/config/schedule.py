@@ -43,6 +43,7 @@ class Window:
         trigger: the name of the trigger that requested the window; None for a window of the
             schedule.
         trigger_reason: why the trigger requested the window; None if the trigger gave no reason.
+        seconds: how long the window lasts if a trigger requested this in place of steps, or None.
     """
 
     warmup_from: int
@@ -50,10 +51,11 @@ class Window:
     last: int | None
     trigger: str | None = None
     trigger_reason: str | None = None
+    seconds: float | None = None
 
     def __str__(self) -> str:
         if self.last is None:
-            return f"from {self.first} on"
+            return f"from {self.first} on" + (f" for {self.seconds:g} s" if self.seconds else "")
         return f"{self.first}" if self.first == self.last else f"{self.first}–{self.last}"
 
     def in_words(self) -> str:

@@ -37,6 +37,7 @@ VERSION = 1
 JSON_KEYS = {
     "version": "the version of this format",
     "captures": "the names of the captures",
+    "verdict": "what slows a step most, as the sentence at the top of the text",
     "step_ns": "the median recorded step, without the first step; with several captures, the "
     "median of these medians, or of those of training if phases differ; the whole recording if no "
     "step finished",
@@ -183,6 +184,7 @@ def as_json(diagnosis: Diagnosis) -> str:
     content = {
         "version": VERSION,
         "captures": diagnosis.captures,
+        "verdict": verdict(diagnosis),
         "step_ns": diagnosis.step_ns,
         "unexplained": diagnosis.unexplained,
         "findings": [finding_as_dict(finding) for finding in diagnosis.findings],

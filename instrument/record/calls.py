@@ -144,7 +144,8 @@ class RecordedCalls:
         window = train.window
         if window is not None and window.first > train.step_number:
             window = None  # the window has not begun
-        endless = self._owns_session and window is not None and window.last is None
+        has_end = window is None or window.last is not None or window.seconds is not None
+        endless = self._owns_session and not has_end
         if not endless and (window is None or window.first <= call.step):
             session.step()
         if endless:

@@ -8,7 +8,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from statistics import median
 from threading import RLock
@@ -604,10 +604,10 @@ class StepLoop:
             counter.next_event_step = NEVER
             return
         if requested is not None:
-            trigger, (reason, steps) = requested
-            window = self.train.planned = requested_window(
-                self.config, self.train.step_number, steps, trigger, reason
-            )
+            trigger, (reason, steps, seconds) = requested
+            window = requested_window(self.config, self.train.step_number, steps, trigger, reason)
+            window = replace(window, last=None, seconds=seconds) if seconds else window
+            self.train.planned = window
             why = f" ({window.trigger_reason})" if window.trigger_reason else ""
             what = f"The trigger {window.trigger} fired{why} and records {window.in_words()}."
             logger.info("{}", what)
@@ -653,6 +653,9 @@ class StepLoop:
         trigger = self.config.triggers.get(planned.trigger) if planned.trigger else None
         # options to which the trigger gives a value for its windows
         records = dict(getattr(trigger, "records", {}))
+        if planned.seconds is not None:
+            limit = records.get("max_window_s", self.config.max_window_s)
+            records["max_window_s"] = min(planned.seconds, limit or planned.seconds)
         config = self.config.model_copy(update=records) if records else self.config
         recorder = Recorder(
             config,
@@ -673,7 +676,7 @@ class StepLoop:
             window.facts = WindowFacts()
             window.recorder.start()
             window.facts.begin(window.recorder.thread)
-        window.limits = Limits(self.config, self._end_within_step)
+        window.limits = Limits(window.config, self._end_within_step)
 
     # The end of a window.
 
@@ -685,7 +688,9 @@ class StepLoop:
         window, run = self.window, self.run
         if window is None or not window.recording or run is None:
             return
-        counter = window.counter
+        counter, seconds = window.counter, window.planned.seconds
+        if seconds == window.config.max_window_s and reason and "max_window_s" in reason:
+            reason = None  # the requested time is over
         if reason:
             done = counter.step_number - window.planned.first
             logger.warning("{}", window.planned.cut_short(done, reason))
@@ -806,7 +811,7 @@ class StepLoop:
             return
         counter = window.counter
         stepped = counter.step_number > counter.began_at
-        if window.planned.last is not None:
+        if window.planned.last is not None or window.planned.seconds is not None:
             reason = reason or (ended if stepped else "session.step() was never called")
         elif reason is None and not stepped:  # no step has ended: the whole block is one step
             counter.step_number += 1

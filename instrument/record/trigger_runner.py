@@ -72,7 +72,7 @@ class TriggerRunner:
         self._last: AnnouncedWindow | None = None  # the last of them
         self._triggers: dict[str, _ActiveTrigger] = {}
         # by trigger: the last request made by its `poll` or from another thread
-        self._pending_requests: dict[str, Request] = {}
+        self.requests: dict[str, Request] = {}
         self._losses = LossReader()
         self._over = Event()
         for name, trigger in triggers.items():
@@ -101,7 +101,7 @@ class TriggerRunner:
         max_windows = getattr(trigger, "max_windows", fields["max_windows"].default)
         try:
             callbacks = (
-                begin(folder, partial(self._pending_requests.__setitem__, name))
+                begin(folder, partial(self.requests.__setitem__, name))
                 if begin is not None
                 else TriggerCallbacks(trigger.fires)
             )
@@ -127,12 +127,12 @@ class TriggerRunner:
         first.
         """
         if self._unsent and self._announcements is None:
-            self._pending_requests |= {name: request for name, (request, _) in self._unsent.items()}
+            self.requests |= {name: request for name, (request, _) in self._unsent.items()}
             self._unsent = {}
         ready, of_step = self._losses.after_step(number, loss)
         # the constructor of a NamedTuple takes twice as long
         step: Step = tuple.__new__(Step, (number, took_ns, ready, of_step, recorded))
-        first = self._first_pending(number) if self._pending_requests and not recorded else None
+        first = self._first_pending(number) if self.requests and not recorded else None
         for fires, trigger in self._checks:
             try:
                 request = _as_request(answer) if (answer := fires(step)) else None
@@ -184,7 +184,7 @@ class TriggerRunner:
 
     def _first_pending(self, number: int) -> tuple[str, Request] | None:
         """The request of the first trigger that may get a window; discards all the others."""
-        pending = {name: self._pending_requests.pop(name) for name in list(self._pending_requests)}
+        pending = {name: self.requests.pop(name) for name in list(self.requests)}
         for trigger in self._triggers.values():
             if trigger.name in pending and trigger.may_record(number):
                 try:
@@ -289,5 +289,5 @@ def _as_request(answer: Any) -> Request:
     """Convert a trigger's answer to a request of plain types, which can be sent to other ranks."""
     if not isinstance(answer, Request):
         return Request(answer if isinstance(answer, str) else None)
-    why, steps = answer
-    return Request(None if why is None else str(why), None if steps is None else int(steps))
+    kinds = zip(answer, (str, int, float))
+    return Request(*(x if x is None else kind(x) for x, kind in kinds))

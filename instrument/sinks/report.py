@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from instrument.base import files
+from instrument.findings.diagnose import Diagnosing
+from instrument.findings.diagnosis import as_json
 from instrument.report.page.page import page, payload
 from instrument.sinks.sink import Sink
 
@@ -19,6 +21,7 @@ class Report(Sink):
     The page shows what takes the time of a step, what to change, and how much faster a step would
     be if a range were faster. It also shows the timeline, flame graphs, memory and tables. The
     command `instrument report` writes the same page later, also for several windows and ranks.
+    Without `redact`, also writes `diagnosis.json`, as `instrument diagnose --json` prints it.
 
     Cost: about as much as reading the trace; a page has up to 2 MB.
     """
@@ -29,5 +32,9 @@ class Report(Sink):
     """Whether to leave out the names of files, users and hosts."""
 
     def write(self, capture: Capture, folder: Path) -> None:
-        """Write `report.html`."""
-        files.write(folder / "report.html", page(payload([capture], redact=self.redact)).html)
+        """Write `report.html` and `diagnosis.json`."""
+        diagnosing = Diagnosing()
+        content = payload([capture], redact=self.redact, diagnosing=diagnosing)
+        files.write(folder / "report.html", page(content).html)
+        if not self.redact:  # the findings name files
+            files.write(folder / "diagnosis.json", as_json(diagnosing.diagnosis))

@@ -46,10 +46,15 @@ class Step(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Why a window is requested, and how many steps to record; None: `profiler.active` steps."""
+    """Why a window is requested, and how many steps to record; None: `profiler.active` steps.
+
+    `seconds` replaces `steps`: the window ends as with `profiler.max_window_s`, but is complete.
+    Ranks that agree on their windows ignore `seconds`.
+    """
 
     why: str | None = None
     steps: int | None = None
+    seconds: float | None = None
 
 
 Answer = bool | str | Request | None

@@ -1,0 +1,477 @@
+"""`profiler_app`, driven as an ASGI server drives it: windows on request, who is answered, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event, Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from collected import Log
+from waits import end_of_thread
+
+from instrument import Session, diagnose, profiled
+from instrument.base.errors import ConfigError
+from instrument.findings.diagnosis import as_json
+from instrument.integrations import asgi
+from instrument.integrations.asgi import profiler_app
+from instrument.record import limits
+from instrument.triggers import File
+
+HERE, ELSEWHERE = ("127.0.0.1", 8000), ("192.0.2.7", 8000)
+
+
+async def asked(app: Any, method: str, path: str, body: bytes = b"", **scope: Any) -> Any:
+    """The status, the body and the headers of one request; its body comes in pieces of 100 bytes."""
+    host = {"host": "localhost:8000"} | scope.pop("headers", {})
+    headers = [(name.encode(), value.encode()) for name, value in host.items()]
+    given = {"type": "http", "method": method, "path": path, "headers": headers, "root_path": ""}
+    given |= {"server": HERE, "client": ("127.0.0.1", 50000)} | scope
+    pieces = [body[at : at + 100] for at in range(0, len(body), 100)] or [b""]
+    taken: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    async def send(message: dict[str, Any]) -> None:
+        taken.append(message)
+
+    await app(given, receive, send)
+    start, end = taken
+    return start["status"], end["body"], dict(start["headers"])
+
+
+def ask(app: Any, method: str, path: str, content: object = None, **scope: Any) -> Any:
+    """The status and the JSON of an answer."""
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    status, answer, _ = asyncio.run(asked(app, method, path, body, **scope))
+    return status, json.loads(answer)
+
+
+def post(app: Any, **wanted: Any) -> str:
+    status, answer = ask(app, "POST", "/windows", wanted)
+    assert (status, answer["state"]) == (202, "waiting")
+    return answer["id"]
+
+
+def state(app: Any, window: str) -> str:
+    status, answer = ask(app, "GET", f"/windows/{window}")
+    assert (status, answer["id"]) == (200, window)
+    return answer["state"]
+
+
+def on_demand(folder: Path, **options: Any) -> Session:
+    """A session that finishes its windows itself: starting another process takes a second."""
+    return Session("on_demand", output_dir=folder, export="inline", **options)
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    with on_demand(tmp_path) as running:
+        yield running
+
+
+def test_a_window_goes_from_waiting_to_done_and_has_the_diagnosis_and_the_page(
+    session: Session,
+) -> None:
+    app = profiler_app(session)
+    window = post(app, steps=2)
+    assert (state(app, window), ask(app, "GET", f"/windows/{window}/report")[0]) == ("waiting", 404)
+    session.step()
+    assert state(app, window) == "waiting", "it warms up"
+    session.step()
+    for _ in range(2):
+        assert state(app, window) == "recording"
+        torch.ones(2).add(1)
+        session.step()
+    (capture,) = session.captures
+    assert capture.steps.column("number") == [2, 3]
+    status, answer = ask(app, "GET", f"/windows/{window}")
+    assert (status, answer["state"], answer["capture"]) == (200, "done", capture.name)
+    assert answer["diagnosis"] == json.loads(as_json(diagnose([capture])))
+    assert answer["diagnosis"]["verdict"].startswith("A step takes ")
+    status, page, headers = asyncio.run(asked(app, "GET", f"/windows/{window}/report"))
+    assert (status, headers[b"content-type"]) == (200, b"text/html")
+    assert page == (capture.folder / "report.html").read_bytes()
+    assert state(app, window) == "done"
+
+
+def test_a_window_of_seconds_ends_with_the_first_step_after_them_and_is_whole(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: now))
+    app = profiler_app(session)
+    window = post(app, seconds=2.5)
+    for _ in range(3):
+        session.step()
+    now += 2.4
+    session.step()
+    assert state(app, window) == "recording"
+    now += 0.2
+    session.step()
+    assert state(app, window) == "done"
+    (capture,) = session.captures
+    about = capture.metadata["window"]
+    assert (about["first_step"], about["last_step"], about["planned_steps"]) == (2, 4, None)
+    assert (about["truncated"], about["reason"]) == (False, None)
+
+
+def test_a_window_of_seconds_ends_without_a_request_too(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_LOOK_S", 0.001)
+    monkeypatch.setattr(limits, "_LEAST_EXTRA_S", 0.0)
+    app = profiler_app(session)
+    window = post(app, seconds=0.001)
+    session.step()
+    session.step()
+    end_of_thread("instrument-limits")
+    assert state(app, window) == "done"
+    assert session.captures[0].metadata["window"]["truncated"] is False
+
+
+def test_a_window_of_seconds_that_the_run_ends_is_truncated(session: Session, log: Log) -> None:
+    log.expect("for 60 s ended early, after 1 step (the run ended)")
+    app = profiler_app(session)
+    window = post(app, seconds=60)
+    for _ in range(3):
+        session.step()
+    session.stop()
+    assert state(app, window) == "done"
+    assert session.captures[0].metadata["window"]["reason"] == "the run ended"
+
+
+def test_another_limit_of_the_session_cuts_a_window_of_steps(tmp_path: Path, log: Log) -> None:
+    log.expect("profiler.max_window_s=1e-09 was reached")
+    with on_demand(tmp_path, max_window_s=1e-9) as session:
+        app = profiler_app(session)
+        status, answer = ask(app, "POST", "/windows", {"seconds": 1})
+        assert (status, "of seconds up to 1e-09" in answer["error"]) == (400, True)
+        window = post(app, steps=9)
+        for _ in range(3):
+            session.step()
+        assert state(app, window) == "done"
+    assert session.captures[0].metadata["window"]["truncated"] is True
+
+
+def test_one_window_at_a_time(session: Session) -> None:
+    app = profiler_app(session)
+    window = post(app, steps=1)
+    for _ in range(3):
+        status, answer = ask(app, "POST", "/windows", {"steps": 1})
+        assert (status, answer["id"]) == (409, window)
+        session.step()
+    assert state(app, window) == "done"
+    assert post(app, steps=1) != window
+
+
+def test_a_window_that_no_exporter_has_finished_is_exporting_and_then_failed(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = profiler_app(session)
+    window = post(app, steps=1)
+    run = session.loop.run
+    assert run is not None
+    with monkeypatch.context() as patch:  # as if the exporter had taken it, and then had died
+        patch.setattr(run.finisher, "save", lambda staging, _: run.finisher.pending.append(staging))
+        for _ in range(3):
+            session.step()
+    assert (state(app, window), ask(app, "POST", "/windows", {"steps": 1})[0]) == ("exporting", 409)
+    run.finisher.pending.clear()
+    assert state(app, window) == "failed"
+    post(app, steps=1)
+
+
+def test_a_window_that_was_dropped_has_failed(session: Session, log: Log) -> None:
+    log.expect("is not recorded: session.step_number was set")
+    app = profiler_app(session)
+    window = post(app, steps=1)
+    session.step()
+    session.step_number = 1000
+    session.step()
+    assert state(app, window) == "failed"
+
+
+def test_a_trigger_without_windows_left_fails_the_window(tmp_path: Path, log: Log) -> None:
+    log.expect("its max_windows allows no further window")
+    options = {"triggers": {"mine": File(max_windows=1)}, "warmup": 0}
+    with on_demand(tmp_path, **options) as session:
+        app = profiler_app(session)
+        for expected in ("done", "failed"):
+            window = post(app, steps=1)
+            session.step()
+            session.step()
+            assert state(app, window) == expected
+    assert [each.metadata["window"]["trigger"] for each in session.captures] == ["mine"]
+
+
+def test_the_oldest_windows_are_forgotten(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asgi, "_KNOWN_WINDOWS", 2)
+    app, windows = profiler_app(session), []
+    for _ in range(3):
+        windows.append(post(app, steps=1))
+        for _ in range(3):
+            session.step()
+    statuses = [ask(app, "GET", f"/windows/{each}")[0] for each in windows]
+    assert statuses == [404, 200, 200]
+
+
+def test_a_session_that_does_not_run_records_nothing(tmp_path: Path) -> None:
+    session = on_demand(tmp_path)
+    for app in (profiler_app(session), profiler_app(Session(None))):
+        status, answer = ask(app, "POST", "/windows", {"steps": 1})
+        assert (status, answer["error"][:30]) == (503, "The session is not running: th")
+    with session:
+        app = profiler_app(session)
+        window = post(app, steps=1)
+    assert state(app, window) == "failed"
+    assert ask(app, "POST", "/windows", {"steps": 1})[0] == 503
+
+
+def test_ranks_that_record_together_are_left_to_the_command(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    status, answer = ask(profiler_app(session), "POST", "/windows", {"steps": 1})
+    assert (status, "instrument trigger" in answer["error"]) == (503, True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"steps": 0}',
+        b'{"steps": 10001}',
+        b'{"steps": true}',
+        b'{"steps": "5"}',
+        b'{"steps": 1, "seconds": 1}',
+        b'{"steps": 1, "path": "/"}',
+        b'{"seconds": 0}',
+        b'{"seconds": 61}',
+        b'{"seconds": NaN}',
+        b'{"seconds": -1}',
+        b'{"steps": \xff}',
+        b"[" * 900,
+        b'{"steps": 1' + b" " * 2_000 + b"}",
+    ],
+)
+def test_a_wrong_body_is_refused_in_one_sentence(session: Session, body: bytes) -> None:
+    status, answer = ask(profiler_app(session), "POST", "/windows", body)
+    assert status == 400
+    assert answer["error"] == (
+        'Send {"steps": 20} or {"seconds": 5}: a number of steps from 1 to 10000, or of seconds '
+        "up to 60."
+    )
+
+
+def test_a_body_without_end_is_not_read_to_its_end(session: Session) -> None:
+    app, read, sent = profiler_app(session), 0, []
+
+    async def receive() -> dict[str, Any]:
+        nonlocal read
+        read += 100
+        return {"type": "http.request", "body": b" " * 100, "more_body": True}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message.get("status"))
+
+    scope = {"type": "http", "method": "POST", "path": "/windows", "server": HERE, "client": HERE}
+    asyncio.run(app(scope | {"headers": [(b"host", b"localhost")]}, receive, send))
+    assert (sent[0], read) == (400, 1_100)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("GET", "/windows"),
+        ("PUT", "/windows"),
+        ("POST", "/windows/x"),
+        ("GET", "/windows/x/../../capture.json"),
+        ("GET", "/windows/unknown"),
+        ("GET", "/windows/unknown/report"),
+        ("GET", "/elsewhere"),
+    ],
+)
+def test_anything_else_is_not_found(session: Session, method: str, path: str) -> None:
+    assert ask(profiler_app(session), method, path)[0] == 404
+
+
+@pytest.mark.parametrize("path", ["/profiler/windows", "/windows"])
+def test_the_place_of_the_mounted_app_is_no_part_of_its_paths(session: Session, path: str) -> None:
+    """Starlette passes the whole path since 0.33, and passed the rest of the path before."""
+    app = profiler_app(session)
+    assert ask(app, "POST", path, {"steps": 1}, root_path="/profiler")[0] == 202
+
+
+def test_scopes_of_other_types_are_left_alone(session: Session) -> None:
+    for kind in ("lifespan", "websocket"):
+        asyncio.run(profiler_app(session)({"type": kind}, None, None))
+
+
+@pytest.mark.parametrize(
+    ("scope", "status"),
+    [
+        ({}, 404),
+        ({"headers": {"host": "127.0.0.1"}}, 404),
+        ({"headers": {"host": "[::1]:8000"}, "server": ("::1", 8000), "client": ("::1", 1)}, 404),
+        ({"headers": {"origin": "http://localhost:8000"}}, 404),
+        # a page of another site, or one of another port
+        ({"headers": {"origin": "https://evil.example"}}, 403),
+        ({"headers": {"origin": "http://localhost:9000"}}, 403),
+        ({"headers": {"origin": "null"}}, 403),
+        # a name that leads to 127.0.0.1 (DNS rebinding)
+        ({"headers": {"host": "evil.example:8000"}}, 403),
+        ({"headers": {"host": ""}}, 403),
+        ({"headers": {"host": "[::1"}}, 403),
+        ({"headers": {"host": "127.0.0.1.evil.example"}}, 403),
+        # proxies
+        ({"headers": {"x-forwarded-for": "127.0.0.1"}}, 403),
+        ({"headers": {"forwarded": "for=192.0.2.7"}}, 403),
+        ({"headers": {"via": "1.1 proxy"}}, 403),
+        ({"headers": {"x-real-ip": "192.0.2.7"}}, 403),
+        # other machines, Unix sockets
+        ({"server": ELSEWHERE}, 403),
+        ({"client": ELSEWHERE}, 403),
+        ({"server": None, "client": None}, 403),
+        ({"server": ("/run/server.sock", None), "client": None}, 403),
+    ],
+)
+def test_without_a_token_only_this_machine_is_answered(
+    session: Session, scope: dict[str, Any], status: int
+) -> None:
+    assert ask(profiler_app(session), "GET", "/windows/x", **scope)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ("Bearer sécret", 404),
+        ("bearer sécret", 404),
+        ("Bearer secret", 401),
+        ("Bearer sécret2", 401),
+        ("Bearer ", 401),
+        ("Basic sécret", 401),
+        ("sécret", 401),
+        (None, 401),
+    ],
+)
+def test_with_a_token_whoever_has_it_is_answered(
+    session: Session, given: str | None, status: int
+) -> None:
+    app = profiler_app(session, token="sécret")
+    headers = {} if given is None else {"authorization": given}
+    scope = {"server": ELSEWHERE, "client": ELSEWHERE, "headers": headers}
+    found, body, answered = asyncio.run(asked(app, "GET", "/windows/x", **scope))
+    assert (found, answered[b"www-authenticate"]) == (status, b"Bearer")
+    assert "secret" not in body.decode()
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"triggers": {}}, "needs the trigger file"),
+        ({"max_window_s": None}, "profiler.max_window_s of at most 60"),
+        ({"max_window_s": 61}, "profiler.max_window_s of at most 60"),
+        ({"max_window_memory": None}, "profiler.max_window_memory of at most 1,000,000,000"),
+        ({"max_window_memory": "2GB"}, "profiler.max_window_memory of at most 1,000,000,000"),
+    ],
+)
+def test_a_session_without_the_trigger_or_the_bounds_is_refused(
+    options: dict[str, Any], part: str
+) -> None:
+    with pytest.raises(ConfigError, match=part):
+        profiler_app(Session("on_demand", **options))
+
+
+def test_an_empty_token_is_refused() -> None:
+    with pytest.raises(ConfigError, match="empty token"):
+        profiler_app(Session("on_demand"), token="")
+
+
+def test_without_the_sink_there_is_neither_diagnosis_nor_page(tmp_path: Path) -> None:
+    for sinks in ({}, {"report": {"redact": True}}):
+        with on_demand(tmp_path, sinks=sinks) as session:
+            app = profiler_app(session)
+            window = post(app, steps=1)
+            for _ in range(3):
+                session.step()
+            assert ask(app, "GET", f"/windows/{window}")[1]["diagnosis"] is None
+        status = asyncio.run(asked(app, "GET", f"/windows/{window}/report"))[0]
+        assert status == (200 if sinks else 404)
+
+
+def test_calls_of_endpoints_are_the_steps_and_the_first_call_starts_the_session(
+    tmp_path: Path, log: Log
+) -> None:
+    log.expect("ended early, after 4 steps (the run ended)")
+    session = on_demand(tmp_path)
+    app = profiler_app(session)
+
+    @profiled("model")
+    def model() -> float:
+        return float(torch.ones(2).sum())
+
+    @session.record
+    def plain() -> float:
+        return model()
+
+    @session.record
+    async def coroutine() -> float:
+        await asyncio.sleep(0)
+        return model()
+
+    async def serve(*wanted: Any) -> list[str]:
+        states = []
+        for each in wanted:
+            _, body, _ = await asked(app, "POST", "/windows", json.dumps(each).encode())
+            for _ in range(3):
+                assert await asyncio.gather(coroutine(), asyncio.to_thread(plain)) == [2.0, 2.0]
+            answer = (await asked(app, "GET", f"/windows/{json.loads(body)['id']}"))[1]
+            states.append(json.loads(answer)["state"])
+        return states
+
+    assert plain() == 2.0
+    assert asyncio.run(serve({"steps": 2}, {"seconds": 60})) == ["done", "recording"]
+    assert session.running, "a window that ends by time does not end with the first call"
+    session.stop()
+    for capture in session.captures:
+        assert {"plain", "coroutine", "model"} >= {
+            row.name.rpartition(".")[2] for row in capture.ranges
+        }
+
+
+def test_the_event_loop_never_waits(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread holds the session's lock, and what the event loop runs meanwhile lets it go."""
+    app = profiler_app(session)
+    window, held, others_ran = post(app, steps=1), Event(), Event()
+    monkeypatch.setattr("instrument.record.step_loop._LOCK_WAIT_S", 120.0)
+
+    def hold() -> None:
+        with session.loop.lock:
+            held.set()
+            assert others_ran.wait(120)
+
+    async def others() -> None:
+        others_ran.set()
+
+    async def together() -> Any:
+        return (await asyncio.gather(asked(app, "GET", f"/windows/{window}"), others()))[0]
+
+    thread = Thread(target=hold)
+    thread.start()
+    held.wait(120)
+    status, body, _ = asyncio.run(together())
+    thread.join()
+    assert (status, json.loads(body)["state"]) == (200, "waiting")
