@@ -13,6 +13,7 @@ import torch
 from omegaconf import DictConfig
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -66,6 +67,16 @@ def look(session: Session) -> None:
         triggers.exchange()
 
 
+def roles(model: nn.Module) -> None:
+    """Two data-parallel copies of two ranks, whose tensor-parallel groups reduce in each step."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    options = {"ranks": "one_per_role", "sinks": {"table": {}}, "output_dir": FOLDER / "roles"}
+    with Session(wait=1, active=2, export="inline", **options) as session:
+        for _ in session.steps(range(6)):
+            dist.all_reduce(torch.ones(4), group=mesh.get_group("tp"))
+            train_step(model)
+
+
 class Touch(Trigger):
     """Touches a file after step 5 of rank 0, and asks for nothing."""
 
@@ -97,6 +108,7 @@ SCENARIOS: dict[str, Callable[[nn.Module], None]] = {
     "all": scheduled,
     "two": lambda model: scheduled(model, ranks=[0, 3], output_dir=FOLDER / "two"),
     "first": lambda model: scheduled(model, ranks="first_per_node", output_dir=FOLDER / "first"),
+    "roles": roles,
     "fired": lambda model: asked_for(
         model, triggers={"mine": OnRank(rank=1)}, output_dir=FOLDER / "fired"
     ),

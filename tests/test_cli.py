@@ -284,6 +284,19 @@ def test_every_sink_that_ships_runs_on_captures_and_traces(
     assert tables[0][:-1] == tables[1][:-1] != []
 
 
+def test_a_capture_that_holds_no_trace_is_not_shown_if_another_does(
+    tmp_path: Path, command: Command
+) -> None:
+    for number in range(2):
+        folder = write_capture(tmp_path, steps(), f"steps_{number}").folder
+        assert folder
+        os.utime(folder / "capture.json", (number, number))
+    (folder / "trace.json.gz").unlink()
+    out, err = command("show", tmp_path)
+    assert "\nsteps_0: " in out
+    assert err.startswith(f"Showing the newest of 2 captures, {tmp_path / 'steps_0'}")
+
+
 def test_of_many_captures_the_newest_are_named(tmp_path: Path, command: Command) -> None:
     for number in range(14):
         folder = write_capture(tmp_path, steps(), f"steps_{number:02}").folder

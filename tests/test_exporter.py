@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import warm
+from builders import synchronous_steps
 from collected import Log
 from own_sinks import Raises
 from waits import end_of_run_in_leaps, end_of_thread, until
@@ -24,11 +25,13 @@ from waits import end_of_run_in_leaps, end_of_thread, until
 from instrument import Session, Sink
 from instrument.capture import Capture
 from instrument.cli.command import main
-from instrument.config.schema import as_config
+from instrument.config.schema import ProfilerConfig, as_config
 from instrument.finish import queue, waiting, window
+from instrument.finish.job import from_line, to_line
 from instrument.finish.sink_calls import build_sinks
 from instrument.finish.window import finish
 from instrument.record import finisher
+from instrument.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("warm_exporters")
 
@@ -458,6 +461,113 @@ def test_what_a_killed_process_has_half_written_is_not_in_the_capture(
     (queued / ".trace.json.gz.x1.tmp").write_text("half")
     folder = finish(queued, {}, failed=set())
     assert {file.name for file in folder.iterdir()} == {"capture.json", "trace.json.gz"}
+
+
+class Counts(Sink):
+    """Counts the captures that it gets."""
+
+    calls: int = 0
+
+    def write(self, capture: Capture, folder: Path) -> None:
+        self.calls += 1
+
+
+def finished_of(folder: Path, rank: int, groups: Any, sink: Sink, **given: Any) -> set[str]:
+    """The names of the files of a window whose trace has these process groups."""
+    queued = queue.queue(queue.stage(folder, f"w{rank}"), {"config": {"ranks": "one_per_role"}})
+    about = {"rank": rank, "world_size": 8, "pg_config": groups}
+    trace = {"traceEvents": synchronous_steps(100), "distributedInfo": about}
+    (queued / "trace.json").write_text(json.dumps(trace))
+    return {each.name for each in finish(queued, {"counts": sink}, **given).iterdir()}
+
+
+WHOLE = {"capture.json", "summary.json", "trace.json.gz"}
+REDUCED = WHOLE - {"trace.json.gz"}
+
+
+def group(description: Any, *ranks: Any) -> dict[str, Any]:
+    return {"pg_name": "1", "pg_desc": description, "ranks": [*ranks]}
+
+
+@pytest.mark.parametrize(
+    ("rank", "groups", "kept"),
+    [
+        (0, [group("mesh_dp", 0, 2), group("mesh_tp", 0, 1)], True),
+        (1, [group("mesh_dp", 1, 3), group("mesh_tp", 0, 1)], True),
+        (2, [group("mesh_dp", 0, 2), group("mesh_tp", 2, 3)], False),
+        (1, [group("mesh_dp_replicate", 1, 5), group("mesh_dp_shard", 0, 1)], False),
+        (5, [group("mesh_replicate", 5, 1), group("mesh_shard", 5, 6)], True),
+        # one that holds other parallelism too says nothing
+        (3, [group("mesh_dp", 3, 7), group("mesh_dp_cp", 2, 3, 6, 7)], True),
+        (3, [group("DATA_PARALLEL_GROUP", 3, 7), group("DATA_PARALLEL_GROUP_WITH_CP", 2, 3)], True),
+        (7, [group("DATA_PARALLEL_GROUP_GLOO", 3, 7)], False),
+        (4, [group("EXPERT_DATA_PARALLEL_GROUP", 0, 4), group("data_parallel", 4, 5)], True),
+        (4, [group("default_pg", 0, 4), group("undefined", 0, 4), group("GROUP", 0, 4)], True),
+    ],
+)
+def test_the_first_rank_of_each_data_parallel_group_keeps_its_trace_and_runs_sinks(
+    rank: int, groups: Any, kept: bool, tmp_path: Path
+) -> None:
+    sink = Counts()
+    options: dict[str, Any] = {"failed": set(), "one_per_role": True}
+    found = finished_of(tmp_path, rank, groups, sink, **options)
+    assert (found, sink.calls) == ((WHOLE, 1) if kept else (REDUCED, 0))
+    assert Run.load(tmp_path).windows[0].ranks.column("rank") == [rank]
+
+
+@pytest.mark.parametrize("groups", [[], None, "dp", [group(0, 0, 1)], [group("mesh_dp", "0", 1)]])
+def test_without_names_every_rank_keeps_its_trace_and_rank_0_says_what_to_write(
+    groups: Any, tmp_path: Path, log: Log
+) -> None:
+    failed: set[str] = set()
+    for rank in (0, 1):
+        found = finished_of(tmp_path, rank, groups, Counts(), failed=failed, one_per_role=True)
+        assert found == WHOLE
+    assert log.at("WARNING") == [
+        "profiler.ranks is one_per_role, but no process group is named after data parallelism, so every rank keeps its "
+        'trace: name the dimensions, as in init_device_mesh(…, mesh_dim_names=("dp", "tp")), or list the ranks, as in '
+        "profiler.ranks=[0, 1]."
+    ]
+
+
+def test_a_trace_without_a_summary_stays(tmp_path: Path, log: Log, monkeypatch: Any) -> None:
+    log.expect("summary.json")
+    monkeypatch.setattr(window.of_rank, "encoded", lambda _: 1 / 0)
+    groups = [group("mesh_dp", 0, 2)]
+    found = finished_of(tmp_path, 2, groups, Counts(), failed=set(), one_per_role=True)
+    assert found == WHOLE - {"summary.json"}
+
+
+def test_a_capture_json_alone_removes_no_trace(tmp_path: Path) -> None:
+    """Anybody may have written it: only the run's own config says so."""
+    assert finished_of(tmp_path, 2, [group("mesh_dp", 0, 2)], Counts(), failed=set()) == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("ranks", "world_size", "expected"),
+    [("one_per_role", 8, True), ("one_per_role", 1, False), ("all", 8, False)],
+)
+def test_the_exporter_gets_from_the_run_which_traces_are_kept(
+    ranks: Any, world_size: int, expected: bool, tmp_path: Path
+) -> None:
+    made = finisher.Finisher(ProfilerConfig(ranks=ranks), tmp_path, 0, world_size)
+    assert from_line(to_line(made._job)).one_per_role is expected
+
+
+def test_sinks_of_the_training_process_run_only_where_the_trace_is_kept(tmp_path: Path) -> None:
+    taken: list[str] = []
+
+    class Local:
+        def write(self, capture: Capture, folder: Path) -> None:
+            taken.append(capture.name)
+
+    config = ProfilerConfig(ranks="one_per_role", sinks={"mine": Local()}, output_dir=tmp_path)
+    made = finisher.Finisher(config, tmp_path, 0, 8)
+    for rank in (0, 2):
+        options: dict[str, Any] = {"failed": set(), "one_per_role": True}
+        finished_of(tmp_path, rank, [group("mesh_dp", 0, 2)], Counts(), **options)
+        made._take(tmp_path / f"w{rank}")
+    assert taken == ["w0"]
 
 
 def test_half_a_character_does_not_make_capture_json_unreadable(tmp_path: Path) -> None:

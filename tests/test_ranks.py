@@ -24,7 +24,7 @@ from torch import distributed as dist
 from waits import end_of_thread
 
 from instrument import Capture, ProfilerConfig, Session, Trigger
-from instrument.base.errors import ConfigError
+from instrument.base.errors import CaptureError, ConfigError
 from instrument.base.rank_info import RankInfo, rank_info
 from instrument.cli.command import main
 from instrument.finish import queue
@@ -32,6 +32,7 @@ from instrument.record import distributed
 from instrument.record import trigger_runner as watching
 from instrument.record.distributed import Announcements, StepProgress
 from instrument.record.trigger_runner import TriggerRunner
+from instrument.runs.run import Run
 from instrument.triggers import Request, Step
 from instrument.triggers.trigger import TriggerCallbacks
 
@@ -48,7 +49,14 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("chosen", "recording"),
-    [("all", [0, 1, 2, 3]), ([0, 3], [0, 3]), ([3, 9], [3]), ("first_per_node", [0, 2]), ([7], [])],
+    [
+        ("all", [0, 1, 2, 3]),
+        ("one_per_role", [0, 1, 2, 3]),
+        ([0, 3], [0, 3]),
+        ([3, 9], [3]),
+        ("first_per_node", [0, 2]),
+        ([7], []),
+    ],
 )
 def test_each_rank_knows_whether_it_records(chosen: Any, recording: list[int], log: Log) -> None:
     if chosen in ([3, 9], [7]):
@@ -73,7 +81,7 @@ def test_a_rank_that_does_not_exist_is_warned_of_on_rank_0_alone(log: Log) -> No
 @pytest.mark.parametrize("value", ["first", [], [-1], [True], 0, ["0"], [0.0], {}])
 def test_what_names_no_ranks_is_refused(value: Any) -> None:
     said = re.escape(
-        f"profiler.ranks is {value!r}, but it must be all, first_per_node, or a list of ranks such as [0, 3]."
+        f"profiler.ranks is {value!r}, but it must be all, first_per_node, one_per_role, or a list of ranks such as [0, 3]."
     )
     with pytest.raises(ConfigError, match=said):
         ProfilerConfig(ranks=value)
@@ -648,7 +656,7 @@ def test_a_slow_name_server_loses_no_rank(
     assert ("records by itself into its own folder" in ran.stderr) is not joined
 
 
-SCENARIOS = ("all", "two", "first", "fired", "fired_of_two", "touched", "killed")
+SCENARIOS = ("all", "two", "first", "roles", "fired", "fired_of_two", "touched", "killed")
 
 
 @pytest.fixture(scope="module")
@@ -705,6 +713,23 @@ def test_the_communication_of_ddp_is_seen(job: tuple[Path, str]) -> None:
 def test_chosen_ranks_alone_record(scenario: str, chosen: list[int], job: tuple[Path, str]) -> None:
     folder, said = job
     assert steps_by_rank(folder / scenario) == {rank: [1, 2] for rank in chosen}, said
+
+
+def test_one_rank_of_each_role_keeps_its_trace_and_all_are_compared(job: tuple[Path, str]) -> None:
+    folder, said = job
+    found = {path.parent.name: path.parent for path in folder.glob("roles/*/capture.json")}
+    names = [f"steps_000001-000002_rank{rank}" for rank in range(4)]
+    files = [sorted(file.name for file in found[name].iterdir()) for name in names]
+    small = ["capture.json", "summary.json"]
+    whole = [*small, "table.txt", "trace.json.gz"]
+    assert files == [whole, whole, small, small], said  # a mesh of (dp, tp)
+    (window,) = Run.load(folder / "roles").windows
+    assert (window.ranks.column("rank"), window.missing) == ([0, 1, 2, 3], [])
+    assert window.collectives[0].recorded_ranks == 4
+    with pytest.raises(
+        CaptureError, match=r"With profiler.ranks=one_per_role, give the capture of"
+    ):
+        print(Capture.load(found[names[3]]).operators)
 
 
 @pytest.mark.parametrize(

@@ -382,7 +382,8 @@ class Views:
         if self.trace_path is None:
             raise CaptureError(
                 f"The capture {self.place} holds no trace: there is no trace.json.gz in it. "
-                "Record again; if chrome_trace.keep=false was set, remove this option."
+                "Record again without chrome_trace.keep=false. With profiler.ranks=one_per_role, "
+                "give the capture of a rank that keeps its trace, such as rank 0."
             )
         return self.trace_path
 

@@ -44,7 +44,7 @@ def rank_info() -> RankInfo:
 def lowest_rank(ranks: object) -> int:
     """The lowest of the ranks that record; `ranks` is the value of `profiler.ranks`."""
     numbers = [each for each in ranks if isinstance(each, int)] if isinstance(ranks, list) else []
-    return min(numbers, default=0)  # also with "first_per_node", which selects rank 0
+    return min(numbers, default=0)  # also with a name: each selects rank 0
 
 
 def _number(variable: str) -> int | None:

@@ -240,10 +240,12 @@ class ProfilerConfig(Options):
     """The folder for captures; None: `profile/` in Hydra's or the current folder. INSTRUMENT_DIR in
     the environment replaces this option."""
 
-    ranks: Literal["all", "first_per_node"] | list[int] = "all"
-    """Ranks that record: all, first_per_node, or a list such as [0, 3]. On others, the session does
-    nothing. If a trigger of one of these ranks requests a window, they all record it, at the same
-    steps."""
+    ranks: Literal["all", "first_per_node", "one_per_role"] | list[int] = "all"
+    """Ranks that record: all, first_per_node, one_per_role, or a list such as [0, 3]. With
+    one_per_role, all ranks record and write `summary.json`, but only the first rank of each
+    data-parallel group keeps its trace and runs the sinks. On ranks that do not record, the session
+    does nothing. If a trigger of a rank that records requests a window, all of them record it, at
+    the same steps."""
 
     export: Literal["process", "inline"] = "process"
     """`process`: sinks run in another process; `inline`: at the end of each window. The other
@@ -327,13 +329,13 @@ class ProfilerConfig(Options):
     @classmethod
     def _known_ranks(cls, value: Any) -> Any:
         numbers = isinstance(value, Iterable) and not isinstance(value, str) and list(value)
-        if value in ("all", "first_per_node") or (
+        if value in ("all", "first_per_node", "one_per_role") or (
             numbers and all(type(each) is int and each >= 0 for each in numbers)
         ):
             return numbers or value
         raise ConfigError(
-            f"profiler.ranks is {value!r}, but it must be all, first_per_node, or a list of ranks "
-            "such as [0, 3]."
+            f"profiler.ranks is {value!r}, but it must be all, first_per_node, one_per_role, or a "
+            "list of ranks such as [0, 3]."
         )
 
     @field_validator("metadata")

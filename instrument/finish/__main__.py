@@ -79,7 +79,7 @@ def _finish_all(folder: Path, job: Job, answers: TextIO) -> None:
         uploads = Uploads(job.upload_to, job.upload_options, job.world_size)
     for window in _queued(folder, job):
         _allow(job.timeout_s)
-        place = _finished(window, sinks, failed)
+        place = _finished(window, sinks, failed, job)
         _allow(0)
         if place is not None and uploads is not None:
             uploads.add(place)
@@ -107,10 +107,10 @@ def _queued(folder: Path, job: Job) -> Iterator[Path]:
                 yield window
 
 
-def _finished(window: Path, sinks: dict[str, Any], failed: set[str]) -> Path | None:
+def _finished(window: Path, sinks: dict[str, Any], failed: set[str], job: Job) -> Path | None:
     """Finish a queued folder; return the folder of the capture, or None if the folder fails."""
     try:
-        return finish(window, sinks, failed=failed)
+        return finish(window, sinks, failed=failed, one_per_role=job.one_per_role)
     except Exception as error:
         if "exporter" not in failed and not isinstance(error, queue.TakenError):
             failed.add("exporter")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,12 +20,19 @@ from instrument.runs import rank_summary as of_rank
 from instrument.sinks.window_scalars import scalars
 from instrument.trace.rewrite import rewrite
 
+# The words for data-parallel dimensions in torch, torchtitan, Lightning and Megatron.
+_DATA_PARALLEL = {"dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard"}
+_IN_ANY_NAME = {"mesh", "parallel", "group", "gloo"}
 
-def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
+
+def finish(
+    folder: Path, sinks: Mapping[str, Any], *, failed: set[str], one_per_role: bool = False
+) -> Path:
     """Turn a queued folder into a finished capture, and return the capture's folder.
 
     While this function runs, the folder is busy. After an exception, it is queued again. `failed`
-    holds the names of the sinks whose first error in this run is logged; new ones are added.
+    holds the names of the sinks whose first error in this run is logged; new ones are added. With
+    `one_per_role`, only one rank of each parallel role keeps its trace and runs the sinks.
 
     Raises:
         TakenError: another process is finishing the folder.
@@ -33,7 +41,7 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
     """
     try:
         busy = queue.take(folder)
-        return queue.publish(busy, _work_on(busy, sinks, failed))
+        return queue.publish(busy, _work_on(busy, sinks, failed, one_per_role))
     except queue.TakenError:
         raise
     except BaseException:  # also what a signal's handler raises before or after the two renames
@@ -43,7 +51,9 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
         raise
 
 
-def _work_on(folder: Path, sinks: Mapping[str, Any], failed: set[str]) -> dict[str, Any]:
+def _work_on(
+    folder: Path, sinks: Mapping[str, Any], failed: set[str], one_per_role: bool
+) -> dict[str, Any]:
     """Do all the work on a busy folder; return the new content of its capture.json."""
     began = time.perf_counter_ns()
     for half_written in folder.glob(".*.tmp"):  # by a process that was killed
@@ -57,6 +67,9 @@ def _work_on(folder: Path, sinks: Mapping[str, Any], failed: set[str]) -> dict[s
     capture = Capture.load(folder)
     capture.metadata["cost"] = cost
     _summarize(capture, folder, failed)
+    if one_per_role and files.exists(folder / of_rank.SUMMARY_FILE) and not _keeps(capture, failed):
+        (folder / PACKED).unlink()
+        sinks = {}
     # a stable sort: sinks without `last` come first, otherwise the config's order stays
     for name in sorted(sinks, key=lambda name: bool(getattr(sinks[name], "last", False))):
         cost["export_ns"] = time.perf_counter_ns() - began  # the time so far: sinks report it
@@ -67,6 +80,26 @@ def _work_on(folder: Path, sinks: Mapping[str, Any], failed: set[str]) -> dict[s
             about["scalars"] = dict(scalars(capture))
     queue.describe(folder, about)
     return about
+
+
+def _keeps(capture: Capture, failed: set[str]) -> bool:
+    """Whether this rank is the first one in each of its data-parallel groups."""
+    events = capture.events
+    groups = [each for each in events.process_groups if _is_data_parallel(each.pg_desc)]
+    if not groups and events.rank == 0 and "roles" not in failed:
+        failed.add("roles")
+        logger.warning(
+            "profiler.ranks is one_per_role, but no process group is named after data parallelism, "
+            "so every rank keeps its trace: name the dimensions, as in init_device_mesh(…, "
+            'mesh_dim_names=("dp", "tp")), or list the ranks, as in profiler.ranks=[0, 1].'
+        )
+    return all(each.ranks[:1] == [events.rank] for each in groups)
+
+
+def _is_data_parallel(description: str) -> bool:
+    """Whether a group is, for example, mesh_dp_shard or DATA_PARALLEL_GROUP, but not mesh_dp_cp."""
+    words = {*re.findall("[a-z]+", description.lower())} - _IN_ANY_NAME
+    return bool(words) and words <= _DATA_PARALLEL
 
 
 def _compress(folder: Path, metadata: Mapping[str, Any]) -> None:

@@ -58,7 +58,9 @@ def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
         world = f"{last + 1} ranks, 0 to {last}" if last else "only rank 0"
         named = " and ".join(map(str, missing))
         logger.warning("profiler.ranks names {}, but the run has {}: {}.", named, world, rest)
-    by_name = ranks == "all" or (ranks == "first_per_node" and rank_info.local_rank == 0)
+    by_name = ranks in ("all", "one_per_role") or (
+        ranks == "first_per_node" and rank_info.local_rank == 0
+    )
     if by_name or (isinstance(ranks, list) and rank_info.rank in ranks):
         return True
     logger.info("Rank {} records nothing: profiler.ranks is {}.", rank_info.rank, ranks)

@@ -82,6 +82,7 @@ class Finisher:
             run=self.run,
             rank=rank,
             world_size=world_size,
+            one_per_role=config.ranks == "one_per_role" and world_size > 1,
             sinks={
                 name: about
                 for name, about in config.sinks_for_exporter.items()
@@ -190,7 +191,8 @@ class Finisher:
         from instrument.finish.window import finish
 
         sinks = {n: sink for n, sink in self._config.sinks.items() if n not in self.inline}
-        self._take(finish(folder, sinks, failed=self._failed))
+        one_per_role = self._job.one_per_role
+        self._take(finish(folder, sinks, failed=self._failed, one_per_role=one_per_role))
 
     def _take(self, folder: Path) -> None:
         """Run this process's sinks on a finished capture, and upload it."""
@@ -198,7 +200,8 @@ class Finisher:
             from instrument.capture import Capture
 
             capture = Capture.load(folder)
-            for name, sink in self.inline.items():
+            is_reduced = self._job.one_per_role and capture.trace_path is None
+            for name, sink in () if is_reduced else self.inline.items():
                 run_sink(name, sink, capture, folder, self._failed)
         if self._uploads is not None:
             self._uploads.add(folder)

@@ -134,7 +134,7 @@ def breakdown(summaries: Sequence[RankSummary]) -> Table:
 def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[int]:
     """Return the ranks that should have recorded but have no capture; [] if this is not known."""
     asked = summaries[0].ranks
-    every = range(world_size or 0) if asked == "all" else []
+    every = range(world_size or 0) if asked in ("all", "one_per_role") else []
     planned = {*asked} if isinstance(asked, list) else {*every}
     return sorted(planned - {summary.rank for summary in summaries if summary.rank is not None})
 

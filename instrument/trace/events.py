@@ -172,6 +172,13 @@ class Details(NamedTuple):
     annotation: str | None = None
 
 
+class ProcessGroup(msgspec.Struct, frozen=True):
+    """A process group: its description, and the ranks in it."""
+
+    pg_desc: str = ""
+    ranks: list[int] = []
+
+
 class Device(NamedTuple):
     """A device of the machine that recorded a trace; a value is None if the trace lacks it."""
 
@@ -253,6 +260,7 @@ class Events:
         base_ns: what to add to `start_ns` and `end_ns` to get Unix time; 0 if missing.
         cut_short: whether the file is truncated. The columns then hold the events before the cut.
         rank, world_size: those of the recording process; None if missing.
+        process_groups: the process groups of the recording process.
         devices: the devices of the machine.
         messages: what Kineto logged while it recorded, if torch kept it.
         left_out: the number of events that are left out because their times are out of range.
@@ -295,6 +303,7 @@ class Events:
     cut_short: bool = False
     rank: int | None = None
     world_size: int | None = None
+    process_groups: tuple[ProcessGroup, ...] = ()
     devices: tuple[Device, ...] = ()
     messages: tuple[str, ...] = ()
     left_out: int = 0

@@ -54,6 +54,7 @@ from instrument.trace.events import (
     Flags,
     Ints,
     Memory,
+    ProcessGroup,
     Thread,
     flags,
     is_runtime,
@@ -89,6 +90,7 @@ def read(path: Path) -> Events:
                 cut_short=pieces.cut_short,
                 devices=tuple(map(_device, pieces.devices)),
                 messages=tuple(pieces.messages),
+                process_groups=_process_groups(pieces.distributed),
                 **_of_rank(pieces.distributed),
             )
         except OverflowError as error:
@@ -383,6 +385,13 @@ def _of_rank(distributed: dict[str, Any]) -> dict[str, int | None]:
         name: value if type(value) is int and 0 <= value <= MOST_RANKS else None
         for name, value in found.items()
     }
+
+
+def _process_groups(distributed: dict[str, Any]) -> tuple[ProcessGroup, ...]:
+    try:
+        return msgspec.convert(distributed.get("pg_config") or (), tuple[ProcessGroup, ...])
+    except msgspec.ValidationError:
+        return ()
 
 
 def _device(found: dict[str, Any]) -> Device:

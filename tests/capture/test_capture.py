@@ -130,8 +130,9 @@ def test_a_folder_whose_trace_was_dropped_gets_one_sentence_from_every_view(tmp_
     capture = Capture.load(folder(tmp_path, trace=None))
     assert capture.metadata == METADATA
     text = (
-        f"The capture {capture.folder} holds no trace: there is no trace.json.gz in it. Record again; "
-        "if chrome_trace.keep=false was set, remove this option."
+        f"The capture {capture.folder} holds no trace: there is no trace.json.gz in it. Record again "
+        "without chrome_trace.keep=false. With profiler.ranks=one_per_role, give the capture of a rank that keeps its "
+        "trace, such as rank 0."
     )
     for view in ("events", "operators", "ranges", "steps"):
         with pytest.raises(CaptureError, match=sentence(text)):

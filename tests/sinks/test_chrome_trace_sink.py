@@ -96,7 +96,7 @@ def test_dropping_the_trace_leaves_the_copy(capture: Capture, tmp_path: Path) ->
     ] == before
     with pytest.raises(
         CaptureError,
-        match=r"/steps_3-4 holds no trace: .* if chrome_trace.keep=false was set",
+        match=r"/steps_3-4 holds no trace: .* without chrome_trace.keep=false",
     ):
         sink.write(Capture.load(capture.folder), capture.folder)
 
