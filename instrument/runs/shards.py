@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from instrument.analysis.breakdown import BREAKDOWN
 from instrument.analysis.find_captures import Place, captures_at, place_of
@@ -28,6 +27,7 @@ from instrument.base.files import encodable, is_regular, replacing
 from instrument.base.units import few
 from instrument.runs.rank_summary import TEXTS, Columns, RankSummary, is_sound, read_all
 from instrument.trace.columns import BEYOND_NS
+from instrument.trace.reader import collector_off
 
 _FILE = re.compile(r"ranks-(\d{5})-of-(\d{5})\.parquet")
 _TABLES = ("ranges", "steps", "collectives", "collective_groups")
@@ -164,6 +164,7 @@ def missing(files: Sequence[Path]) -> list[str]:
     return [f"shards {few(left)} of {parts[0]}, which are missing: {again}."] if left else []
 
 
+@collector_off()
 def read(file: Path) -> tuple[dict[Place, RankSummary], list[str]]:
     """Return the summaries of a shard, and a sentence for each capture that could not be read.
 
@@ -176,7 +177,9 @@ def read(file: Path) -> tuple[dict[Place, RankSummary], list[str]]:
 
     found: dict[str, dict[str, Any]] = {}
     try:
-        with parquet.ParquetFile(file, read_dictionary=["capture"]) as source:
+        metadata = parquet.read_metadata(file)
+        coded = [*{"capture", *TEXTS}.intersection(metadata.schema.names)]
+        with parquet.ParquetFile(file, metadata=metadata, read_dictionary=coded) as source:
             unread = msgspec.json.decode(source.schema_arrow.metadata[_UNREAD], type=list[str])
             if (count := source.metadata.num_rows) > _MOST_ROWS_PER_BYTE * file.stat().st_size:
                 raise ValueError(f"{count} rows are too many for its size")
@@ -204,28 +207,27 @@ def _parts(source: Any) -> Iterator[tuple[str, str, Columns]]:
         captures, table = block.column("capture").chunk(0), block.column("table")[0].as_py()
         left_out = {"capture", "table", "rank"} if table != "captures" else {"capture", "table"}
         columns = {k: _cells(block.column(k).chunk(0)) for k in used if k not in left_out}
-        numbers = [each for each in columns.values() if isinstance(each, np.ndarray)]
+        numbers = [np.asarray(each) for each in columns.values() if isinstance(each, array)]
         if table == "collectives" and any((abs(k // 2) >= BEYOND_NS // 2).any() for k in numbers):
             raise ValueError("a time is out of range")
         code = captures.indices.to_numpy()
         changes = (np.flatnonzero(np.diff(code)) + 1).tolist()
         for begin, end in pairwise([0, *changes, len(code)]):
-            cut = {name: column[begin:end] for name, column in columns.items()}
-            found: Columns = {
-                name: array("q", column.tobytes())
-                if isinstance(column, np.ndarray)
-                else (None if column.count(None) == len(column) else column)
-                for name, column in cut.items()
-            }
+            found: Columns = {name: column[begin:end] for name, column in columns.items()}
+            for name, cut in found.items():
+                if isinstance(cut, list) and cut.count(None) == len(cut):
+                    found[name] = None
             yield table, captures.dictionary[int(code[begin])].as_py(), found
 
 
-def _cells(column: Any) -> NDArray[Any] | list[Any]:
+def _cells(column: Any) -> array[int] | list[Any]:
     if str(column.type) == "int64" and not column.null_count:
-        values: NDArray[Any] = column.to_numpy()
-        return values
-    cells: list[Any] = column.to_pylist()
-    return cells
+        return array("q", column.to_numpy().tobytes())
+    if not str(column.type).startswith("dictionary"):
+        return list(column.to_pylist())
+    texts = np.array([*column.dictionary.to_pylist(), None], object)  # equal texts are one object
+    codes = np.nan_to_num(column.indices.to_numpy(zero_copy_only=False), nan=-1)
+    return list(texts[codes.astype(np.int64)])
 
 
 def _summary(tables: Mapping[str, Columns]) -> RankSummary:
