@@ -474,9 +474,11 @@ class Counts(Sink):
 
 def finished_of(folder: Path, rank: int, groups: Any, sink: Sink, **given: Any) -> set[str]:
     """The names of the files of a window whose trace has these process groups."""
-    queued = queue.queue(queue.stage(folder, f"w{rank}"), {"config": {"ranks": "one_per_role"}})
-    about = {"rank": rank, "world_size": 8, "pg_config": groups}
-    trace = {"traceEvents": synchronous_steps(100), "distributedInfo": about}
+    about = {"rank": rank, "world_size": 8, "config": {"ranks": "one_per_role"}}
+    queued = queue.queue(queue.stage(folder, f"w{rank}"), about)
+    trace: dict[str, Any] = {"traceEvents": synchronous_steps(100)}
+    if groups is not None:  # torch writes nothing without a default group
+        trace["distributedInfo"] = {"rank": rank, "world_size": 8, "pg_config": groups}
     (queued / "trace.json").write_text(json.dumps(trace))
     return {each.name for each in finish(queued, {"counts": sink}, **given).iterdir()}
 

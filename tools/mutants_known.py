@@ -75,6 +75,11 @@ TESTS = {
     "instrument/finish/window.py": [
         *_top("delivery", "upload"),
         "tests/test_across.py::test_a_summary_that_cannot_be_made_costs_nothing_else",
+        "tests/test_exporter.py::"
+        "test_the_first_rank_of_each_data_parallel_group_keeps_its_trace_and_runs_sinks",
+        "tests/test_exporter.py::"
+        "test_without_names_every_rank_keeps_its_trace_and_rank_0_says_what_to_write",
+        "tests/test_exporter.py::test_a_trace_without_a_summary_stays",
         "tests/test_exporter.py::test_what_a_killed_process_has_half_written_is_not_in_the_capture",
         "tests/test_exporter.py::test_a_capture_has_its_name_only_when_its_sinks_have_run",
         "tests/test_exporter.py::test_two_processes_do_not_finish_the_same_window",
@@ -257,6 +262,21 @@ PLANTED = [
         'last:06d}_rank{rank}"',
         'last:06d}_rank0"',
         "tests/test_ranks.py::test_a_capture_bears_its_rank_in_name_and_description",
+    ),
+    Planted(
+        "each rank that sees a trigger announces",
+        "instrument/record/trigger_runner.py",
+        "if self._is_answered(after_step) or announcements",
+        "if announcements",
+        "tests/test_ranks.py::test_of_all_ranks_that_see_it_at_once_one_announces",
+    ),
+    Planted(
+        "the trace of a role that has no other rank is removed",
+        "instrument/finish/window.py",
+        "return bool(words) and words <= _DATA_PARALLEL",
+        "return bool(words & _DATA_PARALLEL)",
+        "tests/test_exporter.py::"
+        "test_the_first_rank_of_each_data_parallel_group_keeps_its_trace_and_runs_sinks",
     ),
     Planted(
         "a lost label of truncation",

@@ -86,7 +86,7 @@ def _keeps(capture: Capture, failed: set[str]) -> bool:
     """Whether this rank is the first one in each of its data-parallel groups."""
     events = capture.events
     groups = [each for each in events.process_groups if _is_data_parallel(each.pg_desc)]
-    if not groups and events.rank == 0 and "roles" not in failed:
+    if not groups and capture.rank == 0 and "roles" not in failed:
         failed.add("roles")
         logger.warning(
             "profiler.ranks is one_per_role, but no process group is named after data parallelism, "
