@@ -12,7 +12,8 @@ Measured: on Linux, a session asks the scheduler how long torch's threads wait f
 wait for a tenth of the window, other work uses the CPUs. The saving of one thread is then
 estimated: each operator takes as long as its fastest equal calls, times the number of threads if
 that is 50 µs or more (below, dividing it saves nothing), and waits for a CPU as much as the thread
-of the steps does in the window. What one thread loses on large operators is subtracted.
+of the steps does in the window. A call of 10 ms or more includes such waits already. What one
+thread loses on large operators is subtracted.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 _LEAST_RATIO = 1.25
 _LONG_NS = 50_000
+# Within this time, the scheduler lets several programs take turns on a CPU.
+_SEVERAL_TURNS_NS = 10_000_000
 
 
 class Waiting(NamedTuple):
@@ -103,10 +106,11 @@ def _waiting(capture: Views) -> Waiting | None:
     alone_ns = undisturbed_ns(capture, nodes, own_ns)
     speedup = min(threads.intra_op or 1, threads.cpus or 1)
     is_divided, saved_ns = alone_ns >= _LONG_NS, 0
+    beside_ns = alone_ns * np.where(alone_ns < _SEVERAL_TURNS_NS, wait.slowdown, 1.0)
     for times, chosen in ((1, ~is_divided), (speedup, is_divided)):
         took_ns = int(own_ns[chosen].sum())
         # Among other work, one thread needs at most as many times longer as there were threads.
-        saved_ns += took_ns - times * min(int(alone_ns[chosen].sum() * wait.slowdown), took_ns)
+        saved_ns += took_ns - times * min(int(beside_ns[chosen].sum()), took_ns)
     share = steps.share(saved_ns)
     if share < CHECK.least_share:
         return None

@@ -139,6 +139,20 @@ def waiting_operators(*, shapes: bool = False, extra: int = 0, alone_us: int = 2
     return events
 
 
+# Of the operators of 420 µs, each waits in one of three steps; of the last one, the shortest time of
+# 30 ms includes waiting, too.
+ALL_WAIT = [
+    each
+    for n in range(4)
+    for each in (
+        step(n, 200_000 * n, 200_000),
+        *(
+            span("aten::mm", 200_000 * n + 1000 * k, 20 + 900 * ((k + n) % 3 > 0))
+            for k in range(60)
+        ),
+        span("aten::_fused_adam_", 200_000 * n + 60_000, 30_000 if n % 2 else 90_000),
+    )
+]
 LONG = [*steps(4), *(span("aten::mm", 1000 * k + 100, 400) for k in range(4))]
 BOTH = [{"phase": "train", "workers": 6}, {"phase": "validation", "workers": 2}]
 FITTING = [{"phase": "train", "workers": 8}]
@@ -185,6 +199,9 @@ THREADS = {
         "thread-oversubscription",
         waiting_operators(alone_us=60),
         threads(intra_op=8, cpus=2, cpu_wait=WAITING_LESS),
+    ),
+    "an operator that waits in each step, because it divides its work often": Case(
+        "thread-oversubscription", ALL_WAIT, threads(intra_op=2, cpus=2, cpu_wait=WAITING)
     ),
     "more threads than CPUs, which wait": Case(
         "thread-oversubscription", waiting_operators(), threads(cpus=4, cpu_wait=WAITING)
