@@ -26,7 +26,9 @@ from builders import (
     payload_of,
     span,
     steps,
+    synchronous_steps,
     write_capture,
+    write_rank,
     write_trace,
 )
 from commands import Command
@@ -295,6 +297,19 @@ def test_a_capture_that_holds_no_trace_is_not_shown_if_another_does(
     out, err = command("show", tmp_path)
     assert "\nsteps_0: " in out
     assert err.startswith(f"Showing the newest of 2 captures, {tmp_path / 'steps_0'}")
+
+
+def test_of_many_captures_without_a_trace_ten_are_named(tmp_path: Path, command: Command) -> None:
+    for rank in range(13):
+        folder = write_rank(tmp_path, rank, synchronous_steps(100), 13).folder
+        assert folder
+        if rank:
+            (folder / "trace.json.gz").unlink()
+    _, err = command("diagnose", tmp_path)
+    first, *_, last = lines = err.splitlines()
+    assert first.startswith("Left out: The capture ")
+    assert len(lines) == 11
+    assert last == "Left out: 2 more"
 
 
 def test_of_many_captures_the_newest_are_named(tmp_path: Path, command: Command) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from instrument.capture import Capture
     from instrument.runs.run import Ranks
 
-# At most this many other captures are listed on stderr.
+# At most this many other captures, or captures that are left out, are listed on stderr.
 _OTHERS = 10
 
 
@@ -60,9 +60,12 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
             failed += 1
             if failed == len(found):
                 raise
-            say(f"Left out: {error}")
+            if failed <= _OTHERS:
+                say(f"Left out: {error}")
             continue
         yield capture
+    if failed > _OTHERS:
+        say(f"Left out: {failed - _OTHERS} more")
 
 
 def chosen_window(
