@@ -45,7 +45,8 @@ _SINGLE = "_SingleProcess"
 _USUAL_WORKERS, _MOST_WORKERS = 4, 16
 # Two CPUs of one core together do about 2 / 1.6 = 1.25 times the work of one.
 _SHARED_CORE = 1.6
-# If one of several waits takes at least this part of all waiting time, the workers start then.
+# If a wait, or the beginnings of epochs, take at least this part of all waiting time, the workers
+# start then.
 _IN_ONE_WAIT = 0.5
 # To take over a batch from a worker costs the training process 0.8 ms (torch 2.13, CPU), so a
 # worker saves nothing if the process itself loads a batch in less than about this time.
@@ -220,12 +221,15 @@ def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, wor
         )
     if kind == "process":
         return f"DataLoader(..., num_workers={workers}, persistent_workers=True{pin})"
-    lasts = capture.events.duration_ns[waits]
-    is_start = len(waits) > 2 and lasts.max() >= _IN_ONE_WAIT * lasts.sum()
+    lasts, steps = capture.events.duration_ns[waits], capture.links.counted_steps
+    # An epoch ends with a wait without a batch, so a step in which the next begins has one more.
+    counts = np.bincount(in_step := steps.holds(capture.events.start_ns[waits]))
+    begins = lasts[counts[in_step] > counts[in_step].min()].sum()
+    is_start = len(waits) > 2 and max(lasts.max(), begins) >= _IN_ONE_WAIT * lasts.sum()
     if is_start and loader is not None and loader.persistent_workers is False:
         return (
-            "DataLoader(..., persistent_workers=True): one wait takes most of the time, probably "
-            "because the workers start again in each epoch."
+            "DataLoader(..., persistent_workers=True): most of the waiting is in few steps, "
+            "probably because the workers start again in each epoch."
         )
     if loader is not None and loader.workers is not None and loader.workers >= workers:
         return (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from instrument.base.prose import shortened, wrapped
 from instrument.base.units import duration, percent
 from instrument.findings.finding import Finding, Saving
+from instrument.trace.events import loader_iterator
 from instrument.whatif.scenario import MOST_UNEXPLAINED
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ def _cause(finding: Finding, diagnosis: Diagnosis) -> str:
     """Return a finding as a sentence: the cause, its place, and the saving."""
     cause, saving = _CAUSE.findall(finding.title)[0], finding.saving
     path, source = finding.range or "", finding.source or ""
+    if loader_iterator(path.rpartition("/")[2]):  # torch's range, for a wait that the cause names
+        path = ""
     places = {path: f"range {shortened(path, _LONGEST_NAME)}", source: source}
     named = ", ".join(text for name, text in places.items() if name not in cause)
     place = f" ({named})" if named else ""

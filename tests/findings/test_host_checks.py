@@ -71,6 +71,13 @@ ONE_LONG_WAIT = [
     step(4, 40_000, 20_000),
     annotation(WORKERS, 40_000, 15_000),
 ]
+# The end of an epoch, which ends the workers, and the first batch of the next epoch, in one step.
+NEW_EPOCH = [
+    *loading(WORKERS, 100),
+    step(4, 40_000, 20_000),
+    annotation(WORKERS, 40_000, 6400),
+    annotation(WORKERS, 50_000, 6500),
+]
 FRAMES = [frame("train.py(7): main", 0, 40_000)]
 WORKED = [
     each for k in range(4) for each in launched("gemm", 10_000 * k + 1, 10_000 * k, 9950, k + 1)
@@ -106,6 +113,14 @@ LOADER = {
     ),
     "one long wait is the start of the workers": Case(
         "loader-wait", ONE_LONG_WAIT, settings(workers=2, persistent_workers=False)
+    ),
+    "the workers start where an epoch begins": Case(
+        "loader-wait", NEW_EPOCH, settings(workers=2, persistent_workers=False)
+    ),
+    "two batches in each step": Case(
+        "loader-wait",
+        in_steps(4, 10_000, annotation(WORKERS, 0, 2000), annotation(WORKERS, 5000, 2000)),
+        settings(workers=2, persistent_workers=False),
     ),
     "the range of session.steps": Case("loader-wait", loading("data"), {}),
     # With 4 workers, 9 ms of loading give a batch each 2.25 ms; the step works for 1 ms.

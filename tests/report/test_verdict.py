@@ -54,6 +54,8 @@ def test_the_verdict_names_the_range_unless_the_title_does() -> None:
     assert verdict(_diagnosis(replace(found, range="A"))) == STEP + A_WAITS.replace(
         "A waits", "A waits (train.py:7)"
     )
+    loads = replace(found, range="run/enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+    assert "(train.py:7)" in verdict(_diagnosis(loads))
     long = verdict(_diagnosis(replace(found, range="net/" * 50, source=None)))
     assert re.search(r"A waits \(range (net/)+…[net/]+\); ", long)
     assert len(long) < len(STEP + A_WAITS) + 60
