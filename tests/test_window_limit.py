@@ -138,6 +138,18 @@ def test_no_window_may_take_more_than_an_eighth_of_the_machine(
     assert capture.metadata["window"]["steps"] == 2
 
 
+@pytest.mark.skipif(not limits._free_bytes(), reason="glibc's malloc says what it keeps")
+def test_memory_that_malloc_had_kept_counts_when_it_is_used_again() -> None:
+    """The process does not grow while torch fills the memory of an earlier window."""
+    blocks = [torch.empty(10_000, dtype=torch.uint8) for _ in range(4_000)]
+    kept = torch.empty(10_000, dtype=torch.uint8)  # so that the memory before it is not returned
+    blocks.clear()
+    before = limits.resident_bytes()
+    blocks += [torch.empty(10_000, dtype=torch.uint8) for _ in range(4_000)]
+    assert len(kept) == 10_000
+    assert 35_000_000 < limits.resident_bytes() - before < 60_000_000
+
+
 def test_no_limit_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits.threads, "start", lambda *_: pytest.fail("a thread"))
     (capture,) = run_session(tmp_path, 3, work, active=2, max_window_memory=None).captures

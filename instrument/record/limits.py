@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from ctypes import CDLL, Structure, c_size_t
 from pathlib import Path
 from threading import Event, Thread
 
@@ -67,12 +68,29 @@ class Limits:
 
 
 def resident_bytes() -> int:
-    """The resident memory of the process minus its mapped files, in bytes; 0 if not on Linux."""
+    """The memory of the process in bytes, without mapped files and free memory of malloc.
+
+    0 if not on Linux. Cost: about 30 µs.
+    """
     try:
         pages, shared = Path("/proc/self/statm").read_text().split()[1:3]
     except OSError:
         return 0
-    return (int(pages) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    return (int(pages) - int(shared)) * os.sysconf("SC_PAGE_SIZE") - _free_bytes()
+
+
+class _Mallinfo(Structure):
+    _fields_ = (("sizes", c_size_t * 10),)
+
+
+def _free_bytes() -> int:
+    """What glibc's malloc keeps for later: torch reuses the memory of earlier windows."""
+    try:
+        mallinfo2 = CDLL(None).mallinfo2
+    except (AttributeError, OSError):  # another library, or glibc before 2.33
+        return 0
+    mallinfo2.restype = _Mallinfo
+    return int(mallinfo2().sizes[8])
 
 
 def machine_bytes() -> int | None:

@@ -103,6 +103,7 @@ def test_the_resident_size_is_the_second_number_that_linux_tells(
 ) -> None:
     statm = {Path("/proc/self/statm"): "9000 700 200 5 0 600 0\n"}  # in pages
     monkeypatch.setattr(Path, "read_text", lambda path, **_: statm[path])
+    monkeypatch.setattr(limits, "_free_bytes", lambda: 0)
     page = os.sysconf("SC_PAGE_SIZE")
     assert (memory_growth._resident_bytes(), limits.resident_bytes()) == (700 * page, 500 * page)
 
