@@ -204,6 +204,13 @@ PLANTED = [
         "tests/capture/test_steps.py::test_a_step_without_device_work_has_none_where_others_have",
     ),
     Planted(
+        "metrics: calls counted as those of others move to a new series",
+        "instrument/record/metrics.py",
+        "self._before[name] = self._last.get(name, zero)",
+        "self._before[name] = zero",
+        "tests/test_metrics.py::test_a_range_that_becomes_costly_keeps_nothing_of_what_the_others_had",
+    ),
+    Planted(
         "retention removes the newest of those it may",
         "instrument/finish/retention.py",
         "for folder in captures[:-1]:",
