@@ -4,17 +4,21 @@
   them is grouped by range; only figures that ours hold as well are asked for. Both are interleaved in one process.
 - From 100 to 10,000 ranks, each number in a process of its own: the CPU time and the peak memory of `instrument ranks`
   as text. One rank is slower than all others, and the links of one group of eight ranks: the text must name both.
+- The largest of these jobs also as 64 Parquet shards: the same text must come from them, at the cost of the JSON files.
+  DuckDB answers the three questions of `docs/many-ranks.md` from these shards, in a process of its own too.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pandas
 from rounds import Row, medians, report
@@ -22,10 +26,12 @@ from rounds import Row, medians, report
 from instrument.report.ranks import as_text
 from instrument.runs.rank_summary import RankSummary, encoded
 from instrument.runs.run import Run
+from instrument.runs.shards import Shard, make
 
 RANKS, RANGES, COLLECTIVES, ROUNDS = 1000, 200, 512, 5
 CURVE = (100, 1_000, 10_000)
-MOST_SECONDS, MOST_GB = 15.0, 1.5
+MOST_SECONDS, MOST_GB, SHARDS = 15.0, 1.5, 64
+QUESTIONS = Path(__file__).parents[1] / "docs" / "many-ranks.md"
 GROUP, MS = 8, 1_000_000
 COLUMNS = (
     "calls", "cpu_ns", "self_cpu_ns", "forward_ns", "backward_ns", "optimizer_ns", "device_ns", "self_device_ns",
@@ -78,6 +84,8 @@ def write(folder: Path, ranks: int) -> None:
             breakdown=kinds | {"total_ns": 1000 * MS, "overlap_ns": exposed},
             collectives={
                 "group": whole.tolist(),
+                "step": None,
+                "ordinal": None,
                 "number": (np.arange(COLLECTIVES) // 2).tolist(),
                 "start_ns": (ends - transfer - waits).tolist(),
                 "end_ns": (ends + random.integers(0, 5_000, COLLECTIVES)).tolist(),
@@ -129,21 +137,29 @@ def _pandas(folder: Path) -> object:
     return figures, slowest, grouped["calls"].sum(), grouped.size()
 
 
-def compare(folder: Path) -> None:
-    """Print the text of a run, then the CPU seconds and the peak gigabytes of this process."""
-    (window,) = Run.load(folder).windows
-    print(as_text(window))
+def compare(folder: Path, *, by_sql: bool = False) -> None:
+    """Print the text of a run, or DuckDB's answers, then the CPU seconds and the peak gigabytes of this process."""
+    if by_sql:
+        for query in re.findall(r'duckdb\.sql\("""(.*?)"""\)', QUESTIONS.read_text(), re.DOTALL):
+            print(duckdb.sql(query.replace("shards/*.parquet", f"{folder}/*.parquet")))
+    else:
+        (window,) = Run.load(folder).windows
+        print(as_text(window))
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(used.ru_utime + used.ru_stime, used.ru_maxrss / 1e6)
 
 
-def _measured(ranks: int) -> tuple[float, float, int]:
+def _ran(*arguments: str) -> tuple[str, float, float]:
+    """The output of `compare` in a process of its own, its CPU seconds and peak gigabytes."""
+    ran = [sys.executable, __file__, *arguments]
+    said = subprocess.run(ran, check=True, capture_output=True, text=True).stdout.splitlines()
+    return "\n".join(said[:-1]), *map(float, said[-1].split())
+
+
+def _measured(ranks: int, folder: Path) -> tuple[float, float, int]:
     """CPU seconds and peak gigabytes for so many ranks, and how many of the two planted problems are not named."""
-    with tempfile.TemporaryDirectory() as name:
-        write(Path(name), ranks)
-        ran = [sys.executable, __file__, name]
-        said = subprocess.run(ran, check=True, capture_output=True, text=True).stdout
-    seconds, gigabytes = map(float, said.splitlines()[-1].split())
+    write(folder, ranks)
+    said, seconds, gigabytes = _ran(str(folder))
     first = slow_group(ranks) * GROUP
     named = {
         "straggler": f"Rank {straggler(ranks)} on node-{straggler(ranks) // GROUP:04d} is a straggler",
@@ -166,7 +182,16 @@ def main() -> int:
             calls=1,
             rounds=ROUNDS,
         )
-    *_, (fewer_s, _, _), (most_s, most_gb, not_named) = map(_measured, CURVE)
+    with tempfile.TemporaryDirectory() as name:
+        jobs = [Path(name) / str(ranks) for ranks in CURVE]
+        shards = Path(name) / "shards"
+        for job in jobs:
+            job.mkdir()
+        *_, (fewer_s, _, _), (most_s, most_gb, not_named) = map(_measured, CURVE, jobs)
+        for number in range(SHARDS):
+            make([jobs[-1]], Shard(number, SHARDS), shards)
+        from_json, sharded = _ran(str(jobs[-1])), _ran(str(shards))
+        sql = _ran(str(shards), "sql")
     peer = "json.load, pandas.concat, groupby"
     rows = [
         Row("one table of ranges from the summaries", found["_ours"], peer, found["_pandas"], 0.5),
@@ -188,6 +213,18 @@ def main() -> int:
             "s",
         ),
         Row("the same, planted problems not named", not_named, "of", 2, 0.0, "problems"),
+        Row(
+            f"{CURVE[-1]} ranks from {SHARDS} shards, CPU time",
+            sharded[1],
+            "JSON summaries",
+            from_json[1],
+            1.0,
+            "s",
+        ),
+        Row("the same, peak memory", sharded[2], "at most", MOST_GB, 1.0, "GB"),
+        Row("the same, other text", sharded[0] != from_json[0], "of", 1, 0.0, "texts"),
+        Row("the same, CPU time", sharded[1], "three SQL queries, DuckDB", sql[1], 3.0, "s"),
+        Row("the same, peak memory", sharded[2], "three SQL queries, DuckDB", sql[2], 2.0, "GB"),
     ]
     return (
         0 if report(f"{RANKS} ranks of {RANGES} ranges, pandas {pandas.__version__}", rows) else 1
@@ -195,4 +232,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(compare(Path(sys.argv[1])) if sys.argv[1:] else main())
+    sys.exit(compare(Path(sys.argv[1]), by_sql=len(sys.argv) > 2) if sys.argv[1:] else main())
