@@ -119,6 +119,18 @@ def test_percentiles_are_rows_by_nearest_rank() -> None:
     assert ties.order.tolist() == [2, 0, 1]
 
 
+@pytest.mark.parametrize("count", [2**16 - 1, 2**16, 2**16 + 9])
+def test_many_groups_are_sorted_by_all_bits_of_their_numbers(count: int) -> None:
+    of = np.random.default_rng(count).integers(0, count, 2 * count)
+    value = of % 7
+    assert (Groups(of, count).in_order.order == np.argsort(of, kind="stable")).all()
+    by_value = Groups(of, count).sorted_by(-np.arange(len(of))).order
+    assert (by_value == np.lexsort((-np.arange(len(of)), of))).all()
+    least, present = Groups(of, count).min(value), np.unique(of)
+    assert (least[present] == present % 7).all()
+    assert (least == np.iinfo(np.int64).max).sum() == count - len(present)
+
+
 def test_groups_can_be_numbered_anew() -> None:
     assert GROUPS.renumbered(np.array([2, 0, 1])).sum(VALUES).tolist() == [17, 2**53 + 2, 0]
     assert [rows.tolist() for rows in GROUPS.rows()] == [[1, 3], [], [0, 2, 4]]

@@ -321,6 +321,16 @@ def test_the_slowest_range_of_the_first_rank(tmp_path: Path) -> None:
     assert (slow.rank, slow.range, slow.range_excess_ns) == (0, "forward", 295_000)
 
 
+def test_of_equally_slow_ranks_the_lowest_is_the_slowest_and_equal_texts_are_one_list(
+    tmp_path: Path,
+) -> None:
+    for rank in (2, 0, 1):
+        write_rank(tmp_path, rank, synchronous_steps(100), world_size=3)
+    (window,) = Run.load(tmp_path).windows
+    assert {*window.ranges.column("slowest")} == {0}
+    assert len({id(summary.ranges["path"]) for summary in window.summaries}) == 1
+
+
 def test_other_runs_over_the_same_steps_are_other_windows(tmp_path: Path) -> None:
     def at(folder: str, rank: int, hour: int) -> None:
         started = f"2026-01-02T{hour:02d}:04:0{rank}+00:00"
