@@ -1,17 +1,18 @@
 """Make the pictures and the sample pages of the documentation from recorded runs.
 
-    INSTRUMENT_TRACES=FOLDER python docs/make_pictures.py [demo] [traces]
+    INSTRUMENT_TRACES=FOLDER python docs/make_pictures.py [demo] [watch] [traces]
 
 writes into `assets`: screenshots of pages, light and dark, as `NAME.webp` and `NAME-dark.webp`;
-what a terminal of 100 columns shows, as `terminal.svg`; a drawing, as `concepts.svg` and
-`concepts-dark.svg`; and the pages in `assets/samples`. Three runs are shown:
+what a terminal shows, as `terminal.svg` (100 columns) and `watch.svg` (80); a drawing, as
+`concepts.svg` and `concepts-dark.svg`; and the pages in `assets/samples`. Four runs are shown:
 
 - a run of `examples/train_lm.py` on the CPU of this machine,
+- four ranks of `tests/watched_training.py`, also on this machine,
 - ResNet-50 on a V100, with and without workers of the data loader: `v100_resnet50_workers0` and
   `v100_resnet50_workers4` in the folder of traces,
 - a tensor-parallel step on eight A100s: `a100_megatron_tp8_rank0` to `rank7` in this folder.
 
-`demo` shows only the first run, which needs no traces, and `traces` only the others.
+`demo` shows only the first run, `watch` the second, and `traces` the others, which need traces.
 `assets/samples/SOURCES.txt` says where the traces come from. Chromium draws the pages: `CHROMIUM`,
 or the program `chromium`.
 """
@@ -80,13 +81,14 @@ TRACES = (
 
 
 def main(parts: set[str]) -> None:
-    """Make the pictures and samples of `demo`, of `traces`, or of both."""
+    """Make the pictures and samples of some parts, or of all."""
     (ASSETS / "samples").mkdir(parents=True, exist_ok=True)
     for suffix, colours in (("", LIGHT), ("-dark", DARK)):
         (ASSETS / f"concepts{suffix}.svg").write_text(concepts(colours), encoding="utf-8")
-    for part in parts or {"demo", "traces"}:
+    shows = {"demo": show_demo, "watch": show_watch, "traces": show_traces}
+    for part in parts or shows:
         with TemporaryDirectory() as name:
-            {"demo": show_demo, "traces": show_traces}[part](Path(name))
+            shows[part](Path(name))
 
 
 def show_demo(folder: Path) -> None:
@@ -108,6 +110,14 @@ def show_demo(folder: Path) -> None:
     draw_pages(folder, DEMO)
 
 
+def show_watch(folder: Path) -> None:
+    """Record four ranks, of which rank 2 is slow, and show what `instrument watch` says at once."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    script = DOCS.parent / "tests" / "watched_training.py"
+    subprocess.run([*torchrun, str(script), "profile", "2"], cwd=folder, check=True)
+    draw_terminal(folder, "watch", "watch", "profile", "--once", columns=80)
+
+
 def show_traces(folder: Path) -> None:
     """Show the traces that others recorded, which are in the folder `INSTRUMENT_TRACES`."""
     traces = Path(os.environ["INSTRUMENT_TRACES"])
@@ -126,10 +136,10 @@ def show_traces(folder: Path) -> None:
     draw_pages(folder, TRACES)
 
 
-def instrument(folder: Path, *arguments: str) -> str:
-    """What a command prints in a terminal of `COLUMNS` columns."""
+def instrument(folder: Path, *arguments: str, columns: int = COLUMNS) -> str:
+    """What a command prints in a terminal of so many columns."""
     ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, COLUMNS, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, columns, 0, 0))
     command = (sys.executable, "-m", "instrument", *arguments)
     with (
         subprocess.Popen(command, cwd=folder, stdout=theirs) as running,
@@ -145,11 +155,11 @@ def instrument(folder: Path, *arguments: str) -> str:
     return printed.getvalue().replace(f"{folder}/", "")
 
 
-def draw_terminal(folder: Path, picture: str, *arguments: str) -> None:
+def draw_terminal(folder: Path, picture: str, *arguments: str, columns: int = COLUMNS) -> None:
     """Draw a terminal that shows a command and what it prints."""
-    console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True)
+    console = Console(record=True, width=columns, file=StringIO(), force_terminal=True)
     console.print(Text(f"$ instrument {' '.join(arguments)}", "bold green"))
-    console.print(Text.from_ansi(instrument(folder, *arguments)))
+    console.print(Text.from_ansi(instrument(folder, *arguments, columns=columns)))
     no_fonts = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     own_fonts = no_fonts.replace("Fira Code, monospace", FONTS)
     console.save_svg(

@@ -5,6 +5,7 @@ Links below a folder are not followed, and hidden folders are left out.
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import shlex
 from collections import Counter
@@ -94,8 +95,9 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def _timings_in(folder: Path) -> list[Path]:
-    found = [parent / name for parent, names in _walk(folder) for name in names]
-    return [file for file in found if file.match(TIMINGS_FILES) and files.is_regular(file)]
+    found = [(parent, fnmatch.filter(names, TIMINGS_FILES)) for parent, names in _walk(folder)]
+    paths = (parent / name for parent, names in found for name in names)
+    return [path for path in paths if files.is_regular(path)]
 
 
 def kind_of(path: Path) -> Literal["folder", "file"]:

@@ -35,18 +35,21 @@ TIMINGS: Schema = schema(
 _LONGEST_LINE = 64 << 20
 
 
-class _Entry(Struct):
+class _Entry(Struct, gc=False):
     run: dict[str, Number]
+    since: dict[str, Number] = {}
 
 
-class _Line(Struct):
+class Line(Struct, gc=False):
+    """A line: of each range, the calls since the line before, and those of the whole run."""
+
     step: Number | None
     time: str
     ranges: dict[str, _Entry]
     format: int = TIMINGS_FORMAT
 
 
-_DECODER = json.Decoder(_Line)
+_DECODER = json.Decoder(Line)
 
 
 def summary_table(runs: Mapping[str, Mapping[str, int]]) -> Table:
@@ -96,22 +99,23 @@ def read_timings(path: Path) -> tuple[Table, list[str]]:
     return summary_table(runs), [heading, str(path)]
 
 
-def _lines(path: Path) -> Iterator[_Line]:
+def _lines(path: Path) -> Iterator[Line]:
     if path.exists() and not path.is_file():  # reading a named pipe without a writer would block
         raise CaptureError(f"The timings {path} cannot be read: it is not a regular file.")
     try:
         with path.open("rb") as lines:
             while line := lines.readline(_LONGEST_LINE):
                 with suppress(ValueError, RecursionError):
-                    yield _read_line(line)
+                    yield read_line(line)
     except OSError as error:
         raise CaptureError(
             f"The timings {path} cannot be read: {error.strerror or error}."
         ) from error
 
 
-def _read_line(line: bytes) -> _Line:
+def read_line(line: bytes) -> Line:
+    """Read a line; raise ValueError or RecursionError if it is no line of timings."""
     try:
         return _DECODER.decode(line)
     except (DecodeError, UnicodeDecodeError):  # a lone surrogate in a name
-        return convert(forgiving(line)[0], _Line)
+        return convert(forgiving(line)[0], Line)

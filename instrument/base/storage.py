@@ -193,13 +193,28 @@ def release(url: str) -> None:
         shutil.rmtree(_downloaded.pop(state).parent, ignore_errors=True)
 
 
+def sizes(url: str) -> dict[str, int]:
+    """The URLs and sizes of the files directly in a folder; raises CaptureError as `captures`."""
+    with _as_capture_error(url):
+        fs, path = filesystem(url)
+        return {
+            f"{url.rstrip('/')}/{each['name'].rpartition('/')[2]}": each["size"]
+            for each in fs.ls(path, detail=True)
+            if each["type"] == "file"
+        }
+
+
 def contents(
-    urls: Sequence[str], decode: Callable[[bytes], _Content], most: int = MOST_METADATA_BYTES
+    urls: Sequence[str],
+    decode: Callable[[bytes], _Content],
+    most: int = MOST_METADATA_BYTES,
+    last: int | None = None,
 ) -> dict[str, _Content]:
     """Read small files of one file system concurrently; return what `decode` makes of each, by URL.
 
     A file is left out if it does not exist, cannot be read, or has more than `most` bytes. Files of
-    more than 1 MiB are read one after the other, so that few of them are in memory at once.
+    more than 1 MiB are read one after the other, so that few of them are in memory at once. With
+    `last`, only so many bytes of the end of each file are read.
 
     Raises:
         CaptureError: the server refuses access.
@@ -215,6 +230,8 @@ def contents(
         with ExitStack() as held:
             blocks: list[bytes] = []
             try:
+                if last is not None:
+                    return (decode(fs.tail(path, last)),)
                 for block in _blocks(fs, path, most, _SMALL_BLOCK):
                     if len(blocks) == 1:
                         held.enter_context(one_large_file)

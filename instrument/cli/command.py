@@ -31,6 +31,7 @@ from instrument.cli import (
     run,
     show,
     trigger,
+    watch,
     whatif,
 )
 from instrument.cli.output import Result, Written, say, saying_warnings, show_result
@@ -49,6 +50,7 @@ COMMANDS = {
     "export": export,
     "ranks": ranks,
     "trigger": trigger,
+    "watch": watch,
     "graph": graph,
 }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instrument.analysis.schema import Schema, names_of, schema
+from instrument.base import storage
 from instrument.base.errors import InstrumentError
 from instrument.base.units import counted
 from instrument.cli.arguments import ROWS, add_formats, path_or_url, row_count
@@ -30,6 +31,7 @@ CAPTURES: Schema = schema(
     first_step="the number of the first recorded step",
     last_step="the number of the last step that was recorded completely",
     rank="the rank that recorded",
+    trigger="the trigger that fired, and why; None if the schedule planned the window",
     step_ns="the simulated time of a typical step, as in `instrument diagnose`; None if no step "
     "could be simulated",
     verdict="what slows the run most, or why the capture cannot be read",
@@ -64,7 +66,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
     found = captures_at(arguments.path)
     newest = found[::-1][: arguments.rows]
-    rows = [_row(place, verdicts=not arguments.no_verdict) for place in newest]
+    rows = [row_of(place, not arguments.no_verdict) for place in newest]
     if arguments.json:
         return Written(json.dumps({"captures": rows}, indent=2))
     table = Table.of_dicts(CAPTURES, rows)
@@ -73,10 +75,10 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     left_out = len(found) - len(newest)
     are = "is" if left_out == 1 else "are"
     note = f"{counted(left_out, 'older capture')} {are} not listed; --rows -1 lists all."
-    return [*_parts(table), *([note] if left_out else [])]
+    return [*parts(table), *([note] if left_out else [])]
 
 
-def _row(place: Path | str, *, verdicts: bool) -> dict[str, Any]:
+def row_of(place: Path | str, verdicts: bool) -> dict[str, Any]:
     """The cells of a capture; the verdict of an unreadable capture is the error."""
     from instrument.capture import Capture
     from instrument.findings.verdict import verdict
@@ -95,15 +97,18 @@ def _row(place: Path | str, *, verdicts: bool) -> dict[str, Any]:
             row["started_at"] = datetime.fromtimestamp(started_s).isoformat(" ", "seconds")
         row |= {"first_step": window.first_step, "last_step": window.last_step}
         row |= {"phase": window.phase, "rank": about.rank}
+        row["trigger"] = ": ".join(filter(None, (window.trigger, window.trigger_reason))) or None
         if verdicts:
             diagnosis = capture.diagnose()
             row |= {"step_ns": diagnosis.step_ns, "verdict": verdict(diagnosis)}
     except InstrumentError as error:
         row["verdict"] = str(error)
+    finally:
+        storage.release(str(place))
     return row
 
 
-def _parts(table: Table) -> Iterator[Section]:
+def parts(table: Table) -> Iterator[Section]:
     """A table for each run; a phase or rank that all its captures share is in the title."""
     from instrument.analysis.section import Section
     from instrument.analysis.table import Table, known_columns
@@ -119,6 +124,7 @@ def _parts(table: Table) -> Iterator[Section]:
                 **{name: captures.column(name) for name in ("name", "started_at")},
                 **{name: each for name, each in values.items() if name not in common},
                 "steps": [_steps(row) for row in captures],
+                "trigger": captures.column("trigger"),
                 "step_ns": captures.column("step_ns"),
             }
         )
@@ -127,7 +133,7 @@ def _parts(table: Table) -> Iterator[Section]:
             shown,
             known_columns(shown),
             ", ".join(title),
-            missable=("phase", "rank"),
+            missable=("phase", "rank", "trigger"),
             below=[[text] if text else [] for text in verdicts],
             sentences=True,
             all_columns="--json",

@@ -241,8 +241,8 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
     table = per_rank(summaries).where(own_ns=lambda own: own is not None)
     own = table.column("own_ns")
     usual = median_low(own) if own else 0
-    deviation = median_low([abs(each - usual) for each in own]) * _PER_DEVIATION if own else 0
-    limit = max(usual + _DEVIATIONS * deviation, usual * (1 + _LEAST_SHARE))
+    deviation = median_low([abs(each - usual) for each in own]) if own else 0
+    limit = straggler_limit(usual, deviation)
     slow, others = (
         table.where(own_ns=lambda ns: ns > limit).sort("own_ns"),
         table.where(own_ns=lambda ns: ns <= limit),
@@ -259,6 +259,12 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
         more = {"excess": excess, "range": path, "range_excess_ns": above_ns}
         rows.append(row._asdict() | common | more)
     return Table.of_dicts(STRAGGLERS, rows)
+
+
+def straggler_limit(usual: Any, deviation: Any) -> Any:
+    """Return above which time a rank is a straggler, by the median and the median deviation."""
+    by_deviation = usual + _DEVIATIONS * _PER_DEVIATION * deviation
+    return np.maximum(by_deviation, usual * (1 + _LEAST_SHARE))
 
 
 def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:

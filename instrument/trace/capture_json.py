@@ -42,6 +42,8 @@ class Window(Struct):
     planned_steps: Number | None = None
     truncated: bool | None = None
     reason: str | None = None
+    trigger: str | None = None
+    trigger_reason: str | None = None
     phase: str | None = None
 
 
