@@ -24,8 +24,8 @@ from instrument.triggers.trigger import Request
 
 Answer = tuple[int, dict[str, Any] | bytes]  # the status, and JSON or a page
 
-_MOST_STEPS, _MOST_S, _MOST_MEMORY, _MOST_BODY_BYTES = 10_000, 60, 1_000_000_000, 1_000
-_KNOWN_WINDOWS = 100  # older ids are forgotten
+_MOST_STEPS, _MOST_S, _MOST_MEMORY = 10_000, 60, 1_000_000_000
+_MOST_BODY_BYTES, _KNOWN_WINDOWS = 1_000, 100  # older ids are forgotten
 _OF_PROXIES = (b"forwarded", b"via", b"x-real-ip", b"x-forwarded-")
 _HEADERS = [(b"cache-control", b"no-store"), (b"www-authenticate", b"Bearer")]
 
@@ -174,5 +174,4 @@ class _Windows:
                 return "waiting"
             if loop.train.window and window in (loop.train.window.trigger_reason or ""):
                 return "recording" if loop.recording else "waiting"
-        exporting = run is not None and (run.finisher.pending or run.finisher.to_finish)
-        return "exporting" if exporting else "failed"
+        return "exporting" if run and (run.finisher.pending or run.finisher.to_finish) else "failed"

@@ -68,10 +68,7 @@ class Limits:
 
 
 def resident_bytes() -> int:
-    """The memory of the process in bytes, without mapped files and free memory of malloc.
-
-    0 if not on Linux. Cost: about 30 µs.
-    """
+    """Memory of the process in bytes, without mapped files and free memory; 0 if not on Linux."""
     try:
         pages, shared = Path("/proc/self/statm").read_text().split()[1:3]
     except OSError:
