@@ -286,6 +286,21 @@ PLANTED = [
         "test_the_first_rank_of_each_data_parallel_group_keeps_its_trace_and_runs_sinks",
     ),
     Planted(
+        "requests through a proxy are local",
+        "instrument/integrations/asgi.py",
+        "direct = own_site and not any(name.startswith(_OF_PROXIES) for name in headers)",
+        "direct = own_site",
+        "tests/integrations/test_asgi.py::test_without_a_token_only_this_machine_is_answered",
+    ),
+    Planted(
+        "a second window is accepted while the first is exported",
+        "instrument/integrations/asgi.py",
+        'in ("waiting", "recording", "exporting"):',
+        'in ("waiting", "recording"):',
+        "tests/integrations/test_asgi.py::"
+        "test_a_window_that_no_exporter_has_finished_is_exporting_and_then_failed",
+    ),
+    Planted(
         "a lost label of truncation",
         "instrument/record/step_loop.py",
         '"truncated": reason is not None,',
