@@ -7,6 +7,7 @@ are compared at the ends of these collectives.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,8 @@ _MOST = 128
 # With fewer collectives, a drift cannot be distinguished from jitter. NTP slews a clock by at most
 # 500 ppm, so a larger drift is an effect of the program.
 _FEWEST_FOR_DRIFT, _LARGEST_DRIFT = 24, 500e-6
+# The probability that of all clocks, which do not drift, one is said to drift.
+_FALSE_DRIFT = 0.01
 # A rank is compared with the lowest rank over fewer than so many other ranks.
 _FARTHEST = 16
 _LAST = np.iinfo(np.int64).max
@@ -150,9 +153,12 @@ def _comparable(found: MatchedCollectives) -> Ints:
 def _fit(times_ns: Ints, ahead_ns: Ints, within: Flags) -> tuple[Ints, _Floats, Ints, Ints]:
     """Fit a line to each row of differences: its offset, drift, middle and uncertainty.
 
-    A median of n/3 values has the standard error 1.2533 σ √(3/n), a slope √2 of it in 2/3 of the
-    window, and a median distance is σ/1.4826: so over half of the window, a drift has the error of
-    3.4/√n median distances. It is used if its effect, over half of it, exceeds the uncertainty.
+    A median of n/3 values has the standard error 1.2533 σ √(3/n), the difference of two √2 of it,
+    and a median distance is σ/1.4826: so over the time between the thirds, a drift has the error of
+    4.55/√n median distances. It is used if its effect, over half of the window, exceeds the
+    uncertainty and is significant among so many clocks; z (1 + z²/n) is about Student's t with n/4
+    degrees of freedom, as simulations of such lines give it. The jitter counts as independent: where
+    that of neighbouring collectives is alike, a drift about as large as the jitter may be found.
     """
     order = np.argsort(np.where(within, times_ns, _LAST), axis=1)
     times_ns, ahead_ns = (np.take_along_axis(each, order, 1) for each in (times_ns, ahead_ns))
@@ -161,14 +167,20 @@ def _fit(times_ns: Ints, ahead_ns: Ints, within: Flags) -> tuple[Ints, _Floats, 
     first, last = place < third, within & (place >= count - third)
     passed_ns, at_ns = _median(times_ns, last) - _median(times_ns, first), _median(times_ns, within)
     half_ns = (np.take_along_axis(times_ns, count - 1, 1) - times_ns[:, :1]) / 2
+    # A line through collectives that are close together would be extended far beyond them.
+    unknown = (count < _FEWEST_FOR_DRIFT) | (passed_ns < half_ns)
+    passed_ns = np.maximum(passed_ns, 1)
     drift, line_ns = np.zeros(count.shape), ahead_ns
     for _ in range(3):  # the medians of a steep line are those of few values
-        gained_ns = _median(line_ns, last) - _median(line_ns, first)
-        drift += gained_ns / np.maximum(passed_ns, 1)
-        drift[(count < _FEWEST_FOR_DRIFT) | (np.abs(drift) > _LARGEST_DRIFT)] = 0
+        drift += (_median(line_ns, last) - _median(line_ns, first)) / passed_ns
+        drift[unknown | (np.abs(drift) > _LARGEST_DRIFT)] = 0
         line_ns = ahead_ns - np.rint(drift * (times_ns - at_ns)).astype(np.int64)
-    unsure_ns = np.ceil(_distance(line_ns, within) * (1 + 3.4 / np.sqrt(count)))
-    drift[np.abs(drift) * half_ns <= unsure_ns] = 0
+    distance_ns = _distance(line_ns, within)
+    error_ns = distance_ns * 4.55 / np.sqrt(count) * half_ns / passed_ns
+    unsure_ns = np.ceil(distance_ns + error_ns)
+    z = NormalDist().inv_cdf(1 - _FALSE_DRIFT / 2 / max(len(count), 1))
+    least_ns = np.maximum(unsure_ns, z * (1 + z**2 / count) * error_ns)
+    drift[np.abs(drift) * half_ns <= least_ns] = 0
     line_ns = np.where(drift == 0, ahead_ns, line_ns)
     apart_ns = np.where(drift == 0, _distance(line_ns, within), np.minimum(unsure_ns, BEYOND_NS))
     offset_ns = _median(line_ns, within)

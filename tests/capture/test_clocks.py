@@ -143,6 +143,35 @@ def test_without_a_drift_the_offset_is_the_median_difference(
     assert found.column("drift_ppm").count(None) >= 2
 
 
+SECONDS = np.linspace(0, 1, 60)
+
+
+@pytest.mark.parametrize(
+    ("at_s", "ppm"),
+    [
+        ([*(0.06 * SECONDS), 3], None),  # all but one close together: the end of the line is unknown
+        ([0, *(3 + 0.1 * SECONDS)], None),
+        ([*(0.2 * SECONDS), *(5 + 0.01 * SECONDS[::12])], None),
+        ([*(0.03 * SECONDS), *(0.3 + 0.03 * SECONDS), *(0.6 + 0.03 * SECONDS)], 80),
+        (np.linspace(0, 60, 24), None),
+        (np.linspace(0, 60, 24), 5),
+    ],
+)
+def test_of_many_clocks_none_is_said_to_drift_without_doing_so(
+    at_s: list[float], ppm: float | None
+) -> None:
+    """400 ranks whose collectives end 3 µs off, of which the last drifts or none does."""
+    random, at_ns = np.random.default_rng(5), np.array(at_s) * SECOND
+    summaries = []
+    for rank in range(400):
+        gained = (ppm or 0) / 1e6 * at_ns * (rank == 399)
+        ends = np.rint(at_ns + gained + random.normal(0, 3000, len(at_ns))).astype(int).tolist()
+        summaries.append(summary(rank, dict(enumerate(ends))))
+    *others, last = compared(*summaries).clocks.column("drift_ppm")
+    assert others == [None] * 399
+    assert last == (None if ppm is None else pytest.approx(ppm, rel=0.2))
+
+
 def test_no_clock_gains_more_than_ntp_slews_it_by() -> None:
     window, _ = ticking([0, 2_000, 50], over_s=60)
     assert window.clocks.column("drift_ppm") == [None, None, pytest.approx(50, abs=1)]
