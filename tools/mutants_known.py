@@ -47,6 +47,10 @@ TESTS = {
     ],
     "instrument/record/long_steps.py": [
         "tests/test_run_command.py::test_long_steps_outside_windows_are_found",
+        "tests/test_run_command.py::test_steps_that_get_slower_are_found",
+        "tests/test_run_command.py::test_steps_that_get_slower_hide_no_long_steps",
+        "tests/test_run_command.py::test_steps_that_vary_do_not_get_slower",
+        "tests/test_run_command.py::test_a_few_steps_that_get_slower_are_enough",
     ],
     "instrument/record/metrics.py": _top("metrics"),
     "instrument/record/unedited.py": [

@@ -253,10 +253,9 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
     files.write(target, page(content).html)
     said = first_lines(seen.diagnosis)
     on_host = not seen.has_device_work  # else a step that waits for the device looks long
-    if times is not None and on_host and (long := long_steps(times)) is not None:
-        share, sentence, options = long
-        found = causes(seen.diagnosis)
-        costs = [each.saving.share if each.saving else each.share or 0 for each in found]
+    found = causes(seen.diagnosis)
+    costs = [each.saving.share if each.saving else each.share or 0 for each in found]
+    for share, sentence, options in sorted(long_steps(times) if times and on_host else ()):
         said.insert(0 if share > max(costs, default=0) else 1, [*wrapped(sentence), options])
     lines = [line for each in said for line in ("", *each)]
     return [*lines, "", f"The report page is {target}."]

@@ -5,9 +5,12 @@ Also finds that steps get slower while the program runs.
 
 from __future__ import annotations
 
+import math
 from array import array
+from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from instrument.base.units import duration, percent
 
@@ -17,8 +20,9 @@ MOST_KEPT = 2**18
 _FIRST, _LEAST_STEPS = 10, 20
 # Steps of more than 3 times the median matter if they take 10 % of the time together.
 _LEAST_FACTOR, _LEAST_SHARE = 3, 0.1
-# Steps get slower if the median of each third of them exceeds that of the third before by this.
-_LEAST_GROWTH = 1.15
+# Steps get slower if the median of each third of them exceeds that of the third before by this, and
+# if the last third exceeds the first as by chance in 1 of 200 cases (Mann and Whitney's test).
+_LEAST_GROWTH, _LEAST_DEVIATIONS = 1.15, 2.58
 
 
 def no_times() -> array[int]:
@@ -26,43 +30,53 @@ def no_times() -> array[int]:
     return array("q", bytes(8 * MOST_KEPT))
 
 
-def long_steps(times: array[int]) -> tuple[float, str, str] | None:
-    """The share of the long steps, a sentence, and options that record two of them.
+def long_steps(times: array[int]) -> Iterator[tuple[float, str, str]]:
+    """Yield for steps that get slower, and for long steps: a share, a sentence, and options.
 
-    None if there are less than two, or if such a step was recorded. If steps get slower, the share
-    is what they take beyond the first third, and the options record an early and a late step.
+    The share is what a median step of the later thirds takes beyond one of the first, or that of
+    the long steps. The options record an early and a late step, or two long ones: so no long steps
+    are yielded if there are less than two, or if such a step was recorded.
     """
     ns = np.array(times)
     steps = np.flatnonzero(ns > 0)
     steps = steps[steps >= _FIRST]
     if len(steps) < _LEAST_STEPS:
-        return None
-    first_ns, middle_ns, last_ns = (
-        float(np.median(third)) for third in np.array_split(ns[steps], 3)
-    )
-    if middle_ns >= _LEAST_GROWTH * first_ns and last_ns >= _LEAST_GROWTH * middle_ns:
+        return
+    first, middle, last = np.array_split(ns[steps], 3)
+    first_ns, middle_ns, last_ns = map(float, map(np.median, (first, middle, last)))
+    grows = middle_ns >= _LEAST_GROWTH * first_ns and last_ns >= _LEAST_GROWTH * middle_ns
+    if grows and _deviations(first, last) >= _LEAST_DEVIATIONS:
         sentence = (
             f"Steps get slower: in the first third of {len(steps)} steps, the median one takes "
             f"{duration(first_ns)}, in the last third {duration(last_ns)}. Perhaps something "
             "grows, such as a metric over all batches. To record an early and a late step, which "
             "`instrument diff` compares, write before the script:"
         )
-        share = 1 - len(steps) * first_ns / float(ns[steps].sum())
-        return share, sentence, f"profiler.active=1 'profiler.at_steps=[{steps[0]},{steps[-2]}]'"
+        share = 1 - 3 * first_ns / (first_ns + middle_ns + last_ns)
+        yield share, sentence, f"profiler.active=1 'profiler.at_steps=[{steps[0]},{steps[-2]}]'"
     usual_ns = float(np.median(ns[steps]))
     long = steps[ns[steps] > _LEAST_FACTOR * usual_ns]
     share = float(ns[long].sum() / ns[steps].sum())
     if share < _LEAST_SHARE:
-        return None
+        return
     # Most of this time is in steps of at least half of the mean that is weighted with the time.
     least_ns = float(np.average(ns[long], weights=ns[long])) / 2
-    first = long[ns[long] >= least_ns][:2].tolist()
-    if len(first) < 2 or (-ns >= least_ns).any():
-        return None
+    at = long[ns[long] >= least_ns][:2].tolist()
+    if len(at) < 2 or (-ns >= least_ns).any():
+        return
     longest = int(long[ns[long].argmax()])
     sentence = (
         f"Outside the windows, {len(long)} of {len(steps)} steps take {percent(share)} of the "
         f"time; the longest one, step {longest}, takes {duration(int(ns[longest]))} instead of "
         f"{duration(usual_ns)}. To record two such steps, write before the script:"
     )
-    return share, sentence, f"profiler.active=1 'profiler.at_steps=[{first[0]},{first[1]}]'"
+    yield share, sentence, f"profiler.active=1 'profiler.at_steps=[{at[0]},{at[1]}]'"
+
+
+def _deviations(early: NDArray[np.int64], late: NDArray[np.int64]) -> float:
+    """How often later values exceed earlier ones, in standard deviations of a random order."""
+    ordered = np.sort(early)
+    below = np.searchsorted(ordered, late, "left") + np.searchsorted(ordered, late, "right")
+    pairs = len(early) * len(late)
+    deviation = math.sqrt(pairs * (len(early) + len(late) + 1) / 12)
+    return (float(below.sum()) - pairs) / 2 / deviation

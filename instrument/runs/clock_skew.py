@@ -157,8 +157,8 @@ def _fit(times_ns: Ints, ahead_ns: Ints, within: Flags) -> tuple[Ints, _Floats, 
     and a median distance is σ/1.4826: so over the time between the thirds, a drift has the error of
     4.55/√n median distances. It is used if its effect, over half of the window, exceeds the
     uncertainty and is significant among so many clocks; z (1 + z²/n) is about Student's t with n/4
-    degrees of freedom, as simulations of such lines give it. The jitter counts as independent: where
-    that of neighbouring collectives is alike, a drift about as large as the jitter may be found.
+    degrees of freedom, as simulations of such lines give it. The jitter is taken as independent: if
+    that of neighbouring collectives is alike, a drift as large as the jitter may be found.
     """
     order = np.argsort(np.where(within, times_ns, _LAST), axis=1)
     times_ns, ahead_ns = (np.take_along_axis(each, order, 1) for each in (times_ns, ahead_ns))

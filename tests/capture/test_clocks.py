@@ -149,7 +149,10 @@ SECONDS = np.linspace(0, 1, 60)
 @pytest.mark.parametrize(
     ("at_s", "ppm"),
     [
-        ([*(0.06 * SECONDS), 3], None),  # all but one close together: the end of the line is unknown
+        (
+            [*(0.06 * SECONDS), 3],
+            None,
+        ),  # all but one close together: the end of the line is unknown
         ([0, *(3 + 0.1 * SECONDS)], None),
         ([*(0.2 * SECONDS), *(5 + 0.01 * SECONDS[::12])], None),
         ([*(0.03 * SECONDS), *(0.3 + 0.03 * SECONDS), *(0.6 + 0.03 * SECONDS)], 80),
