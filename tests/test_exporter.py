@@ -540,6 +540,25 @@ def test_a_trace_without_a_summary_stays(tmp_path: Path, log: Log, monkeypatch: 
     assert found == WHOLE - {"summary.json"}
 
 
+@pytest.mark.parametrize("fails_in", ["describe", "publish"])
+def test_a_window_whose_trace_is_removed_is_not_lost_if_the_disk_is_full(
+    fails_in: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    def full(*_: Any) -> Path:
+        raise OSError(28, "No space left on device")
+
+    sink = Counts()
+    options: dict[str, Any] = {"failed": set(), "one_per_role": True}
+    with monkeypatch.context() as patched:
+        patched.setattr(queue, fails_in, full)
+        with pytest.raises(OSError, match="No space"):
+            finished_of(tmp_path, 2, [group("mesh_dp", 0, 2)], sink, **options)
+    [queued] = queue.queued(tmp_path)
+    folder = finish(queued, {"counts": sink}, failed=set(), one_per_role=True)
+    assert ({each.name for each in folder.iterdir()}, sink.calls) == (REDUCED, 0)
+    assert json.loads((folder / "capture.json").read_text())["cost"]["packed_bytes"] > 0
+
+
 def test_a_capture_json_alone_removes_no_trace(tmp_path: Path) -> None:
     """Anybody may have written it: only the run's own config says so."""
     assert finished_of(tmp_path, 2, [group("mesh_dp", 0, 2)], Counts(), failed=set()) == WHOLE

@@ -59,6 +59,9 @@ def _work_on(
     for half_written in folder.glob(".*.tmp"):  # by a process that was killed
         half_written.unlink()
     about = dict(Capture.load(folder).metadata)  # a copy: sinks may change it
+    present = {each.name for each in folder.iterdir()}
+    if of_rank.SUMMARY_FILE in present and present.isdisjoint({RAW, PACKED}):
+        return about  # only the new name was left to do
     _compress(folder, about.get("user_metadata", {}))
     cost = about["cost"] = {
         **about.get("cost", {}),
@@ -67,11 +70,12 @@ def _work_on(
     capture = Capture.load(folder)
     capture.metadata["cost"] = cost
     _summarize(capture, folder, failed)
-    if one_per_role and files.exists(folder / of_rank.SUMMARY_FILE) and not _keeps(capture, failed):
-        (folder / PACKED).unlink()
-        sinks = {}
+    has_summary = files.exists(folder / of_rank.SUMMARY_FILE)
+    keeps = not one_per_role or not has_summary or _keeps(capture, failed)
     # a stable sort: sinks without `last` come first, otherwise the config's order stays
-    for name in sorted(sinks, key=lambda name: bool(getattr(sinks[name], "last", False))):
+    for name in sorted(
+        sinks if keeps else (), key=lambda name: bool(getattr(sinks[name], "last", False))
+    ):
         cost["export_ns"] = time.perf_counter_ns() - began  # the time so far: sinks report it
         run_sink(name, sinks[name], capture, folder, failed)
     cost["export_ns"] = time.perf_counter_ns() - began
@@ -79,6 +83,8 @@ def _work_on(
         if about.get("sinks_inline"):  # so that inline sinks need not read the trace
             about["scalars"] = dict(scalars(capture))
     queue.describe(folder, about)
+    if not keeps:  # last: without its trace, the work cannot be done again
+        (folder / PACKED).unlink()
     return about
 
 

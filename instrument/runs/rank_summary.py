@@ -22,6 +22,7 @@ import numpy as np
 from instrument.analysis.breakdown import BREAKDOWN
 from instrument.analysis.collectives import SYNCHRONISING, cpu_waits
 from instrument.analysis.find_captures import Place
+from instrument.analysis.ranges import RANGES
 from instrument.analysis.schema import names_of
 from instrument.analysis.table import Table
 from instrument.analysis.views import Views
@@ -62,6 +63,11 @@ _OF_STEPS = (
     "idle_ns",
     "communication_ns",
     "copy_ns",
+)
+#: The columns of all tables of a summary.
+COLUMNS = (
+    *(name for name in names_of(RANGES) if name not in _DERIVED),
+    *("number", "duration_ns", *_OF_STEPS, "group", *_OF_COLLECTIVES, *OF_COLLECTIVE_GROUP),
 )
 
 _Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
