@@ -363,7 +363,7 @@ def test_to_join_is_two_requests_and_to_look_for_announcements_one(
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr(distributed, "_store_address", lambda: ("127.0.0.1", 1))
     counted = Counted()
     monkeypatch.setattr(distributed, "_connect", lambda *_: counted)
     for rank in range(3):
@@ -392,10 +392,12 @@ def test_the_polling_thread_asks_the_store_less_often_than_it_looks_for_files(
     monkeypatch.setattr(rank.watch, "exchange", lambda: exchanges.append(len(waits)))
     assert rank.watch._announcements is not None
     rank.watch._announcements.exchange_s = 10
-    waits, exchanges, polls = [], [], []
+    waits, exchanges, polls, now = [], [], [], [0.0]
+    monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def wait(seconds: float) -> bool:
         waits.append(seconds)
+        now[0] += seconds
         if len(waits) == 50:
             rank.watch._unsent["mine"] = (Request(), 1)
         return len(waits) > 60
@@ -408,6 +410,47 @@ def test_the_polling_thread_asks_the_store_less_often_than_it_looks_for_files(
     # at most 10 s apart, and at once while there is something to announce
     assert exchanges == [19, 38, *range(50, 61)]
     assert set(bounds) == {(0.5, 1), (0, 1)}
+
+
+@pytest.mark.parametrize("poll_s", [0.0, 0.1, 0.4])
+def test_also_slow_polls_leave_time_to_read_an_announcement(
+    poll_s: float, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = Rank(0, store, tmp_path, At(steps=[]))
+    rank.watch.end()
+    now, exchanges = [0.0], []
+
+    def spend(seconds: float = poll_s) -> bool:
+        now[0] += seconds
+        return now[0] > 1000
+
+    monkeypatch.setattr(watching, "uniform", lambda _, high: high)
+    monkeypatch.setattr(watching, "POLL_SECONDS", 0.5)
+    monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(rank.watch, "exchange", lambda: exchanges.append(now[0]))
+    monkeypatch.setattr(rank.watch._over, "wait", spend)
+    assert rank.watch._announcements is not None
+    rank.watch._announcements.exchange_s = 10
+    rank.watch._poll([watching._ActiveTrigger("file", TriggerCallbacks(poll=spend), 0, None)])
+    # steps_ahead allows two polls more
+    assert 9 < np.diff(exchanges).max() <= 10 + 2 * 0.5
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "expected"),
+    [
+        ("all", "4", 32),
+        ("one_per_role", "4", 32),
+        ([0, 5, 99], "4", 2),
+        ("first_per_node", "4", 4),
+        ("first_per_node", "", 32),
+    ],
+)
+def test_only_the_ranks_that_record_count(
+    ranks: Any, nodes: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GROUP_WORLD_SIZE", nodes)
+    assert distributed.recording_ranks(ranks, 32) == expected
 
 
 class Gone:
@@ -544,8 +587,7 @@ def test_the_first_rank_names_the_folder_unless_it_is_given(
 def test_a_store_that_accepts_and_is_silent_costs_a_wait_and_no_more(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
-    for limit, seconds in {"_CONNECT_S": 0.2, "_JOIN_S": 0.1, "_LOOKUP_S": 0.05}.items():
-        monkeypatch.setattr(distributed, limit, seconds)
+    monkeypatch.setattr(distributed, "_JOIN_S", 0.4)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(deaf.getsockname()[1]))
@@ -592,6 +634,7 @@ def test_while_nobody_listens_a_rank_tries_less_and_less_often(
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # torchrun may be gone, too
     now, tried = [0.0], []
 
     def refuse(address: tuple[str, int], timeout: float) -> socket.socket:
@@ -643,7 +686,7 @@ def test_a_slow_name_server_loses_no_rank(
     command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", "shim.so", "-ldl"]
     subprocess.run(command, input=SHIM, text=True, check=True, cwd=tmp_path)
     _, shared = monkeypatch.chdir(tmp_path), tmp_path / "shared"
-    distributed._connect("127.0.0.1", server.port, "all/1", 120).set("folder", str(shared))
+    distributed._connect("127.0.0.1", server.port, "all/1").set("folder", str(shared))
     script = JOIN if joined else JOIN.replace("_CONNECT_S =", "_JOIN_S = distributed._CONNECT_S =")
     ran = subprocess.run(
         [sys.executable, "-c", script],

@@ -702,16 +702,29 @@ def test_ranks_begin_and_repeat_their_uploads_at_random_moments(
     assert spans == [start, *[(0.5, 1.5)] * 5]
 
 
-@pytest.mark.parametrize("export", ["inline", "process"])
-def test_uploads_know_how_many_ranks_the_run_has(
-    export: Any, tmp_path: Path, monkeypatch: Any
+def test_captures_that_wait_for_each_other_wait_for_no_random_moment(
+    tmp_path: Path, monkeypatch: Any
 ) -> None:
-    config = ProfilerConfig(upload_to="memory://there", export=export)
+    done = []
+    monkeypatch.setattr(upload, "send", lambda folder, *_: done.append(folder.name))
+    monkeypatch.setattr(upload, "time", SimpleNamespace(sleep=lambda _: done.append("pause")))
+    uploads = upload.Uploads("memory://there", {}, 8)
+    uploads.add(*(tmp_path / name for name in "abc"))
+    uploads.close()
+    assert done == ["pause", "a", "b", "c"]
+
+
+@pytest.mark.parametrize("export", ["inline", "process"])
+@pytest.mark.parametrize(("ranks", "expected"), [("all", 5000), ([0, 3], 2)])
+def test_uploads_know_how_many_ranks_record(
+    export: Any, ranks: Any, expected: int, tmp_path: Path, monkeypatch: Any
+) -> None:
+    config = ProfilerConfig(upload_to="memory://there", export=export, ranks=ranks)
     sizes = []
     monkeypatch.setattr(finisher, "Uploads", lambda *about: sizes.append(about[-1]))
     made = finisher.Finisher(config, tmp_path, 3, 5000)
-    (size,) = sizes or [made._job.world_size]
-    assert size == 5000
+    (size,) = sizes or [made._job.recording_ranks]
+    assert size == expected
 
 
 def test_a_capture_that_fails_by_itself_holds_up_no_other(

@@ -76,7 +76,7 @@ def _finish_all(folder: Path, job: Job, answers: TextIO) -> None:
     sinks = build_sinks(job.sinks, failed)
     uploads = None
     if job.upload_to:
-        uploads = Uploads(job.upload_to, job.upload_options, job.world_size)
+        uploads = Uploads(job.upload_to, job.upload_options, job.recording_ranks)
     for window in _queued(folder, job):
         _allow(job.timeout_s)
         place = _finished(window, sinks, failed, job)

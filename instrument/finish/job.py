@@ -17,7 +17,7 @@ class Job(msgspec.Struct, kw_only=True):
 
     Attributes:
         run: the id of the run, 32 hexadecimal digits; each capture.json holds this id.
-        world_size: the number of ranks of the run.
+        recording_ranks: the number of ranks that record.
         one_per_role: whether only one rank of each parallel role keeps its trace.
         owner: the user id that owns the run's files; folders of others are left alone.
         sinks: the config (`_target_` and options) of each sink, in the order of the run's config.
@@ -28,7 +28,7 @@ class Job(msgspec.Struct, kw_only=True):
 
     run: str
     rank: int
-    world_size: int = 1
+    recording_ranks: int = 1
     one_per_role: bool = False
     owner: int | None = None
     sinks: dict[str, dict[str, Any]] = {}

@@ -34,12 +34,13 @@ class Uploads:
 
     While a capture counts as failed, the upload of other captures is tried only once. Failed
     captures are tried again after another capture has been uploaded. Only the first failure is
-    logged. The more ranks the run has, the longer is the random pause before each upload.
+    logged. The more ranks record, the longer is the random pause before the first of the captures
+    that wait.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any], world_size: int = 1) -> None:
+    def __init__(self, url: str, options: Mapping[str, Any], ranks: int = 1) -> None:
         self._url, self._options = url, options
-        self._longest_start_s = world_size / _RANKS_PER_SECOND if world_size > 1 else 0.0
+        self._longest_start_s = ranks / _RANKS_PER_SECOND if ranks > 1 else 0.0
         self._changed = Condition()
         self._pending: list[Path] = []
         self._failed: list[Path] = []
@@ -76,13 +77,17 @@ class Uploads:
         return [folder.name for folder in self._pending]
 
     def _work(self) -> None:
+        pauses = True
         while True:
             with self._changed:
+                pauses = pauses or not self._pending
                 self._changed.wait_for(lambda: self._pending or self._closed)
                 if not self._pending:
                     return
                 folder = self._pending[0]
-            time.sleep(uniform(0, self._longest_start_s))
+            if pauses:
+                time.sleep(uniform(0, self._longest_start_s))
+            pauses = False
             arrived = self._send_with_retries(folder)
             with self._changed:
                 self._pending.remove(folder)

@@ -40,9 +40,9 @@ _RANKS_AT_FULL_RATE = 500
 _LEAST_STEPS_AHEAD = 2
 # How long a store may take to listen, and to answer.
 _CONNECT_S, _LONGEST_PAUSE_S = 10.0, 2.0
-# To connect may take longer: torch looks up the name of the store's address, which takes 10 to 30 s
-# if name servers do not answer; and the server looks up that of each rank, one after the other.
-_JOIN_S, _LOOKUP_S = 60.0, 0.01
+# How long all this may delay the start. torch looks up the name of the store's address, which takes
+# 10 to 30 s if name servers do not answer; and the server looks up those of all ranks in turn.
+_JOIN_S = 30.0
 
 T = TypeVar("T")
 
@@ -65,6 +65,15 @@ def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
         return True
     logger.info("Rank {} records nothing: profiler.ranks is {}.", rank_info.rank, ranks)
     return False
+
+
+def recording_ranks(ranks: str | list[int], world_size: int) -> int:
+    """How many ranks record, as far as that is known; all ranks of a job get the same number."""
+    if isinstance(ranks, list):
+        return sum(rank < world_size for rank in ranks)
+    nodes = os.environ.get("GROUP_WORLD_SIZE", "")  # torchrun's
+    by_node = ranks == "first_per_node" and nodes.isdecimal()
+    return min(int(nodes), world_size) if by_node else world_size
 
 
 def exchange_seconds(ranks: int) -> float:
@@ -172,9 +181,8 @@ def join_ranks(
     No connection is needed if only this rank records, or if `profiler.output_dir` is given and
     there are no triggers. A job that is restarted records into the folder of its first start.
 
-    Cost: a connection to the store. If the store cannot be reached, a rank waits 10 s, or 70 s
-    and more if it does not answer, and then records by itself. The announcements are None then, or
-    without triggers.
+    Cost: a connection to the store. If nobody listens for 10 s, or joining takes longer than 30 s,
+    a rank records by itself. The announcements are None then, or without triggers.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -187,17 +195,15 @@ def join_ranks(
     announcements, folder = None, own
     _started[ranks] += 1
     session = f"{ranks}/{_started[ranks]}"
-    recording = len(config.ranks) if isinstance(config.ranks, list) else rank_info.world_size
-    join_s = _JOIN_S + _LOOKUP_S * recording
 
     def join() -> tuple[Announcements, Path]:
-        store = _connect(*_store_address(), session, join_s)
+        store = _connect(*_store_address(), session)
         first = store.compare_set("folder", "", str(own)).decode()
-        exchange_s = exchange_seconds(recording)
+        exchange_s = exchange_seconds(recording_ranks(config.ranks, rank_info.world_size))
         return Announcements(store, rank_info.rank, config, progress, exchange_s), Path(first)
 
     try:
-        announcements, shared = _with_timeout(_CONNECT_S + join_s, join)
+        announcements, shared = _with_timeout(_JOIN_S, join)
         folder = writable(shared) if config.output_dir is None else own
     except Exception as error:  # the store failed, or this machine cannot create the folder
         what = "records by itself" if announcements is None else "records"
@@ -239,8 +245,6 @@ def _store_address() -> tuple[str, int]:
             "the address of the job's store is not known, because MASTER_ADDR is not set or "
             "MASTER_PORT is not a number; torchrun sets both"
         )
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun serves it already
-        return address, int(port)
     # torch's own connection would log its stack again and again if nobody listens
     until, pause_s = time.monotonic() + _CONNECT_S, 0.1
     while True:
@@ -259,11 +263,11 @@ def _store_address() -> tuple[str, int]:
             return address, int(port)
 
 
-def _connect(address: str, port: int, session: str, join_s: float) -> Any:
+def _connect(address: str, port: int, session: str) -> Any:
     """Connect to the job's store; return the part of the store for this session of this job."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-    limit = timedelta(seconds=join_s)
+    limit = timedelta(seconds=_JOIN_S)
     store = TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False)
     store.set_timeout(timedelta(seconds=_CONNECT_S))
     return PrefixStore(f"instrument/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{session}", store)

@@ -26,6 +26,7 @@ from instrument.finish import queue, retention, waiting
 from instrument.finish.job import Job, to_line
 from instrument.finish.sink_calls import call_sinks, is_sink, run_sink
 from instrument.finish.upload import Uploads, has_arrived
+from instrument.record.distributed import recording_ranks
 
 # How long the end of a run waits, in seconds: for the exporter, if training failed; once all
 # windows are finished, for the sinks in the exporter; for each sink in this process, if the run
@@ -70,18 +71,19 @@ class Finisher:
         self.saved = 0
         self.to_finish: list[Path] = []
         self._config, self._world_size = config, world_size
+        recording = recording_ranks(config.ranks, world_size)
         self._by_exporter = config.export == "process"
         self.inline = _sinks_after_the_exporter(config) if self._by_exporter else {}
         uploads_here = not self._by_exporter or bool(self.inline)
         self._uploads = (
-            Uploads(config.upload_to, config.upload_options, world_size)
+            Uploads(config.upload_to, config.upload_options, recording)
             if config.upload_to and uploads_here
             else None
         )
         self._job = Job(
             run=self.run,
             rank=rank,
-            world_size=world_size,
+            recording_ranks=recording,
             one_per_role=config.ranks == "one_per_role" and world_size > 1,
             sinks={
                 name: about

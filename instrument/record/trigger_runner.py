@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -215,16 +216,16 @@ class TriggerRunner:
         # random, so that the ranks of a job do not ask the store at the same moment
         pause_s = uniform(0.5, 1) * POLL_SECONDS
         slower_s = self._announcements.exchange_s - POLL_SECONDS if self._announcements else 0.0
-        next_exchange_s = uniform(0, 1) * slower_s
+        next_exchange_s = time.monotonic() + uniform(0, 1) * slower_s
         while not self._over.wait(pause_s):
             for trigger in list(polled):
                 poll = trigger.callbacks.poll
                 if poll is not None and not self._call(trigger, poll):
                     polled.remove(trigger)
-            next_exchange_s -= pause_s
-            if self._unsent or next_exchange_s <= 0:
+            now_s = time.monotonic()
+            if self._unsent or now_s >= next_exchange_s:
                 self.exchange()
-                next_exchange_s = uniform(0.5, 1) * slower_s
+                next_exchange_s = now_s + uniform(0.5, 1) * slower_s
             pause_s = uniform(0.5, 1) * POLL_SECONDS
 
     def exchange(self) -> None:
