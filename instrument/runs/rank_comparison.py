@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import median_low
 from typing import Any, NamedTuple
 
@@ -76,9 +76,8 @@ STRAGGLERS: Schema = schema(
     idle_ns="how long the rank's device is idle per step",
     others_idle_ns="the median of `idle_ns` over the ranks that are not stragglers",
     range="the range that is slowest compared with other ranks: its self time is furthest above "
-    "the median of the ranks that have this range",
-    range_excess_ns="the self time of `range` on this rank, minus the median over the ranks, "
-    "per step",
+    "the median of the ranks that have this range, or above 0 if only stragglers have it",
+    range_excess_ns="the self time of `range` on this rank, minus this median, per step",
 )
 
 
@@ -247,7 +246,7 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
         table.where(own_ns=lambda ns: ns > limit).sort("own_ns"),
         table.where(own_ns=lambda ns: ns <= limit),
     )
-    where = _most_above(summaries) if len(slow) else {}
+    where = _most_above(summaries, {*slow.column("rank")}) if len(slow) else {}
     common: dict[str, int | None] = {"median_own_ns": usual}
     for name in ("exposed_communication_ns", "idle_ns"):
         known = [cell for cell in others.column(name) if cell is not None]
@@ -267,21 +266,26 @@ def straggler_limit(usual: Any, deviation: Any) -> Any:
     return np.maximum(by_deviation, usual * (1 + _LEAST_SHARE))
 
 
-def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:
+def _most_above(
+    summaries: Sequence[RankSummary], slow: Collection[int | None]
+) -> dict[int | None, tuple[str, int]]:
     """For each rank, find the range that is slowest compared with the other ranks.
 
-    Its self time, on the CPU or on the device, is furthest above the median of all ranks. For each
-    rank, the result has the range's path, and the difference from the median in ns. Ranges that a
-    process group records, such as "nccl:all_reduce", are left out.
+    Its self time, on the CPU or on the device, is furthest above the median of the ranks that have
+    it: the stages of a pipeline have different ranges. A range that only `slow` ranks have, such as
+    a checkpoint, takes 0 on the others. For each rank, the result has the range's path, and the
+    difference in ns. Ranges that a process group records, such as "nccl:all_reduce", are left out.
     """
     cells = _Cells.of(summaries)
     ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[
         cells.path
     ]
+    is_slow = np.array([summary.rank in slow for summary in summaries], np.bool_)
+    others = Groups(cells.path[~is_slow[cells.owner]], len(cells.paths)).size
     found: dict[int | None, tuple[str, int]] = {}
     for name in ("self_cpu_ns", "self_device_ns"):
         values = cells.per_step(name)
-        usual = _spread(cells, values)[1]
+        usual = np.where(others > 0, _spread(cells, values)[1], 0)
         above = np.where((values >= 0) & ours, values - usual[cells.path], 0)
         first = np.searchsorted(cells.owner, np.arange(len(summaries) + 1)).tolist()
         for summary, begin, end in zip(summaries, first, first[1:]):

@@ -15,6 +15,7 @@ from builders import (
     annotation,
     kernels,
     launched,
+    span,
     steps,
     synchronous_steps,
     write_capture,
@@ -319,6 +320,21 @@ def test_the_slowest_range_of_the_first_rank(tmp_path: Path) -> None:
         write_rank(tmp_path, rank, synchronous_steps(own_us), world_size=3)
     (slow,) = Run.load(tmp_path).windows[0].stragglers
     assert (slow.rank, slow.range, slow.range_excess_ns) == (0, "forward", 295_000)
+
+
+def test_the_range_that_slows_a_rank_may_be_on_this_rank_only(tmp_path: Path) -> None:
+    """Both stages of a pipeline have a slow rank; the stages' own ranges are on half of the ranks each."""
+    for rank in range(8):
+        stage, slow = rank % 2, rank in (2, 3)
+        work = [annotation(f"stage{stage}", 0, 200), span("aten::mm", 0, 200)]
+        if slow:
+            work += [annotation("checkpoint", 200, 100 + rank), span("aten::copy_", 200, 90)]
+        begins = 310 if slow else 210
+        waits = annotation("gloo:all_reduce", begins, 1000 - begins, tid=2)
+        write_rank(tmp_path, rank, [annotation("ProfilerStep#3", 0, 1000), *work, waits], 8)
+    (window,) = Run.load(tmp_path).windows
+    found = {row.rank: (row.range, row.range_excess_ns) for row in window.stragglers}
+    assert found == {2: ("checkpoint", 102_000), 3: ("checkpoint", 103_000)}
 
 
 def test_of_equally_slow_ranks_the_lowest_is_the_slowest_and_equal_texts_are_one_list(
