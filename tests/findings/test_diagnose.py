@@ -877,6 +877,30 @@ def test_ranks_are_compared_by_windows(tmp_path: Path) -> None:
     assert not found.not_checked
 
 
+@pytest.mark.parametrize("late_in", [{3, 6}, {6}])
+def test_communication_follows_the_late_ranks_of_most_windows(
+    tmp_path: Path, late_in: set[int]
+) -> None:
+    """The late ranks cost less than the communication that waits for them, and more than nothing."""
+
+    def find(ranks: Any) -> Iterator[Finding]:
+        if ranks.summaries[0].first_step in late_in:
+            yield Finding("stragglers", "Rank 1 is late", "balance", "verify", share=0.2)
+
+    shares = {"exposed-communication": 0.9, "other": 0.3, "small": 0.1}
+    checks = [
+        check({"title": "x is exposed communication", "share": share, "edit": None}, code=code)
+        for code, share in shares.items()
+    ]
+    captures = [recorded(tmp_path, window, rank) for window in (3, 6, 9) for rank in (0, 1)]
+    found = diagnose(captures, checks, [RanksCheck("stragglers", find)]).findings
+    first, *others = (each.code for each in found)
+    if len(late_in) == 2:
+        assert [first, *others] == ["other", "stragglers", "exposed-communication", "small"]
+    else:
+        assert [first, *others] == ["exposed-communication", "other", "small", "stragglers"]
+
+
 def test_a_comparison_without_findings_has_passed(tmp_path: Path) -> None:
     quiet = RanksCheck("late", lambda ranks: iter(()))
     found = diagnose([recorded(tmp_path), recorded(tmp_path, rank=1)], [], [quiet])
