@@ -95,8 +95,6 @@ RANKS_CHECKS: tuple[RanksCheck, ...] = (stragglers.CHECK,)
 # If the ranks cannot be compared, this code stands for all checks in RANKS_CHECKS.
 _RANKS = "ranks"
 _LONGEST_ERROR, _LONGEST_PHASE = 100, 44
-# What the title of exposed communication says after its share.
-_EXPOSED = "exposed communication"
 
 
 def diagnose(
@@ -216,7 +214,7 @@ class Diagnosing:
         self._compare_ranks()
         late = {phase for code, _, _, phase, _ in self.problems if code == stragglers.CHECK.code}
         placed = [self._with_place(found, late) for found in self.problems.values()]
-        ranked = sorted(placed, key=lambda each: _rank(each[0], is_common=each[1]), reverse=True)
+        findings = sorted(placed, key=lambda each: _rank(each[0], is_common=each[1]), reverse=True)
         codes = [each.code for each in self.checks] + [each.code for each in self.ranks_checks]
         silent = self.passed.difference(
             (code for code, *_ in self.problems),
@@ -230,7 +228,7 @@ class Diagnosing:
         step_ns, parts = median_low(steps) if steps else (None, "")
         return Diagnosis(
             captures=tuple(self.captures),
-            findings=tuple(_causes_first(ranked)),
+            findings=tuple(_causes_first(findings)),
             passed=tuple(code for code in codes if code in silent.difference(not_seen)),
             not_checked=tuple(self._not_checked(not_seen)),
             notes=tuple(_of_captures(note, n, of) for note, n in self.notes.items()),
@@ -313,8 +311,9 @@ class Diagnosing:
         facts = []
         median = _median([each.finding for each in found])
         if median.code == exposed_communication.CHECK.code and median.phase in late:
-            waits = f"{_EXPOSED} (with waits for late ranks)"
-            median = replace(median, title=median.title.replace(_EXPOSED, waits, 1), saving=None)
+            what = "communication (with waits for late ranks)"
+            title = median.title.replace("communication", what, 1)
+            median = replace(median, title=title, saving=None)
         phases = {phase or TRAIN for (phase, _), _ in self.runs}
         name = "" if len(phases) == 1 else f"{shortened(median.phase or TRAIN, _LONGEST_PHASE)} "
         windows = {each.window for each in found}
@@ -399,23 +398,17 @@ def _rank(finding: Finding, *, is_common: bool) -> tuple[bool, bool, bool, float
     return not finding.is_caveat, is_common, finding.ends_run, _cost(finding), is_known
 
 
-def _causes_first(ranked: list[tuple[Finding, bool]]) -> Iterator[Finding]:
-    """The findings, with communication that waits for late ranks after the first of these.
-
-    `ranked` are findings, and whether each is common; late ranks of few windows are no cause.
-    """
-    late = {
-        finding.phase: number
-        for number, (finding, is_common) in reversed([*enumerate(ranked)])
-        if is_common and finding.code == stragglers.CHECK.code
-    }
-    places = [
-        max(number, late.get(finding.phase, -1) + 0.5)
-        if finding.code == exposed_communication.CHECK.code and finding.saving is None
-        else number
-        for number, (finding, _) in enumerate(ranked)
-    ]
-    return (ranked[number][0] for number in sorted(range(len(ranked)), key=places.__getitem__))
+def _causes_first(ranked: list[tuple[Finding, bool]]) -> list[Finding]:
+    """Move communication that waits for late ranks behind these, unless few windows have them."""
+    found = [finding for finding, _ in ranked]
+    late = [each for each, is_common in ranked if is_common and each.code == stragglers.CHECK.code]
+    for each in found[::-1]:
+        causes = [found.index(cause) for cause in late if cause.phase == each.phase]
+        is_effect = each.code == exposed_communication.CHECK.code and each.saving is None
+        if is_effect and causes and found.index(each) < causes[0]:
+            found.remove(each)
+            found.insert(causes[0], each)
+    return found
 
 
 def _cost(finding: Finding) -> float:

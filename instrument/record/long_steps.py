@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from instrument.base.units import duration, percent
 
@@ -31,11 +30,10 @@ def no_times() -> array[int]:
 
 
 def long_steps(times: array[int]) -> Iterator[tuple[float, str, str]]:
-    """Yield for steps that get slower, and for long steps: a share, a sentence, and options.
+    """Yield for steps that get slower, then for long steps: a share, a sentence, and options.
 
-    The share is what a median step of the later thirds takes beyond one of the first, or that of
-    the long steps. The options record an early and a late step, or two long ones: so no long steps
-    are yielded if there are less than two, or if such a step was recorded.
+    The share is what the later thirds take beyond the first, by medians, or what the long steps
+    take. The options record two steps. There must be two long steps, and none may be recorded.
     """
     ns = np.array(times)
     steps = np.flatnonzero(ns > 0)
@@ -45,7 +43,8 @@ def long_steps(times: array[int]) -> Iterator[tuple[float, str, str]]:
     first, middle, last = np.array_split(ns[steps], 3)
     first_ns, middle_ns, last_ns = map(float, map(np.median, (first, middle, last)))
     grows = middle_ns >= _LEAST_GROWTH * first_ns and last_ns >= _LEAST_GROWTH * middle_ns
-    if grows and _deviations(first, last) >= _LEAST_DEVIATIONS:
+    exceed, size = np.searchsorted(np.sort(first), last).mean() / len(first), len(first)
+    if grows and exceed >= 0.5 + _LEAST_DEVIATIONS * math.sqrt((2 * size + 1) / 12) / size:
         sentence = (
             f"Steps get slower: in the first third of {len(steps)} steps, the median one takes "
             f"{duration(first_ns)}, in the last third {duration(last_ns)}. Perhaps something "
@@ -71,12 +70,3 @@ def long_steps(times: array[int]) -> Iterator[tuple[float, str, str]]:
         f"{duration(usual_ns)}. To record two such steps, write before the script:"
     )
     yield share, sentence, f"profiler.active=1 'profiler.at_steps=[{at[0]},{at[1]}]'"
-
-
-def _deviations(early: NDArray[np.int64], late: NDArray[np.int64]) -> float:
-    """How often later values exceed earlier ones, in standard deviations of a random order."""
-    ordered = np.sort(early)
-    below = np.searchsorted(ordered, late, "left") + np.searchsorted(ordered, late, "right")
-    pairs = len(early) * len(late)
-    deviation = math.sqrt(pairs * (len(early) + len(late) + 1) / 12)
-    return (float(below.sum()) - pairs) / 2 / deviation

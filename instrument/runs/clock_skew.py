@@ -27,8 +27,7 @@ _MOST = 128
 # With fewer collectives, a drift cannot be distinguished from jitter. NTP slews a clock by at most
 # 500 ppm, so a larger drift is an effect of the program.
 _FEWEST_FOR_DRIFT, _LARGEST_DRIFT = 24, 500e-6
-# The probability that of all clocks, which do not drift, one is said to drift.
-_FALSE_DRIFT = 0.01
+_FALSE_DRIFT = 0.01  # the probability that one of all clocks is said to drift, but none does
 # A rank is compared with the lowest rank over fewer than so many other ranks.
 _FARTHEST = 16
 _LAST = np.iinfo(np.int64).max
@@ -156,9 +155,8 @@ def _fit(times_ns: Ints, ahead_ns: Ints, within: Flags) -> tuple[Ints, _Floats, 
     A median of n/3 values has the standard error 1.2533 σ √(3/n), the difference of two √2 of it,
     and a median distance is σ/1.4826: so over the time between the thirds, a drift has the error of
     4.55/√n median distances. It is used if its effect, over half of the window, exceeds the
-    uncertainty and is significant among so many clocks; z (1 + z²/n) is about Student's t with n/4
-    degrees of freedom, as simulations of such lines give it. The jitter is taken as independent: if
-    that of neighbouring collectives is alike, a drift as large as the jitter may be found.
+    uncertainty and is significant among all ranks; by simulation, z (1 + z²/n) is the limit. If the
+    jitter of neighbouring collectives is alike, a drift as large as the jitter may be found.
     """
     order = np.argsort(np.where(within, times_ns, _LAST), axis=1)
     times_ns, ahead_ns = (np.take_along_axis(each, order, 1) for each in (times_ns, ahead_ns))
@@ -168,15 +166,14 @@ def _fit(times_ns: Ints, ahead_ns: Ints, within: Flags) -> tuple[Ints, _Floats, 
     passed_ns, at_ns = _median(times_ns, last) - _median(times_ns, first), _median(times_ns, within)
     half_ns = (np.take_along_axis(times_ns, count - 1, 1) - times_ns[:, :1]) / 2
     # A line through collectives that are close together would be extended far beyond them.
-    unknown = (count < _FEWEST_FOR_DRIFT) | (passed_ns < half_ns)
-    passed_ns = np.maximum(passed_ns, 1)
+    unknown = (count < _FEWEST_FOR_DRIFT) | (passed_ns < np.maximum(half_ns, 1))
     drift, line_ns = np.zeros(count.shape), ahead_ns
     for _ in range(3):  # the medians of a steep line are those of few values
-        drift += (_median(line_ns, last) - _median(line_ns, first)) / passed_ns
+        drift += (_median(line_ns, last) - _median(line_ns, first)) / np.maximum(passed_ns, 1)
         drift[unknown | (np.abs(drift) > _LARGEST_DRIFT)] = 0
         line_ns = ahead_ns - np.rint(drift * (times_ns - at_ns)).astype(np.int64)
     distance_ns = _distance(line_ns, within)
-    error_ns = distance_ns * 4.55 / np.sqrt(count) * half_ns / passed_ns
+    error_ns = distance_ns * 4.55 / np.sqrt(count) * half_ns / np.maximum(passed_ns, 1)
     unsure_ns = np.ceil(distance_ns + error_ns)
     z = NormalDist().inv_cdf(1 - _FALSE_DRIFT / 2 / max(len(count), 1))
     least_ns = np.maximum(unsure_ns, z * (1 + z**2 / count) * error_ns)

@@ -272,9 +272,9 @@ def _most_above(
     """For each rank, find the range that is slowest compared with the other ranks.
 
     Its self time, on the CPU or on the device, is furthest above the median of the ranks that have
-    it: the stages of a pipeline have different ranges. A range that only `slow` ranks have, such as
-    a checkpoint, takes 0 on the others. For each rank, the result has the range's path, and the
-    difference in ns. Ranges that a process group records, such as "nccl:all_reduce", are left out.
+    it: the stages of a pipeline differ. What only `slow` ranks have, such as a checkpoint, takes 0
+    on the others. For each rank, the result has the range's path, and the difference in ns. Ranges
+    that a process group records, such as "nccl:all_reduce", are left out.
     """
     cells = _Cells.of(summaries)
     ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[
