@@ -176,8 +176,7 @@ def _fit(times_ns: Ints, ahead_ns: Ints, within: Flags) -> tuple[Ints, _Floats, 
     error_ns = distance_ns * 4.55 / np.sqrt(count) * half_ns / np.maximum(passed_ns, 1)
     unsure_ns = np.ceil(distance_ns + error_ns)
     z = NormalDist().inv_cdf(1 - _FALSE_DRIFT / 2 / max(len(count), 1))
-    least_ns = np.maximum(unsure_ns, z * (1 + z**2 / count) * error_ns)
-    drift[np.abs(drift) * half_ns <= least_ns] = 0
+    drift[np.abs(drift) * half_ns <= np.maximum(unsure_ns, z * (1 + z**2 / count) * error_ns)] = 0
     line_ns = np.where(drift == 0, ahead_ns, line_ns)
     apart_ns = np.where(drift == 0, _distance(line_ns, within), np.minimum(unsure_ns, BEYOND_NS))
     offset_ns = _median(line_ns, within)
