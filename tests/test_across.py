@@ -134,7 +134,7 @@ def test_its_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for view in ("ranks", "breakdown", "stragglers", "ranges", "clocks"):
         assert said[view] == [row._asdict() for row in getattr(window, view)]
     assert err.splitlines()[0].startswith("Left out: The trace file ")
-    assert err.splitlines()[1] == f"The traces of 2 ranks are in {tmp_path / 'all.json.gz'}"
+    assert err.splitlines()[1] == f"The traces of 2 of 2 ranks are in {tmp_path / 'all.json.gz'}"
     assert len(Capture.load(tmp_path / "all.json.gz").events) == 2 * len(
         Capture.load(window.paths[0]).events
     )

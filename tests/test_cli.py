@@ -42,6 +42,7 @@ from instrument.analysis.ranges import RANGES
 from instrument.analysis.schema import names_of
 from instrument.analysis.table_text import heading
 from instrument.analysis.views import VIEWS
+from instrument.capture import Capture
 from instrument.cli import show
 from instrument.cli.command import main
 from instrument.config import presets
@@ -299,17 +300,50 @@ def test_a_capture_that_holds_no_trace_is_not_shown_if_another_does(
     assert err.startswith(f"Showing the newest of 2 captures, {tmp_path / 'steps_0'}")
 
 
-def test_of_many_captures_without_a_trace_ten_are_named(tmp_path: Path, command: Command) -> None:
+def test_of_many_captures_that_hold_nothing_ten_are_named(tmp_path: Path, command: Command) -> None:
     for rank in range(13):
         folder = write_rank(tmp_path, rank, synchronous_steps(100), 13).folder
         assert folder
         if rank:
             (folder / "trace.json.gz").unlink()
+            (folder / "summary.json").unlink()
     _, err = command("diagnose", tmp_path)
     first, *_, last = lines = err.splitlines()
     assert first.startswith("Left out: The capture ")
     assert len(lines) == 11
     assert last == "Left out: 2 more"
+
+
+def test_of_ranks_without_a_trace_the_summaries_are_compared(
+    tmp_path: Path, command: Command
+) -> None:
+    """As profiler.ranks=one_per_role leaves them; rank 3 is slow, and rank 3 has no trace."""
+    run, page = tmp_path / "run", tmp_path / "page.html"
+    for rank in range(4):
+        events = synchronous_steps(500 if rank == 3 else 100)
+        folder = write_rank(run, rank, events, 4).folder
+        assert folder
+        if rank > 1:
+            (folder / "trace.json.gz").unlink()
+    said = "2 of 4 captures hold no trace: only their summaries are compared.\n"
+    out, err = command("diagnose", run, "--json")
+    exposed, late = json.loads(out)["findings"]
+    assert err == said
+    assert not exposed.get("saving")
+    assert exposed["title"].endswith("which includes waiting for a straggler (on ranks 0, 1)")
+    assert late["title"].startswith("Rank 3 is late")
+    assert command("report", run, "-o", page).err == said
+    out = command("report", run, "--json").out
+    assert "Rank 3 is late" in out
+    assert len(json.loads(out)["sections"]["runs"]["parts"]) > 1
+    out = command("ls", run).out
+    assert out.count("    There is no trace to diagnose: give a capture that holds one.\n") == 2
+    err = command("ranks", run, "--trace", tmp_path / "all.json").err
+    assert err == (f"The traces of 2 of 4 ranks are in {tmp_path / 'all.json'}\n")
+    assert Capture.load(tmp_path / "all.json").events.recorded > 0
+    for path in run.glob("*/trace.json.gz"):
+        path.unlink()
+    assert "give a capture that holds one" in command("diagnose", run, status=2).err
 
 
 def test_of_many_captures_the_newest_are_named(tmp_path: Path, command: Command) -> None:

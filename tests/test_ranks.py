@@ -324,6 +324,13 @@ def test_of_all_ranks_that_see_it_at_once_one_announces(store: Any, tmp_path: Pa
     assert not any(each.watch._unsent for each in ranks)
 
 
+def test_who_starts_later_hears_of_no_window_that_was_not_counted(tmp_path: Path) -> None:
+    """Its rank was killed after it had announced the window, before it counted it."""
+    store = dist.HashStore()
+    store.set("windows/1", '["mine", "why", null, 90, 100, 110]')
+    assert [*Rank(2, store, tmp_path, At(steps=[])).watch._announcements.new()] == []
+
+
 def test_two_that_announce_at_the_same_moment_record_the_window_of_the_first(
     two: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,7 +365,7 @@ class Counted:
         return getattr(self.store, name)
 
 
-def test_to_join_is_two_requests_and_to_look_for_announcements_one(
+def test_to_join_is_three_requests_and_to_look_for_announcements_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
@@ -368,7 +375,7 @@ def test_to_join_is_two_requests_and_to_look_for_announcements_one(
     monkeypatch.setattr(distributed, "_connect", lambda *_: counted)
     for rank in range(3):
         _, announcements = joined(rank, tmp_path / str(rank), monkeypatch, triggers=["file"])
-    assert counted.requests == {"compare_set": 3, "add": 3}
+    assert counted.requests == {"compare_set": 3, "add": 3, "check": 3}
     end_of_thread("instrument-ranks")
     counted.requests.clear()
     assert announcements is not None
@@ -460,6 +467,9 @@ class Gone:
         return 0
 
     def check(self, _: list[str]) -> bool:
+        self.checks = getattr(self, "checks", 0) + 1
+        if self.checks == 1:
+            return False
         raise dist.DistNetworkError("Connection was likely closed.")
 
 

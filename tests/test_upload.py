@@ -707,7 +707,7 @@ def test_captures_that_wait_for_each_other_wait_for_no_random_moment(
 ) -> None:
     done = []
     monkeypatch.setattr(upload, "send", lambda folder, *_: done.append(folder.name))
-    monkeypatch.setattr(upload, "time", SimpleNamespace(sleep=lambda _: done.append("pause")))
+    monkeypatch.setattr(upload, "time", SimpleNamespace(sleep=lambda s: s and done.append("pause")))
     uploads = upload.Uploads("memory://there", {}, 8)
     uploads.add(*(tmp_path / name for name in "abc"))
     uploads.close()

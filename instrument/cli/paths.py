@@ -22,21 +22,20 @@ def newest_capture(path: Path | str) -> Capture:
     from instrument.analysis.find_captures import captures_at
     from instrument.capture import Capture
 
-    # those without a trace first, as of profiler.ranks=one_per_role; the newest stays last
-    *others, newest = sorted(captures_at(path), key=_may_hold_trace)
+    found = captures_at(path)
+    # a rank may have kept no trace, as of profiler.ranks=one_per_role
+    held = (at for at in reversed(found) if isinstance(at, str) or any(at.glob("trace.json*")))
+    newest = next(held, found[-1])
+    others = [each for each in found if each != newest]
     tell_others(newest, others, "captures")
     return Capture.load(newest)
-
-
-def _may_hold_trace(place: Path | str) -> bool:
-    return isinstance(place, str) or not place.is_dir() or any(place.glob("trace.json*"))
 
 
 def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
     """Load the captures of the newest run at each path, one after the other, and read their events.
 
-    Older runs, and captures that cannot be read, are reported on stderr. If no capture can be read,
-    the last error is raised.
+    Older runs, and captures that hold no trace or cannot be read, are reported on stderr. If no
+    capture can be read, the last error is raised.
 
     Raises:
         CaptureError: there are no captures, or none can be read.
@@ -44,6 +43,7 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
     """
     from instrument.analysis.find_captures import captures_at, of_newest_run
     from instrument.capture import Capture
+    from instrument.runs.rank_summary import without_trace
 
     found: list[Path | str] = []
     for path in paths:
@@ -51,11 +51,11 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
         found += run.captures
         if run.left_out:
             say(run.left_out)
-    failed = 0
+    failed = reduced = 0
     for path in found:
         try:
             capture = Capture.load(path)
-            capture.events  # noqa: B018 - reads the trace
+            reduced += without_trace(capture) is not None or capture.events is None  # reads it
         except (CaptureError, TraceError) as error:
             failed += 1
             if failed == len(found):
@@ -66,6 +66,8 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
         yield capture
     if failed > _OTHERS:
         say(f"Left out: {failed - _OTHERS} more")
+    if reduced:
+        say(f"{reduced} of {len(found)} captures hold no trace: only their summaries are compared.")
 
 
 def chosen_window(

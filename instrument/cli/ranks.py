@@ -96,8 +96,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     ranks = chosen_window(arguments.paths, arguments.window, on_ray=arguments.on == "ray")
     if arguments.trace:
         with writing(arguments.trace):
-            merge_traces.merge(ranks, arguments.trace)
-        say(f"The traces of {len(ranks.paths)} ranks are in {arguments.trace}")
+            merged = merge_traces.merge(ranks, arguments.trace)
+        say(f"The traces of {merged} of {len(ranks.paths)} ranks are in {arguments.trace}")
     if arguments.json:
         return Written(text.as_json(ranks))
     if arguments.csv:

@@ -175,13 +175,19 @@ class Diagnosing:
         self.steps_ns: dict[str, list[tuple[int, str]]] = defaultdict(list)  # with parts, by phase
         self.unexplained: list[float] = []
 
-    def add(self, capture: Views) -> None:
-        """Run the checks of one capture.
+    def add(self, capture: Views) -> bool:
+        """Run the checks of one capture; without a trace, only compare its rank, and return False.
 
         Raises:
-            CaptureError: the capture holds no trace.
+            CaptureError: the capture holds no trace, and no summary of a rank.
             TraceError: the trace cannot be read.
         """
+        from instrument.runs.rank_summary import summarize, without_trace
+
+        place = capture.url or capture.folder or capture.trace_path
+        if place is not None and (summary := without_trace(capture)):
+            self.summaries.append((place, summary))
+            return False
         capture.events  # noqa: B018 - raises if the capture holds no trace
         self.captures.append(capture.name)
         self.has_device_work |= len(capture.work.event) > 0
@@ -195,22 +201,20 @@ class Diagnosing:
             find = partial(run_check, check, capture, whatif)
             self._keep(check.code, find, window, capture.phase, rank, capture.name)
         world_size = about.world_size or capture.events.world_size or 1
-        place = capture.url or capture.folder or capture.trace_path
         if world_size > 1 and place is not None and self.ranks_checks:
-            from instrument.runs.rank_summary import summarize
-
             with self._noting(_RANKS, "The summary of a rank"):
                 self.summaries.append((place, summarize(capture)))
+        return True
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
         """The diagnosis of all captures, with a comparison of the ranks; add no capture after it.
 
         Raises:
-            CaptureError: there is no capture.
+            CaptureError: there is no capture with a trace.
         """
         if not self.captures:
-            raise CaptureError("There is nothing to diagnose: give at least one capture.")
+            raise CaptureError("There is no trace to diagnose: give a capture that holds one.")
         self._compare_ranks()
         late = {phase for code, _, _, phase, _ in self.problems if code == stragglers.CHECK.code}
         placed = [self._with_place(found, late) for found in self.problems.values()]
@@ -324,7 +328,7 @@ class Diagnosing:
             for k in range(count)
             if (steps[0] or TRAIN) == median.phase
         }
-        of_ranks = {rank for _, rank in self.runs if rank is not None}
+        of_ranks = {rank for _, rank in self.runs}.union(s.rank for _, s in self.summaries) - {None}
         if len(of_windows) > 1 or name:
             facts.append(f"in {len(windows)} of {counted(len(of_windows), f'{name}window')}")
         if len(of_ranks) > 1 and len(ranks) == len(of_ranks):

@@ -11,12 +11,12 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from random import SystemRandom
 from threading import Condition, Thread
 from typing import Any
 
 from instrument.base.errors import CaptureError, reason_of
 from instrument.base.files import METADATA_FILE, read_bytes, write
-from instrument.base.jitter import uniform
 from instrument.base.log import logger
 from instrument.base.redact import without_secrets
 from instrument.base.storage import NOTE_FILE, files_of, filesystem
@@ -27,6 +27,7 @@ _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 # All ranks end a window at the same moment: at most about this many begin to upload per second.
 _RANKS_PER_SECOND = 1000
 _RUN_DIGITS = 8
+uniform = SystemRandom().uniform  # forked ranks share Python's own generator
 
 
 class Uploads:
@@ -34,8 +35,7 @@ class Uploads:
 
     While a capture counts as failed, the upload of other captures is tried only once. Failed
     captures are tried again after another capture has been uploaded. Only the first failure is
-    logged. The more ranks record, the longer is the random pause before the first of the captures
-    that wait.
+    logged. The more ranks record, the longer is the random pause before the first of a queue.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any], ranks: int = 1) -> None:
@@ -77,17 +77,16 @@ class Uploads:
         return [folder.name for folder in self._pending]
 
     def _work(self) -> None:
-        pauses = True
+        pause_s = self._longest_start_s
         while True:
             with self._changed:
-                pauses = pauses or not self._pending
+                pause_s = pause_s if self._pending else self._longest_start_s
                 self._changed.wait_for(lambda: self._pending or self._closed)
                 if not self._pending:
                     return
                 folder = self._pending[0]
-            if pauses:
-                time.sleep(uniform(0, self._longest_start_s))
-            pauses = False
+            time.sleep(uniform(0, pause_s))
+            pause_s = 0.0
             arrived = self._send_with_retries(folder)
             with self._changed:
                 self._pending.remove(folder)

@@ -70,12 +70,11 @@ def _work_on(
     capture = Capture.load(folder)
     capture.metadata["cost"] = cost
     _summarize(capture, folder, failed)
-    has_summary = files.exists(folder / of_rank.SUMMARY_FILE)
-    keeps = not one_per_role or not has_summary or _keeps(capture, failed)
+    keeps = True
+    if one_per_role and files.exists(folder / of_rank.SUMMARY_FILE) and not _keeps(capture, failed):
+        keeps, sinks = False, {}
     # a stable sort: sinks without `last` come first, otherwise the config's order stays
-    for name in sorted(
-        sinks if keeps else (), key=lambda name: bool(getattr(sinks[name], "last", False))
-    ):
+    for name in sorted(sinks, key=lambda name: bool(getattr(sinks[name], "last", False))):
         cost["export_ns"] = time.perf_counter_ns() - began  # the time so far: sinks report it
         run_sink(name, sinks[name], capture, folder, failed)
     cost["export_ns"] = time.perf_counter_ns() - began

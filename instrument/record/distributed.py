@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from datetime import timedelta
 from pathlib import Path
+from random import SystemRandom
 from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
-from instrument.base.jitter import uniform
 from instrument.base.log import logger
 from instrument.base.rank_info import RankInfo
 from instrument.config.schedule import requested_window
@@ -44,6 +44,7 @@ _CONNECT_S, _LONGEST_PAUSE_S = 10.0, 2.0
 # 10 to 30 s if name servers do not answer; and the server looks up those of all ranks in turn.
 _JOIN_S = 30.0
 
+uniform = SystemRandom().uniform  # the program may have seeded Python's own generator
 T = TypeVar("T")
 
 
@@ -71,9 +72,8 @@ def recording_ranks(ranks: str | list[int], world_size: int) -> int:
     """How many ranks record, as far as that is known; all ranks of a job get the same number."""
     if isinstance(ranks, list):
         return sum(rank < world_size for rank in ranks)
-    nodes = os.environ.get("GROUP_WORLD_SIZE", "")  # torchrun's
-    by_node = ranks == "first_per_node" and nodes.isdecimal()
-    return min(int(nodes), world_size) if by_node else world_size
+    nodes = os.environ.get("GROUP_WORLD_SIZE", "") if ranks == "first_per_node" else ""
+    return min(int(nodes), world_size) if nodes.isdecimal() else world_size
 
 
 def exchange_seconds(ranks: int) -> float:
@@ -130,6 +130,8 @@ class Announcements:
         self.rank, self.exchange_s = rank, exchange_s
         self._store, self._config, self._progress = store, config, progress
         self._read = int(store.add("windows", 0))
+        while store.check([self._next_key()]):  # its rank was killed before it counted the window
+            self._read += 1
 
     def announce(self, trigger: str, request: Request, after_step: int) -> bool:
         """Tell all ranks, including this one, at which step they begin the window.

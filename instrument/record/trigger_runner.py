@@ -12,9 +12,8 @@ from typing import Any
 
 from instrument.base import threads
 from instrument.base.errors import reraise_signal
-from instrument.base.jitter import uniform
 from instrument.base.log import logger
-from instrument.record.distributed import POLL_SECONDS, AnnouncedWindow, Announcements
+from instrument.record.distributed import POLL_SECONDS, AnnouncedWindow, Announcements, uniform
 from instrument.record.loss_reader import LossReader
 from instrument.triggers.trigger import Request, Step, Trigger, TriggerCallbacks
 

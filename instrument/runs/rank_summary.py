@@ -22,7 +22,6 @@ import numpy as np
 from instrument.analysis.breakdown import BREAKDOWN
 from instrument.analysis.collectives import SYNCHRONISING, cpu_waits
 from instrument.analysis.find_captures import Place
-from instrument.analysis.ranges import RANGES
 from instrument.analysis.schema import names_of
 from instrument.analysis.table import Table
 from instrument.analysis.views import Views
@@ -63,11 +62,6 @@ _OF_STEPS = (
     "idle_ns",
     "communication_ns",
     "copy_ns",
-)
-#: The columns of all tables of a summary.
-COLUMNS = (
-    *(name for name in names_of(RANGES) if name not in _DERIVED),
-    *("number", "duration_ns", *_OF_STEPS, "group", *_OF_COLLECTIVES, *OF_COLLECTIVE_GROUP),
 )
 
 _Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -313,6 +307,13 @@ def _is_table(columns: Columns) -> bool:
         or {*map(type, column)} <= {str if name in TEXTS else int, type(None)}
         for name, column in columns.items()
     )
+
+
+def without_trace(capture: Views) -> RankSummary | None:
+    """The stored summary of a rank of several whose capture holds no trace; None for others."""
+    is_known = capture.trace_path is not None or "events" in vars(capture)
+    found = None if is_known or capture.folder is None else _stored(capture.folder)
+    return found if found is not None and (found.world_size or 1) > 1 else None
 
 
 def read_all(paths: Sequence[Place], *, keep_copies: bool = True) -> dict[Place, RankSummary | str]:

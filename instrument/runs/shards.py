@@ -25,7 +25,7 @@ from instrument.analysis.schema import names_of
 from instrument.base.errors import CaptureError, ConfigError, need_package
 from instrument.base.files import encodable, is_regular, replacing
 from instrument.base.units import few
-from instrument.runs.rank_summary import COLUMNS, TEXTS, Columns, RankSummary, is_sound, read_all
+from instrument.runs.rank_summary import TEXTS, Columns, RankSummary, is_sound, read_all
 from instrument.trace.columns import BEYOND_NS
 from instrument.trace.reader import collector_off
 
@@ -113,9 +113,7 @@ def _write(target: Path, found: Mapping[Place, RankSummary], unread: Sequence[st
     rows = [(encodable(str(k)), each.rank, _tables(each)) for k, each in found.items()]
     every = (column for *_, tables in rows for table in tables.values() for column in table)
     types = {name: pyarrow.string() for name in _STRINGS} | dict.fromkeys(_FLAGS, pyarrow.bool_())
-    # also those without values: DuckDB takes the columns of all files from the first one
-    fixed = ("table", "capture", "rank", *COLUMNS, *sorted(_ABOUT), *names_of(BREAKDOWN))
-    names = dict.fromkeys((*fixed, *every))
+    names = dict.fromkeys(("table", "capture", "rank", *every))
     fields = [(name, types.get(name, pyarrow.int64())) for name in names]
     schema = pyarrow.schema(fields, {_UNREAD: json.dumps(unread)})
     with replacing(target) as raw, parquet.ParquetWriter(raw, schema, compression="zstd") as file:

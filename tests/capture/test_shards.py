@@ -122,12 +122,13 @@ def test_the_queries_of_the_documentation_find_the_slow_rank(
         own_us, load_us = (400, 700) if rank == 2 else (100 + rank, 10 + rank)
         loads = [annotation("load", 1001, load_us, tid=3)] if everywhere or rank == 2 else []
         write_rank(job, rank, [*synchronous_steps(own_us), *loads], 9)
-    files = sorted(written_shards(job, parts).iterdir())
-    assert len({tuple(sorted(parquet.read_schema(file).names)) for file in files}) == 1
+    written_shards(job, parts)
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "many-ranks.md").read_text(encoding="utf-8")
     queries = re.findall(r'duckdb\.sql\("""(.*?)"""\)', page, re.DOTALL)
-    slow, waits, differing = [duckdb.sql(query).fetchall() for query in queries]
+    with duckdb.connect() as database:
+        database.execute(queries.pop(0))
+        slow, waits, differing = [database.sql(query).fetchall() for query in queries]
     window = Run.load(job).windows[-1]
     (straggler,) = window.stragglers
     rank, own_ms, path, above_ms = slow[0]

@@ -385,7 +385,7 @@ def test_checks_with_the_same_remedy_share_a_sentence(tmp_path: Path) -> None:
 
 
 def test_nothing_to_diagnose(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match="nothing to diagnose"):
+    with pytest.raises(CaptureError, match="no trace to diagnose"):
         diagnose([])
 
 

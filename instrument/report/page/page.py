@@ -97,11 +97,13 @@ def payload(
     summaries: list[tuple[Path | str, RankSummary]] = []
     capture: Views | None = None
     for each in captures:
+        private.update(private_words(each))
+        if not seen.add(each):  # without its trace, only its summary is known
+            summaries.append(seen.summaries[-1])
+            continue
         if capture is not None:  # a single capture has no section *Run*
             summaries.append(_summary(capture))
         capture = each
-        seen.add(capture)
-        private.update(private_words(capture))
         if now is not None:
             now.add(capture)
     diagnosis = seen.diagnosis
