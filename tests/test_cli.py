@@ -327,7 +327,7 @@ def test_of_ranks_without_a_trace_the_summaries_are_compared(
             (folder / "trace.json.gz").unlink()
     said = "2 of 4 captures hold no trace: only their summaries are compared.\n"
     out, err = command("diagnose", run, "--json")
-    exposed, late = json.loads(out)["findings"]
+    late, exposed = json.loads(out)["findings"]
     assert err == said
     assert not exposed.get("saving")
     assert exposed["title"].endswith("which includes waiting for a straggler (on ranks 0, 1)")
