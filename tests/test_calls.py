@@ -163,7 +163,7 @@ def test_calls_side_by_side_give_steps_one_after_another_and_a_range_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a step waits as long as another thread takes to begin or end the window
-    monkeypatch.setattr(step_loop, "_LOCK_WAIT_S", 120.0)
+    monkeypatch.setattr(step_loop, "_WAIT_S", 120.0)
     session, together = Session(wait=4, active=12, output_dir=tmp_path), Barrier(4)
 
     @session.record

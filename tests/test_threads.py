@@ -265,7 +265,7 @@ def test_one_session_stepped_from_several_threads_records_every_step_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a step waits as long as another thread takes to begin or end the window
-    monkeypatch.setattr(step_loop, "_LOCK_WAIT_S", 120.0)
+    monkeypatch.setattr(step_loop, "_WAIT_S", 120.0)
     begin = Barrier(3)
 
     def train() -> None:

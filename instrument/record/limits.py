@@ -24,14 +24,16 @@ _SHARE_OF_MACHINE = 1 / 8
 class Limits:
     """Checks the limits of one window, from its beginning until `closed` is set.
 
-    `StepLoop` calls `reached` at the end of each step. Sometimes no step ends for a long time, as
-    in a server without requests. So a thread looks twice per second, and calls `end` with this
-    object and the reason: at twice the time limit, but at least one second after this limit, or at
-    twice the memory limit.
+    `StepLoop` calls `reached` at the end of each step. If no step ends for a long time, as in a
+    server without requests, a thread calls `end` with this object and the reason at twice a limit.
     """
 
-    def __init__(self, config: ProfilerConfig, end: Callable[[Limits, str], None]) -> None:
-        self._max_s = config.max_window_s
+    def __init__(
+        self, config: ProfilerConfig, seconds: float | None, end: Callable[[Limits, str], None]
+    ) -> None:
+        limit = config.max_window_s
+        self._is_whole = seconds is not None and (limit is None or seconds <= limit)
+        self._max_s = seconds if self._is_whole else limit
         memory, machine = config.max_window_memory, machine_bytes()
         self._max_bytes: int | None = memory
         if memory is not None and machine is not None:
@@ -44,14 +46,14 @@ class Limits:
             threads.start(thread, "a window's limits are checked only when a step ends")
 
     def reached(self, times: int = 1, extra_s: float = 0) -> str | None:
-        """Return why the window must end; None while it may continue.
+        """Return why the window must end, "" if its `seconds` are over; None while it may continue.
 
         It must end at `times` times a limit, but no earlier than `extra_s` seconds after the time
         limit.
         """
         elapsed_s = time.monotonic() - self._began_s
         if self._max_s is not None and elapsed_s >= max(times * self._max_s, self._max_s + extra_s):
-            return f"profiler.max_window_s={self._max_s:g} was reached"
+            return "" if self._is_whole else f"profiler.max_window_s={self._max_s:g} was reached"
         grown = resident_bytes() - self._began_bytes
         if self._max_bytes is not None and grown >= times * self._max_bytes:
             return (
@@ -62,7 +64,7 @@ class Limits:
 
     def _watch(self) -> None:
         while not self.closed.wait(_LOOK_S):
-            if reason := self.reached(2, _LEAST_EXTRA_S):
+            if (reason := self.reached(2, _LEAST_EXTRA_S)) is not None:
                 self._end(self, reason)
                 return
 

@@ -218,11 +218,9 @@ class Session:
         self._instrument(self._model if self._model is not None else model)
         _sessions.add(self)
         atexit.register(self._stop, "the interpreter ended")
-        triggers = (
-            TriggerRunner(config.triggers, self.output_dir, announcements)
-            if config.triggers
-            else None
-        )
+        triggers = None
+        if config.triggers:
+            triggers = TriggerRunner(config.triggers, self.output_dir, announcements)
         run = Run(self.activities, emitting, finisher, metadata, triggers, self.timings, metrics)
         self._finishers.append(finisher)
         loop.exclusively(loop.begin, run, total_steps)  # other threads take no step meanwhile

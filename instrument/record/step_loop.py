@@ -39,7 +39,7 @@ T = TypeVar("T")
 # The steps of a window are compared with at most this many unrecorded steps before the window.
 _STEPS_COMPARED = 50
 # How long a step waits at most while another thread begins or ends a window.
-_LOCK_WAIT_S = 0.1
+_WAIT_S = 0.1
 # If a window ends early because the process is about to end, its reason begins with such a text.
 _PROCESS_ENDS = ("SIGTERM", "exception ", "the interpreter ended")
 
@@ -472,10 +472,10 @@ class StepLoop:
             self._logged.add(sentence)
             logger.warning("{}", sentence)
 
-    def exclusively(self, act: Callable[..., T], *args: Any) -> T | None:
-        """Call `act` with the lock held; return None if another thread holds the lock for 0.1 s."""
+    def exclusively(self, act: Callable[..., T], *args: Any, wait: bool = True) -> T | None:
+        """Call `act` with the lock; None if another thread holds it (for 0.1 s, with `wait`)."""
         # A free lock is tried without a timeout first, because a timeout takes twice as long.
-        if not (self.lock.acquire(blocking=False) or self.lock.acquire(timeout=_LOCK_WAIT_S)):
+        if not (self.lock.acquire(blocking=False) or self.lock.acquire(timeout=_WAIT_S * wait)):
             return None
         try:
             return act(*args)
@@ -591,8 +591,8 @@ class StepLoop:
         last = window.planned.last
         if window.recording and last is not None and last < counter.step_number:
             self._end_window(None)
-        elif window.limits is not None and (reason := window.limits.reached()):
-            self._end_window(reason)
+        elif window.limits is not None and (reason := window.limits.reached()) is not None:
+            self._end_window(reason or None)
 
     def _begin_next_step(self, requested: tuple[str, Request] | None = None) -> None:
         """Begin the next step of the current phase, and what is planned for this step.
@@ -652,11 +652,7 @@ class StepLoop:
         run.finisher.lock.hold()
         trigger = self.config.triggers.get(planned.trigger) if planned.trigger else None
         # options to which the trigger gives a value for its windows
-        records = dict(getattr(trigger, "records", {}))
-        if planned.seconds is not None:
-            limit = records.get("max_window_s", self.config.max_window_s)
-            records["max_window_s"] = min(planned.seconds, limit or planned.seconds)
-        config = self.config.model_copy(update=records) if records else self.config
+        config = self.config.model_copy(update=getattr(trigger, "records", {}))
         recorder = Recorder(
             config,
             run.activities,
@@ -676,7 +672,7 @@ class StepLoop:
             window.facts = WindowFacts()
             window.recorder.start()
             window.facts.begin(window.recorder.thread)
-        window.limits = Limits(window.config, self._end_within_step)
+        window.limits = Limits(window.config, window.planned.seconds, self._end_within_step)
 
     # The end of a window.
 
@@ -688,9 +684,7 @@ class StepLoop:
         window, run = self.window, self.run
         if window is None or not window.recording or run is None:
             return
-        counter, seconds = window.counter, window.planned.seconds
-        if seconds == window.config.max_window_s and reason and "max_window_s" in reason:
-            reason = None  # the requested time is over
+        counter = window.counter
         if reason:
             done = counter.step_number - window.planned.first
             logger.warning("{}", window.planned.cut_short(done, reason))
@@ -787,7 +781,7 @@ class StepLoop:
         with self.lock:
             window = self.window
             if window is not None and window.limits is limits and window.recorder.can_stop_here:
-                self._guarded(self._end_window, reason)
+                self._guarded(self._end_window, reason or None)
                 self._finish_here()
 
     @uninterrupted()

@@ -100,11 +100,8 @@ class TriggerRunner:
         cooldown = getattr(trigger, "cooldown", fields["cooldown"].default)
         max_windows = getattr(trigger, "max_windows", fields["max_windows"].default)
         try:
-            callbacks = (
-                begin(folder, partial(self.requests.__setitem__, name))
-                if begin is not None
-                else TriggerCallbacks(trigger.fires)
-            )
+            ask = partial(self.requests.__setitem__, name)
+            callbacks = begin(folder, ask) if begin is not None else TriggerCallbacks(trigger.fires)
         except BaseException as error:
             reraise_signal(error)
             logger.error(
@@ -140,12 +137,8 @@ class TriggerRunner:
                 reraise_signal(error)
                 self._drop(trigger, error)
                 continue
-            if (
-                request is not None
-                and first is None
-                and not recorded
-                and trigger.may_record(number)
-            ):
+            may_begin = first is None and not recorded
+            if request is not None and may_begin and trigger.may_record(number):
                 first = trigger.name, request
         if first is not None and self._announcements is not None:
             name, request = first

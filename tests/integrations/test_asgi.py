@@ -456,7 +456,7 @@ def test_the_event_loop_never_waits(session: Session, monkeypatch: pytest.Monkey
     """Another thread holds the session's lock, and what the event loop runs meanwhile lets it go."""
     app = profiler_app(session)
     window, held, others_ran = post(app, steps=1), Event(), Event()
-    monkeypatch.setattr("instrument.record.step_loop._LOCK_WAIT_S", 120.0)
+    monkeypatch.setattr("instrument.record.step_loop._WAIT_S", 120.0)
 
     def hold() -> None:
         with session.loop.lock:
