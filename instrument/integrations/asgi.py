@@ -18,6 +18,7 @@ import msgspec
 from instrument.base import files
 from instrument.base.errors import ConfigError
 from instrument.base.rank_info import rank_info
+from instrument.finish import queue
 from instrument.record.session import Session
 from instrument.triggers.file import File
 from instrument.triggers.trigger import Request
@@ -25,8 +26,9 @@ from instrument.triggers.trigger import Request
 Answer = tuple[int, dict[str, Any] | bytes]  # the status, and JSON or a page
 
 _MOST_STEPS, _MOST_S, _MOST_MEMORY = 10_000, 60, 1_000_000_000
-_MOST_BODY_BYTES, _KNOWN_WINDOWS = 1_000, 100  # older ids are forgotten
+_MOST_BYTES, _KNOWN_WINDOWS = 1_000, 100  # older ids are forgotten
 _OF_PROXIES = (b"forwarded", b"via", b"x-real-ip", b"x-forwarded-")
+_WHY = {"failed": {"error": "See the log; or the run ended, or `instrument trigger` came first."}}
 _HEADERS = [(b"cache-control", b"no-store"), (b"www-authenticate", b"Bearer")]
 
 
@@ -46,18 +48,19 @@ def profiler_app(session: Session, *, token: str | None = None) -> Callable[...,
             connect to a loopback address are answered, which is unsafe behind a local proxy.
 
     Raises:
-        ConfigError: the session has no trigger `file` or no bounds, or the token is empty.
+        ConfigError: the session's config does not fit, or no client can send the token.
     """
     config = session.config
     limits = (config.max_window_s, _MOST_S), (config.max_window_memory, _MOST_MEMORY)
     triggers = [name for name, each in config.triggers.items() if isinstance(each, File)]
-    if config.enabled and not (triggers and all(0 < (has or 0) <= most for has, most in limits)):
+    fits = config.export == "process" and not config.profile_memory  # else windows end late, or not
+    if config.enabled and not (triggers and fits and all(0 < (n or 0) <= m for n, m in limits)):
         raise ConfigError(
-            f"profiler_app needs the trigger file, profiler.max_window_s of at most {_MOST_S} and "
-            f"profiler.max_window_memory of at most {_MOST_MEMORY:,}: use the preset on_demand."
+            "profiler_app needs the trigger file, export=process, profile_memory=false and limits: "
+            f"max_window_s={_MOST_S} and max_window_memory={_MOST_MEMORY:,} at most: use on_demand."
         )
-    if token == "":
-        raise ConfigError("profiler_app was given an empty token: give a secret, or None.")
+    if token is not None and not (str(token).isprintable() and token == str(token).strip() != ""):
+        raise ConfigError("The token of profiler_app must be printable text without outer spaces.")
     windows = _Windows(session, triggers)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -98,7 +101,7 @@ async def _answer(windows: _Windows, scope: Any, receive: Any) -> Answer:
     match scope["method"], *path.split("/"):
         case "POST", "windows":
             body, more = b"", True
-            while more and len(body) <= _MOST_BODY_BYTES:
+            while more and len(body) <= _MOST_BYTES:
                 message = await receive()
                 body, more = body + message.get("body", b""), message.get("more_body", False)
             return await asyncio.to_thread(windows.request, body)
@@ -116,28 +119,29 @@ class _Windows:
         self._lock = RLock()
 
     def request(self, body: bytes) -> Answer:
-        run, most_s = self._session.loop.run, self._session.config.max_window_s or 0
-        if not self._session.running or run is None or run.triggers is None:
-            return 503, {"error": "The session is not running: the server has to start it."}
+        loop, most_s = self._session.loop, self._session.config.max_window_s or 0
+        if not loop.running or loop.run is None or loop.run.triggers is None:
+            return 503, {"error": "The session was not started, or its config disables it."}
         if rank_info().world_size > 1:
             return 503, {"error": "Several ranks record together: use `instrument trigger`."}
         wanted = _Wanted()
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            wanted = msgspec.json.decode(body[:_MOST_BODY_BYTES], type=_Wanted)
+            wanted = msgspec.json.decode(body if len(body) <= _MOST_BYTES else b"", type=_Wanted)
         steps, seconds = wanted.steps, wanted.seconds
         if (steps is None) == (seconds is None) or (seconds or 0) > most_s:
             sizes = f"a number of steps from 1 to {_MOST_STEPS}, or of seconds up to {most_s:g}"
             return 400, {"error": f'Send {{"steps": 20}} or {{"seconds": 5}}: {sizes}.'}
         with self._lock:
             newest = next(reversed(self._known), "")
-            if self._state(newest) in ("waiting", "recording", "exporting"):
-                return 409, {"error": "Another window is not done yet.", "id": newest}
+            if self._state(newest) in ("waiting", "recording"):
+                return 409, {"error": "Another window is not recorded yet.", "id": newest}
             window = secrets.token_hex(8)
+            request = Request(f"POST /windows, id {window}", steps, seconds)
+            if loop.run.triggers.requests.setdefault(self._triggers[0], request) is not request:
+                return 409, {"error": "The window of `instrument trigger` has not begun yet."}
             self._known[window] = "waiting"
             if len(self._known) > _KNOWN_WINDOWS:
                 del self._known[next(iter(self._known))]
-            request = Request(f"POST /windows, id {window}", steps, seconds)
-            run.triggers.requests[self._triggers[0]] = request
         return 202, {"id": window, "state": "waiting"}
 
     def show(self, window: str, page: bool) -> Answer:
@@ -145,7 +149,7 @@ class _Windows:
         if state is None:
             return 404, {"error": "No such window, or this process has forgotten it."}
         if isinstance(state, str):
-            return 404 if page else 200, {"id": window, "state": state}
+            return 404 if page else 200, {"id": window, "state": state} | _WHY.get(state, {})
         content = b""  # without the sink `report`, or if it failed
         with suppress(OSError):
             content = files.read_bytes(state / file)
@@ -160,18 +164,26 @@ class _Windows:
             state = self._known.get(window)
             if isinstance(state, str):
                 # None: another thread begins, ends or saves a window
-                state = self._session.loop.exclusively(self._state_in_loop, window) or state
-                for capture in self._session.captures if state in ("exporting", "failed") else ():
-                    if window in str(capture.metadata.get("window")):
-                        state = capture.folder or state
+                state = self._session.loop.exclusively(self._in_loop, window, wait=False) or state
+                state = self._saved(window) if state == "saved" else state
                 self._known[window] = state
             return state
 
-    def _state_in_loop(self, window: str) -> str:
+    def _in_loop(self, window: str) -> str:
         loop, run = self._session.loop, self._session.loop.run
         if loop.running and run is not None and run.triggers is not None:
             if any(window in (each.why or "") for each in list(run.triggers.requests.values())):
                 return "waiting"
             if loop.train.window and window in (loop.train.window.trigger_reason or ""):
                 return "recording" if loop.recording else "waiting"
-        return "exporting" if run and (run.finisher.pending or run.finisher.to_finish) else "failed"
+        return "saved"
+
+    def _saved(self, window: str) -> str | Path:
+        run, places = self._session.loop.run, list[Path]()
+        for each in [*run.finisher.pending, *run.finisher.to_finish] if run else ():
+            places += each, queue.busy_path(each), each.with_name(queue.name_of(each))
+        for place in [*places, *(each.folder for each in self._session.captures if each.folder)]:
+            with suppress(OSError):
+                if window.encode() in files.read_bytes(place / files.METADATA_FILE):
+                    return "exporting" if place.name.startswith(".") else place
+        return "failed"

@@ -16,13 +16,18 @@ from collected import Log
 from waits import end_of_thread
 
 from instrument import Session, diagnose, profiled
+from instrument.base import files
 from instrument.base.errors import ConfigError
 from instrument.findings.diagnosis import as_json
+from instrument.finish import queue
 from instrument.integrations import asgi
 from instrument.integrations.asgi import profiler_app
 from instrument.record import limits
+from instrument.record.finisher import Finisher
 from instrument.triggers import File
+from instrument.triggers.trigger import Request
 
+pytestmark = pytest.mark.usefixtures("finished_here")
 HERE, ELSEWHERE = ("127.0.0.1", 8000), ("192.0.2.7", 8000)
 
 
@@ -66,8 +71,13 @@ def state(app: Any, window: str) -> str:
 
 
 def on_demand(folder: Path, **options: Any) -> Session:
-    """A session that finishes its windows itself: starting another process takes a second."""
-    return Session("on_demand", output_dir=folder, export="inline", **options)
+    return Session("on_demand", output_dir=folder, **options)
+
+
+@pytest.fixture
+def finished_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session finishes its windows itself, as without threads: starting an exporter takes a second."""
+    monkeypatch.setattr(Finisher, "_tell_exporter", lambda *_: False)
 
 
 @pytest.fixture
@@ -171,21 +181,63 @@ def test_one_window_at_a_time(session: Session) -> None:
     assert post(app, steps=1) != window
 
 
-def test_a_window_that_no_exporter_has_finished_is_exporting_and_then_failed(
+def queue_only(finisher: Finisher, folder: Path) -> bool:
+    """As if the exporter had been killed before it took the window."""
+    finisher.pending.append(folder)
+    return True
+
+
+def test_a_window_that_no_exporter_takes_is_exporting_and_the_next_may_begin(
     session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, windows = profiler_app(session), []
+    for tell in (queue_only, lambda *_: False):
+        monkeypatch.setattr(Finisher, "_tell_exporter", tell)
+        windows.append(post(app, steps=1))
+        for _ in range(3):
+            session.step()
+    assert [state(app, each) for each in windows] == ["exporting", "done"]
+    folder = session.loop.run.finisher.pending[0]
+    queue.take(folder)
+    assert state(app, windows[0]) == "exporting"
+    session.loop.run.finisher.pending.clear()
+
+
+def test_a_window_on_which_the_exporter_died_has_failed_whatever_else_is_exported(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Finisher, "_tell_exporter", queue_only)
+    app, windows = profiler_app(session), []
+    for _ in range(2):
+        windows.append(post(app, steps=1))
+        for _ in range(3):
+            session.step()
+    queue.take(session.loop.run.finisher.pending.pop(0))
+    assert [state(app, each) for each in windows] == ["failed", "exporting"]
+    session.loop.run.finisher.pending.clear()
+
+
+def test_a_request_of_the_command_is_not_replaced(session: Session) -> None:
+    app, requests = profiler_app(session), session.loop.run.triggers.requests
+    requests["file"] = Request("instrument trigger requested a window", 2)
+    status, answer = ask(app, "POST", "/windows", {"steps": 1})
+    assert (status, "instrument trigger" in answer["error"]) == (409, True)
+    for _ in range(4):
+        session.step()
+    (capture,) = session.captures
+    assert capture.metadata["window"]["trigger_reason"] == "instrument trigger requested a window"
+    post(app, steps=1)
+
+
+def test_a_request_that_the_command_replaced_has_failed_and_the_answer_says_why(
+    session: Session,
 ) -> None:
     app = profiler_app(session)
     window = post(app, steps=1)
-    run = session.loop.run
-    assert run is not None
-    with monkeypatch.context() as patch:  # as if the exporter had taken it, and then had died
-        patch.setattr(run.finisher, "save", lambda staging, _: run.finisher.pending.append(staging))
-        for _ in range(3):
-            session.step()
-    assert (state(app, window), ask(app, "POST", "/windows", {"steps": 1})[0]) == ("exporting", 409)
-    run.finisher.pending.clear()
-    assert state(app, window) == "failed"
-    post(app, steps=1)
+    session.loop.run.triggers.requests["file"] = Request("instrument trigger requested a window", 2)
+    status, answer = ask(app, "GET", f"/windows/{window}")
+    assert (status, answer["state"]) == (200, "failed")
+    assert "`instrument trigger`" in answer["error"]
 
 
 def test_a_window_that_was_dropped_has_failed(session: Session, log: Log) -> None:
@@ -228,7 +280,8 @@ def test_a_session_that_does_not_run_records_nothing(tmp_path: Path) -> None:
     session = on_demand(tmp_path)
     for app in (profiler_app(session), profiler_app(Session(None))):
         status, answer = ask(app, "POST", "/windows", {"steps": 1})
-        assert (status, answer["error"][:30]) == (503, "The session is not running: th")
+        assert status == 503
+        assert answer["error"] == "The session was not started, or its config disables it."
     with session:
         app = profiler_app(session)
         window = post(app, steps=1)
@@ -264,6 +317,7 @@ def test_ranks_that_record_together_are_left_to_the_command(
         b'{"steps": \xff}',
         b"[" * 900,
         b'{"steps": 1' + b" " * 2_000 + b"}",
+        b'{"steps": 1}' + b" " * 988 + b"garbage",
     ],
 )
 def test_a_wrong_body_is_refused_in_one_sentence(session: Session, body: bytes) -> None:
@@ -382,10 +436,14 @@ def test_with_a_token_whoever_has_it_is_answered(
     ("options", "part"),
     [
         ({"triggers": {}}, "needs the trigger file"),
-        ({"max_window_s": None}, "profiler.max_window_s of at most 60"),
-        ({"max_window_s": 61}, "profiler.max_window_s of at most 60"),
-        ({"max_window_memory": None}, "profiler.max_window_memory of at most 1,000,000,000"),
-        ({"max_window_memory": "2GB"}, "profiler.max_window_memory of at most 1,000,000,000"),
+        ({"max_window_s": None}, "max_window_s=60 "),
+        ({"max_window_s": 61}, "max_window_s=60 "),
+        ({"max_window_memory": None}, "max_window_memory=1,000,000,000 at most"),
+        ({"max_window_memory": "2GB"}, "max_window_memory=1,000,000,000 at most"),
+        # the call that ends a window would wait for the diagnosis
+        ({"export": "inline"}, "export=process"),
+        # only the thread that began a window could end it
+        ({"profile_memory": True}, "profile_memory=false"),
     ],
 )
 def test_a_session_without_the_trigger_or_the_bounds_is_refused(
@@ -395,9 +453,11 @@ def test_a_session_without_the_trigger_or_the_bounds_is_refused(
         profiler_app(Session("on_demand", **options))
 
 
-def test_an_empty_token_is_refused() -> None:
-    with pytest.raises(ConfigError, match="empty token"):
-        profiler_app(Session("on_demand"), token="")
+@pytest.mark.parametrize("token", ["", b"secret", "secret\n", " secret", "se\udc80cret"])
+def test_a_token_that_no_client_can_send_is_refused_and_not_shown(token: Any) -> None:
+    with pytest.raises(ConfigError, match="token of profiler_app must be") as refused:
+        profiler_app(Session("on_demand"), token=token)
+    assert "cret" not in str(refused.value)
 
 
 def test_without_the_sink_there_is_neither_diagnosis_nor_page(tmp_path: Path) -> None:
@@ -452,16 +512,39 @@ def test_calls_of_endpoints_are_the_steps_and_the_first_call_starts_the_session(
         }
 
 
-def test_the_event_loop_never_waits(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread holds the session's lock, and what the event loop runs meanwhile lets it go."""
-    app = profiler_app(session)
-    window, held, others_ran = post(app, steps=1), Event(), Event()
-    monkeypatch.setattr("instrument.record.step_loop._WAIT_S", 120.0)
+def test_nobody_waits_for_a_thread_that_begins_or_ends_a_window(session: Session) -> None:
+    """Else many clients that ask for a state could use up the threads of the event loop."""
+    app, held, asked_all = profiler_app(session), Event(), Event()
+    window = post(app, steps=1)
 
     def hold() -> None:
         with session.loop.lock:
             held.set()
-            assert others_ran.wait(120)
+            assert asked_all.wait(120)
+
+    thread = Thread(target=hold)
+    thread.start()
+    held.wait(120)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("instrument.record.step_loop._WAIT_S", 120.0)
+        assert state(app, window) == "waiting"
+        assert ask(app, "POST", "/windows", {"steps": 1})[0] == 409
+        assert thread.is_alive()
+    asked_all.set()
+    thread.join()
+
+
+def test_files_are_not_read_on_the_event_loop(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, others_ran, read = profiler_app(session), Event(), files.read_bytes
+    window = post(app, steps=1)
+    for _ in range(3):
+        session.step()
+
+    def slowly(path: Path) -> bytes:
+        assert others_ran.wait(120)
+        return read(path)
 
     async def others() -> None:
         others_ran.set()
@@ -469,9 +552,5 @@ def test_the_event_loop_never_waits(session: Session, monkeypatch: pytest.Monkey
     async def together() -> Any:
         return (await asyncio.gather(asked(app, "GET", f"/windows/{window}"), others()))[0]
 
-    thread = Thread(target=hold)
-    thread.start()
-    held.wait(120)
-    status, body, _ = asyncio.run(together())
-    thread.join()
-    assert (status, json.loads(body)["state"]) == (200, "waiting")
+    monkeypatch.setattr(files, "read_bytes", slowly)
+    assert asyncio.run(together())[0] == 200
