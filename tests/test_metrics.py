@@ -11,15 +11,18 @@ import threading
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from collected import Log
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry import context
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from test_timings import Clock
@@ -90,9 +93,12 @@ class Scrape:
 
 
 class Receiver:
-    """A collector that keeps what it is sent, and answers with `status`, or never before `close`."""
+    """A collector that keeps what it is sent, and answers with `status`, or never before `close`.
 
-    def __init__(self, status: int | None = 200) -> None:
+    An `endless` answer begins, and does not end before `close`.
+    """
+
+    def __init__(self, status: int | None = 200, endless: bool = False) -> None:
         self.requests: list[ExportMetricsServiceRequest] = []
         self.headers: list[dict[str, str]] = []
         self.enough = threading.Event()
@@ -110,7 +116,14 @@ class Receiver:
                 if status is None:
                     receiver.over.wait()
                 self.send_response(status or 200)
+                if status == 302:
+                    self.send_header("Location", "http://127.0.0.1:1/login")
+                if endless:
+                    self.send_header("Content-Length", str(10**11))
                 self.end_headers()
+                if endless:
+                    self.wfile.write(b"x")
+                    receiver.over.wait()
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -130,8 +143,8 @@ class Receiver:
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Receiver]]:
     made: list[Receiver] = []
 
-    def make(status: int | None = 200) -> Receiver:
-        made.append(Receiver(status))
+    def make(status: int | None = 200, endless: bool = False) -> Receiver:
+        made.append(Receiver(status, endless))
         port = made[-1].server.server_port
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
         return made[-1]
@@ -386,6 +399,36 @@ def test_what_is_written_stays_counted_meanwhile(monkeypatch: pytest.MonkeyPatch
 # Collectors and ports that do not work
 
 
+class Hurried(threading.Event):
+    """An event whose timeouts end a thousand times as soon."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(timeout and timeout / 1000)
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "Event", Hurried)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch, hurried: None) -> threading.Event:
+    """Set when an export fails; the end of the run does not wait."""
+    event, warn = threading.Event(), metrics.Metrics._warn
+
+    def warned(self: metrics.Metrics, reason: str) -> bool:
+        answer = warn(self, reason)
+        event.set()
+        return answer
+
+    monkeypatch.setattr(metrics.Metrics, "_warn", warned)
+    monkeypatch.setattr(metrics, "_LAST_PUSH_S", 0.01)
+    return event
+
+
+OFTEN = {"otlp": True, "every_s": 10}
+
+
 def refusals(log: Log) -> list[str]:
     return [line for line in log.at("WARNING") if "not sent by OTLP" in line]
 
@@ -399,6 +442,7 @@ def trained(folder: Path, to: dict[str, Any], until_: Callable[[], Any] = lambda
     assert len((folder / "timings_rank0.jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.usefixtures("hurried")
 def test_a_collector_that_fails_costs_one_warning(
     tmp_path: Path,
     log: Log,
@@ -406,13 +450,14 @@ def test_a_collector_that_fails_costs_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     collector = receiver(500)
-    trained(tmp_path, {"otlp": True, "every_s": 0.01}, collector.enough.wait)
+    trained(tmp_path, OFTEN, collector.enough.wait)
     (warning,) = refusals(log)
     assert "500" in warning
     assert "Internal Server Error" in warning
     assert caplog.records == []
 
 
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("status", [429, None], ids=["too many requests", "hangs"])
 def test_a_collector_that_refuses_or_hangs_costs_one_warning(
     tmp_path: Path,
@@ -423,32 +468,98 @@ def test_a_collector_that_refuses_or_hangs_costs_one_warning(
 ) -> None:
     monkeypatch.setattr(metrics, "_LAST_PUSH_S", 0.01)  # the end of the run does not wait longer
     collector = receiver(status)
-    trained(tmp_path, {"otlp": True, "every_s": 0.01}, lambda: until(lambda: collector.requests))
+    trained(tmp_path, OFTEN, lambda: until(lambda: collector.requests))
     collector.over.set()
     end_of_thread("instrument metrics")
     assert len(refusals(log)) == 1
 
 
 def test_a_port_without_a_collector_costs_one_warning(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch, failing: threading.Event
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"http://127.0.0.1:{port}/v1/metrics")
-    monkeypatch.setattr(metrics, "_LAST_PUSH_S", 0.01)
-    failing = threading.Event()
-    keep = metrics.Metrics._keep_reason
-
-    def kept(self: metrics.Metrics, record: logging.LogRecord) -> bool:
-        answer = keep(self, record)
-        failing.set()
-        return answer
-
-    monkeypatch.setattr(metrics.Metrics, "_keep_reason", kept)
-    trained(tmp_path, {"otlp": True, "every_s": 0.01}, failing.wait)
+    trained(tmp_path, OFTEN, failing.wait)
     end_of_thread("instrument metrics")
     (warning,) = refusals(log)
     assert os.strerror(errno.ECONNREFUSED) in warning
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_an_answer_that_does_not_end_is_not_read(
+    tmp_path: Path, log: Log, receiver: Callable[..., Receiver], status: int
+) -> None:
+    receiver(status, endless=True)
+    trained(tmp_path, PUSHED)
+    assert ["no answer" in line for line in refusals(log)] == [False] * (status > 200)
+
+
+def test_a_redirect_costs_a_warning_and_is_not_followed(
+    tmp_path: Path, log: Log, receiver: Callable[..., Receiver]
+) -> None:
+    receiver(302)
+    trained(tmp_path, PUSHED)
+    (warning,) = refusals(log)
+    assert "redirects to another address (302)" in warning
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://user:PASS4WORD@127.0.0.1:1/?api_key=KEY4U", "nourl?api_key=KEY4U"]
+)
+def test_no_secret_of_the_endpoint_is_logged(
+    tmp_path: Path,
+    log: Log,
+    monkeypatch: pytest.MonkeyPatch,
+    failing: threading.Event,
+    endpoint: str,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", endpoint)
+    trained(tmp_path, OFTEN, failing.wait)
+    end_of_thread("instrument metrics")
+    (warning,) = refusals(log)
+    assert "api_key=***" in warning
+    assert "PASS4WORD" not in warning
+    assert "KEY4U" not in warning
+
+
+def test_instrumentation_of_the_program_does_not_see_our_requests(
+    tmp_path: Path, receiver: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver()
+    send, suppressed = requests.Session.send, []
+
+    def sending(self: requests.Session, *args: Any, **options: Any) -> requests.Response:
+        suppressed.append(context.get_value(context._SUPPRESS_INSTRUMENTATION_KEY))
+        return send(self, *args, **options)
+
+    monkeypatch.setattr(requests.Session, "send", sending)
+    trained(tmp_path, PUSHED)
+    assert suppressed == [True]
+    assert context.get_value(context._SUPPRESS_INSTRUMENTATION_KEY) is None
+
+
+def test_ctrl_c_at_the_last_export_ends_the_run(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = metrics.Metrics.stop
+
+    def interrupted(self: metrics.Metrics) -> None:
+        stop(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(metrics.Metrics, "stop", interrupted)
+    session = running(tmp_path, PULLED, at_steps=[0], active=1, sinks=[])
+    session.start()
+    session.step()
+    with pytest.raises(KeyboardInterrupt):
+        session.stop()
+    assert not session.running
+    monkeypatch.undo()
+    session.start()
+    session.step()
+    session.stop()
+    assert log.at("ERROR") == []
 
 
 def test_what_others_log_through_the_exporter_is_logged(
@@ -505,6 +616,30 @@ def test_a_client_that_leaves_prints_nothing(
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_the_port_asks_for_no_name_of_its_address(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+    monkeypatch.setattr(socket, "gethostbyaddr", asked.append)  # may take seconds
+    with running(tmp_path, PULLED):
+        assert Scrape(fetched(address(log))).common["rank"] == "0"
+    assert asked == []
+
+
+def connected(log: Log) -> socket.socket:
+    """A client that is silent."""
+    host, port = address(log).removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def test_silent_clients_are_dropped(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "_SILENT_S", 0.01)
+    with running(tmp_path, PULLED), connected(log) as client:
+        assert client.recv(1) == b""
+
+
 # Ranks, sessions and processes
 
 
@@ -534,11 +669,21 @@ def test_sessions_at_the_same_time_export_their_own(tmp_path: Path, log: Log) ->
     assert other_("step_duration_seconds_count") == 2
 
 
-def _idle(began: Any, may_end: Any, answers: Any) -> None:
+def _listening(port: int) -> Iterator[int]:
+    """The file descriptors of this process that keep the port."""
+    for number in [int(each.name) for each in Path("/dev/fd").iterdir()]:
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as each:
+            listens = each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if listens and each.getsockname()[1] == port:
+                yield number
+
+
+def _idle(port: int, began: Any, may_end: Any, answers: Any) -> None:
+    listening = list(_listening(port))
     began.set()
     may_end.wait()
     names = {each.name for each in threading.enumerate()}
-    answers.put("instrument metrics" in names)
+    answers.put(("instrument metrics" in names, listening))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -549,16 +694,17 @@ def test_a_forked_child_exports_nothing_and_does_not_keep_the_port(
     began, may_end, answers = context.Event(), context.Event(), context.SimpleQueue()
     with running(tmp_path, {**PULLED, **PUSHED}) as session:
         session.step()
-        child = context.Process(target=_idle, args=(began, may_end, answers))
+        port = int(address(log).rpartition(":")[2])
+        assert len(list(_listening(port))) == 1
+        child = context.Process(target=_idle, args=(port, began, may_end, answers))
         child.start()
         began.wait()
-    port = int(address(log).rpartition(":")[2])
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
     with running(tmp_path, {"prometheus_port": port}) as session:  # while the child lives
         assert Scrape(fetched(f"http://127.0.0.1:{port}")).common["rank"] == "0"
     may_end.set()
-    assert answers.get() is False
+    assert answers.get() == (False, [])
     child.join()
     assert child.exitcode == 0
     assert len(collector.requests) == 1
@@ -575,6 +721,9 @@ def test_without_metrics_no_package_is_loaded_and_no_thread_runs(tmp_path: Path)
 
 
 def test_options_that_cannot_work_get_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for every_s in (0.01, 1e12):
+        with pytest.raises(ConfigError, match=r"^profiler\.metrics\.every_s .* (0.1|3600)"):
+            ProfilerConfig(timings={}, metrics={"otlp": True, "every_s": every_s})
     needs = "profiler.metrics needs profiler.timings={}, and prometheus_port or otlp=true."
     for options in ({"metrics": {"otlp": True}}, {"metrics": {}, "timings": {}}):
         with pytest.raises(ConfigError) as raised:
@@ -608,8 +757,8 @@ def test_options_that_cannot_work_get_one_sentence(monkeypatch: pytest.MonkeyPat
 def test_a_variable_that_the_exporter_refuses_gets_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "none such")
+    monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "none such, key=K4U")
     with pytest.raises(
-        ConfigError, match=r"^OpenTelemetry's exporter refuses a variable: .*none such"
+        ConfigError, match=r"^The OTLP exporter refuses a variable: .*none such, key=\*\*\*"
     ):
         running(tmp_path, PUSHED).start()

@@ -80,7 +80,7 @@ class MetricsConfig(Options):
     otlp: bool = False
     """Send metrics by OTLP/HTTP, to where the variables OTEL_EXPORTER_OTLP_… say."""
 
-    every_s: Amount = Field(15, gt=0)
+    every_s: Amount = Field(15, ge=0.1, le=3600)
     """Seconds from one OTLP request to the next."""
 
     def check(self, timings: TimingsConfig | None) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from heapq import nlargest
 from pathlib import Path
+from socketserver import ThreadingTCPServer
 from threading import Event, Lock, Thread
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from instrument.base.errors import ConfigError, reason_of
 from instrument.base.log import logger
 from instrument.base.range_names import STEP, from_trace, whole
 from instrument.base.rank_info import RankInfo
+from instrument.base.redact import redact
 from instrument.config.schema import ProfilerConfig
 from instrument.record.timings import GROWTH, OTHERS, DurationHistogram, Timings
 
@@ -30,7 +32,8 @@ _BINS = np.arange(294, 655, 12)
 #: The bounds of the buckets of steps: 0.1 ms to 138 s, each 1.6 times the bound before.
 BOUNDS_S = [int(GROWTH**first) / 1e9 for first in _BINS.tolist()]
 _LONGEST = 128 - len("capture")  # OpenMetrics limits the labels of an exemplar
-_LAST_PUSH_S = 2.0  # how long the end of the run waits
+_LAST_PUSH_S, _SILENT_S = 2.0, 5  # how long the run's end waits, and a server for its client
+_PROVIDER = "OTEL_PYTHON_EXPORTER_OTLP_HTTP_{}CREDENTIAL_PROVIDER"
 
 
 class Point(NamedTuple):
@@ -78,10 +81,10 @@ class Metrics:
         self._ranges = {prefix: RangeSeries() for prefix, _ in timings.rows_by_prefix()}
         self._exporting, self._over, self._began_ns = Lock(), Event(), time.time_ns()
         self._server: Any = None
-        self._warned, self._reason = False, ""
+        self._warned = False
         self._thread = Thread(target=self._push, name="instrument metrics", daemon=True)
-        none: tuple[Any, Any] = None, None
-        self._exporter, self._resource = _otlp(self._about) if self._config.otlp else none
+        otlp: tuple[Any, Any] = _otlp(self._about) if self._config.otlp else (None, None)
+        self._exporter, self._resource = otlp
 
     def start(self) -> None:
         """Serve the metrics to Prometheus, and start to send them by OTLP."""
@@ -94,8 +97,6 @@ class Metrics:
         """Serve no more, and send the last metrics, for which this waits at most two seconds."""
         self._over.set()
         if self._server is not None:
-            with suppress(OSError):  # closing is not enough: forked children hold the socket too
-                self._server.socket.shutdown(socket.SHUT_RDWR)
             self._server.shutdown()
             self._server.server_close()
         if self._thread.ident is not None:
@@ -118,8 +119,7 @@ class Metrics:
                 steps = all_.pop(STEP, DurationHistogram())
                 totals = {n: np.array([each.calls, each.total_ns]) for n, each in all_.items()}
                 ranges = self._ranges[prefix].points(totals)
-            below = np.cumsum(steps.bins)[_BINS - 1].tolist()
-            step = Point("", steps.calls, steps.total_ns, below)
+            step = Point("", steps.calls, steps.total_ns, np.cumsum(steps.bins)[_BINS - 1].tolist())
             where = "on the device" if prefix else "on the CPU"
             yield f"step.{prefix}duration", f"Duration of a training step {where}", "", [step]
             yield f"range.{prefix}duration", f"Duration of a range {where}", "range", ranges
@@ -128,19 +128,26 @@ class Metrics:
             yield "triggers.fired", "Windows by triggers", "trigger", list(self.fired.values())
 
     def _serve(self, port: int) -> None:
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CollectorRegistry, MetricsHandler
 
         registry = CollectorRegistry()
         registry.register(self)
+        handler = type("", (MetricsHandler,), {"registry": registry, "timeout": _SILENT_S})
         host, port = self._config.prometheus_host, port and port + self._rank.local_rank
+        # no HTTPServer, which asks DNS for the host's name, maybe for seconds
+        options: dict[str, Any] = {"allow_reuse_address": True, "daemon_threads": True}
+        options["address_family"] = socket.AF_INET6 if ":" in host else socket.AF_INET
+        options["handle_error"] = lambda *_: None  # it prints a traceback if a client leaves
         try:
-            self._server, _ = start_http_server(port, host, registry)
+            server: Any = type("", (ThreadingTCPServer,), options)((host, port), handler)
+            Thread(target=server.serve_forever, daemon=True).start()
         except (OSError, RuntimeError, ValueError, OverflowError) as error:
             text = "Prometheus gets no metrics of rank {}: port {} of {} cannot be used ({})."
             logger.warning(text, self._rank.rank, port, host, reason_of(error))
         else:
-            self._server.handle_error = lambda *_: None  # it prints a traceback if a client leaves
-            logger.info("Metrics for Prometheus: http://{}:{}", host, self._server.server_port)
+            os.register_at_fork(after_in_child=server.socket.close)  # a child keeps no port
+            self._server = server
+            logger.info("Metrics for Prometheus: http://{}:{}", host, server.server_address[1])
 
     def collect(self) -> Iterator[Any]:
         """Yield all metrics; Prometheus's client calls this for each request, on another thread."""
@@ -166,29 +173,32 @@ class Metrics:
             yield family
 
     def _push(self) -> None:
+        from opentelemetry import context
+
+        # so that instrumentation of the program does not trace our requests
+        context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, True))
         exporter_log, over = logging.getLogger(type(self._exporter).__module__), False
-        exporter_log.addFilter(self._keep_reason)
+
+        def is_of_others(record: logging.LogRecord) -> bool:  # the exporter logs each failure
+            return record.thread != self._thread.ident or self._warn(record.getMessage())
+
+        exporter_log.addFilter(is_of_others)
         # ranks that start together do not send together
         pause_s = self._config.every_s * (1 - self._rank.rank * 0.618 % 1)
         while not over:
-            over, pause_s, self._reason = self._over.wait(pause_s), self._config.every_s, ""
+            over, pause_s = self._over.wait(pause_s), self._config.every_s
             try:
-                if self._exporter.export(self._metrics_data()).name != "SUCCESS":
-                    self._warn("the exporter failed")
+                self._exporter.export(self._metrics_data())
             except Exception as error:
                 self._warn(reason_of(error))
-        exporter_log.removeFilter(self._keep_reason)
+        exporter_log.removeFilter(is_of_others)
 
-    def _keep_reason(self, record: logging.LogRecord) -> bool:
-        is_ours = record.thread == self._thread.ident
-        self._reason = self._reason or (record.getMessage() if is_ours else "")
-        return not is_ours  # the exporter would log each failure
-
-    def _warn(self, reason: str) -> None:
+    def _warn(self, reason: str) -> bool:
         if not self._warned:
             self._warned = True
             text = "Metrics of rank {} were not sent by OTLP: {}. Further failures are not logged."
-            logger.warning(text, self._rank.rank, (self._reason or reason).rstrip("."))
+            logger.warning(text, self._rank.rank, redact(reason.rstrip(".")))
+        return False
 
     def _metrics_data(self) -> Any:
         from opentelemetry.sdk.metrics import Exemplar, export
@@ -216,12 +226,23 @@ class Metrics:
 
 def _otlp(about: dict[str, Any]) -> tuple[Any, Any]:
     """The SDK's exporter, and what identifies this process; OTEL_… variables take precedence."""
+    import requests
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
+    def check(response: Any, **_: Any) -> None:
+        response.close()  # unread, because it may not end
+        if 300 <= response.status_code < 400:  # the exporter takes it for a success
+            raise OSError(f"the collector redirects to another address ({response.status_code})")
+
     own = {f"instrument.{key}": value for key, value in about.items() if key != "host"}
     own |= {"service.name": "instrument", "host.name": about["host"]}
+    session: Any = requests.Session()
+    session.stream, session.hooks["response"] = True, check
+    if any(os.environ.get(_PROVIDER.format(signal)) for signal in ("", "METRICS_")):
+        session = None  # the program makes it
     try:
-        return OTLPMetricExporter(), Resource(own).merge(OTELResourceDetector().detect())
+        exporter = OTLPMetricExporter(session=session)
+        return exporter, Resource(own).merge(OTELResourceDetector().detect())
     except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"OpenTelemetry's exporter refuses a variable: {error}.") from None
+        raise ConfigError(f"The OTLP exporter refuses a variable: {redact(str(error))}.") from None

@@ -353,14 +353,16 @@ class Session:
 
     def _stop(self, reason: str | None) -> None:
         was_running = self.running
-        self._loop.end(reason)
-        if was_running:
-            _sessions.discard(self)
-            atexit.unregister(self._stop)
-            for model in self._instrumented:
-                forget(model)
-            self._instrumented.clear()
-            self._loop.deliver(reason)
+        try:
+            self._loop.end(reason)
+        finally:  # even if Ctrl-C ended a wait
+            if was_running and not self.running:
+                _sessions.discard(self)
+                atexit.unregister(self._stop)
+                for model in self._instrumented:
+                    forget(model)
+                self._instrumented.clear()
+                self._loop.deliver(reason)
 
 
 class Batches(Generic[T]):

@@ -440,11 +440,11 @@ class StepLoop:
             run.triggers.end()
         if run.timings is not None:
             self._logging_errors(run.timings.stop)
-        if run.metrics is not None:
-            self._logging_errors(run.metrics.stop)
         self._preemption.uninstall()
         self.loaders.end_run()
         self.running, self.ended_at = False, self.step_number
+        if run.metrics is not None:  # last, because Ctrl-C may end its wait
+            self._logging_errors(run.metrics.stop)
         if self._preemption.noticed:
             self._preemption.pass_on()
 
