@@ -523,6 +523,16 @@ def test_no_secret_of_the_endpoint_is_logged(
     assert "KEY4U" not in warning
 
 
+def test_no_header_that_cannot_be_sent_is_logged(
+    tmp_path: Path, log: Log, receiver: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=KEY4U%0Ax")
+    trained(tmp_path, PUSHED)
+    (warning,) = refusals(log)
+    assert "header value: ***." in warning
+
+
 def test_instrumentation_of_the_program_does_not_see_our_requests(
     tmp_path: Path, receiver: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,14 +59,14 @@ _PASSWORD = r"://[^\s/@'\"]*:(?!\d+/)[^\s@'\"]*@"
 _USER = r"://[^\s/@'\"]*@"
 _QUERY = r"(://[^\s?'\"]*\?)[^\s'\"]+"
 # Tokens of GitHub, GitLab, Hugging Face, OpenAI and others, AWS, Slack, Discord, Google, npm and
-# PyPI; JWT; bearer tokens; private keys.
+# PyPI; JWT; bearer tokens; private keys; the value in an error of `requests` about a header.
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:gh[opsur]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w\-]{16,}"
     r"|hf_[A-Za-z0-9]{16,}|sk-(?=[\w\-]{0,64}\d)[\w\-]{16,}|(?:AKIA|ASIA)[A-Z0-9]{12,}"
     r"|xox[a-z]-[\w\-]{8,}|AIza[\w\-]{30,}|hooks\.slack\.com/services/\S+"
     r"|discord(?:app)?\.com/api/webhooks/\S+|npm_[A-Za-z0-9]{30,}|pypi-[\w\-]{30,}"
     r"|eyJ[\w\-]{8,512}\.[\w\-.]+|[Bb]earer[\s:]+[^\s\"']+"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*)",
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*|(?<=header value: ).+)",
     re.S,
 )
 
