@@ -314,10 +314,12 @@ class Diagnosing:
         """
         facts = []
         median = _median([each.finding for each in found])
-        if median.code == exposed_communication.CHECK.code and median.phase in late:
-            what = "communication (with waits for late ranks)"
+        of_ranks = {rank for _, rank in self.runs}.union(s.rank for _, s in self.summaries) - {None}
+        is_late = median.phase in late
+        if median.code == exposed_communication.CHECK.code and (is_late or len(of_ranks) < 2):
+            what = f"communication ({'' if is_late else 'perhaps '}with waits for late ranks)"
             title = median.title.replace("communication", what, 1)
-            median = replace(median, title=title, saving=None)
+            median = replace(median, title=title, saving=None if is_late else median.saving)
         phases = {phase or TRAIN for (phase, _), _ in self.runs}
         name = "" if len(phases) == 1 else f"{shortened(median.phase or TRAIN, _LONGEST_PHASE)} "
         windows = {each.window for each in found}
@@ -328,7 +330,6 @@ class Diagnosing:
             for k in range(count)
             if (steps[0] or TRAIN) == median.phase
         }
-        of_ranks = {rank for _, rank in self.runs}.union(s.rank for _, s in self.summaries) - {None}
         if len(of_windows) > 1 or name:
             facts.append(f"in {len(windows)} of {counted(len(of_windows), f'{name}window')}")
         if len(of_ranks) > 1 and len(ranks) == len(of_ranks):

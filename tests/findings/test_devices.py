@@ -263,6 +263,14 @@ def test_communication_that_waits_for_a_straggler_promises_nothing(
     assert [*found][:2] == ["stragglers", "exposed-communication"] or slow_us != 800
 
 
+def test_one_rank_alone_does_not_show_for_whom_it_waits(tmp_path: Path) -> None:
+    found = diagnose([write_rank(tmp_path, 0, synchronous_steps(300))]).findings
+    titles = {each.code: each.title for each in found}
+    assert titles["exposed-communication"].startswith(
+        "60 % of the step is exposed communication (perhaps with waits for late ranks), mostly"
+    )
+
+
 def test_a_rank_that_others_without_own_work_wait_for(tmp_path: Path) -> None:
     """The others are in a collective for the whole step, so that no excess is known."""
     for rank, own_us in enumerate((0, 0, 800, 0)):
