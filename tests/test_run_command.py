@@ -500,11 +500,11 @@ def test_each_window_is_diagnosed_once_and_then_forgotten(
         write_capture(tmp_path, in_steps(3, 1000, span("aten::mm", 0, 900)), f"steps_{number}")
     alive, seen, add = weakref.WeakSet[Capture](), list[tuple[str, int]](), Diagnosing.add
 
-    def noted(diagnosing: Diagnosing, capture: Capture) -> None:
+    def noted(diagnosing: Diagnosing, capture: Capture) -> bool:
         alive.add(capture)
         gc.collect()
         seen.append((capture.name, len(alive)))
-        add(diagnosing, capture)
+        return add(diagnosing, capture)
 
     monkeypatch.setattr(Diagnosing, "add", noted)
     verdict = "\n".join(_verdict([tmp_path / "steps_3", tmp_path / "steps_6"]))

@@ -1,4 +1,4 @@
-"""What each of four ranks runs for `test_watch.py` and a picture of the documentation: DDP on gloo, with a rank that sleeps 10 ms in `forward`.
+"""What each of four ranks runs for `test_watch_command.py` and a picture of the documentation: DDP on gloo, with a rank that sleeps 10 ms in `forward`.
 
 torchrun --nproc-per-node 4 tests/watched_training.py FOLDER SLOW_RANK
 """
