@@ -88,6 +88,8 @@ def payload(
         TraceError: a trace cannot be read.
     """
     # Rooms that most pages do not need are imported where they are needed.
+    from instrument.runs.rank_summary import without_trace
+
     was = now = None
     if before is not None:
         from instrument.compare.side import Side, load
@@ -98,12 +100,14 @@ def payload(
     capture: Views | None = None
     for each in captures:
         private.update(private_words(each))
-        if not seen.add(each):  # without its trace, only its summary is known
+        if without_trace(each):  # only its summary is known
+            seen.add(each)
             summaries.append(seen.summaries[-1])
             continue
         if capture is not None:  # a single capture has no section *Run*
             summaries.append(_summary(capture))
-        capture = each
+        capture = each  # before it is read, so that only one is in memory
+        seen.add(capture)
         if now is not None:
             now.add(capture)
     diagnosis = seen.diagnosis
