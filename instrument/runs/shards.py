@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,8 +81,10 @@ class Shard(NamedTuple):
     def part_of(self, places: Sequence[Place], below: Place) -> list[Place]:
         """The places of this part; it does not depend on the other places or their order."""
         names = [str(place).removeprefix(str(below)) for place in places]
-        codes = [zlib.crc32(name.encode("utf-8", "surrogateescape")) for name in names]
-        return [place for place, code in zip(places, codes) if code % self.parts == self.number]
+        # not a checksum, in which names that differ in one digit leave parts empty
+        digests = [blake2b(name.encode("utf-8", "surrogateescape")).digest() for name in names]
+        parts = [int.from_bytes(digest[:8], "big") % self.parts for digest in digests]
+        return [place for place, part in zip(places, parts) if part == self.number]
 
 
 def make(paths: Sequence[Place], shard: Shard, folder: Path) -> tuple[Path, list[str]]:

@@ -189,6 +189,16 @@ def test_shards_of_two_divisions_are_refused(job: Path) -> None:
         Run.load(folder)
 
 
+@pytest.mark.parametrize("parts", [2, 4, 8])
+def test_names_that_differ_in_one_digit_fill_all_parts(parts: int) -> None:
+    run = Path("/data/run")
+    places = [
+        run / f"steps_{first:06}-{first + 1:06}_rank{k}" for first in (3, 9) for k in range(64)
+    ]
+    sizes = [len(Shard(k, parts).part_of(places, run)) for k in range(parts)]
+    assert min(sizes) > 128 / parts / 2
+
+
 def test_the_part_of_a_capture_does_not_depend_on_what_else_is_there() -> None:
     places = [Path(f"/data/run/steps_rank{k}") for k in range(100)]
     parts = [Shard(k, 7).part_of(places, Path("/data/run")) for k in range(7)]
