@@ -20,7 +20,7 @@ from builders import (
     view_text,
     write_rank,
 )
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from instrument.analysis.operator_keys import GROUPINGS
@@ -346,6 +346,8 @@ def test_a_run_with_a_mutated_rank_gives_tables_or_a_sentence(
     )
 )
 def test_names_of_any_characters_are_shown_harmlessly(tmp_path, names) -> None:
+    # an operator within a range of its name is that range's own event on the CPU
+    assume(all(of_range != f"op{of_operator}" for of_range, of_operator, _ in names))
     made = []
     for number, (of_range, of_operator, of_kernel) in enumerate(names):
         made += [
