@@ -46,7 +46,6 @@ from rich.text import Text
 
 DOCS = Path(__file__).resolve().parent
 ASSETS = DOCS / "assets"
-TRAIN = DOCS.parent / "examples" / "train_lm.py"
 COLUMNS = 100
 PAGE_WIDTH, MARGIN = 1080, 6  # CSS pixels
 SCALE, QUALITY = 1.5, 75  # pixels of a picture per CSS pixel; percent
@@ -100,7 +99,9 @@ def show_demo(folder: Path) -> None:
     options = ["profile_memory=true", "wait=30", "warmup=2"]
     overrides = ["hydra.run.dir=.", "device=cpu", "training.steps=40"]
     overrides += [f"profiler.{option}" for option in options]
-    subprocess.run([sys.executable, str(TRAIN), *overrides], cwd=folder, check=True)
+    for name in ("examples", "conf"):  # copies: a relative command names no folder of this machine
+        shutil.copytree(DOCS.parent / name, folder / name)
+    subprocess.run([sys.executable, "examples/train_lm.py", *overrides], cwd=folder, check=True)
     findings = json.loads(instrument(folder, "diagnose", "profile", "--json"))["findings"]
     if any(finding["code"] == "busy-cpus" for finding in findings):
         sys.exit("Other programs used the CPUs, which the pictures would show: run this again.")
