@@ -29,9 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """Request a window from runs, and return a sentence that names the folders of these runs."""
+    return request(arguments.folder, arguments.steps)
+
+
+def request(folder: Path, steps: int | None = None) -> str:
+    """Request a window from the runs in or below a folder; return what `run` returns."""
     from instrument.triggers.file import ask
 
-    folders = ask(arguments.folder, arguments.steps)
-    how_many = f"the next {arguments.steps} steps" if arguments.steps else "the next window"
+    folders = ask(folder, steps)
+    how_many = f"the next {steps} steps" if steps else "the next window"
     listed = ", ".join(map(str, folders))
     return f"Asked for {how_many} in {listed}; a run looks for requests every half second."

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instrument.base.errors import InstrumentError
@@ -96,7 +97,7 @@ def _ask(run: LiveRun) -> str:
     if is_url(run.folder):
         return "A URL takes no requests: run `instrument trigger` where the run has its folder."
     try:
-        return trigger.run(argparse.Namespace(folder=run.folder, steps=None))
+        return trigger.request(Path(run.folder))
     except (InstrumentError, OSError) as error:
         return str(error)
 

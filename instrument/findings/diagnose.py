@@ -184,7 +184,7 @@ class Diagnosing:
         """
         from instrument.runs.rank_summary import summarize, without_trace
 
-        place = capture.url or capture.folder or capture.trace_path
+        place = capture.place
         if place is not None and (summary := without_trace(capture)):
             self.summaries.append((place, summary))
             return False

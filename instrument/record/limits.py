@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from ctypes import CDLL, Structure, c_size_t
+from functools import cache
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 from instrument.base import threads
 from instrument.config.schema import ProfilerConfig
@@ -84,12 +86,18 @@ class _Mallinfo(Structure):
 
 def _free_bytes() -> int:
     """What glibc's malloc keeps for later: torch reuses the memory of earlier windows."""
+    mallinfo2 = _mallinfo2()
+    return 0 if mallinfo2 is None else int(mallinfo2().sizes[8])
+
+
+@cache
+def _mallinfo2() -> Callable[[], Any] | None:
     try:
-        mallinfo2 = CDLL(None).mallinfo2
+        found = CDLL(None).mallinfo2
     except (AttributeError, OSError):  # another library, or glibc before 2.33
-        return 0
-    mallinfo2.restype = _Mallinfo
-    return int(mallinfo2().sizes[8])
+        return None
+    found.restype = _Mallinfo
+    return found
 
 
 def machine_bytes() -> int | None:

@@ -105,6 +105,11 @@ class Metrics:
                 self._warn(f"no answer within {_LAST_PUSH_S:g} s at the end of the run")
             self._exporter.shutdown()
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: do not keep the port, which would outlive the parent."""
+        if self._server is not None:
+            self._server.socket.close()
+
     def count(self, windows: dict[str, Point], by: str | None, capture: Path | None = None) -> None:
         """Count a window of a trigger in `fired` or `recorded`; it becomes the folder `capture`."""
         before = windows.get(trigger := by or _SCHEDULE) or Point(whole(trigger))
@@ -145,7 +150,6 @@ class Metrics:
             text = "Prometheus gets no metrics of rank {}: port {} of {} cannot be used ({})."
             logger.warning(text, self._rank.rank, port, host, reason_of(error))
         else:
-            os.register_at_fork(after_in_child=server.socket.close)  # a child keeps no port
             self._server = server
             logger.info("Metrics for Prometheus: http://{}:{}", host, server.server_address[1])
 

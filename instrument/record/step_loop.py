@@ -462,9 +462,11 @@ class StepLoop:
                 self.run.finisher.warn_of_unfinished()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: leave the run, its window and its signal handler to the parent."""
+        """In a forked child: leave the run, its window, signal handler and port to the parent."""
         self.running, self.window, self.lock = False, None, RLock()
         self._preemption.uninstall()
+        if self.run is not None and self.run.metrics is not None:
+            self.run.metrics.leave_to_parent()
 
     def warn_once(self, sentence: str) -> None:
         """Log a warning once in a run."""

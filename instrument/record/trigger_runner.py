@@ -206,10 +206,9 @@ class TriggerRunner:
 
     def _poll(self, polled: list[_ActiveTrigger]) -> None:
         # random, so that the ranks of a job do not ask the store at the same moment
-        pause_s = uniform(0.5, 1) * POLL_SECONDS
         slower_s = self._announcements.exchange_s - POLL_SECONDS if self._announcements else 0.0
         next_exchange_s = time.monotonic() + uniform(0, 1) * slower_s
-        while not self._over.wait(pause_s):
+        while not self._over.wait(uniform(0.5, 1) * POLL_SECONDS):
             for trigger in list(polled):
                 poll = trigger.callbacks.poll
                 if poll is not None and not self._call(trigger, poll):
@@ -218,7 +217,6 @@ class TriggerRunner:
             if self._unsent or now_s >= next_exchange_s:
                 self.exchange()
                 next_exchange_s = now_s + uniform(0.5, 1) * slower_s
-            pause_s = uniform(0.5, 1) * POLL_SECONDS
 
     def exchange(self) -> None:
         """Read what all ranks have announced, and announce the requests that this has not met."""
