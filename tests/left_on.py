@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -37,6 +38,7 @@ class Before:
             *_profiler_stopped(),
             *_collections_uncounted(),
             *_annotations_disarmed(),
+            *_threads_running(),
             *self._handlers_restored(),
         ]
 
@@ -88,6 +90,16 @@ def _collections_uncounted() -> Iterator[str]:
         if isinstance(callback, Collections):
             gc.callbacks.remove(callback)
             yield "a callback of the garbage collector"
+
+
+def _threads_running() -> Iterator[str]:
+    """Threads of ours. Those that are told to end may take as long as a busy machine needs."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("instrument-"):
+            thread.join(60)
+            if thread.is_alive():
+                thread.name = f"left-{thread.name}"  # so that the tests after it do not wait for it
+                yield f"the thread {thread.name}"
 
 
 def _annotations_disarmed() -> Iterator[str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -185,6 +185,8 @@ class At(Trigger):
 class Rank:
     """One rank of two in this process: its watch, and the windows that it would begin, by their step."""
 
+    running: ClassVar[list[TriggerRunner]] = []
+
     def __init__(self, rank: int, store: Any, folder: Path, trigger: Any, **options: Any) -> None:
         self.config = ProfilerConfig(triggers={"mine": trigger}, active=3, **options)
         self.step, self.began, self.step_ns = 0, {}, 100 * MS
@@ -192,12 +194,20 @@ class Rank:
             store, rank, self.config, lambda: StepProgress(self.step, self.step_ns)
         )
         self.watch = TriggerRunner(self.config.triggers, folder, announcements)
+        self.running.append(self.watch)
 
     def goes_on(self, steps: int, *, recorded: bool = False) -> None:
         for number in range(self.step, self.step + steps):
             if asked := self.watch.after(number, self.step_ns, None, recorded=recorded):
                 self.began[number + 1] = asked
             self.step = number + 1
+
+
+@pytest.fixture(autouse=True)
+def _ranks_end() -> Iterator[None]:
+    yield
+    while Rank.running:
+        Rank.running.pop().end()
 
 
 @pytest.fixture
@@ -207,12 +217,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def two(store: Any, tmp_path: Path) -> Iterator[tuple[Rank, Rank]]:
+def two(store: Any, tmp_path: Path) -> tuple[Rank, Rank]:
     """Rank 0, and rank 1, whose trigger fires after step 1."""
-    pair = Rank(0, store, tmp_path, At(steps=[])), Rank(1, store, tmp_path, At(steps=[1]))
-    yield pair
-    for each in pair:
-        each.watch.end()
+    return Rank(0, store, tmp_path, At(steps=[])), Rank(1, store, tmp_path, At(steps=[1]))
 
 
 def test_what_fires_on_one_rank_begins_at_the_same_step_on_all(
@@ -275,8 +282,6 @@ def test_what_all_ranks_see_at_once_is_one_window_and_counts_once(
             each.watch.exchange()
     assert pair[0].began.keys() == pair[1].began.keys() == {17, 57}
     assert len(log.at("WARNING")) == 2, "each says that it has had its last"
-    for each in pair:
-        each.watch.end()
 
 
 def test_a_rank_without_a_timed_step_keeps_what_is_asked(two: tuple[Rank, Rank]) -> None:
@@ -303,7 +308,6 @@ def test_a_request_before_the_end_of_a_window_is_answered_by_it(
         each.watch.exchange()
     for each in pair:
         each.goes_on(40)
-        each.watch.end()
     assert pair[0].began.keys() == pair[1].began.keys() == {18}
     assert log.at("WARNING") == []
 
@@ -318,7 +322,6 @@ def test_of_all_ranks_that_see_it_at_once_one_announces(store: Any, tmp_path: Pa
     for each in ranks:
         each.watch.exchange()
         each.goes_on(20)
-        each.watch.end()
     asked = {17: ("mine", Request("it is time, on rank 0 after step 1"))}
     assert [each.began for each in ranks] == [asked] * 10
     assert not any(each.watch._unsent for each in ranks)
@@ -481,7 +484,6 @@ def test_without_the_store_a_rank_goes_by_itself_and_says_it_once(
     alone.watch.exchange()
     alone.goes_on(9)
     alone.watch.exchange()
-    alone.watch.end()
     assert alone.began == {4: ("mine", Request("it is time")), 10: ("mine", Request("it is time"))}
     assert [line for line in log.at("INFO") if line.startswith("From")] == [
         "From now on, only rank 1 records the windows that its triggers request: Connection was likely closed."
@@ -509,8 +511,6 @@ def test_a_rank_hears_only_what_is_announced_after_it_has_started(
     restarted.watch.exchange()
     assert len(before.watch._announced) == 1
     assert restarted.watch._announced == []
-    for each in (before, restarted):
-        each.watch.end()
 
 
 @pytest.mark.parametrize("step", [0, 5])
@@ -522,7 +522,6 @@ def test_after_the_step_number_is_set_back_asks_are_heard_again(
         rank.goes_on(1)
         rank.watch.exchange()
     assert [call.begin for call in rank.watch._announced] == [1001 + 15, step + 1 + 15]
-    rank.watch.end()
 
 
 class Exact(Trigger):
@@ -540,7 +539,6 @@ def test_integers_of_another_kind_are_announced_too(store: Any, tmp_path: Path) 
     rank.goes_on(20)
     ((begin, (_, request)),) = rank.began.items()
     assert (begin, request) == (2 + 15, Request("why, on rank 0 after step 1", 3))
-    rank.watch.end()
 
 
 def test_a_message_that_cannot_be_read_costs_itself_alone(
