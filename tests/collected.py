@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from loguru import logger
 
@@ -53,6 +54,19 @@ class Log(list[str]):
 
 
 _collecting: list[Log] = []
+_handlers: list[int] = []  # the last one added
+
+
+def _add_handler() -> None:
+    """Let the log reach the tests. The handler stays, because adding one takes loguru 7 ms."""
+    core: Any = logger._core  # type: ignore[attr-defined]
+    if not {*_handlers} & {*core.handlers}:
+        _handlers[:] = [logger.add(_collect, format="{level} {message}", level=0)]
+
+
+def _collect(message: str) -> None:
+    if _collecting:
+        _collecting[-1].append(str(message).rstrip("\n"))
 
 
 @contextmanager
@@ -62,17 +76,12 @@ def logged() -> Iterator[Log]:
     A fixture for several tests needs it if it logs a warning. Blocks can be nested: the inner one collects.
     """
     lines = Log()
+    if not _collecting:
+        _add_handler()
     _collecting.append(lines)
-
-    def collect(message: str) -> None:
-        if _collecting[-1] is lines:
-            lines.append(str(message).rstrip("\n"))
-
-    handler = logger.add(collect, format="{level} {message}", level=0)
     try:
         yield lines
     finally:
-        logger.remove(handler)
         _collecting.pop()
     unexpected, missing = lines.unexpected(), lines.missing()
     assert not unexpected, "\n".join(["Logged, and not expected:", *unexpected])
