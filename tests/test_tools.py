@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from random import Random
 
+import pytest
 from fuzz import commands
+from lock import LEFT_OUT
 from mutants_known import PLANTED, TESTS
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,3 +36,25 @@ def test_the_fuzzer_has_a_value_for_each_argument_of_each_command() -> None:
     for name in parsers.choices.keys() - commands.SKIPPED:
         for seed in range(5):  # of arguments that exclude each other, one is drawn
             assert [*commands.words(parsers.choices[name], ["PATH"], 1, 1, Random(seed))], name
+
+
+def test_each_package_that_the_tests_install_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
+    pinned = {canonicalize_name(name): version for name, version in pinned.items()}
+    todo, installed = [("torch-instrument", extra) for extra in ("dev", "docs")], {}
+    for package, extra in todo:  # which grows
+        try:
+            found = distribution(package)
+        except PackageNotFoundError:  # Zensical cannot be installed everywhere
+            continue
+        installed[canonicalize_name(package)] = found.version.partition("+")[0]
+        for needed in map(Requirement, found.requires or ()):
+            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                further = ((needed.name, each) for each in (needed.extras or {""}))
+                todo += [pair for pair in further if pair not in todo]
+    if any(installed.get(name, version) != version for name, version in pinned.items()):
+        pytest.skip("this environment has other versions than constraints.txt")
+    assert len(installed) > 100
+    del installed["setuptools"]  # `pip freeze` does not name it
+    assert [name for name in installed if name not in pinned and not LEFT_OUT.match(name)] == []
