@@ -83,8 +83,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@if command -v $(CC) > /dev/null; then for file in $(filter %.c,$(BUILT_FROM)); do \
-	    command="$(CC) -std=c99 -O3 -Wall -Wextra -Werror -isystem $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))') -c -o /dev/null $$file"; \
+	@if command -v $(CC) > /dev/null; then include=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
+	    for words in $(foreach file,$(filter %.c,$(BUILT_FROM)),"-isystem $$include $(file)") $(foreach file,$(wildcard tools/fuzz/*.c),"-Itools/fuzz $(file)"); do \
+	    command="$(CC) -std=c99 -O3 -Wall -Wextra -Werror -c -o /dev/null $$words"; \
 	    echo "$$command"; $$command || exit 1; done; \
 	    else echo "The code in C is not compiled, because there is no C compiler."; fi
 

@@ -15,6 +15,7 @@
 #define Py_UNUSED(name) name __attribute__((unused))
 #define Py_BEGIN_ALLOW_THREADS {
 #define Py_END_ALLOW_THREADS }
+#define PyAPI_FUNC(type) static type
 #define PyMODINIT_FUNC PyObject *
 #define PyModuleDef_HEAD_INIT 0
 #define METH_VARARGS 1
@@ -87,7 +88,7 @@ static void Py_DECREF(PyObject *bytes)
 }
 
 /* Understands y# and n. */
-static bool PyArg_ParseTuple(const PyObject *args, const char *format, ...)
+static int _PyArg_ParseTuple_SizeT(PyObject *args, const char *format, ...)
 {
     va_list places;
     va_start(places, format);
@@ -100,7 +101,7 @@ static bool PyArg_ParseTuple(const PyObject *args, const char *format, ...)
         args++;
     }
     va_end(places);
-    return true;
+    return 1;
 }
 
 static PyObject *PyModuleDef_Init(PyModuleDef *Py_UNUSED(definition))
