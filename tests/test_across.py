@@ -11,6 +11,7 @@ import warm
 from builders import steps, synchronous_steps, write_capture, write_rank
 from collected import Log
 
+from instrument import Session
 from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.finish.window import finish
@@ -47,6 +48,18 @@ def ddp(folder: Path, slower_s: float) -> tuple[Ranks, list[Capture], list[str]]
     assert [process.returncode for process in started] == [0, 0], told
     (window,) = Run.load(folder / "out").windows
     return window, [Capture.load(path) for path in window.paths], told
+
+
+@pytest.mark.parametrize("ranks", [[0], [0, 1]])
+def test_one_recording_rank_is_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log, ranks: list[int]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with Session(active=1, ranks=ranks, output_dir=tmp_path, export="inline") as session:
+        session.step()
+    assert len(session.captures) == 1
+    assert any("compares the ranks" in line for line in log.at("INFO")) == (len(ranks) > 1)
 
 
 def test_the_ranks_of_a_distributed_run_are_compared(tmp_path: Path) -> None:

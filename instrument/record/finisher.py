@@ -70,20 +70,20 @@ class Finisher:
         self.lock = FileLock(queue.lock_of(output_dir, self.run))
         self.saved = 0
         self.to_finish: list[Path] = []
-        self._config, self._world_size = config, world_size
-        recording = recording_ranks(config.ranks, world_size)
+        self._config = config
+        self._recording_ranks = recording_ranks(config.ranks, world_size)
         self._by_exporter = config.export == "process"
         self.inline = _sinks_after_the_exporter(config) if self._by_exporter else {}
         uploads_here = not self._by_exporter or bool(self.inline)
         self._uploads = (
-            Uploads(config.upload_to, config.upload_options, recording)
+            Uploads(config.upload_to, config.upload_options, self._recording_ranks)
             if config.upload_to and uploads_here
             else None
         )
         self._job = Job(
             run=self.run,
             rank=rank,
-            recording_ranks=recording,
+            recording_ranks=self._recording_ranks,
             one_per_role=config.ranks == "one_per_role" and world_size > 1,
             sinks={
                 name: about
@@ -426,7 +426,7 @@ class Finisher:
             logger.warning("All windows that were dropped: {}", ", ".join(self._dropped))
         if (
             self._newest is not None
-            and self._world_size > 1
+            and self._recording_ranks > 1
             and self.rank == lowest_rank(self._config.ranks)
         ):
             logger.info("`instrument ranks {}` compares the ranks.", self.output_dir)
