@@ -272,6 +272,7 @@ def test_tables_sort_and_filter(tab: Page) -> None:
     assert ranges.get_by_role("status").inner_text() == "1 of 16 rows"
 
 
+@pytest.mark.nightly  # axe takes two seconds for a page; the gate has it look at a whole one
 def test_axe_finds_nothing_serious(
     opened: Callable[..., Page], tab: Page, pair: tuple[Capture, Capture], tmp_path: Path
 ) -> None:

@@ -70,19 +70,26 @@ def tab(opened_once: Callable[..., Page], written: Path) -> Page:
     return opened_once(written)
 
 
-def test_axe_finds_nothing_serious(
-    opened: Callable[..., Page], written: Path, tmp_path: Path
-) -> None:
+def test_axe_finds_nothing_serious(opened: Callable[..., Page], written: Path) -> None:
+    assert problems(printed(opened, written)) == []
+
+
+@pytest.mark.nightly  # axe takes two seconds for a page
+def test_axe_finds_nothing_serious_in_a_run(opened: Callable[..., Page], tmp_path: Path) -> None:
     ranks = [
         write_rank(tmp_path, rank, synchronous_steps(own, device=True))
         for rank, own in ((0, 300), (1, 320), (2, 700))
     ]
     run = tmp_path / "run.html"
     run.write_text(page(payload(ranks)).html, encoding="utf-8")
-    for path, within in ((written, None), (run, "#runs")):
-        tab = opened(path)
-        tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-        assert problems(tab, within) == []
+    assert problems(printed(opened, run), "#runs") == []
+
+
+def printed(opened: Callable[..., Page], path: Path) -> Page:
+    """A page with all its parts unfolded."""
+    tab = opened(path)
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    return tab
 
 
 def test_tables_sort_and_filter(tab: Page) -> None:
