@@ -115,7 +115,10 @@ def test_a_marked_generator_in_a_compiled_function_stays_in_its_graph(tmp_path: 
     assert [row.name for row in capture.compiled_ranges] == ["multiples"]
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=NEEDS_COMPILER)])
+@pytest.mark.parametrize(
+    "backend",
+    ["aot_eager", pytest.param("inductor", marks=[pytest.mark.nightly, NEEDS_COMPILER])],
+)
 def test_an_instrumented_model_stays_at_one_graph(tmp_path: Path, backend: str) -> None:
     net = model()
     compiled = torch.compile(net, backend=backend, fullgraph=True)
@@ -232,12 +235,13 @@ class Broken(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("compile_within", "how", "hooked"),  # each pair of values once
+    ("compile_within", "how", "hooked"),  # each value once, and nightly each pair of values
     [
         (False, "torch.compile", False),
-        (True, "Module.compile", False),
-        (True, "torch.compile", True),
-        (False, "Module.compile", True),
+        pytest.param(True, "Module.compile", False, marks=pytest.mark.nightly),
+        pytest.param(True, "torch.compile", True, marks=pytest.mark.nightly),
+        pytest.param(False, "Module.compile", True, marks=pytest.mark.nightly),
+        (True, "Module.compile", True),
     ],
 )
 def test_no_window_compiles_anew(
