@@ -227,6 +227,7 @@ def test_a_session_stopped_where_the_profiler_cannot_be_says_so_and_its_thread_s
     assert (len(session.captures), len(later.captures)) == (0, 1)
 
 
+@pytest.mark.nightly  # starts a new interpreter: see `new_process`
 def test_a_window_whose_thread_has_ended_costs_itself_alone(tmp_path: Path) -> None:
     """Nor does it corrupt the memory of a later window, or end the process at exit."""
     said = new_process(f"""

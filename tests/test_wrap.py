@@ -602,6 +602,7 @@ class Items(Dataset[tuple[int, bool]]):
         return 3
 
 
+@pytest.mark.nightly  # the worker is a new interpreter that loads torch
 def test_a_marked_dataset_in_a_worker_that_is_spawned(tmp_path: Path) -> None:
     loader = DataLoader(Items(), None, num_workers=1, multiprocessing_context="spawn")
     with recorded(tmp_path) as seen, profiled("loading"):

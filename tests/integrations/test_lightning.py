@@ -143,8 +143,12 @@ class Where(Sink):
 
 
 @pytest.mark.usefixtures("warm_exporters")
+@pytest.mark.parametrize(
+    "is_run",
+    [False, pytest.param(True, marks=pytest.mark.nightly)],  # an exporter loads all anew: 4 s
+)
 def test_a_trainer_that_hydra_builds_with_our_callback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_run: bool
 ) -> None:
     (tmp_path / "hydras_sinks.py").write_text(SINKS)
     monkeypatch.syspath_prepend(tmp_path)
@@ -170,6 +174,8 @@ def test_a_trainer_that_hydra_builds_with_our_callback(
         config = ours.session.config
         assert (config.active, config.metadata, config.inline_sinks) == (2, {"tags": ["2"]}, [])
         assert [config.sinks[name].columns for name in ("table", "built")] == [None, ["calls"]]
+    if not is_run:
+        return
     built.fit(Tiny(), DataLoader(torch.ones(12, 8), batch_size=4))  # type: ignore[arg-type]
     (capture,) = ours.session.captures
     pid, tags = (capture.folder / "where.txt").read_text().split(" ", 1)

@@ -328,6 +328,7 @@ def test_a_missing_package_is_told_when_it_is_built(
     )
 
 
+@pytest.mark.nightly  # a new interpreter loads what all sinks need
 def test_writing_loads_no_torch_and_starts_no_thread(output: Path) -> None:
     capture = write_capture(output, events())
     code = """if True:
