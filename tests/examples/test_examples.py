@@ -1,6 +1,6 @@
 """Each example, run as a user runs it, in an empty folder, but small and in a process that is forked (see warm.py).
 
-The demo starts as a user starts it. `make nightly` starts every example so, in its full size.
+`make nightly` starts every example and the demo as a user starts them, in their full size.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -118,18 +119,33 @@ class Demo(NamedTuple):
     folder: Path
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+def of_the_demo(folder: Path, overrides: str, *options: str) -> list[str]:
+    """The command of `make demo`, which takes the environment that runs this test as it is."""
     if not (shutil.which("make") and INSTRUMENT.exists()):
         pytest.skip("needs make and an installed package")
-    folder = tmp_path_factory.mktemp("demo")
-    # -o: the environment that runs this test is taken as it is
     installed = ["-o", f"{sys.prefix}/.installed-demo", f"VENV={sys.prefix}"]
-    # inline: on a busy machine, an exporter of its own, with its low priority, takes minutes to start
+    where = ["-C", str(EXAMPLES.parent), "--no-print-directory"]
+    return [
+        "make",
+        *where,
+        *installed,
+        f"DEMO={folder}",
+        f"OVERRIDES={overrides}",
+        *options,
+        "demo",
+    ]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    folder = tmp_path_factory.mktemp("demo") / "run"
     overrides = " ".join([*SMALL, "profiler.export=inline"])
-    options = [*installed, f"DEMO={folder / 'run'}", f"OVERRIDES={overrides}"]
-    text = ended_well(["make", "-C", str(EXAMPLES.parent), *options, "demo"], folder)
-    return Demo(text, folder / "run")
+    commands = ended_well(of_the_demo(folder, overrides, "--dry-run"), EXAMPLES.parent)
+    training, listing = commands.replace("\\\n", "").split("\n", 1)
+    python, *arguments = shlex.split(training)
+    assert python == f"{sys.prefix}/bin/python"
+    text = forked(arguments, EXAMPLES.parent)
+    return Demo(text + ended_well(["sh", "-ec", listing], EXAMPLES.parent), folder)
 
 
 def test_the_demo_learns_and_the_same_without_a_profiler(demo: Demo, tmp_path: Path) -> None:
@@ -431,6 +447,14 @@ NEEDS = {
     "transformers_trainer.py": "transformers",
 }
 ENDLESS = {"long_job.py"}
+
+
+# Start new interpreters and train in full.
+@pytest.mark.nightly
+def test_the_demo_in_full_as_a_user_starts_it(tmp_path: Path) -> None:
+    text = ended_well(of_the_demo(tmp_path / "run", ""), tmp_path)
+    assert losses(text)[-1] < 3
+    assert len(captures(tmp_path / "run")) == 3
 
 
 @pytest.mark.nightly
