@@ -67,6 +67,12 @@ _LONGEST = (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The processes of xdist fork their scripts from one process, which loads torch while they do."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        os.environ[warm.SOCKET] = warm.server()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Return one process more than there are CPUs, because tests wait for others; each loads torch."""

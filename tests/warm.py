@@ -41,7 +41,7 @@ import pytest
 SOCKET = "INSTRUMENT_TESTS_WARM"
 HANGS_S = 600
 EXPORTER = "INSTRUMENT_TESTS_WARM_EXPORTER"
-_WARNINGS = "warnings.txt"
+_WORKER = "PYTEST_XDIST_WORKER"
 
 
 def run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> CompletedProcess[str]:
@@ -54,8 +54,9 @@ def run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> Complet
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment that names this process's server, which is started if there is none yet."""
-    return {**env, SOCKET: env.get(SOCKET) or _server()}
+    """An environment that names the server, which is started if there is none yet."""
+    own = {_WORKER: os.environ[_WORKER]} if _WORKER in os.environ else {}
+    return {**env, **own, SOCKET: env.get(SOCKET) or server()}
 
 
 def run_into(command: Sequence[str], folder: Path, env: Mapping[str, str], output: int) -> int:
@@ -81,15 +82,20 @@ def run_apart(
 
 def package_warnings() -> str:
     """The Python warnings inside the package in the scripts run so far; the next call does not give them again."""
-    if not _server.cache_info().currsize:
+    if SOCKET not in os.environ and not server.cache_info().currsize:
         return ""
-    file = Path(_server()).with_name(_WARNINGS)
+    file = _warnings_of(server())
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         return ""
     finally:
         file.unlink(missing_ok=True)
+
+
+def _warnings_of(address: str) -> Path:
+    """Where a server's scripts, for this process among those of xdist, note their warnings."""
+    return Path(address).with_name(f"warnings-{os.environ.get(_WORKER, '')}.txt")
 
 
 class Script:
@@ -227,27 +233,30 @@ def _asked(
 
 
 @cache
-def _server() -> str:
+def server() -> str:
+    """The address of the server; processes of xdist have that of the process that started them."""
+    if address := os.environ.get(SOCKET):
+        return address
     # no TemporaryDirectory: a child that multiprocessing forks from Python 3.13 on clears the exit
     # handlers, and would remove the folder with the last reference to it
     folder = tempfile.mkdtemp(prefix="warm-")
     address = f"{folder}/socket"
     # it ends with its standard input, whatever becomes of this process
-    server = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, __file__, address],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    assert server.stdin
-    assert server.stdout
-    assert server.stdout.readline() == b"ready\n"
+    assert process.stdin
+    assert process.stdout
+    assert process.stdout.readline() == b"ready\n"
 
     def end() -> None:
-        server.kill()  # processes forked by other tests may hold its standard input open
-        server.wait()
-        server.stdin.close()
-        server.stdout.close()
+        process.kill()  # processes forked by other tests may hold its standard input open
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
         shutil.rmtree(folder)
 
     atexit.register(end)
@@ -256,7 +265,7 @@ def _server() -> str:
 
 def _load() -> None:
     import hydra.utils  # noqa: F401
-    import numpy  # noqa: F401
+    import numpy.ma  # noqa: F401  # which numpy loads at the first median
     import torch._dynamo.backends.common  # which torch.compile loads
     import torch._inductor.config  # which torch's profiler loads at its first window
     import torch.profiler
@@ -265,10 +274,13 @@ def _load() -> None:
     from instrument import Session, profiled  # noqa: F401
     from instrument.cli.command import main  # noqa: F401
 
-    for room in ("analysis", "findings", "finish", "links", "report", "runs", "trace"):
+    ours = ("analysis", "compare", "findings", "finish", "links", "report", "runs", "trace")
+    for room in (*ours, "report/page"):
         for module in pkgutil.iter_modules([f"{Path(instrument.__file__).parent}/{room}"]):
-            importlib.import_module(f"instrument.{room}.{module.name}")
+            importlib.import_module(f"instrument.{room.replace('/', '.')}.{module.name}")
     import instrument.sinks.table
+
+    torch.compiler.list_backends()  # loads them all, as the first torch.compile does
 
     assert not torch.cuda.is_initialized()
     # a script's end would pass over all these objects, and so copy their memory: two seconds
@@ -278,11 +290,13 @@ def _load() -> None:
 
 def _serve(address: str) -> list[str]:
     """Fork for each request; returns in a process that is to run a script, with its arguments."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for scripts
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
-        print("ready", flush=True)
+        print("ready", flush=True)  # whoever asks by now waits
+        _load()
         while True:
             readable, _, _ = select.select([listener, sys.stdin], [], [])
             if sys.stdin in readable:
@@ -315,7 +329,7 @@ def _serve(address: str) -> list[str]:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
-    _note_warnings(Path(address).with_name(_WARNINGS))
+    _note_warnings(_warnings_of(address))
     return command
 
 
@@ -373,7 +387,6 @@ def _end(status: int) -> None:
 
 
 if __name__ == "__main__":
-    _load()
     sys.argv = _serve(sys.argv[1])
     if EXPORTER in os.environ:
         fork_exporters(pytest.MonkeyPatch())
