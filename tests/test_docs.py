@@ -13,8 +13,10 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import warm
@@ -34,7 +36,7 @@ BLOCKS = {page: blocks(text) for page, text in PAGES.items() if blocks(text)}
 TRAINERS = re.compile(r"^from (lightning|transformers|ignite|accelerate)\b", re.MULTILINE)
 
 
-def run(script: str, folder: Path) -> str:
+def run(script: str, folder: Path, more: Mapping[str, str] = MappingProxyType({})) -> str:
     """What a script printed, its errors too; it must have ended well."""
     env = {
         **os.environ,
@@ -45,6 +47,7 @@ def run(script: str, folder: Path) -> str:
         "PYTEST_PLUGINS": "instrument.pytest_plugin",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # to load all installed plugins takes a second
         warm.EXPORTER: "yes",
+        **more,
     }
     done = warm.run([script], folder, env)
     assert done.returncode == 0, f"{script}\n{done.stdout}"
@@ -79,7 +82,7 @@ def test_each_block_runs(page: str, recorded: Path, tmp_path: Path) -> None:
     folder, source = tmp_path / "folder", script(BLOCKS[page], cannot_run)
     shutil.copytree(recorded, folder)
     (file := tmp_path / f"{Path(page).stem}.py").write_text(source, encoding="utf-8")
-    printed = run(str(file), folder)
+    printed = run(str(file), folder, warm.with_trainers() if TRAINERS.search(source) else {})
     assert "print(" not in source or printed.strip()
     assert ".ranges)" not in source or "name" in printed
 

@@ -93,6 +93,15 @@ def package_warnings() -> str:
         file.unlink(missing_ok=True)
 
 
+def with_trainers() -> dict[str, str]:
+    """What in its environment has a script forked from a process that has loaded Lightning and Transformers too."""
+    return {SOCKET: _of_trainers(server())}
+
+
+def _of_trainers(address: str) -> str:
+    return f"{address}-trainers"
+
+
 def _warnings_of(address: str) -> Path:
     """Where a server's scripts, for this process among those of xdist, note their warnings."""
     return Path(address).with_name(f"warnings-{os.environ.get(_WORKER, '')}.txt")
@@ -288,20 +297,37 @@ def _load() -> None:
     gc.freeze()
 
 
+def _load_trainers() -> None:
+    for module in ("lightning.pytorch", "transformers.trainer"):
+        with suppress(ImportError):
+            importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+
+
 def _serve(address: str) -> list[str]:
     """Fork for each request; returns in a process that is to run a script, with its arguments."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for scripts
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
+    with socket.socket(socket.AF_UNIX) as plain, socket.socket(socket.AF_UNIX) as trainers:
+        plain.bind(address)
+        trainers.bind(_of_trainers(address))
+        listeners = [plain, trainers]
+        for each in listeners:
+            each.listen()
         print("ready", flush=True)  # whoever asks by now waits
         _load()
         while True:
-            readable, _, _ = select.select([listener, sys.stdin], [], [])
+            readable, _, _ = select.select([*listeners, sys.stdin], [], [])
             if sys.stdin in readable:
                 sys.exit()
-            connection, _ = listener.accept()
+            if plain in listeners and trainers in readable:
+                listeners = [plain] if os.fork() else [trainers]
+                (trainers if plain in listeners else plain).close()
+                if trainers in listeners:
+                    _load_trainers()
+                continue
+            connection, _ = readable[0].accept()
             if not os.fork():
                 break
             connection.close()

@@ -62,7 +62,8 @@ def run(example: str, folder: Path, *arguments: str) -> str:
 
 
 def forked(command: list[str], folder: Path) -> str:
-    return printed(warm.run(command, folder, FORKED))
+    more = warm.with_trainers() if Path(command[0]).name in NEEDS else {}
+    return printed(warm.run(command, folder, {**FORKED, **more}))
 
 
 def ended_well(command: list[str], folder: Path) -> str:
