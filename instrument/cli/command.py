@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import NoReturn
 
 from instrument import __version__
@@ -120,6 +121,7 @@ def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     return argv[:end], argv[end + 1 :]
 
 
+@cache
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="instrument", description="Read what torch-instrument or torch.profiler has recorded."
