@@ -748,14 +748,15 @@ def test_a_thread_that_never_ends_does_not_stop_the_end(monkeypatch: pytest.Monk
 def test_two_runs_in_a_folder_have_their_own_verdicts(tmp_path: Path) -> None:
     """The first one ends after the second, and its window is older."""
     code = """
-    import subprocess, sys
+    import os, sys
     from pathlib import Path
     main()
     if len(sys.argv) == 1:
-        words = [sys.executable, "-m", "instrument", "run", "profiler.export=inline", __file__, "x"]
-        print(subprocess.run(words, capture_output=True, text=True).stderr)
+        words = ["-m", "instrument", "run", "profiler.export=inline", __file__, "x"]
+        print(warm.run(words, Path(), os.environ).stdout)
     """
-    script = write(tmp_path, TRAIN + dedent(code))
+    find = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import warm\n"
+    script = write(tmp_path, find + TRAIN + dedent(code))
     done = run(tmp_path, "-m", "instrument", "run", "profiler.export=inline", script)
     pages = [
         line.removeprefix("The report page is ").removesuffix(".")
@@ -791,7 +792,7 @@ def double(number):
     return 2 * number
 
 if __name__ == "__main__":
-    assert "torch" not in sys.modules
+    assert "torch" not in sys.modules or "INSTRUMENT_TESTS_WARM" in os.environ
     os.environ["OMP_NUM_THREADS"] = "1"
     assert importlib.util.find_spec("torch") is not None
     with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -824,12 +825,10 @@ def test_a_new_interpreter(tmp_path: Path, named: list[str]) -> None:
     for place in (folder, tmp_path):
         (place / "sibling.py").touch()
 
-    def start(*words: str) -> CompletedProcess[str]:
-        command = [sys.executable, *words, *named, "--lr", "3"]
-        env = os.environ | {"PYTHONPATH": str(Path(instrument.__file__).parent.parent)}
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-
-    plain, done = start(), start("-m", "instrument", "run")
+    plain = run(tmp_path, *named, "--lr", "3")
+    command = [sys.executable, "-m", "instrument", "run", *named, "--lr", "3"]
+    env = os.environ | {"PYTHONPATH": str(Path(instrument.__file__).parent.parent)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert (plain.returncode, plain.stderr) == (7, "")
     assert (done.returncode, done.stdout) == (7, plain.stdout)
     assert (
