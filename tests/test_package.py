@@ -135,6 +135,18 @@ def test_templates_and_assets_are_found_in_the_wheel(python: Path, tmp_path: Pat
     assert "font: 11px monospace" in picture
 
 
+def test_hydra_finds_our_configs_before_anything_of_ours_is_loaded(
+    python: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "their_app.py").write_text(FOREIGN)
+    composed = run(python, "their_app.py", "+profiler=trace", "--cfg", "job", cwd=tmp_path)
+    assert composed.startswith("profiler:\n")
+    assert "_target_: instrument.sinks.table.TableSink" in composed
+    plugins = run(python, "their_app.py", "--info", "searchpath", cwd=tmp_path)
+    assert re.search(r"\| instrument +\| pkg://instrument\.conf ", plugins)
+
+
+@pytest.mark.nightly  # loads torch twice, in new processes; test_hydra.py forks the application
 def test_a_foreign_hydra_application_is_served(python: Path, tmp_path: Path) -> None:
     (tmp_path / "their_app.py").write_text(FOREIGN)
     output = run(python, "their_app.py", "+profiler=trace", "profiler.active=3", cwd=tmp_path)
