@@ -62,7 +62,7 @@ def bare(*arguments: object, **environment: str) -> subprocess.CompletedProcess[
 def test_show_prints_what_the_table_sink_wrote(tmp_path: Path) -> None:
     capture = write_capture(tmp_path, steps())
     TableSink().write(capture, capture.folder)
-    done = bare("show", capture.folder)
+    done = warm.run_apart(["-m", "instrument", "show", str(capture.folder)], tmp_path, os.environ)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (capture.folder / "table.txt").read_text(encoding="utf-8")
     assert "\x1b" not in done.stdout, "plain text when piped"
