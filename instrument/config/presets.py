@@ -67,8 +67,14 @@ def _yaml(path: str) -> dict[str, Any]:
     # Imported here, because the export process does not need OmegaConf, whose import takes 0.2 s.
     from omegaconf import OmegaConf
 
-    loaded = OmegaConf.create(_PRESETS.joinpath(*path.split("/")).read_text(encoding="utf-8"))
-    return cast("dict[str, Any]", OmegaConf.to_container(loaded))
+    return cast("dict[str, Any]", OmegaConf.to_container(_parsed(path)))
+
+
+@cache
+def _parsed(path: str) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.create(_PRESETS.joinpath(*path.split("/")).read_text(encoding="utf-8"))
 
 
 @cache
