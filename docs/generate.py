@@ -342,7 +342,7 @@ def _in_yaml(text: str) -> str:
 def _kind(schema: Mapping[str, Any]) -> str:
     """A type in words."""
     if "anyOf" in schema:
-        return " or ".join(_kind(each) for each in schema["anyOf"])
+        return " or ".join(dict.fromkeys(map(_kind, schema["anyOf"])))  # a path is a text too
     if "enum" in schema or "const" in schema:
         return " or ".join(f"`{each}`" for each in schema.get("enum", [schema.get("const")]))
     if "$ref" in schema:
