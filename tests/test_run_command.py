@@ -753,7 +753,7 @@ def test_two_runs_in_a_folder_have_their_own_verdicts(tmp_path: Path) -> None:
     main()
     if len(sys.argv) == 1:
         words = ["-m", "instrument", "run", "profiler.export=inline", __file__, "x"]
-        print(warm.run(words, Path(), os.environ).stdout)
+        print(warm.run(words, Path.cwd(), os.environ).stdout)
     """
     find = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import warm\n"
     script = write(tmp_path, find + TRAIN + dedent(code))
