@@ -18,6 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
+from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -284,24 +286,30 @@ class Watch:
                 trained.update(id(each) for group in groups for each in group["params"])
         modules = [each for each in alive(nn.Module) if "_modules" in vars(each)]
         inner = {id(child) for each in modules for child in vars(each)["_modules"].values()}
-        found, with_parameters = list[nn.Module](), 0
+        called = {id(module): at for at, module in enumerate(self._called)}
+        found, with_parameters = list[tuple[int, nn.Module]](), 0
         for each in modules:
             if id(each) in inner or isinstance(each, torch.fx.GraphModule):
                 continue
             with _skipping_odd():
                 parameters = {id(parameter) for parameter in each.parameters()}
-                if parameters & trained or any(part in self._called for part in each.modules()):
-                    found.append(each)
+                first = min(called.get(id(part), len(called)) for part in each.modules())
+                if parameters & trained or first < len(called):
+                    found.append((first, each))
                     with_parameters += bool(parameters)
+        found.sort(key=itemgetter(0))  # in the order of calls, because the collector has none
         variables = {id(value): name for name, value in [*vars(sys.modules["__main__"]).items()]}
-        names = [variables.get(id(each), type(each).__name__) for each in found]
-        count, models = Counter(names), dict[str, nn.Module]()
-        for index, (name, model) in enumerate(zip(names, found)):
+        names = [variables.get(id(each), type(each).__name__) for _, each in found]
+        numbers = {name: count() for name, times in Counter(names).items() if times > 1}
+        models = dict[str, nn.Module]()
+        for name, (_, model) in zip(names, found):
+            if name in numbers:
+                name = f"{next(numbers[name])}.{name}"
             if with_parameters == 1 and next(model.parameters(), None) is not None:
                 name = ""
             while isinstance(model, DataParallel | DistributedDataParallel):
                 model = model.module
-            models[name if count[name] < 2 else f"{index}.{name}"] = model
+            models[name] = model
         return models
 
 
