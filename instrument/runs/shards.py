@@ -11,6 +11,7 @@ import os
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -146,7 +147,9 @@ def _tables(summary: RankSummary) -> dict[str, Columns]:
 def files_at(place: Place) -> list[Path]:
     """The shards in a folder; the file itself, if `place` is a shard."""
     path = Path(place)
-    every = [path] if _FILE.fullmatch(path.name) else sorted(path.glob("ranks-*.parquet"))
+    every = [path] if _FILE.fullmatch(path.name) else []
+    with suppress(ValueError):  # from Python 3.13 on, for a name that no folder can have
+        every = every or sorted(path.glob("ranks-*.parquet"))
     return [file for file in every if _FILE.fullmatch(file.name) and is_regular(file)]
 
 
