@@ -62,9 +62,9 @@ def _patience() -> Iterator[None]:
 
 # xdist gives the next file to each process that has ended one: files that take long come first.
 _LONGEST = (
-    *("test_docs", "test_examples", "test_exporter", "test_conformance", "test_faults", "test_cli"),
-    *("test_upload", "test_threads", "test_trackers", "test_hydra", "test_use", "test_others"),
-    *("test_coverage", "test_open", "test_transformers", "test_compile", "test_pytest_plugin"),
+    *("test_docs", "test_run_command", "test_upload", "test_examples", "test_forged_lines"),
+    *("test_cli", "test_event_order", "test_pytest_plugin", "test_others", "test_exporter"),
+    *("test_faults", "test_use", "test_hydra", "test_lightning", "test_regression_gate"),
 )
 
 

@@ -769,14 +769,7 @@ def test_a_child_that_a_sink_forks_does_not_go_on_with_the_work_of_its_parent(
 
 
 @pytest.mark.usefixtures("cold_exporters")
-@pytest.mark.parametrize(
-    "closed",
-    [
-        *(pytest.param(some, marks=pytest.mark.nightly) for some in (0b001, 0b110)),
-        0b111,
-    ],
-    ids="{:03b}".format,
-)
+@pytest.mark.parametrize("closed", [0b001, 0b110, 0b111], ids="{:03b}".format)
 def test_captures_are_finished_whatever_standard_streams_are_closed(
     profiler: dict[str, Any], tmp_path: Path, closed: int
 ) -> None:

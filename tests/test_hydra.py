@@ -137,13 +137,7 @@ def test_torchs_schedule_is_an_override() -> None:
     assert [config.schedule(step) for step in (1, 2, 5)] == ["NONE", "WARMUP", "RECORD_AND_SAVE"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        each if each in ("trace", "on_demand") else pytest.param(each, marks=pytest.mark.nightly)
-        for each in presets()
-    ],
-)
+@pytest.mark.parametrize("name", presets())
 def test_triggers_are_chosen_for_any_preset(name: str) -> None:
     overrides = [
         f"+profiler={name}",

@@ -358,8 +358,8 @@ class AtLine:
 @pytest.mark.parametrize(
     ("error", "number", "files", "every"),
     [
-        (TooLateError, signal.SIGUSR1, ("step_loop.py", "recorder.py", "signals.py"), 587),
-        (KeyboardInterrupt, signal.SIGINT, ("window.py", "finisher.py"), 17),
+        (TooLateError, signal.SIGUSR1, ("step_loop.py", "recorder.py", "signals.py"), 293),
+        (KeyboardInterrupt, signal.SIGINT, ("window.py", "finisher.py"), 7),
         pytest.param(
             KeyboardInterrupt,
             signal.SIGINT,

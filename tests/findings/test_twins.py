@@ -31,9 +31,8 @@ from findings.twins import (
 from instrument import Capture, Session, profiled
 from instrument.findings.finding import Finding
 
-# Which events there are and in which order is the same on every machine, so the first twin of each finding is of the gate.
+# Which events there are and in which order is the same on every machine, so these tests are of the gate.
 BY_ORDER = [twin for twin in all_twins() if not twin.is_time]
-FIRST = {twin.code: twin for twin in reversed(BY_ORDER)}.values()
 STEPS = {"step": 3, "window": 5}
 
 
@@ -56,13 +55,7 @@ def assert_found(twin: Twin, slow: list[Finding]) -> None:
             assert_command_runs(finding)
 
 
-@pytest.mark.parametrize(
-    "twin",
-    [
-        pytest.param(twin, marks=() if twin in FIRST else pytest.mark.nightly, id=str(twin))
-        for twin in BY_ORDER
-    ],
-)
+@pytest.mark.parametrize("twin", BY_ORDER, ids=str)
 def test_fires_on_the_problem_alone(twin: Twin, tmp_path: Path, log) -> None:
     if twin.code == "recompilation":
         log.expect("torch.compile compiled")
