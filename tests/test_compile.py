@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from recording import run_session, window
 from torch import nn
 
 from instrument import Capture, Session, profiled
-from instrument.annotate import backends
+from instrument.annotate import backends, module_calls
 from instrument.report.text import render
 
 X = torch.ones(2, 4)
@@ -32,11 +32,12 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
+def _fresh_dynamo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     backends.compiled_ranges.clear()
-    gc.collect()  # what other tests have marked
+    # a capture names those that other tests have marked, once Dynamo has compiled a graph
+    monkeypatch.setattr(module_calls, "_marked", WeakSet())
     yield
     torch._dynamo.reset()
 

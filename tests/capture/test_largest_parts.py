@@ -104,5 +104,6 @@ def test_the_shares_are_those_of_torchs_own_sums(tmp_path: Path) -> None:
     found = largest_parts(Capture.load(trace))
     for name, us in ("in large (", total["large"]), ("in the backward of large (", nodes):
         shown = re.search(rf"([\d.]+) % {re.escape(name)}", found)
-        assert shown, found
-        assert float(shown[1]) == pytest.approx(100 * us / total["ProfilerStep*"], abs=0.6)
+        share = 100 * us / total["ProfilerStep*"]
+        # parts below 5 % are not shown: on a busy machine, one may be
+        assert float(shown[1]) == pytest.approx(share, abs=0.6) if shown else share < 5.6, found
