@@ -12,6 +12,7 @@ from collected import Log
 from installed import need_collections
 from torch import nn
 
+from findings import cpu_twins
 from findings.cpu_twins import MIXED
 from findings.programs import PROGRAMS
 from findings.twins import (
@@ -40,6 +41,13 @@ STEPS = {"step": 3, "window": 5}
 def _only_compilations_are_warned_of(log: Log) -> Iterator[None]:
     yield
     assert all("torch.compile compiled " in line for line in log.at("WARNING"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_model_stays_marked() -> Iterator[None]:
+    """Captures of later tests would name it."""
+    yield
+    cpu_twins._marked.cache_clear()
 
 
 def record(twin: Twin, folder: Path) -> Recorded:
