@@ -47,7 +47,8 @@ def _only_compilations_are_warned_of(log: Log) -> Iterator[None]:
 def _no_model_stays_marked() -> Iterator[None]:
     """Captures of later tests would name it."""
     yield
-    cpu_twins._marked.cache_clear()
+    for its in (cpu_twins._marked, cpu_twins._deep):
+        its.cache_clear()
 
 
 def record(twin: Twin, folder: Path) -> Recorded:
