@@ -1,5 +1,5 @@
 ## make demo    train the example, record three windows, list the files and how to open them
-## make test    run the test suite: about four minutes on two CPUs
+## make test    run the test suite: four to five minutes on two CPUs
 ## make lint    ruff, mypy, and the warnings of the C compiler
 ## make check   lint, docs and test; with -j they run at the same time, as in CI
 ## make nightly  all tests, also slow ones and with many random examples, planted mutants, and fuzzing

@@ -140,6 +140,8 @@ def test_the_queries_of_the_documentation_find_the_slow_rank(
     assert (kind, waits_for, calls) == (row.kind, 2, row.calls)
     assert waiting_ms * 1e6 == pytest.approx(row.waiting_ns, rel=1e-4)
     spread = max(window.ranges, key=lambda row: row.cpu_max_ns - row.cpu_min_ns)
+    (first,) = window.ranges.where(path=differing[0][0])
+    assert first.cpu_max_ns - first.cpu_min_ns == spread.cpu_max_ns - spread.cpu_min_ns
     (found,) = (row for row in differing[:2] if row[0] == spread.path)  # two may differ as much
     _, ranks, median_ms, most_ms, slowest = found
     assert (ranks, slowest) == (spread.ranks, 2)
