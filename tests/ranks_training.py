@@ -126,6 +126,8 @@ def main(config: DictConfig) -> None:
     model = DistributedDataParallel(nn.Linear(8, 8))
     for name in config.scenarios:
         SCENARIOS[name](model)
+    # destroyed after its process group, it would wait for a thread of gloo that may wait for the GIL
+    del model
     dist.destroy_process_group()
 
 

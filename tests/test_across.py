@@ -45,7 +45,7 @@ def ddp(folder: Path, slower_s: float) -> tuple[Ranks, list[Capture], list[str]]
     ]
     started = [warm.Script(command, folder, each) for each in environment]
     told = [process.communicate()[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], told
+    assert [process.returncode for process in started] == [0, 0], "".join(told)
     (window,) = Run.load(folder / "out").windows
     return window, [Capture.load(path) for path in window.paths], told
 

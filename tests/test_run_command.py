@@ -857,6 +857,8 @@ for _ in range(9):
 sums = [(each.full_tensor() if sharded else each).sum().item() for each in model.parameters()]
 if dist.get_rank() == 0:
     print(sums)
+# destroyed after its process group, it would wait for a thread of gloo that may wait for the GIL
+del model
 dist.destroy_process_group()
 """
 SPAWN = """

@@ -35,6 +35,8 @@ def main(folder: str, slow: int) -> None:
             with profiled("optimizer"):
                 optimizer.step()
                 optimizer.zero_grad()
+    # destroyed after its process group, it would wait for a thread of gloo that may wait for the GIL
+    del model
     dist.destroy_process_group()
 
 
