@@ -107,8 +107,6 @@ def multiples(x: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def test_a_marked_generator_in_a_compiled_function_stays_in_its_graph(tmp_path: Path) -> None:
-    if torch.__version__ < (2, 9):
-        pytest.skip("this Dynamo traces no sum over a generator")
     compiled = torch.compile(lambda x: sum(multiples(x)), backend="eager", fullgraph=True)
     weights = torch.ones(4, requires_grad=True)
     session = run(tmp_path, lambda x: compiled(x * weights), wait=2, active=2)

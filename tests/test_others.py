@@ -198,7 +198,7 @@ def test_a_profiler_on_another_thread_drops_a_window_that_only_this_thread_can_s
     tmp_path: Path,
 ) -> None:
     """Steps 2 and 3 are recorded, and torch would crash if it stopped both profilers."""
-    if torch.__version__ < (2, 9):
+    if torch.__version__ < (2, 12):
         pytest.skip("this torch refuses the second profiler, as docs/compatibility.md says")
     code = """
         import sys

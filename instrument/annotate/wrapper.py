@@ -51,6 +51,9 @@ def make(function_, name_, fallback_, slices_):
 _GENERATOR = """
 def make(function_, name_, fallback_, slices_):
     def ranged({parameters}):
+        if is_dynamo_compiling():
+            note_compiled(fallback_)
+            return (yield from function_({arguments}))
         run_ = slices_(lambda: {label}, fallback_)
         try:
             return (yield from run_.drive(function_({arguments})))
