@@ -148,7 +148,6 @@ def test_a_hostile_trace_is_shown_harmlessly(tmp_path: Path) -> None:
 
 
 @needs_traces
-@pytest.mark.nightly
 def test_the_page_shows_what_is_printed(command: Command) -> None:
     page = PAGE.read_text("utf-8")
     words = re.search(r"`instrument diff BEFORE AFTER (--[^`]+)`", page)

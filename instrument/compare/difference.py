@@ -402,7 +402,8 @@ def _changed(found: Difference, by: By, rows: int) -> Iterator[Part]:
     others = [row for row in table if row.status != "same" and _label(row, by) not in names]
     if others:
         texts = (
-            f"{_label(row, by)} {both('calls', row.before_calls, row.after_calls)}"
+            f"{shortened(_label(row, by), _LONGEST_NAME)} "
+            f"{both('calls', row.before_calls, row.after_calls)}"
             for row in others
         )
         yield wrapped(f"Not shown, with another number of calls: {few(texts)}.", indent="  ")
