@@ -404,7 +404,11 @@ def _run_main() -> int:
 
 
 def _end(status: int) -> None:
-    """End as Python does, but leave all objects: to destroy what was loaded copies its memory, 0.4 s of a CPU for each script, and DistributedDataParallel may hang if it is destroyed after its process group."""
+    """End as Python does, but leave all objects.
+
+    To destroy what was loaded copies its memory, 0.4 s of a CPU for each script, and
+    DistributedDataParallel may hang if it is destroyed after its process group.
+    """
     threading._shutdown()
     atexit._run_exitfuncs()
     with suppress(AttributeError, OSError, ValueError):  # else Python says what is wrong with them
