@@ -49,9 +49,6 @@ def report(options: argparse.Namespace) -> Parts:
         table = table.head(options.rows or len(table)).select(columns)
     except KeyError as error:
         raise ConfigError(error.args[0]) from None
-    if options.html:
-        with writing(options.html):
-            remarks.append(f"The page is in {profile.save_html(options.html)}.")
     if options.dot:
         with writing(options.dot):
             remarks.append(f"The graph for Graphviz is in {profile.save_dot(options.dot)}.")

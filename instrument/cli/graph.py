@@ -52,8 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--depth", metavar="N", type=positive, help=depth)
     columns = "columns to show (default: the main columns); all: every column"
     add("--columns", metavar="A,B", type=column_names, help=columns)
-    html = "also write an HTML page with the time of each module and a table of the nodes"
-    add("--html", metavar="FILE", type=Path, help=html)
     drawn = "also write the graph for Graphviz: dot -Tsvg FILE > graph.svg"
     add("--dot", metavar="FILE", type=Path, help=drawn)
 

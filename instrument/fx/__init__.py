@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 from instrument.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from instrument.fx.liveness import Liveness
     from instrument.fx.profiler import profile_graph
     from instrument.fx.result import GraphProfile, Overhead
     from instrument.fx.roofline import Machine
 
 __all__ = [
     "GraphProfile",
-    "Liveness",
     "Machine",
     "Overhead",
     "profile_graph",
@@ -27,7 +25,6 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "GraphProfile": "result",
-        "Liveness": "liveness",
         "Machine": "roofline",
         "Overhead": "result",
         "profile_graph": "profiler",

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from instrument.base.errors import ConfigError
 from instrument.fx.graph_capture import Traced, trace
 from instrument.fx.interpreter import NodeInterpreter
-from instrument.fx.liveness import liveness
 from instrument.fx.node_table import module_types, node_labels, node_table
 from instrument.fx.outcome import Inputs
 from instrument.fx.result import GraphProfile, Overhead
@@ -26,7 +25,7 @@ from instrument.trace.events import Ints
 def profile_graph(
     model: nn.Module, *inputs: Any, runs: int = 10, warmup: int = 2, **kwargs: Any
 ) -> GraphProfile:
-    """Run the graph of a model, node by node; return the times, memory and FLOPs of its nodes.
+    """Run the graph of a model, node by node; return the times, sizes and FLOPs of its nodes.
 
         print(profile_graph(model, x).nodes.sort("mean_ns").head(10))
 
@@ -62,7 +61,7 @@ def profile_graph(
         )
     call = inputs, kwargs
     traced, device = trace(model, call), _device(model, call)
-    flops, inspection = _flops(traced, model, call), _inspection(traced, model, call)
+    flops, sizes = _flops(traced, model, call), _sizes(traced, model, call)
     interpreter = NodeInterpreter(model, traced.graph, traced.constants, device)
     wait = getattr(torch, device or "cpu").synchronize
     model_ns, by_run = [], []
@@ -77,15 +76,13 @@ def profile_graph(
             interpreter.run_timed(traced.values(call))
             by_run.append(interpreter.times_ns)
     times_ns = np.array(by_run[warmup:], np.int64)
-    facts = {**inspection.columns, "flops": flops}
+    facts = {**sizes, "flops": flops}
     nodes = node_table(node_labels(traced.graph, model), times_ns, facts)
-    nodes, memory = liveness(nodes, inspection.storages, inspection.model_bytes)
     return GraphProfile(
         nodes=nodes,
         times_ns=times_ns,
         how=traced.how,
         overhead=_overhead(times_ns, model_ns[warmup:], _node_ns(device)),
-        memory=memory,
         # Otherwise the tensors that autograd saved would live as long as the profile.
         outputs=tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, outputs),
         device=device or "cpu",
@@ -101,7 +98,7 @@ def _flops(traced: Traced, model: nn.Module, call: Inputs) -> list[int | None]:
         return counted_flops(lambda: interpreter.run_timed(traced.values(call)), names)
 
 
-def _inspection(traced: Traced, model: nn.Module, call: Inputs) -> Inspection:
+def _sizes(traced: Traced, model: nn.Module, call: Inputs) -> dict[str, list[Any]]:
     """Run the graph once outside of inference mode: torch counts no writes to inference tensors.
 
     If the model itself holds inference tensors, it runs only in inference mode.
@@ -116,7 +113,7 @@ def _inspection(traced: Traced, model: nn.Module, call: Inputs) -> Inspection:
     )
     with unchanged(model, call), mode, torch.set_grad_enabled(graded):
         inspection.run_timed(values)
-    return inspection
+    return inspection.columns
 
 
 def _overhead(times_ns: Ints, model_ns: list[int], node_ns: int) -> Overhead:

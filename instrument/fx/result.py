@@ -9,14 +9,11 @@ from typing import Any
 
 from instrument.analysis.table import Table
 from instrument.base.printable import printable_lines
-from instrument.base.templates import render
 from instrument.base.units import duration
 from instrument.fx import roofline
 from instrument.fx.dot import dot
 from instrument.fx.groupings import Grouping
-from instrument.fx.liveness import Liveness
 from instrument.fx.node_table import grouped
-from instrument.fx.page import page
 from instrument.fx.roofline import Machine, measured
 from instrument.trace.events import Ints
 
@@ -72,7 +69,6 @@ class GraphProfile:
         how: the tool that captured the graph, as text. If `torch.fx` tracing failed, the text gives
             the reason.
         overhead: the cost of running node by node.
-        memory: the peak of the memory of activations, and the nodes that hold it.
         outputs: the result of the model in the first run, detached.
         device: the kind of device that the model or its inputs are on, such as `cuda` or `cpu`.
         model: the name of the model's class.
@@ -83,7 +79,6 @@ class GraphProfile:
     times_ns: Ints
     how: str
     overhead: Overhead
-    memory: Liveness
     outputs: Any
     device: str
     model: str
@@ -96,8 +91,8 @@ class GraphProfile:
 
     @property
     def foot(self) -> list[str]:
-        """Lines below a table of nodes: how the graph was captured, the overhead, the memory."""
-        return [f"Captured by {self.how}.", str(self.overhead), str(self.memory)]
+        """Lines below a table of nodes: how the graph was captured, and the overhead."""
+        return [f"Captured by {self.how}.", str(self.overhead)]
 
     def by(self, what: Grouping, *, depth: int | None = None) -> Table:
         """Group the nodes: one row for each group, in the order of the groups' first nodes.
@@ -136,34 +131,7 @@ class GraphProfile:
         Raises:
             OSError: the file cannot be written.
         """
-        return _written(path, dot(self.nodes, self.module_types))
-
-    def save_html(self, path: str | Path, machine: Machine | None = None) -> Path:
-        """Write a page with the time of each module and a table of the nodes; return the path.
-
-        The page loads no other file. The table also has columns for the memory of each node, and
-        for its shortest possible time on `machine` (see `roofline`).
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        return _written(path, self._page(machine or self.machine))
-
-    def _repr_html_(self) -> str:
-        """The page as an iframe, for a notebook, without `roofline`: nothing is measured."""
-        return render("report/templates/frame.html", page=self._page(None))
-
-    def _page(self, machine: Machine | None) -> str:
-        columns = {name: self.nodes.column(name) for name in self.nodes.columns}
-        notes = self.foot
-        if machine is not None:
-            bounds = self.roofline(machine)
-            columns |= {name: bounds.column(name) for name in roofline.COLUMNS}
-            notes.append(machine.note)
-        return page(Table(columns), self.model, self.module_types, notes)
-
-
-def _written(path: str | Path, text: str) -> Path:
-    path = Path(path)
-    path.write_text(text, encoding="utf-8", errors="replace")
-    return path
+        path = Path(path)
+        text = dot(self.nodes, self.module_types)
+        path.write_text(text, encoding="utf-8", errors="replace")
+        return path

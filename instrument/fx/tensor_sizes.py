@@ -19,10 +19,6 @@ from instrument.fx.interpreter import NodeInterpreter
 from instrument.fx.side_effects import tensors_of
 from instrument.record.recorder import Recorder
 
-#: The memory of a node's tensors: pairs of a storage's id and its size in bytes. Storages of the
-#: model's parameters and buffers are left out.
-Storages = tuple[tuple[int, int], ...]
-
 #: Modules, functions, methods and operators that read only the elements that they return.
 _SELECTING = frozenset({"embedding", "gather", "getitem", "index", "index_select", "take"})
 
@@ -33,23 +29,15 @@ class Inspection(NodeInterpreter):
     Attributes:
         columns: the columns `output_shape output_dtype output_bytes new_bytes moved_bytes`, with a
             cell for each node.
-        storages: for each node, the memory of its tensors. Tensors in the same memory, such as a
-            view and its base, have the same id.
-        model_bytes: the memory of the parameters and buffers; shared memory counts once.
     """
 
     def __init__(self, model: nn.Module, graph: fx.Graph, constants: nn.Module) -> None:
         super().__init__(model, graph, constants)
         names = ("output_shape", "output_dtype", "output_bytes", "new_bytes", "moved_bytes")
         self.columns: dict[str, list[Any]] = {name: [] for name in names}
-        self.storages: list[Storages] = []
-        # For each node, the ids of its storages by address. The address alone is no id, because
-        # torch may use the address again after the storage is freed.
-        self._numbers: dict[fx.Node, dict[int, int]] = {}
-        self._count = 0
-        sizes = {_address(tensor): tensor.untyped_storage().nbytes() for tensor in _held(model)}
-        self.model_bytes = sum(sizes.values())
-        self._of_model = {*sizes, *map(_address, _held(constants))}
+        # The storages of each node's tensors, without those of the model.
+        self._storages: dict[fx.Node, set[int]] = {}
+        self._of_model = {*map(_address, _held(model)), *map(_address, _held(constants))}
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node and record the tensors that it takes and returns."""
@@ -64,24 +52,12 @@ class Inspection(NodeInterpreter):
         return result
 
     def _record(self, node: fx.Node, taken: list[Tensor], given: list[Tensor], wrote: bool) -> None:
-        known: dict[int, int] = {}
-        for source in node.all_input_nodes:
-            known |= self._numbers[source]
-        numbers: dict[int, int] = {}
-        sizes: dict[int, int] = {}
-        new_bytes = 0
-        for tensor in given:
-            address, size = _address(tensor), tensor.untyped_storage().nbytes()
-            if address in self._of_model or address in numbers:
-                continue
-            if address not in known:
-                known[address] = self._count
-                self._count += 1
-                new_bytes += size if node.op != "placeholder" else 0
-            numbers[address] = known[address]
-            sizes[known[address]] = size
-        self._numbers[node] = numbers
-        self.storages.append(tuple(sizes.items()))
+        sizes = {_address(tensor): tensor.untyped_storage().nbytes() for tensor in given}
+        self._storages[node] = sizes.keys() - self._of_model
+        # The inputs of a node are alive, so an address that is not theirs is of new memory.
+        old = self._of_model.union(*(self._storages[each] for each in node.all_input_nodes))
+        new = sizes.keys() - old if node.op != "placeholder" else ()
+        new_bytes = sum(sizes[address] for address in new)
         moved_bytes = 0
         if node.op.startswith("call_") and (new_bytes or wrote):
             moved_bytes = _read_bytes(self._calls[node], taken, given) + _bytes(given)

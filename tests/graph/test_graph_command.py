@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_nodes import shown as shown_by_page
-from page_parts import words
 
 from instrument.cli.command import main
 from instrument.fx.roofline import Machine
@@ -160,24 +158,14 @@ def test_the_bounds_by_the_machine(
     assert said.endswith(f"\nThe bounds are computed from the rates of {machine}.\n")
 
 
-def test_files_are_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = Machine("this one", {"float32": 10**10}, 10**9)
-    monkeypatch.setattr("instrument.fx.result.measured", lambda *_: machine)
+def test_the_graph_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call = ("models_of_mine:Net", "--input", "2,5:int64", "--runs", "1")
-    said = shown(capsys, *call, "--html", "graph.html", "--dot", "graph.dot")
-    assert said.endswith("\nThe page is in graph.html.\nThe graph for Graphviz is in graph.dot.\n")
-    text = (tmp_path / "graph.html").read_text(encoding="utf-8")
-    assert "<title>Net</title>" in text
-    sections = shown_by_page(text)["sections"]
-    assert sections["graph"]["nodes"]["cells"]["name"][1] == "embedding"
-    assert machine.note in words(sections["summary"])
+    said = shown(capsys, *call, "--dot", "graph.dot")
+    assert said.endswith("\nThe graph for Graphviz is in graph.dot.\n")
     drawn = (tmp_path / "graph.dot").read_text(encoding="utf-8")
     assert drawn.startswith("digraph {")
     assert "embedding (embedding)" in drawn
-    for option in ("--html", "--dot"):
-        assert shown(capsys, *call, option, "nowhere/graph") == (
-            "instrument: nowhere/graph cannot be written (No such file or directory): name a file "
-            "in an existing folder that you may write to.\n"
-        )
+    assert shown(capsys, *call, "--dot", "nowhere/graph") == (
+        "instrument: nowhere/graph cannot be written (No such file or directory): name a file "
+        "in an existing folder that you may write to.\n"
+    )

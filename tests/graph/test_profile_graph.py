@@ -165,7 +165,7 @@ def test_times_and_overhead_are_of_the_same_runs(
     overhead = profile.overhead
     assert overhead.nodes == len(profile.nodes)
     assert overhead.nodes_ns > 0
-    assert f"{profile.how}.\n{overhead}\n" in str(profile)
+    assert str(profile).endswith(f"{profile.how}.\n{overhead}")
     assert f"Without the time for measuring, the nodes take {overhead.of_model:.1%} (" in str(
         overhead
     )
@@ -279,8 +279,6 @@ def test_views_and_writes_in_place_make_no_memory(inference: bool) -> None:
     assert rows["view"].output_bytes == 2 * 8 * 4
     assert rows["relu"].new_bytes == 0
     assert rows["relu"].moved_bytes == 2 * rows["relu"].output_bytes
-    assert rows["mean"].freed_bytes == rows["norm"].new_bytes, "relu wrote to what norm made"
-    assert rows["head"].freed_bytes == 0, "mean is a part of the result, and view lies in it"
 
 
 def test_what_is_read_is_read_once_and_no_more_than_is_picked() -> None:

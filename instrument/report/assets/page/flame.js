@@ -12,11 +12,10 @@ function frameTree(graph) {
     const code = graph.name_of[at];
     const name = graph.names[code];
     const isRange = graph.is_range[code];
-    const label = graph.labels ? graph.labels[code] : labelOf(name);
     stack.length = depth + 1;
     const parent = stack[depth];
     const node = {
-      name, label, parent, depth: depth + 1, self: graph.self[at], total: 0, calls: [],
+      name, label: labelOf(name), parent, depth: depth + 1, self: graph.self[at], total: 0, calls: [],
       range: isRange ? name : parent.range, isRange,
     };
     parent.calls.push(node);
@@ -128,9 +127,7 @@ function colourOfCall(node, isInverted) {
 }
 
 // Draw the graphs with their controls. A graph has the keys of `section` in report/page/flame.py.
-// For each of its `names`, it may also have a text for the box, in `labels`. `list` has the options
-// of the table of frames. The table is open at first if `isListed`.
-function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, list}) {
+function drawFlames(root, graphs) {
   const resolve = colourResolver();
   let graph = graphs[0];
   let tree = frameTree(graph);
@@ -142,7 +139,7 @@ function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, li
   const canvas = element("canvas", {
     tabindex: "0",
     role: "application",
-    "aria-label": `${title}. Arrow keys select frames, Enter zooms, Escape shows all. The frames `
+    "aria-label": `Flame graph. Arrow keys select frames, Enter zooms, Escape shows all. The frames `
       + "are also listed in a table below.",
   });
   const picture = element("div", {class: "picture"}, canvas);
@@ -185,7 +182,7 @@ function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, li
     const [ink, line] = [themeColour("--ink"), themeColour("--line")];
     for (const {node, left, width: wide, top} of shown) {
       const isDim = query ? !matches(node) : isAround(node);
-      context.fillStyle = isDim || node === tree ? line : resolve(colour(node, isInverted));
+      context.fillStyle = isDim || node === tree ? line : resolve(colourOfCall(node, isInverted));
       context.fillRect(left, top, Math.max(wide - (wide > 3 ? 0.6 : 0), 0.5), frameHeight - 1);
       context.fillStyle = isDim || node === tree ? ink : "#16191d";
       if (wide > 22) fillLabel(context, printable(node.label), left, top + frameHeight / 2, wide);
@@ -204,8 +201,8 @@ function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, li
   const select = node => {
     selected = node;
     details.replaceChildren(node === tree
-      ? `All ${graph.value}: ${duration(tree.total)}, ${about}. Click a frame to zoom. Press `
-        + "Escape to show all frames."
+      ? `All ${graph.value}: ${duration(tree.total)}, merged over steps and threads. Click a frame to `
+        + "zoom. Press Escape to show all frames."
       : printable(`${node.name}: ${textOf(node)}`));
     repaint();
   };
@@ -241,7 +238,7 @@ function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, li
         self: rows.map(row => row[2]),
         share: rows.map(row => row[1] / whole),
       },
-      ...list,
+      sort: "self", shown: 20,
     }));
     zoom(tree);
     search();
@@ -290,7 +287,7 @@ function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, li
       }, graphs.map(({name, value}, at) => (
         element("option", {value: at, text: `${name}, ${value}`})
       ))),
-      canInvert ? element("button", {
+      element("button", {
         type: "button", "aria-pressed": "false", text: "Inverted",
         title: "Show the frames with own time at the top, and their callers below",
         onclick: event => {
@@ -298,7 +295,7 @@ function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, li
           event.target.setAttribute("aria-pressed", String(isInverted));
           load();
         },
-      }) : null,
+      }),
       element("button", {type: "button", text: "Show all", onclick: () => zoom(tree)}),
       element("input", {
         type: "search", placeholder: "Search frames", "aria-label": "Search frames by name",
@@ -306,7 +303,7 @@ function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, li
       }),
       found),
     frame, details, notes,
-    element("details", {open: isListed}, element("summary", {text: "Frames as a table"}), listed),
+    element("details", {}, element("summary", {text: "Frames as a table"}), listed),
   );
   load();
   new ResizeObserver(repaint).observe(picture);
@@ -316,13 +313,6 @@ function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, li
 sections.flame = {
   title: "Flame graph",
   draw(root, data) {
-    drawFlames(root, data.graphs, {
-      title: "Flame graph",
-      about: "merged over steps and threads",
-      colour: colourOfCall,
-      canInvert: true,
-      isListed: false,
-      list: {sort: "self", shown: 20},
-    });
+    drawFlames(root, data.graphs);
   },
 };
