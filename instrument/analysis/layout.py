@@ -77,7 +77,7 @@ class _Column:
     least: int
     most: int
     guides: list[str]
-    of_cost: bool
+    warm_rows: int
     width: int = 0
     bar: int = 0
 
@@ -181,7 +181,8 @@ def _column(section: Section, name: str, medium: Medium) -> _Column:
         least = min(natural, max(cells_of(header), narrowest))
         most = min(natural, max(_WIDEST, (medium.width or 0) // 2 if medium.draws else 0))
     of_cost = section.of_cost and unit_of(name) == "share"
-    return _Column(name, header, values, texts, is_text(values), least, most, guides, of_cost)
+    warm_rows = len(values) - section.rest if of_cost else 0
+    return _Column(name, header, values, texts, is_text(values), least, most, guides, warm_rows)
 
 
 def _names_of(columns: Sequence[str]) -> str:
@@ -214,7 +215,7 @@ def _needed(columns: Sequence[_Column], medium: Medium) -> int:
 
 def _least_bar(columns: Sequence[_Column], medium: Medium) -> int:
     """Return the minimum width of a share's bar and the blank before it; 0 if there is no bar."""
-    return 1 + _SHORTEST_BAR if medium.draws and any(each.of_cost for each in columns) else 0
+    return 1 + _SHORTEST_BAR if medium.draws and any(each.warm_rows for each in columns) else 0
 
 
 def _narrowed(columns: list[_Column], medium: Medium, section: Section) -> list[_Column]:
@@ -291,7 +292,7 @@ def _cell(column: _Column, row: int, medium: Medium) -> Pieces:
     value, guide = column.values[row], column.guides[row] if column.guides else ""
     text = shortened(column.texts[row], max(column.width - cells_of(guide), 1))
     warm = ""
-    if column.of_cost and isinstance(value, int | float):
+    if row < column.warm_rows and isinstance(value, int | float):
         warm = next((style for least, style in _WARM if value >= least), "")
     is_nothing = value is None or (value == 0 and not column.is_text)
     pieces = _padded([(guide, _FAINT), (text, _FAINT if is_nothing else warm)], column)

@@ -44,6 +44,7 @@ class Section:
         texts: for columns with their own format, the function that formats a cell.
         of_cost: whether large shares are drawn in warm colours, because they are shares of a cost,
             such as the time of a step.
+        rest: the number of rows at the end that sum what no row shows; they have no warm colours.
         all_columns: the option that shows all columns, even if the table is too wide. If it is
             empty, no line names the columns that are left out.
         has_header: whether the names of the columns are above the rows.
@@ -62,6 +63,7 @@ class Section:
     narrowest: int = 28
     texts: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
     of_cost: bool = False
+    rest: int = 0
     all_columns: str = "--columns all"
     has_header: bool = True
 

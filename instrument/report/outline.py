@@ -16,31 +16,46 @@ from instrument.links.attribution import OPTIMIZER_STEP
 _NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
 # Columns that can be summed over ranges or operators, because each nanosecond counts only once.
 OWN_COLUMNS = ("self_cpu_ns", "self_total_ns", "self_device_ns", "share", "device_share")
-
-# So many outermost ranges are always shown: data, forward, backward, optimizer, validation.
-_OUTERMOST = 5
+_LONGEST_PATH = 44
 
 
-def outline(capture: Views, rows: int) -> Table:
-    """Return the ranges that take most time, and all their ancestors, in tree order.
+def outline(capture: Views) -> Table:
+    """Return all ranges as a tree, with names indented by depth, and the rows of `ranges_rest`.
 
-    The time is device time, or CPU time if no device time was recorded. At most `rows` ranges are
-    kept; one row sums all other ranges. Names are indented by depth. The last rows are those of the
-    view `ranges_rest`: the time outside of all ranges. So the shares of all rows add up to 1.
+    `ranges_rest` is the time outside of all ranges. So the shares of all rows add up to 1.
     """
     ranges = capture.ranges
-    kept = with_largest_shares(ranges, rows)
-    columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
+    columns = {name: ranges.column(name) for name in ranges.columns}
     columns["name"] = [
         "  " * row.depth + with_type(row.name, row.module_type) + _with_closure(row)
-        for row in (ranges[at] for at in kept)
+        for row in ranges
     ]
-    others = set(range(len(ranges))) - set(kept)
-    more = capture.ranges_rest.to_dicts()
-    if others:
-        left_out = [row for at, row in enumerate(ranges) if at in others]
-        more.insert(0, _summed(f"({counted(len(others), 'other range')})", left_out))
+    return _extended(columns, capture.ranges_rest.to_dicts())
+
+
+def leading_ranges(capture: Views, sort: str, rows: int) -> Table:
+    """Return the ranges with the largest values of a column, and rows that sum all the rest.
+
+    The names are the inner ends of paths. One row sums the ranges that are left out; the last rows
+    are those of `ranges_rest`. So the shares of all rows add up to 1.
+    """
+    ordered = capture.ranges.sort(sort)
+    shown, more = ordered.head(rows), capture.ranges_rest.to_dicts()
+    if left_out := [ordered[at] for at in range(len(shown), len(ordered))]:
+        more.insert(0, _summed(f"({counted(len(left_out), 'other range')})", left_out))
+    columns = {name: shown.column(name) for name in shown.columns}
+    columns["name"] = [
+        with_type(_inner_end(row.path), row.module_type) + _with_closure(row) for row in shown
+    ]
     return _extended(columns, more)
+
+
+def _inner_end(path: str) -> str:
+    """Return the innermost names of a path, as many as fit into `_LONGEST_PATH`, at least one."""
+    if len(path) <= _LONGEST_PATH:
+        return path
+    fitting = path[-_LONGEST_PATH:].partition("/")[2] or path.rpartition("/")[2]
+    return f"…/{fitting}" if "/" in path else path
 
 
 def leading(operators: Table, sort: str, rows: int) -> Table:
@@ -85,20 +100,17 @@ def _extended(columns: Mapping[str, list[Any]], more: Sequence[Mapping[str, Any]
 def with_largest_shares(ranges: Table, rows: int) -> list[int]:
     """Return the positions of the ranges with the largest shares, and of all their ancestors.
 
-    At most `rows` positions are returned, in the order of the tree, but always the longest of the
-    outermost ranges. See `outline` for the shares. Cost: sorts the ranges once.
+    At most `rows` positions are returned, in the order of the tree. Cost: sorts the ranges once.
     """
     if len(ranges) <= rows:
         return [*range(len(ranges))]
-    share = ranges.column("device_share" if any(ranges.column("device_share")) else "share")
+    share = ranges.column(share_of(ranges))
     above, last_at = [], [-1]  # the parent of each position; the last position at each depth
     for position, depth in enumerate(ranges.column("depth")):
         above.append(last_at[depth])
         last_at[depth + 1 :] = [position]
     by_share = sorted(range(len(ranges)), key=lambda position: -(share[position] or 0))
-    total = ranges.column("total_ns")
-    outermost = sorted((at for at in by_share if above[at] < 0), key=lambda at: -(total[at] or 0))
-    kept = {-1, *outermost[:_OUTERMOST]}
+    kept = {-1}
     for position in by_share:
         new: list[int] = []
         while position not in kept and len(kept) + len(new) <= rows:
@@ -120,6 +132,11 @@ def with_type(name: str, module_type: str | None) -> str:
 def without_ranges(operators: Table) -> Table:
     """Return the operator table without the rows that are no operators, such as ranges."""
     return operators.where(lambda row: row.kind not in _NO_OPERATORS)
+
+
+def share_of(ranges: Table) -> str:
+    """Return the column of the ranges' shares: of device time if recorded, else of CPU time."""
+    return "device_share" if any(ranges.column("device_share")) else "share"
 
 
 def costliest_by(operators: Table) -> str:

@@ -262,19 +262,10 @@ def not_recorded(capture: Views, operators: Table) -> str:
     return f"Not recorded: {', '.join(missing)}." if missing else ""
 
 
-def ranges_title(capture: Views, shown: Table, by: str | None = None) -> str:
-    """Return the title of the range tree, or of the list of ranges if it is sorted by `by`."""
-    count = len(capture.ranges)
-    some = sum(path is not None for path in shown.column("path"))
-    if by is not None:
-        few = f", {some} of {count}, by {column_title(by)}"
-    else:
-        few = (
-            ""
-            if some == count
-            else f", {some} of {count}: the largest shares and the ranges around them"
-        )
-    return f"Ranges{few}; {_share_is(capture, 'self total (with backward)')}"
+def ranges_title(capture: Views, rows: int, by: str | None = None) -> str:
+    """Return the title of the tree of ranges, or of the first `rows` ranges sorted by `by`."""
+    some = "" if by is None else f", {rows} of {len(capture.ranges)}, by {column_title(by)}"
+    return f"Ranges{some}; {_share_is(capture, 'self total (with backward)')}"
 
 
 def operators_title(capture: Views, rows: int, count: int, by: str) -> str:

@@ -30,8 +30,9 @@ from instrument.report.outline import (
     OWN_COLUMNS,
     costliest_by,
     leading,
+    leading_ranges,
     outline,
-    with_type,
+    share_of,
     without_ranges,
 )
 from instrument.report.remarks import (
@@ -418,47 +419,31 @@ def _ordered(
     }
 
 
-def _sorted_ranges(capture: Views, rows: int, columns: list[str] | None, sort: str) -> Section:
-    shown = capture.ranges.sort(sort).head(rows)
-    names = columns or known_columns(
-        shown, (name for name in RANGE_COLUMNS if name in {sort, *_USUAL_OF_RANGES})
-    )
-    paths = [with_type(row.path, row.module_type) for row in shown]
-    named = Table({"name": paths, **{name: shown.column(name) for name in names if name != "name"}})
-    title = ranges_title(capture, shown, sort)
-    return Section(
-        named,
-        _name_first(named, names),
-        title,
-        chosen=columns is not None,
-        key=sort,
-        of_cost=True,
-    )
-
-
 def _range_part(
     capture: Views, rows: int, columns: list[str] | None, sort: str | None
 ) -> str | Section:
+    """Return the tree of ranges; if it has more rows than `rows`, or with `sort`, a list."""
     table = capture.ranges
     if not len(table):
         return f"No ranges: {range_advice(capture)}"
     if is_every_column(columns):
         columns = known_columns(table, RANGE_COLUMNS)
-    if sort is not None:
-        return _sorted_ranges(capture, rows, columns, sort)
-    shown = outline(capture, rows)
+    if sort is None and len(table) > rows:
+        sort = share_of(table)
     has_backward = any(table.column("backward_ns"))
-    usual = {*_USUAL_OF_RANGES, *(_WHERE_BACKWARD if has_backward else ())}
+    usual = {*_USUAL_OF_RANGES, *(_WHERE_BACKWARD if has_backward else ()), sort}
     usual |= {"recompute_ns"} if any(table.column("recompute_ns")) else set()
+    shown = outline(capture) if sort is None else leading_ranges(capture, sort, rows)
     names = columns or known_columns(table, (name for name in RANGE_COLUMNS if name in usual))
-    title = ranges_title(capture, shown)
     return Section(
         shown,
         _name_first(shown, names),
-        title,
+        ranges_title(capture, min(rows, len(table)), sort),
         chosen=columns is not None,
-        is_tree=True,
+        key=sort,
+        is_tree=sort is None,
         of_cost=True,
+        rest=len(shown) - min(rows, len(table)),
     )
 
 
@@ -488,6 +473,7 @@ def _operator_part(
         key=sort,
         below=[_below(group) for group in shown.column(by)] if by != "name" and not beside else (),
         of_cost=True,
+        rest=len(shown) - min(rows, len(table)),
     )
 
 

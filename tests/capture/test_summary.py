@@ -26,7 +26,7 @@ from real_traces import load, needs_traces
 from instrument.analysis.coverage import range_advice
 from instrument.capture import Capture
 from instrument.findings.verdict import first_lines
-from instrument.report.outline import leading, outline
+from instrument.report.outline import leading, leading_ranges, outline
 from instrument.report.remarks import _few_modules, device
 from instrument.report.text import render
 
@@ -63,16 +63,14 @@ def test_without_a_device_the_hosts_own_time_decides(tmp_path) -> None:
     assert "<p>Not recorded: device times (no device), memory" in shown
 
 
-def test_of_many_ranges_those_with_the_most_host_time_are_shown_in_order(tmp_path) -> None:
+def test_of_many_ranges_those_with_the_largest_shares_are_shown_first(tmp_path) -> None:
     events = [
         {**steps()[1], "name": f"range<{k}>", "ts": 1000 * k, "dur": 1 + k % 25} for k in range(50)
     ]
     shown = write_capture(tmp_path, events)._repr_html_()
-    assert (
-        "<p>Ranges, 20 of 50: the largest shares and the ranges around them; share = self total (with "
-        in shown
-    )
-    assert names(shown)[:20] == [f"range&lt;{k}&gt;" for k in [*range(15, 25), *range(40, 50)]]
+    assert "<p>Ranges, 20 of 50, by share; share = self total (with backward) in " in shown
+    expected = [f"range&lt;{at + k}&gt;" for k in range(24, 14, -1) for at in (0, 25)]
+    assert names(shown)[:20] == expected
 
 
 def test_the_advice_is_to_mark_what_is_not_marked_yet(tmp_path) -> None:
@@ -101,23 +99,20 @@ def test_of_modules_that_were_not_called_few_are_named(tmp_path) -> None:
     )
 
 
-def test_a_small_range_with_a_large_share_is_shown_in_its_place(tmp_path) -> None:
+def test_a_small_range_with_a_large_share_comes_first(tmp_path) -> None:
     events = [annotation("net", 0, 1000)]
     for k in range(10):
         events += [
             annotation(f"block{k}", 100 * k, 90),
             annotation("head", 100 * k, 88 if k == 7 else 3),
         ]
-    shown = outline(capture(tmp_path, events), 3)
-    assert (
-        shown.column("name")
-        == ["net", "  block7", "    head", "(18 other ranges)", "(no range)"][: len(shown)]
-    )
-    assert outline(capture(tmp_path, events), 1).column("name")[:2] == [
+    found = capture(tmp_path, events)
+    assert leading_ranges(found, "share", 1).column("name") == [
         "net",
         "(20 other ranges)",
     ]
-    assert len(outline(capture(tmp_path, events), 21)) == 21
+    assert leading_ranges(found, "share", 20).column("name")[:2] == ["net", "net/block7/head"]
+    assert len(outline(found)) == 21
 
 
 @pytest.mark.parametrize("rows", [1, 2, 100])
@@ -132,7 +127,7 @@ def test_the_shares_of_the_operators_that_are_shown_add_up_to_the_whole(tmp_path
 
 def test_deep_ranges_are_outlined(tmp_path) -> None:
     found = capture(tmp_path, [annotation(f"r{k}", k, 5_000 - 2 * k) for k in range(2_000)])
-    assert len(outline(found, 15)) == 16
+    assert len(leading_ranges(found, "share", 15)) == 16
 
 
 def test_what_cannot_be_shown_is_told(tmp_path) -> None:

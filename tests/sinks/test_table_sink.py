@@ -266,36 +266,36 @@ def test_rows_and_sort(capture: Capture) -> None:
     assert names(render(capture, sort="name")) == both
 
 
-def test_ranges_with_the_most_time_are_kept_with_those_around_them(write: Write) -> None:
-    events = [
-        annotation("short", 0, 10),
-        annotation("outer", 100, 900),
-        annotation("inner", 200, 500),
+def test_of_many_ranges_those_with_the_largest_shares_come_first(write: Write) -> None:
+    """Five outermost ranges have almost no own time; a deep one has nine tenths."""
+    events = [annotation(f"phase{k}", 100 * k, 10) for k in range(4)]
+    events += [annotation("step", 1000, 1000), annotation("forward", 1001, 998)]
+    events += [annotation("model", 1002, 996), annotation("attention", 1003, 994)]
+    events += [annotation("tiny", 3000, 20)]
+    text = render(write(events), rows=3)
+    assert "Ranges, 3 of 9, by share; share = self total" in text
+    assert [re.split(r"  +", line)[0] for line in block(text, "Ranges")] == [
+        "step/forward/model/attention",
+        "tiny",
+        "phase0",
+        "(6 other ranges)",
     ]
-    events += [annotation("tiny", 710, 20), annotation("late", 2000, 300)]
-    text = render(write(events), rows=4)
-    assert "Ranges, 4 of 5: the largest shares and the ranges around them" in text
-    assert [line[:12].rstrip() for line in block(text, "Ranges")] == [
-        "short",
-        "outer",
-        "  inner",
-        "late",
-        "(1 other ran",
+    assert [re.split(r"  +", line.strip())[-2:] for line in block(text, "Ranges")][3] == [
+        "3.4%",
+        "36.000 µs",
     ]
-    assert [re.split(r"  +", line.strip())[-2:] for line in block(text, "Ranges")][4] == [
-        "1.7%",
-        "20.000 µs",
-    ]
+    tree = render(write(events, "all"), rows=9)
+    assert "      attention" in tree
 
 
-def test_the_longest_outermost_ranges_are_shown_whatever_their_own_time(write: Write) -> None:
-    """`backward` and `optimizer` have little time of their own."""
-    events = [annotation(f"block{k}", 1000 * k, 900) for k in range(6)]
-    events += [annotation(f"inner{k}", 1000 * k, 899) for k in range(6)]
-    text = render(write(events), rows=1)
-    shown = [line.split()[0] for line in block(text, "Ranges")]
-    assert len(shown) == 6
-    assert set(shown[:5]) <= {f"block{k}" for k in range(6)}
+def test_of_a_long_path_its_inner_end_is_shown(write: Write) -> None:
+    names = ["outer" * 5, "middle" * 4, "deep" * 3]
+    events = [annotation(name, k, 1000 - 2 * k) for k, name in enumerate(names)]
+    text = render(write([*events, annotation("m" * 70, 2000, 900)]), rows=2)
+    assert [re.split(r"  +", line)[0] for line in block(text, "Ranges")][:2] == [
+        f"…/{names[1]}/{names[2]}",
+        f"{'m' * 44}…{'m' * 15}",
+    ]
 
 
 def test_a_step_of_the_optimizer_that_runs_the_training_step_says_so(write: Write) -> None:
