@@ -20,9 +20,7 @@ from instrument import __version__
 
 ROOT = Path(__file__).parent.parent
 ASSETS = [
-    file
-    for kind in ("html", "svg", "css", "js")
-    for file in (ROOT / "instrument").rglob(f"*.{kind}")
+    file for kind in ("html", "css", "js") for file in (ROOT / "instrument").rglob(f"*.{kind}")
 ]
 
 
@@ -129,10 +127,10 @@ def test_without_a_compiler_the_wheel_is_for_all_platforms(
 
 
 def test_templates_and_assets_are_found_in_the_wheel(python: Path, tmp_path: Path) -> None:
-    code = "from instrument.report.flame import svg; print(svg([], 'nothing'))"
-    picture = run(python, "-c", code, cwd=tmp_path)
-    assert picture.startswith("<svg ")
-    assert "font: 11px monospace" in picture
+    code = "from instrument.report.page.document import document; print(document({'title': 'none', 'sections': {}}, []))"
+    page = run(python, "-c", code, cwd=tmp_path)
+    assert "<title>none</title>" in page
+    assert "color-scheme" in page
 
 
 def test_hydra_finds_our_configs_before_anything_of_ours_is_loaded(

@@ -1,4 +1,4 @@
-"""Renders HTML and SVG from the templates in this package.
+"""Renders HTML from the templates in this package.
 
 Templates and assets (CSS and JavaScript) are files. They are named by their path in the package,
 such as `report/templates/report.html`. A page contains its CSS and JavaScript and loads no other

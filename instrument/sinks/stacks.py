@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from instrument.analysis import coverage_rows
-from instrument.analysis.coverage import line
 from instrument.analysis.stacks import folded
 from instrument.base import files
 from instrument.base.errors import CaptureError
-from instrument.report.flame import svg
 from instrument.sinks.sink import Sink
 
 if TYPE_CHECKING:
@@ -32,8 +29,7 @@ class Stacks(Sink):
 
     A frame of a path is a Python function, a range or an operator; the file holds only the names of
     frames, not their kinds. The outermost frame comes first. Paths below 0.5 µs are left out.
-    speedscope.app opens the file. With the option `svg`, the sink also writes the flame graph as
-    `stacks.svg`. If data is missing from the graph, its title says what is missing.
+    speedscope.app opens the file.
 
     Cost: about 1 µs per event, besides reading the trace. Recording stacks costs much more.
     """
@@ -50,9 +46,6 @@ class Stacks(Sink):
     threads: bool = False
     """Whether each path begins with its thread; if not, threads are merged."""
 
-    svg: bool = False
-    """Whether to write the flame graph as `stacks.svg` too."""
-
     @field_validator("metric", mode="before")
     @classmethod
     def _own_name(cls, metric: Any) -> Any:
@@ -64,7 +57,7 @@ class Stacks(Sink):
         return ("with_stack",)
 
     def write(self, capture: Capture, folder: Path) -> None:
-        """Write `stacks.txt`, and `stacks.svg` if `svg` is true.
+        """Write `stacks.txt`.
 
         Raises:
             CaptureError: the trace holds no Python frames, does not hold the range of the option
@@ -80,11 +73,3 @@ class Stacks(Sink):
             )
         with files.replacing(folder / "stacks.txt") as file:
             file.writelines(each.encode("utf-8", "replace") for each in chain([first], lines))
-        if self.svg:
-            inside = f" in {self.range}" if self.range else ""
-            title = f"{capture.name}: {_CALLED[self.metric]} time{inside}"
-            rows = coverage_rows.LAUNCHERS if self.metric == "device" else coverage_rows.FILE
-            missing = line(capture, rows)
-            files.write(
-                folder / "stacks.svg", svg(found, f"{title}. {missing}" if missing else title)
-            )

@@ -48,7 +48,6 @@ from instrument.report.terminal import draw
 from instrument.report.text import as_json, capture_parts, render
 from instrument.sinks.memory import Memory
 from instrument.sinks.parquet import Parquet
-from instrument.sinks.stacks import Stacks
 from instrument.sinks.table import TableSink
 from instrument.sinks.window_scalars import scalars
 
@@ -361,9 +360,6 @@ OUTPUTS: dict[str, Callable[[Capture, Path], str]] = {
     "log": lambda found, folder: written(TableSink(), found, folder / "table.txt"),
     "memory page": lambda found, folder: memory_page(found, folder / "memory.html"),
     "memory data": lambda found, folder: written(Memory(), found, folder / "memory.json"),
-    "flames": lambda found, folder: written(
-        Stacks(svg=True, metric="device"), found, folder / "stacks.svg"
-    ),
     "parquet": lambda found, folder: parquet_metadata(found, folder),
     "scalars": lambda found, _: str(dict(scalars(found))),
 }

@@ -83,17 +83,3 @@ def test_a_wrong_metric() -> None:
         str(error.value)
         == "The stacks sink's option 'metric' cannot be 'devcie'; did you mean 'device'?"
     )
-
-
-def test_a_picture_where_it_is_asked_for(tmp_path: Path) -> None:
-    capture = by_hand(tmp_path, steps() + kernels())
-    Stacks(svg=True).write(capture, capture.folder)
-    cpu = (capture.folder / "stacks.svg").read_text(encoding="utf-8")
-    assert f">{capture.name}: CPU time</text>" in cpu
-    assert "<title>attention (" in cpu
-    Stacks(svg=True, metric="device", range="forward").write(capture, capture.folder)
-    device = (capture.folder / "stacks.svg").read_text(encoding="utf-8")
-    assert f">{capture.name}: device time in forward</text>" in device
-    (capture.folder / "stacks.svg").unlink()
-    Stacks().write(capture, capture.folder)
-    assert not (capture.folder / "stacks.svg").exists()

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from instrument.analysis.places import has_sources
-from instrument.analysis.stacks import LONGEST_FRAME, call_paths
+from instrument.analysis.stacks import LONGEST_FRAME, Stack, call_paths
 from instrument.analysis.views import Views
 from instrument.base.prose import shortened
 from instrument.links.groupby import intern
 from instrument.links.links import Links
-from instrument.report.flame import Frame, merged
 
 #: The most frames of a graph. A graph leaves out the frames with the least time.
 MOST_FRAMES = 12_000
+
+
+@dataclass
+class Frame:
+    """All frames with the same name and caller; `value_ns` includes the time of called frames."""
+
+    name: str
+    value_ns: int = 0
+    calls: dict[str, Frame] = field(default_factory=dict)
 
 
 def flame_graphs(capture: Views) -> dict[str, Any] | None:
@@ -72,6 +82,18 @@ def columns(root: Frame, ranges: set[str]) -> dict[str, Any]:
         ],
         "left_out": len(frames) - len(kept),
     }
+
+
+def merged(stacks: Sequence[Stack]) -> Frame:
+    """Merge call paths into a tree: frames with the same name and caller become one frame."""
+    root = Frame("all")
+    for stack in stacks:
+        root.value_ns += stack.value_ns
+        at = root
+        for name in stack.frames:
+            at = at.calls.setdefault(name, Frame(name))
+            at.value_ns += stack.value_ns
+    return root
 
 
 def _in_order(root: Frame, least_ns: int) -> list[tuple[int, Frame]]:
