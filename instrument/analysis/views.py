@@ -58,6 +58,12 @@ Grouping = Literal[
 ]
 
 
+def rank_in(name: str) -> int | None:
+    """The rank in the name of a capture or trace; None if there is none."""
+    found = _RANK.search(name)
+    return int(found[1]) if found else None
+
+
 class View:
     """A table of a capture, and the option of `instrument show` that prints it.
 
@@ -236,6 +242,8 @@ class Views:
         self.peak_flops = peak_flops
         #: The URL that `trace_path` or `folder` is a copy of; None for a local capture.
         self.url: str | None = None
+        #: The rank of a capture that names none, by its place among those that a user names.
+        self.given_rank: int | None = None
         self._kept: dict[str, Any] = {}  # see `once`
 
     @classmethod
@@ -325,14 +333,17 @@ class Views:
     def rank(self) -> int | None:
         """The rank that recorded, from `capture.json`, the trace or the name; None if not known.
 
+        `given_rank` replaces it, unless it is None.
+
         Raises:
             CaptureError: the capture holds no trace.
             TraceError: the trace cannot be read.
         """
+        if self.given_rank is not None:
+            return self.given_rank
         recorded = self.about.rank
         rank = self.events.rank if recorded is None else recorded
-        in_name = _RANK.search(self.name)
-        return int(in_name[1]) if rank is None and in_name else rank
+        return rank_in(self.name) if rank is None else rank
 
     @property
     def place(self) -> Path | str | None:

@@ -201,7 +201,8 @@ class Diagnosing:
             find = partial(run_check, check, capture, whatif)
             self._keep(check.code, find, window, capture.phase, rank, capture.name)
         world_size = about.world_size or capture.events.world_size or 1
-        if world_size > 1 and place is not None and self.ranks_checks:
+        is_of_several = world_size > 1 or capture.given_rank is not None
+        if is_of_several and place is not None and self.ranks_checks:
             with self._noting(_RANKS, "The summary of a rank"):
                 self.summaries.append((place, summarize(capture)))
         return True

@@ -6,12 +6,15 @@ A window is a series of consecutive steps that were recorded. Each rank writes o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import count
 from os import PathLike
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from instrument.analysis.find_captures import TOGETHER_S, Place, captures_at, place_of
 from instrument.analysis.schema import Schema
@@ -41,12 +44,18 @@ class Run:
     """The captures of a run, grouped by window.
 
     Attributes:
-        windows: one `Ranks` for each window, in the order in which they were recorded.
+        windows: one `Ranks` for each window, in the order in which they were recorded. The
+            captures in each element of `together` are one window.
         unread: a sentence for each capture or trace that could not be read.
     """
 
-    def __init__(self, found: Iterable[_Found], unread: Sequence[str] = ()) -> None:
-        self.windows = _windows(found)
+    def __init__(
+        self,
+        found: Iterable[_Found],
+        unread: Sequence[str] = (),
+        together: Iterable[Sequence[_Found]] = (),
+    ) -> None:
+        self.windows = _windows(found, together)
         self.unread = list(unread)
 
     @classmethod
@@ -57,6 +66,9 @@ class Run:
         summary, only the summary is read or downloaded. Shards in a folder (`runs.shards`) are read
         too. `read_all` reads all others, such as `on_ray.read_all` in tasks of Ray.
 
+        Several captures or traces that are named themselves, not by a folder, are the ranks of one
+        window if they do not say otherwise: see `_as_ranks`.
+
         Cost: 0.2 to 2 ms for a capture with a summary, depending on its number of ranges.
 
         Raises:
@@ -64,12 +76,14 @@ class Run:
                 trace can be read.
         """
         chosen: list[Place] = []
+        named: list[Place] = []
         files: list[Path] = []
         for place in map(place_of, paths):
             of_place = shards.files_at(place)
             files += of_place
             with suppress(*[CaptureError][: len(of_place)]):
-                chosen += captures_at(place, or_traces=True)
+                chosen += (captures := captures_at(place, or_traces=True))
+                named += {place}.intersection(captures)
         unread, every = shards.missing(files), read_all([*{*chosen}.difference(files)])
         for file in files:
             summaries, sentences = shards.read(file)
@@ -82,7 +96,11 @@ class Run:
             unread = unread or ["The shards hold no capture: give --shard another path."]
             others = f" This is the first of {len(unread)} paths that cannot be read."
             raise CaptureError(f"{unread[0]}{others if len(unread) > 1 else ''}")
-        return cls(found, unread)
+        together = _as_ranks(
+            [(path, of_it) for path in named if isinstance(of_it := every.get(path), RankSummary)]
+        )
+        ranks = {path for window in together for path, _ in window}
+        return cls([each for each in found if each[0] not in ranks], unread, together)
 
     @property
     def name(self) -> str:
@@ -221,6 +239,45 @@ class Ranks:
         return printable(f"<Ranks: {self.name!r} on {of} ranks>")
 
 
+def lowest_free(taken: Collection[int | None]) -> int:
+    """The lowest rank that is not taken."""
+    return next(rank for rank in count() if rank not in taken)
+
+
+def _as_ranks(named: Iterable[_Found]) -> list[list[_Found]]:
+    """The windows whose ranks a user has named one by one, so that none of them is left out.
+
+    A capture that names no rank, or the rank of an earlier one, gets the lowest free rank. If the
+    captures are of different steps, they are one window, unless a rank recorded several of them.
+    Captures of the same rank of several, as of two jobs, are not put together.
+    """
+    steps: dict[Any, list[_Found]] = {}
+    every = [*dict(named).items()]
+    for path, summary in every:
+        steps.setdefault((summary.phase or "train", summary.first_step), []).append((path, summary))
+    known = Counter(summary.rank for _, summary in every if summary.rank is not None)
+    if min(map(len, steps.values()), default=0) == 1 and max(known.values(), default=1) == 1:
+        steps = {None: every}
+    return [_numbered(ranks) for ranks in steps.values() if len(ranks) > 1 and not _repeats(ranks)]
+
+
+def _repeats(found: Sequence[_Found]) -> bool:
+    """Whether a rank of a job of several ranks recorded more than one of the captures."""
+    of_several = [summary.rank for _, summary in found if (summary.world_size or 1) > 1]
+    return len({*of_several} - {None}) < len(of_several) - of_several.count(None)
+
+
+def _numbered(found: Sequence[_Found]) -> list[_Found]:
+    """Give the lowest free rank to each capture that names none, or that of an earlier one."""
+    every, taken, numbered = {summary.rank for _, summary in found}, set[int | None](), []
+    for path, summary in found:
+        if summary.rank in {None, *taken}:
+            summary = msgspec.structs.replace(summary, rank=lowest_free(every | taken))
+        taken.add(summary.rank)
+        numbered.append((path, summary))
+    return numbered
+
+
 class _Captures:
     """The captures of one window; their folders and first start are at hand for `_windows`."""
 
@@ -240,7 +297,7 @@ class _Captures:
         return folder not in self.folders, max(known_s, default=0.0) - min(known_s, default=0.0)
 
 
-def _windows(found: Iterable[_Found]) -> list[Ranks]:
+def _windows(found: Iterable[_Found], together: Iterable[Sequence[_Found]]) -> list[Ranks]:
     """Group captures into windows; a window has at most one capture of each rank.
 
     The captures of a window have the same phase and first step, but may be in different folders,
@@ -263,6 +320,7 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
             beside, nearest = steps, -1
         beside[nearest].add(folder, began_s, path, summary)
     windows = [Ranks(each.of_rank.values()) for steps in groups.values() for each in steps]
+    windows += map(Ranks, together)
     windows.sort(key=lambda window: (window.summaries[0].started_at or "", window.name))
     seen: Counter[str] = Counter()
     for window in windows:

@@ -20,7 +20,9 @@ from builders import (
     synchronous_steps,
     write_capture,
     write_rank,
+    write_trace,
 )
+from commands import Command
 from real_traces import FOLDER, KNOWN, load, needs_traces
 
 from instrument.base import storage
@@ -548,6 +550,61 @@ def test_a_run_at_a_url_is_read_from_its_summaries(
         file.truncate(rank_summary.MOST_BYTES + 1)
     (folder / here.paths[1].name / "summary.json").unlink()
     assert Run.load(url).windows[0].summaries == here.summaries
+
+
+def trace_of(path: Path, own_us: int, first_step: int = 3, **document: Any) -> Path:
+    """A bare trace, of which only `document` or the name of its file may tell the rank."""
+    path.parent.mkdir(exist_ok=True)
+    (made := write_trace(path.parent, synchronous_steps(own_us), **document)).rename(path)
+    text = path.read_text()
+    for step in (4, 3):
+        text = text.replace(f"ProfilerStep#{step}", f"ProfilerStep#{first_step + step - 3}")
+    path.write_text(text)
+    assert not made.exists()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("names", "first_steps", "ranks"),
+    [
+        pytest.param(["a", "b"], [3, 3], [0, 1], id="no rank"),
+        pytest.param(["b", "c", "a"], [3, 3, 3], [0, 1, 2], id="in the given order"),
+        pytest.param(["a", "b"], [3, 8], [0, 1], id="other steps"),
+        pytest.param(["a", "rank0"], [3, 3], [1, 0], id="one names its rank"),
+        pytest.param(["node0/rank0", "node1/rank0"], [3, 3], [0, 1], id="a rank twice"),
+        pytest.param(["rank0", "rank1"], [3, 8], [0, 1], id="two ranks, other steps"),
+    ],
+)
+def test_no_trace_that_is_named_is_left_out(
+    tmp_path: Path, names: list[str], first_steps: list[int], ranks: list[int], command: Command
+) -> None:
+    own_us = [100] * (len(names) - 1) + [800]
+    paths = [
+        trace_of(tmp_path / f"{name}.json", *each)
+        for name, *each in zip(names, own_us, first_steps)
+    ]
+    (window,) = Run.load(*paths).windows
+    of_path = dict(zip(window.paths, window.ranks.column("rank")))
+    assert [of_path[path] for path in paths] == ranks
+    assert command("ranks", *paths).err == ""
+    if len({*first_steps}) == 1:
+        late, *_ = json.loads(command("diagnose", *paths, "--json").out)["findings"]
+        assert late["title"].startswith(f"Rank {ranks[-1]} is late")
+
+
+def test_named_traces_of_two_windows_or_jobs_stay_apart(tmp_path: Path) -> None:
+    windows = [
+        trace_of(tmp_path / f"{k}.json", 100 + k, first) for k, first in enumerate([3, 3, 8, 8])
+    ]
+    assert [len(each.ranks) for each in Run.load(*windows).windows] == [2, 2]
+    jobs = [
+        trace_of(
+            tmp_path / f"{job}{rank}.json", 100, distributedInfo={"rank": rank, "world_size": 2}
+        )
+        for job in ("a", "b")
+        for rank in range(2)
+    ]
+    assert [len(each.ranks) for each in Run.load(*jobs).windows] == [2, 2]
 
 
 def test_what_cannot_be_read_at_all(tmp_path: Path) -> None:
