@@ -127,10 +127,14 @@ def test_without_a_compiler_the_wheel_is_for_all_platforms(
 
 
 def test_templates_and_assets_are_found_in_the_wheel(python: Path, tmp_path: Path) -> None:
-    code = "from instrument.report.page.document import document; print(document({'title': 'none', 'sections': {}}, []))"
-    page = run(python, "-c", code, cwd=tmp_path)
-    assert "<title>none</title>" in page
-    assert "color-scheme" in page
+    code = """
+from instrument.base.templates import render
+styles = ["report/assets/page/page.css"]
+print(render("report/templates/report.html", title="none", styles=styles, scripts=[], payload=""))
+"""
+    printed = run(python, "-c", code, cwd=tmp_path)
+    assert "<title>none</title>" in printed
+    assert "--largest-saving" in printed, "the style sheet is in the page"
 
 
 def test_hydra_finds_our_configs_before_anything_of_ours_is_loaded(
