@@ -8,7 +8,21 @@ from instrument.analysis.synchronisations import callers
 from instrument.analysis.views import Views
 from instrument.findings.finding import Evidence
 from instrument.links.groupby import Groups, groupby
-from instrument.trace.events import Codes, Ints, split_overload
+from instrument.trace.events import Codes, Ints, is_runtime, split_overload
+
+
+def device_kind(capture: Views) -> str:
+    """Which kind of device does the work: cuda, hip, xpu, mtia or hpu; cpu without device work."""
+    events, work = capture.events, capture.work.event
+    if not len(work):
+        return "cpu"
+    categories = {events.categories[code] for code in np.unique(events.category[work]).tolist()}
+    categories |= {name for name in events.categories if is_runtime(name)}
+    found = {name.partition("_")[0] for name in categories} & {"xpu", "mtia", "hpu"}
+    if found:
+        return min(found)
+    # Kineto's category of HIP's calls is cuda_runtime.
+    return "hip" if any(name.startswith("hip") for name in events.names) else "cuda"
 
 
 def share_of(capture: Views, events: Ints) -> float:

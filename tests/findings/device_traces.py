@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from builders import PAGEABLE, REDUCES, Event, annotation, call, copy, kernel, launched, span, step
+from builders import (
+    PAGEABLE,
+    REDUCES,
+    Event,
+    annotation,
+    call,
+    copy,
+    in_steps,
+    kernel,
+    launched,
+    span,
+    step,
+)
 
 STEPS = (3, 4, 5, 6)
 V100 = {"id": 0, "name": "Tesla V100-SXM2-32GB", "totalGlobalMem": 2**35, "numSms": 80}
@@ -179,6 +191,26 @@ def attention(*, fused: bool) -> list[Event]:
         return [*parts, waits(start, 810)]
 
     return every_step(1000, make)
+
+
+def attention_on_cpu(
+    keys: int = 256, dtype: str = "float", *, drops: str = "", recorded: bool = True
+) -> list[Event]:
+    """Steps of 1000 µs with attention of two heads, half of it softmax; `drops` draws random numbers after it."""
+
+    def typed(name: str, at: float, lasts: float, *shapes: list[int]) -> Event:
+        types = {"Input_Dims": [*shapes], "Input_type": [dtype] * len(shapes)}
+        return span(name, at, lasts, **(types if recorded else {}))
+
+    query, scores = [2, keys, 32], [2, keys, keys]
+    inside = [
+        typed("aten::bmm", 0, 200, query, [2, 32, keys]),
+        typed("aten::softmax", 200, 500, scores),
+        typed("aten::dropout", 700, 100, scores),
+        *([typed(drops, 710, 80, scores)] if drops else []),
+        typed("aten::bmm", 800, 200, scores, query),
+    ]
+    return in_steps(4, 1000, *inside)
 
 
 def layouts(name: str) -> list[Event]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from findings.device_traces import (
     all_reduce,
     allocations,
     attention,
+    attention_on_cpu,
     casts,
     copies,
     cpu_between_kernels,
@@ -78,6 +80,18 @@ def costs(recorded_ns: int, steps: int = 20) -> dict[str, object]:
     return {"cost": {"recorded_step_ns": recorded_ns, **unrecorded}}
 
 
+ATTENTION_WITH_DROPOUT = [
+    {**event, "name": event["name"].replace("aten::mul", "aten::native_dropout")}
+    for event in attention(fused=False)
+]
+ON_MTIA = [
+    {**event, "cat": "mtia_ccp_events"} if event["cat"] == "kernel" else event
+    for event in attention(fused=False)
+]
+IN_DOUBLE = [
+    {**event, "args": {**event["args"], "Input type": ["double", "double"]}}
+    for event in attention(fused=False)
+]
 BARE_IDLE = [e for e in cpu_between_kernels(1000) if e["name"] not in ("tokenize", "text::encode")]
 LOADER_EXPLAINS = [
     {**event, "name": SINGLE_PROCESS} if event["name"] == "tokenize" else event
@@ -132,6 +146,8 @@ FOUND = {
         "attention-not-fused", [each for each in attention(fused=False) if each["ts"] < 2000]
     ),
     "attention without shapes": Case("attention-not-fused", without_shapes(attention(fused=False))),
+    "attention on a CPU": Case("attention-not-fused", attention_on_cpu()),
+    "attention with dropout on a device": Case("attention-not-fused", ATTENTION_WITH_DROPOUT),
     "another layout": Case("layout-and-casts", layouts("void cudnn::ops::nchwToNhwcKernel<float>")),
     "a cast in each step": Case("layout-and-casts", casts(each_step=True)),
     "a cast in the closure of an optimizer": Case(
@@ -160,6 +176,19 @@ NOT_FOUND = {
     "softmax of other shapes": Case(
         "attention-not-fused", without_shapes(attention(fused=False), [[2, 64, 32], [], []])
     ),
+    # Where torch has no faster kernel.
+    "attention with dropout on a CPU": Case(
+        "attention-not-fused", attention_on_cpu(drops="aten::bernoulli_")
+    ),
+    "attention with dropout by hand on a CPU": Case(
+        "attention-not-fused", attention_on_cpu(drops="aten::rand_like")
+    ),
+    "attention in bfloat16 on a CPU": Case(
+        "attention-not-fused", attention_on_cpu(dtype="c10::BFloat16")
+    ),
+    "attention with few keys on a CPU": Case("attention-not-fused", attention_on_cpu(keys=32)),
+    "attention in float64 on a device": Case("attention-not-fused", IN_DOUBLE),
+    "attention on MTIA": Case("attention-not-fused", ON_MTIA),
     "one layout": Case("layout-and-casts", layouts("bn_fw_tr")),
     "a cast that is kept": Case("layout-and-casts", casts(each_step=False)),
     "casts of an optimizer": Case("layout-and-casts", casts(each_step=True, optimizer=True)),
@@ -168,6 +197,10 @@ NOT_FOUND = {
 }
 ON_CPU = [step(3, 0, 10), span("aten::mm", 0, 5)]
 UNKNOWN = {
+    "the types of attention on a CPU": (
+        Case("attention-not-fused", attention_on_cpu(recorded=False)),
+        "no input types",
+    ),
     "no device work": (Case("launch-bound", ON_CPU, document=ON_V100), "no device work"),
     "sizes of messages": (Case("slow-links", SIZES_UNKNOWN), "no sizes of messages"),
     "the device": (Case("tensor-cores", products("volta_sgemm_128x64_nn")), "device unknown"),

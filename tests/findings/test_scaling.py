@@ -156,7 +156,7 @@ def test_attentions_beside_each_other_share_no_operator(tmp_path: Path) -> None:
         events += [span(name, 10 + 100 * k + 10 * j, 9) for j, name in enumerate(names)]
         events.append(span("aten::relu", 10 + 100 * k + 90, 9))
     trace = capture(tmp_path, events)
-    softmax, nodes = attention_not_fused._attention(trace)
+    softmax, nodes = attention_not_fused._attention(trace, attention_not_fused._KERNELS["cpu"])
     names = [trace.events.names[k] for k in trace.events.name[trace.links.call_tree.index[nodes]]]
     assert (len(softmax), len(nodes)) == (20, between)
     assert set(names) == {"aten::mul", "aten::softmax", "aten::add"}
