@@ -59,7 +59,9 @@ _KERNELS = {
 def find(capture: Views) -> Iterator[Problem]:
     """Yield one problem for all attention that is not fused, but could be."""
     tree, steps, kind = capture.links.call_tree, capture.links.counted_steps, device_kind(capture)
-    softmax, between = _attention(capture, _KERNELS[kind]) if kind in _KERNELS else ([], [])
+    if kind not in _KERNELS:
+        return
+    softmax, between = _attention(capture, _KERNELS[kind])
     share = cost_share(capture, between) if len(softmax) else 0.0
     if share < CHECK.least_share:
         return

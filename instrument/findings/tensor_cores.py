@@ -1,10 +1,11 @@
 """`tensor-cores`: matrix products and convolutions that run on the slow units of the device.
 
 There is a finding for each row of `_KINDS`, found by the names of the kernels of cuBLAS, cuDNN and
-CUTLASS: float64, float32 without tensor cores, unaligned sizes. The device must multiply at least
-twice as fast in a lower precision. The simulation lets the kernels take half the time, a cautious
-guess: the peak rates differ by factors of 3 to 16. The check cannot see whether the training still
-converges. Kernels of AMD are left out, because matrix cores of AMD multiply float32 too.
+CUTLASS: float64, float32 without tensor cores, unaligned sizes. The device must multiply twice as
+fast in a precision that the finding advises; on many devices, TF32 is not faster than float32. The
+simulation lets the kernels take half the time, a cautious guess: the peak rates differ by factors
+of 2 to 16. The check cannot see whether the training still converges. Kernels of AMD are left out,
+because matrix cores of AMD multiply float32 too.
 """
 
 from __future__ import annotations
@@ -37,16 +38,36 @@ class _Kind(NamedTuple):
         does: what the kernels do, for the title.
         precision: the precision in which they multiply; None for kernels of any precision.
         least_share: there is a finding if such kernels take at least this share of the step.
-        change: the advice of the finding; "" if it depends on the device.
+        advice: what to change to multiply in other precisions, the least change first.
     """
 
     name: re.Pattern[str]
     does: str
     precision: str | None
     least_share: float
-    change: str
+    advice: Mapping[str, str]
 
 
+_AUTOCAST = (
+    "Run the forward in torch.autocast('cuda', dtype=torch.float16), with "
+    "torch.amp.GradScaler('cuda') for the backward."
+)
+_BFLOAT16 = "Run the forward in torch.autocast('cuda', dtype=torch.bfloat16)."
+_OF_FLOAT32 = {
+    "tf32": "Allow TF32: torch.set_float32_matmul_precision('high') and "
+    "torch.backends.cudnn.allow_tf32 = True; or run the forward in torch.autocast('cuda', "
+    "dtype=torch.bfloat16).",
+    "bfloat16": _BFLOAT16,
+    "float16": _AUTOCAST,
+}
+_OF_FLOAT64 = {
+    "float32": "Use float32 or less: model.float(), and no float64 from numpy (torch.from_numpy("
+    "array).float()).",
+    "tf32": "Use float32 with TF32: model.float(), and torch.set_float32_matmul_precision('high').",
+    "bfloat16": f"Use float32: model.float(). {_BFLOAT16}",
+    "float16": f"Use float32: model.float(). {_AUTOCAST}",
+}
+_ANY = "any"  # for kernels of any precision
 _KINDS = (
     _Kind(
         re.compile(
@@ -57,8 +78,7 @@ _KINDS = (
         "multiply float64",
         "float64",
         0.1,
-        "Use float32 or less: model.float(), and no float64 from numpy (torch.from_numpy(array)"
-        ".float()).",
+        _OF_FLOAT64,
     ),
     _Kind(
         re.compile(
@@ -69,7 +89,7 @@ _KINDS = (
         "multiply float32 without tensor cores",
         "float32",
         0.1,
-        "",
+        _OF_FLOAT32,
     ),
     _Kind(
         re.compile(
@@ -80,20 +100,14 @@ _KINDS = (
         "multiply matrices whose sizes are not aligned to 16 bytes",
         None,
         0.05,
-        "Pad the sizes to a multiple of 8 (16-bit types), 4 (float32) or 16 (8-bit types); for "
-        "attention, use torch.nn.functional.scaled_dot_product_attention, which pads by itself.",
+        {
+            _ANY: "Pad the sizes to a multiple of 8 (16-bit types), 4 (float32) or 16 (8-bit "
+            "types); for attention, use torch.nn.functional.scaled_dot_product_attention, which "
+            "pads by itself."
+        },
     ),
 )
-_TF32 = (
-    "Allow TF32: torch.set_float32_matmul_precision('high') and "
-    "torch.backends.cudnn.allow_tf32 = True; or run the forward in torch.autocast('cuda', "
-    "dtype=torch.bfloat16)."
-)
-_AUTOCAST = (
-    "Run the forward in torch.autocast('cuda', dtype=torch.float16), with "
-    "torch.amp.GradScaler('cuda') for the backward."
-)
-_LEAST_FACTOR = 2
+_LEAST_FACTOR = 1.9  # vendors round the rates
 
 
 def find(capture: Views) -> Iterator[Problem]:
@@ -104,14 +118,14 @@ def find(capture: Views) -> Iterator[Problem]:
         is_kind = partial(_is_named, kind.name)
         chosen = kernels[capture.events.named(is_kind)[kernels]]
         share = share_of(capture, chosen)
-        if share >= kind.least_share and _has_faster_units(capture, chosen, kind):
+        if share >= kind.least_share and (change := _change(capture, chosen, kind)):
             yield Problem(
                 f"For {percent(share)} of the {step}, kernels {kind.does}",
                 chosen,
                 share,
                 evidence=(*evidence(capture, chosen, most=4), *_shapes(capture, chosen)),
                 variant=kind.does,
-                change=kind.change or _change_of_float32(_device(capture, chosen)),
+                change=change,
             )
 
 
@@ -136,25 +150,27 @@ def _device(capture: Views, kernels: Ints) -> Device | None:
     return capture.events.devices_of([process])[0]
 
 
-def _has_faster_units(capture: Views, kernels: Ints, kind: _Kind) -> bool:
-    """Whether a lower precision is at least twice as fast; True if `kind.precision` is None."""
+def _change(capture: Views, kernels: Ints, kind: _Kind) -> str | None:
+    """The first advice to a precision that is at least twice as fast on this device, if any is.
+
+    Raises:
+        NotRecorded: the rates of the device are not known.
+    """
     if kind.precision is None:
-        return True
+        return kind.advice[_ANY]
     device = _device(capture, kernels)
     given = capture.peak_flops or capture.about.config.peak_flops
     # One number for all precisions does not show which is faster: the built-in table does.
     rates = peak_rates(device, given if isinstance(given, Mapping) else None).flops_per_second
-    if kind.precision not in rates or len(rates) < 2:
+    advised = [precision for precision in kind.advice if precision in rates]
+    if kind.precision not in rates or not advised:
         name = "unknown" if device is None or device.name is None else device.name
         raise NotRecorded(
             f"the peak rates of the device {name} are not known",
             "load the capture with peak_flops={'float32': ..., 'float16': ...}",
         )
-    return max(rates.values()) >= _LEAST_FACTOR * rates[kind.precision]
-
-
-def _change_of_float32(device: Device | None) -> str:
-    return _TF32 if "tf32" in peak_rates(device).flops_per_second else _AUTOCAST
+    least = _LEAST_FACTOR * rates[kind.precision]
+    return next((kind.advice[each] for each in advised if rates[each] >= least), None)
 
 
 def _shapes(capture: Views, kernels: Ints) -> tuple[Evidence, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +46,7 @@ from instrument.runs.run import Run
 
 MARKED = [check for check in CHECKS if check.code != "unmarked-time"]
 ON_V100, ON_A100 = {"deviceProperties": [V100]}, {"deviceProperties": [A100]}
+ON_L40 = {"deviceProperties": [{**V100, "name": "NVIDIA L40", "numSms": 142}]}
 CUTLASS = "cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align"
 
 
@@ -135,6 +135,12 @@ FOUND = {
     "a slow link": Case("slow-links", all_reduce(hidden=False, reduce_us=4000)),
     "float32 on tensor cores": Case(
         "tensor-cores", products("volta_sgemm_128x64_nn"), document=ON_V100
+    ),
+    "float32 on a device with fast TF32": Case(
+        "tensor-cores", products("volta_sgemm_128x64_nn"), document=ON_A100
+    ),
+    "float32 where TF32 is as slow": Case(
+        "tensor-cores", products("volta_sgemm_128x64_nn"), document=ON_L40
     ),
     "float64 on tensor cores": Case(
         "tensor-cores", products("void cutlass_80_tensorop_d884gemm_64x64_nn"), document=ON_V100
@@ -246,6 +252,17 @@ def test_one_peak_rate_for_all_precisions_does_not_hide_faster_units(tmp_path: P
     assert folder.trace_path is not None
     (finding,) = check(Capture.load(folder.trace_path, peak_flops=1e13), "tensor-cores")
     assert "float32 without tensor cores" in finding.title
+
+
+def test_the_rates_of_types_that_are_not_advised_promise_nothing(tmp_path: Path) -> None:
+    trace_path = capture(tmp_path, products("volta_sgemm_128x64_nn")).trace_path
+    assert trace_path is not None
+    rates = {"float32": 1e13, "tf32": 1e13, "float16": 1.5e13, "int8": 4e13, "float8": 4e13}
+    assert not check(Capture.load(trace_path, peak_flops=rates), "tensor-cores")
+    (finding,) = check(
+        Capture.load(trace_path, peak_flops={**rates, "float16": 2e13}), "tensor-cores"
+    )
+    assert "torch.float16" in finding.change
 
 
 def test_work_of_several_streams_and_threads_counts_once(tmp_path: Path) -> None:

@@ -328,8 +328,13 @@ STORMS = {
     "an optimizer with foreach alone": Case(
         "operator-storm", renamed(UPDATES, "Optimizer.step#RMSprop.step")
     ),
+    "an optimizer of the program": Case(
+        "operator-storm", renamed(UPDATES, "Optimizer.step#Lion.step")
+    ),
 }
 NO_STORM = {
+    # On a CPU, foreach takes longer than a loop over the parameters.
+    "ASGD on a CPU": Case("operator-storm", renamed(UPDATES, "Optimizer.step#ASGD.step")),
     "few rounds": Case("operator-storm", looping(31)),
     "little time": Case("operator-storm", looping(32, ("aten::add",), 2)),
     "a long pattern, as of layers": Case(
@@ -422,6 +427,10 @@ COPIED_ONCE = [
     *[step(4, 4000, 9000), span("aten::clone", 4000, 8000), span("aten::copy_", 4001, 7990)],
 ]
 FLOATS = in_steps(3, 1000, typed("aten::mul", 0, 900, "float", "double"))
+
+AS_LONG = in_steps(
+    3, 1000, typed("aten::sort", 0, 500, "double"), typed("aten::index", 500, 400, "double", "long")
+)
 
 # Unmarked time
 
@@ -754,6 +763,7 @@ NOT_FOUND = {
     **NOT_IN_PYTHON,
     **ALL_TRAINING,
     "float32 beside numbers": Case("float64", FLOATS),
+    "operators that take as long in float32": Case("float64", AS_LONG),
     "the loader and the backward of ranges": Case("unmarked-time", MARKED),
     "a wait for device work of a range": Case("unmarked-time", WAITED_FOR),
     "waiting for gloo": Case("unmarked-time", synchronous_steps(300)),
