@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import faulthandler
 import functools
 import inspect
 import linecache
@@ -448,6 +450,51 @@ def test_a_handler_that_raises_while_handlers_are_restored_leaves_none_replaced(
         signal.signal(signal.SIGUSR2, before)
 
 
+def action_of(number: int) -> tuple[str, bool]:
+    """Which handler the system has for a signal, and whether calls that it interrupts go on."""
+    action = ctypes.create_string_buffer(512)
+    ctypes.CDLL(None).sigaction(number, None, action)
+    handler = ctypes.c_size_t.from_buffer(action).value
+    # in Linux's struct for most machines, the flags follow a set of 128 bytes
+    restarts = ctypes.c_int.from_buffer(action, 8 + 128).value & 0x10000000
+    return hex(handler), bool(restarts)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads a struct of Linux's libc")
+@pytest.mark.parametrize("chain", [False, True])
+def test_flags_of_signals_and_handlers_in_c_stay(tmp_path: Path, chain: bool) -> None:
+    numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP]
+    before = [signal.getsignal(number) for number in numbers]
+    received: list[int] = []
+    dumped = (tmp_path / "stacks.txt").open("w+")
+    try:
+        for number in numbers[1:]:
+            signal.signal(number, lambda number, _: received.append(number))
+            signal.siginterrupt(number, False)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            kept = chain and number != signal.SIGTERM
+            faulthandler.register(number, file=dumped, all_threads=False, chain=kept)
+        actions = [action_of(number) for number in numbers]
+        assert actions[1][1]
+        options = {"triggers": ["signal"], "at_steps": [2], "warmup": 1, "active": 2}
+        with Session(**options, output_dir=tmp_path) as session:
+            for _ in range(6):
+                work()
+                assert [action_of(number) for number in numbers] == actions
+                signal.raise_signal(signal.SIGTERM)
+                session.step()
+        assert [action_of(number) for number in numbers] == actions
+        signal.raise_signal(signal.SIGHUP)
+        assert received == [signal.SIGHUP] * chain
+        assert dumped.seek(0) == 0
+        assert dumped.read().count("most recent call first") == 7
+    finally:
+        for number, handler in zip(numbers, before):
+            faulthandler.unregister(number)
+            signal.signal(number, handler)
+        dumped.close()
+
+
 @pytest.mark.usefixtures("_restored")
 def test_an_event_loop_is_told_once_of_a_signal_that_was_delayed() -> None:
     received: list[int] = []
@@ -588,7 +635,7 @@ def test_a_session_that_a_trigger_stops_leaves_no_signal_handler(
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)] == before
 
 
-def test_a_handler_is_known_by_its_argument() -> None:
+def test_a_handler_is_known_by_its_arguments() -> None:
     def caught(act: Callable[[], Any]) -> bool:
         with pytest.raises(TooLateError) as raised:
             act()
@@ -599,11 +646,49 @@ def test_a_handler_is_known_by_its_argument() -> None:
         assert caller
         raise TooLateError
 
-    def is_given_its_caller(_: FrameType | None) -> None:
+    def is_given_its_caller(*_: object, **__: object) -> None:
+        raise TooLateError
+
+    def handles(_: int, __: FrameType | None) -> None:
         raise TooLateError
 
     assert not caught(looks_at_its_caller)
-    assert caught(lambda: is_given_its_caller(inspect.currentframe()))
+    for given in ((), (2,), ([],), ("line?",), (None, None)):
+        assert not caught(lambda given=given: is_given_its_caller(sys._getframe(), *given))
+    assert not caught(lambda: is_given_its_caller("called by", sys._getframe()))
+    assert not caught(lambda: is_given_its_caller(frame=sys._getframe()))
+    assert caught(lambda: handles(signal.SIGUSR1.value, inspect.currentframe()))
+    assert caught(lambda: is_given_its_caller(signal.SIGUSR1.value, inspect.currentframe()))
+
+
+def looks_for_source(what: object) -> None:
+    """Raise an error within functions that were called with the frames of their callers."""
+    exec("import inspect\ninspect.getsource(inspect.currentframe())")
+
+
+class LooksForSource(Sink):
+    def write(self, capture: Capture, folder: Path) -> None:
+        looks_for_source(folder)
+
+
+class LossOfFrames:
+    __float__ = looks_for_source
+
+
+def test_an_error_within_a_function_that_was_given_a_frame_does_not_reach_training(
+    tmp_path: Path, log: Log
+) -> None:
+    class Mine:
+        def fires(self, step: Step) -> None:
+            looks_for_source(step)
+
+    options: dict[str, Any] = {"sinks": {"mine": LooksForSource()}, "triggers": {"own": Mine()}}
+    with Session(at_steps=[1], active=1, **options, output_dir=tmp_path) as session:
+        for _ in range(4):
+            session.step(LossOfFrames())
+    assert len(session.captures) == 1
+    assert len(log.at("ERROR")) == 2
+    assert "triggers get no loss" in log.at("WARNING")[0]
 
 
 class Interrupted:

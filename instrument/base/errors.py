@@ -18,6 +18,8 @@ import difflib
 from collections.abc import Iterable
 from importlib.util import find_spec
 from inspect import CO_VARARGS
+from itertools import pairwise
+from signal import NSIG
 from threading import current_thread, main_thread
 from traceback import walk_tb
 from types import FrameType
@@ -27,6 +29,8 @@ from instrument.base.printable import printable
 
 # Some libraries put whole files into the message of an exception.
 _LONGEST_REASON = 2_000
+# of a trace function, see `sys.settrace`
+_EVENTS = {"call", "line", "return", "exception", "opcode"}
 
 
 class InstrumentError(Exception):
@@ -73,22 +77,24 @@ class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named after 
 def from_signal_handler(error: BaseException) -> bool:
     """Whether a signal handler in Python raised the error, while other code ran.
 
-    Python calls a handler, or the trace function of a debugger, with the interrupted frame as an
-    argument.
+    Python calls a handler with the signal's number and the interrupted frame, and the trace
+    function of a debugger with the frame and the event's name.
     """
-    return any(
-        value is frame.f_back
-        or (isinstance(value, tuple) and any(x is frame.f_back for x in value))
-        for frame, _ in walk_tb(error.__traceback__)
-        if frame.f_back is not None
-        for value in _arguments(frame)
-    )
+    for frame, _ in walk_tb(error.__traceback__):
+        for first, second in pairwise(_arguments(frame)):
+            if second is frame.f_back is not None and type(first) is int and 0 < first < NSIG:
+                return True
+            if first is frame.f_back is not None and type(second) is str and second in _EVENTS:
+                return True
+    return False
 
 
 def _arguments(frame: FrameType) -> list[Any]:
     code, values = frame.f_code, frame.f_locals
-    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS)
-    return [values[name] for name in code.co_varnames[:count] if name in values]
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    given = [values[name] for name in names if name in values]
+    rest = values.get(code.co_varnames[len(names)]) if code.co_flags & CO_VARARGS else None
+    return [*given, *rest] if type(rest) is tuple else given
 
 
 def reraise_signal(error: BaseException) -> None:

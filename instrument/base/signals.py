@@ -6,6 +6,7 @@ between, but must not leave a window half begun or half ended.
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import os
 import signal
@@ -25,6 +26,38 @@ T = TypeVar("T")
 
 # The module in C: `signal` converts each handler to an enum, which takes 5 µs.
 _signal: Any = import_module("_signal")
+# Python says neither which handler C code has set, nor which flags `signal.siginterrupt` has set.
+# The C struct `sigaction` has both, and begins with the address of the handler.
+_sigaction: Any = getattr(ctypes.CDLL(None), "sigaction", None) if os.name == "posix" else None
+_LARGEST_STRUCT = 512  # 152 bytes on Linux, 16 on macOS
+# that of Python's own handler in C, which has the handlers in Python called
+_python_address: int | None = None
+
+
+def _action(number: int) -> Any:
+    action = ctypes.create_string_buffer(_LARGEST_STRUCT)
+    return action if _sigaction is not None and _sigaction(number, None, action) == 0 else None
+
+
+def _address(action: Any) -> int | None:
+    return None if action is None else ctypes.c_size_t.from_buffer(action).value
+
+
+def set_handler(number: int, handler: Any) -> bool:
+    """Like `signal.signal`, but flags, and a handler that C code has set, stay as they are.
+
+    Returns whether there is such a handler of C code, which may call the one in Python or not.
+    """
+    global _python_address
+    before = _action(number)
+    _signal.signal(number, int(handler) if isinstance(handler, int) else handler)
+    if callable(handler):
+        _python_address = _address(_action(number))
+    is_set = _address(before) not in (None, int(signal.SIG_DFL), int(signal.SIG_IGN))
+    by_other = is_set and _address(before) != _python_address
+    if by_other or (is_set and callable(handler)):
+        _sigaction(number, before, None)
+    return by_other
 
 
 class Interrupts:
@@ -55,13 +88,13 @@ class Interrupts:
             ends_process = number in (_signal.SIGTERM, _signal.SIGINT)
             if callable(handler) or (ends_process and handler == _signal.SIG_DFL):
                 self._handlers[number] = handler
-                _signal.signal(number, self._take)
+                set_handler(number, self._take)
 
     def remove(self) -> None:
         """Restore the handlers, except where the program has set another handler meanwhile."""
         for number, handler in self._handlers.items():
             if _signal.getsignal(number) == self._take:
-                _signal.signal(number, handler)
+                set_handler(number, handler)
 
     def let_through(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `act`; until it returns, signals are handled at once."""
@@ -103,8 +136,6 @@ class Interrupts:
 
 def replace_handler(number: int, handler: Any, other: Any) -> None:
     """Set the handler `other` if `handler` is set, also while `Interrupts` stand in for it."""
-    if isinstance(other, int):  # an enum, which the module in C does not take
-        other = int(other)
     current = _signal.getsignal(number)
     while isinstance(interrupts := getattr(current, "__self__", None), Interrupts):
         current = interrupts._handlers[number]
@@ -112,7 +143,7 @@ def replace_handler(number: int, handler: Any, other: Any) -> None:
             interrupts._handlers[number] = other
             return
     if current == handler:
-        _signal.signal(number, other)
+        set_handler(number, other)
 
 
 @contextmanager
@@ -184,7 +215,7 @@ class Preemption:
     def install(self, grace_s: float | None) -> None:
         """Handle SIGTERM from now on, unless `grace_s` is None or this is not the main thread.
 
-        A handler that C code has set stays, because Python cannot restore such a handler.
+        A handler that C code has set stays, and handles SIGTERM.
         """
         self.noticed, self._grace_s = False, grace_s
         current = signal.getsignal(signal.SIGTERM)
@@ -192,7 +223,7 @@ class Preemption:
             self._previous = current
         if self._grace_s is not None and _on_main_thread() and self._previous is not None:
             self._installed, self._process = True, os.getpid()
-            signal.signal(signal.SIGTERM, self._handle)
+            set_handler(signal.SIGTERM, self._handle)
 
     def uninstall(self) -> None:
         """Restore the previous handler, unless the program has set another handler meanwhile.

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from instrument.base.errors import ConfigError, did_you_mean
 from instrument.base.log import logger
-from instrument.base.signals import replace_handler
+from instrument.base.signals import replace_handler, set_handler
 from instrument.triggers.trigger import Request, RequestWindow, Trigger, TriggerCallbacks
 
 
@@ -59,5 +59,11 @@ class Signal(Trigger):
             if threading.current_thread() is threading.main_thread():
                 replace_handler(number, handle, signal.SIG_DFL if before is None else before)
 
-        signal.signal(number, handle)
+        if set_handler(number, handle) and not callable(before):
+            restore()
+            logger.warning(
+                "The signal trigger does nothing: code in C, such as faulthandler, handles {}.",
+                self.name,
+            )
+            return None
         return TriggerCallbacks(end=restore)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 from collections.abc import Iterator
@@ -75,6 +76,21 @@ def test_what_was_ignored_is_ignored_again(tmp_path: Path) -> None:
         running.step()
     assert len(running.captures) == 1
     assert signal.getsignal(SIGNAL) is signal.SIG_IGN
+
+
+def test_a_handler_of_c_code_stays_and_the_trigger_says_so(tmp_path: Path, log: Log) -> None:
+    signal.signal(SIGNAL, signal.SIG_DFL)
+    with (tmp_path / "stacks.txt").open("w+") as dumped:
+        faulthandler.register(SIGNAL, file=dumped, all_threads=False)
+        with session(tmp_path) as running:
+            os.kill(os.getpid(), SIGNAL)
+            running.step()
+        os.kill(os.getpid(), SIGNAL)
+        faulthandler.unregister(SIGNAL)
+        dumped.seek(0)
+        assert dumped.read().count("most recent call first") == 2
+    (warning,) = log.at("WARNING")
+    assert warning.startswith("The signal trigger does nothing: code in C, such as faulthandler")
 
 
 def test_off_the_main_thread_it_says_so_once_and_the_session_runs(tmp_path: Path, log: Log) -> None:
