@@ -55,7 +55,6 @@ CHECK = Check(
     "smaller batch.",
     verify="--interruptions",
     least_share=0.02,
-    least_saving=0.01,
     factor=0,
     on_device=True,
     coverage=FILE,

@@ -89,7 +89,6 @@ CHECK = Check(
     "the softmax. nn.MultiheadAttention does so with need_weights=False.",
     verify="--ops",
     least_share=0.05,
-    least_saving=0.01,
     coverage=LAUNCHERS,
 )
 

@@ -52,7 +52,7 @@ def shortened(
     each_ns: float,
     bounds_ns: tuple[float, float] | None = None,
 ) -> Scenario:
-    """Return the simulation in which each of the given operators takes about `each_ns` less time.
+    """Return the simulation in which the CPU takes about `each_ns` less time for each operator.
 
     All operators of a name are scaled by one factor, with which they take `each_ns` less on
     average. Only the ten names with the most operators are scaled. `bounds_ns` are the values of
@@ -64,7 +64,7 @@ def shortened(
         mean_ns = max(float(np.mean(table.duration_ns[events[row]])), 1.0)
         by, *bounds = (max(1 - each / mean_ns, 0.0) for each in (each_ns, *(bounds_ns or ())))
         whatif = whatif.scale_events(
-            events[row], by=by, bounds=(bounds[0], bounds[1]) if bounds else None
+            events[row], by, bounds=(bounds[0], bounds[1]) if bounds else None, device=False
         )
     return whatif
 

@@ -65,7 +65,9 @@ def find(capture: Views) -> Iterator[Problem]:
         "device, and the device computes nothing",
         calls,
         share,
-        edit=lambda whatif: whatif.asynchronous(positions=calls).overlap(copy=f"*{_TO_DEVICE}*"),
+        edit=lambda whatif: whatif.asynchronous(positions=calls).overlap(
+            positions=copies[blocking]
+        ),
         evidence=_evidence(capture, copies[blocking], launches[blocking], calls),
         change=_PIN if pageable else _DO_NOT_WAIT,
     )
@@ -76,7 +78,6 @@ CHECK = Check(
     find,
     verify="--copies --synchronisations",
     least_share=0.02,
-    least_saving=0.01,
     on_device=True,
     coverage=LAUNCHING,
 )

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from functools import partial
-from glob import escape
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from instrument.analysis.places import common_place
 from instrument.analysis.views import Views
-from instrument.base.errors import CaptureError, InstrumentError
+from instrument.base.errors import CaptureError
 from instrument.findings.evidence import evidence
 from instrument.findings.finding import Evidence, Finding, Saving
 from instrument.links.step_index import counting
@@ -85,6 +83,8 @@ DEVICE_WORK = Need(
 )
 
 
+#: A change that saves a smaller share of the step is not worth a finding.
+LEAST_SAVING = 0.01
 #: What a change does to a simulated step.
 Edit: TypeAlias = "Callable[[Scenario], Scenario]"
 
@@ -96,7 +96,8 @@ class Problem(NamedTuple):
         title: the title of the finding.
         events: the positions of the events in `capture.events`; None if no events show the problem.
         share: the share of the step that the title names.
-        edit: the simulated change; None scales the time of the events by `Check.factor`.
+        edit: the simulated change, of no more than the problem's events or times; None scales the
+            time of the events by `Check.factor`.
         place: the range and the source line; None finds those of 90 % of the events' time.
         evidence: the evidence; None makes a row for each name of the events.
         variant: which of several problems it is that the check looks for; see `Finding`.
@@ -127,8 +128,7 @@ class Check(NamedTuple):
         verify: how to check that the change helped: the options of `instrument show` that print it,
             with a comment behind two spaces and "#"; or a sentence.
         least_share: a problem is a finding if it takes at least this share of the step.
-        least_saving: there is no finding if the simulation saves a smaller share of the step. None:
-            there is a finding in any case.
+        least_saving: there is no finding if the simulation saves a smaller share of the step.
         factor: the factor by which the simulation multiplies the time of the events and of their
             device work. None: the saving is known only if there is a `Problem.edit`.
         on_device: True if only a trace with device work can show the problem, False if only a trace
@@ -144,7 +144,7 @@ class Check(NamedTuple):
     change: str = ""
     verify: str = ""
     least_share: float = 0.0
-    least_saving: float | None = None
+    least_saving: float = LEAST_SAVING
     factor: float | None = None
     on_device: bool | None = None
     needs: tuple[Need, ...] = ()
@@ -169,10 +169,12 @@ class RanksCheck(NamedTuple):
 def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator[Finding]:
     """Yield the findings of one check in one capture.
 
-    `whatif` is the simulation without edits; None if the capture cannot be simulated.
+    `whatif` is the simulation without edits; None if the capture cannot be simulated: then no
+    saving is known. If the simulation of one problem fails, this problem is no finding.
 
     Raises:
         NotRecorded: the capture lacks what the check needs.
+        Exception: a simulation failed; raised after the findings.
     """
     if check.on_device is not None and _has_device_work(capture, check) != check.on_device:
         return
@@ -180,12 +182,15 @@ def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator
         if not need.is_met(capture):
             raise NotRecorded(need.missing, need.remedy)
     may_be_chance = is_found = False
+    failure: Exception | None = None
     for problem in check.find(capture):
         events, edit = problem.events, problem.edit or _scaled(check, problem)
-        scenario = None
-        if edit is not None and whatif is not None:
-            scenario = simulated(partial(edit, whatif))
-        if not is_worth(scenario, check.least_saving):
+        try:
+            scenario = edit(whatif) if edit is not None and whatif is not None else None
+            if not is_worth(scenario, check.least_saving):
+                continue
+        except Exception as error:
+            failure = failure or error
             continue
         if scenario is not None and _is_chance(capture, scenario):
             may_be_chance = True
@@ -213,23 +218,17 @@ def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator
             assumes=check.assumes,
         )
         is_found = True
+    if isinstance(failure, CaptureError):
+        raise CaptureError(f"To check {check.code}, no change could be simulated: {failure}")
+    if failure is not None:
+        raise failure
     if may_be_chance and not is_found:
         raise NotRecorded("a thread without a CPU may explain the time", QUIET_CPUS)
 
 
-def simulated(edit: Callable[[], Scenario]) -> Scenario | None:
-    """Make a scenario and simulate its step; None if the step cannot be simulated."""
-    try:
-        scenario = edit()
-        scenario.saving_ns  # noqa: B018 - raises if the step cannot be simulated
-    except InstrumentError:
-        return None
-    return scenario
-
-
-def is_worth(scenario: Scenario | None, least_saving: float | None) -> bool:
+def is_worth(scenario: Scenario | None, least_saving: float) -> bool:
     """Whether a change saves at least this share of the step; True if its saving is unknown."""
-    if scenario is None or least_saving is None:
+    if scenario is None:
         return True
     return scenario.saving_ns >= least_saving * scenario.baseline_ns
 
@@ -284,8 +283,3 @@ def _command(capture: Views, verify: str) -> str:
     if not verify.startswith("--"):
         return verify
     return f"instrument show {shlex.quote(str(capture.place))} {verify}"
-
-
-def glob_of(path: str | None) -> str:
-    """The pattern that selects only the range of this path; "*" if the path is None."""
-    return "*" if path is None else f"/{escape(path)}"

@@ -4,8 +4,8 @@ Counted are the gaps of 1 ms and more in which all devices are idle; shorter one
 `launch-bound`. The cause is the operator or range with the most own time in the gaps, on the thread
 that launches the next work. The simulation takes the CPU time of this thread out of the gaps, so
 that work is launched as early as the launch queue allows; the lower bound takes out half of it. The
-saving is unknown if the simulated steps do not depend on this thread. The check cannot see what
-Python does outside operators and ranges, or what other processes do for which this one waits.
+check cannot see what Python does outside operators and ranges, or what other processes do for which
+this one waits.
 """
 
 from __future__ import annotations

@@ -81,7 +81,6 @@ CHECK = Check(
     "async_op=True), other work, then work.wait(); or send fewer bytes.",
     verify="--collectives --breakdown",
     least_share=0.05,
-    least_saving=0.01,
     factor=0,
     coverage=LAUNCHING,
 )

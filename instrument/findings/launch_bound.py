@@ -3,8 +3,8 @@
 Counted are the gaps of under 1 ms in which all devices are idle, until the call that launches the
 next work has returned (`launch_gaps`); longer gaps are `device-idle`. In published traces, healthy
 programs spend up to 3 % of the step in such gaps, programs with too many small kernels 9 to 73 %.
-The simulation launches the range as a CUDA graph. Without ranges, it takes the CPU time out of the
-gaps, so that work is launched as early as the launch queue allows. The check cannot see which
+The simulation takes the CPU time out of the gaps, so that work is launched as early as the launch
+queue allows; the lower bound takes out half of it. The check cannot see which
 kernels could be replaced by larger ones. A gap on one device or stream does not count while another
 one works.
 """
@@ -24,9 +24,8 @@ from instrument.analysis.interruptions import kinds_of
 from instrument.analysis.places import common_place
 from instrument.analysis.steps import gaps
 from instrument.analysis.views import Views
-from instrument.base.errors import CaptureError
 from instrument.base.units import duration, percent
-from instrument.findings.check import Check, Problem, glob_of
+from instrument.findings.check import Check, Problem
 from instrument.findings.evidence import evidence_by_operator
 from instrument.links.attribution import OPTIMIZER_STEP
 from instrument.links.intervals import Intervals, sweep
@@ -47,7 +46,6 @@ _EXPLAINED = (
     interruptions.PROFILER,
 )
 _LEAST_GAPS = 20
-_LEAST_SAVING = 0.01
 
 
 def find(capture: Views) -> Iterator[Problem]:
@@ -68,7 +66,7 @@ def find(capture: Views) -> Iterator[Problem]:
         f"kernels of {duration(int(np.median(work_ns)))} (median)",
         short.call,
         share,
-        edit=partial(_edit, capture, short, path),
+        edit=partial(launched_early, capture, short),
         place=(path, source),
         evidence=evidence_by_operator(
             capture,
@@ -87,17 +85,9 @@ CHECK = Check(
     find,
     verify="--steps --launches",
     least_share=0.05,
-    least_saving=_LEAST_SAVING,
     on_device=True,
     coverage=ORDERED,
 )
-
-
-def _edit(capture: Views, gaps: LaunchGaps, path: str | None, whatif: Scenario) -> Scenario:
-    """The range as a CUDA graph; without any range, all work launched early."""
-    if len(capture.links.scopes.ranges):
-        return whatif.graph_launch(range=glob_of(path))
-    return launched_early(capture, gaps, whatif)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +157,11 @@ def waits_by_thread(capture: Views, gaps: LaunchGaps) -> tuple[Ints, Ints, Ints]
 
 
 def launched_early(capture: Views, gaps: LaunchGaps, whatif: Scenario) -> Scenario:
-    """The window without the CPU time in the gaps; for the lower bound, half of it stays.
-
-    Raises:
-        CaptureError: the steps stay as long: they depend on something else than these threads.
-    """
+    """The window without the CPU time in the gaps; for the lower bound, half of it stays."""
     threads, start_ns, end_ns = waits_by_thread(capture, gaps)
     for thread in np.unique(threads).tolist():
         own = threads == thread
         whatif = whatif.scale_spans(thread, (start_ns[own], end_ns[own]), 0, bounds=(0.5, 0))
-    if whatif.saving_ns < _LEAST_SAVING * whatif.baseline_ns:
-        raise CaptureError("The steps do not depend on the threads that launch late.")
     return whatif
 
 

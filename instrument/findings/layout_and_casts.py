@@ -74,7 +74,6 @@ CHECK = Check(
     "layout-and-casts",
     find,
     verify="--ops",
-    least_saving=0.01,
     factor=0,
     coverage=LAUNCHERS,
 )

@@ -13,8 +13,9 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from instrument.base.errors import CaptureError, TraceError
 from instrument.base.units import duration, few, percent
-from instrument.findings.check import RanksCheck, is_worth, saving_of, simulated
+from instrument.findings.check import RanksCheck, is_worth, saving_of
 from instrument.findings.finding import Evidence, Finding
 
 if TYPE_CHECKING:
@@ -74,7 +75,11 @@ def _balanced(ranks: Ranks) -> Scenario | None:
 
     if len(ranks.paths) > _MOST_SIMULATED:
         return None
-    return simulated(lambda: joint_scenario(ranks).balance())
+    try:
+        joint = joint_scenario(ranks)
+    except (CaptureError, TraceError):  # without traces, or collectives on the device
+        return None
+    return joint.balance()
 
 
 def _change(row: Any) -> str:

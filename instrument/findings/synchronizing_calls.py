@@ -75,7 +75,6 @@ CHECK = Check(
     find,
     verify="--synchronisations --steps",
     least_share=0.03,
-    least_saving=0.01,
     on_device=True,
     coverage=ORDERED,
 )

@@ -133,7 +133,6 @@ CHECK = Check(
     "tensor-cores",
     find,
     verify="--kernels --efficiency",
-    least_saving=0.01,
     factor=0.5,
     on_device=True,
     coverage=LAUNCHERS,

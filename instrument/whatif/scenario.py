@@ -216,7 +216,12 @@ class Scenario:
         return self._with(f"{text} × {by:g}", partial(edits.scale, by=by), chosen)
 
     def scale_events(
-        self, positions: Ints, by: float, *, bounds: tuple[float, float] | None = None
+        self,
+        positions: Ints,
+        by: float,
+        *,
+        bounds: tuple[float, float] | None = None,
+        device: bool = True,
     ) -> Scenario:
         """Multiply the time of CPU events and device events by a factor.
 
@@ -227,13 +232,14 @@ class Scenario:
             positions: positions in `capture.events`.
             by: the factor; 0 removes the events, and also the waits inside them.
             bounds: the factors for the bounds of the saving, the larger factor first.
+            device: False leaves the device work as it is.
 
         Raises:
             ConfigError: a factor is negative or too large.
             CaptureError: the scenario has several ranks.
         """
         factors = self._factors_of_one_rank(by, bounds)
-        chosen = [selection.of_events(self.window.models[0], positions)]
+        chosen = [selection.of_events(self.window.models[0], positions, device=device)]
         forms = [partial(edits.scale, by=factor) if factor else edits.remove for factor in factors]
         return self._with(f"{len(positions)} events × {by:g}", forms[0], chosen, *forms[1:])
 
@@ -279,14 +285,23 @@ class Scenario:
         chosen, text = self._select(range=range, operator=operator, kernel=kernel, sync=sync)
         return self._with(f"no {text}", edits.remove, chosen)
 
-    def overlap(self, *, copy: str = "Memcpy*") -> Scenario:
+    def overlap(self, *, copy: str = "Memcpy*", positions: Ints | None = None) -> Scenario:
         """Let copies run beside the computation, as pinned memory and `non_blocking=True` do.
 
+        Args:
+            copy: copies by their name.
+            positions: copies by their positions in `capture.events`, in place of `copy`.
+
         Raises:
+            CaptureError: positions are given, and the scenario has several ranks.
             ConfigError: no copy matches.
         """
-        chosen = self._each(partial(selection.by_kernel, only_copies=True), copy)
         modest = partial(edits.overlap, modest=True)
+        if positions is not None:
+            self._check_one_rank()
+            own = [selection.of_events(self.window.models[0], positions)]
+            return self._with(f"{len(positions)} copies overlapped", edits.overlap, own, modest)
+        chosen = self._each(partial(selection.by_kernel, only_copies=True), copy)
         return self._with(f"copies {copy} overlapped", edits.overlap, chosen, modest)
 
     def asynchronous(self, *, sync: str = "*", positions: Ints | None = None) -> Scenario:
@@ -340,15 +355,24 @@ class Scenario:
         edit, modest, best = (partial(edits.workers, count=n) for n in (count, least, most))
         return self._with(f"{count:g} workers", edit, chosen, modest, best)
 
-    def bandwidth(self, factor: float) -> Scenario:
+    def bandwidth(self, factor: float, *, positions: Ints | None = None) -> Scenario:
         """Multiply the bandwidth between ranks; see `edits.bandwidth`.
+
+        Args:
+            factor: the factor.
+            positions: only communication at these positions in `capture.events`.
 
         Raises:
             ConfigError: `factor` is below 0.000001 or too large.
-            CaptureError: the capture has no communication.
+            CaptureError: the capture has no communication; or positions are given, and the scenario
+                has several ranks.
         """
         self._check_factor("bandwidth", factor, least=1e-6)
-        chosen = self._each(selection.communication)
+        if positions is None:
+            chosen = self._each(selection.communication)
+        else:
+            self._check_one_rank()
+            chosen = [selection.of_events(self.window.models[0], positions)]
         edit = partial(edits.bandwidth, factor=factor)
         return self._with(f"bandwidth × {factor:g}", edit, chosen)
 

@@ -103,8 +103,11 @@ def by_kernel(model: Model, pattern: str, *, only_copies: bool = False) -> Selec
     return of_rows(model, rows)
 
 
-def of_events(model: Model, selected: Ints | Flags) -> Selection:
-    """Select events by position or mask; a CPU event includes all that runs inside it."""
+def of_events(model: Model, selected: Ints | Flags, *, device: bool = True) -> Selection:
+    """Select events by position or mask; a CPU event includes all that runs inside it.
+
+    `device` False selects no device work.
+    """
     events, tree = model.links.events, model.links.call_tree
     chosen = np.zeros(len(events), np.bool_)
     chosen[selected] = True
@@ -115,7 +118,7 @@ def of_events(model: Model, selected: Ints | Flags) -> Selection:
         thread, place = events.thread[alone], model.axis.place
         begin, end = place(thread, events.start_ns[alone]), place(thread, events.end_ns[alone])
         cpu = joined(*concatenated([cpu, (begin, end)]))
-    return Selection(cpu, found.rows | chosen[model.work.event], found.calls)
+    return Selection(cpu, (found.rows | chosen[model.work.event]) & device, found.calls)
 
 
 def of_spans(model: Model, thread: int, spans: Intervals) -> Selection:

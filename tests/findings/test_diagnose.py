@@ -70,6 +70,10 @@ def scaled(by: float) -> Callable[[Any], Any]:
     return lambda whatif: whatif.scale(range="forward", by=by)
 
 
+def scaled_operator(name: str) -> Callable[[Any], Any]:
+    return lambda whatif: whatif.scale(operator=name, by=0.5)
+
+
 def problem(**changed: Any) -> Problem:
     """A problem whose saving is half of the range `forward`."""
     given = {
@@ -198,6 +202,29 @@ def test_an_error_of_a_check_is_said_and_the_others_go_on(tmp_path: Path) -> Non
     )
     assert [each.title for each in found.findings] == ["Half of the step is slow"]
     assert found.passed == ()
+
+
+def test_a_simulation_that_fails_is_said_and_is_no_finding(tmp_path: Path) -> None:
+    def refuse(whatif: Any) -> Any:
+        raise CaptureError("The range launches nothing.")
+
+    found = diagnosed(
+        [recorded(tmp_path)],
+        [
+            check({"edit": refuse, "title": "lost"}, {"title": "kept"}, code="half"),
+            check({"edit": scaled_operator("decoder")}, code="nothing-to-edit"),
+            check({"edit": scaled(0.99)}, code="too-little"),
+            check({"edit": None, "title": "unknown by design"}, code="unknown"),
+        ],
+    )
+    assert [(each.title, each.saving is None) for each in found.findings] == [
+        ("kept", False),
+        ("unknown by design", True),
+    ]
+    first, second = found.not_checked
+    assert first == "To check half, no change could be simulated: The range launches nothing."
+    assert "No operator or runtime call matches 'decoder'" in second
+    assert found.passed == ("too-little",)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from builders import (
     step,
 )
 
+from instrument.analysis.breakdown import COMMUNICATION
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.whatif.model import CROSS, HANDOVER, KINDS, LOADER, QUEUE
 from instrument.whatif.scenario import Scenario
@@ -236,6 +237,17 @@ def test_copies_that_overlap_and_calls_that_wait(tmp_path) -> None:
     assert found.scale(operator="aten::item", by=0).saving_ns == 90_000
 
 
+def test_edits_by_position_leave_other_events(tmp_path) -> None:
+    found = whatif(tmp_path, repeated(1000, behind_a_copy))
+    events = found.window.models[0].links.events
+    copies = np.flatnonzero(events.named(lambda name: name == oracle.PAGEABLE))
+    assert found.overlap(positions=copies).saving_ns == found.overlap().saving_ns
+    assert found.overlap(positions=copies[:0]).saving_ns == 0
+    kernels = np.flatnonzero(events.named(lambda name: name == "gemm"))
+    assert found.scale_events(kernels, 0.5).saving_ns == 50_000
+    assert found.scale_events(kernels, 0.5, device=False).saving_ns == 0
+
+
 def test_a_range_as_a_graph(tmp_path) -> None:
     """A range of 300 µs with three launches costs one launch of a graph, which takes 10 µs."""
 
@@ -335,6 +347,14 @@ def test_one_rank_gives_both_bounds(tmp_path) -> None:
     assert any("Other ranks are not in this capture" in note for note in faster.notes)
     wider = found.bandwidth(2)
     assert (wider.low_ns, wider.saving_ns, wider.high_ns) == (0, 100_000, 100_000)
+
+
+def test_bandwidth_of_chosen_collectives(tmp_path) -> None:
+    found = whatif(tmp_path, repeated(1000, with_a_collective))
+    communication = found.window.models[0].work
+    sent = communication.event[communication.kind == COMMUNICATION]
+    assert found.bandwidth(2, positions=sent).saving_ns == found.bandwidth(2).saving_ns > 0
+    assert found.bandwidth(2, positions=sent[:0]).saving_ns == 0
 
 
 def test_bandwidth_leaves_the_wait_for_other_ranks(tmp_path) -> None:
