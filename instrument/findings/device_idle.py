@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from instrument.analysis.coverage_rows import ORDERED
-from instrument.analysis.places import source_of
+from instrument.analysis.places import has_sources, source_of
 from instrument.analysis.synchronisations import callers
 from instrument.analysis.views import Views
 from instrument.base.units import percent
@@ -92,10 +92,11 @@ def _row(capture: Views, cause: _Cause) -> Evidence:
 
 def _change(capture: Views, cause: _Cause) -> str:
     name, events = cause.name, capture.events
+    stacks = "" if has_sources(capture) else ", or with profiler.with_stack=true"
     if cause.event < 0:
         return (
-            "Find this code first: mark it with @profiled or record with profiler.with_stack=true; "
-            "then move it into the workers of the DataLoader or after the launches of the step."
+            f"Find this code first, with @profiled{stacks}; then move it into the workers of the "
+            "DataLoader or after the launches of the step."
         )
     same = events.named(lambda each: split_overload(each)[0] == name)[capture.links.call_tree.index]
     if not (same & (_launches_inside(capture) > 0)).any():
@@ -105,13 +106,14 @@ def _change(capture: Views, cause: _Cause) -> str:
         )
     if events.among(ANNOTATION)[cause.event]:
         return (
-            f"Find the code of {name} that launches nothing, with more ranges inside {name} or "
-            "with profiler.with_stack=true; make it faster, or run it after the launches."
+            f"Find the code of {name} that launches nothing, with more ranges inside {name}"
+            f"{stacks}; make it faster, or run it after the launches."
         )
+    shows = "; profiler.with_stack=true shows its functions" if stacks else ""
     return (
-        f"Spend less CPU time in {name}, which launches device work: use torch.compile(model, "
-        "mode='reduce-overhead') or CUDA graphs. A few long calls among short ones may load "
-        "kernels, or wait for other programs on the CPU: graphs do not make these shorter."
+        f"Find what keeps the CPU in {name}: a launch takes some µs, and here none begins for over "
+        "1 ms. Look for other threads and programs on the CPU, and for waits or Python inside "
+        f"it{shows}."
     )
 
 

@@ -16,8 +16,11 @@ def device_kind(capture: Views) -> str:
     events, work = capture.events, capture.work.event
     if not len(work):
         return "cpu"
-    categories = {events.categories[code] for code in np.unique(events.category[work]).tolist()}
-    categories |= {name for name in events.categories if is_runtime(name)}
+    codes: list[int] = np.unique(events.category[work]).tolist()
+    categories = {
+        *filter(is_runtime, events.categories),
+        *(events.categories[code] for code in codes),
+    }
     found = {name.partition("_")[0] for name in categories} & {"xpu", "mtia", "hpu"}
     if found:
         return min(found)

@@ -11,6 +11,7 @@ one works.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,7 @@ from instrument.analysis.steps import gaps
 from instrument.analysis.views import Views
 from instrument.base.units import duration, percent
 from instrument.findings.check import Check, Problem
-from instrument.findings.evidence import evidence_by_operator
+from instrument.findings.evidence import device_kind, evidence_by_operator
 from instrument.links.attribution import OPTIMIZER_STEP
 from instrument.links.intervals import Intervals, sweep
 from instrument.trace.events import Flags, Ints
@@ -46,6 +47,11 @@ _EXPLAINED = (
     interruptions.PROFILER,
 )
 _LEAST_GAPS = 20
+# Devices for which torch has CUDA graphs, and torch.compile(mode='reduce-overhead') uses them.
+_HAS_GRAPHS = frozenset({"cuda", "hip"})
+_COMPILED = re.compile(r"CompiledFunction|Torch-Compiled Region|## Call CompiledFxGraph")
+# The model is compiled if compiled code launches at least this part of the work.
+_IS_COMPILED = 0.2
 
 
 def find(capture: Views) -> Iterator[Problem]:
@@ -74,9 +80,7 @@ def find(capture: Views) -> Iterator[Problem]:
             short.wait_ns,
             "time in which the device waited for the operator's kernels",
         ),
-        change="Launch less often: model = torch.compile(model, mode='reduce-overhead') fuses "
-        "small kernels and records them as CUDA graphs; or increase the batch size"
-        + (", and use fused=True in the optimizer." if trains else "."),
+        change=_change(capture) + (", and use fused=True in the optimizer." if trains else "."),
     )
 
 
@@ -88,6 +92,30 @@ CHECK = Check(
     on_device=True,
     coverage=ORDERED,
 )
+
+
+def _change(capture: Views) -> str:
+    """What launches less often on this device, without a full stop."""
+    larger = "increase the batch size"
+    if device_kind(capture) not in _HAS_GRAPHS:
+        return f"Launch less often: {larger}"
+    if not _is_compiled(capture):
+        return (
+            "Launch less often: model = torch.compile(model, mode='reduce-overhead') fuses small "
+            f"kernels and records them as CUDA graphs; or {larger}"
+        )
+    return (
+        "Launch less often. The program is compiled already: mode='reduce-overhead' also records "
+        f"its kernels as CUDA graphs; or {larger}"
+    )
+
+
+def _is_compiled(capture: Views) -> bool:
+    """Whether code that torch.compile has compiled launches much of the work."""
+    tree, (_, launcher) = capture.links.call_tree, capture.links.launched
+    named = capture.events.named(lambda name: _COMPILED.search(name) is not None)
+    inside = tree.at_or_inside(named[tree.index])[launcher[launcher >= 0]]
+    return bool(inside.sum() >= _IS_COMPILED * max(len(inside), 1))
 
 
 @dataclass(frozen=True, slots=True)

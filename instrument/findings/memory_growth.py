@@ -5,7 +5,8 @@ Every finished step but the first must allocate more than it frees, the median s
 than after the first, and what holds the most at the peak. No saving is simulated: growing memory
 does not slow the steps. A buffer that fills up to a bound grows alike in a few steps, so the
 finding comes before all that only cost time only if the growth is steady and fills the free memory
-of the device, or for the CPU of the machine, within 2,000 steps. Memory that no tensor uses is not
+of the device, or for the CPU of the machine, within 2,000 steps. All ranks of the machine share its
+memory, and are taken to grow alike. Memory that no tensor uses is not
 seen, such as the nodes of a kept graph (docs/diagnose.md).
 """
 
@@ -52,11 +53,13 @@ CHECK = Check(
 def _problem(capture: Views, device: str, added: int, steps: int, *, is_steady: bool) -> Problem:
     rows = _holders(capture, device, "operator")
     holder = _mostly(_holders(capture, device, "range"), added * steps)
-    free = _free_bytes(capture, device) if is_steady else None
-    ends_run = free is not None and free <= _FEW_STEPS * added
+    ranks = _ranks(capture, device)
+    free = _free_bytes(capture, device, ranks) if is_steady else None
+    ends_run = free is not None and free <= _FEW_STEPS * ranks * added
     rest = " Memory that fills up to a bound, such as a buffer of samples, is no problem."
     if free is not None and ends_run:
-        rest = f" If this goes on, the free {size(free)} are full after {free // added:,} steps."
+        full = f"the free {size(free)} are full after {free // (ranks * added):,} steps"
+        rest = f" If this goes on{f' on all {ranks} ranks of the machine' * (ranks > 1)}, {full}."
     place = "" if holder is None else f", allocated in range {holder.rpartition('/')[2]!r}"
     return Problem(
         f"Memory in use on {device} grows by {size(added)} in each step{place}",
@@ -72,7 +75,14 @@ def _problem(capture: Views, device: str, added: int, steps: int, *, is_steady: 
     )
 
 
-def _free_bytes(capture: Views, device: str) -> int | None:
+def _ranks(capture: Views, device: str) -> int:
+    """How many ranks share the memory: those of the machine for the CPU, one for a device."""
+    environment = capture.about.environment
+    threads = environment.threads if environment is not None else None
+    return max(threads.local_ranks or 1, 1) if device == "cpu" and threads is not None else 1
+
+
+def _free_bytes(capture: Views, device: str, ranks: int) -> int | None:
     """The memory of a device, or for the CPU of the machine, that is free after the last step."""
     kind, _, index = device.partition(":")
     capacity = capture.about.machine.memory_bytes if kind == "cpu" else None
@@ -81,7 +91,7 @@ def _free_bytes(capture: Views, device: str) -> int | None:
         capacity = None if found is None else found.memory_bytes
     if capacity is None:
         return None
-    return max(capacity - int(capture.memory.timelines[device].level_bytes[-1]), 0)
+    return max(capacity - ranks * int(capture.memory.timelines[device].level_bytes[-1]), 0)
 
 
 def _holders(capture: Views, device: str, by: By) -> list[tuple[str, int, int]]:

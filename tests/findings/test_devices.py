@@ -14,6 +14,7 @@ from builders import (
     call,
     capture,
     copy,
+    frame,
     in_steps,
     kernel,
     launched,
@@ -93,6 +94,11 @@ def beside_a_loader(name: str) -> list[Event]:
     return events
 
 
+def on_mtia(events: list[Event]) -> list[Event]:
+    categories = {"kernel": "mtia_ccp_events", "cuda_runtime": "mtia_runtime"}
+    return [{**event, "cat": categories.get(event["cat"], event["cat"])} for event in events]
+
+
 def costs(recorded_ns: int, steps: int = 20) -> dict[str, object]:
     unrecorded = {"unrecorded_step_ns": 1_000_000, "unrecorded_steps": steps}
     return {"cost": {"recorded_step_ns": recorded_ns, **unrecorded}}
@@ -102,9 +108,9 @@ ATTENTION_WITH_DROPOUT = [
     {**event, "name": event["name"].replace("aten::mul", "aten::native_dropout")}
     for event in attention(fused=False)
 ]
-ON_MTIA = [
-    {**event, "cat": "mtia_ccp_events"} if event["cat"] == "kernel" else event
-    for event in attention(fused=False)
+COMPILED = [
+    {**event, "name": "CompiledFunction"} if event["name"] == "aten::add" else event
+    for event in many_kernels(2)
 ]
 IN_DOUBLE = [
     {**event, "args": {**event["args"], "Input type": ["double", "double"]}}
@@ -132,9 +138,14 @@ TYPED = span("aten::mm", 10, 5, Input_type=["float"])
 
 FOUND = {
     "gaps between kernels": Case("launch-bound", many_kernels(2)),
+    "gaps between kernels of MTIA": Case("launch-bound", on_mtia(many_kernels(2))),
+    "gaps between kernels of a compiled model": Case("launch-bound", COMPILED),
     "idle while the CPU prepares": Case("device-idle", cpu_between_kernels(1000)),
     "idle in no event": Case("device-idle", BARE_IDLE),
     # Code that launches cannot move to the workers of the loader.
+    "idle in no event, with Python stacks": Case(
+        "device-idle", [*BARE_IDLE, frame("train.py(1): main", 0, 40_000)]
+    ),
     "idle in an operator": Case(
         "device-idle", with_cause(span("text::encode", 0, 6000), launches=False)
     ),
@@ -212,7 +223,7 @@ NOT_FOUND = {
     ),
     "attention with few keys on a CPU": Case("attention-not-fused", attention_on_cpu(keys=32)),
     "attention in float64 on a device": Case("attention-not-fused", IN_DOUBLE),
-    "attention on MTIA": Case("attention-not-fused", ON_MTIA),
+    "attention on MTIA": Case("attention-not-fused", on_mtia(attention(fused=False))),
     "one layout": Case("layout-and-casts", layouts("bn_fw_tr")),
     "a cast that is kept": Case("layout-and-casts", casts(each_step=False)),
     "casts of an optimizer": Case("layout-and-casts", casts(each_step=True, optimizer=True)),

@@ -327,6 +327,16 @@ FOUND = {
     "a leak on the CPU that soon ends the run": Case(
         "memory-growth", growth(5, 40 * 2**20, None), {"machine": {"memory_bytes": 64 * 2**30}}
     ),
+    "a leak on the CPU that soon ends the run on 8 ranks": Case(
+        "memory-growth",
+        growth(5, 4 * 2**20, None),
+        {**environment(threads={"local_ranks": 8}), "machine": {"memory_bytes": 64 * 2**30}},
+    ),
+    "a leak on a device of 8 ranks": Case(
+        "memory-growth",
+        growth(5, 4 * 2**20),
+        {**environment(threads={"local_ranks": 8}), "machine": {"memory_bytes": 64 * 2**30}},
+    ),
     "a buffer that may fill up to a bound": Case(
         "memory-growth", growth(4, 5 * 2**19, None), {"machine": {"memory_bytes": 64 * 2**30}}
     ),
