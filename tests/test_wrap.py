@@ -692,20 +692,23 @@ def generated(n: int) -> Iterator[int]:
 
 def test_names_from_the_arguments(tmp_path: Path) -> None:
     variadic = profiled("both {rest[0]} {c}")(everything)
-    through = profiled("n={a}")(functools.partial(everything, 1))
+    through = profiled("n={b}")(functools.partial(everything, 1))
+    outer = profiled("e={e}")(functools.wraps(everything)(lambda *args, **kwargs: (args, kwargs)))
     with recorded(tmp_path) as seen:
         Layer(3)(1)
         Layer(4).forward(1, scale=3)
         sized(5, y=1)
         variadic(1, 2, 3, 4, 50, e=5)
         through(2, 3, e=5)
+        outer(1, 2, 3, e=5)
         list(generated(2))
     assert seen.names == [
         "layer3",
         "layer4",
         "size 5",
         "both 50 3",
-        "n={a}",
+        "n=2",
+        "e=5",
         "generated 2",
         "generated 2 (resumed)",
     ]
@@ -716,10 +719,24 @@ def test_a_name_that_cannot_be_made_costs_nothing_but_the_name(tmp_path: Path) -
         raise RuntimeError("no name")
 
     with recorded(tmp_path) as seen:
-        assert profiled("{missing} {x.y}")(documented)(1) == 2
+        assert profiled("{x.y}")(documented)(1) == 2
         assert profiled(documented, name=broken)(1) == 2
         assert profiled("a { brace")(documented)(1) == 2
-    assert seen.names[::2] == ["{missing} {x.y}", "documented", "a { brace"]
+    assert seen.names[::2] == ["{x.y}", "documented", "a { brace"]
+
+
+@pytest.mark.parametrize("name", ["block{self.i}", "f{nope}", "{x} {y[0]}", "{}", "{0}", "{x:{n}}"])
+def test_a_name_of_what_is_no_parameter_is_refused_where_the_mark_is_made(name: str) -> None:
+    made = [lambda: profiled(name)(documented), lambda: profiled(documented, name=name)]
+    made.append(lambda: profiled(name)(functools.wraps(documented)(lambda *args: args)))
+    made.append(lambda: profiled(name)(staticmethod(documented)))
+    for make in made:
+        with pytest.raises(ConfigError) as raised:
+            make()
+        said = f"profiled was given the name {name!r}, but documented has no parameter "
+        assert str(raised.value).startswith(said)
+    with pytest.raises(ConfigError, match="plain text as the name of a module instance"):
+        profiled(name)(nn.Linear(1, 1))
 
 
 def test_a_name_is_made_only_while_recording() -> None:
@@ -755,14 +772,16 @@ def test_what_cannot_be_marked_gets_one_sentence(target: Any, sentence: str) -> 
 
 
 def test_a_builtin_that_tells_no_signature(tmp_path: Path) -> None:
-    relu, largest = profiled(torch.relu), profiled("largest of {args}")(max)
+    relu, largest = profiled(torch.relu), profiled("largest")(max)
+    with pytest.raises(ConfigError, match="max has no parameter 'args'"):
+        profiled("largest of {args}")(max)
     compiled = torch.compile(relu, backend="eager", fullgraph=True)
     x = torch.tensor([-1.0, 2.0])
     with recorded(tmp_path) as seen:
         assert torch.equal(relu(x), torch.relu(x))
         assert largest(1, 3, key=lambda each: -each) == 1
         assert torch.equal(compiled(x), torch.relu(x))
-    assert seen.names[:2] == [torch.relu.__qualname__, "largest of {args}"]
+    assert seen.names[:2] == [torch.relu.__qualname__, "largest"]
     assert (relu.__name__, relu.__doc__) == (torch.relu.__name__, torch.relu.__doc__)
     for function in (relu, torch.relu):
         with pytest.raises(ValueError, match="no signature found"):
@@ -825,9 +844,7 @@ def test_a_marked_instance_and_its_copies_run_their_own_weights(tmp_path: Path) 
         assert torch.equal(shallow(x), torch.zeros(1, 3))
         assert not torch.equal(net(x), torch.zeros(1, 3))
     assert seen.names == ["mine", "mine"]
-    with pytest.raises(
-        ConfigError, match="takes text, not a function, as the name of a module instance"
-    ):
+    with pytest.raises(ConfigError, match="takes plain text as the name of a module instance"):
         profiled(Net(), name=lambda *_: "x")
 
 

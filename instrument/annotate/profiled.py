@@ -16,7 +16,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from instrument.annotate import backends, module_calls
-from instrument.annotate.wrapper import Name, in_range, is_plain
+from instrument.annotate.wrapper import Name, fields_of, in_range, is_plain
 from instrument.base.errors import ConfigError
 from instrument.base.range_names import MOMENT, to_trace, whole
 
@@ -202,7 +202,8 @@ def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
     open the range. The capture lists such ranges.
 
     Raises:
-        ConfigError: the object cannot be marked, or the name is empty.
+        ConfigError: the object cannot be marked, the name is empty, or its format has a field that
+            is no parameter.
     """
     if target == "" or name == "":
         raise ConfigError("profiled was given an empty name: pass a name, or leave it out.")
@@ -335,8 +336,11 @@ def _mark_member(cls: type, member: str, name: Name) -> None:
 
 
 def _mark_instance(module: nn.Module, name: Name) -> nn.Module:
-    if callable(name):
-        raise ConfigError("profiled takes text, not a function, as the name of a module instance.")
+    if callable(name) or fields_of(name):
+        raise ConfigError(
+            "profiled takes plain text as the name of a module instance, but it was given "
+            f"{name!r}: mark the class, or write out the name."
+        )
     module_calls.mark(module, name)
     return module
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import string
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -26,6 +27,7 @@ from typing import Any
 from torch.compiler import is_dynamo_compiling
 
 from instrument.annotate import backends
+from instrument.base.errors import ConfigError, did_you_mean
 from instrument.base.range_names import RESUMED, to_trace
 
 Name = str | Callable[..., Any]
@@ -103,6 +105,8 @@ _TAKEN = frozenset([
     "GeneratorExit", "StopAsyncIteration",
 ])  # fmt: skip
 _FILE = "<profiled>"
+# the end of the parameter in a field of a format, such as `self.index` or `rest[0]`
+_FIRST = re.compile(r"[.\[]")
 
 
 def in_range(function: Callable[..., Any], name: Name) -> Any:
@@ -115,7 +119,10 @@ def in_range(function: Callable[..., Any], name: Name) -> Any:
     parameters, arguments, values = exact or _VARIADIC
     if callable(name):
         label = f"call_for_label(name_, fallback_, {arguments})"
-    elif _is_format(name):
+    elif fields := fields_of(name):
+        _refuse_unknown(function, name, fields)
+        if not all(f"'{field}': " in values for field in fields):  # those of a wrapped function
+            exact, (parameters, arguments, values) = None, _VARIADIC
         label = "bind_and_format_label(function_, name_, args, kwargs)"
         if exact:
             label = f"format_label(name_, {values})"
@@ -208,11 +215,27 @@ def _signature_source(code: CodeType) -> tuple[str, str, str] | None:
     return ", ".join(parameters), ", ".join(passed), values
 
 
-def _is_format(name: str) -> bool:
+def fields_of(name: str) -> list[str]:
+    """The parameters that the format of a name uses; none if the name is no format."""
     try:
-        return any(field is not None for _, field, _, _ in string.Formatter().parse(name))
+        parsed = [*string.Formatter().parse(name)]
     except ValueError:  # a name with a single brace is not a format
-        return False
+        return []
+    found = [(field, spec or "") for _, field, spec, _ in parsed if field is not None]
+    return [each for field, spec in found for each in (_FIRST.split(field)[0], *fields_of(spec))]
+
+
+def _refuse_unknown(function: Any, name: str, fields: Iterable[str]) -> None:
+    try:
+        known = [*inspect.signature(function).parameters]
+    except (TypeError, ValueError):  # of some functions in C
+        known = []
+    for field in fields:
+        if field not in known:
+            raise ConfigError(
+                f"profiled was given the name {name!r}, but {_fallback(function, print)} has no "
+                f"parameter {field!r}{did_you_mean(field, known)}"
+            )
 
 
 def _fallback(function: Any, name: Name) -> str:
