@@ -300,6 +300,34 @@ def test_a_sink_of_the_users_is_built_by_its_path() -> None:
     assert sink_of_class(f"{__name__}.Loud", {"volume": 3}) == Loud(volume=3)
 
 
+@pytest.mark.parametrize(
+    ("records", "sentence"),
+    [
+        ({"profile_memry": True}, "The mine trigger's records are {'profile_memry': True}, but"),
+        ({"active": 3}, "The mine trigger's records are {'active': 3}, but they must be a mapping"),
+        (["with_stack"], "The mine trigger's records are ['with_stack'], but they must be"),
+        ({"with_stack": "much"}, "profiler.with_stack is 'much', but it must be true or false."),
+        ({"max_window_s": -1}, "profiler.max_window_s is -1, but it must be more than 0."),
+    ],
+)
+def test_what_a_trigger_records_is_checked(records: Any, sentence: str) -> None:
+    trigger = Never()
+    vars(trigger)["records"] = records
+    with pytest.raises(ConfigError) as raised:
+        ProfilerConfig(triggers={"mine": trigger})
+    assert str(raised.value).startswith(sentence)
+
+
+def test_what_a_trigger_records_has_the_types_of_options_and_turns_on_what_it_needs() -> None:
+    trigger = Never()
+    vars(trigger)["records"] = {"max_window_memory": "1MB", "with_flops": True}
+    config = ProfilerConfig(triggers={"mine": trigger}, sinks=["table"], active=3)
+    windows = config.of_trigger("mine")
+    assert (windows.max_window_memory, windows.record_shapes, windows.active) == (10**6, True, 3)
+    assert config.of_trigger(None) is config
+    assert not config.record_shapes
+
+
 @pytest.mark.parametrize("name", shipped("triggers"))
 def test_each_trigger_that_ships_lists_all_its_options_with_their_defaults(name: str) -> None:
     listed = _yaml(f"triggers/{name}.yaml")[name]

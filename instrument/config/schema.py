@@ -25,6 +25,13 @@ from instrument.config.presets import preset
 from instrument.config.step_actions import StepActions
 from instrument.config.user_metadata import as_json
 
+# the options that a trigger's `records` may replace
+_OF_A_WINDOW = frozenset({
+    "record_shapes", "profile_memory", "memory_categories", "with_stack", "with_flops",
+    "with_modules", "capture_overload_names", "memory_snapshot", "execution_trace",
+    "experimental_config", "max_window_s", "max_window_memory",
+})  # fmt: skip
+
 
 class ModulesConfig(Options):
     """Which submodules of the session's model get a range; see `instrument_model`."""
@@ -292,6 +299,8 @@ class ProfilerConfig(Options):
     _notes: list[str] = PrivateAttr(default_factory=list)
     # the results of `for_any_process`, by the name of the sink
     _portable: dict[str, Any] = PrivateAttr(default_factory=dict)
+    # options of windows that triggers request, by the name of the trigger
+    _of_triggers: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)
 
     def __init__(self, **options: Any) -> None:
         if "on_trace_ready" in options:
@@ -305,6 +314,11 @@ class ProfilerConfig(Options):
     def notes(self) -> list[str]:
         """Sentences about options that were changed or are ignored, for the session's log."""
         return list(self._notes)
+
+    def of_trigger(self, name: str | None) -> ProfilerConfig:
+        """The options of the windows that a trigger requests; None stands for the schedule."""
+        update = self._of_triggers.get(name or "")
+        return self.model_copy(update=update) if update else self
 
     @property
     def sinks_for_exporter(self) -> dict[str, dict[str, Any]]:
@@ -410,6 +424,9 @@ class ProfilerConfig(Options):
                     raise ConfigError(
                         f"The {name} sink needs profiler.{option}=true, but it is false."
                     )
+        for name, trigger in self.triggers.items():
+            if records := getattr(trigger, "records", None):
+                self._of_triggers[name] = _checked_records(name, records)
         return self
 
     def plain(self) -> dict[str, Any]:
@@ -429,6 +446,16 @@ class ProfilerConfig(Options):
         kept = {"upload_options": public(self.upload_options), "upload_to": self.upload_to}
         plain: dict[str, Any] = redact(options) | kept
         return plain
+
+
+def _checked_records(name: str, records: Any) -> dict[str, Any]:
+    if not isinstance(records, Mapping) or not records.keys() <= _OF_A_WINDOW:
+        raise ConfigError(
+            f"The {name} trigger's records are {records!r}, but they must be a mapping with keys "
+            f"of {', '.join(sorted(_OF_A_WINDOW))}."
+        )
+    checked = ProfilerConfig(**records)  # which may turn on more options than these
+    return {option: getattr(checked, option) for option in checked.model_fields_set}
 
 
 def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> ProfilerConfig:

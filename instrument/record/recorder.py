@@ -468,7 +468,8 @@ def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Pa
     Raises:
         ConfigError: torch refuses an option.
     """
-    torch_support.refuse_unknown(config)
+    for each in (config, *map(config.of_trigger, config.triggers)):
+        torch_support.refuse_unknown(each)
     if not config.experimental_config and not chosen_types(config.activities):
         return
     try:

@@ -652,9 +652,7 @@ class StepLoop:
         """Begin the warm-up of a window."""
         counter.look_ahead()
         run.finisher.lock.hold()
-        trigger = self.config.triggers.get(planned.trigger) if planned.trigger else None
-        # options to which the trigger gives a value for its windows
-        config = self.config.model_copy(update=getattr(trigger, "records", {}))
+        config = self.config.of_trigger(planned.trigger)
         recorder = Recorder(
             config,
             run.activities,
