@@ -20,6 +20,17 @@ Session(enabled=False).start()
 logger.info("a message")
 """
 _NOTEBOOK = "sys.modules['ipykernel'] = types.ModuleType('ipykernel')"
+# as with LOGURU_AUTOINIT=0 in the environment: then the first handler is the program's
+_OWN_HANDLER = f"""{_NOTEBOOK}
+import importlib, os
+from instrument.record import notebook
+os.environ["LOGURU_AUTOINIT"] = "0"
+for name in [each for each in sys.modules if each.startswith("loguru")]:
+    del sys.modules[name]
+from loguru import logger
+assert logger.add(sys.stderr) == 0
+log_to_stdout = importlib.reload(notebook).log_to_stdout
+"""
 
 
 @pytest.mark.parametrize(
@@ -29,8 +40,9 @@ _NOTEBOOK = "sys.modules['ipykernel'] = types.ModuleType('ipykernel')"
         (f"{_NOTEBOOK}\nlog_to_stdout()", True),
         ("", False),
         (f"{_NOTEBOOK}\nlogger.remove()\nlogger.add(sys.stderr)", False),
+        (_OWN_HANDLER, False),
     ],
-    ids=["notebook", "notebook_twice", "script", "own_handler"],
+    ids=["notebook", "notebook_twice", "script", "own_handler", "own_first_handler"],
 )
 def test_where_messages_go(before: str, in_stdout: bool) -> None:
     done = warm.run_code(_SCRIPT.format(before=before))

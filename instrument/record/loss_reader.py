@@ -58,8 +58,11 @@ class LossReader:
         if self._pinned is None or self._pinned.dtype != loss.dtype:
             self._pinned = torch.empty((), dtype=loss.dtype, pin_memory=True)
         self._pinned.copy_(loss, non_blocking=True)
-        self._copied = torch.get_device_module(loss.device).Event()
-        self._copied.record()
+        device = torch.get_device_module(loss.device)
+        # that of the copy, whichever device is the current one; mps has one device, and no streams
+        streams = [device.current_stream(loss.device)] if hasattr(device, "current_stream") else []
+        self._copied = device.Event()
+        self._copied.record(*streams)
 
     def _read_copy(self) -> tuple[float, int] | None:
         if self._pinned is None or not self._copied.query():

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from loguru import logger
+from loguru import _defaults, logger
 
-# The number of the handler that loguru itself adds, which writes to stderr.
+# The number of the handler that loguru itself adds, unless LOGURU_AUTOINIT is off; it writes to
+# stderr. Numbers are not used twice.
 _DEFAULT_HANDLER = 0
 _FORMAT = "{time:HH:mm:ss} {level: <7} {message}"
 
@@ -15,9 +16,9 @@ _FORMAT = "{time:HH:mm:ss} {level: <7} {message}"
 def log_to_stdout() -> None:
     """In a notebook, replace loguru's default handler by a handler that prints below the cell.
 
-    If the program has removed the default handler, its own handlers stay as they are.
+    The program's own handlers stay as they are.
     """
-    if "ipykernel" not in sys.modules:
+    if "ipykernel" not in sys.modules or not getattr(_defaults, "LOGURU_AUTOINIT", False):
         return
     try:
         logger.remove(_DEFAULT_HANDLER)

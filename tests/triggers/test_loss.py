@@ -60,13 +60,17 @@ class Device:
 
     def __init__(self) -> None:
         self.done = False
+        self.recorded_on = ""
         self.synchronized = 0
 
     def Event(self) -> Device:  # noqa: N802
         return self
 
-    def record(self) -> None:
-        self.done = False
+    def current_stream(self, device: torch.device) -> str:
+        return f"the stream of {device}"
+
+    def record(self, stream: str = "the stream of the current device") -> None:
+        self.done, self.recorded_on = False, stream
 
     def query(self) -> bool:
         return self.done
@@ -79,6 +83,7 @@ class OnDevice(torch.Tensor):
     """A tensor that says it is on a device."""
 
     is_cpu = False  # type: ignore[assignment]
+    device = torch.device("cuda:1")  # type: ignore[assignment]
 
 
 def test_a_loss_on_a_device_is_read_when_its_copy_has_come_and_not_waited_for(
@@ -95,6 +100,7 @@ def test_a_loss_on_a_device_is_read_when_its_copy_has_come_and_not_waited_for(
         return torch.tensor(value).as_subclass(OnDevice)
 
     assert losses.after_step(0, on_device(7.0)) == (None, None)
+    assert device.recorded_on == "the stream of cuda:1"
     assert losses.after_step(1, on_device(8.0)) == (None, None), (
         "not there yet, and 8.0 is left out"
     )
