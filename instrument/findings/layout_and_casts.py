@@ -2,9 +2,10 @@
 
 There is a finding for each kind of such work: kernels with which cuDNN and MIOpen convert between
 NCHW and NHWC; calls of `aten::to` that copy within one device; calls of `aten::contiguous` and
-`aten::clone` that copy. Healthy programs spend up to 6 % of the step in each kind. Work of the data
-loader and of optimizers does not count, because the program cannot change how they work. The check
-does not know which copies are needed, and does not see conversions inside other kernels.
+`aten::clone` that copy. Healthy programs spend up to 6 % of the step in each kind. Work that the
+program cannot change does not count: that of the data loader, of optimizers, and inside torch's own
+operators and backward nodes (`_of_program`). The check does not know which copies are needed, and
+does not see conversions inside other kernels.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ _COPY_LESS = (
     "nothing writes to the copy in place; or store the tensor in the layout in which it is read."
 )
 
+# Names of torch's operators and of the backward nodes of these; not of a user's autograd function.
+_TORCHS = re.compile(r"\w+::|.*Backward\d+$")
 _OTHER_LAYOUT = (
     "{} copies its input because it cannot read this layout, such as that of .expand(), .t() or a "
     "slice: store the tensor once in a layout that it reads, or use an operator that reads any."
@@ -136,7 +139,7 @@ def _copying(capture: Views, names: frozenset[str]) -> Ints:
     copying = tree.with_descendants(copies[tree.index].astype(np.int64)) > 0
     nodes = np.flatnonzero(named[tree.index] & ~tree.inside(stops) & copying)
     nodes = nodes[capture.links.counted_steps.holds(tree.start_ns[nodes]) >= 0]
-    nodes = nodes[~_of_optimizer(capture, nodes)]
+    nodes = nodes[~_of_optimizer(capture, nodes) & _of_program(capture, nodes, names)]
     device, around = launched_by(capture, nodes)
     across = events.named(lambda name: _BETWEEN_DEVICES.search(name) is not None)
     is_copy = isin(device, capture.work.event[capture.work.kind == COPY])
@@ -155,6 +158,28 @@ def _caller(capture: Views, nodes: Ints) -> str | None:
     if not len(names) or spent.max() < _MOSTLY * cost.sum():
         return None
     return split_overload(events.names[names[np.argmax(spent)]])[0]
+
+
+def _of_program(capture: Views, nodes: Ints, names: frozenset[str]) -> Flags:
+    """Whether the program can change each cast or copy: its own code calls it.
+
+    A copy inside an operator counts too, as the operator cannot read the layout of its input; but
+    not inside the backward, nor where the copy is the result, as `aten::masked_fill` makes one for
+    `aten::masked_fill_`.
+    """
+    events, tree = capture.events, capture.links.call_tree
+    by_torch = events.named(lambda name: _TORCHS.match(name) is not None)
+    by_torch &= called_operators(events)
+    has_parent = tree.parent[nodes] >= 0
+    parent = tree.index[np.maximum(tree.parent[nodes], 0)]
+    of_program: Flags = ~(by_torch[parent] & has_parent)
+    if names == _COPIES:
+        known = {split_overload(name)[0] for name in events.names}
+        makes = events.named(lambda name: f"{split_overload(name)[0]}_" in known)
+        backward = np.append(capture.links.scopes.backward, False)
+        in_backward = backward[capture.links.scopes.innermost[nodes]]
+        of_program |= ~makes[parent] & ~is_backward(events)[parent] & ~in_backward
+    return of_program
 
 
 def _of_optimizer(capture: Views, nodes: Ints) -> Flags:

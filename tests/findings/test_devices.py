@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import real_traces
 from builders import (
+    ENGINE,
     SINGLE_PROCESS,
     Event,
     annotation,
@@ -134,6 +135,15 @@ COPIES_INSIDE = in_steps(
     span("aten::clone", 10, 500),
     span("aten::copy_", 20, 450),
 )
+
+
+def inside(around: str, *names: str) -> list[Event]:
+    """Steps of 1000 µs, of which calls inside each other copy for 800."""
+    calls = [span(name, 10 * k, 900 - 20 * k) for k, name in enumerate((around, *names))]
+    return in_steps(4, 1000, *calls, span("aten::copy_", 50, 800))
+
+
+MASKED = [*inside("aten::masked_fill", "aten::clone"), span("aten::masked_fill_", 3900, 10)]
 TYPED = span("aten::mm", 10, 5, Input_type=["float"])
 
 FOUND = {
@@ -188,6 +198,9 @@ FOUND = {
     "a cast in the closure of an optimizer": Case(
         "layout-and-casts", casts(each_step=True, optimizer=True, grad=True)
     ),
+    "a cast in an autograd function of the program": Case(
+        "layout-and-casts", inside("MyFunctionBackward", "aten::to")
+    ),
     "copies inside an operator": Case("layout-and-casts", COPIES_INSIDE),
     "allocations in each step": Case("allocator-churn", allocations(steps=4)),
     "recording makes steps longer": Case(
@@ -227,6 +240,14 @@ NOT_FOUND = {
     "one layout": Case("layout-and-casts", layouts("bn_fw_tr")),
     "a cast that is kept": Case("layout-and-casts", casts(each_step=False)),
     "casts of an optimizer": Case("layout-and-casts", casts(each_step=True, optimizer=True)),
+    "a cast that torch's operator makes": Case("layout-and-casts", inside("aten::sum", "aten::to")),
+    "a cast that torch's backward makes": Case(
+        "layout-and-casts", inside(f"{ENGINE}AmaxBackward0", "AmaxBackward0", "aten::to")
+    ),
+    "a copy that torch's backward makes": Case(
+        "layout-and-casts", inside(f"{ENGINE}MulBackward0", "MulBackward0", "aten::clone")
+    ),
+    "a copy that is the result": Case("layout-and-casts", MASKED),
     "allocations of the first step": Case("allocator-churn", allocations(steps=1)),
     "recording is cheap": Case("recording-overhead", [step(3, 0, 1000)], costs(1_200_000)),
 }
