@@ -73,8 +73,8 @@ defaults:
 """
 GROUPS = {
     "Which steps": (
-        "enabled wait warmup active repeat skip_first skip_first_wait at_steps every_n_steps "
-        "schedule total_steps phases max_window_s max_window_memory"
+        "enabled wait warmup active repeat skip_first at_steps every_n_steps "
+        "total_steps phases max_window_s max_window_memory"
     ),
     "What is recorded": (
         "activities record_shapes profile_memory with_stack with_flops with_modules "

@@ -65,7 +65,6 @@ MISTAKES: list[dict[str, Any]] = [
     {"repeat": 2},
     {"at_steps": [10], "active": 1, "every_n_steps": 5},
     {"at_steps": [10], "active": 1, "repeat": 2},
-    {"at_steps": [5], "active": 1, "skip_first_wait": 3},
     {"every_n_steps": 10},
     {"every_n_steps": 2, "active": 3},
     {"at_steps": [10, 12], "active": 3},
@@ -143,7 +142,7 @@ def test_objects_and_names_are_refused_in_one_sentence_too(
 
 
 LEAST = {
-    "wait": 0, "warmup": 0, "active": 1, "repeat": 0, "skip_first": 0, "skip_first_wait": 0, "every_n_steps": 1,
+    "wait": 0, "warmup": 0, "active": 1, "repeat": 0, "skip_first": 0, "every_n_steps": 1,
     "total_steps": 1, "export_queue": 1, "keep": 1, "max_window_memory": 1,
 }  # fmt: skip
 

@@ -128,15 +128,6 @@ def test_sinks_are_chosen_added_and_left_out() -> None:
         ]
 
 
-def test_torchs_schedule_is_an_override() -> None:
-    function = (
-        "profiler.schedule={_target_: torch.profiler.schedule, wait: 2, warmup: 1, active: 3}"
-    )
-    with initialize(config_path=None, version_base=None):
-        config = as_config(compose(overrides=["+profiler=trace", function]).profiler)
-    assert [config.schedule(step) for step in (1, 2, 5)] == ["NONE", "WARMUP", "RECORD_AND_SAVE"]
-
-
 @pytest.mark.parametrize("name", presets())
 def test_triggers_are_chosen_for_any_preset(name: str) -> None:
     overrides = [

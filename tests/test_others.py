@@ -22,14 +22,13 @@ import torch
 import warm
 from collected import Log
 from loguru import logger
-from torch.profiler import ProfilerAction, ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile
 from torch.profiler.profiler import _KinetoProfile
 
 from instrument import Capture, Session
 from instrument.annotate import backends
-from instrument.base.errors import ConfigError, from_signal_handler
+from instrument.base.errors import from_signal_handler
 from instrument.base.signals import uninterrupted
-from instrument.config.step_actions import StepActions
 from instrument.finish import window
 from instrument.record import timings
 from instrument.record.recorder import Recorder
@@ -699,11 +698,6 @@ class Interrupted:
             signal.raise_signal(signal.SIGUSR1)
         return None
 
-    def action(self, step: int) -> ProfilerAction:
-        if step == 4:
-            signal.raise_signal(signal.SIGUSR1)
-        return ProfilerAction.NONE
-
 
 class Loss:
     """A loss whose conversion a signal interrupts."""
@@ -715,20 +709,16 @@ class Loss:
 
 @pytest.mark.usefixtures("_restored")
 @pytest.mark.parametrize("error", [TooLateError, SystemExit])
-@pytest.mark.parametrize("within", ["trigger", "schedule", "loss"])
-def test_what_a_handler_raises_within_a_trigger_a_schedule_or_a_loss_goes_through(
+@pytest.mark.parametrize("within", ["trigger", "loss"])
+def test_what_a_handler_raises_within_a_trigger_or_a_loss_goes_through(
     tmp_path: Path, log: Log, within: str, error: type[BaseException]
 ) -> None:
     def handler(*_: Any) -> None:
         raise error
 
     signal.signal(signal.SIGUSR1, handler)
-    options: dict[str, Any] = {
-        "trigger": {"at_steps": [], "active": 1, "triggers": {"mine": Interrupted()}},
-        "schedule": {"schedule": Interrupted().action},
-        "loss": {"at_steps": [], "active": 1, "triggers": {"mine": Interrupted()}},
-    }[within]
-    session = Session(**options, output_dir=str(tmp_path))
+    triggers = {"mine": Interrupted()}
+    session = Session(at_steps=[], active=1, triggers=triggers, output_dir=str(tmp_path))
 
     def run() -> None:
         with session:
@@ -738,27 +728,6 @@ def test_what_a_handler_raises_within_a_trigger_a_schedule_or_a_loss_goes_throug
     with pytest.raises(error):
         run()
     assert not [line for line in log if "fail" in line]
-
-
-def test_system_exit_in_a_schedule_ends_its_windows_and_not_the_training(
-    tmp_path: Path, log: Log
-) -> None:
-    def leaving(step: int) -> ProfilerAction:
-        if step > 3:
-            raise SystemExit("enough")
-        return ProfilerAction.NONE
-
-    with Session(schedule=leaving, output_dir=str(tmp_path)) as session:
-        for _ in range(9):
-            session.step()
-    assert session.step_number == 9
-    assert "profiler.schedule fails for step 4 (enough)" in log.at("WARNING")[0]
-
-    def never(step: int) -> ProfilerAction:
-        raise SystemExit("enough")
-
-    with pytest.raises(ConfigError, match=r"fails for step 0 \(enough\)"):
-        StepActions(never)
 
 
 def test_a_session_stopped_on_another_thread_and_started_again_passes_sigterm_on_once(

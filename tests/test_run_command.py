@@ -103,11 +103,9 @@ def test_the_words_before_the_script_are_the_commands_own(line: str, own: str, s
     [
         ("summary", [], {"wait": 1, "skip_first": 1, "at_steps": None}),
         ("summary", ["profiler.wait=0"], {"wait": 0, "skip_first": 2}),
-        ("summary", ["profiler.skip_first_wait=1"], {"wait": 1, "skip_first": 2}),
         ("summary", ["profiler.skip_first=2", "profiler.wait=0"], {"skip_first": 2}),
         ("trace", ["profiler.at_steps=[0,7]"], {"at_steps": [2, 7]}),
         ("trace", ["profiler.every_n_steps=10"], {"every_n_steps": 10, "skip_first": 0}),
-        ("trace", ["profiler.schedule=null"], {"skip_first": 2}),
         ("timings", [], {"at_steps": [], "skip_first": 0}),
     ],
 )

@@ -110,15 +110,15 @@ def config_of(preset: str, overrides: Sequence[str]) -> ProfilerConfig:
     options.get("sinks", {}).pop("table", None)
     options = merged(options, {"triggers": {"file": {}}})
     given = parse_options(overrides).get("profiler", {})
-    if given.keys() & {"at_steps", "every_n_steps", "schedule"}:
+    if given.keys() & {"at_steps", "every_n_steps"}:
         options["wait"] = 0  # the preset's wait would have no effect
     options = merged(options, given)
     config = as_config(options)
     first = 2  # see `FIRST_STEP` in `instrument.record.unedited`, which loads torch
     if config.at_steps:
         return as_config(options, at_steps=sorted({max(first, step) for step in config.at_steps}))
-    if config.at_steps is None and config.every_n_steps is None and config.schedule is None:
-        idle = config.skip_first + (0 if config.skip_first_wait else config.wait)
+    if config.at_steps is None and config.every_n_steps is None:
+        idle = config.skip_first + config.wait
         return as_config(options, skip_first=config.skip_first + max(0, first - idle))
     return config
 

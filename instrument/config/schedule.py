@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import count, islice, pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,14 +22,8 @@ NEVER = sys.maxsize
 # If one of the `_WINDOW_OPTIONS` is given, it replaces the cycles of wait, warmup and active steps.
 # The options in `_CYCLE_DEFAULTS` must then have their defaults. `wait` may have any value, because
 # presets set `wait`.
-_WINDOW_OPTIONS = ("schedule", "at_steps", "every_n_steps")
-_CYCLE_DEFAULTS = {"repeat": 1, "skip_first": 0, "skip_first_wait": 0}
-
-# The names of torch's `ProfilerAction`. A schedule function is called for up to `_AHEAD` steps to
-# find the next window, and for up to `_LONGEST` steps to find the end of a warm-up or a window. A
-# window of more than `_LONGEST` steps lasts until the session stops.
-ACTIONS = ("NONE", "WARMUP", "RECORD", "RECORD_AND_SAVE")
-_AHEAD, _LONGEST = 1_000, 10_000
+_WINDOW_OPTIONS = ("at_steps", "every_n_steps")
+_CYCLE_DEFAULTS = {"repeat": 1, "skip_first": 0}
 
 
 @dataclass(frozen=True)
@@ -82,13 +76,6 @@ class Window:
         )
 
 
-@dataclass(frozen=True)
-class Idle:
-    """No window begins before the step `until`; call `next_window` again at that step."""
-
-    until: int
-
-
 def requested_window(
     schedule: Schedule, begin: int, steps: int | None, trigger: str, why: str | None
 ) -> Window:
@@ -100,17 +87,14 @@ def requested_window(
     return Window(begin, first, first + max(1, steps or schedule.active or 1) - 1, trigger, why)
 
 
-def next_window(schedule: Schedule, step: int) -> Window | Idle | None:
+def next_window(schedule: Schedule, step: int) -> Window | None:
     """The first window whose recording begins at `step` or later.
 
-    The result is None if there is no such window, or if only triggers request windows. The result
-    is `Idle` if the schedule is a function and the searched steps contain no window. The result
-    depends only on the schedule and on `step`, not on earlier calls.
+    The result is None if there is no such window, or if only triggers request windows. It depends
+    only on the schedule and on `step`, not on earlier calls.
     """
     if triggers_alone(schedule):
         return None
-    if schedule.schedule is not None:
-        return _next_by_function(schedule.schedule, step)
     if schedule.at_steps is not None:
         steps = sorted(set(schedule.at_steps))
         index = bisect_left(steps, step)
@@ -132,30 +116,19 @@ def next_window(schedule: Schedule, step: int) -> Window | Idle | None:
 def last_window(schedule: Schedule) -> Window | None:
     """The last window of a schedule; None if the schedule has no windows or no known end."""
     if schedule.at_steps:
-        found = next_window(schedule, max(schedule.at_steps))
-        return found if isinstance(found, Window) else None
+        return next_window(schedule, max(schedule.at_steps))
     if _window_option(schedule) is not None or triggers_alone(schedule) or not schedule.repeat:
         return None
     return _cycle(schedule, schedule.repeat - 1)
 
 
-def planned(schedule: Schedule, step: int = 0, until: int = 0) -> Iterator[Window]:
-    """The windows from a step on, in order.
-
-    If the schedule is a function, the search ends when it has passed the step `until` and has found
-    no window in `_AHEAD` steps.
-    """
-    while True:
-        found = next_window(schedule, step)
-        if isinstance(found, Window):
-            yield found
-            if found.last is None:
-                return
-            step = found.last + 1
-        elif found is not None and found.until < until:
-            step = found.until
-        else:
+def planned(schedule: Schedule, step: int = 0) -> Iterator[Window]:
+    """The windows from a step on, in order."""
+    while (found := next_window(schedule, step)) is not None:
+        yield found
+        if found.last is None:
             return
+        step = found.last + 1
 
 
 def triggers_ask(schedule: Schedule) -> bool:
@@ -175,7 +148,7 @@ def _window_option(schedule: Schedule) -> str | None:
 
 def _cycle(schedule: Schedule, number: int) -> Window:
     """The window of one cycle, as torch computes it; without `active`, the window has no end."""
-    begin = schedule.skip_first + (0 if schedule.skip_first_wait else schedule.wait)
+    begin = schedule.skip_first + schedule.wait
     begin += number * (schedule.wait + schedule.warmup + (schedule.active or 0))
     first = begin + schedule.warmup
     return Window(begin, first, None if schedule.active is None else first + schedule.active - 1)
@@ -186,40 +159,6 @@ def _window_from(schedule: Schedule, first: int, before: int | None) -> Window:
     active = schedule.active or 1
     free_from = 0 if before is None else before + active
     return Window(max(free_from, first - schedule.warmup), first, first + active - 1)
-
-
-def _next_by_function(action: Callable[[int], str], step: int) -> Window | Idle:
-    """Like `next_window`, for a function that returns the name of torch's action for a step.
-
-    A window ends with a step of the action RECORD_AND_SAVE, or before a step of the action NONE or
-    WARMUP. In the second case, torch's own profiler logs a warning. A window that began before
-    `step` is left out.
-    """
-    begin = step
-    if step and action(step - 1) == "RECORD":
-        begin = _end_of_recording(action, step)
-        begin += action(begin) == "RECORD_AND_SAVE"
-    warmup_from: int | None = None
-    for at in count(begin):
-        name = action(at)
-        if name in ("RECORD", "RECORD_AND_SAVE"):
-            end = _end_of_recording(action, at)
-            last = None
-            if end - at < _LONGEST:
-                last = end if action(end) == "RECORD_AND_SAVE" else end - 1
-            return Window(at if warmup_from is None else warmup_from, at, last)
-        if name == "NONE":
-            warmup_from = None
-        elif warmup_from is None:
-            warmup_from = at
-        if at - step >= (_AHEAD if warmup_from is None else _LONGEST):
-            return Idle(at + 1)
-    raise AssertionError("unreachable")
-
-
-def _end_of_recording(action: Callable[[int], str], step: int) -> int:
-    """The first step at or after `step` whose action is not RECORD, or `step + _LONGEST`."""
-    return next(at for at in count(step) if at - step >= _LONGEST or action(at) != "RECORD")
 
 
 def conflict(schedule: Schedule) -> str | None:
@@ -239,7 +178,7 @@ def conflict(schedule: Schedule) -> str | None:
                 f"profiler.{name} is {value}, but profiler.{option} says which windows there are: "
                 "leave one out."
             )
-    if schedule.active is None and option != "schedule" and getattr(schedule, option):
+    if schedule.active is None and getattr(schedule, option):
         return _needs_active(option, getattr(schedule, option), "a window has")
     return _overlap(schedule)
 
@@ -248,10 +187,8 @@ def ignored_options(schedule: Schedule) -> str | None:
     """A sentence that names the given options that have no effect; None if all have an effect."""
     if option := _window_option(schedule):
         names, why = ["wait"], f"profiler.{option} says which windows there are"
-        if option == "schedule" and not triggers_ask(schedule):
-            names += ["warmup", "active"]
     elif triggers_alone(schedule):
-        names = ["wait", "skip_first", "skip_first_wait"]
+        names = ["wait", "skip_first"]
         why = "without profiler.active, only triggers request windows"
     else:
         return None
@@ -299,13 +236,7 @@ def unreachable_window(
         return None
     by_cycles = _window_option(schedule) is None
     without_end = schedule.repeat == 0 if by_cycles else schedule.at_steps is None
-    within_run = [*islice(planned(schedule, first_step, total_steps), 1 if without_end else None)]
-    if schedule.schedule is not None and not within_run:
-        these = f"the steps from {first_step} on" if first_step else "its steps"
-        return (
-            f"{run} ends with step {total_steps - 1}, and profiler.schedule records none of "
-            f"{these}."
-        )
+    within_run = [*islice(planned(schedule, first_step), 1 if without_end else None)]
     for window in within_run:
         if (window.first if window.last is None else window.last) >= total_steps:
             within = window.first < total_steps
@@ -317,15 +248,12 @@ def unreachable_window(
 
 
 def remedy(
-    schedule: Schedule, window: Window | None, *, within: bool = False, longer: str = "train longer"
+    schedule: Schedule, window: Window, *, within: bool = False, longer: str = "train longer"
 ) -> str:
     """Advice for a run that ends before a window, such as "lower profiler.wait, or train longer".
 
-    `window` is None if the schedule is a function and the window is not known yet. If `within` is
-    true, the run ends within the window. `longer` says how to make the run longer.
+    If `within` is true, the run ends within the window. `longer` says how to make the run longer.
     """
-    if window is None or (schedule.schedule is not None and window.trigger is None):
-        return f"make profiler.schedule record earlier, or {longer}"
     names = [f"profiler.{name}" for name in _options_to_lower(schedule, window, within)]
     *others, last = names or [""]
     listed = f"{', '.join(others)} or {last}" if others else last
@@ -344,12 +272,10 @@ def _options_to_lower(schedule: Schedule, window: Window, within: bool) -> list[
     return late + long + again
 
 
-def in_words(schedule: Schedule, upcoming: Window | Idle | None) -> str:
+def in_words(schedule: Schedule, upcoming: Window | None) -> str:
     """The recorded steps, such as "records steps 2–4, then 7–9 (counted from 0)"."""
     if upcoming is None:
         return "records no window"
-    if isinstance(upcoming, Idle):
-        return f"records no window before step {upcoming.until}"
     known = [str(upcoming)]
     if upcoming.last is not None:
         known += [str(window) for window in islice(planned(schedule, upcoming.last + 1), 3)]

@@ -22,7 +22,6 @@ from instrument.config.activities import Activities
 from instrument.config.instantiate import as_mapping, build, by_name, for_any_process, instantiated
 from instrument.config.options import Amount, Bytes, Count, Options
 from instrument.config.presets import preset
-from instrument.config.step_actions import StepActions
 from instrument.config.user_metadata import as_json
 
 # the options that a trigger's `records` may replace
@@ -138,23 +137,12 @@ class ProfilerConfig(Options):
     skip_first: Count = Field(0, ge=0)
     """Steps before the first cycle."""
 
-    skip_first_wait: Count = Field(0, ge=0)
-    """If not 0, the first cycle has no `wait` steps."""
-
     at_steps: list[Annotated[Count, Field(ge=0)]] | None = None
     """The first steps of windows, in place of cycles; `[]`: only triggers. A warm-up is shorter
     than `warmup` if the previous window ends less than `warmup` steps earlier."""
 
     every_n_steps: Count | None = Field(None, ge=1)
     """In place of cycles: a window begins at each multiple of this, except 0."""
-
-    schedule: Any = None
-    """In place of cycles: a function from a step to torch's `ProfilerAction`. Or a mapping, such as
-    `{_target_: torch.profiler.schedule, wait: 1, warmup: 1, active: 3}`. The result must depend on
-    the step alone. The function is called once per step (0.4 µs for torch's), ahead of training: up
-    to the end of the next window, or of the next four to log the plan. After 1,000 steps without a
-    window, the search waits until training has passed them. A window of more than 10,000 steps
-    lasts until the session stops."""
 
     total_steps: Count | None = Field(None, ge=1)
     """Steps of the whole run from 0 on, to warn of windows that do not fit."""
@@ -308,6 +296,11 @@ class ProfilerConfig(Options):
                 "profiler.on_trace_ready is not an option: choose sinks instead, which process "
                 "each window, as in sinks=[chrome_trace], or read session.captures."
             )
+        if "schedule" in options:
+            raise ConfigError(
+                "profiler.schedule is not an option: give the numbers of torch.profiler.schedule "
+                "as options, such as wait=1, warmup=1, active=3, repeat=1."
+            )
         super().__init__(**options)
 
     @property
@@ -387,8 +380,6 @@ class ProfilerConfig(Options):
     def _consistent(self) -> ProfilerConfig:
         if not self.enabled:
             return self
-        if self.schedule is not None and not isinstance(self.schedule, StepActions):
-            self.schedule = StepActions(self.schedule)
         if conflict := schedule.conflict(self) or activities.conflict(self):
             raise ConfigError(conflict)
         if self.with_flops and not self.record_shapes:
@@ -435,8 +426,7 @@ class ProfilerConfig(Options):
         Values that may be secrets are left out: most of `upload_options`, and the values that
         `redact.redact` hides.
         """
-        options = self.model_dump(mode="json", exclude={"sinks", "triggers", "schedule"})
-        options["schedule"] = None if self.schedule is None else self.schedule.described()
+        options = self.model_dump(mode="json", exclude={"sinks", "triggers"})
         options["sinks"] = {
             name: each if isinstance(each, Mapping) else as_mapping(each)
             for name, each in self._portable.items()
@@ -487,10 +477,9 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     else:
         given = source
     if not isinstance(given, Mapping):
-        hint = " (a schedule is given as schedule=…)" if callable(given) else ""
         raise ConfigError(
             f"The profiler config is {source!r}, but it must be a mapping, a preset's name or a "
-            f"ProfilerConfig{hint}."
+            "ProfilerConfig."
         )
     if "_target_" in given:  # a mapping that describes a ProfilerConfig: build it
         return as_config(instantiated("profiler", given), **options)

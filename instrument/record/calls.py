@@ -152,5 +152,5 @@ class RecordedCalls:
             self.over = call.first
         elif self._owns_session:
             needs_steps = triggers_ask(config) or config.timings is not None
-            self.over = train.planned is None and not needs_steps
+            self.over = train.window is None and not needs_steps
         return self.over

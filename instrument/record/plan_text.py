@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def in_words(config: ProfilerConfig, train: StepCounter) -> str:
     """The plan in words, such as "records steps 2–4 (counted from 0)"."""
-    planned = train.planned if train.schedule is not None else next_window(config, 0)
+    planned = train.window if train.schedule is not None else next_window(config, 0)
     where = "" if config.phases == ["train"] else f" in {' and '.join(config.phases)}"
     words = schedule.in_words(config, planned) + where
     if schedule.triggers_ask(config):
@@ -37,7 +37,7 @@ def unreachable_window(
             "profiler.at_steps is [], and there are neither triggers nor timings: nothing will be "
             "recorded."
         )
-    if train.planned is None:
+    if train.window is None:
         if skipped is None:
             return None
         return (
@@ -85,7 +85,7 @@ def nothing_recorded(
         return f"profiler.phases names {name}, but the run never entered session.phase({name!r})."
     counter = max(entered, key=lambda each: each.step_number - each.began_at)
     window, skipped = counter.window, counter.skipped
-    if counter.planned is None:
+    if window is None:
         if skipped is None or skipped is known_skipped:
             return None
         return (
@@ -93,10 +93,11 @@ def nothing_recorded(
             f"({skipped.in_words()}) before that window could begin."
         )
     done = counter.step_number - counter.began_at
-    first = "a window" if window is None else f"the first window ({window.in_words()})"
     advice = "call session.step() after each training step, or loop over session.steps(loader)"
     if done:
         longer = "make more calls" if unit == "call" else "train longer"
         advice = schedule.remedy(config, window, longer=longer)
-    after = counted(done, unit)
-    return f"The run ended after {after}, before {first} had recorded a step: {advice}."
+    return (
+        f"The run ended after {counted(done, unit)}, before the first window "
+        f"({window.in_words()}) had recorded a step: {advice}."
+    )

@@ -297,8 +297,7 @@ class Session:
 
         The first call starts the session, unless it is already running. The call that ends the last
         window stops the session, and waits for the captures as `stop` does. Without a schedule, the
-        first call is the only window. If the schedule is a function, the session runs until `stop`
-        is called.
+        first call is the only window.
 
         Each call is a range, named `name` or as the function. Calls in all threads and asynchronous
         tasks count as steps; a coroutine or generator counts when it ends. A call inside another

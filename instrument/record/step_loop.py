@@ -19,7 +19,7 @@ from instrument.base.errors import reason_of, reraise_signal, to_trace
 from instrument.base.log import logger
 from instrument.base.signals import Interrupts, Preemption, uninterrupted
 from instrument.config import schedule
-from instrument.config.schedule import NEVER, Idle, Window, next_window, requested_window
+from instrument.config.schedule import NEVER, Window, next_window, requested_window
 from instrument.config.schema import ProfilerConfig
 from instrument.finish import queue
 from instrument.record import one_profiler, plan_text
@@ -88,9 +88,7 @@ class StepCounter:
             `profiler.phases` does not list the phase.
         step_number: the current step of the phase, counted from 0. While another phase runs, this
             is the step with which this phase continues.
-        planned: the open window, or the next window if none is open. If the next window is not
-            known yet, an `Idle`, whose `until` is the earliest step at which a window may begin.
-            None if no window is left.
+        window: the open window, or the next window if none is open; None if no window is left.
         skipped: the last window that was skipped because its first step had passed.
         next_event_step: the next step at whose start a window may begin, continue or end.
         batch_open: whether `session.steps` has given a batch whose step has not ended yet.
@@ -102,57 +100,44 @@ class StepCounter:
     schedule: ProfilerConfig | None = None
     step_number: int = 0
     began_at: int = 0
-    planned: Window | Idle | None = None
+    window: Window | None = None
     skipped: Window | None = None
     next_event_step: int = NEVER
     batch_open: bool = False
     loop_left: bool = False
     loss: Any = None
     clock: StepClock = field(default_factory=StepClock)
-    _following: tuple[Window | Idle | None, Window | Idle | None] = (None, None)
-
-    @property
-    def window(self) -> Window | None:
-        """The open window, or the next window if none is open and it is known."""
-        return self.planned if isinstance(self.planned, Window) else None
+    _following: tuple[Window | None, Window | None] = (None, None)
 
     def begin(self, config: ProfilerConfig, step_number: int) -> None:
         """Begin a run at this step."""
         self.schedule = config if self.name in config.phases else None
         self.skipped, self.clock = None, StepClock()
         self.step_number = self.began_at = step_number
-        self.next_event_step, self.planned = NEVER, self._next_window(0)
+        self.next_event_step, self.window = NEVER, self._next_window(0)
         self.skip_to(step_number)
 
     def advance(self) -> None:
         """Plan the next window, because the planned window is over or cannot be recorded."""
-        if self.planned is not self._following[0]:
+        if self.window is not self._following[0]:
             self.look_ahead()
-        self.planned = self._following[1]
+        self.window = self._following[1]
 
     def look_ahead(self) -> None:
         """Compute the window that follows the planned window, so that `advance` takes less time."""
         window = self.window
         following = None if window is None else self._next_window(window.first + 1)
-        self._following = self.planned, following
+        self._following = window, following
 
     def skip_to(self, step: int) -> None:
         """Skip planned windows that begin before `step`, as after `step_number` was set."""
-        planned = self.planned
-        if (
-            planned is None
-            or (isinstance(planned, Idle) and planned.until > step)
-            or (isinstance(planned, Window) and planned.first >= step)
-        ):
+        if self.window is None or self.window.first >= step:
             return
-        self.planned = self._next_window(step)
-        skipped: Window | Idle = planned
-        if self.planned is None and self.schedule is not None:
-            skipped = schedule.last_window(self.schedule) or planned
-        if isinstance(skipped, Window):
-            self.skipped = skipped
+        self.skipped, self.window = self.window, self._next_window(step)
+        if self.window is None and self.schedule is not None:
+            self.skipped = schedule.last_window(self.schedule) or self.skipped
 
-    def _next_window(self, step: int) -> Window | Idle | None:
+    def _next_window(self, step: int) -> Window | None:
         return None if self.schedule is None else next_window(self.schedule, step)
 
 
@@ -609,7 +594,7 @@ class StepLoop:
             trigger, (reason, steps, seconds) = requested
             window = requested_window(self.config, self.train.step_number, steps, trigger, reason)
             window = replace(window, last=None, seconds=seconds) if seconds else window
-            self.train.planned = window
+            self.train.window = window
             why = f" ({window.trigger_reason})" if window.trigger_reason else ""
             what = f"The trigger {window.trigger} fired{why} and records {window.in_words()}."
             logger.info("{}", what)
@@ -623,9 +608,9 @@ class StepLoop:
         elif self.window.counter is not counter:
             counter.next_event_step = NEVER
             return
-        planned = counter.planned
-        if not isinstance(planned, Window):
-            counter.next_event_step = NEVER if planned is None else planned.until
+        planned = counter.window
+        if planned is None:
+            counter.next_event_step = NEVER
         elif counter.step_number < planned.warmup_from:
             counter.next_event_step = planned.warmup_from
         else:
