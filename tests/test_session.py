@@ -561,12 +561,26 @@ def test_the_same_session_cannot_be_started_twice(tmp_path: Path, log: Log) -> N
         session.start()
 
 
-def test_torchs_own_profiler_at_the_start_is_refused(tmp_path: Path) -> None:
-    with torch.profiler.profile(), pytest.raises(CaptureError) as raised:
-        Session(output_dir=str(tmp_path)).start()
-    assert str(raised.value) == (
-        "torch's own profiler is running in this process, and only one profiler can run at a time: stop torch's profiler first."
-    )
+@pytest.mark.parametrize("options", [{}, {"experimental_config": {"verbose": True}}])
+def test_torchs_own_profiler_at_the_start_delays_the_first_window(
+    tmp_path: Path, net: nn.Module, log: Log, options: dict[str, Any]
+) -> None:
+    with torch.profiler.profile():
+        session = Session(at_steps=[1, 4], active=1, output_dir=tmp_path, **options).start()
+        for _ in range(3):
+            train_step(net, LOADER[0])
+            session.step()
+    for _ in range(3):
+        train_step(net, LOADER[0])
+        session.step()
+    session.stop()
+    assert [whole_steps(c) for c in session.captures] == [[4]]
+    assert log.at("WARNING") == [
+        "torch's own profiler is running in this process, and only one profiler can run at a time: "
+        "no window begins until that profiler has stopped."
+    ]
+    (error,) = log.at("ERROR")
+    assert error.startswith("Recording failed and training goes on: torch's own profiler is")
 
 
 def test_torchs_own_profiler_in_the_way_of_a_window_costs_that_window(

@@ -77,7 +77,7 @@ class Window:
 
 
 def requested_window(
-    schedule: Schedule, begin: int, steps: int | None, trigger: str, why: str | None
+    schedule: Schedule, begin: int, steps: int | None, trigger: str | None, why: str | None
 ) -> Window:
     """The window that a trigger requests, whose warm-up begins with the step `begin`.
 

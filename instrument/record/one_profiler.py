@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 lock = RLock()
 #: The recorder that left the profiler on, because only another thread can stop the profiler.
 abandoned: Recorder | None = None
+#: The name of torch's own profiler, when the program starts one.
+TORCHS = "torch.profiler"
 #: Called with its name before the program starts a session, or its own torch.profiler.
 before_start: list[Callable[[str], object]] = []
 _owner: weakref.ref[Recorder] | None = None
@@ -110,7 +112,7 @@ def watch_others() -> None:
     public.record_steps = property(record_steps, set_record_steps)
     module.profile._prepare_trace = prepare_trace
     module._run_on_profiler_start = run_on_profiler_start
-    if not _others_record():
+    if not _is_on():
         _warming_up.update(filter(_is_warming_up, gc.get_referrers(module.profile)))
 
 
@@ -121,7 +123,7 @@ def announce(name: str) -> None:
 
 
 def _end_window() -> None:
-    announce("torch.profiler")
+    announce(TORCHS)
     stop_abandoned()
     owner = current_owner()
     if owner is not None:
@@ -130,7 +132,12 @@ def _end_window() -> None:
         abandoned.superseded = True
 
 
-def _others_record() -> bool:
+def program_records(*, or_warms_up: bool = False) -> bool:
+    """Whether a profiler of the program is on; call this while no recorder uses the profiler."""
+    return _is_on() or (or_warms_up and bool(_warming_up))
+
+
+def _is_on() -> bool:
     return torch._C._autograd._profiler_enabled() or getattr(
         torch.autograd.profiler, "_is_profiler_enabled", False
     )
@@ -203,21 +210,30 @@ def _restart() -> bool:
     return True
 
 
-def require_idle(*, no_warmup: bool = False) -> None:
-    """Raise if another profiler is active, or with `no_warmup`, if torch's own one warms up.
+def refuse_second_session() -> None:
+    """Raise if another session records.
+
+    Raises:
+        CaptureError: another session records.
+    """
+    if current_owner() is not None and current_owner() is not abandoned:
+        raise CaptureError(
+            "Another session is recording in this process, and only one can record at a time: stop "
+            "that session first. If a trainer has two callbacks, use one callback with the windows "
+            "(profiler.at_steps) and the sinks (profiler.sinks) of both."
+        )
+
+
+def require_idle() -> None:
+    """Raise if another profiler is active, or warms up.
 
     Raises:
         CaptureError: another session records, or torch's own profiler is running.
     """
     if why := stop_abandoned():
         raise CaptureError(why)
-    if current_owner() is not None:
-        raise CaptureError(
-            "Another session is recording in this process, and only one can record at a time: stop "
-            "that session first. If a trainer has two callbacks, use one callback with the windows "
-            "(profiler.at_steps) and the sinks (profiler.sinks) of both."
-        )
-    if _others_record() or (no_warmup and _warming_up):
+    refuse_second_session()
+    if program_records(or_warms_up=True):
         raise CaptureError(
             "torch's own profiler is running in this process, and only one profiler can run at a "
             "time: stop torch's profiler first."

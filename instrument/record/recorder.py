@@ -128,7 +128,7 @@ class Recorder:
             CaptureError: another session records, or torch's own profiler is running.
         """
         with one_profiler.starting():
-            one_profiler.require_idle(no_warmup=True)
+            one_profiler.require_idle()
             with warnings.catch_warnings():
                 # torch 2.10 warns that the events of earlier windows are gone
                 warnings.filterwarnings(
@@ -476,6 +476,8 @@ def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Pa
         trial = Recorder(config, activities, backends.torch_backend, folder)
         trial.prepare()
         trial.stop()
+    except CaptureError:  # the program's own profiler is on: the first window will tell
+        return
     except Exception as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise ConfigError(

@@ -177,8 +177,7 @@ class Session:
 
         Raises:
             ConfigError: the output folder cannot be written, or torch refuses an option.
-            CaptureError: the session is already running, another session is recording, or torch's
-                own profiler is running.
+            CaptureError: the session is already running, or another session is recording.
         """
         if self.running:
             raise CaptureError("This session is already running: stop it before starting it again.")
@@ -189,7 +188,14 @@ class Session:
             return self
         one_profiler.watch_others()
         one_profiler.announce("instrument.Session")
-        one_profiler.require_idle()
+        one_profiler.refuse_second_session()
+        if still_on := one_profiler.stop_abandoned():
+            logger.warning("{}", still_on)
+        elif one_profiler.program_records():
+            logger.warning(
+                "torch's own profiler is running in this process, and only one profiler can run at "
+                "a time: no window begins until that profiler has stopped."
+            )
         self._calls.restart()
         fill_standard_streams()
         self.activities = torch_support.usable_activities(config.activities)

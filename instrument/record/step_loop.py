@@ -453,6 +453,12 @@ class StepLoop:
         if self.run is not None and self.run.metrics is not None:
             self.run.metrics.leave_to_parent()
 
+    def plan_window(self) -> None:
+        """Plan a window from the next step on, in place of one that could not be recorded."""
+        counter, begin = self.train, self.train.step_number + 1
+        counter.planned = requested_window(self.config, begin, None, None, None)
+        counter.next_event_step = begin
+
     def warn_once(self, sentence: str) -> None:
         """Log a warning once in a run."""
         if sentence not in self._logged:

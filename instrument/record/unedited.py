@@ -40,6 +40,7 @@ from instrument.config.schema import ProfilerConfig
 from instrument.record import one_profiler
 from instrument.record.long_steps import no_times
 from instrument.record.session import Session
+from instrument.record.step_loop import StepLoop
 
 StepKind: TypeAlias = Literal["forward", "backward", "optimizer"]
 
@@ -52,6 +53,9 @@ _ASKED_AT = (4, 16, 64, 256)
 # A search for models reads all objects of the process, 0.1 s for a million.
 _MOST_SEARCHES = 4
 _POLL_S = 0.1
+# How many windows are planned in place of those that the script's own profiler prevented; it may
+# record again and again.
+_TRIES = 3
 
 
 class Cycle:
@@ -113,6 +117,8 @@ class Watch:
         self._called: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # their models are known
         self._searches = 0
+        # whether the script's own profiler was on since the last window was planned
+        self._in_the_way, self._tries_left = False, _TRIES
         self._loader: Any = None  # over which the script iterates; None once the session knows it
 
     @property
@@ -201,6 +207,8 @@ class Watch:
                 self._add_models(called)
             if ends and kind == self._kind and self.session is not None:
                 self.session.step()
+                if self._tries_left and self._in_the_way:
+                    self._try_again(self.session.loop)
             elif ends and self._decides(kind):
                 self._begin_steps(kind)
         except Exception as error:
@@ -248,10 +256,28 @@ class Watch:
         session.loop.loaders.add(self._loader, "train")
         self._loader = None
 
+    def _try_again(self, loop: StepLoop) -> None:
+        """Plan another window, once the script's own profiler, which prevented one, has stopped."""
+        over = loop.run is not None and loop.window is None and loop.train.planned is None
+        if loop.run is None or not over or one_profiler.program_records(or_warms_up=True):
+            return
+        self._in_the_way = False
+        if not loop.run.finisher.saved:
+            self._tries_left -= 1
+            loop.exclusively(loop.plan_window)
+
     def _leave_to(self, other: str) -> None:
-        """Record nothing more, because the script starts `other`, which also records."""
+        """Record nothing while the script's own profiler does, and nothing more with a session."""
         starts = self.session is not None and self.session.loop.run is None
         if starts or self._ended or self.gave_up:
+            return
+        if other == one_profiler.TORCHS:
+            if self._tries_left == _TRIES and not self._in_the_way:
+                logger.warning(
+                    "`instrument run` records no window while the script itself records with {}.",
+                    other,
+                )
+            self._in_the_way = True
             return
         self._give_up(f"the script itself records with {other}")
         owner = one_profiler.current_owner()

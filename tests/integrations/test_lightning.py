@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 pytest.importorskip("lightning", reason="the extra torch-instrument[lightning] is not installed")
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
+from lightning.pytorch.profilers import PassThroughProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities import CombinedLoader
 from torch.optim import optimizer as optimizers
 
@@ -385,6 +385,18 @@ def test_ctrl_c_keeps_the_window(tmp_path: Path, log: Log) -> None:
     (capture,) = callback.session.captures
     window = capture.metadata["window"]
     assert (window["last_step"], window["reason"]) == (2, "exception KeyboardInterrupt")
+
+
+def test_a_fit_with_lightnings_profiler_goes_on_and_is_recorded_after_it(
+    tmp_path: Path, log: Log
+) -> None:
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=2, repeat=1)
+    log.expect("no window begins until that profiler has stopped")
+    theirs = PyTorchProfiler(dirpath=str(tmp_path), filename="theirs", schedule=schedule)
+    callback = ProfilerCallback(at_steps=[1, 7], active=2, output_dir=tmp_path / "p")
+    fit(tmp_path, callback, Tiny(), profiler=theirs)
+    assert [each.steps.column("number") for each in callback.session.captures] == [[7, 8]]
+    assert any("torch's own profiler is running" in each for each in log.at("ERROR"))
 
 
 def test_a_fit_that_goes_on_counts_on(tmp_path: Path, log: Log) -> None:
