@@ -978,3 +978,36 @@ def test_launchers_and_trainers(
 
 def _without_times(text: str) -> list[str]:
     return [line for line in text.splitlines() if "train_runtime" not in line]
+
+
+TWO_RANKS = """
+import sys
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def train(rank, endpoint):
+    dist.init_process_group("gloo", init_method=endpoint, rank=rank, world_size=2)
+    model = DistributedDataParallel(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(12):
+        for _ in range(200 if rank else 1):  # rank 1 has much more work of its own
+            torch.ones(32, 32) @ torch.ones(32, 32)
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+    del model  # torch hangs if it is freed after its process group
+    dist.destroy_process_group()
+
+endpoint = f"file://{sys.argv[1]}"
+torch.multiprocessing.start_processes(train, args=(endpoint,), nprocs=2, start_method="fork")
+"""
+
+
+def test_all_ranks_are_diagnosed_together_after_their_process_group_is_destroyed(
+    tmp_path: Path,
+) -> None:
+    script = write(tmp_path, TWO_RANKS)
+    done = run(tmp_path, "-m", "instrument", "run", "profiler.active=5", script, tmp_path / "store")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("The report page is ") == 1
+    assert "Rank 1 is late" in done.stderr
+    assert "no_sync" not in done.stderr.split("What to change first")[0]

@@ -245,7 +245,7 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
     from instrument.report.page.page import page, payload
 
     captures: Sequence[Path | str] = own
-    if rank_info().world_size > 1:
+    if (Capture.load(own[-1]).about.world_size or 1) > 1:
         captures = of_newest_run(captures_at(own[-1].parent)).captures
     seen = Diagnosing()
     content = payload(map(Capture.load, captures), diagnosing=seen)

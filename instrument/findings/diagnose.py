@@ -7,7 +7,7 @@ phase in several captures, the median is shown.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -94,6 +94,14 @@ CHECKS: tuple[Check, ...] = (
 RANKS_CHECKS: tuple[RanksCheck, ...] = (stragglers.CHECK,)
 # If the ranks cannot be compared, this code stands for all checks in RANKS_CHECKS.
 _RANKS = "ranks"
+# The checks whose time may be a wait for a late rank.
+_LATE = stragglers.CHECK.code
+_COMMUNICATION = (exposed_communication.CHECK.code, slow_links.CHECK.code)
+_EVEN_FIRST = "Give the ranks equally much work first: to send less does not shorten their waits."
+_COMPARE_FIRST = (
+    "First give the captures of all ranks to `instrument diagnose`, which shows whether they wait "
+    "for a late one: to send less does not shorten such a wait."
+)
 _LONGEST_ERROR, _LONGEST_PHASE = 100, 44
 
 
@@ -153,6 +161,19 @@ class _Found(NamedTuple):
     rank: int | None
 
 
+class _Placed(NamedTuple):
+    """The finding of a problem in all windows.
+
+    Attributes:
+        is_common: whether at least half of the windows of its phase have the problem.
+        follows_late: whether late ranks are its cause, or only late ranks have it.
+    """
+
+    finding: Finding
+    is_common: bool
+    follows_late: bool
+
+
 class Diagnosing:
     """The results of the checks for the captures so far."""
 
@@ -171,6 +192,9 @@ class Diagnosing:
         self.has_device_work = self.has_steps = False
         self.runs: Counter[tuple[Any, int | None]] = Counter()  # captures by steps and rank
         self.summaries: list[tuple[Path | str, RankSummary]] = []
+        self.compared: set[str] = set()  # the phases with a window of all ranks
+        # by phase, the ranks that others wait for; none if these differ
+        self.late: dict[str, set[int | None]] = defaultdict(set)
         self.notes: Counter[str] = Counter()
         self.steps_ns: dict[str, list[tuple[int, str]]] = defaultdict(list)  # with parts, by phase
         self.unexplained: list[float] = []
@@ -217,9 +241,8 @@ class Diagnosing:
         if not self.captures:
             raise CaptureError("There is no trace to diagnose: give a capture that holds one.")
         self._compare_ranks()
-        late = {phase for code, _, _, phase, _ in self.problems if code == stragglers.CHECK.code}
-        placed = [self._with_place(found, late) for found in self.problems.values()]
-        findings = sorted(placed, key=lambda each: _rank(each[0], is_common=each[1]), reverse=True)
+        placed = [self._with_place(found) for found in self.problems.values()]
+        findings = sorted(placed, key=_rank, reverse=True)
         codes = [each.code for each in self.checks] + [each.code for each in self.ranks_checks]
         silent = self.passed.difference(
             (code for code, *_ in self.problems),
@@ -253,8 +276,12 @@ class Diagnosing:
             windows = [ranks for ranks in Run(self.summaries).windows if len(ranks.summaries) > 1]
             for ranks in windows:
                 phase = ranks.summaries[0].phase or TRAIN
+                if len(ranks.summaries) >= (ranks.world_size or 0):
+                    self.compared.add(phase)
                 for check in self.ranks_checks:
                     self._keep(check.code, partial(check.find, ranks), ranks.where, phase)
+                if any(at[0] == _LATE and at[3] == phase for at in self.problems):
+                    self.late[phase].update(ranks.stragglers.column("rank"))
             if not windows:
                 message = "The ranks were not compared: give the captures of all ranks of a window."
                 self.missing[message][_RANKS, ""] = len(self.captures)
@@ -303,24 +330,16 @@ class Diagnosing:
             return None
         return whatif
 
-    def _with_place(
-        self, found: list[_Found], late: Collection[str | None]
-    ) -> tuple[Finding, bool]:
+    def _with_place(self, found: list[_Found]) -> _Placed:
         """The median finding of a problem, with its windows, ranks and spread in the title.
 
         `found` is of one phase. The finding's phase is None if all captures are of this phase.
-        Returns also whether at least half of the windows of the phase have the problem.
-
-        `late` are the phases with a straggler: what less communication saves there is not known.
         """
         facts = []
         median = _median([each.finding for each in found])
         of_ranks = {rank for _, rank in self.runs}.union(s.rank for _, s in self.summaries) - {None}
-        is_late = median.phase in late
-        if median.code == exposed_communication.CHECK.code and (is_late or len(of_ranks) < 2):
-            what = f"communication ({'' if is_late else 'perhaps '}with waits for late ranks)"
-            title = median.title.replace("communication", what, 1)
-            median = replace(median, title=title, saving=None if is_late else median.saving)
+        if median.code in _COMMUNICATION:
+            median = self._with_lateness(median)
         phases = {phase or TRAIN for (phase, _), _ in self.runs}
         name = "" if len(phases) == 1 else f"{shortened(median.phase or TRAIN, _LONGEST_PHASE)} "
         windows = {each.window for each in found}
@@ -349,7 +368,21 @@ class Diagnosing:
         if self.captures.count(median.capture or "") > 1:
             rows = tuple(row._replace(start_ns=None, end_ns=None) for row in rows)
         placed = replace(median, title=title, evidence=rows, phase=median.phase if name else None)
-        return placed, 2 * len(windows) >= len(of_windows)
+        late = self.late.get(median.phase or TRAIN, set())
+        is_of_late = 0 < len(ranks) < len(of_ranks) and late.issuperset(ranks)
+        waits = median.code in _COMMUNICATION and median.saving is None
+        follows_late = waits or (is_of_late and not median.ends_run)
+        return _Placed(placed, 2 * len(windows) >= len(of_windows), follows_late)
+
+    def _with_lateness(self, finding: Finding) -> Finding:
+        """Promise no saving of communication if ranks are late, or if this is not known."""
+        is_late = finding.phase in self.late
+        if not is_late and finding.phase in self.compared:
+            return finding
+        waits = f"communication ({'' if is_late else 'perhaps '}with waits for late ranks)"
+        title = finding.title.replace("communication", waits, 1)
+        change = f"{_EVEN_FIRST if is_late else _COMPARE_FIRST} {finding.change}"
+        return replace(finding, title=title, saving=None, change=change)
 
     def _not_checked(self, not_seen: list[str]) -> Iterator[str]:
         """One sentence for each remedy, with the codes of the checks that need it.
@@ -395,23 +428,20 @@ def _failure(what: str, error: Exception) -> str:
     return f"{what} failed on this capture ({why}): please report it."
 
 
-def _rank(finding: Finding, *, is_common: bool) -> tuple[bool, bool, bool, float, bool]:
-    """The place of a finding, the higher the earlier.
-
-    `is_common` is whether at least half of the windows have the problem.
-    """
+def _rank(placed: _Placed) -> tuple[bool, bool, bool, float, bool]:
+    """The place of a finding, the higher the earlier."""
+    finding, is_common, _ = placed
     is_known = finding.saving is not None
     return not finding.is_caveat, is_common, finding.ends_run, _cost(finding), is_known
 
 
-def _causes_first(ranked: list[tuple[Finding, bool]]) -> list[Finding]:
-    """Move communication that waits for late ranks behind these, unless few windows have them."""
-    found = [finding for finding, _ in ranked]
-    late = [each for each, is_common in ranked if is_common and each.code == stragglers.CHECK.code]
-    for each in found[::-1]:
+def _causes_first(ranked: list[_Placed]) -> list[Finding]:
+    """Move what follows from late ranks behind these, unless few windows have late ranks."""
+    found = [each.finding for each in ranked]
+    late = [each.finding for each in ranked if each.is_common and each.finding.code == _LATE]
+    for each in (placed.finding for placed in ranked[::-1] if placed.follows_late):
         causes = [found.index(cause) for cause in late if cause.phase == each.phase]
-        is_effect = each.code == exposed_communication.CHECK.code and each.saving is None
-        if is_effect and causes and found.index(each) < causes[0]:
+        if causes and found.index(each) < causes[0]:
             found.remove(each)
             found.insert(causes[0], each)
     return found

@@ -43,8 +43,8 @@ JSON_KEYS = {
     "step finished",
     "unexplained": "the share of the window in which device work was late for an unknown reason",
     "findings": "the findings: first what ends the run, then sorted by the share of the step that "
-    "they save, or else by half of `share`; those of few windows and caveats come last, and "
-    "communication that waits for late ranks after these ranks",
+    "they save, or else by half of `share`; those of few windows and caveats come last; "
+    "communication that waits for late ranks, and what only these have, after these ranks",
     "passed": "the codes of the checks that found nothing",
     "not_checked": "sentences on the checks that could not run, with what to record",
     "notes": "sentences on how far the savings can be trusted",
@@ -102,8 +102,9 @@ class Diagnosis:
         captures: the names of the captures.
         findings: the problems: first what ends the run, then those that cost time, sorted by the
             share of the step that the change saves, or, if the saving is unknown, by half of the
-            share that the title names, or else last; communication that waits for late ranks comes
-            after these. Then those of fewer than half of the windows, and at the end the caveats.
+            share that the title names, or else last; communication that waits for late ranks, and
+            what only late ranks have, come after these. Then those of fewer than half of the
+            windows, and at the end the caveats.
         passed: the codes of the checks that could run on all captures and found nothing.
         not_checked: sentences on what was not checked, why, and how to record it.
         notes: sentences on how far the savings can be trusted.

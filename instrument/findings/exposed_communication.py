@@ -3,7 +3,8 @@
 Counted is the time of communication in which no kernel computes; without device work, the time of
 gloo's or MPI's collectives in which no thread runs an operator. The simulation removes all
 communication, so overlap and smaller messages cannot save more. The trace of one rank does not show
-which part is a wait for slower ranks: `stragglers` compares the ranks.
+which part is a wait for slower ranks: `stragglers` compares the ranks. As long as they are not
+compared, `diagnose` promises no saving.
 """
 
 from __future__ import annotations
@@ -23,17 +24,21 @@ from instrument.base.units import percent, rate, size
 from instrument.findings.check import Check, Problem
 from instrument.findings.finding import Evidence
 from instrument.links.collective_records import is_collective
+from instrument.links.groupby import distinct
 from instrument.links.intervals import sweep
 from instrument.trace.events import Ints
 
 _MOST_ROWS = 5
+# With gloo on a CPU, DistributedDataParallel refuses the other hook (TypeError).
+_HOOK, _HOOK_OF_NCCL = "fp16_compress_hook", "bf16_compress_hook"
+_NCCL = re.compile("nccl|rccl|xccl", re.IGNORECASE)
 # For each library: a pattern of event names that only its communication has, and the advice.
 _CHANGES = (
     (
         re.compile(r"DistributedDataParallel"),
         "To send less often, use model.no_sync() for all batches of a gradient accumulation "
         "except the last. To send fewer bytes, use model.register_comm_hook(None, "
-        "default_hooks.bf16_compress_hook). To let the communication overlap better with the "
+        "default_hooks.{hook}). To let the communication overlap better with the "
         "backward, use DistributedDataParallel without find_unused_parameters. To save copies of "
         "the gradients, use DistributedDataParallel(model, gradient_as_bucket_view=True).",
     ),
@@ -70,7 +75,7 @@ def find(capture: Views) -> Iterator[Problem]:
         share,
         place=(path, source),
         evidence=tuple(_row(each) for each in table.head(_MOST_ROWS)),
-        change=_change_of_library(capture),
+        change=_change_of_library(capture, chosen),
     )
 
 
@@ -102,9 +107,11 @@ def _on_cpu(capture: Views) -> int:
     return sum(capture.collective_calls.where(runs_on=CPU).column("exposed_ns"))
 
 
-def _change_of_library(capture: Views) -> str:
+def _change_of_library(capture: Views, chosen: Ints) -> str:
     names = capture.events.names
-    return next((change for name, change in _CHANGES if any(map(name.search, names))), "")
+    change = next((change for name, change in _CHANGES if any(map(name.search, names))), "")
+    used = (names[code] for code in distinct(capture.events.name[chosen]).tolist())
+    return change.format(hook=_HOOK_OF_NCCL if any(map(_NCCL.search, used)) else _HOOK)
 
 
 def _launches(capture: Views, chosen: Ints) -> Ints:

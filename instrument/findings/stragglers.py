@@ -1,5 +1,8 @@
 """`stragglers`: ranks that the others wait for in collectives, and the range that makes them slow.
 
+If none of the ranks is slow in all steps, they may still wait for each other, because another one
+is slow in each step. Then the waits are those of `Ranks.collectives`, and the saving is not known.
+
 The ranks of one window are compared by their own work: the time of their steps without waits in
 communication. A straggler's own work exceeds the median by 10 % and by three standard deviations
 (`runs.rank_comparison.stragglers`). Counted is how much longer the others wait in communication
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 from instrument.base.errors import CaptureError, TraceError
@@ -26,17 +30,18 @@ _LEAST_SHARE, _LEAST_SAVING = 0.03, 0.01
 # A range is named if it explains at least this part of the rank's additional time.
 _OF_EXCESS = 0.25
 _MOST_SIMULATED, _MOST_ROWS = 32, 5
+# Without a slow rank, at least this part of the time in collectives must be waiting.
+_MOSTLY = 0.5
 
 
 def find(ranks: Ranks) -> Iterator[Finding]:
-    """Yield one finding if other ranks wait for a straggler for at least 3 % of the step."""
+    """Yield one finding if ranks wait for others for at least 3 % of the step."""
     table = ranks.ranks
     step_ns = {row.rank: row.step_ns for row in table}
     late = [row for row in ranks.stragglers if _waited_ns(row) >= _LEAST_SHARE * step_ns[row.rank]]
-    if not late:
-        return
-    balanced = _balanced(ranks)
-    if not is_worth(balanced, _LEAST_SAVING):
+    balanced = _balanced(ranks) if late else None
+    if not late or not is_worth(balanced, _LEAST_SAVING):
+        yield from _in_turn(ranks)
         return
     worst, waited_ns = late[0], max(map(_waited_ns, late))
     excess = ""
@@ -57,6 +62,36 @@ def find(ranks: Ranks) -> Iterator[Finding]:
         range=worst.range if _is_in_range(worst) else None,
         evidence=tuple(_row(row) for row in _shown(table, [row.rank for row in late])),
     )
+
+
+def _in_turn(ranks: Ranks) -> Iterator[Finding]:
+    """Yield one finding if the time in collectives is mostly waiting, for whichever rank."""
+    table, of_ranks = ranks.collectives, ranks.ranks.where(exposed_share=lambda share: share)
+    whole_ns = sum(table.column("duration_ns"))
+    waiting = sum(table.column("waiting_ns")) / whole_ns if whole_ns else 0.0
+    share = waiting * median_low([*of_ranks.column("exposed_share")] or [0.0])
+    if waiting < _MOSTLY or share < _LEAST_SHARE:
+        return
+    yield Finding(
+        code="stragglers",
+        variant="in turn",
+        title=f"The ranks wait for each other for {percent(share)} of the step: {percent(waiting)} "
+        "of the time in collectives is waiting for the rank that comes last",
+        change="Give all ranks equally much work in each step: put samples of like length into the "
+        "same batches of all ranks, or limit the tokens of a batch instead of its samples.",
+        verify=_command(ranks),
+        share=share,
+        evidence=tuple(map(_waits, table.head(_MOST_ROWS))),
+    )
+
+
+def _waits(row: Any) -> Evidence:
+    last = (
+        ""
+        if row.last_rank is None
+        else (f", rank {row.last_rank} is the last in {percent(row.last_share)} of the calls")
+    )
+    return Evidence(row.kind, row.calls, row.waiting_ns, detail=f"waiting, mean of the ranks{last}")
 
 
 def _waited_ns(row: Any) -> int:
@@ -96,10 +131,13 @@ def _change(row: Any) -> str:
             "rank CPU cores of its own (numactl, OMP_NUM_THREADS). Remove work that only this rank "
             "does, such as logging."
         )
+    of_rank = f"rank {row.rank}{host}"
+    compared = (
+        "load of the CPUs" if row.idle_ns is None else "clock rate and temperature of the device"
+    )
     return (
         f"{where}Give all ranks equally much work (lengths of sequences, sizes of batches, layers "
-        f"of a stage), and compare the clock rate and temperature of the device of rank {row.rank}"
-        f"{host} with those of the others."
+        f"of a stage), and compare the {compared} of {of_rank} with those of the others."
     )
 
 

@@ -35,7 +35,6 @@ from instrument.annotate.modules import alive
 from instrument.base.errors import ConfigError, reason_of, reraise_signal
 from instrument.base.file_lock import is_held
 from instrument.base.log import logger
-from instrument.base.rank_info import rank_info
 from instrument.config.schema import ProfilerConfig
 from instrument.record import one_profiler
 from instrument.record.long_steps import no_times
@@ -155,7 +154,8 @@ class Watch:
         if self.session is None or run is None:
             return []
         finisher, until = run.finisher, time.monotonic() + longest_s
-        several = others and rank_info().world_size > 1
+        # not `rank_info()`: the script has perhaps destroyed its process group
+        several = others and run.metadata.get("world_size", 1) > 1
         for lock in finisher.output_dir.glob(".run-*.lock") if several else [finisher.lock.path]:
             while is_held(lock) and time.monotonic() < until:
                 time.sleep(_POLL_S)

@@ -45,6 +45,7 @@ from instrument import Capture
 from instrument.findings import stragglers
 from instrument.findings.diagnose import CHECKS, diagnose
 from instrument.findings.evidence import cost_share, share_of, share_with_device
+from instrument.findings.verdict import verdict
 from instrument.runs.run import Run
 
 MARKED = [check for check in CHECKS if check.code != "unmarked-time"]
@@ -396,6 +397,55 @@ def test_one_rank_alone_does_not_show_for_whom_it_waits(tmp_path: Path) -> None:
     assert titles["exposed-communication"].startswith(
         "60 % of the step is exposed communication (perhaps with waits for late ranks), mostly"
     )
+    assert all(each.saving is None for each in found if "communication" in each.title)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_saving_of_communication_needs_all_ranks(tmp_path: Path, world_size: int) -> None:
+    found = diagnose([write_rank(tmp_path, k, synchronous_steps(300), world_size) for k in (0, 1)])
+    (waits,) = (each for each in found.findings if each.code == "exposed-communication")
+    assert (waits.saving is None) == ("perhaps" in waits.title) == (world_size == 4)
+    assert waits.change.startswith("First give the captures of all ranks") == (world_size == 4)
+
+
+def test_ranks_that_are_slow_in_turn_wait_for_each_other(tmp_path: Path) -> None:
+    """Their means are equal, so none is a straggler, but less communication would save nothing."""
+    captures = []
+    for rank in (0, 1):
+        events = []
+        for number in range(3, 8):  # the first does not count
+            start, own_us = 1000 * number, 800 if number % 2 == rank else 100
+            reduces = annotation("gloo:all_reduce", start + own_us, 900 - own_us, tid=2)
+            events += [step(number, start, 1000), span("aten::mm", start, own_us), reduces]
+        captures.append(write_rank(tmp_path, rank, events, 2))
+    first, second, *_ = diagnose(captures).findings
+    assert first.title.startswith("The ranks wait for each other for ")
+    assert "78 % of the time in collectives is waiting" in first.title
+    assert "(with waits for late ranks)" in second.title
+    assert (first.saving, second.saving) == (None, None)
+    assert_command_runs(first)
+
+
+@pytest.mark.parametrize(("device", "hook"), [(True, "bf16"), (False, "fp16")])
+def test_the_hook_is_one_that_the_backend_has(tmp_path: Path, device: bool, hook: str) -> None:
+    """DistributedDataParallel refuses bf16_compress_hook (TypeError) with gloo on a CPU."""
+    events = all_reduce(hidden=False) if device else synchronous_steps(300)
+    events.append(annotation("DistributedDataParallel.forward", 1, 2))
+    found = diagnose([write_rank(tmp_path, 0, events)]).findings
+    (change,) = (each.change for each in found if each.code == "exposed-communication")
+    assert f"default_hooks.{hook}_compress_hook" in change
+    assert change.count("_hook)") == 1
+
+
+@real_traces.needs_traces
+def test_late_ranks_come_before_what_only_they_have() -> None:
+    every = diagnose([real_traces.load(f"a100_megatron_tp8_rank{rank}") for rank in range(8)])
+    assert [each.code for each in every.findings][:3] == [
+        "stragglers",
+        "exposed-communication",
+        "device-idle",
+    ]
+    assert ". Ranks 6, 0, 2 are late" in verdict(every)
 
 
 def test_a_rank_that_others_without_own_work_wait_for(tmp_path: Path) -> None:
