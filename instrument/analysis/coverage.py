@@ -497,14 +497,17 @@ def _valid(capture: Views) -> Part | None:
 
 def _read(capture: Views) -> Part | None:
     events = capture.events
-    if not events.cut_short:
-        why = (
-            f"The values of {counted(events.counters, 'counter event')} in the trace, such as the "
-            "length of a queue over time, are not read: no table has them."
-        )
-        return Part(1.0, why=why if events.counters else None) if events.recorded else None
-    why = f"The trace file is cut short: only its first {events.recorded} events could be read."
-    return Part(None, why=why)
+    if events.cut_short:
+        why = f"The trace file is cut short: only its first {events.recorded} events could be read."
+        return Part(None, why=why)
+    if events.unreadable:
+        why = "events of the trace file are not JSON and could not be read."
+        return _share(events.recorded - events.unreadable, events.recorded, why, str)
+    why = (
+        f"The values of {counted(events.counters, 'counter event')} in the trace, such as the "
+        "length of a queue over time, are not read: no table has them."
+    )
+    return Part(1.0, why=why if events.counters else None) if events.recorded else None
 
 
 def _planned(capture: Views) -> Part | None:

@@ -264,6 +264,7 @@ class Events:
         devices: the devices of the machine.
         messages: what Kineto logged while it recorded, if torch kept it.
         left_out: the number of events that are left out because their times are out of range.
+        unreadable: the number of events in the file that are not JSON, even after repairs.
         negative_durations: the number of events that end before they begin, because the clock was
             set back. In the columns, they last 0 ns and are not finished.
     """
@@ -307,6 +308,7 @@ class Events:
     devices: tuple[Device, ...] = ()
     messages: tuple[str, ...] = ()
     left_out: int = 0
+    unreadable: int = 0
     negative_durations: int = 0
 
     def __len__(self) -> int:

@@ -88,6 +88,7 @@ def read(path: Path) -> Events:
             return columns.finish(
                 base_ns=pieces.base_ns,
                 cut_short=pieces.cut_short,
+                unreadable=pieces.unreadable,
                 devices=tuple(map(_device, pieces.devices)),
                 messages=tuple(pieces.messages),
                 process_groups=_process_groups(pieces.distributed),

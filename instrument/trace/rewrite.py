@@ -1,4 +1,4 @@
-"""Copy a trace file: compress or decompress it, add keys, and make all its times valid JSON."""
+"""Copy a trace file: compress or decompress it, add keys, and make it valid JSON."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import gzip
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
+import msgspec
+
 from instrument.base.errors import TraceError
 from instrument.base.files import replacing
-from instrument.trace.gzip_stream import chunks
-from instrument.trace.json_stream import cut_short, with_one_sign
+from instrument.trace.gzip_stream import Source, chunks
+from instrument.trace.json_stream import Pieces, as_json, cut_short
 
 _CHUNK = 1 << 20
-# The repair of times reads this many bytes at once, because larger pieces exceed the CPU cache. The
-# repair makes a rewrite a tenth slower.
-_PIECE = 1 << 17
-_LONGEST_TIME = 64  # the maximum number of bytes in a time and its key
 # For a trace of 42 MB, level 3 takes 0.15 s and compresses by a factor of 13. Level 6 takes 0.35 s
 # (factor 17), level 9 takes 1.15 s (factor 19).
 _LEVEL = 3
@@ -29,8 +27,9 @@ def rewrite(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
     """Copy the trace `source` to `target`, with `metadata` as its first keys.
 
     The copy is gzip if the name of `target` ends in `.gz`. `target` appears whole or not at all,
-    and may be `source`. Negative times, which torch writes in a form that is not JSON, become valid
-    JSON; but if the compression stays and no key is added, all bytes are copied as they are.
+    and may be `source`. What torch writes in a form that is not JSON, such as a quotation mark in a
+    name or a negative time, becomes valid JSON; but if the compression stays and no key is added,
+    or an event cannot be repaired, all bytes are copied as they are.
 
     Raises:
         TraceError: the file cannot be read; its gzip data is cut short, is damaged or expands too
@@ -42,32 +41,68 @@ def rewrite(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
             with source.open("rb") as copied:
                 shutil.copyfileobj(copied, raw, _CHUNK)
             return
-        pieces = _pieces(source)
         try:
-            with writing(raw, target) as after:
-                rest = _insert_first(metadata, pieces, after, source) if metadata else b""
-                _copy_times(rest, pieces, after)
-        except EOFError:
-            raise cut_short(source, gzip=True) from None
+            _copy(_repaired(source), metadata, raw, source, target)
+        except _NotRepairedError:
+            raw.seek(0)
+            raw.truncate()
+            _copy(chunks(source), metadata, raw, source, target)
 
 
-def _pieces(source: Path) -> Iterator[bytes]:
-    for chunk in chunks(source):
-        for begin in range(0, len(chunk), _PIECE):
-            yield chunk[begin : begin + _PIECE]
+class _NotRepairedError(Exception):
+    """The text of a trace is not JSON, and cannot be repaired."""
 
 
-def _copy_times(rest: bytes, pieces: Iterator[bytes], after: IO[bytes]) -> None:
-    """Copy a trace and make its negative times valid JSON.
+def _copy(
+    texts: Iterator[bytes | memoryview],
+    metadata: Mapping[str, Any],
+    raw: IO[bytes],
+    source: Path,
+    target: Path,
+) -> None:
+    try:
+        with writing(raw, target) as after:
+            after.write(_insert_first(metadata, texts, after, source) if metadata else b"")
+            for text in texts:
+                after.write(text)
+    except EOFError:
+        raise cut_short(source, gzip=True) from None
 
-    The text is cut at commas, because no number contains a comma.
+
+def _repaired(source: Path) -> Iterator[bytes | memoryview]:
+    """Yield the text of a trace in pieces; an event that is not JSON is repaired.
+
+    Raises:
+        EOFError: after the last complete event, if the gzip data is cut short.
+        _NotRepairedError: the text, or an event, cannot be repaired.
     """
-    for piece in pieces:
-        chunk = rest + piece
-        end = chunk.rfind(b",") + 1 or (len(chunk) if len(chunk) > _LONGEST_TIME else 0)
-        after.write(with_one_sign(chunk[:end]))
-        rest = chunk[end:]
-    after.write(with_one_sign(rest))
+    with closing(Source(source)) as opened:
+        pieces = Pieces(opened, source, lambda *_: None, _checked, lambda _, text: as_json(text))
+        after = None
+        try:
+            for events in pieces:
+                if after is None:
+                    yield pieces.head
+                    after = b""
+                if None in events:
+                    raise _NotRepairedError
+                for text in events:
+                    yield after
+                    yield text
+                    after = b",\n"
+        except TraceError:
+            raise _NotRepairedError from None
+        if opened.cut_short:
+            raise EOFError
+        yield pieces.tail
+
+
+def _checked(text: bytes) -> list[memoryview]:
+    """The events of a JSON list, as one text without brackets."""
+    msgspec.json.decode(text, type=msgspec.Raw)
+    if not text.isascii():
+        text.decode()
+    return [memoryview(text)[1:-1]]
 
 
 def _is_gzip(path: Path) -> bool:
@@ -76,10 +111,10 @@ def _is_gzip(path: Path) -> bool:
 
 
 def _insert_first(
-    metadata: Mapping[str, Any], pieces: Iterator[bytes], after: IO[bytes], source: Path
+    metadata: Mapping[str, Any], texts: Iterator[bytes | memoryview], after: IO[bytes], source: Path
 ) -> bytes:
     """Write an opening brace and the metadata; return what follows the trace's own brace."""
-    head = next(pieces, b"").lstrip()  # a trace of torch begins with a line break
+    head = bytes(next(texts, b"")).lstrip()  # a trace of torch begins with a line break
     if not head.startswith(b"{"):
         raise TraceError(
             f"{source} does not begin with '{{', so metadata cannot be added: give a Chrome trace."

@@ -23,6 +23,7 @@ from builders import (
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from capture.plain_loops import same
 from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.views import VIEWS
 from instrument.base.errors import CaptureError, TraceError
@@ -33,6 +34,7 @@ from instrument.report.text import render
 from instrument.runs.run import Run
 from instrument.sinks.window_scalars import last_step, scalars
 from instrument.trace import json_stream, reader
+from instrument.trace.rewrite import rewrite
 
 pytestmark = pytest.mark.filterwarnings("ignore::instrument.base.errors.TraceWarning")
 with_each_reader = pytest.mark.usefixtures("each_reader")
@@ -122,6 +124,32 @@ def _views(path: Path) -> Iterator[object]:
     capture = Capture.load(path)
     yield from (getattr(capture, name) for name in VIEWS if not name.endswith("()"))
     yield from (capture.operators_by(what) for what in GROUPINGS)
+
+
+@with_each_reader
+@example(['a"}, {"b', 'c"'], 2)
+@given(
+    st.lists(st.text(st.sampled_from('"\\{}[],: ap1\n'), max_size=12), max_size=4),
+    st.sampled_from([None, 2]),
+)
+def test_names_that_are_not_escaped_cost_no_other_event(tmp_path, names, indent) -> None:
+    """A name can hold anything. What cannot be read is counted, and nothing is read twice."""
+    made = [*(span(f"NAME{k}", 10 * k, 5) for k in range(len(names))), span("last", 99, 1)]
+    text = json.dumps({"traceEvents": made, "baseTimeNanoseconds": 7}, indent=indent)
+    for k, name in enumerate(names):
+        text = text.replace(f'"NAME{k}"', f'"{name}"')
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    try:
+        found = reader.read(path)
+    except TraceError as error:
+        assume("not JSON" not in str(error))
+        raise
+    rewrite(path, tmp_path / "again.json.gz", {"x": 1})
+    again = reader.read(tmp_path / "again.json.gz")
+    assert same(found, again) or found.unreadable
+    if not found.unreadable:
+        json.loads(gzip.decompress((tmp_path / "again.json.gz").read_bytes()))
 
 
 HARD_BYTES = [
