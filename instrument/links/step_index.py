@@ -11,6 +11,9 @@ from instrument.base.range_names import STEP_PREFIX
 from instrument.links.intervals import interval_at, merged, within
 from instrument.trace.events import ANNOTATION, OPERATOR, Events, Ints, flags, is_step
 
+# Kineto's span of its own run, which may begin long before the first event that it recorded.
+_PROFILER = frozenset({"Trace"})
+
 
 @dataclass(frozen=True, slots=True)
 class CountedSteps:
@@ -59,7 +62,9 @@ class CountedSteps:
 def counted_steps(events: Events, steps: Ints) -> CountedSteps:
     """The steps of a trace that count; `steps` are the positions of the finished ones."""
     if not len(steps):
-        begin, end = events.begin_ns, int(events.end_ns.max(initial=events.begin_ns))
+        recorded = ~events.among(_PROFILER)
+        begin = int(events.start_ns[recorded].min()) if recorded.any() else events.begin_ns
+        end = int(events.end_ns[recorded].max(initial=begin))
         return CountedSteps("recording", np.array([begin]), np.array([end]))
     counted = steps[counting(len(steps))]
     start_ns, end_ns = events.start_ns[counted], events.end_ns[counted]

@@ -157,3 +157,14 @@ def test_evidence_counts_equal_names(tmp_path: Path) -> None:
 )
 def test_percent(share: float, text: str) -> None:
     assert percent(share) == text
+
+
+def test_the_recording_begins_with_its_first_event_and_not_with_the_profiler(
+    tmp_path: Path,
+) -> None:
+    """Kineto's span of the profiler is a hundred times as long as what it recorded."""
+    profiler = span("PyTorch Profiler (0)", 0, 1_000_000, "Trace", pid="Spans", tid="PyTorch")
+    work = [span("aten::mm", 900_000, 6_000), span("aten::add", 906_000, 4_000)]
+    found = capture(tmp_path, [profiler, *work])
+    assert found.links.counted_steps.total_ns == found.whatif.baseline_ns == 10_000_000
+    assert found.diagnose().largest_parts.startswith("The largest parts: 100 % in no range")
