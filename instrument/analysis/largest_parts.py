@@ -2,7 +2,8 @@
 
 Submodules of one class, in ranges of one class, are one part. Instead of a range, the ranges inside
 it are parts if one of them takes most of its time, or if it takes most of the steps. A trace with
-device work is split by the work that ranges launch, any other by the CPU time of the steps' thread.
+device work is split by the work that ranges launch, after its kernels; any other by the CPU time of
+the steps' thread. Where no range is among the largest parts, operators are.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from instrument.analysis.device_use import busiest_kernels
 from instrument.analysis.step_parts import thread_of_steps, waits_for_data
+from instrument.analysis.steps import device_time
 from instrument.analysis.views import Views
 from instrument.base.prose import shortened
 from instrument.base.range_names import RECOMPUTED
@@ -23,6 +26,7 @@ from instrument.trace.events import called_operators
 _NO_RANGE, _DATA = -1, -2
 _MOST, _LARGE, _LEAST, _LEAST_OPERATOR = 0.75, 0.65, 0.05, 0.25
 _LONGEST_NAME, _SHOWN = 44, 3
+_NO_OPERATOR = "no operator"
 
 
 def largest_parts(capture: Views) -> str:
@@ -32,7 +36,8 @@ def largest_parts(capture: Views) -> str:
     ranges call, and its share, if this is a quarter of the part's.
     """
     links, types = capture.links, capture.about.module_types
-    paths, whole_ns = links.scopes.paths, links.counted_steps.total_ns
+    paths, kernels = links.scopes.paths, busiest_kernels(capture)
+    whole_ns = device_time(links, capture.work)["total_ns"] or links.counted_steps.total_ns
     # A tree of parts: ranges with the same part around them, and the same class or else name.
     numbers: dict[tuple[int, str], int] = {}
     part_of, names = list[int](), defaultdict[int, set[str]](set)
@@ -52,11 +57,17 @@ def largest_parts(capture: Views) -> str:
         while part >= 0:
             total[part, back][operator] += ns
             part = parts[part][0]
-    found = {
-        "waiting for data": Counter({"": own[_DATA, 0].total()}),
+    all_ns, has_device_work = sum(each.total() for each in own.values()), bool(kernels)
+    if not all_ns or all_ns > whole_ns:  # several devices or streams work at the same time
+        return kernels
+    if not has_device_work:
+        own[_NO_RANGE, 0][_NO_OPERATOR] += whole_ns - all_ns
+    waiting = {"waiting for data": Counter({"": own[_DATA, 0].total()})}
+    outside = {
         "in no range": own[_NO_RANGE, 0],
         "in the backward of no range": own[_NO_RANGE, 1],
     }
+    found = waiting | outside
     left = [(part, back) for part in inside[_NO_RANGE] for back in (0, 1)]
     while left:
         part, back = left.pop()
@@ -72,19 +83,33 @@ def largest_parts(capture: Views) -> str:
             left += inner
             spent, label = own[part, back], f"directly {label}"
         found[label] = found.get(label, Counter()) + spent
-    all_ns = sum(each.total() for each in own.values())
-    if not all_ns or all_ns > whole_ns:  # several devices or streams work at the same time
-        return ""
-    texts = []
-    for label, spent in sorted(found.items(), key=lambda each: -each[1].total())[:_SHOWN]:
-        ns = spent.total()
-        operator, most = max(spent.items(), key=lambda each: each[1], default=("", 0))
-        if ns >= _LEAST * whole_ns:
-            called = f" ({percent(most / whole_ns)} in {shortened(operator, _LONGEST_NAME)})"
-            is_named = operator and most >= _LEAST_OPERATOR * ns
-            texts.append(f"{percent(ns / whole_ns)} {label}{called if is_named else ''}")
-    where = " on the device" if len(capture.work.event) else ""
-    return f"The largest parts{where}: {', '.join(texts)}." if texts else ""
+    largest = _largest(found, whole_ns)
+    if not largest.keys() - {*waiting, *outside}:  # no range is among them
+        if has_device_work:
+            return kernels
+        operators = own[_NO_RANGE, 0] + own[_NO_RANGE, 1]
+        named = {f"in {shortened(name, _LONGEST_NAME)}": ns for name, ns in operators.items()}
+        largest = _largest(
+            waiting | {name: Counter({"": ns}) for name, ns in named.items()}, whole_ns
+        )
+    texts = [_part(label, spent, whole_ns) for label, spent in largest.items()]
+    what = "The largest ranges on the device" if has_device_work else "The largest parts"
+    return " ".join(filter(None, [kernels, f"{what}: {', '.join(texts)}." if texts else ""]))
+
+
+def _largest(found: dict[str, Counter[str]], whole_ns: int) -> dict[str, Counter[str]]:
+    """The parts with the most time, at most three, each with a twentieth of the whole."""
+    by_time = sorted(found.items(), key=lambda each: -each[1].total())[:_SHOWN]
+    return {label: spent for label, spent in by_time if spent.total() >= _LEAST * whole_ns}
+
+
+def _part(label: str, spent: Counter[str], whole_ns: int) -> str:
+    """A part with its share, and its largest operator if this takes a quarter of the part."""
+    operator, ns = max(spent.items(), key=lambda each: each[1], default=("", 0))
+    text = f"{percent(spent.total() / whole_ns)} {label}"
+    if operator and ns >= _LEAST_OPERATOR * spent.total():
+        text += f" ({percent(ns / whole_ns)} in {shortened(operator, _LONGEST_NAME)})"
+    return text
 
 
 def _times(capture: Views) -> Iterator[tuple[int, int, str, int]]:
@@ -100,7 +125,7 @@ def _times(capture: Views) -> Iterator[tuple[int, int, str, int]]:
     path = np.where(loads, _DATA, scopes.path_of_node[:-1])
     back = np.append(scopes.backward, False)[scopes.innermost] & ~loads
     (paths, is_back, codes), groups = groupby_rows(path, back.astype(np.int64), operator)
-    names = [*events.names, "no operator"]
+    names = [*events.names, _NO_OPERATOR]
     operators = [names[code] for code in codes.tolist()]
     yield from zip(
         paths.tolist(), is_back.tolist(), operators, groups.sum(spent_ns).tolist(), strict=True

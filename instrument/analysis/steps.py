@@ -192,6 +192,39 @@ def _waited(
     return {"launch_wait_ns": idle - sum(found_ns.values()), **found_ns}
 
 
+def device_spans(links: Links, work: Work) -> Intervals:
+    """The counted steps, the last one until the device has ended the work that they launched.
+
+    Without finished steps, the time from the first device work to the last.
+    """
+    steps = links.counted_steps
+    if steps.what == "recording":
+        return work.start_ns.min(keepdims=True), work.end_ns.max(keepdims=True)
+    is_launched = steps.holds(launched_ns(links.events, work)) >= 0
+    end_ns = steps.end_ns.copy()
+    end_ns[-1] = work.end_ns[is_launched].max(initial=end_ns[-1])
+    return steps.start_ns, end_ns
+
+
+def device_time(links: Links, work: Work) -> dict[str, int]:
+    """Return the columns of `BREAKDOWN` and of `waits` for `device_spans`, summed over the spans.
+
+    All are 0 if the trace has no device work.
+    """
+    names = *names_of(BREAKDOWN), *_WAITS
+    if not len(work.event):
+        return dict.fromkeys(names, 0)
+    start_ns, end_ns = device_spans(links, work)
+    parts = _timeline(links.events, work, start_ns, end_ns)
+    waited, timeline = _waited(*parts, start_ns, end_ns), parts[0]
+    found = {
+        name: timeline.within(where, start_ns, end_ns)
+        for name, where in masks(timeline.active).items()
+    }
+    found |= {"idle_ns": sum(waited.values()), "total_ns": end_ns - start_ns, **waited}
+    return {name: int(found[name].sum()) for name in names}
+
+
 def idle_stretches(events: Events, work: Work, start_ns: int, end_ns: int) -> dict[str, Intervals]:
     """Return the intervals in which no device is busy, by the causes of `waits`."""
     span = np.array([start_ns]), np.array([end_ns])

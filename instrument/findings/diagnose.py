@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from instrument.analysis.device_use import device_use
 from instrument.analysis.find_captures import left_out, newest_run
 from instrument.analysis.largest_parts import largest_parts
 from instrument.analysis.views import TRAIN, Views
@@ -196,7 +197,8 @@ class Diagnosing:
         # by phase, the ranks that others wait for; none if these differ
         self.late: dict[str, set[int | None]] = defaultdict(set)
         self.notes: Counter[str] = Counter()
-        self.steps_ns: dict[str, list[tuple[int, str]]] = defaultdict(list)  # with parts, by phase
+        # With what the device does, and the largest parts, by phase.
+        self.steps_ns: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
         self.unexplained: list[float] = []
 
     def add(self, capture: Views) -> bool:
@@ -253,7 +255,7 @@ class Diagnosing:
             not_seen = [each.code for each in self.checks if each.on_device and each.code in silent]
         of = len(self.captures)
         steps = self.steps_ns.get(TRAIN) or [*chain(*self.steps_ns.values())]
-        step_ns, parts = median_low(steps) if steps else (None, "")
+        step_ns, device_uses, parts = median_low(steps) if steps else (None, "", "")
         return Diagnosis(
             captures=tuple(self.captures),
             findings=tuple(_causes_first(findings)),
@@ -264,6 +266,7 @@ class Diagnosing:
             has_steps=self.has_steps,
             unexplained=max(self.unexplained, default=None),
             largest_parts=parts,
+            device_use=device_uses,
         )
 
     def _compare_ranks(self) -> None:
@@ -317,12 +320,12 @@ class Diagnosing:
 
     def _scenario(self, capture: Views) -> Scenario | None:
         """The simulation of a capture; None, and a note, if it fails."""
-        parts = ""
+        uses = parts = ""
         with self._noting("largest-parts", "The search for the largest parts"):
-            parts = largest_parts(capture)
+            uses, parts = device_use(capture), largest_parts(capture)
         try:
             whatif = scenario(capture)
-            self.steps_ns[capture.phase].append((whatif.baseline_ns, parts))
+            self.steps_ns[capture.phase].append((whatif.baseline_ns, uses, parts))
             self.unexplained.append(whatif.unexplained)
             self.notes.update(dict.fromkeys(whatif.notes, 1))
         except Exception as error:

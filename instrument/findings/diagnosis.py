@@ -114,6 +114,7 @@ class Diagnosis:
         unexplained: the share of the window in which device work was late for an unknown reason; of
             several captures, the largest. None if no step could be simulated.
         largest_parts: a sentence on what takes most of a step, for a step without a large finding.
+        device_use: a sentence on what the device does in a step; "" without device work.
     """
 
     captures: tuple[str, ...]
@@ -125,6 +126,7 @@ class Diagnosis:
     has_steps: bool = True
     unexplained: float | None = None
     largest_parts: str = ""
+    device_use: str = ""
 
     def __str__(self) -> str:
         """The text that `instrument diagnose` prints."""

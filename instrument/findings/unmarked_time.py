@@ -6,7 +6,8 @@ device work of a range. In a part of the unmarked time no operator runs either: 
 that torch does not record. With Python stacks, its functions are named. `Finding.share` is this
 part; with device work it is unknown, because `device-idle` counts what of it delays the device.
 Losses, metrics and logging rarely take the fifth of the step that makes a finding. There is no
-saving: marking makes nothing faster. Functions that `python-time` or `not-training` name need no
+saving: marking makes nothing faster. While a device works in half of the steps' time or more, the
+CPU's time is no finding. Functions that `python-time` or `not-training` name need no
 mark, so they do not count here.
 """
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from instrument.analysis.collectives import exposed_on_cpu
 from instrument.analysis.coverage_rows import CPU_IN_RANGES
+from instrument.analysis.device_use import is_busy
 from instrument.analysis.places import has_sources, time_by_source
 from instrument.analysis.step_parts import waits_for_data
 from instrument.analysis.views import Views
@@ -41,6 +43,8 @@ def find(capture: Views) -> Iterator[Problem]:
         raise NotRecorded(
             "INSTRUMENT_DISABLE=1 turned all annotations off", "record without INSTRUMENT_DISABLE=1"
         )
+    if is_busy(capture):
+        return
     steps, timeline = capture.links.counted_steps, _timeline(capture)
     of_step, in_range, in_operator, is_named, waits, of_range = timeline.active
     unmarked = of_step & ~in_range & ~is_named & ~(waits & of_range)

@@ -36,24 +36,25 @@ _CAUSE = re.compile(r"""(?:(?<!\w)(?:'[^']*'|"[^"]*")|(?!:\ ).)*""", re.DOTALL)
 def verdict(diagnosis: Diagnosis) -> str:
     """Return how long a step takes, and the first finding: the cause, its place, the saving.
 
-    If it is not known to save 3 % of a step, the next of `changes` that is follows. If there is no
-    such finding at all, a sentence says so, and another one what takes most of a step. A caveat is
+    With device work, the second sentence says what the device does. If the finding is not known to
+    save 3 % of a step, the next of `changes` that is follows. If there is no such finding at all, a
+    sentence says what takes most of a step, and another one that nothing was found. A caveat is
     never the cause; see `notes`. The result may hold names from a trace: escape it.
     """
     takes, step_ns, found = "", diagnosis.step_ns, causes(diagnosis)[:_FIRST_FINDINGS]
     if step_ns is not None:
         median = " (median of the captures)" if len(diagnosis.captures) > 1 else ""
         takes = f"{_step(diagnosis).capitalize()} takes {duration(step_ns)}{median}. "
-    parts = "" if _is_busy(diagnosis) else f" {diagnosis.largest_parts}"
+    if diagnosis.device_use:
+        takes += f"{diagnosis.device_use} "
+    parts = f"{diagnosis.largest_parts} " if diagnosis.largest_parts else ""
     if not found:
-        return f"{takes}{nothing_found(diagnosis)}.{parts}".rstrip()
+        return f"{takes}{parts}{nothing_found(diagnosis)}."
     first, large = found[0], [each for each in found if _is_large(each)]
-    if first.saving is None or any(map(_is_large, causes(diagnosis))):
-        parts = ""
-    else:
-        takes += f"{nothing_found(diagnosis)}. The largest saving: "
+    if first.saving is not None and not any(map(_is_large, causes(diagnosis))):
+        takes += f"{parts}{nothing_found(diagnosis)}. The largest saving: "
     named = [first] if _is_large(first) else [first, *large[:1]]
-    return f"{takes}{' Also: '.join(_cause(each, diagnosis) for each in named)}{parts}".rstrip()
+    return f"{takes}{' Also: '.join(_cause(each, diagnosis) for each in named)}"
 
 
 def causes(diagnosis: Diagnosis) -> list[Finding]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from instrument.analysis import coverage_rows
 from instrument.analysis.coverage import line, part
-from instrument.analysis.steps import waits
+from instrument.analysis.steps import device_time
 from instrument.analysis.table import Table, sum_of_known
 from instrument.analysis.table_text import heading as column_title
 from instrument.analysis.views import Views, rows_of
@@ -158,14 +158,10 @@ def device(capture: Views) -> list[str]:
 
     Return no lines if there are no device events.
     """
-    (row,), events, work = capture.breakdown, capture.events, capture.work
-    if not len(work.event):
+    if not len(capture.work.event):
         return []
-    waited = waits(events, work, work.start_ns.min(keepdims=True), work.end_ns.max(keepdims=True))
-    spent = {name: getattr(row, name) for name in DEVICE_PARTS} | {
-        name: int(ns[0]) for name, ns in waited.items()
-    }
-    share = {name: ns / (row.total_ns or 1) for name, ns in spent.items()}
+    spent = device_time(capture.links, capture.work)
+    share = {name: ns / (spent["total_ns"] or 1) for name, ns in spent.items()}
     parts = ", ".join(f"{percent(share[name])} {words}" for name, words in DEVICE_PARTS.items())
     most = max(_BOUND_BY, key=lambda name: share[name])
     bottleneck = _BOUND_BY[most].format(percent(share[most]))
@@ -179,8 +175,11 @@ def device(capture: Views) -> list[str]:
             f"Device-bound: {percent(share['compute_ns'])} of the time, the device computes; no "
             "other activity takes much time."
         )
-    whole = duration(row.total_ns)
-    return [f"Device: {whole} from its first work to its last, {parts}.", bottleneck]
+    numbers = capture.steps.column("number")
+    where = " from its first work to its last"
+    if numbers:
+        where = f" in {_steps_of(numbers[counting(len(numbers))])}"
+    return [f"Device: {duration(spent['total_ns'])}{where}, {parts}.", bottleneck]
 
 
 def outside_operators(capture: Views) -> str:

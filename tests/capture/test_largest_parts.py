@@ -83,10 +83,11 @@ def test_device_work_counts_for_the_range_that_launched_it(tmp_path: Path) -> No
         return largest_parts(capture(tmp_path / folder, events))
 
     assert found("apart", 600) == (
-        "The largest parts on the device: 60 % in first (60 % in aten::conv2d), 10 % in second "
-        "(10 % in no operator)."
+        "The kernels with the most time: 60 % conv, 10 % add. The largest ranges on the device: "
+        "60 % in first (60 % in aten::conv2d), 10 % in second (10 % in no operator)."
     )
-    assert found("overlapping", 950) == ""  # the shares would add up to more than 100 %
+    # The shares of the ranges would add up to more than 100 %.
+    assert found("overlapping", 950) == "The kernels with the most time: 95 % conv, 10 % add."
 
 
 def test_the_shares_are_those_of_torchs_own_sums(tmp_path: Path) -> None:

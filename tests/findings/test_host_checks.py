@@ -455,8 +455,9 @@ MARKED = [
 WAITED_FOR = [
     step(0, 0, 1000),
     annotation("forward", 0, 100),
-    *launched("gemm", 50, 60, 900, 1),
-    call("cudaStreamSynchronize", 100, 865),
+    *launched("gemm", 50, 60, 490, 1),
+    call("cudaStreamSynchronize", 100, 455),
+    annotation("evaluation", 560, 430),
 ]
 UNMARKED = {
     "what runs in it": Case(
@@ -766,6 +767,7 @@ NOT_FOUND = {
     "operators that take as long in float32": Case("float64", AS_LONG),
     "the loader and the backward of ranges": Case("unmarked-time", MARKED),
     "a wait for device work of a range": Case("unmarked-time", WAITED_FOR),
+    "the device is busy": Case("unmarked-time", [step(0, 0, 1000), *launched("gemm", 5, 20, 500, 1)]),
     "waiting for gloo": Case("unmarked-time", synchronous_steps(300)),
 }
 CALLS = [step(0, 0, 1000), call("cudaStreamSynchronize", 10, 500)]

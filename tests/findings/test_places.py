@@ -167,4 +167,4 @@ def test_the_recording_begins_with_its_first_event_and_not_with_the_profiler(
     work = [span("aten::mm", 900_000, 6_000), span("aten::add", 906_000, 4_000)]
     found = capture(tmp_path, [profiler, *work])
     assert found.links.counted_steps.total_ns == found.whatif.baseline_ns == 10_000_000
-    assert found.diagnose().largest_parts.startswith("The largest parts: 100 % in no range")
+    assert found.diagnose().largest_parts.startswith("The largest parts: 60 % in aten::mm, 40 %")
