@@ -74,7 +74,7 @@ def busiest_kernels(capture: Views) -> str:
     own = labels[events.name[work.event]]
     label, start_ns, end_ns = merged_in_groups(own, work.start_ns, work.end_ns)
     timeline = sweep([merged(*work.of(KERNEL, MEMSET)), spans])
-    computing = timeline.merged(timeline.active.all(axis=0))
+    computing = timeline.merged(timeline.active[0] & timeline.active[1])
     spent_ns = within(spans, start_ns, end_ns)
     communicates = np.isin(label, own[work.kind == COMMUNICATION])
     spent_ns -= np.where(communicates, within(computing, start_ns, end_ns), 0)

@@ -83,16 +83,16 @@ def largest_parts(capture: Views) -> str:
             left += inner
             spent, label = own[part, back], f"directly {label}"
         found[label] = found.get(label, Counter()) + spent
-    largest = _largest(found, whole_ns)
-    if not largest.keys() - {*waiting, *outside}:  # no range is among them
+    shown = _largest(found, whole_ns)
+    if not shown.keys() - {*waiting, *outside}:  # no range is among them
         if has_device_work:
             return kernels
         operators = own[_NO_RANGE, 0] + own[_NO_RANGE, 1]
         named = {f"in {shortened(name, _LONGEST_NAME)}": ns for name, ns in operators.items()}
-        largest = _largest(
+        shown = _largest(
             waiting | {name: Counter({"": ns}) for name, ns in named.items()}, whole_ns
         )
-    texts = [_part(label, spent, whole_ns) for label, spent in largest.items()]
+    texts = [_part(label, spent, whole_ns) for label, spent in shown.items()]
     what = "The largest ranges on the device" if has_device_work else "The largest parts"
     return " ".join(filter(None, [kernels, f"{what}: {', '.join(texts)}." if texts else ""]))
 

@@ -211,18 +211,16 @@ def device_time(links: Links, work: Work) -> dict[str, int]:
 
     All are 0 if the trace has no device work.
     """
-    names = *names_of(BREAKDOWN), *_WAITS
     if not len(work.event):
-        return dict.fromkeys(names, 0)
+        return dict.fromkeys((*names_of(BREAKDOWN), *_WAITS), 0)
     start_ns, end_ns = device_spans(links, work)
     parts = _timeline(links.events, work, start_ns, end_ns)
-    waited, timeline = _waited(*parts, start_ns, end_ns), parts[0]
-    found = {
-        name: timeline.within(where, start_ns, end_ns)
-        for name, where in masks(timeline.active).items()
-    }
-    found |= {"idle_ns": sum(waited.values()), "total_ns": end_ns - start_ns, **waited}
-    return {name: int(found[name].sum()) for name in names}
+    found = _waited(*parts, start_ns, end_ns)
+    for name, where in masks(parts[0].active).items():
+        found[name] = parts[0].within(where, start_ns, end_ns)
+    sums = {name: int(ns.sum()) for name, ns in found.items()}
+    total_ns = int((end_ns - start_ns).sum())
+    return sums | {"idle_ns": sum(sums[name] for name in _WAITS), "total_ns": total_ns}
 
 
 def idle_stretches(events: Events, work: Work, start_ns: int, end_ns: int) -> dict[str, Intervals]:

@@ -767,7 +767,9 @@ NOT_FOUND = {
     "operators that take as long in float32": Case("float64", AS_LONG),
     "the loader and the backward of ranges": Case("unmarked-time", MARKED),
     "a wait for device work of a range": Case("unmarked-time", WAITED_FOR),
-    "the device is busy": Case("unmarked-time", [step(0, 0, 1000), *launched("gemm", 5, 20, 500, 1)]),
+    "the device is busy": Case(
+        "unmarked-time", [step(0, 0, 1000), *launched("gemm", 5, 20, 500, 1)]
+    ),
     "waiting for gloo": Case("unmarked-time", synchronous_steps(300)),
 }
 CALLS = [step(0, 0, 1000), call("cudaStreamSynchronize", 10, 500)]
