@@ -620,6 +620,13 @@ def test_a_port_that_cannot_be_costs_one_warning(
     assert f"port {port + local_rank} of {host} cannot be used" in warning
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_an_address_of_ipv6_is_a_link(tmp_path: Path, log: Log) -> None:
+    with running(tmp_path, PULLED | {"prometheus_host": "::1"}):
+        assert address(log).startswith("http://[::1]:")
+        assert "instrument" in fetched(address(log))
+
+
 def test_a_client_that_leaves_prints_nothing(
     tmp_path: Path, log: Log, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,6 +77,12 @@ HIDDEN = "hUnter2-of-7"
         ["--cb", "http://localhost/#access_token=§"],
         ["--session-id", "§"],
         ["--passphrase", "§"],
+        ["--tok=§"],  # argparse takes it for --token
+        ["--hf-toke", "§"],
+        ["--passw", "§", "§"],
+        ["--client-secr=§"],
+        ["--api-k", "§"],
+        ["-tok=§"],
         ["db_pass=§"],
         ["oauth2=§"],
         ["--webhook=https://host/§"],

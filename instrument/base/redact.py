@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 _HIDDEN = "***"
@@ -33,6 +34,11 @@ _HARMLESS = re.compile(
     "|query|ratio|response|sep|sequence|size|sort|special|start|state|stop|target|text|through"
     "|total|types?|unk|vocab)_"
 )
+# What argparse takes for `--token`, `--password` or `--api-key`: the beginning of its last word.
+_ABBREVIATED = re.compile(
+    "_(tok|toke|pas|passw|passwo|passwor|passp\\w*|passc\\w*|sec|secr|secre|cre|cred\\w*|cooki|beare"
+    "|authori\\w*|webh\\w*|(access|api|auth|private|refresh|secret|ssh)_(ke?|to?))_$"
+)
 _NUMBER = r"[-+]?[\d._]*\d[\d._]*(?:e[-+]?\d+|[kmgtb])?"
 _COUNTED = re.compile("(tokens|keys)$")  # a number with such a name is a count
 
@@ -48,7 +54,7 @@ _PLAIN_VALUE = re.compile(
 # `_BEFORE_VALUES` matches such words. A word such as `API_KEY` or `-p` names only one value;
 # `_BEFORE_ONE_VALUE` matches such words. The values end before a word that matches `_OPTION` or
 # `_OVERRIDE`.
-_BEFORE_VALUES = re.compile(r"""^--?([\w.\-]+)$|(?<![\w.\-])([\w.\-]+)[\\"'\])]*[=:]\s*$""")
+_BEFORE_VALUES = re.compile(r"""^(--?[\w.\-]+)$|(?<![\w.\-])([\w.\-]+)[\\"'\])]*[=:]\s*$""")
 _BEFORE_ONE_VALUE = re.compile(r"-p|\w[\w.\-]*")
 _OPTION = re.compile(r"--[A-Za-z][\w.\-]*(=.*)?|-[A-Za-z]", re.S)
 _OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@\-]*=[^=].*", re.S)
@@ -163,15 +169,20 @@ def _is_secret(name: str, *, surely: bool = False) -> bool:
     harmless word must be in the same part or in a later part. So `tokens.per_batch` is harmless,
     but `head.token` is not.
 
+    An option of a command line, which begins with `-`, may be abbreviated, as argparse allows.
+
     With `surely`, the result is True only for words such as `password`, and False for words such
     as `key`.
     """
     parts = [f"_{'_'.join(_WORD.findall(part))}_".lower() for part in name[-256:].split(".")]
     rests = ["".join(parts[index:]) for index in range(len(parts))]
-    return _SECRET.search(rests[0]) is not None or (
-        not surely
-        and any(_MAYBE_SECRET.search(rest) and not _HARMLESS.search(rest) for rest in rests)
-    )
+    may_be = partial(_may_be_secret, is_option=name.startswith("-"))
+    return _SECRET.search(rests[0]) is not None or (not surely and any(map(may_be, rests)))
+
+
+def _may_be_secret(rest: str, *, is_option: bool) -> bool:
+    found = _MAYBE_SECRET.search(rest) or (is_option and _ABBREVIATED.search(rest))
+    return bool(found) and not _HARMLESS.search(rest)
 
 
 def _is_plain(name: str, value: str) -> bool:

@@ -25,7 +25,7 @@ from instrument.triggers.trigger import Request
 
 Answer = tuple[int, dict[str, Any] | bytes]  # the status, and JSON or a page
 
-_MOST_STEPS, _MOST_S, _MOST_MEMORY = 10_000, 60, 1_000_000_000
+_MOST_STEPS, _LEAST_S, _MOST_S, _MOST_MEMORY = 10_000, 0.001, 60, 1_000_000_000
 _MOST_BYTES, _KNOWN_WINDOWS = 1_000, 100  # older ids are forgotten
 _OF_PROXIES = (b"forwarded", b"via", b"x-real-ip", b"x-forwarded-")
 _WHY = {"failed": {"error": "See the log; or the run ended, or `instrument trigger` came first."}}
@@ -34,7 +34,7 @@ _HEADERS = [(b"cache-control", b"no-store"), (b"www-authenticate", b"Bearer")]
 
 class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
     steps: Annotated[int, msgspec.Meta(ge=1, le=_MOST_STEPS)] | None = None
-    seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    seconds: Annotated[float, msgspec.Meta(ge=_LEAST_S)] | None = None
 
 
 def profiler_app(session: Session, *, token: str | None = None) -> Callable[..., Awaitable[None]]:
@@ -64,6 +64,8 @@ def profiler_app(session: Session, *, token: str | None = None) -> Callable[...,
     windows = _Windows(session, triggers)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket":  # otherwise the server answers 500 and logs it
+            await send({"type": "websocket.close"})
         if scope["type"] != "http":
             return
         status, content = _refused(scope, token) or await _answer(windows, scope, receive)
@@ -129,7 +131,7 @@ class _Windows:
             wanted = msgspec.json.decode(body if len(body) <= _MOST_BYTES else b"", type=_Wanted)
         steps, seconds = wanted.steps, wanted.seconds
         if (steps is None) == (seconds is None) or (seconds or 0) > most_s:
-            sizes = f"a number of steps from 1 to {_MOST_STEPS}, or of seconds up to {most_s:g}"
+            sizes = f"1 to {_MOST_STEPS} steps, or {_LEAST_S:g} to {most_s:g} seconds"
             return 400, {"error": f'Send {{"steps": 20}} or {{"seconds": 5}}: {sizes}.'}
         with self._lock:
             newest = next(reversed(self._known), "")

@@ -151,7 +151,8 @@ class Metrics:
             logger.warning(text, self._rank.rank, port, host, reason_of(error))
         else:
             self._server = server
-            logger.info("Metrics for Prometheus: http://{}:{}", host, server.server_address[1])
+            shown = f"[{host}]" if ":" in host else host
+            logger.info("Metrics for Prometheus: http://{}:{}", shown, server.server_address[1])
 
     def collect(self) -> Iterator[Any]:
         """Yield all metrics; Prometheus's client calls this for each request, on another thread."""

@@ -162,7 +162,7 @@ def test_another_limit_of_the_session_cuts_a_window_of_steps(tmp_path: Path, log
     with on_demand(tmp_path, max_window_s=1e-9) as session:
         app = profiler_app(session)
         status, answer = ask(app, "POST", "/windows", {"seconds": 1})
-        assert (status, "of seconds up to 1e-09" in answer["error"]) == (400, True)
+        assert (status, "to 1e-09 seconds" in answer["error"]) == (400, True)
         window = post(app, steps=9)
         for _ in range(3):
             session.step()
@@ -312,6 +312,7 @@ def test_ranks_that_record_together_are_left_to_the_command(
         b'{"steps": 1, "path": "/"}',
         b'{"seconds": 0}',
         b'{"seconds": 61}',
+        b'{"seconds": 1e-320}',
         b'{"seconds": NaN}',
         b'{"seconds": -1}',
         b'{"steps": \xff}',
@@ -324,8 +325,7 @@ def test_a_wrong_body_is_refused_in_one_sentence(session: Session, body: bytes) 
     status, answer = ask(profiler_app(session), "POST", "/windows", body)
     assert status == 400
     assert answer["error"] == (
-        'Send {"steps": 20} or {"seconds": 5}: a number of steps from 1 to 10000, or of seconds '
-        "up to 60."
+        'Send {"steps": 20} or {"seconds": 5}: 1 to 10000 steps, or 0.001 to 60 seconds.'
     )
 
 
@@ -369,9 +369,16 @@ def test_the_place_of_the_mounted_app_is_no_part_of_its_paths(session: Session, 
     assert ask(app, "POST", path, {"steps": 1}, root_path="/profiler")[0] == 202
 
 
-def test_scopes_of_other_types_are_left_alone(session: Session) -> None:
+def test_a_lifespan_is_left_alone_and_a_websocket_is_closed(session: Session) -> None:
+    """A handshake that nobody answers is an error in the server's log."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
     for kind in ("lifespan", "websocket"):
-        asyncio.run(profiler_app(session)({"type": kind}, None, None))
+        asyncio.run(profiler_app(session)({"type": kind}, None, send))
+    assert sent == [{"type": "websocket.close"}]
 
 
 @pytest.mark.parametrize(
