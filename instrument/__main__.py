@@ -2,7 +2,9 @@
 
 import sys
 
-from instrument.cli.command import main
-
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        sys.path[0] = sys.prefix  # not the current folder, which may hold a file loguru.py
+    from instrument.cli.command import main
+
     sys.exit(main())

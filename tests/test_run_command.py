@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import os
+import py_compile
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -720,6 +722,35 @@ def test_the_scripts_own_excepthook_may_fail(tmp_path: Path, ends: str, status: 
     assert "The report page is " in done.stderr
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_scripts_own_excepthook_is_called_once_as_without_the_command(
+    tmp_path: Path, compiled: bool
+) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(
+        dedent(
+            """
+            import sys
+            def hook(kind, error, trace):
+                print(kind, sys.last_value is error, sys.last_traceback is trace, sys.exc_info())
+                raise ValueError("in the hook")
+            sys.excepthook = hook
+            print(__file__, __cached__, type(__loader__).__name__)
+            1 / 0
+            """
+        )
+    )
+    if compiled:
+        script = Path(py_compile.compile(str(script), str(tmp_path / "fails.pyc")) or "")
+    command = ["-m", "instrument", "run", script]
+    plain, ours = (
+        subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
+        for words in ([script], command)
+    )
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
+    assert ours.stderr.splitlines()[:-1] == plain.stderr.splitlines()
+
+
 def test_threads_of_the_script_end_before_the_recording(tmp_path: Path) -> None:
     """But not the idle threads of an executor, which wait for Python's end."""
     code = """
@@ -841,6 +872,79 @@ def test_a_new_interpreter(tmp_path: Path, named: list[str]) -> None:
         done.stderr.splitlines()[-1]
         == f"The report page is {tmp_path}/profile/steps_000003-000007_rank0/report.html."
     )
+
+
+# Modules that we or packages of ours import too, before the script, while it runs, or at its end.
+DOUBLES = (
+    "attr",
+    "hydra",
+    "instrument",
+    "jinja2",
+    "loguru",
+    "msgspec",
+    "packaging",
+    "pydantic",
+    "statistics",
+    "yaml",
+)
+NAMESAKES = """
+import attr, hydra, loguru, packaging.version, statistics, sys, yaml
+print(attr.ITS, hydra.ITS, loguru.ITS, packaging.version.ITS, statistics.ITS, yaml.ITS)
+import torch
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(12):
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+import instrument.tools
+print(instrument.tools.ITS, sorted(name for name in sys.modules if name in ("jinja2", "msgspec")))
+print(yaml.ITS, sys.modules["yaml"].ITS, sys.path[0], "pydantic" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train.py"],
+        *(
+            pytest.param(words, marks=pytest.mark.nightly)
+            for words in (["-m", "train"], ["folder"], ["program.pyz"])
+        ),
+    ],
+    ids=" ".join,
+)
+def test_the_scripts_own_modules_win_but_are_not_ours(tmp_path: Path, words: list[str]) -> None:
+    """Each runs as often as with `python`, and none in the exporter."""
+    folder = tmp_path / "folder" if words == ["folder"] else tmp_path
+    folder.mkdir(exist_ok=True)
+    its = "ITS = __name__\nopen('ran.txt', 'a').write(__name__ + '\\n')\n"
+    for name in DOUBLES:
+        if name in ("instrument", "packaging"):
+            (folder / name).mkdir()
+            for module in ("__init__", "tools", "version"):
+                (folder / name / f"{module}.py").write_text(its)
+        else:
+            (folder / f"{name}.py").write_text(its)
+    (folder / "sitecustomize.py").write_text(its)
+    (folder / "train.py").write_text(NAMESAKES)
+    (folder / "__main__.py").write_text(NAMESAKES)
+    if words == ["program.pyz"]:
+        shutil.make_archive(str(tmp_path / "program"), "zip", folder)
+        (tmp_path / "program.zip").rename(tmp_path / "program.pyz")
+        for each in folder.glob("*.py"):
+            each.unlink()
+
+    def done(*command: str | Path) -> tuple[int, str, list[str], str]:
+        its = subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, text=True)
+        ran = (tmp_path / "ran.txt").read_text().splitlines()
+        (tmp_path / "ran.txt").unlink()
+        return its.returncode, its.stdout, ran, its.stderr
+
+    python = Path(sys.executable)
+    plain, ours = done(python), done(python.with_name("instrument"), "run")
+    assert plain[0] == 0, plain[3]
+    assert ours[:3] == plain[:3]
+    assert "The report page is" in ours[3], ours[3]
 
 
 DDP = """

@@ -178,8 +178,9 @@ class Exporter(Script):
         if stderr is None:
             handles[2] = 2
         own = "setsid()" if start_new_session else f"setpgid(0, {os.getpgrp()})"
-        code = f"import os; os.{own}; {command[2]}"
-        self._start(["-c", code, *command[3:]], Path.cwd(), env, handles)
+        given = command[command.index("-c") + 1 :]
+        code = f"import os; os.{own}; {given[0]}"
+        self._start(["-c", code, *given[1:]], Path.cwd(), env, handles)
         for end in (reading, writing):
             os.close(end)
         self.stdin = os.fdopen(to_it, "w", encoding="utf-8")

@@ -211,15 +211,19 @@ def memory_categories_file(device: str, *, raw: bool = False) -> str:
 
 
 def python_running(module: str, *arguments: str) -> list[str]:
-    """The command that runs `main()` of a module in a new interpreter.
+    """The command that runs `main()` of a module of this package in a new interpreter.
 
-    Unlike `python -m`, this command imports nothing from the current folder, which may hold
-    downloaded files.
+    The new interpreter has the places of `sys.path` after its own. So it finds this package and its
+    dependencies where they are installed, although the script's folder may hold files of the same
+    names. Run it without PYTHONPATH.
     """
+    package = str(Path(__file__).parents[2])
+    places = [str(place) or os.curdir for place in sys.path]
     code = (
-        f"import sys; sys.path[:1] = filter(None, sys.path[:1]); from {module} import main; main()"
+        f"import sys; sys.path.insert(0, {package!r}); import instrument; del sys.path[0]; "
+        f"sys.path += {places!r}; from {module} import main; main()"
     )
-    return [sys.executable, "-c", code, *arguments]
+    return [sys.executable, "-P", "-c", code, *arguments]
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from instrument.base.errors import ConfigError, reason_of
+from instrument.base.own_modules import doubles, own_modules
 from instrument.base.prose import wrapped
 from instrument.base.rank_info import lowest_rank, rank_info
 from instrument.cli.output import say
@@ -143,11 +144,12 @@ def _record(act: Callable[[], T], asked: Asked, spawned: int | None = None) -> T
 
     def begin() -> None:
         try:
-            from instrument.record.unedited import Watch
+            with own_modules():
+                from instrument.record.unedited import Watch
 
             watches.append(watch := Watch(config, kind))
             watch.begin()
-            if spawned is None:
+            if spawned is None and not doubles():  # a new interpreter would import the script's
                 _follow_spawned(watch, asked)
         except Exception as wrong:  # an error of ours must not end the script
             say(f"instrument: nothing is recorded: {reason_of(wrong)}.")
@@ -161,7 +163,12 @@ def _record(act: Callable[[], T], asked: Asked, spawned: int | None = None) -> T
         raise
     finally:
         if os.getpid() == process:  # else a child that the script has forked
-            _end(watches, error, speaks, kind or "optimizer")
+            try:
+                _join_threads(watches)
+                with own_modules():
+                    _end(watches, error, speaks, kind or "optimizer")
+            except KeyboardInterrupt:
+                say("instrument: interrupted")
 
 
 def _say_wrapped(text: str) -> None:
@@ -195,7 +202,6 @@ def _run_spawned(asked: Asked, function: Callable[..., Any], index: int, *args: 
 def _end(watches: list[Watch], error: BaseException | None, speaks: bool, kind: StepKind) -> None:
     """Stop recording, and say what slows the script; `error` has ended it, unless None."""
     try:
-        _join_threads(watches)
         for watch in watches:
             watch.end(None if isinstance(error, SystemExit) else error)
         if not speaks:
@@ -209,8 +215,6 @@ def _end(watches: list[Watch], error: BaseException | None, speaks: bool, kind: 
             )
         elif captures := watches[0].wait(_LONGEST_WAIT_S, others=error is None):
             say(*_verdict(captures, watches[0].times))  # else the log says why there is none
-    except KeyboardInterrupt:
-        say("instrument: interrupted")
     except Exception as wrong:
         say(f"instrument: the verdict is not known: {reason_of(wrong)}.")
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import builtins
+import pkgutil
 import runpy
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, cast
 
 from instrument.base.errors import ConfigError
+from instrument.base.own_modules import put_first
 
 
 def when_torch_is_loaded(act: Callable[[], object]) -> None:
@@ -70,38 +73,79 @@ def prepared(words: Sequence[str]) -> Callable[[], None]:
     words = [*words[as_module:]]
     if not words:
         raise ConfigError("instrument run needs a script, or -m and a module, to run.")
-    file = Path(words[0])
-    if not as_module and not file.is_file():
+    if not as_module and not Path(words[0]).exists():
         raise ConfigError(f"There is no script {words[0]}: give a file, or -m and a module.")
-    return lambda: _run(file, words, as_module)
+    return lambda: _run(words, as_module)
 
 
-def _run(file: Path, words: list[str], as_module: bool) -> None:
+def _run(words: list[str], as_module: bool) -> None:
     main: Any = ModuleType("__main__")
     sys.modules["__main__"], main.__builtins__ = main, builtins
-    if not sys.flags.safe_path:
-        sys.path[0] = str(Path.cwd() if as_module else file.resolve().parent)
+    file, is_file = Path(words[0]).absolute(), pkgutil.get_importer(words[0]) is None
+    # a folder or a zip file is itself the place of its modules
+    place = Path.cwd() if as_module else file.resolve().parent if is_file else file
+    if not sys.flags.safe_path or place == file:
+        sys.path[0] = str(place)
+        put_first(sys.path[0])
     sys.argv[:] = words
     try:
-        if as_module:
-            find: Any = runpy._get_module_details  # type: ignore[attr-defined]
-            _, spec, code = find(words[0], SystemExit)
-            main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
-            main.__file__ = sys.argv[0] = str(spec.origin)
+        if as_module or not is_file:
+            code = _code_of_module(words[0] if as_module else None, main)
         else:
-            main.__file__ = name = str(file.absolute())
-            main.__loader__ = loader = SourceFileLoader("__main__", name)
-            main.__cached__ = None
-            code = loader.source_to_code(loader.get_data(name), name)
+            code = _code_of_file(str(file), main)
         exec(code, vars(main))
     except SystemExit:
         raise
     except BaseException as error:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_globals is not vars(main):
-            trace = trace.tb_next  # the frames before the script's own
-        if trace is not None or isinstance(error, SyntaxError):
-            error.__traceback__ = trace
-        sys.excepthook(type(error), error, error.__traceback__)
-        sys.excepthook = lambda *_: None  # Python would call it again
+        raised = error
+    else:
+        return
+    trace = raised.__traceback__
+    while trace is not None and trace.tb_frame.f_globals is not vars(main):
+        trace = trace.tb_next  # the frames before the script's own
+    if trace is not None or isinstance(raised, SyntaxError):
+        raised.__traceback__ = trace
+    _print(raised)
+    raise raised
+
+
+def _code_of_module(name: str | None, main: Any) -> CodeType:
+    """The code of a module, or of the module `__main__` in the first place of `sys.path`."""
+    run: Any = runpy
+    found = run._get_main_module_details(SystemExit) if name is None else None
+    _, spec, code = found or run._get_module_details(name, SystemExit)
+    main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
+    main.__file__ = str(spec.origin)
+    if name is not None:
+        sys.argv[0] = main.__file__
+    return cast(CodeType, code)
+
+
+def _code_of_file(name: str, main: Any) -> CodeType:
+    loader = SourceFileLoader("__main__", name)
+    main.__file__, main.__loader__, main.__cached__ = name, loader, None
+    content = loader.get_data(name)
+    compiled = pkgutil.read_code(BytesIO(content))
+    if compiled is not None:
+        main.__loader__ = SourcelessFileLoader("__main__", name)
+    return cast(CodeType, compiled or loader.source_to_code(content, name))
+
+
+def _print(raised: BaseException) -> None:
+    """Call `sys.excepthook` as Python does at its end, which then does not call it again."""
+    sys.last_type, sys.last_value = type(raised), raised
+    sys.last_traceback = raised.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = raised
+    try:
+        sys.excepthook(type(raised), raised, raised.__traceback__)
+    except SystemExit:
         raise
+    except BaseException as failed:
+        failed.__traceback__ = failed.__traceback__ and failed.__traceback__.tb_next
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(failed), failed, failed.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(raised), raised, raised.__traceback__)
+    finally:
+        sys.excepthook = lambda *_: None

@@ -5,9 +5,9 @@ standard input: the job (see `instrument.finish.job`), then a line for each new 
 line, the exporter finishes the queued folders of its run and rank in FOLDER. After `end`, or at the
 end of the input, it closes the sinks, waits for uploads, and ends.
 
-Its standard output has one JSON object per line: a log message (`text`, `level`, `is_block`; see
-`Logger.block`), or a window that the exporter has done with (`done`, the queued folder, and
-`place`, the capture; null if it failed).
+After the line `BEGIN_ANSWERS`, its standard output has one JSON object per line: a log message
+(`text`, `level`, `is_block`; see `Logger.block`), or a window that the exporter has done with
+(`done`, the queued folder, and `place`, the capture; null if it failed).
 
 It ignores Ctrl-C and SIGTERM, which launchers often send to all processes, and outlives the trainer
 until its queue is empty. A timer kills it if a capture, or closing the sinks, takes longer than the
@@ -32,7 +32,7 @@ from instrument.base.errors import reason_of
 from instrument.base.file_lock import remove_if_free
 from instrument.base.log import logger
 from instrument.finish import queue
-from instrument.finish.job import Job, from_line
+from instrument.finish.job import BEGIN_ANSWERS, Job, from_line
 from instrument.finish.sink_calls import build_sinks, call_sinks, traceback_of
 from instrument.finish.upload import Uploads, has_arrived
 from instrument.finish.window import finish
@@ -47,6 +47,9 @@ def main() -> None:
     # never closed: threads of sinks may log until the process ends
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", closefd=False)
     os.dup2(2, 1)  # prints of sinks go to stderr
+    with suppress(OSError):  # the trainer may have ended
+        answers.write(f"\n{BEGIN_ANSWERS}\n")
+        answers.flush()
     os.nice(_NICENESS)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -11,6 +11,9 @@ from typing import Any
 
 import msgspec
 
+#: The line before the exporter's answers. What Python's start prints, or a package, comes before.
+BEGIN_ANSWERS = "instrument exporter: answers"
+
 
 class Job(msgspec.Struct, kw_only=True):
     """The job of the exporter of one rank of a run.

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,7 +22,7 @@ from instrument.base.rank_info import lowest_rank
 from instrument.base.signals import interruptibly, uninterrupted
 from instrument.config.schema import ProfilerConfig
 from instrument.finish import queue, retention, waiting
-from instrument.finish.job import Job, to_line
+from instrument.finish.job import BEGIN_ANSWERS, Job, to_line
 from instrument.finish.sink_calls import call_sinks, is_sink, run_sink
 from instrument.finish.upload import Uploads, has_arrived
 from instrument.record.distributed import recording_ranks
@@ -282,10 +281,7 @@ class Finisher:
             stderr=None if os.get_inheritable(2) else subprocess.DEVNULL,
             text=True,
             encoding="utf-8",
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(str(path) or os.curdir for path in sys.path),
-            },
+            env={name: each for name, each in os.environ.items() if name != "PYTHONPATH"},
             start_new_session=True,  # against Ctrl-C in the trainer's terminal
             # the run counts as alive until the exporter ends
             pass_fds=() if handle is None else (handle,),
@@ -307,7 +303,11 @@ class Finisher:
         # `with process` closes the pipes and waits at the end; if the exporter has left lines
         # unread, closing raises BrokenPipeError
         with suppress(BrokenPipeError), process:
-            for line in process.stdout or ():
+            lines = iter(process.stdout or ())
+            for line in lines:  # what `sitecustomize` prints comes first
+                if line.rstrip() == BEGIN_ANSWERS:
+                    break
+            for line in lines:
                 self._hear(line)
         with self._changing:
             self._process = None

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from instrument.annotate import backends
 from instrument.base.errors import reason_of, reraise_signal, to_trace
 from instrument.base.log import logger
+from instrument.base.own_modules import own_modules
 from instrument.base.signals import Interrupts, Preemption, uninterrupted
 from instrument.config import schedule
 from instrument.config.schedule import NEVER, Window, next_window, requested_window
@@ -481,7 +482,7 @@ class StepLoop:
         Call this in a block of `uninterrupted`, so that no signal interrupts `act`. What a debugger
         raises goes through, after the window is dropped.
         """
-        with self.lock:
+        with self.lock, own_modules():
             window = self.window
             try:
                 return act(*args)
@@ -512,7 +513,8 @@ class StepLoop:
     def _finish_here(self) -> None:
         """Finish the saved windows that no exporter finishes."""
         if self.run is not None and self.run.finisher.to_finish:
-            self._logging_errors(self.run.finisher.finish_here)
+            with own_modules():
+                self._logging_errors(self.run.finisher.finish_here)
 
     def _report(self, sentence: str, error: Exception) -> None:
         if sentence not in self._logged:

@@ -35,6 +35,7 @@ from instrument.annotate.modules import alive
 from instrument.base.errors import ConfigError, reason_of, reraise_signal
 from instrument.base.file_lock import is_held
 from instrument.base.log import logger
+from instrument.base.own_modules import own_modules
 from instrument.config.schema import ProfilerConfig
 from instrument.record import one_profiler
 from instrument.record.long_steps import no_times
@@ -210,7 +211,8 @@ class Watch:
                 if self._tries_left and self._in_the_way:
                     self._try_again(self.session.loop)
             elif ends and self._decides(kind):
-                self._begin_steps(kind)
+                with own_modules():
+                    self._begin_steps(kind)
         except Exception as error:
             reraise_signal(error)
             self._give_up(reason_of(error))
