@@ -457,7 +457,7 @@ class StepLoop:
     def plan_window(self) -> None:
         """Plan a window from the next step on, in place of one that could not be recorded."""
         counter, begin = self.train, self.train.step_number + 1
-        counter.planned = requested_window(self.config, begin, None, None, None)
+        counter.window = requested_window(self.config, begin, None, None, None)
         counter.next_event_step = begin
 
     def warn_once(self, sentence: str) -> None:

@@ -260,7 +260,7 @@ class Watch:
 
     def _try_again(self, loop: StepLoop) -> None:
         """Plan another window, once the script's own profiler, which prevented one, has stopped."""
-        over = loop.run is not None and loop.window is None and loop.train.planned is None
+        over = loop.run is not None and loop.window is None and loop.train.window is None
         if loop.run is None or not over or one_profiler.program_records(or_warms_up=True):
             return
         self._in_the_way = False
