@@ -16,10 +16,11 @@ from instrument.analysis.collectives import exposed_on_cpu
 from instrument.analysis.places import range_codes
 from instrument.analysis.ranges import NO_LAUNCH, NO_RANGE
 from instrument.analysis.steps import gaps, is_loading
-from instrument.analysis.views import Views
+from instrument.analysis.views import TRAIN, Views
 from instrument.links.groupby import distinct, groupby, intern
 from instrument.links.links import Links
 from instrument.links.step_index import CountedSteps
+from instrument.trace.capture_json import Loader
 from instrument.trace.events import ANNOTATION, Flags, Ints, is_runtime, is_step, is_wait
 
 #: The kinds of time in a step, the first that applies at a moment first.
@@ -176,6 +177,14 @@ def waits_for_data(capture: Views) -> Ints:
         chosen &= np.isin(events.thread, events.thread[steps])
     is_wait = chosen[tree.index]
     return np.sort(tree.index[tree.outermost(is_wait)])
+
+
+def loader_settings(capture: Views) -> Loader | None:
+    """The settings of the only loader of the window; None if unknown."""
+    environment = capture.about.environment
+    loaders = (environment.loaders if environment else None) or []
+    own = [loader for loader in loaders if (loader.phase or TRAIN) == capture.phase]
+    return own[0] if len(own) == 1 else None
 
 
 def plain_path(path: str) -> str:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from instrument.analysis.coverage_rows import STEPS
-from instrument.analysis.step_parts import waits_for_data
+from instrument.analysis.step_parts import loader_settings, waits_for_data
 from instrument.analysis.steps import is_loading
 from instrument.analysis.views import Views
 from instrument.base.units import duration, percent
@@ -76,7 +76,7 @@ def find(capture: Views) -> Iterator[Problem]:
     share = steps.share(waited_ns)
     if not len(waits) or share < CHECK.least_share:
         return
-    loader, kind = _loader(capture), _kind(capture)
+    loader, kind = loader_settings(capture), _kind(capture)
     loads_ns = int(steps.within(events.start_ns[waits], events.end_ns[waits]).sum())
     workers = _workers(capture, loads_ns, waited_ns, kind, loader)
     is_short = kind != "workers" and loads_ns < _SHORT_BATCH_NS * len(waits)
@@ -123,15 +123,6 @@ def _kind(capture: Views) -> _Kind:
         return "iterator"
     iterators = [loader_iterator(name) or "" for name in names]
     return "process" if all(name.startswith(_SINGLE) for name in iterators) else "workers"
-
-
-def _loader(capture: Views) -> Loader | None:
-    """The settings of the only loader of the window; None if unknown."""
-    environment = capture.about.environment
-    loaders = (environment.loaders if environment else None) or []
-    phase = capture.about.window.phase or "train"
-    own = [loader for loader in loaders if (loader.phase or "train") == phase]
-    return own[0] if len(own) == 1 else None
 
 
 def _workers(

@@ -19,8 +19,10 @@ from instrument.links.intervals import merged, within
 from instrument.links.links import Links
 from instrument.links.synchronisation import DEVICE as DEVICE_WAIT
 from instrument.links.synchronisation import STREAM_WAIT
+from instrument.trace.capture_json import Loader
 from instrument.trace.events import Codes, Events, Flags, Ints, loader_iterator
 from instrument.whatif.cpu_time import CpuTime, axis_of, joined
+from instrument.whatif.loader_queue import LoaderQueue, loader_queue
 from instrument.whatif.model import (
     CPU,
     CROSS,
@@ -53,9 +55,6 @@ _WAKES_NS, _WAKES_SHARE = 200_000, 0.1
 # fraction of the time without events.
 _WORKS_SHARE = 0.8
 _SHORTEST_SILENCE_NS = 50_000
-# The program waited for a batch if the loader's call took longer than this time plus twice the
-# shortest such call.
-_READY_NS = 200_000
 # A free stream starts its work 5 to 50 µs after the launch. A longer delay has another cause.
 _LONGEST_DELAY_NS = 1_000_000
 # The largest number of pairs of a synchronisation and a stream, for each event of the trace.
@@ -83,6 +82,8 @@ class _Builder:
         self.arcs: list[tuple[Ints, ...]] = []
         self.typical: list[Ints] = []
         self.waits: list[tuple[Ints, Ints, Ints]] = []
+        # For each loader with workers: its calls, the moments at their ends, and its queue.
+        self.loaders: list[tuple[Ints, Ints, LoaderQueue]] = []
 
     def add(
         self, phase: int | Ints, thread: Ints | Codes, time_ns: Ints, call: Ints | None = None
@@ -122,7 +123,9 @@ class _Builder:
         self.waits.append((thread.astype(np.int64), start_ns, end_ns))
 
 
-def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
+def build_model(
+    links: Links, work: Work, meets: Ints | None = None, loader: Loader | None = None
+) -> Model:
     """Build the model of a capture.
 
     Args:
@@ -130,6 +133,7 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
         work: the device work of the trace.
         meets: the collectives in which other ranks of the window take part, as rows of `work`. Each
             gets a moment at its start.
+        loader: the settings of the data loader, if they are known.
 
     Cost: a few hundred array operations on launches, waits, device events and the call tree.
 
@@ -149,7 +153,7 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
     launches = made.add(_BEGINS, thread_of[calls], events.start_ns[calls], calls)
     launch_of = np.full(len(work.event), -1)
     launch_of[called] = launches[of_call.of]
-    _loader_waits(made)
+    _loader_waits(made, loader)
     queued = _queue_moments(made, thread_of)
     blocked = _wait_moments(made, thread_of)
     ends = made.add(_LEAVES, step_end[0], step_end[1])
@@ -162,6 +166,7 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
         is_needed[meets] = True
     needed = np.flatnonzero(is_needed)
     start_of[needed] = cpu_count + len(end_of) + np.arange(len(needed))
+    ready = _ready_arcs(made, cpu_count + len(end_of) + len(needed))
     _device_arcs(made, launch_of, end_of, start_of)
     for kind, waits, awaited in ((QUEUE, queued, start_of), (WAIT, blocked, end_of)):
         made.connect(
@@ -173,9 +178,15 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
             typical_ns=waits.usual_ns,
         )
     moments = Moments(
-        time_ns=np.concatenate([*made.times, work.end_ns, work.start_ns[needed]]) - made.begin_ns,
+        time_ns=np.concatenate([*made.times, work.end_ns, work.start_ns[needed], ready])
+        - made.begin_ns,
         phase=np.concatenate(
-            [*made.phases, np.full(len(end_of), _ENDS), np.full(len(needed), _STARTS)]
+            [
+                *made.phases,
+                np.full(len(end_of), _ENDS),
+                np.full(len(needed), _STARTS),
+                np.full(len(ready), _ENDS),
+            ]
         ),
         thread=np.concatenate(made.threads),
         call=np.concatenate(made.calls),
@@ -359,21 +370,42 @@ def _hand_overs(made: _Builder) -> None:
 # ---- waits for the data loader
 
 
-def _loader_waits(made: _Builder) -> None:
-    """Add arcs so that data batches from worker processes arrive at the recorded times."""
+def _loader_waits(made: _Builder, loader: Loader | None) -> None:
+    """Add moments at which the program takes batches; `_ready_arcs` adds their arcs."""
     events = made.events
+    workers, prefetch = (loader.workers, loader.prefetch_factor) if loader else (None, None)
     loads = is_loading(events) & events.finished
     _next_batches(made, np.flatnonzero(loads & loads_here(events)))
     of_workers = events.named(lambda name: _WORKERS in (loader_iterator(name) or ""))
     calls = np.flatnonzero(loads & of_workers)
     for same in _by_name(events, calls):
-        duration = events.duration_ns[same]
-        own = int(duration.min())
-        waited = same[duration > 2 * own + _READY_NS]
-        thread, end = events.thread[waited], events.end_ns[waited]
-        moments = made.add(_RETURNS, thread, end, waited)
-        made.connect(LOADER, moments, -1, end - made.begin_ns, event=waited)
-        made.wait(thread, events.start_ns[waited] + own, end)
+        same = same[np.argsort(events.end_ns[same], kind="stable")]
+        start, end, thread = events.start_ns[same], events.end_ns[same], events.thread[same]
+        queue = loader_queue(made.begin_ns, start, end, workers, prefetch)
+        if queue is not None:
+            late = queue.is_awaited
+            made.loaders.append((same, made.add(_RETURNS, thread, end, same), queue))
+            made.wait(thread[late], (start + queue.own_ns)[late], end[late])
+
+
+def _ready_arcs(made: _Builder, first: int) -> Ints:
+    """Add the arcs of the batches from workers; see `LoaderQueue`.
+
+    Returns the times at which the batches are ready: the moments from `first` on.
+    """
+    times = [np.zeros(0, np.int64)]
+    for calls, taken, queue in made.loaders:
+        ready = first + np.arange(len(calls))
+        begun = ready[: queue.workers]
+        made.connect(LOADER, begun, -1, queue.ready_ns[: queue.workers] - made.begin_ns)
+        is_free = (ready < first + queue.workers) & ~queue.is_awaited
+        free = np.where(is_free, taken, ready)
+        for ahead, before in ((queue.workers, free), (queue.ahead, taken)):
+            made.connect(LOADER, ready[ahead:], before[:-ahead], queue.load_ns[ahead:])
+        made.connect(LOADER, taken, ready, event=calls)
+        times.append(queue.ready_ns)
+        first += len(calls)
+    return np.concatenate(times)
 
 
 def loads_here(events: Events) -> Flags:

@@ -15,7 +15,7 @@ from instrument.links.cuda_graphs import is_graph_launch
 from instrument.links.intervals import concatenated, interval_at
 from instrument.trace.events import Flags, Ints
 from instrument.whatif.cpu_time import joined
-from instrument.whatif.model import LAUNCH, LOADER, STREAM, WAIT, Costs, Model
+from instrument.whatif.model import LAUNCH, STREAM, WAIT, Costs, Model
 from instrument.whatif.program import NEVER
 from instrument.whatif.selection import Selection
 
@@ -51,7 +51,7 @@ def remove(model: Model, costs: Costs, chosen: Selection) -> Costs:
     of_rows = np.append(chosen.rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))
     fixed_ns[of_rows & (fixed_ns != NEVER)] = 0
     waits = (arcs.kind == WAIT) & np.append(chosen.calls, False)[arcs.event]
-    batches = np.flatnonzero((arcs.kind == LOADER) & (arcs.source < 0))
+    batches = model.batches[1]
     events, event = model.links.events, arcs.event[batches]
     asked = model.axis.place(events.thread[event], events.start_ns[event])
     waits[batches] = interval_at(chosen.cpu, asked) >= 0
@@ -135,7 +135,7 @@ def workers(model: Model, costs: Costs, chosen: Selection, *, count: float) -> C
     workers.
     """
     fixed_ns = costs.fixed_ns.copy()
-    batches = np.flatnonzero((model.arcs.kind == LOADER) & (model.arcs.source >= 0))
+    batches = model.batches[0]
     lasts = model.links.events.duration_ns[model.arcs.event[batches]]
     fixed_ns[batches] = np.rint(lasts / count)
     return replace(costs, cpu=(*costs.cpu, (chosen.cpu, 0.0)), fixed_ns=fixed_ns)

@@ -43,14 +43,15 @@ class Moments:
     """The starts and ends of events that the simulation uses.
 
     A moment is an index into `time_ns` and `phase`. First come the moments on CPU threads, then the
-    ends of device events, then the starts of device events. `thread` and `call` have entries only
-    for the moments on CPU threads.
+    ends of device events, then the starts of device events, then the moments at which batches from
+    worker processes are ready. `thread` and `call` have entries only for those on CPU threads.
 
     Attributes:
         time_ns: the recorded time of each moment, from the start of the trace.
         phase: orders moments at the same time: 0 is a start of a device event, 1 an end of a device
-            event, 2 an end of a wait on the CPU, 3 a start on the CPU, and 4 another end on the
-            CPU. Device moments of the same time are first ordered by the starts of their events.
+            event or a batch that is ready, 2 an end of a wait on the CPU, 3 a start on the CPU, and
+            4 another end on the CPU. Device moments of the same time are first ordered by the
+            starts of their events.
         thread: the thread of each CPU moment.
         call: the event of each CPU moment; -1 if there is none.
         end_of: for each device row, the moment at its end.
@@ -292,6 +293,14 @@ class Model:
         rows = rows[np.argsort(self.step_of[rows], kind="stable")]
         step, first = np.unique(self.step_of[rows], return_index=True)
         return self.moments.end_of[rows], step, first
+
+    @cached_property
+    def batches(self) -> tuple[Ints, Ints]:
+        """The arcs to the ends of loader calls: from the call before, and from worker processes."""
+        cpu, arcs = len(self.moments.thread), self.arcs
+        takes = np.flatnonzero((arcs.kind == LOADER) & (arcs.target < cpu))
+        of_workers = arcs.source[takes] >= cpu
+        return takes[~of_workers], takes[of_workers]
 
     @cached_property
     def span_ns(self) -> int:

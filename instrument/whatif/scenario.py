@@ -14,6 +14,7 @@ from instrument.analysis import coverage_rows
 from instrument.analysis.breakdown import COMMUNICATION
 from instrument.analysis.collectives import DEVICE, SYNCHRONISING
 from instrument.analysis.coverage import ENOUGH, line, part
+from instrument.analysis.step_parts import loader_settings
 from instrument.analysis.views import Views
 from instrument.base.errors import CaptureError, ConfigError, InstrumentError
 from instrument.base.printable import printable
@@ -158,9 +159,9 @@ class Scenario:
             )
         if self.window.waits_for_workers(self.variants[0].costs):
             found.append(
-                "Steps wait for batches from worker processes of a data loader: these batches "
-                "arrive at the recorded times here. If the workers sometimes have nothing to do, "
-                "faster steps get their batches sooner, and a change saves more."
+                "Steps wait for batches from worker processes of a data loader: here, a worker "
+                "needs as long for a batch as in the recording, and begins it when the program "
+                "takes an earlier one."
             )
         if len(models) == 1 and (models[0].work.kind == COMMUNICATION).any():
             found.append(
@@ -542,7 +543,7 @@ def _communication_rows(capture: Views, start_ns: Ints, end_ns: Ints) -> Ints:
 
 
 def _model(capture: Views, meets: Ints | None = None) -> Model:
-    found = build_model(capture.links, capture.work, meets)
+    found = build_model(capture.links, capture.work, meets, loader_settings(capture))
     if not len(found.moments.step_end):
         raise CaptureError(
             "The trace has no CPU events, so no step can be simulated: record with "

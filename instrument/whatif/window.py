@@ -19,7 +19,7 @@ from instrument.links.groupby import Groups, groupby
 from instrument.links.intervals import Intervals
 from instrument.trace.events import Flags, Ints
 from instrument.whatif.edits import others_stay
-from instrument.whatif.model import DEVICE, LOADER, Costs, Model
+from instrument.whatif.model import DEVICE, Costs, Model
 from instrument.whatif.program import NEVER, Floats, Program, in_order
 
 
@@ -91,19 +91,17 @@ class Window:
 
     def waits_for_workers(self, costs: Sequence[Costs]) -> bool:
         """Whether a step but the first waits for a batch from worker processes of a data loader."""
-        batches = [
-            np.flatnonzero((model.arcs.kind == LOADER) & (model.arcs.source < 0))
-            for model in self.models
-        ]
+        batches = [model.batches[1] for model in self.models]
         if not any(map(len, batches)):
             return False
         weights = self.weights(costs)
         times = self.program.run(weights)
         for model, own, arc, moment in zip(self.models, batches, self.first_arc, self.first_moment):
             moments, arrival = model.moments, times[model.arcs.target[own] + moment]
+            ready = times[model.arcs.source[own] + moment] + weights[own + arc]
             ends = moments.step_end
             begin = times[(ends[0] if len(ends) > 1 else moments.step_start[0]) + moment]
-            is_awaited = (arrival == weights[own + arc]) & (arrival > begin)
+            is_awaited = (arrival == ready) & (arrival > begin)
             if (is_awaited & (arrival <= times[ends[-1] + moment])).any():
                 return True
         return False

@@ -102,9 +102,12 @@ class Hand:
 
 @dataclass(frozen=True)
 class Batch:
-    """A call that waits until a batch of a worker process arrives."""
+    """A call that waits until a batch of a loader's only worker is ready.
 
-    arrives: int
+    The worker begins it when it has loaded the batch before, and the program has taken the one before that.
+    """
+
+    loads: int
     own: int = 20_000
 
 
@@ -148,7 +151,9 @@ class _Machine:
     now: int = 0
     events: list[Event] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
-    asked: list[int] = field(default_factory=list)
+    asked: list[tuple[int, int]] = field(default_factory=list)
+    ready: list[int] = field(default_factory=list)
+    taken: list[int] = field(default_factory=list)
     streams: dict[int, list[_Work]] = field(default_factory=dict)
     awaited: dict[int, list[_Work]] = field(default_factory=dict)
     heap: list[tuple[int, int, Iterator[int | None]]] = field(default_factory=list)
@@ -192,9 +197,14 @@ class _Machine:
                     self.callers[id(other)] = self.current
                     self.push(start, other)
                     yield None
-                case Batch(arrives, own):
-                    self.asked.append(start)
-                    yield max(start + own, arrives)
+                case Batch(loads, own):
+                    begun = max([*self.ready[-1:], *self.taken[:-1][-1:]], default=start)
+                    self.asked.append((start, begun))
+                    until = max(start + own, begun + loads)
+                    yield until
+                    # The first batch was ordered before the program began.
+                    self.ready.append(begun + loads if self.taken else until)
+                    self.taken.append(until)
                     self.emit(annotation, WORKERS, start, tid=tid)
                 case Launch():
                     yield from self.launch(each, tid)
@@ -279,13 +289,13 @@ class Run:
         steps: the duration of each step, from its start or the end of the step before it until CPU
             and device have done what the step does.
         step_of: for each launch of each thread, the step in which it was called; -1 for none.
-        asked: when the main thread asked for each batch.
+        asked: when the main thread asked for each batch, and when the worker began it.
     """
 
     events: list[Event]
     steps: list[int]
     step_of: dict[tuple[int, int], int]
-    asked: list[int]
+    asked: list[tuple[int, int]]
 
 
 def run(program: Program, recorded: Run | None = None) -> Run:
@@ -382,14 +392,14 @@ def without_copies(program: Program) -> Program:
     return _changed(program, change, lambda _: True)
 
 
-def arriving(program: Program, nth: int, at: int) -> Program:
-    """Let one of the batches of worker processes arrive at a time."""
+def loading(program: Program, nth: int, ns: int) -> Program:
+    """Let the worker process need a time for one of the batches."""
     count = -1
 
     def change(each: Node) -> Node:
         nonlocal count
         count += isinstance(each, Batch)
-        return Batch(at, each.own) if isinstance(each, Batch) and count == nth else each
+        return Batch(ns, each.own) if isinstance(each, Batch) and count == nth else each
 
     return _changed(program, change, lambda _: True)
 

@@ -19,8 +19,8 @@ from whatif.oracle import (
     StreamWait,
     Sync,
     Work,
-    arriving,
     copy,
+    loading,
     run,
     step,
 )
@@ -68,7 +68,7 @@ class Author:
             )
             threads[ALONE] = (Range("background", tuple(sorts)),)
         found = Program(threads, self.has.queue)
-        return with_arrivals(found, self.random) if self.has.workers else found
+        return with_workers(found, self.random) if self.has.workers else found
 
     def calibration(self) -> list[Node]:
         """What lets a reader of the trace see each constant of the machine: alone, queued, waited."""
@@ -181,11 +181,10 @@ class Author:
         return 16 * self.random.randint(1, 125 * us)
 
 
-def with_arrivals(program: Program, random: Random) -> Program:
-    """Let each batch but the first arrive long before or long after the main thread asks for it."""
+def with_workers(program: Program, random: Random) -> Program:
+    """Let each batch but the first be ready long after the main thread asks for it."""
     batches = [each for each in program if isinstance(each, Batch)]
     for nth in range(1, len(batches)):
-        asked = run(program).asked[nth]
-        late = random.random() < 0.7
-        program = arriving(program, nth, asked + 16 * random.randint(20_000, 50_000) if late else 0)
+        asked, begun = run(program).asked[nth]
+        program = loading(program, nth, asked - begun + 16 * random.randint(640_000, 900_000))
     return program
