@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from torch.utils.data import DataLoader, Dataset
 
 from instrument import Session
@@ -149,3 +150,53 @@ def added(session: Session) -> int:
     nodes = json.loads(text)["nodes"]
     assert len({node["id"] for node in nodes}) == len(nodes)
     return sum(node["name"] == "aten::add" for node in nodes)
+
+
+_ENDS = """
+import atexit, ctypes, os, sys, time, torch
+from instrument import Session
+
+def fork(end):
+    child = os.fork()
+    if child == 0:
+        atexit.register(print, "last")
+        atexit.register(print, "first")
+        ctypes.CDLL(None).printf(b"printed by C\\n")  # to a pipe, so that it is buffered
+        if end is not None:
+            raise end
+        return True
+    until = time.monotonic() + 60
+    while not (found := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > until:
+            os.kill(child, 9)
+        time.sleep(0.01)
+    print("status", os.waitstatus_to_exitcode(found[1]), flush=True)
+    return False
+
+def main():
+    with Session(active=2, export="inline", output_dir=sys.argv[1]) as session:
+        torch.ones(3).sum()
+        if fork(SystemExit(4)): return
+        for _ in range(2):
+            session.step()
+        if fork(SystemExit(3)): return
+    if fork(ValueError("an error of the child")): return
+    if fork(None): return
+
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs on_exit of glibc")
+def test_a_child_ends_as_it_would_without_a_window(tmp_path: Path) -> None:
+    done = warm.run_code(_ENDS, str(tmp_path))
+    lines = done.stdout.splitlines()
+    assert [each for each in lines if each.startswith("status")] == [
+        "status 4",
+        "status 3",
+        "status 1",
+        "status 0",
+    ]
+    assert lines.count("first") == lines.count("last") == 4
+    assert done.stdout.count("first\nlast\n") == done.stdout.count("printed by C") == 4
+    assert done.stderr.count("ValueError: an error of the child") == 1

@@ -7,6 +7,7 @@ does not begin while a profiler of the program is on or warms up, and ends befor
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import gc
 import weakref
@@ -35,16 +36,26 @@ TORCHS = "torch.profiler"
 #: Called with its name before the program starts a session, or its own torch.profiler.
 before_start: list[Callable[[str], object]] = []
 _owner: weakref.ref[Recorder] | None = None
+# Whether a recorder has used the profiler, and so Kineto has a thread.
+_kineto_runs = False
 # The thread that prepares or starts torch's profiler for a recorder.
 _our_thread: int | None = None
+# Looked up now, because a forked child may wait for ever for the loader of libraries. The second
+# function writes what C code has printed; the last one is called first.
+_libc = ctypes.CDLL(None)
+_AT_EXIT = [
+    ctypes.cast(getattr(_libc, name), ctypes.c_void_p)
+    for name in ("_exit", "fcloseall")
+    if hasattr(_libc, "on_exit") and hasattr(_libc, name)
+]
 # Profilers of the program that warm up; torch itself says only whether one records.
 _warming_up: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def set_owner(owner: Recorder) -> None:
     """Remember that `owner` uses the profiler, for as long as `owner.prepared` is true."""
-    global _owner
-    _owner = weakref.ref(owner)
+    global _owner, _kineto_runs
+    _owner, _kineto_runs = weakref.ref(owner), True
 
 
 def current_owner() -> Recorder | None:
@@ -245,5 +256,18 @@ def leave_to_parent() -> None:
     global lock, abandoned, _owner, _our_thread
     owner = current_owner()
     lock, abandoned, _owner, _our_thread = RLock(), None, None, None
+    if _kineto_runs:
+        _exit_before_destructors()
     if owner is not None:
         owner.leave_to_parent()
+
+
+def _exit_before_destructors() -> None:
+    """End this process with `_exit` once Python has ended, with the same status.
+
+    Otherwise Kineto's destructor, which runs at the end of a process, would wait for ever for
+    Kineto's thread, which a forked child does not have. glibc calls functions in reverse order, and
+    passes each the status. Without glibc, nothing is done.
+    """
+    for function in _AT_EXIT:
+        _libc.on_exit(function, None)
