@@ -28,6 +28,7 @@ from instrument.analysis.views import Views
 from instrument.base.units import duration, percent
 from instrument.findings.check import Check, Problem
 from instrument.findings.evidence import device_kind, evidence_by_operator
+from instrument.findings.one_time_costs import one_time_calls
 from instrument.links.attribution import OPTIMIZER_STEP
 from instrument.links.intervals import Intervals, sweep
 from instrument.trace.events import Flags, Ints
@@ -161,6 +162,7 @@ def launch_gaps(capture: Views) -> LaunchGaps:
     waits = found.known & ~found.syncing & (found.queued_ns > found.start_ns)
     start, queued = found.start_ns[waits], found.queued_ns[waits]
     explained = np.isin(kinds_of(events), _EXPLAINED)
+    explained[one_time_calls(capture)] = True
     timeline = sweep(
         [
             (start, queued),

@@ -150,9 +150,17 @@ def build_model(
     # One moment for each call that launched work.
     called = np.flatnonzero(work.call >= 0)
     calls, of_call = groupby(work.call[called])
-    launches = made.add(_BEGINS, thread_of[calls], events.start_ns[calls], calls)
-    launch_of = np.full(len(work.event), -1)
-    launch_of[called] = launches[of_call.of]
+    # The work of a call that loads code first can only begin after the call.
+    first_ns, begins_ns, ends_ns = (
+        of_call.min(work.start_ns[called]),
+        events.start_ns[calls],
+        events.end_ns[calls],
+    )
+    is_late = (ends_ns - begins_ns > _LONGEST_DELAY_NS) & (first_ns >= ends_ns)
+    launches_ns = np.where(is_late, ends_ns, begins_ns)
+    launches = made.add(_BEGINS, thread_of[calls], launches_ns, calls)
+    launch_of, launch_ns = np.full(len(work.event), -1), np.zeros(len(work.event), np.int64)
+    launch_of[called], launch_ns[called] = launches[of_call.of], launches_ns[of_call.of]
     _loader_waits(made, loader)
     queued = _queue_moments(made, thread_of)
     blocked = _wait_moments(made, thread_of)
@@ -167,7 +175,7 @@ def build_model(
     needed = np.flatnonzero(is_needed)
     start_of[needed] = cpu_count + len(end_of) + np.arange(len(needed))
     ready = _ready_arcs(made, cpu_count + len(end_of) + len(needed))
-    _device_arcs(made, launch_of, end_of, start_of)
+    _device_arcs(made, launch_of, launch_ns, end_of, start_of)
     for kind, waits, awaited in ((QUEUE, queued, start_of), (WAIT, blocked, end_of)):
         made.connect(
             kind,
@@ -573,7 +581,9 @@ def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
 # ---- the device
 
 
-def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) -> None:
+def _device_arcs(
+    made: _Builder, launch_of: Ints, launch_ns: Ints, end_of: Ints, start_of: Ints
+) -> None:
     events, work = made.events, made.work
     count = len(work.event)
     if not count:
@@ -588,7 +598,6 @@ def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) 
     free_ns = np.append(work.end_ns, 0)[before]
     follows = (before >= 0) & (free_ns <= np.where(start_of >= 0, work.start_ns, work.end_ns))
     launched = launch_of >= 0
-    launch_ns = np.where(launched, np.append(events.start_ns, 0)[work.call], 0)
     earlier, later = _stream_waits(made)
     waits = np.zeros(count, np.bool_)
     waits[later] = True

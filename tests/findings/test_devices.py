@@ -144,6 +144,22 @@ def inside(around: str, *names: str) -> list[Event]:
     return in_steps(4, 1000, *calls, span("aten::copy_", 50, 800))
 
 
+def warming_up(*long_launches: int, created_us: float = 5) -> list[Event]:
+    """A recording of 40 calls of an operator, of which some launch for 50 ms, and the first may create a stream."""
+    events, at = [], 0.0
+    for number in range(40):
+        launches_us = 50_000 if number in long_launches else 5
+        creates_us = created_us if number == 0 else 5
+        events += [
+            span("aten::conv2d", at, creates_us + launches_us + 20),
+            call("cudaStreamCreate", at + 5, creates_us),
+            call("cudaLaunchKernel", at + creates_us + 10, launches_us, number + 1),
+            kernel("conv", at + creates_us + launches_us + 10, 1000, correlation=number + 1),
+        ]
+        at += creates_us + launches_us + 1000
+    return events
+
+
 MASKED = [*inside("aten::masked_fill", "aten::clone"), span("aten::masked_fill_", 3900, 10)]
 TYPED = span("aten::mm", 10, 5, Input_type=["float"])
 
@@ -151,6 +167,8 @@ FOUND = {
     "gaps between kernels": Case("launch-bound", many_kernels(2)),
     "gaps between kernels of MTIA": Case("launch-bound", on_mtia(many_kernels(2))),
     "gaps between kernels of a compiled model": Case("launch-bound", COMPILED),
+    "the first launch of a kernel": Case("one-time-costs", warming_up(0)),
+    "the first call of a library": Case("one-time-costs", warming_up(created_us=30_000)),
     "idle while the CPU prepares": Case("device-idle", cpu_between_kernels(1000)),
     "idle in no event": Case("device-idle", BARE_IDLE),
     # Code that launches cannot move to the workers of the loader.
@@ -211,6 +229,9 @@ FOUND = {
 }
 NOT_FOUND = {
     "long kernels": Case("launch-bound", many_kernels(39)),
+    "launches that are long again": Case("one-time-costs", warming_up(0, 20)),
+    "a launch that is long later": Case("one-time-costs", warming_up(20)),
+    "one-time costs": Case("device-idle", warming_up(0, created_us=30_000)),
     "a busy device": Case("device-idle", cpu_between_kernels(7000)),
     "the loader explains the gap": Case("device-idle", LOADER_EXPLAINS),
     "a copy beside the CPU": Case("blocking-copies", copies(blocking=False)),
@@ -507,7 +528,11 @@ JUSTIFIED = {
         "tensor-cores": "47 % of the step is float32 convolutions; the CPU and the loader leave 1 % of it to win",
     },
     "hta_simple_add": {
-        "device-idle": "the first calls of the process take seconds; no step is marked"
+        "one-time-costs": "25 s start CUDA, 8 s free memory for the first time, 4 s load the first kernel",
+        "device-idle": "aten::conv2d loads images and searches algorithms between launches",
+    },
+    "v100_resnet50_autograd_api": {
+        "one-time-costs": "one cudaLaunchKernel of 1.565 s loads code; streams, events and cuDNN start",
     },
     # An optimizer that loops over its parameters takes 7 % of the step, but launching early saves less than 1 %.
     "mtia_rank0": {},
