@@ -655,8 +655,8 @@ def test_the_command_reads_all_captures_of_a_folder(
 
 
 NOT_SEEN = (
-    "Without device work, these problems do not occur or cannot be seen: synchronizing-calls, launch-bound, "
-    "device-idle, blocking-copies, slow-links, tensor-cores, allocator-churn."
+    "Without device work, these problems do not occur or cannot be seen: synchronizing-calls, "
+    "one-time-costs, launch-bound, device-idle, blocking-copies, slow-links, tensor-cores, allocator-churn."
 )
 
 
