@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
 from itertools import islice
+from pkgutil import iter_modules
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+import instrument
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.base.printable import printable, without_commands
 from instrument.base.prose import shortened
@@ -23,13 +25,19 @@ from instrument.trace.events import PYTHON, Events, Flags, Ints, decoded, is_ste
 
 # Addresses of objects differ between runs, so they are cut from the names of frames.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-# `_OURS` matches all Python frames of this package. `_AROUND_USERS` matches only the frames of this
-# package that call the user's code.
+# `_OURS` matches all Python frames of this package; a script may have another package of its name.
+# `_AROUND_USERS` matches only the frames of this package that call the user's code, and
+# `_AROUND_SCRIPT` those of `instrument run`.
+_PACKAGE = r"(.*[/\\])?instrument[/\\]"
+_AROUND_SCRIPT = re.compile(rf"{_PACKAGE}cli[/\\](command|run|script)\.py\(")
 _AROUND_USERS = re.compile(
-    r"<profiled>\(\d+\): "
-    r"|(.*[/\\])?instrument[/\\](annotate[/\\]\w+|record[/\\](calls|phases|session))\.py\("
+    rf"<profiled>\(\d+\): |{_AROUND_SCRIPT.pattern}|{_PACKAGE}(annotate[/\\]\w+\.py\("
+    r"|record[/\\](calls|session)\.py\(|record[/\\]unedited\.py\(\d+\): noticed$)"
 )
-_OURS = re.compile(rf"{_AROUND_USERS.pattern}|(.*[/\\])?instrument[/\\](\w+[/\\])?\w+\.py\(")
+_OWN = "|".join(each.name for each in iter_modules(instrument.__path__))
+_OURS = re.compile(rf"{_AROUND_USERS.pattern}|{_PACKAGE}({_OWN})([/\\]\w+)*\.py\(")
+_COMMAND = re.compile(rf"{_PACKAGE}cli[/\\]command\.py\(\d+\): main$")
+_EXEC = "<built-in method exec of "
 _RECORDING, _ALL_STEPS, _NO_LAUNCH = "(recording)", f"{STEP_PREFIX[:-1]}*", "(no launch)"
 #: The last frame of a path with more than `MOST_FRAMES` frames. By default, Python allows 1000
 #: nested calls.
@@ -131,18 +139,45 @@ def call_paths(
 def _without_ours(events: Events, call_tree: CallTree) -> tuple[CallTree, Ints]:
     """Remove this package's frames around the user's code, and all nodes inside its recording code.
 
-    The outermost node of a thread remains. Returns the remaining tree, and for each given node the
-    position of the nearest remaining node around it.
+    The outermost node of a thread remains, except the frames of `instrument run` and those around
+    them. Returns the remaining tree, and for each given node the position of the nearest remaining
+    node around it, or -1.
     """
     is_frame = events.among(PYTHON)
     machinery = (is_frame & events.named(_is_machinery))[call_tree.index]
     around_users = (is_frame & events.named(_is_around_users))[call_tree.index]
     if not (machinery | around_users).any():
         return call_tree, np.arange(len(call_tree))
-    hidden = call_tree.inside(machinery) | around_users
+    before_script = _before_script(events, call_tree)
+    hidden = call_tree.inside(machinery & ~before_script) | around_users | before_script
     # A node stays if no remaining node is around it, because no other node could get its time.
-    hidden &= call_tree.inside(~hidden)
+    hidden &= call_tree.inside(~hidden) | before_script
     return call_tree.only(~hidden), call_tree.nearest_of(np.flatnonzero(~hidden))
+
+
+def _before_script(events: Events, call_tree: CallTree) -> Flags:
+    """A mask of the frames of `instrument run`, of those around them, and of its call of `exec`."""
+    is_frame = events.among(PYTHON)
+    of_command, of_run, of_exec = (
+        (is_frame & events.named(found))[call_tree.index]
+        for found in (_is_command, _is_around_script, _is_exec)
+    )
+    commands = np.append(0, np.cumsum(of_command))
+    is_around = commands[call_tree.until] > commands[1:]  # some frame of the command is inside
+    found: Flags = is_around | of_run | (of_exec & np.append(of_run, False)[call_tree.parent])
+    return found
+
+
+def _is_command(name: str) -> bool:
+    return _COMMAND.match(name) is not None
+
+
+def _is_around_script(name: str) -> bool:
+    return _AROUND_SCRIPT.match(name) is not None
+
+
+def _is_exec(name: str) -> bool:
+    return name.startswith(_EXEC)
 
 
 def _belonging(scopes: Scopes, wanted: str) -> Flags:
@@ -201,7 +236,8 @@ def _paths(
         _first_frames(before[first] + inside[rest], most)
         for first, rest in zip(outer.tolist(), inner.tolist())
     )
-    return found, Groups(number[groups.renumbered(order).of[nearest]], len(found))
+    of = np.append(number[groups.renumbered(order).of], -1)
+    return found, Groups(of[nearest], len(found))
 
 
 def _first_frames(frames: tuple[str, ...], most: int) -> tuple[str, ...]:

@@ -194,6 +194,42 @@ def test_a_recording_holds_no_frame_of_ours_around_the_users_code(tmp_path) -> N
     assert {"ProfilerStep*", "block", "0", "(recording)"} <= paths
 
 
+@pytest.mark.parametrize(
+    "outermost",
+    [
+        ["bin/instrument(8): <module>"],
+        ["<frozen runpy>(88): _run_code", "x/instrument/__main__.py(5): <module>"],
+    ],
+)
+def test_the_frames_around_a_script_are_not_those_of_recording(
+    tmp_path: Path, outermost: list[str]
+) -> None:
+    """Those of `instrument run`, of what started it, and of its functions around torch's."""
+    around = [
+        *outermost,
+        *(
+            f"/lib/instrument/cli/{each}"
+            for each in ("command.py(70): main", "run.py(94): <lambda>")
+        ),
+        "/lib/instrument/cli/script.py(89): _run",
+        "<built-in method exec of module object at 0x7f>",
+    ]
+    events = [frame(name, at, 100 - 2 * at) for at, name in enumerate(around)]
+    events += [
+        frame("train.py(9): <module>", 20, 50),
+        frame("instrument/own.py(3): step", 21, 40),  # a package of the script's
+        frame("/lib/instrument/record/unedited.py(180): noticed", 22, 20),
+        span("aten::mm", 23, 10),
+        frame("/lib/instrument/record/unedited.py(190): _notice", 45, 5),
+    ]
+    assert {each.frames: each.value_ns // 1000 for each in capture(tmp_path, events).stacks()} == {
+        ("train.py(9): <module>",): 10,
+        ("train.py(9): <module>", "instrument/own.py(3): step"): 25,
+        ("train.py(9): <module>", "instrument/own.py(3): step", "aten::mm"): 10,
+        ("train.py(9): <module>", "instrument/own.py(3): step", "(recording)"): 5,
+    }
+
+
 @real_traces.needs_traces
 @pytest.mark.parametrize(
     "name", real_traces.each(["v100_resnet50_workers4", "v100_resnet50_workers0"])
