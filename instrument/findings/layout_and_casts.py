@@ -25,6 +25,7 @@ from instrument.findings.check import Check, Problem
 from instrument.findings.evidence import (
     cost_share,
     costs,
+    device_kind,
     evidence_by_cost,
     launched_by,
     share_of,
@@ -44,6 +45,10 @@ _BETWEEN_DEVICES = re.compile(r"HtoD|DtoH|PtoP|Host", re.IGNORECASE)
 _CHANNELS_LAST = (
     "Keep one layout: model = model.to(memory_format=torch.channels_last), and "
     "batch = batch.to(memory_format=torch.channels_last)."
+)
+_ON_ROCM = (
+    " Set PYTORCH_MIOPEN_SUGGEST_NHWC=1 before the program starts; without it, torch gives MIOpen "
+    "NCHW in any case."
 )
 _CAST_ONCE = (
     "Cast once instead of in each step: keep parameters and constants in the type in which "
@@ -95,7 +100,7 @@ def _layouts(capture: Views) -> Iterator[Problem]:
             kernels,
             share,
             variant="layout",
-            change=_CHANNELS_LAST,
+            change=_CHANNELS_LAST + _ON_ROCM * (device_kind(capture) == "hip"),
             verify="--kernels",
         )
 

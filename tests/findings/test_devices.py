@@ -160,6 +160,10 @@ def warming_up(*long_launches: int, created_us: float = 5) -> list[Event]:
     return events
 
 
+ON_ROCM = [
+    {**event, "name": event["name"].replace("cuda", "hip")}
+    for event in layouts("batched_transpose_32x32_half")
+]
 MASKED = [*inside("aten::masked_fill", "aten::clone"), span("aten::masked_fill_", 3900, 10)]
 TYPED = span("aten::mm", 10, 5, Input_type=["float"])
 
@@ -213,6 +217,7 @@ FOUND = {
     "attention on a CPU": Case("attention-not-fused", attention_on_cpu()),
     "attention with dropout on a device": Case("attention-not-fused", ATTENTION_WITH_DROPOUT),
     "another layout": Case("layout-and-casts", layouts("void cudnn::ops::nchwToNhwcKernel<float>")),
+    "another layout on ROCm": Case("layout-and-casts", ON_ROCM),
     "a cast in each step": Case("layout-and-casts", casts(each_step=True)),
     "a cast in the closure of an optimizer": Case(
         "layout-and-casts", casts(each_step=True, optimizer=True, grad=True)
