@@ -26,8 +26,10 @@ from instrument.analysis.schema import names_of
 from instrument.base.errors import CaptureError, ConfigError, need_package
 from instrument.base.files import encodable, is_regular, replacing
 from instrument.base.units import few
+from instrument.runs.parquet_size import memory_of
 from instrument.runs.rank_summary import TEXTS, Columns, RankSummary, is_sound, read_all
 from instrument.trace.columns import BEYOND_NS
+from instrument.trace.gzip_stream import RATIO_COUNTS_FROM_BYTES, max_ratio
 from instrument.trace.reader import collector_off
 
 _FILE = re.compile(r"ranks-(\d{5})-of-(\d{5})\.parquet")
@@ -183,12 +185,15 @@ def read(file: Path) -> tuple[dict[Place, RankSummary], list[str]]:
     found: dict[str, dict[str, Any]] = {}
     try:
         metadata = parquet.read_metadata(file)
-        coded = [*{"capture", *TEXTS}.intersection(metadata.schema.names)]
+        leaves = map(metadata.schema.column, range(len(metadata.schema)))
+        coded = [each.path for each in leaves if each.physical_type == "BYTE_ARRAY"]
         with parquet.ParquetFile(file, metadata=metadata, read_dictionary=coded) as source:
             unread = msgspec.json.decode(source.schema_arrow.metadata[_UNREAD], type=list[str])
-            if (count := source.metadata.num_rows) > _MOST_ROWS_PER_BYTE * file.stat().st_size:
-                raise ValueError(f"{count} rows are too many for its size")
-            for table, capture, columns in _parts(source):
+            packed, plain = memory_of(file, metadata)
+            most = max(RATIO_COUNTS_FROM_BYTES, max_ratio() * packed)
+            if (count := metadata.num_rows) > _MOST_ROWS_PER_BYTE * packed or plain > most:
+                raise ValueError(f"{count} rows and {plain} bytes are too many for its size")
+            for table, capture, columns in _parts(source, most):
                 if found.setdefault(capture, {}).setdefault(table, columns) is not columns:
                     raise ValueError(f"it holds the {table} of a capture twice")
         summaries = {place_of(capture): _summary(tables) for capture, tables in found.items()}
@@ -199,8 +204,12 @@ def read(file: Path) -> tuple[dict[Place, RankSummary], list[str]]:
     return summaries, unread
 
 
-def _parts(source: Any) -> Iterator[tuple[str, str, Columns]]:
-    """Yield the columns of each table of each capture; columns that are all null are None."""
+def _parts(source: Any, most: float) -> Iterator[tuple[str, str, Columns]]:
+    """Yield the columns of each table of each capture; columns that are all null are None.
+
+    Raises:
+        ValueError: the texts take more than `most` bytes, each counted as often as it is used.
+    """
     for number in range(source.num_row_groups):
         group = source.metadata.row_group(number)
         every = [group.column(k) for k in range(group.num_columns)]
@@ -209,6 +218,9 @@ def _parts(source: Any) -> Iterator[tuple[str, str, Columns]]:
         }
         used = [name for name, null in nulls.items() if null != group.num_rows]
         block = source.read_row_group(number, columns=used).combine_chunks()
+        most -= sum(map(_text_bytes, block.itercolumns()))
+        if most < 0:
+            raise ValueError("its texts are too long for its size")
         captures, table = block.column("capture").chunk(0), block.column("table")[0].as_py()
         left_out = {"capture", "table", "rank"} if table != "captures" else {"capture", "table"}
         columns = {k: _cells(block.column(k).chunk(0)) for k in used if k not in left_out}
@@ -223,6 +235,18 @@ def _parts(source: Any) -> Iterator[tuple[str, str, Columns]]:
                 if isinstance(cut, list) and cut.count(None) == len(cut):
                     found[name] = None
             yield table, captures.dictionary[int(code[begin])].as_py(), found
+
+
+def _text_bytes(column: Any) -> int:
+    """The bytes of a column of texts, each counted as often as it is used; 0 for other columns."""
+    from pyarrow import compute
+
+    if not str(column.type).startswith("dictionary"):
+        return 0
+    chunk = column.chunk(0)
+    sizes = np.append(compute.binary_length(chunk.dictionary).to_numpy(zero_copy_only=False), 0)
+    codes = np.nan_to_num(chunk.indices.to_numpy(zero_copy_only=False), nan=-1)
+    return int(np.nansum(sizes[codes.astype(np.int64)], dtype=np.float64))
 
 
 def _cells(column: Any) -> array[int] | list[Any]:

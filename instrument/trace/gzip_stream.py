@@ -140,7 +140,7 @@ def ahead(source: Iterator[bytes]) -> Generator[bytes, None, None]:
 
 def _inflated(path: Path, file: IO[bytes], packed: bytes) -> Iterator[bytes]:
     zlib = _fastest()
-    most = _max_ratio()
+    most = max_ratio()
     stream, size, taken = zlib.decompressobj(31), 0, 0
     while packed:
         try:
@@ -177,7 +177,12 @@ def _fastest() -> Any:
     return importlib.import_module("zlib")
 
 
-def _max_ratio() -> float:
+def max_ratio() -> float:
+    """How many times as many bytes a file may decompress to.
+
+    Raises:
+        TraceError: INSTRUMENT_MAX_INFLATION is not a number.
+    """
     given = os.environ.get(RATIO_VARIABLE, "")
     try:
         return float(given) if given else MAX_RATIO

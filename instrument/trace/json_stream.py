@@ -390,9 +390,10 @@ def forgiving(text: bytes, *, is_event: bool = True) -> tuple[Any, str]:
     try:
         return _FORGIVING.decode(repaired), repaired
     except ValueError:
-        if len(text) > LARGEST or (repaired := with_escapes(plain, is_event=is_event)) is None:
+        escaped = with_escapes(plain, is_event=is_event) if len(text) <= LARGEST else None
+        if escaped is None:
             raise
-    return _FORGIVING.decode(repaired), repaired
+    return _FORGIVING.decode(escaped), escaped
 
 
 def as_json(repaired: str) -> bytes:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import tracemalloc
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -348,6 +349,34 @@ def test_a_file_of_a_stranger_is_refused_in_one_sentence(job: Path, damage: str)
     ) as raised:
         Run.load(file)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("how", ["one long text", "one text in many rows", "padding"])
+def test_a_shard_takes_no_more_memory_than_its_size_explains(
+    job: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sizes in the page headers count, and bytes between the pages do not."""
+    monkeypatch.setattr("instrument.runs.shards.RATIO_COUNTS_FROM_BYTES", 1 << 20)
+    (file,) = written_shards(job, 1).iterdir()
+    table = parquet.read_table(file)
+    kinds = table.column("table").to_pylist()
+    groups = [table.filter([each == kind for each in kinds]) for kind in dict.fromkeys(kinds)]
+    size = {"one long text": 30 << 20, "one text in many rows": 30_000, "padding": 1}[how]
+    repeats = {"one long text": 1, "one text in many rows": 2_000, "padding": 400_000}[how]
+    at = table.column_names.index("host")
+    rows = groups[0].slice(0, 1).take(pyarrow.array([0] * repeats))
+    groups[0] = rows.set_column(at, "host", pyarrow.array(["h" * size] * repeats))
+    with file.open("wb") as raw, parquet.ParquetWriter(raw, table.schema, compression="zstd") as to:
+        for group in groups:
+            to.write_table(group, row_group_size=len(group))
+            raw.write(b"\0" * (1 << 20 if how == "padding" else 0))
+    tracemalloc.start()
+    before = pyarrow.total_allocated_bytes()
+    with pytest.raises(CaptureError, match=r"too (many|long) for its size"):
+        Run.load(file)
+    assert pyarrow.total_allocated_bytes() - before < 1 << 20
+    assert tracemalloc.get_traced_memory()[1] < 3 << 20
+    tracemalloc.stop()
 
 
 def test_a_part_without_captures_is_a_shard_too(job: Path) -> None:
