@@ -20,7 +20,7 @@ from instrument.links.links import Links
 from instrument.links.synchronisation import DEVICE as DEVICE_WAIT
 from instrument.links.synchronisation import STREAM_WAIT
 from instrument.trace.capture_json import Loader
-from instrument.trace.events import Codes, Events, Flags, Ints, loader_iterator
+from instrument.trace.events import Codes, Events, Flags, Ints, is_step, loader_iterator
 from instrument.whatif.cpu_time import CpuTime, axis_of, joined
 from instrument.whatif.loader_queue import LoaderQueue, loader_queue
 from instrument.whatif.model import (
@@ -57,6 +57,11 @@ _WORKS_SHARE = 0.8
 _SHORTEST_SILENCE_NS = 50_000
 # A free stream starts its work 5 to 50 µs after the launch. A longer delay has another cause.
 _LONGEST_DELAY_NS = 1_000_000
+# A thread that polls the host's memory until a kernel writes to it goes on within this time, plus
+# this fraction of the wait, around the end of the kernel. Shorter waits are not looked for.
+_POLLS_NS, _POLLS_SHARE, _SHORTEST_POLL_NS = 30_000, 0.005, 1_000_000
+# The device is busy for at least this fraction of such a wait.
+_BUSY_SHARE = 0.95
 # The largest number of pairs of a synchronisation and a stream, for each event of the trace.
 _MOST_PAIRS = 8
 # With fewer values than this, one exceptional value can decide the median.
@@ -164,18 +169,22 @@ def build_model(
     _loader_waits(made, loader)
     queued = _queue_moments(made, thread_of)
     blocked = _wait_moments(made, thread_of)
+    polls, ends_early = _polling(made)
     ends = made.add(_LEAVES, step_end[0], step_end[1])
     cpu_count = made.count
     end_of = cpu_count + np.arange(len(work.event))
     start_of = np.full(len(work.event), -1)
     is_needed = np.zeros(len(work.event), np.bool_)
     is_needed[queued.row] = True
+    is_needed[polls.row[ends_early]] = True
     if meets is not None:
         is_needed[meets] = True
     needed = np.flatnonzero(is_needed)
     start_of[needed] = cpu_count + len(end_of) + np.arange(len(needed))
     ready = _ready_arcs(made, cpu_count + len(end_of) + len(needed))
     _device_arcs(made, launch_of, launch_ns, end_of, start_of)
+    polled = np.where(ends_early, start_of[polls.row], end_of[polls.row])
+    made.connect(WAIT, polls.moment, polled, polls.lag_ns, event=polls.call)
     for kind, waits, awaited in ((QUEUE, queued, start_of), (WAIT, blocked, end_of)):
         made.connect(
             kind,
@@ -538,6 +547,40 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _Waits:
     own_lag = np.where(decides, left, np.minimum(lag[of_wait], left))
     usual = np.where(decides, lag[of_wait], own_lag)
     return _Waits(moments[of_wait], call[of_wait], row, own_lag, usual)
+
+
+def _polling(made: _Builder) -> tuple[_Waits, Flags]:
+    """Add a moment where a thread ends a wait for device work without a call that waits.
+
+    A library such as DeepEP polls the host's memory until its kernel writes to it. In the trace,
+    nothing follows the launch of this kernel inside an operator or range until about the end of the
+    kernel, and the device is busy. The second value masks the waits that end before the kernel:
+    their `lag_ns` counts from its start.
+    """
+    events, tree, work = made.events, made.links.call_tree, made.work
+    order = np.lexsort((tree.start_ns, tree.thread))
+    node, after = order[:-1], order[1:]
+    # The device row of each call that ends last.
+    by_end = np.argsort(work.end_ns, kind="stable")
+    row_of = np.full(len(events) + 1, -1)
+    row_of[work.call[by_end]] = by_end
+    row_of[-1] = -1
+    row = row_of[tree.index[node]]
+    begin, end, around = tree.end_ns[node], tree.start_ns[after], tree.parent[after]
+    is_step_node = np.append(events.named(is_step)[tree.index], True)
+    chosen = (tree.thread[node] == tree.thread[after]) & (end - begin >= _SHORTEST_POLL_NS)
+    chosen &= (row >= 0) & ~is_step_node[around]
+    chosen &= np.append(tree.start_ns, 0)[around] <= tree.start_ns[node]
+    node, row, begin, end = (each[chosen] for each in (node, row, begin, end))
+    lasts, left = end - begin, end - work.end_ns[row]
+    busy = within(merged(work.start_ns, work.end_ns), begin, end)
+    chosen = np.abs(left) <= _POLLS_NS + _POLLS_SHARE * lasts
+    chosen &= (work.start_ns[row] < end) & (busy >= _BUSY_SHARE * lasts)
+    node, row, begin, end, left = (each[chosen] for each in (node, row, begin, end, left))
+    thread, call = tree.thread[node].astype(np.int64), tree.index[node]
+    made.wait(thread, begin, end)
+    lag = np.where(left < 0, end - work.start_ns[row], left)
+    return _Waits(made.add(_RETURNS, thread, end), call, row, lag, lag), left < 0
 
 
 def _unknown_wait_ns(made: _Builder) -> int:

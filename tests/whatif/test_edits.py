@@ -237,6 +237,41 @@ def test_a_note_says_that_batches_of_workers_come_when_they_came(tmp_path) -> No
 # ---- the device
 
 
+def polling(until_us: float) -> Callable[[int, float], list[Event]]:
+    """In a range, the CPU does nothing from its launch on until a time; the device works for 5 ms."""
+
+    def body(k: int, at: float) -> list[Event]:
+        return [
+            *launched("gemm", at, at + 10, 4000, 3 * k + 1),
+            annotation("dispatch", at + 100, until_us),
+            *launched("notify", at + 110, at + 4010, 1000, 3 * k + 2),
+            span("aten::empty", at + until_us, 10),
+            *launched(
+                "scatter", at + until_us + 20, max(at + until_us + 30, at + 5020), 500, 3 * k + 3
+            ),
+        ]
+
+    return body
+
+
+@pytest.mark.parametrize("until_us", [4980, 5010, 5030])
+def test_a_thread_that_polls_until_a_kernel_ends_does_no_work(tmp_path, until_us) -> None:
+    found = whatif(tmp_path, repeated(8000, polling(until_us)))
+    assert replays(found)
+    cpu_ns = {row.name: row.cpu_ns for row in found.profile() if row.kind == "range"}
+    assert cpu_ns["dispatch"] < 300_000
+    on_path = {row.name: row.step_ns for row in found.critical_path if row.kind == "CPU"}
+    assert on_path.get("dispatch", 0) < 300_000
+    assert found.scale(kernel="gemm", by=0.5).saving_ns == 2_000_000
+
+
+@pytest.mark.parametrize("until_us", [2500, 4800, 5300, 7000])
+def test_a_thread_that_works_beside_a_kernel_does_not_poll(tmp_path, until_us) -> None:
+    found = whatif(tmp_path, repeated(8000, polling(until_us)))
+    cpu_ns = {row.name: row.cpu_ns for row in found.profile() if row.kind == "range"}
+    assert cpu_ns["dispatch"] > (until_us - 300) * 1000
+
+
 def test_a_full_queue_makes_launches_free(tmp_path) -> None:
     """2600 kernels of 100 µs, launched in 4 µs each: only the device counts, however fast the CPU is."""
     body = (Launch("gemm", 100_000),) * 1300

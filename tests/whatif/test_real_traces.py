@@ -128,6 +128,17 @@ def _inside(events, step, chosen) -> np.ndarray:
 
 
 @pytest.mark.nightly
+def test_a_library_that_polls_is_no_cpu_time() -> None:
+    """Four times, DeepEP polls for up to 23 ms until its kernel has written the counts."""
+    whatif = load("h800_deepseek_train").whatif
+    path = whatif.critical_path
+    assert path[0].kind == "kernel"
+    assert "grouped_gemm" in path[0].name
+    on_cpu = [row for row in path if row.kind == KINDS[CPU] and "dispatch" in (row.name or "")]
+    assert sum(row.share for row in on_cpu) < 0.02
+
+
+@pytest.mark.nightly
 def test_workers_that_are_ahead_leave_the_cpu_as_the_limit() -> None:
     """Taking over a batch takes 1.4 of 126 ms; the CPU's thread is 78 % of the critical path."""
     whatif = load("v100_resnet50_workers4").whatif
