@@ -401,6 +401,14 @@ def compiled_ranges(events: Events, about: Metadata) -> Table:
     return Table.of_rows(COMPILED_RANGES, [(entry.range, entry.region) for entry in here])
 
 
+def counted_total_ns(links: Links, groups: Groups) -> Ints:
+    """Return the part of `total_ns` that began in the counted steps, for each group."""
+    scopes, counted = links.scopes, links.counted_steps
+    spent = scopes.nodes.own(links.spent_ns[links.call_tree.nodes_of(scopes.nodes.index)])
+    here = counted.holds(scopes.nodes.start_ns) >= 0
+    return scopes.paths.summed(spent[here], groups.of, groups.count, scopes.attributed[here])
+
+
 def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:
     """Return `total_ns` by step: a row for each group, a column for each of the last `most` steps.
 

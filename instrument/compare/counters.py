@@ -26,6 +26,7 @@ from instrument.links.collective_records import records
 from instrument.links.flops import UNKNOWN
 from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.step_index import CountedSteps
+from instrument.links.synchronisation import STREAM_WAIT
 from instrument.trace.capture_json import Dynamo
 from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime, is_wait, split_overload
 
@@ -218,8 +219,10 @@ class Occurred:
         events, tree = self.views.events, self.views.links.call_tree
         if self.has_device:
             # Calls that can wait are counted. Which of them really waited varies from run to run.
-            waits = (events.among(is_runtime) & events.named(is_wait))[tree.index]
-            return self._at(tree.index[tree.outermost(waits)])
+            waits = events.among(is_runtime) & events.named(is_wait)
+            known = self.views.links.synchronisations
+            waits[known.call[known.kind != STREAM_WAIT]] = True
+            return self._at(tree.index[tree.outermost(waits[tree.index])])
         chosen = events.named(lambda name: split_overload(name)[0] in _SYNCHRONIZING)[tree.index]
         found = self._at(tree.index[tree.outermost(chosen)])
         paths = self.views.links.scopes.paths

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from instrument.analysis.collectives import KINDS
+from instrument.analysis.ranges import counted_total_ns
 from instrument.analysis.step_parts import waits_for_data
 from instrument.analysis.views import Views
 from instrument.base.errors import ConfigError, did_you_mean
@@ -31,6 +32,7 @@ from instrument.base.units import BYTES, COUNTS, duration, quantity
 from instrument.compare.counters import COUNTERS, KIND, NEED_DEVICE, Count, Counters
 from instrument.compare.increases import Call, Increase, increased_ranges
 from instrument.compare.statistics import is_higher
+from instrument.links.groupby import Groups
 from instrument.links.intervals import merged
 
 Result = Literal["pass", "fail", "undecided"]
@@ -258,16 +260,25 @@ def limits_of(stored: Counters) -> list[Condition]:
 
 def window_of(views: Views, counted: Counters) -> Window:
     """The counters and times of one window."""
-    span, steps = views.links.counted_steps, max(len(views.links.steps), 1)
-    ranges_ns = {
-        row.path: {
-            name: getattr(row, column) // steps
-            for name, column in _TIMES.items()
-            if getattr(row, column) is not None
+    span = views.links.counted_steps
+    return Window(counted, span.total_ns // span.count, _ranges_ns(views))
+
+
+def _ranges_ns(views: Views) -> dict[str, dict[str, int]]:
+    """The times of each range in a counted step, or in the recording without finished steps."""
+    ranges, links = views.ranges, views.links
+    columns = {name: ranges.column(column) for name, column in _TIMES.items()}
+    if len(links.steps):
+        each, count = Groups(np.arange(len(ranges)), len(ranges)), links.counted_steps.count
+        columns |= {
+            "total": (counted_total_ns(links, each) // count).tolist(),
+            "cpu": ranges.column("cpu_ns_per_step"),
+            "device": ranges.column("device_ns_per_step"),
         }
-        for row in views.ranges
+    return {
+        path: {name: cells[row] for name, cells in columns.items() if cells[row] is not None}
+        for row, path in enumerate(ranges.column("path"))
     }
-    return Window(counted, span.total_ns // span.count, ranges_ns)
 
 
 def judge(condition: Condition, before: Sequence[Window], after: Sequence[Window]) -> Verdict:

@@ -658,3 +658,17 @@ def test_a_trace_tells_its_rank_and_the_groups_of_its_collectives() -> None:
     assert list(summary.collectives["step"]) == [4] * 5 + [5] * 5 + [6] * 5, (
         "15 all-reduces; broadcasts are left out"
     )
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="a summary holds the sums of ranges over the whole window, so what a rank does once, "
+    "outside of the steps that count, is divided by the number of steps",
+)
+def test_what_a_rank_does_once_is_no_time_of_each_step(tmp_path: Path) -> None:
+    for rank, own_us in enumerate([100, 110, 400, 105]):
+        events = [{**each, "ts": each["ts"] + 50_000} for each in synchronous_steps(own_us)]
+        setup = [annotation("setup", 0, 20_000)] if rank == 2 else []
+        write_rank(tmp_path, rank, [*setup, *events])
+    (slow,) = Run.load(tmp_path).windows[0].stragglers
+    assert (slow.range, slow.range_excess_ns) == ("forward", 295_000)

@@ -15,7 +15,9 @@ from builders import (
     copy,
     kernel,
     kernels,
+    launched,
     span,
+    step,
     steps,
     synchronous_steps,
     write_capture,
@@ -29,6 +31,7 @@ from instrument.findings.verdict import first_lines
 from instrument.report.outline import leading, leading_ranges, outline
 from instrument.report.remarks import _few_modules, device
 from instrument.report.text import render
+from instrument.report.verdict import first_parts
 
 
 def names(html: str) -> list[str]:
@@ -208,3 +211,16 @@ def test_what_binds_a_run_with_a_device(tmp_path, golden: Golden) -> None:
 def test_the_bottleneck_of_real_traces_is_told(name, told) -> None:
     """As careful readers of these traces have it."""
     assert device(load(name))[1].startswith(told)
+
+
+def test_the_line_on_the_device_is_about_the_steps_that_count(tmp_path) -> None:
+    """The device is idle for most of the first step and of the time after it, never in the others."""
+    events = [step(0, 0, 90_000), *launched("gemm", 10, 20, 100, 1)]
+    for number in (1, 2):
+        start = 90_000 + 1000 * (number - 1)
+        events += [step(number, start, 1000), *launched("gemm", start, start + 6, 994, number + 1)]
+    found = capture(tmp_path, events)
+    time, bound = device(found)
+    assert time.startswith("Device: 2.000 ms in steps 1–2, 99 % computing")
+    assert bound.startswith("Device-bound: 99 % of the time")
+    assert "computes for 99 % of it" in " ".join(first_parts(found)[0])

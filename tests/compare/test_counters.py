@@ -306,3 +306,23 @@ def test_the_documentation_lists_all_counters() -> None:
     page = (Path(__file__).parents[2] / "docs" / "ci.md").read_text("utf-8")
     table = page.partition("## Counters\n")[2].partition("\n\n#")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*COUNTERS]
+
+
+@pytest.mark.parametrize(("host", "waits"), [("Pageable", 1), ("Pinned", 0)])
+def test_a_copy_that_blocks_is_a_wait_in_the_counter_and_in_the_table(
+    tmp_path: Path, host: str, waits: int
+) -> None:
+    def build(start: float, number: int) -> list[Event]:
+        moves = {
+            **copy(start + 20, 200, correlation=number + 1),
+            "name": f"Memcpy DtoH (Device -> {host})",
+        }
+        return [
+            span("aten::copy_", start + 5, 240),
+            call("cudaMemcpyAsync", start + 10, 220, number + 1),
+            moves,
+        ]
+
+    found = capture(tmp_path, steps_of(build))
+    assert per_step(found, "syncs") == [waits]
+    assert sum(found.synchronisations.column("calls")) == 3 * waits

@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from builders import annotation, capture, in_steps, is_harmless, span, step, write_capture
+from builders import annotation, capture, in_steps, is_harmless, launched, span, step, write_capture
 from commands import Command
 from golden import Golden
 
@@ -249,3 +249,21 @@ def test_json_holds_the_verdicts(command: Command) -> None:
             "ranges": [{"path": "lo`ss", "before": 1, "after": 2}],
         }
     ]
+
+
+def test_the_times_of_ranges_are_those_of_the_counted_steps(tmp_path: Path) -> None:
+    """The first step is 25 times as long, and a range outside of all steps longer still."""
+    events = [annotation("model", 0, 100_000), *launched("gemm", 10, 20, 90_000, 1)]
+    events += [step(0, 100_000, 25_000), annotation("model", 100_000, 24_000)]
+    for number in (1, 2):
+        start = 124_000 + 1000 * number
+        events += [
+            step(number, start, 1000),
+            annotation("model", start, 600),
+            span("aten::mm", start + 100, 300),
+            *launched("gemm", start + 110, start + 120, 200, 1 + number),
+        ]
+    found = capture(tmp_path, events)
+    window = window_of(found, counters(found))
+    assert window.step_ns == 1_000_000
+    assert window.ranges_ns["model"] == {"total": 600_000, "cpu": 600_000, "device": 200_000}

@@ -421,3 +421,20 @@ def test_ranges_show_the_last_steps(tmp_path: Path) -> None:
     (numbers,) = (each["numbers"] for each in table["columns"] if each.get("kind") == "steps")
     assert numbers == [*range(30, 130)]
     assert charts(table)[0] == [(k % 50 + 1) * US for k in range(30, 130)]
+
+
+def test_the_card_of_the_utilization_leaves_out_the_first_step(tmp_path: Path) -> None:
+    """The same product on a device, in a first step of 10 ms and then in steps of 1 ms."""
+    size = {"Input_Dims": [[4096, 4096], [4096, 4096]], "Input_type": ["c10::Half", "c10::Half"]}
+    events: list[Any] = []
+    for number, start, length in ((0, 0, 10_000), (1, 10_000, 1000), (2, 11_000, 1000)):
+        events += [
+            step(number, start, length),
+            span("aten::mm", start + 5, 20, **size),
+            *launched("gemm", start + 10, start + 30, 900, number + 1),
+        ]
+    device = {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "numSms": 108}
+    found = capture(tmp_path, events, deviceProperties=[device])
+    shares = found.efficiency_steps.column("mfu")
+    assert shares[0] == pytest.approx(shares[1] / 10)
+    assert facts(sections(found)["verdict"])["MFU"][0] == percent(shares[1])
