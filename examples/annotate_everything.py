@@ -122,7 +122,7 @@ def main() -> None:
     compiled = torch.compile(another, backend="eager")
     compiled(x)  # compile before the window
 
-    with Session() as session:
+    with Session(active=None) as session:
         with profiled("functions"):
             another(x)
             power(x, n=3)

@@ -20,7 +20,7 @@ def run_session(
     folder: Path, steps: int, each: Callable[[], object] = lambda: None, **options: Any
 ) -> Session:
     """Run a session of these options for some steps, and call `each` in each of them."""
-    with Session(output_dir=folder, **options) as session:
+    with Session(output_dir=folder, **{"active": None, **options}) as session:
         for _ in range(steps):
             each()
             session.step()

@@ -37,7 +37,7 @@ def calls(session: Session, name: str) -> list[int]:
 
 
 def test_without_a_schedule_the_first_call_is_the_window(tmp_path: Path) -> None:
-    session = Session(output_dir=tmp_path)
+    session = Session(active=None, output_dir=tmp_path)
 
     @session.record
     def predict(x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
@@ -275,7 +275,7 @@ def test_disabled_or_refused_the_function_just_runs(tmp_path: Path, log: Log) ->
     predict = Session("disabled").record(lambda x: x + 1)
     assert [predict(1), predict(2)] == [2, 3]
     session, company = (
-        Session(output_dir=tmp_path / "one"),
+        Session(active=None, output_dir=tmp_path / "one"),
         Session(output_dir=tmp_path / "two", active=5),
     )
     predict = session.record(lambda x: x + 1)
@@ -287,7 +287,7 @@ def test_disabled_or_refused_the_function_just_runs(tmp_path: Path, log: Log) ->
 
 
 def test_under_compile_the_function_stays_in_the_graph(tmp_path: Path) -> None:
-    session = Session(output_dir=tmp_path)
+    session = Session(active=None, output_dir=tmp_path)
     predict = torch.compile(session.record(lambda x: x.relu() + 1), backend="eager", fullgraph=True)
     assert predict(torch.ones(2)).tolist() == [2.0, 2.0]
     assert session.captures == []
@@ -297,7 +297,7 @@ def test_what_is_no_function_is_refused() -> None:
     async def stream() -> Any:
         yield 1
 
-    session = Session()
+    session = Session(active=None)
     with pytest.raises(ConfigError) as module:
         session.record(nn.Linear(2, 1))
     assert str(module.value) == (
@@ -346,3 +346,38 @@ def test_calls_go_on_after_the_last_window_where_something_else_needs_them(
     assert (session.running, session.step_number, windows(session)) == (True, 3, [[0]])
     session.stop()
     assert windows(session) == [[0]]
+
+
+def test_the_event_loop_goes_on_while_an_asynchronous_call_waits_for_the_captures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, goes_on = Event(), Event()
+
+    def deliver(loop: StepLoop, reason: str | None) -> None:
+        began.set()
+        assert goes_on.wait(60)
+        right(loop, reason)
+
+    right = StepLoop.deliver
+    monkeypatch.setattr(StepLoop, "deliver", deliver)
+    session = Session(active=2, output_dir=tmp_path)
+
+    @session.record
+    async def predict(x: torch.Tensor) -> torch.Tensor:
+        await asyncio.sleep(0)
+        return x.mul(2)
+
+    async def others() -> bool:
+        while not began.is_set():
+            await asyncio.sleep(0)
+        goes_on.set()
+        return True
+
+    async def main() -> bool:
+        task = asyncio.create_task(others())
+        for _ in range(3):
+            await predict(torch.ones(2))
+        return await task
+
+    assert asyncio.run(main())
+    assert windows(session) == [[0, 1]]

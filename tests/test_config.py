@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity
 
 from instrument import ProfilerConfig, Sink
 from instrument.base.errors import ConfigError
+from instrument.config import schedule
 from instrument.config.instantiate import sink_of_class
 from instrument.config.presets import _yaml, preset, presets, shipped
 from instrument.config.schema import as_config
@@ -249,7 +250,7 @@ def test_every_source_gives_the_same_config() -> None:
         assert as_config(source) == expected
     assert as_config({"active": 9}, active=3, warmup=1) == expected
     assert as_config(expected, active=4) == ProfilerConfig(active=4, warmup=1)
-    assert as_config() == ProfilerConfig()
+    assert as_config() == as_config({}) == as_config("summary")
 
 
 @pytest.mark.parametrize("source", [3, ["active"], object()])
@@ -297,6 +298,39 @@ def test_every_sink_that_ships_is_built_the_same_by_name_and_by_config(name: str
 
 def test_a_sink_of_the_users_is_built_by_its_path() -> None:
     assert sink_of_class(f"{__name__}.Loud", {"volume": 3}) == Loud(volume=3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"metadata": {"a": 1}}, {"active": 3}, {"timings": {}}, {"sinks": ["table"]}, {"wait": 2}],
+    ids=str,
+)
+def test_without_a_config_nothing_is_recorded_whatever_the_options(options: Any) -> None:
+    assert not as_config(None, **options).enabled
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        ({}, (2, 6)),
+        ({"metadata": {"a": 1}}, (2, 6)),
+        ({"sinks": ["stacks"], "with_stack": True}, (2, 6)),
+        ({"wait": 9}, (10, 14)),
+        ({"active": 3}, (0, 2)),
+        ({"active": None}, (0, None)),
+        ({"timings": {}}, None),
+        ({"timings": {}, "metadata": {"a": 1}}, None),
+        ({"triggers": ["slow_step"]}, None),
+        ({"triggers": ["out_of_memory"]}, None),
+        ({"triggers": ["out_of_memory"], "active": 2}, (0, 1)),
+    ],
+    ids=str,
+)
+def test_no_window_is_without_end_unless_that_is_asked_for(options: Any, first: Any) -> None:
+    config = as_config(**options)
+    window = schedule.next_window(config, 0)
+    assert config.enabled
+    assert (window and (window.first, window.last)) == first
 
 
 @pytest.mark.parametrize(

@@ -350,7 +350,7 @@ def test_outside_windows_and_after_errors_no_collection_calls_us(tmp_path: Path,
                 session.step()
             raise KeyError("batch")
 
-    session = Session(wait=2, warmup=1, output_dir=tmp_path)
+    session = Session(active=None, wait=2, warmup=1, output_dir=tmp_path)
     with pytest.raises(KeyError):
         train(session)
     assert counts == [0, 0, 0, 1, 1]
@@ -380,7 +380,7 @@ def test_a_window_that_fails_leaves_no_callback(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_counts_nothing(tmp_path: Path) -> None:
-    with Session(output_dir=tmp_path):
+    with Session(active=None, output_dir=tmp_path):
         assert counting() == 1
         child = os.fork()
         if child == 0:

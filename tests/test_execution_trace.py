@@ -85,7 +85,7 @@ def test_an_observer_of_somebody_elses_goes_on(tmp_path: Path, log: Log) -> None
     theirs = ExecutionTraceObserver().register_callback(str(tmp_path / "theirs.json"))
     theirs.start()
     try:
-        with Session(output_dir=tmp_path / "ours", execution_trace=True) as session:
+        with Session(active=None, output_dir=tmp_path / "ours", execution_trace=True) as session:
             step()
         torch.ones(2).cos()
     finally:
@@ -109,7 +109,7 @@ def test_a_file_cut_short_is_not_kept(
         "cleanup",
         lambda self: Path(self.output_file_path).write_text('{"no'),
     )
-    with Session(output_dir=tmp_path, execution_trace=True) as session:
+    with Session(active=None, output_dir=tmp_path, execution_trace=True) as session:
         step()
     (capture,) = session.captures
     assert capture.folder is not None

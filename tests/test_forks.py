@@ -81,7 +81,7 @@ def growth_in_child(file: Path) -> int:
 def test_a_forked_child_keeps_no_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    with Session(output_dir=tmp_path, **options) as session:
+    with Session(output_dir=tmp_path, active=None, **options) as session:
         work()
         grown = growth_in_child(tmp_path / "grown")
         with monkeypatch.context() as patch:
@@ -95,7 +95,7 @@ def test_a_forked_child_keeps_no_events(
 
 
 def test_a_forked_child_does_not_record_memory(tmp_path: Path) -> None:
-    with Session(output_dir=tmp_path, profile_memory=True):
+    with Session(active=None, output_dir=tmp_path, profile_memory=True):
         assert torch._C._autograd._profiler_enabled()
         assert in_child(lambda: not torch._C._autograd._profiler_enabled())
 
@@ -103,7 +103,7 @@ def test_a_forked_child_does_not_record_memory(tmp_path: Path) -> None:
 def test_a_forked_child_does_not_record_python_stacks(tmp_path: Path) -> None:
     before = sys.getprofile()
     try:
-        with Session(output_dir=tmp_path, with_stack=True):
+        with Session(active=None, output_dir=tmp_path, with_stack=True):
             assert sys.getprofile() is not None
             assert in_child(lambda: sys.getprofile() is None)
     finally:
@@ -111,7 +111,7 @@ def test_a_forked_child_does_not_record_python_stacks(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_writes_nothing_into_the_execution_trace(tmp_path: Path) -> None:
-    with Session(output_dir=tmp_path, execution_trace=True) as session:
+    with Session(active=None, output_dir=tmp_path, execution_trace=True) as session:
         work()
         (written,) = tmp_path.glob(".execution_trace_*")
         assert is_open(written)
@@ -137,7 +137,7 @@ def test_loader_workers_that_start_in_a_window_leave_the_execution_trace_whole(
     tmp_path: Path,
 ) -> None:
     loader = DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context="fork")
-    with Session(output_dir=tmp_path, execution_trace=True) as session:
+    with Session(active=None, output_dir=tmp_path, execution_trace=True) as session:
         for _ in loader:
             work()
     assert added(session) == 4

@@ -30,12 +30,12 @@ def session(folder):
 
 
 def window(folder):
-    kept.append(Session(output_dir=folder, export="inline", model=model).start())
+    kept.append(Session(active=None, output_dir=folder, export="inline", model=model).start())
     model(torch.ones(1))
 
 
 def window_with_memory(folder):
-    kept.append(Session(output_dir=folder, export="inline", profile_memory=True).start())
+    kept.append(Session(active=None, output_dir=folder, export="inline", profile_memory=True).start())
 
 
 def annotations(folder):

@@ -71,7 +71,7 @@ def test_what_is_added_counts_from_the_window_that_is_open(tmp_path: Path) -> No
 
 
 def test_what_cannot_be_written_is_warned_of_and_ends_nothing(tmp_path: Path, log: Log) -> None:
-    with Session(output_dir=tmp_path) as session:
+    with Session(active=None, output_dir=tmp_path) as session:
         for _ in range(2):
             session.add_metadata("traceEvents", 1)
             session.add_metadata("weights", torch.ones(2))

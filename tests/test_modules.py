@@ -517,7 +517,7 @@ def test_globs_match_the_names_that_ranges_bear(tmp_path: Path) -> None:
 )
 def test_what_is_no_model_is_refused(given: Any, held: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        Session(model=given)
+        Session(active=None, model=given)
     assert str(refused.value) == (
         f"A session's model {held}, but it must be an nn.Module, or a list, tuple or dict of such modules."
     )

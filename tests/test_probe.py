@@ -32,7 +32,10 @@ def categories(capture: Capture) -> Counter[str]:
 
 
 def recorded(tmp_path: Path, **options: Any) -> Capture:
-    with Session(output_dir=tmp_path, **options) as session, torch.profiler.record_function("mine"):
+    with (
+        Session(output_dir=tmp_path, active=None, **options) as session,
+        torch.profiler.record_function("mine"),
+    ):
         torch.ones(2) + 1
     return session.captures[0]
 

@@ -22,7 +22,9 @@ pytest_plugins = ["pytester"]
 def _everything_is_loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
     """pytester unloads what a run inside this process loads, and torch cannot be loaded twice."""
     where = tmp_path_factory.mktemp("warm")
-    with Session(output_dir=where, export="inline", with_stack=True, with_flops=True) as session:
+    with Session(
+        active=None, output_dir=where, export="inline", with_stack=True, with_flops=True
+    ) as session:
         torch.ones(2, requires_grad=True).sum().backward()
     counters(session.captures[0])
 

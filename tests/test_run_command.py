@@ -314,7 +314,7 @@ def own_session():
     model = mlp()
     own = optimizer(model)
     train(5, model, own)
-    with Session(output_dir="theirs", export="inline") as theirs:
+    with Session(active=None, output_dir="theirs", export="inline") as theirs:
         train(4, model, own)
     assert len(theirs.captures) == 1
 

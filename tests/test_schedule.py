@@ -188,7 +188,7 @@ def test_room_is_looked_for_from_the_present_step_on() -> None:
         ),
         ({"triggers": ["file"], "wait": 2, "active": 1}, 1, None),
         ({"triggers": ["file"], "at_steps": [3, 5], "active": 1}, 2, None),
-        ({"triggers": ["out_of_memory"], "wait": 2}, 1, None),
+        ({"triggers": ["out_of_memory"], "wait": 2}, 0, "profiler.wait=2 is ignored: without"),
         ({"triggers": ["out_of_memory", "slow_step"]}, 0, None),
         (
             {"at_steps": [3, 5], "wait": 1, "active": 1},
@@ -271,4 +271,4 @@ def test_torchs_callback_is_answered_with_sinks() -> None:
         ConfigError,
         match=r"^profiler\.on_trace_ready is not an option: choose sinks instead, which process each window",
     ):
-        Session(on_trace_ready=print)
+        Session(active=None, on_trace_ready=print)

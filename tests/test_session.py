@@ -139,7 +139,7 @@ def test_capture_json_says_what_was_recorded(tmp_path: Path, train: Callable[...
 
 def test_without_a_schedule_the_whole_block_is_recorded(tmp_path: Path, net: nn.Module) -> None:
     with (
-        Session(output_dir=str(tmp_path)) as session,
+        Session(active=None, output_dir=str(tmp_path)) as session,
         profiled("inference"),
         torch.inference_mode(),
     ):
@@ -500,7 +500,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_first_step(tmp_path:
     (tmp_path / "file").write_text("not a folder")
     wanted = tmp_path / "file" / "profile"
     with pytest.raises(ConfigError) as raised:
-        Session(output_dir=str(wanted)).start()
+        Session(active=None, output_dir=str(wanted)).start()
     assert str(raised.value) == (
         f"profiler.output_dir is '{wanted}', which cannot be written (not a directory): choose another folder."
     )
@@ -510,10 +510,12 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_first_step(tmp_path:
 def test_a_second_session_while_one_records_is_refused(tmp_path: Path, net: nn.Module) -> None:
     with Session({"active": 1, "output_dir": str(tmp_path)}) as first:
         with pytest.raises(CaptureError) as raised:
-            Session(output_dir=str(tmp_path)).start()
+            Session(active=None, output_dir=str(tmp_path)).start()
         train_step(net, LOADER[0])
         first.step()
-        Session(output_dir=str(tmp_path)).start().stop()  # the first one records no more
+        Session(
+            active=None, output_dir=str(tmp_path)
+        ).start().stop()  # the first one records no more
     assert str(raised.value) == (
         "Another session is recording in this process, and only one can record at a time: stop "
         "that session first. If a trainer has two callbacks, use one callback with the windows "
@@ -654,7 +656,7 @@ def test_the_session_passes_iterables_and_their_exceptions_on(tmp_path: Path, lo
         yield 1
         raise OSError("the disk of the data is gone")
 
-    session = Session(output_dir=str(tmp_path))
+    session = Session(active=None, output_dir=str(tmp_path))
 
     def run() -> None:
         with session:
@@ -819,7 +821,11 @@ def test_odd_names_come_back_from_the_trace(tmp_path: Path) -> None:
 
 
 def test_a_range_that_is_called_like_a_step_is_a_range(tmp_path: Path) -> None:
-    with Session(output_dir=tmp_path) as session, profiled("ProfilerStep#3"), profiled("inner"):
+    with (
+        Session(active=None, output_dir=tmp_path) as session,
+        profiled("ProfilerStep#3"),
+        profiled("inner"),
+    ):
         torch.ones(1)
     (capture,) = session.captures
     assert [row.path for row in capture.ranges] == ["'ProfilerStep#3'", "'ProfilerStep#3'/inner"]

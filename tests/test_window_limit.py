@@ -91,7 +91,7 @@ def test_a_step_that_does_not_end_is_cut_at_twice_the_limit(
         return held
 
     monkeypatch.setattr(limits, "resident_bytes", look)
-    with Session(max_window_memory="1MB", output_dir=tmp_path) as session:
+    with Session(active=None, max_window_memory="1MB", output_dir=tmp_path) as session:
         held += 1_900_000
         for _ in range(3):  # after the second look, the thread has drawn nothing from the first
             looked.clear()

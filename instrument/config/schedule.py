@@ -137,8 +137,11 @@ def triggers_ask(schedule: Schedule) -> bool:
 
 
 def triggers_alone(schedule: Schedule) -> bool:
-    """Whether all windows are requested by triggers, because no option says where one ends."""
-    return schedule.active is None and _window_option(schedule) is None and triggers_ask(schedule)
+    """Whether only triggers request windows, if any, because no option says where one ends."""
+    if schedule.active is not None or _window_option(schedule) is not None:
+        return False
+    others = bool(schedule.triggers) or schedule.timings is not None
+    return triggers_ask(schedule) or (others and "active" not in schedule.model_fields_set)
 
 
 def _window_option(schedule: Schedule) -> str | None:

@@ -31,6 +31,11 @@ _OF_A_WINDOW = frozenset({
     "experimental_config", "max_window_s", "max_window_memory",
 })  # fmt: skip
 
+# the options without which a session without a config is that of a preset
+_SAY_WHEN = frozenset({
+    "enabled", "active", "at_steps", "every_n_steps", "schedule", "timings", "triggers",
+})  # fmt: skip
+
 
 class ModulesConfig(Options):
     """Which submodules of the session's model get a range; see `instrument_model`."""
@@ -109,6 +114,7 @@ class ProfilerConfig(Options):
     recorded steps: the window. Unlike in torch, `repeat` is 1 by default: one window.
     `active=None` records until the session stops. With triggers, `active=None` records only the
     windows that the triggers request; such a window has one step, unless its trigger requests more.
+    If only timings are given, no window is recorded.
     Instead of cycles, `at_steps` or `every_n_steps` gives the first step of each window; `wait` is
     then ignored.
 
@@ -452,8 +458,8 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     """Make a `ProfilerConfig` from a preset's name, a mapping, a Hydra config or a dataclass.
 
     Each of the `options` replaces the option of the same name in `source`. If `source` is None, as
-    `cfg.get("profiler")` is for an application without a profiler, and there are no options,
-    nothing is recorded.
+    `cfg.get("profiler")` is for an application without a profiler, nothing is recorded. Without
+    `source`, and without options that say what is recorded when, it is the preset `summary`.
 
     Raises:
         ConfigError: an option is wrong, there is no such preset, or `source` has another type.
@@ -469,7 +475,7 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     elif isinstance(source, str):
         given = preset(source)
     elif source is None:
-        given = {} if options else {"enabled": False}
+        given, options = {}, options | {"enabled": False}
     elif isinstance(source, DictConfig):
         given = _resolved(source)
     elif is_dataclass(source):
@@ -481,6 +487,8 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
             f"The profiler config is {source!r}, but it must be a mapping, a preset's name or a "
             "ProfilerConfig."
         )
+    if not given and not options.keys() & _SAY_WHEN:
+        given = preset("summary")
     if "_target_" in given:  # a mapping that describes a ProfilerConfig: build it
         return as_config(instantiated("profiler", given), **options)
     return ProfilerConfig(**{str(key): value for key, value in given.items()} | options)

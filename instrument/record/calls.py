@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from instrument.annotate.profiled import profiled
 from instrument.base.errors import ConfigError, InstrumentError
 from instrument.base.log import logger
 from instrument.config.schedule import triggers_ask
+from instrument.record.recorder import import_early
 
 if TYPE_CHECKING:
     from instrument.record.session import Session
@@ -74,8 +76,16 @@ class RecordedCalls:
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
             if self.over:
                 return await function(*args, **kwargs)
-            with self._call():
+            if not self._first.locked() and not self._session.running:
+                await _in_thread(import_early)
+            call, enclosing = self._begin_call(), _enclosing.get()
+            _enclosing.set((*enclosing, self))
+            try:
                 return await ranged(*args, **kwargs)
+            finally:
+                _enclosing.set(enclosing)
+                if self._ends_session(call):
+                    await _in_thread(self._session.stop_without_waiting())
 
         def generator(*args: Any, **kwargs: Any) -> Any:
             if self.over:
@@ -132,8 +142,11 @@ class RecordedCalls:
         self.over = not self._owns_session
 
     def _end_call(self, call: _CountedCall | None) -> None:
-        if call is not None and self._session.loop.exclusively(self._end_step, call):
+        if self._ends_session(call):
             self._session.stop()
+
+    def _ends_session(self, call: _CountedCall | None) -> bool:
+        return call is not None and bool(self._session.loop.exclusively(self._end_step, call))
 
     def _end_step(self, call: _CountedCall) -> bool:
         """End a step at the end of a call; return whether the session must stop now."""
@@ -154,3 +167,13 @@ class RecordedCalls:
             needs_steps = triggers_ask(config) or config.timings is not None
             self.over = train.window is None and not needs_steps
         return self.over
+
+
+async def _in_thread(act: Callable[[], object]) -> None:
+    """Call `act` on another thread, while the event loop goes on."""
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:  # that of another library, such as trio
+        act()
+        return
+    await running.run_in_executor(None, act)

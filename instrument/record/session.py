@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from importlib import import_module
 from itertools import chain, count
 from pathlib import Path
@@ -54,8 +55,9 @@ class Session:
     """Records windows (consecutive steps) of a training run, and runs the sinks on each window.
 
     `config` is a Hydra config, a mapping, a preset's name or a `ProfilerConfig`; keyword options
-    override it. `Session(None)` records nothing. `Session()` records everything from `start` to
-    `stop`. If only triggers are given, a window is recorded only when a trigger requests it.
+    override it. `Session()` is the preset `summary`. `Session(None)` records nothing, whatever the
+    options. If only timings or triggers are given, a window is recorded only when a trigger
+    requests it. `Session(active=None)` records everything from `start` to `stop`.
 
     With `model`, each submodule gets a range in every window. If `model` is a list, the names of
     the ranges begin with index and class, such as `0.Generator`; if it is a dict, with the key.
@@ -302,12 +304,13 @@ class Session:
         """Make each call of a function a step: `@session.record` for inference without a loop.
 
         The first call starts the session, unless it is already running. The call that ends the last
-        window stops the session, and waits for the captures as `stop` does. Without a schedule, the
-        first call is the only window.
+        window stops the session, and waits for the captures as `stop` does. With
+        `active=None`, the first call is the only window.
 
         Each call is a range, named `name` or as the function. Calls in all threads and asynchronous
         tasks count as steps; a coroutine or generator counts when it ends. A call inside another
-        call, and a call that began before the open window, do not count.
+        call, and a call that began before the open window, do not count. While an asynchronous
+        call waits for the captures, its event loop goes on.
 
         A step lasts from the end of one call to the end of the next call. If calls overlap, their
         ranges show how long each call took. After the last window, a call costs the check of a
@@ -326,6 +329,12 @@ class Session:
         truncated. A window without a finished step is dropped, except if `step` was never called.
         """
         self._stop(None)
+
+    def stop_without_waiting(self) -> Callable[[], None]:
+        """Stop, and return a function that waits for the captures as `stop` does."""
+        loop, was_running = self._loop, self.running
+        self._end(None)
+        return partial(loop.deliver, None) if was_running else lambda: None
 
     def add_models(self, models: Models) -> None:
         """Give the submodules of further models ranges in all windows that begin from now on.
@@ -359,15 +368,22 @@ class Session:
     def _stop(self, reason: str | None) -> None:
         was_running = self.running
         try:
-            self._loop.end(reason)
+            self._end(reason)
         finally:  # even if Ctrl-C ended a wait
+            if was_running and not self.running:
+                self._loop.deliver(reason)
+
+    def _end(self, reason: str | None) -> None:
+        was_running = self.running
+        try:
+            self._loop.end(reason)
+        finally:
             if was_running and not self.running:
                 _sessions.discard(self)
                 atexit.unregister(self._stop)
                 for model in self._instrumented:
                     forget(model)
                 self._instrumented.clear()
-                self._loop.deliver(reason)
 
 
 class Batches(Generic[T]):

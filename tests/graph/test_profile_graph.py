@@ -150,7 +150,7 @@ def test_flops_of_attention() -> None:
 def test_flops_are_unknown_where_something_else_records(
     tmp_path: Path, inline_export: None
 ) -> None:
-    with Session(output_dir=tmp_path):
+    with Session(active=None, output_dir=tmp_path):
         nodes = profile_graph(Attention(), torch.randn(2, 6, 16), runs=1, warmup=0).nodes
     assert set(nodes.column("flops")) == {None}
     assert set(nodes.column("calls")) == {1}
@@ -342,7 +342,7 @@ def test_an_error_of_the_model_stays_its_own() -> None:
 
 def test_a_nodes_range_is_seen_by_what_records(tmp_path: Path, inline_export: None) -> None:
     model, x = Attention(), torch.randn(2, 6, 16)
-    with Session(output_dir=tmp_path, record_shapes=True) as session:
+    with Session(active=None, output_dir=tmp_path, record_shapes=True) as session:
         profile = profile_graph(model, x, runs=1, warmup=0)
     (capture,) = session.captures
     assert set(profile.nodes.column("name")) <= set(capture.ranges.column("path"))
