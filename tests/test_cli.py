@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -298,7 +299,30 @@ def test_a_capture_that_holds_no_trace_is_not_shown_if_another_does(
     (folder / "trace.json.gz").unlink()
     out, err = command("show", tmp_path)
     assert "\nsteps_0: " in out
-    assert err.startswith(f"Showing the newest of 2 captures, {tmp_path / 'steps_0'}")
+    assert err.startswith(f"Showing the most complete of 2 captures, {tmp_path / 'steps_0'}")
+
+
+def test_a_whole_window_of_training_is_shown_before_others(
+    tmp_path: Path, command: Command
+) -> None:
+    """Of the folder's newest run; the page's sections show the same window."""
+    windows = {
+        "whole": {},
+        "cut": {"truncated": True},
+        "validation": {"phase": "validation"},
+    }
+    for number, (name, window) in enumerate(windows.items()):
+        folder = write_capture(tmp_path, steps(), name, window=window).folder
+        assert folder
+        os.utime(folder / "capture.json", (number, number))
+    out, err = command("show", tmp_path)
+    assert "\nwhole: " in out
+    assert err.startswith(f"Showing the most complete of 3 captures, {tmp_path / 'whole'}")
+    page = json.loads(command("report", tmp_path, "--json").out)
+    assert page["title"] == "whole"
+    assert " in whole" in json.dumps(page["sections"]["verdict"])  # its cards are of this capture
+    shutil.rmtree(tmp_path / "whole")
+    assert "\ncut: " in command("show", tmp_path).out
 
 
 def test_of_many_captures_that_hold_nothing_ten_are_named(tmp_path: Path, command: Command) -> None:

@@ -162,6 +162,21 @@ def of_newest_run(places: Sequence[Place]) -> NewestRun:
     return NewestRun(newest, older, left_out(named, (Path(place).name for place in newest)))
 
 
+def most_complete_last(places: Sequence[Place]) -> list[Place]:
+    """Move the captures of whole windows of training with a trace to the end, in their order."""
+    about = _metadata(places) if len(places) > 1 else {}
+
+    def completeness(place: Place) -> tuple[bool, bool, bool]:
+        # a rank may have kept no trace, as of profiler.ranks=one_per_role
+        has_trace = isinstance(place, str) or place.is_file() or any(place.glob("trace.json*"))
+        if place not in about:  # the caller reports why it cannot be read
+            return has_trace, True, True
+        window = about[place].window
+        return has_trace, window.phase in (None, "train"), not window.truncated
+
+    return sorted(places, key=completeness)
+
+
 class _Process(NamedTuple):
     host: str
     number: str

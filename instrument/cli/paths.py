@@ -18,16 +18,17 @@ _OTHERS = 10
 
 
 def newest_capture(path: Path | str) -> Capture:
-    """Return the newest capture at a path or URL; list other captures on stderr."""
-    from instrument.analysis.find_captures import captures_at
+    """Return the newest capture of a whole window of training at a path or URL, if there is one.
+
+    Else return the most complete capture of the newest run. The others are listed on stderr.
+    """
+    from instrument.analysis.find_captures import captures_at, most_complete_last, of_newest_run
     from instrument.capture import Capture
 
     found = captures_at(path)
-    # a rank may have kept no trace, as of profiler.ranks=one_per_role
-    held = (at for at in reversed(found) if isinstance(at, str) or any(at.glob("trace.json*")))
-    newest = next(held, found[-1])
+    newest = most_complete_last(of_newest_run(found).captures)[-1]
     others = [each for each in found if each != newest]
-    tell_others(newest, others, "captures")
+    tell_others(newest, others, "captures", "newest" if newest == found[-1] else "most complete")
     return Capture.load(newest)
 
 
@@ -42,7 +43,7 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
         CaptureError: there are no captures, or none can be read.
         TraceError: no trace can be read.
     """
-    from instrument.analysis.find_captures import captures_at, of_newest_run
+    from instrument.analysis.find_captures import captures_at, most_complete_last, of_newest_run
     from instrument.capture import Capture
     from instrument.runs.rank_summary import without_trace
 
@@ -50,7 +51,7 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
     named = set[Path | str]()  # by the user, not found in a folder
     for path in paths:
         run = of_newest_run(captures_at(path, or_traces=True))
-        found += run.captures
+        found += most_complete_last(run.captures)  # the page shows the last one
         named.update({path}.intersection(run.captures))
         if run.left_out:
             say(run.left_out)
@@ -123,7 +124,9 @@ def chosen_window(
     return newest
 
 
-def tell_others(newest: Path | str, others: Sequence[Path | str], kind: str) -> None:
+def tell_others(
+    newest: Path | str, others: Sequence[Path | str], kind: str, which: str = "newest"
+) -> None:
     """Print on stderr which capture is shown, and which others are not, the newest first.
 
     `kind` says what the paths are, such as "captures" or "windows".
@@ -131,4 +134,4 @@ def tell_others(newest: Path | str, others: Sequence[Path | str], kind: str) -> 
     if others:
         listed = [f"  {path}" for path in others[: -_OTHERS - 1 : -1]]
         listed += [f"  and {len(others) - _OTHERS} more"] if len(others) > _OTHERS else []
-        say(f"Showing the newest of {len(others) + 1} {kind}, {newest}; the others are:", *listed)
+        say(f"Showing the {which} of {len(others) + 1} {kind}, {newest}; the others are:", *listed)

@@ -240,7 +240,7 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
 
     `own` are the captures of this rank; those of other ranks are in the same folder.
     """
-    from instrument.analysis.find_captures import captures_at, of_newest_run
+    from instrument.analysis.find_captures import captures_at, most_complete_last, of_newest_run
     from instrument.base import files
     from instrument.capture import Capture
     from instrument.findings.diagnose import Diagnosing
@@ -250,7 +250,9 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
 
     captures: Sequence[Path | str] = own
     if (Capture.load(own[-1]).about.world_size or 1) > 1:
-        captures = of_newest_run(captures_at(own[-1].parent)).captures
+        every = of_newest_run(captures_at(own[-1].parent)).captures
+        captures = [*(each for each in every if each not in own), *own]
+    captures = most_complete_last(captures)  # the page shows the last one
     seen = Diagnosing()
     content = payload(map(Capture.load, captures), diagnosing=seen)
     target = own[-1] / "report.html"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -256,7 +255,8 @@ class Diagnosing:
         if not self.has_device_work:
             not_seen = [each.code for each in self.checks if each.on_device and each.code in silent]
         of = len(self.captures)
-        steps = self.steps_ns.get(TRAIN) or [*chain(*self.steps_ns.values())]
+        phase = TRAIN if TRAIN in self.steps_ns else next(iter(self.steps_ns), TRAIN)
+        steps = self.steps_ns.get(phase)
         step_ns, device_uses, parts = median_low(steps) if steps else (None, "", "")
         return Diagnosis(
             captures=tuple(self.captures),
@@ -265,6 +265,7 @@ class Diagnosing:
             not_checked=tuple(self._not_checked(not_seen)),
             notes=tuple(_of_captures(note, n, of) for note, n in self.notes.items()),
             step_ns=step_ns,
+            step_phase=phase if len({at or TRAIN for (at, _), _ in self.runs}) > 1 else None,
             has_steps=self.has_steps,
             unexplained=max(self.unexplained, default=None),
             largest_parts=parts,
@@ -372,6 +373,8 @@ class Diagnosing:
         # Captures of one name cannot be told apart by `Finding.spans_in`.
         if self.captures.count(median.capture or "") > 1:
             rows = tuple(row._replace(start_ns=None, end_ns=None) for row in rows)
+        if name:
+            title = title.replace("of the step", f"of the {name}step", 1)
         placed = replace(median, title=title, evidence=rows, phase=median.phase if name else None)
         late = self.late.get(median.phase or TRAIN, set())
         is_of_late = 0 < len(ranks) < len(of_ranks) and late.issuperset(ranks)

@@ -110,6 +110,7 @@ class Diagnosis:
         notes: sentences on how far the savings can be trusted.
         step_ns: the median recorded step; of several captures, the median of their medians, or of
             those of training if phases differ. None if no step could be simulated.
+        step_phase: the phase of `step_ns`; None if all captures are of one phase.
         has_steps: whether a step finished; else `step_ns` is the time of the whole recording.
         unexplained: the share of the window in which device work was late for an unknown reason; of
             several captures, the largest. None if no step could be simulated.
@@ -123,6 +124,7 @@ class Diagnosis:
     not_checked: tuple[str, ...]
     notes: tuple[str, ...] = ()
     step_ns: int | None = None
+    step_phase: str | None = None
     has_steps: bool = True
     unexplained: float | None = None
     largest_parts: str = ""

@@ -44,7 +44,8 @@ def verdict(diagnosis: Diagnosis) -> str:
     takes, step_ns, found = "", diagnosis.step_ns, causes(diagnosis)[:_FIRST_FINDINGS]
     if step_ns is not None:
         median = " (median of the captures)" if len(diagnosis.captures) > 1 else ""
-        takes = f"{_step(diagnosis).capitalize()} takes {duration(step_ns)}{median}. "
+        step = _step_of(diagnosis, diagnosis.step_phase)
+        takes = f"{step[0].upper()}{step[1:]} takes {duration(step_ns)}{median}. "
     if diagnosis.device_use:
         takes += f"{diagnosis.device_use} "
     parts = f"{diagnosis.largest_parts} " if diagnosis.largest_parts else ""
@@ -185,12 +186,14 @@ def _with_saving(finding: Finding) -> str:
 
 
 def _step(diagnosis: Diagnosis, finding: Finding | None = None) -> str:
-    """Return what `step_ns` is the time of, with the phase of a finding if phases differ."""
+    """Return what the saving of a finding is a part of, with its phase if phases differ."""
+    return _step_of(diagnosis, finding.phase if finding else None)
+
+
+def _step_of(diagnosis: Diagnosis, phase: str | None) -> str:
     if not diagnosis.has_steps:
         return "the recording"
-    if finding is None or finding.phase is None:
-        return "a step"
-    return f"a {shortened(finding.phase, _LONGEST_NAME)} step"
+    return "a step" if phase is None else f"a {shortened(phase, _LONGEST_NAME)} step"
 
 
 def _has_other_step(finding: Finding, diagnosis: Diagnosis) -> bool:

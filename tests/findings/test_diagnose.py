@@ -47,7 +47,7 @@ from instrument.findings.diagnosis import (
     as_text,
 )
 from instrument.findings.finding import Evidence, Finding
-from instrument.findings.verdict import first_lines
+from instrument.findings.verdict import first_lines, verdict
 from instrument.runs import rank_summary
 from instrument.runs import run as run_module
 
@@ -691,9 +691,10 @@ def test_the_saving_names_the_phase_of_its_step_if_phases_differ(tmp_path: Path)
     found = diagnosed(captures, [Check("made-up", find), check({"place": ("other", None)})])
     assert found.step_ns == 1_000_000
     assert [each.title for each in found.findings] == [
-        f"Half of the step is slow (in 1 of 1 {phase} window)"
+        f"Half of the {phase} step is slow (in 1 of 1 {phase} window)"
         for phase in ("train", "validation", "validation")
     ]
+    assert verdict(found).startswith("A train step takes 1.000 ms (median of the captures). Half ")
     saves = "10.000 µs of a validation step of 40.000 µs (25 %): a step would take 30.000 µs"
     others = "250.000 µs of a train step of 1.000 ms (25 %): a step would take 750.000 µs"
     text = " ".join(as_text(found).split())

@@ -82,6 +82,7 @@ def _facts(
     capture: Views, diagnosis: Diagnosis, parts: dict[tuple[str, str], int]
 ) -> Iterator[dict[str, Any]]:
     steps, total_ns = capture.steps, capture.links.counted_steps.total_ns
+    where = f" in {capture.name}" if len(diagnosis.captures) > 1 else ""
     numbers, duration_ns = steps.column("number"), steps.column("duration_ns")
     yield _step_time(capture, diagnosis)
     every = [*capture.efficiency_steps]
@@ -89,11 +90,11 @@ def _facts(
     if rates:
         is_bound = any((row.flops_covered or 0.0) < 1 for row in rates)
         whole = "at least: FLOPs are not known for all kernels" if is_bound else "of the peak"
-        yield fact("MFU", percent(mean(row.mfu for row in rates)), whole)
+        yield fact("MFU", percent(mean(row.mfu for row in rates)), f"{whole}{where}")
     if len(capture.work.event) and total_ns:
         busy_ns = sum(ns for (_, kind), ns in parts.items() if kind in KINDS[:3])
         whole = "of the step" if numbers else "of the recording"
-        yield fact("Device busy", percent(busy_ns / total_ns), whole)
+        yield fact("Device busy", percent(busy_ns / total_ns), f"{whole}{where}")
     if lost := [*incomplete(capture)]:
         more = f", and {len(lost) - 1} more" if lost[1:] else ""
         yield fact(
@@ -102,7 +103,7 @@ def _facts(
             f"{lost[0].name}{more}: see Coverage of the recording, below",
         )
     if len(numbers) > 1:
-        between = f"steps {numbers[0]}–{numbers[-1]}"
+        between = f"steps {numbers[0]}–{numbers[-1]}{where}"
         yield fact("Each step", "", between, chart=step_chart(numbers, duration_ns))
 
 
