@@ -198,8 +198,8 @@ class Diagnosing:
         # by phase, the ranks that others wait for; none if these differ
         self.late: dict[str, set[int | None]] = defaultdict(set)
         self.notes: Counter[str] = Counter()
-        # With what the device does, and the largest parts, by phase.
-        self.steps_ns: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
+        # With what the device does, the largest parts, and the rank (-1: unknown), by phase.
+        self.steps_ns: dict[str, list[tuple[int, str, str, int]]] = defaultdict(list)
         self.unexplained: list[float] = []
 
     def add(self, capture: Views) -> bool:
@@ -257,7 +257,10 @@ class Diagnosing:
         of = len(self.captures)
         phase = TRAIN if TRAIN in self.steps_ns else next(iter(self.steps_ns), TRAIN)
         steps = self.steps_ns.get(phase)
-        step_ns, device_uses, parts = median_low(steps) if steps else (None, "", "")
+        step_ns, *sentences, rank = median_low(steps) if steps else (None, "", "", -1)
+        if rank >= 0 and len({rank for _, rank in self.runs}) > 1:
+            sentences = [text and f"On rank {rank}: {text}" for text in sentences]
+        device_uses, parts = sentences
         return Diagnosis(
             captures=tuple(self.captures),
             findings=tuple(_causes_first(findings)),
@@ -328,7 +331,9 @@ class Diagnosing:
             uses, parts = device_use(capture), largest_parts(capture)
         try:
             whatif = scenario(capture)
-            self.steps_ns[capture.phase].append((whatif.baseline_ns, uses, parts))
+            self.steps_ns[capture.phase].append(
+                (whatif.baseline_ns, uses, parts, -1 if capture.rank is None else capture.rank)
+            )
             self.unexplained.append(whatif.unexplained)
             self.notes.update(dict.fromkeys(whatif.notes, 1))
         except Exception as error:

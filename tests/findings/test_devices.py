@@ -472,6 +472,7 @@ def test_late_ranks_come_before_what_only_they_have() -> None:
         "device-idle",
     ]
     assert ". Ranks 6, 0, 2 are late" in verdict(every)
+    assert " On rank 7: The device computes for 21 % of it" in verdict(every)  # not of the job
 
 
 def test_a_rank_that_others_without_own_work_wait_for(tmp_path: Path) -> None:
