@@ -691,7 +691,7 @@ def test_an_error_within_a_function_that_was_given_a_frame_does_not_reach_traini
 
 
 class Interrupted:
-    """A trigger and a schedule during which a signal arrives."""
+    """A trigger during which a signal arrives."""
 
     def fires(self, step: Step) -> str | None:
         if step.number == 3:
