@@ -500,9 +500,16 @@ def _read(capture: Views) -> Part | None:
     if events.cut_short:
         why = f"The trace file is cut short: only its first {events.recorded} events could be read."
         return Part(None, why=why)
-    if events.unreadable:
-        why = "events of the trace file are not JSON and could not be read."
-        return _share(events.recorded - events.unreadable, events.recorded, why, str)
+    if events.unreadable or events.no_category:
+        causes = {
+            "are not JSON": events.unreadable,
+            "have no category (`cat`), and their names show none either; export the trace with "
+            "prof.export_chrome_trace": events.no_category,
+        }
+        lost = events.unreadable + events.no_category
+        whys = (f"{count} {cause}" for cause, count in causes.items() if count)
+        why = f"events of the trace file could not be read: {'; '.join(whys)}."
+        return _share(events.recorded - lost, events.recorded, why, str)
     why = (
         f"The values of {counted(events.counters, 'counter event')} in the trace, such as the "
         "length of a queue over time, are not read: no table has them."

@@ -133,9 +133,9 @@ ROWS = {
         "is out of range, or if the event ends before it begins"
     ),
     READ: Row(
-        "the part of the events of the file that were read: all but those that are not JSON; None "
-        "if the file is truncated. `why` gives the number of counter events, whose values are not "
-        "read"
+        "the part of the events of the file that were read: all but those that are not JSON or "
+        "have no category; None if the file is truncated. `why` gives the number of counter "
+        "events, whose values are not read"
     ),
     PLANNED: Row(
         "the part of the planned steps that were recorded; None if the number of planned steps is "

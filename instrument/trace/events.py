@@ -99,6 +99,27 @@ def split_overload(name: str) -> tuple[str, str]:
     return (found[1], found[2]) if found else (name, "")
 
 
+# The names of events by category, as torch and CUPTI write them; the first match counts.
+_NAMES = (
+    ("gpu_memcpy", r"\[?memcpy\b"),
+    ("gpu_memset", r"\[?memset\b"),
+    ("user_annotation", r"ProfilerStep#|Optimizer\.|enumerate\(Data"),
+    ("python_function", r".*\.py\(\d+\): |<built-in |nn\.Module: "),
+    ("cuda_runtime", r"(cuda|cu|hip)[A-Z]\w+$"),
+    ("cpu_op", r"[a-z]\w*::[\w.:]+$|\w+Backward\d*$|autograd::engine::|torch::autograd::"),
+    ("kernel", r"void .*[<(]|_Z\w|nccl\w*(kernel|_)|\w*(_kernel|gemm|triton_)|.*>\(.*\)$|Kernel"),
+)
+_BY_NAME = [
+    (category, re.compile(pattern, re.IGNORECASE if category.startswith("gpu_") else 0))
+    for category, pattern in _NAMES
+]
+
+
+def category_of(name: str) -> str:
+    """The category that events of this name have in torch's traces; "" if the name shows none."""
+    return next((category for category, names in _BY_NAME if names.match(name)), "")
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """The allocations and frees of a trace, one row each, in the order of the file.
@@ -265,6 +286,8 @@ class Events:
         messages: what Kineto logged while it recorded, if torch kept it.
         left_out: the number of events that are left out because their times are out of range.
         unreadable: the number of events in the file that are not JSON, even after repairs.
+        no_category: the number of events without a category (`cat`) whose name and thread do not
+            show one either. No table has them.
         negative_durations: the number of events that end before they begin, because the clock was
             set back. In the columns, they last 0 ns and are not finished.
     """
@@ -309,6 +332,7 @@ class Events:
     messages: tuple[str, ...] = ()
     left_out: int = 0
     unreadable: int = 0
+    no_category: int = 0
     negative_durations: int = 0
 
     def __len__(self) -> int:

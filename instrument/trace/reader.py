@@ -56,6 +56,7 @@ from instrument.trace.events import (
     Memory,
     ProcessGroup,
     Thread,
+    category_of,
     flags,
     is_runtime,
 )
@@ -118,6 +119,9 @@ _LONGEST_NS = 2**53
 _DEVICE_ARGS = ("moved_bytes", "size", "grid", "block", "blocks_per_sm", "occupancy")
 _DETAILS = attrgetter(*Details._fields)
 _NO_DETAILS = Details()
+_OPERATOR, _KERNEL = "cpu_op", "kernel"
+# The process of all events in a file that torch's `EventList.export_chrome_trace` has written.
+_PROCESS_OF_EVENTS = "CPU functions"
 _NONE = np.array(-1, np.int32)  # the code of a missing text
 
 
@@ -285,6 +289,14 @@ class _Columns:
         columns = joined(self._parts, self.of_spans([]))
         memory = joined(self._memory_parts, self._memory([]))
         found = len(columns["name"]) + len(memory["time_ns"]) + len(self._halves)
+        columns["category"], no_category = _known_categories(
+            columns["category"],
+            columns["name"],
+            columns["thread"],
+            tuple(self._names),
+            tuple(self._threads),
+            self._categories,
+        )
         columns, negative = _with_real_times(columns)
         _end_with_callers(columns)
         memory = _where(_is_within(memory["time_ns"], BEYOND_NS), memory)
@@ -306,8 +318,41 @@ class _Columns:
             counters=self.counters,
             left_out=found - len(columns["name"]) - len(memory["time_ns"]) - len(halves),
             negative_durations=negative,
+            no_category=no_category,
             **(columns | about),
         )
+
+
+def _known_categories(
+    category: Codes,
+    name: Codes,
+    thread: Codes,
+    names: Sequence[str],
+    threads: Sequence[Thread],
+    categories: Interned,
+) -> tuple[Codes, int]:
+    """Give events without a category one by their name, else one by their thread.
+
+    Returns the categories, and the number of events that still have none.
+    """
+    missing = categories.get("", -1)
+    at = np.flatnonzero(category == missing)
+    if not len(at):
+        return category, 0
+    used = np.unique(name[at])
+    of_name = np.full(len(names), missing, np.int32)
+    of_name[used] = categories.codes((category_of(names[k]) for k in used.tolist()), len(used))
+    found = of_name[name[at]]
+    of_thread = np.full(len(threads), missing, np.int32)
+    for k, (process, _) in enumerate(threads):
+        if process == _PROCESS_OF_EVENTS:
+            of_thread[k] = categories[_OPERATOR]
+    for each in (_OPERATOR, _KERNEL):
+        if (code := categories.get(each, -1)) >= 0:
+            of_thread[thread[at[found == code]]] = code
+    category = category.copy()
+    category[at] = np.where(found == missing, of_thread[thread[at]], found)
+    return category, int((category[at] == missing).sum())
 
 
 def _with_directions(

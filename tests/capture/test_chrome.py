@@ -598,6 +598,40 @@ def test_an_event_with_garbage_in_its_arguments_keeps_its_name_and_times(
     assert not events.cut_short
 
 
+def test_an_event_without_a_category_has_that_of_its_name_or_thread(tmp_path) -> None:
+    named = {
+        "aten::addmm": "cpu_op", "autograd::engine::evaluate_function: AddmmBackward0": "cpu_op",
+        "AddmmBackward0": "cpu_op", "c10d::allreduce_": "cpu_op", "cudaLaunchKernel": "cuda_runtime",
+        "hipMemcpyAsync": "cuda_runtime", "cuLaunchKernelEx": "cuda_runtime", "[MEMCPY] HtoD": "gpu_memcpy",
+        "Memcpy DtoH (Device -> Pageable)": "gpu_memcpy", "Memset (Device)": "gpu_memset",
+        "void at::native::vectorized_elementwise_kernel<4>(int)": "kernel", "triton_poi_fused_0": "kernel",
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "kernel",
+        "ampere_sgemm_128x64_tn": "kernel", "ProfilerStep#3": "user_annotation",
+        "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__": "user_annotation",
+        "Optimizer.step#SGD.step": "user_annotation", "train.py(12): step": "python_function",
+        "<built-in method add>": "python_function", "nn.Module: Linear_0": "python_function",
+        "forward": "", "step 3": "",
+    }  # fmt: skip
+    events = [span(name, 10 * k, 5, tid=f"row {k}") for k, name in enumerate(named)]
+    events += [span("aten::add", 900, 9, tid=7), span("my range", 901, 2, tid=7)]
+    events += [span("void k<int>(int)", 900, 9, tid=8), span("my kernel", 901, 2, tid=8)]
+    events += [span("forward", 950, 9, pid="CPU functions", tid=1)]
+    for event in events:
+        del event["cat"]
+    found = read(tmp_path, [*events, span("kept", 999, 1, cat="cpu_op")])
+    assert [found.categories[code] for code in found.category] == [
+        *named.values(), "cpu_op", "cpu_op", "kernel", "kernel", "cpu_op", "cpu_op",
+    ]  # fmt: skip
+    assert found.no_category == 2
+    (row,) = Capture.load(tmp_path / "trace.json").coverage.where(
+        lambda row: row.name == "events of the file that were read"
+    )
+    assert row.share == (len(found) - 2) / len(found)
+    assert row.why.startswith(
+        "2 of 28 events of the trace file could not be read: 2 have no category (`cat`)"
+    )
+
+
 # Names as torch writes them: it does not escape them. Backslashes are of older versions.
 UNESCAPED = [
     'blocks["enc"].forward', 'say "hi", you', 'a", "b', 'a"}, {"b', 'x", "y": {', 'say "hi", "x": 1', '"', 'end"',
