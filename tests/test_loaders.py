@@ -46,7 +46,12 @@ def test_each_batch_is_a_step_that_holds_its_wait(
     tmp_path: Path, loader: Iterable[Any], ends: int
 ) -> None:
     seen = []
-    options: dict[str, Any] = {"wait": 1, "phases": ["train", "validation"], "timings": {}}
+    options: dict[str, Any] = {
+        "wait": 1,
+        "active": None,
+        "phases": ["train", "validation"],
+        "timings": {},
+    }
     with Session(options, output_dir=tmp_path) as session:
         assert list(session.steps([])) == []
         for epoch in range(2):

@@ -668,6 +668,30 @@ def test_the_session_passes_iterables_and_their_exceptions_on(tmp_path: Path, lo
     assert session.captures[0].metadata["window"]["reason"] == "exception OSError"
 
 
+def test_an_iterator_that_is_kept_does_not_silence_later_loops(tmp_path: Path, log: Log) -> None:
+    numbers, loader = list[int](), [1, 2, 3]
+    with Session(at_steps=[3], active=2, output_dir=tmp_path) as session:
+        kept = iter(session.steps(loader))
+        assert next(kept) == 1
+        for _ in range(2):
+            numbers += [session.step_number for _ in session.steps(loader)]
+        assert list(kept) == [2, 3]
+    assert numbers == [0, 1, 2, 3, 4, 5]
+    assert [whole_steps(c) for c in session.captures] == [[3, 4]]
+
+
+def test_loops_beside_a_kept_iterator_over_another_loader_are_said(
+    tmp_path: Path, log: Log
+) -> None:
+    log.expect("before the first window")
+    with Session(at_steps=[3], active=2, output_dir=tmp_path) as session:
+        kept = iter(session.steps(iter([1, 2, 3])))
+        assert next(kept) == 1
+        for _ in range(2):
+            assert list(session.steps([1, 2])) == [1, 2]
+    assert "4 batches of session.steps() were no steps, because an iterator" in log.at("WARNING")[0]
+
+
 def test_a_loop_left_by_break_and_stepped_by_hand_after_that(tmp_path: Path, log: Log) -> None:
     log.expect("before the first window")
     with Session({"wait": 20, "active": 1, "output_dir": str(tmp_path)}) as session:

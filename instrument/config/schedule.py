@@ -192,7 +192,7 @@ def ignored_options(schedule: Schedule) -> str | None:
         names, why = ["wait"], f"profiler.{option} says which windows there are"
     elif triggers_alone(schedule):
         names = ["wait", "skip_first"]
-        why = "without profiler.active, only triggers request windows"
+        why = "without profiler.active, no window is scheduled"
     else:
         return None
     given = [

@@ -432,9 +432,15 @@ class Batches(Generic[T]):
     def _give_batches(self) -> Iterator[T]:
         counter = self._loop.current
         if counter.batch_open and not counter.loop_left:  # inside another loop over `session.steps`
-            yield from self._loader
-            return
+            if counter.loop is None or counter.loop[0] is not self._loader:
+                for batch in self._loader:
+                    counter.batches_inside += 1
+                    yield batch
+                return
+            # A kept iterator over this loader, from which a batch was only taken to look at it.
+            counter.batch_open = False
         self._loop.close_batch(counter)
+        loop = (self._loader,)
         batches: Iterator[T] | None = None
         length, data = _length(self._loader), profiled("data")
         for number in count():
@@ -445,12 +451,14 @@ class Batches(Generic[T]):
                 except StopIteration:
                     return
             counter.batch_open, counter.loop_left = True, False
+            counter.loop, counter.batches_inside = loop, 0
             try:
                 yield batch
             finally:
                 # after `break` and after an exception: a generator cannot distinguish the two
-                counter.loop_left = True
-            self._loop.close_batch(counter)
+                counter.loop_left |= counter.loop is loop
+            if counter.loop is loop:  # otherwise a later loop ends the steps
+                self._loop.close_batch(counter)
 
 
 def _run_metadata(

@@ -94,6 +94,8 @@ class StepCounter:
         next_event_step: the next step at whose start a window may begin, continue or end.
         batch_open: whether `session.steps` has given a batch whose step has not ended yet.
         loop_left: whether the user's loop over `session.steps` has ended.
+        loop: identifies the loop that gave the current batch, and holds its loader.
+        batches_inside: the batches of other loops since then, which are no steps.
         loss: the loss that was passed to `session.step` for the current batch.
     """
 
@@ -106,6 +108,8 @@ class StepCounter:
     next_event_step: int = NEVER
     batch_open: bool = False
     loop_left: bool = False
+    loop: tuple[Any] | None = None
+    batches_inside: int = 0
     loss: Any = None
     clock: StepClock = field(default_factory=StepClock)
     _following: tuple[Window | None, Window | None] = (None, None)
@@ -402,7 +406,14 @@ class StepLoop:
     def end(self, reason: str | None) -> None:
         """End the run; `reason` says why it ends early, or is None. Call `deliver` afterwards."""
         if reason is None:
-            self.close_batch(self.current)  # `break` may have ended the loop after a whole batch
+            counter = self.current
+            if counter.batch_open and not counter.loop_left and counter.batches_inside:
+                logger.warning(
+                    "{} batches of session.steps() were no steps, because an iterator over other "
+                    "batches of session.steps() was still in use: delete it before the next loop.",
+                    counter.batches_inside,
+                )
+            self.close_batch(counter)  # `break` may have ended the loop after a whole batch
         self.current.batch_open = False
         run = self.run
         if not self.running or run is None:
