@@ -21,7 +21,7 @@ from instrument.base.prose import shortened
 from instrument.base.range_names import RECOMPUTED
 from instrument.base.units import percent
 from instrument.links.groupby import groupby_rows
-from instrument.trace.events import called_operators
+from instrument.trace.events import called_operators, is_compiled_code
 
 _NO_RANGE, _DATA = -1, -2
 _MOST, _LARGE, _LEAST, _LEAST_OPERATOR = 0.75, 0.65, 0.05, 0.25
@@ -120,12 +120,14 @@ def _times(capture: Views) -> Iterator[tuple[int, int, str, int]]:
         spent_ns = np.where(tree.thread == thread_of_steps(links), links.counted_own_ns, 0)
     is_called = called_operators(events)[tree.index] & ~np.isin(tree.index, scopes.nodes.index)
     call = tree.top_of_chain(is_called, np.arange(len(tree)))
-    operator = np.where(call >= 0, events.name[tree.index[call]], len(events.names))
+    generated = tree.at_or_inside(is_compiled_code(events)[tree.index]).astype(np.int64)
+    outside = len(events.names) + generated
+    operator = np.where(call >= 0, events.name[tree.index[call]], outside)
     loads = tree.at_or_inside(np.isin(tree.index, waits_for_data(capture)))
     path = np.where(loads, _DATA, scopes.path_of_node[:-1])
     back = np.append(scopes.backward, False)[scopes.innermost] & ~loads
     (paths, is_back, codes), groups = groupby_rows(path, back.astype(np.int64), operator)
-    names = [*events.names, _NO_OPERATOR]
+    names = [*events.names, _NO_OPERATOR, "generated kernels"]
     operators = [names[code] for code in codes.tolist()]
     yield from zip(
         paths.tolist(), is_back.tolist(), operators, groups.sum(spent_ns).tolist(), strict=True

@@ -21,7 +21,15 @@ from instrument.links.groupby import distinct, groupby, intern
 from instrument.links.links import Links
 from instrument.links.step_index import CountedSteps
 from instrument.trace.capture_json import Loader
-from instrument.trace.events import ANNOTATION, Flags, Ints, is_runtime, is_step, is_wait
+from instrument.trace.events import (
+    ANNOTATION,
+    Flags,
+    Ints,
+    is_compiled_code,
+    is_runtime,
+    is_step,
+    is_wait,
+)
 
 #: The kinds of time in a step, the first that applies at a moment first.
 KINDS = (
@@ -78,7 +86,8 @@ def step_parts(capture: Views, span: CountedSteps) -> dict[tuple[str, str], int]
     """Return the time of the steps in ns by path of the range and kind, one of `KINDS`.
 
     The times sum exactly to the duration of the steps, which must not overlap. "CPU operators" is
-    time in operators and runtime calls, "Python" is time in ranges, but in no operator.
+    time in operators, compiled code and runtime calls, "Python" is time in ranges, but in no
+    operator.
 
     Cost: about 1 µs for each device event and for each CPU event on the threads of the steps, to
     sort their starts and ends.
@@ -262,8 +271,9 @@ def _on_cpu(links: Links) -> tuple[Ints, Ints]:
     """For each node, and for the time outside of all nodes, the code of its range and its kind."""
     events, tree, scopes = links.events, links.call_tree, links.scopes
     waits = events.among(is_runtime) & events.named(is_wait)
-    is_range = np.zeros(len(events), np.bool_)
-    is_range[scopes.ranges.index] = True
-    kind = np.where(is_range, PYTHON, OPERATORS)
+    is_python = np.zeros(len(events), np.bool_)
+    is_python[scopes.ranges.index] = True
+    is_python &= ~is_compiled_code(events)
+    kind = np.where(is_python, PYTHON, OPERATORS)
     kind[waits | events.named(is_step)] = IDLE
     return scopes.path_of_node, np.append(kind[tree.index], IDLE)

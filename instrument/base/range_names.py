@@ -9,6 +9,7 @@ also encodes names of the user's ranges that begin with "ProfilerStep#".
 
 from __future__ import annotations
 
+import re
 from urllib.parse import quote, unquote
 
 #: When a coroutine or generator resumes, its new range has this suffix. When the trace is read, the
@@ -29,6 +30,8 @@ RECOMPUTED = " (recomputed)"
 
 #: torch's name for the range of a compiled region, without the number of the region.
 REGION = "Torch-Compiled Region: "
+#: What the names of torch's ranges and operators that run compiled code contain.
+COMPILED_CODE = re.compile(r"CompiledFunction|Torch-Compiled Region|## Call CompiledFxGraph")
 
 _ENCODED = "utf8:"
 _SAFE = "".join(map(chr, range(32, 127))).translate(str.maketrans("", "", '"\\%'))

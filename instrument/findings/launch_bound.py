@@ -11,7 +11,6 @@ one works.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +30,7 @@ from instrument.findings.evidence import device_kind, evidence_by_operator
 from instrument.findings.one_time_costs import one_time_calls
 from instrument.links.attribution import OPTIMIZER_STEP
 from instrument.links.intervals import Intervals, sweep
-from instrument.trace.events import Flags, Ints
+from instrument.trace.events import Flags, Ints, is_compiled_code
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -50,7 +49,6 @@ _EXPLAINED = (
 _LEAST_GAPS = 20
 # Devices for which torch has CUDA graphs, and torch.compile(mode='reduce-overhead') uses them.
 _HAS_GRAPHS = frozenset({"cuda", "hip"})
-_COMPILED = re.compile(r"CompiledFunction|Torch-Compiled Region|## Call CompiledFxGraph")
 # The model is compiled if compiled code launches at least this part of the work.
 _IS_COMPILED = 0.2
 
@@ -114,7 +112,7 @@ def _change(capture: Views) -> str:
 def _is_compiled(capture: Views) -> bool:
     """Whether code that torch.compile has compiled launches much of the work."""
     tree, (_, launcher) = capture.links.call_tree, capture.links.launched
-    named = capture.events.named(lambda name: _COMPILED.search(name) is not None)
+    named = is_compiled_code(capture.events)
     inside = tree.at_or_inside(named[tree.index])[launcher[launcher >= 0]]
     return bool(inside.sum() >= _IS_COMPILED * max(len(inside), 1))
 

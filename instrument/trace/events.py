@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.base.range_names import MOMENT, STEP_PREFIX
+from instrument.base.range_names import COMPILED_CODE, MOMENT, STEP_PREFIX
 
 Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]
@@ -407,6 +407,11 @@ class Events:
     def named(self, test: Callable[[str], bool]) -> Flags:
         """A mask of the events whose name passes a test. Each distinct name is tested once."""
         return _taken(flags(test, self.names), self.name)
+
+
+def is_compiled_code(events: Events) -> Flags:
+    """A mask of the calls of compiled code; their own time is that of generated kernels."""
+    return events.named(lambda name: COMPILED_CODE.search(name) is not None)
 
 
 def called_operators(events: Events) -> Flags:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import CPU, annotation, capture, frame, kernel, launched, made, node, span, step
+from builders import (
+    CPU,
+    annotation,
+    capture,
+    frame,
+    in_steps,
+    kernel,
+    launched,
+    made,
+    node,
+    span,
+    step,
+)
 
 from instrument import Capture
 from instrument.analysis import places
+from instrument.analysis.step_parts import step_parts
 from instrument.base.units import percent
 from instrument.findings.evidence import evidence
 from instrument.trace.events import Ints
@@ -168,3 +182,22 @@ def test_the_recording_begins_with_its_first_event_and_not_with_the_profiler(
     found = capture(tmp_path, [profiler, *work])
     assert found.links.counted_steps.total_ns == found.whatif.baseline_ns == 10_000_000
     assert found.diagnose().largest_parts.startswith("The largest parts: 60 % in aten::mm, 40 %")
+
+
+@pytest.mark.parametrize(
+    "name", ["Torch-Compiled Region: 0/0", "## Call CompiledFxGraph fud64jsrxcxliekg7lhz ##"]
+)
+def test_the_kernels_of_compiled_code_are_no_python(tmp_path: Path, name: str) -> None:
+    """A compiled graph runs its C++ kernels in no operator, beside those of extern kernels."""
+    inside = annotation("model", 0, 1000), annotation(name, 50, 900), span("aten::addmm", 60, 90)
+    found = capture(tmp_path, in_steps(4, 1000, *inside))
+    parts = step_parts(found, found.links.counted_steps)
+    of_kind = Counter[str]()
+    for (_, kind), ns in parts.items():
+        of_kind[kind] += ns
+    assert of_kind == {"CPU operators": 2_700_000, "Python": 300_000}
+    diagnosis = found.diagnose()
+    assert not [each for each in diagnosis.findings if each.code == "python-time"]
+    assert "(81 % in generated kernels)" in diagnosis.largest_parts
+    other = capture(tmp_path, in_steps(4, 1000, annotation("loop", 0, 1000), inside[2]))
+    assert [each.code for each in other.diagnose().findings] == ["python-time"]
