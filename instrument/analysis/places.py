@@ -1,7 +1,8 @@
 """Find the range and the source line of events, which are positions in `capture.events`.
 
 In a trace with Python frames, the source line is the first line of the function; torch does not
-record the line of the call.
+record the line of the call. For a function in which the recording began, torch records the line of
+this moment, which is no line of a problem, so such a source has no line.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from instrument.trace.events import Codes, Events, Ints, decoded, is_runtime
 # A range or a source is the place of a problem if at least this share of the time lies there.
 _MOSTLY = 0.9
 _FRAME = re.compile(r"(?P<file>[^;<>]+\.pyx?)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
+# Around this frame are the functions in which the recording began.
+_START = re.compile(r"torch/autograd/profiler\.py\(\d+\): _start_trace")
 _PACKAGES = re.compile(r"[/\\](?:(?:site|dist)-packages|python\d(?:\.\d+)?)(?=[/\\])")
 _COMPREHENSIONS = frozenset({"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>"})
 # Packages that a user does not change. Kineto removes the folders of sys.path from file names.
@@ -100,7 +103,7 @@ def source_codes(capture: Views, events: Ints) -> tuple[Ints, list[str]]:
     caller[launches.device] = launches.launch
     at = caller[events]
     if len(links.frames):
-        sources = [users_source(name) for name in table.names]
+        sources = sources_of_names(links)
         is_known = at >= 0
         place = at[is_known]
         code = np.full(len(events), -1)
@@ -149,7 +152,7 @@ def spans_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, 
     They include what the function calls in libraries, but not in torch or in this package, whose
     time the user cannot change. Empty if the trace has no Python frames.
     """
-    frames, table = capture.links.frames, capture.events
+    frames = capture.links.frames
     own = frames.thread == thread
     if not own.any():
         return {}
@@ -162,8 +165,9 @@ def spans_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, 
     name = _users_frame_at(capture.links, threads, middle, or_tools=True)
     names, groups = groupby(name)
     pieces: dict[str, list[Ints]] = {}
+    sources = [*sources_of_names(capture.links), None]
     for code, rows in zip(names.tolist(), groups.rows()):
-        source = users_source(table.names[code]) if code >= 0 else None
+        source = sources[code]
         if source is not None:
             pieces.setdefault(source, []).append(rows)
     return {
@@ -205,6 +209,21 @@ def _stack_sources(events: Events) -> list[str | None]:
     for code in distinct(events.call_stack[events.call_stack >= 0]).tolist():
         frames = str(decoded(events.texts[code])).split(";")
         sources[code] = next(filter(None, map(users_source, frames)), None)
+    return sources
+
+
+def sources_of_names(links: Links) -> list[str | None]:
+    """The source of each of `events.names`, such as "train.py:31 in main"; None for other names.
+
+    It is "train.py in main" if the recording began in the function.
+    """
+    frames, table = links.frames, links.events
+    sources = [users_source(name) for name in table.names]
+    node = np.flatnonzero(table.named(lambda name: bool(_START.fullmatch(name)))[frames.index])
+    while len(node := np.unique(frames.parent[node[node >= 0]])):
+        for code in table.name[frames.index[node[node >= 0]]].tolist():
+            source = sources[code]
+            sources[code] = source and re.sub(r":\d+ in ", " in ", source, count=1)
     return sources
 
 

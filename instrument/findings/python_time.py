@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from instrument.analysis.coverage_rows import CPU_IN_STEPS
-from instrument.analysis.places import has_sources, spans_by_source, users_source
+from instrument.analysis.places import has_sources, sources_of_names, spans_by_source
 from instrument.analysis.ranges import NO_RANGE
 from instrument.analysis.step_parts import python_time, thread_of_steps, waits_for_data
 from instrument.analysis.views import Views
@@ -208,7 +208,8 @@ def lasting(spans: Intervals) -> int:
 def function_row(capture: Views, source: str, time_ns: int) -> Evidence:
     """Make a row for the time that a function spends outside of operators."""
     frames, events = capture.links.frames, capture.events
-    is_called = events.named(lambda name: users_source(name) == source)[frames.index]
+    is_source = np.array([each == source for each in sources_of_names(capture.links)], np.bool_)
+    is_called = is_source[events.name[frames.index]]
     in_steps = capture.links.counted_steps.holds(frames.start_ns) >= 0
     calls = max(int((is_called & in_steps).sum()), 1)  # it may begin before the window
     return Evidence(source, calls, time_ns, detail="outside of operators")

@@ -109,6 +109,31 @@ def test_the_source_of_an_event_is_the_innermost_frame_of_a_user(tmp_path: Path)
     assert places.source_of(found, relu) is None
 
 
+def test_a_function_in_which_the_recording_began_has_no_line(tmp_path: Path) -> None:
+    """torch gives it the line of this moment, such as that of optimizer.step(), and others their first line."""
+    found = capture(
+        tmp_path,
+        [
+            frame("train.py(40): <module>", 0, 1000),
+            frame("train.py(31): main", 1, 998),
+            frame("torch/profiler/profiler.py(800): step", 2, 30),
+            frame("torch/autograd/profiler.py(358): _start_trace", 3, 10),
+            frame("train.py(5): slow", 100, 500),
+            span("aten::mul", 110, 10),
+            span("aten::add", 700, 10),
+        ],
+    )
+    codes, texts = places.source_codes(found, positions(found, "aten::mul", "aten::add"))
+    assert [texts[code] for code in codes] == ["train.py:5 in slow", "train.py in main"]
+    (thread,) = {*found.links.frames.thread.tolist()}
+    spans = np.array([0]) + found.events.begin_ns, np.array([1_000_000]) + found.events.begin_ns
+    assert {*places.time_by_source(found, thread, spans)} == {
+        "train.py:5 in slow",
+        "train.py in main",
+        "train.py in <module>",
+    }
+
+
 def test_the_source_of_an_older_trace_is_in_its_call_stacks(tmp_path: Path) -> None:
     stack = "/env/site-packages/torch/_tensor.py(1): item;train.py(31): main;<module>"
     found = capture(

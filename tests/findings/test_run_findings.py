@@ -278,6 +278,23 @@ def probe(*, inputs: bool = False) -> list[Event]:
     return events
 
 
+def taught() -> list[Event]:
+    """Steps of a teacher and a student with one layer each, of which only the student's is trained.
+
+    The teacher is called last, so its backward comes first; its input gets no gradient.
+    """
+    events = steps(4)
+    for start in range(0, 4000, 1000):
+        number = start // 100
+        for k, name in enumerate(("student", "teacher")):
+            at = start + 10 + 50 * k
+            events += [annotation(name, at, 40), made("aten::mm", at + 5, 30, number + k)]
+        for k, at in ((1, 200), (0, 400)):
+            events.append(node("MmBackward0", start + at, 160, number + k))
+            events += accumulation(start + at + 165, 20)
+    return events
+
+
 def searching() -> list[Event]:
     """Anomaly mode searches each gradient for NaN."""
     return [
@@ -465,3 +482,14 @@ def test_other_work_on_the_cpus(tmp_path: Path) -> None:
             Case("busy-cpus", steps(4), environment(cpu_wait=unknown)).findings(
                 tmp_path / f"unknown {unknown}"
             )
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="only the end of a backward is searched for gradients that nothing uses: whether the "
+    "gradient of a model's input is needed is not known from the order of the nodes alone",
+)
+def test_a_second_model_whose_gradients_nothing_uses_is_found(tmp_path: Path) -> None:
+    unused = {"unused_gradients": {"teacher": 1}}
+    (found,) = Case("unused-gradients", taught(), unused).findings(tmp_path)
+    assert "'teacher'" in found.title
