@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from queue import Queue
 from textwrap import dedent
 from threading import Barrier, Event, Thread
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ import warm
 from collected import Log
 
 from instrument import Session
+from instrument.analysis.coverage import range_advice
 from instrument.base import threads
 from instrument.record import recorder, step_loop
 from instrument.record.recorder import RecordedWindow, Recorder
@@ -357,3 +359,33 @@ def test_without_threads_to_be_had_training_goes_on_with_a_warning_for_each_loss
         "No thread can be started (can't start new thread): the trigger mine is not polled between steps.",
         "No thread can be started (can't start new thread): a window's limits are checked only when a step ends.",
     ]
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_model_on_a_thread_that_is_not_recorded_is_said(
+    tmp_path: Path, log: Log, memory: bool
+) -> None:
+    model, jobs, done = torch.nn.Sequential(torch.nn.Linear(2, 2)), Queue[Any](), Queue[Any]()
+
+    def serve() -> None:
+        while (given := jobs.get()) is not None:
+            done.put(model(given))
+
+    server = Thread(target=serve, name="the server")
+    server.start()
+    options: dict[str, Any] = {"active": 2, "profile_memory": memory, "export": "inline"}
+    with Session(**options, model=model, output_dir=tmp_path) as session:
+        for _ in range(3):
+            jobs.put(torch.ones(1, 2))
+            done.get()
+            session.step()
+    jobs.put(None)
+    server.join()
+    (capture,) = session.captures
+    others = capture.metadata["threads_not_recorded"]
+    assert bool(others) == (not any(row.name == "Sequential" for row in capture.ranges))
+    if memory:
+        assert others == ["the server"]
+        sentence = "odules ran on the thread the server, which is not recorded"
+        assert sentence in log.at("WARNING")[0]
+        assert sentence in range_advice(capture)

@@ -66,6 +66,7 @@ EVIL_METADATA: dict[str, Any] = {
     },
     "compiled_ranges": [{"range": EVIL, "region": EVIL}],
     "modules_not_seen": [EVIL],
+    "threads_not_recorded": [EVIL],
 }
 
 

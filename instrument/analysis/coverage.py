@@ -135,11 +135,23 @@ def range_advice(capture: Views) -> str:
     about = capture.about
     if about.annotations_disabled:
         return "INSTRUMENT_DISABLE was set in the environment."
+    if about.threads_not_recorded:
+        return unrecorded_threads(capture)
     if not len(capture.ranges):
         return "mark code with @profiled, or give the session a model."
     if about.module_types or about.modules_not_seen:
         return "mark the code outside of the model with @profiled."
     return "give the session the model (model=…), or mark code with @profiled."
+
+
+def unrecorded_threads(capture: Views) -> str:
+    """A sentence on the threads that ran modules, but are not recorded; "" if there are none."""
+    if not (threads := capture.about.threads_not_recorded):
+        return ""
+    return (
+        f"modules ran on the thread {' and '.join(threads[:3])}, which is not recorded: turn "
+        "profile_memory off, or call session.step() on that thread."
+    )
 
 
 def _table(capture: Views, names: Iterable[str]) -> Table:

@@ -58,6 +58,8 @@ _wrapper: Callable[..., Any] | None = None  # the wrapper in use
 _listener: Callable[[nn.Module], object] | None = None
 _heard: list[type[nn.Module]] = []  # the classes whose `__call__` is `_call_and_tell`
 _changes = 0
+#: The names of the threads on which ranges of modules have opened, by their identifiers.
+called_on: dict[int, str] = {}
 
 
 def mark(module: nn.Module, name: str) -> None:
@@ -178,6 +180,8 @@ def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
         own, mark_name = _attached.get(id(self)), self.__dict__.get(_MARK)
         if (own is None and mark_name is None) or not backends.armed or _wrapper is not ranged:
             return call(self, *args, **kwargs)
+        if threading.get_ident() not in called_on:
+            called_on[threading.get_ident()] = threading.current_thread().name
         opens, closes, _ = backends.backend
         opened = []
         for each in (own, None if mark_name is None else _ranges_by_mark.get(mark_name)):

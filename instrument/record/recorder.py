@@ -157,6 +157,7 @@ class Recorder:
             self._execution_trace = ExecutionTrace(self._execution_trace_folder, self._run)
             self._profile.execution_trace_observer = self._execution_trace.observer
         self.started_at = time.time()
+        module_calls.called_on.clear()
         self._start_trace()
         if self._takes_snapshot:
             torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
@@ -349,6 +350,7 @@ class Recorder:
 
     def _range_metadata(self) -> dict[str, Any]:
         graphs, modules = _compiled_graphs(), self._modules
+        threads = {} if self._all_threads else module_calls.called_on
         not_seen = set() if modules is None else modules.unseen(with_marked=graphs > 0)
         return {
             "compiled_ranges": backends.current_compiled_ranges(),
@@ -357,6 +359,9 @@ class Recorder:
             "eval_calls": {} if modules is None else modules.eval_calls(),
             "parameter_types": (modules and torch_support.known(modules.parameter_types)) or {},
             "unused_gradients": modules and torch_support.known(modules.unused_gradients),
+            "threads_not_recorded": sorted(
+                name for number, name in threads.items() if number != self.thread.ident
+            ),
             "graphs_compiled": graphs - self._graphs_before,
         }
 
@@ -379,6 +384,7 @@ class RecordedWindow:
     - `eval_calls`: how often submodules were called in eval mode, of those called in both modes.
     - `parameter_types`: how many numbers the models' parameters hold, by data type.
     - `unused_gradients`: the submodules whose gradients nothing uses; see `ModuleRanges`.
+    - `threads_not_recorded`: the threads that called submodules, but are not recorded.
     - `graphs_compiled`: how many graphs Dynamo has compiled since the warm-up began.
     """
 

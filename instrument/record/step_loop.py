@@ -770,6 +770,13 @@ class StepLoop:
         }
         if planned.trigger is not None:
             metadata["config"] = window.config.plain()
+        if others := recorded.ranges["threads_not_recorded"]:
+            logger.warning(
+                "Modules ran on the thread {}, which is not recorded, because torch records only "
+                "the thread that began the window: turn profiler.profile_memory off, or call "
+                "session.step() on that thread.",
+                " and ".join(others[:3]),
+            )
         if graphs := recorded.ranges["graphs_compiled"]:
             logger.warning(
                 "torch.compile compiled {} graphs inside the window of {} or its warm-up, so the "

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from instrument.analysis import coverage_rows
-from instrument.analysis.coverage import line, part
+from instrument.analysis.coverage import line, part, unrecorded_threads
 from instrument.analysis.steps import device_time
 from instrument.analysis.table import Table, sum_of_known
 from instrument.analysis.table_text import heading as column_title
@@ -222,6 +222,8 @@ def inside_compiled(capture: Views) -> list[str]:
         compiled = any(name.startswith(REGION) for name in capture.events.names)
         where = ", or inside a compiled region" if compiled else ""
         lines.append(f"Modules not called in this window{where}: {_few_modules(unseen)}")
+    if others := unrecorded_threads(capture):
+        lines.append(f"Not recorded: {others}")
     return lines
 
 

@@ -244,6 +244,8 @@ CAPTURE_KEYS = {
     "module_types": "the class of each submodule, by its qualified name",
     "modules_not_seen": "the submodules whose ranges never opened: they were not called, or ran "
     "inside compiled code",
+    "threads_not_recorded": "the threads that called submodules, but are not recorded, as torch "
+    "records only one thread with `profile_memory`",
     "eval_calls": "how often submodules were called in eval mode, by qualified name; only of those "
     "that were called in both modes",
     "parameter_types": "how many numbers the parameters of the session's models hold, by data "
@@ -308,6 +310,7 @@ class Metadata(Struct):
     cost: Cost = field(default_factory=Cost)
     compiled_ranges: list[InRegion] = field(default_factory=list)
     modules_not_seen: list[str] = field(default_factory=list)
+    threads_not_recorded: list[str] = field(default_factory=list)
     module_types: dict[str, str] = field(default_factory=dict)
     eval_calls: dict[str, Count] = field(default_factory=dict)
     parameter_types: dict[str, Count] = field(default_factory=dict)

@@ -85,6 +85,11 @@ def test_the_advice_is_to_mark_what_is_not_marked_yet(tmp_path) -> None:
     assert advice("half") == "give the session the model (model=…), or mark code with @profiled."
     assert advice("modelled", module_types={"forward": "Net"}) == outside
     assert advice("uncalled", modules_not_seen=["Net"]) == outside
+    on_others = advice("threads", threads_not_recorded=["server"], module_types={"a": "Net"})
+    assert on_others == (
+        "modules ran on the thread server, which is not recorded: turn profile_memory off, or call "
+        "session.step() on that thread."
+    )
     assert "INSTRUMENT_DISABLE" in advice("off", annotations_disabled=True)
 
 
