@@ -181,7 +181,7 @@ def test_a_script_ends_as_without_the_command_and_its_verdict_comes_last(tmp_pat
 
 # Each program has its own class of optimizers, because torch wraps the `step` of a class once.
 PROGRAMS = """
-import gc, json, sys
+import gc, json, sys, threading
 
 from instrument import Session
 from instrument.cli.run import config_of
@@ -350,6 +350,18 @@ def odd():
         strange.step()
         train(1, model, own)
 
+def others_step_while_the_session_starts():
+    model, start = mlp(), Session.start
+    own = optimizer(model)
+    def start_meanwhile(*args, **options):
+        thread = threading.Thread(target=train, args=(9, model, own))
+        thread.start()
+        thread.join()
+        return start(*args, **options)
+    Session.start = start_meanwhile
+    train(7, model, own)
+    Session.start = start
+
 def no_folder():
     open("no_folder", "w").close()
     simple()
@@ -400,6 +412,7 @@ FOUND: dict[str, tuple[list[list[int]], dict[str, int]]] = {
     "own_session": ([[3, 4]], {"Sequential": 2, STEP: 2}),
     "odd": (THREE, {"Sequential": 3, STEP: 3, "step#Strange.step": 3}),
     "meta": (THREE, {"Sequential": 3, STEP: 6}),
+    "others_step_while_the_session_starts": (THREE, {"Sequential": 3, STEP: 3}),
     "no_folder": ([], {}),
 }
 

@@ -21,6 +21,7 @@ from functools import partial, wraps
 from itertools import count
 from operator import itemgetter
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -117,6 +118,7 @@ class Watch:
         self._called: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # their models are known
         self._searches = 0
+        self._starting = Lock()  # held while a session starts
         # whether the script's own profiler was on since the last window was planned
         self._in_the_way, self._tries_left = False, _TRIES
         self._loader: Any = None  # over which the script iterates; None once the session knows it
@@ -192,7 +194,8 @@ class Watch:
 
     def notice(self, kind: StepKind, called: Any) -> None:
         """Take notice of a call that has ended. If the session fails, the watch is over."""
-        if self._ended or self.gave_up:
+        # while a session starts, it must not count steps of other threads
+        if self._ended or self.gave_up or self._starting.locked():
             return
         # checkpointing calls modules, and backward, within a backward
         if kind != "optimizer" and torch._C._current_graph_task_id() != -1:
@@ -210,9 +213,13 @@ class Watch:
                 self.session.step()
                 if self._tries_left and self._in_the_way:
                     self._try_again(self.session.loop)
-            elif ends and self._decides(kind):
-                with own_modules():
-                    self._begin_steps(kind)
+            elif ends and self._decides(kind) and self._starting.acquire(blocking=False):
+                try:
+                    if self.session is None or kind != self._kind:  # else another thread was first
+                        with own_modules():
+                            self._begin_steps(kind)
+                finally:
+                    self._starting.release()
         except Exception as error:
             reraise_signal(error)
             self._give_up(reason_of(error))
@@ -245,18 +252,18 @@ class Watch:
         """Start the session, because a step has ended, and it is known what ends it."""
         if self.session is not None:
             self.session.stop()
-        self._kind = kind
+        self.session, self._kind = None, kind
         needed = KINDS[KINDS.index(kind) :] if self._given is None else [kind]
         _unwrap(needed)
         if kind == "forward":  # a call within another call now costs nothing
             module_calls.listen(partial(_notice, kind), {type(each) for each in self._called})
-        self.session = session = Session(self._config)
+        session = Session(self._config)
         session.step_number = FIRST_STEP
         session.loop.times = self.times = no_times()
         session.start(self._models())
         session.loop.train.began_at = 0  # the steps before count for what the log says at the end
         session.loop.loaders.add(self._loader, "train")
-        self._loader = None
+        self.session, self._loader = session, None
 
     def _try_again(self, loop: StepLoop) -> None:
         """Plan another window, once the script's own profiler, which prevented one, has stopped."""
@@ -270,8 +277,7 @@ class Watch:
 
     def _leave_to(self, other: str) -> None:
         """Record nothing while the script's own profiler does, and nothing more with a session."""
-        starts = self.session is not None and self.session.loop.run is None
-        if starts or self._ended or self.gave_up:
+        if self._starting.locked() or self._ended or self.gave_up:
             return
         if other == one_profiler.TORCHS:
             if self._tries_left == _TRIES and not self._in_the_way:
