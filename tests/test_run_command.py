@@ -286,6 +286,19 @@ def inference():
         for _ in range(12):
             model(transform(torch.randn(4, 8)))
 
+class Bare(nn.Module):
+    def forward(self, inputs):
+        return inputs * 2
+
+def without_parameters():
+    model = Bare()
+    for _ in range(72):
+        model(torch.randn(4, 8))
+
+def transforms_before_inference():
+    without_parameters()
+    inference()
+
 def inference_with_gradients():
     model = mlp()
     for _ in range(24):
@@ -389,6 +402,8 @@ FOUND: dict[str, tuple[list[list[int]], dict[str, int]]] = {
     "by_hand": (THREE, {"Sequential": 3}),
     "checkpointed": (THREE, {"Sequential": 3, "Sequential (recomputed)": 3}),
     "inference": (THREE, {"Sequential": 3, "Identity": 3}),
+    "without_parameters": (THREE, {"Bare": 3}),
+    "transforms_before_inference": (THREE, {"Sequential": 3, "Identity": 3}),
     "inference_with_gradients": (THREE, {"Sequential": 3}),
     "simple": (THREE, {"Sequential": 3, STEP: 3}),
     "loader": (
@@ -714,6 +729,8 @@ def test_what_cannot_be_recorded_is_said_in_one_sentence(tmp_path: Path) -> None
     assert "no step was found: --step optimizer" in line
     (line,) = lines("--step", "backward")
     assert "no step was found: --step backward" in line
+    script.write_text("import torch\nfor _ in range(9): torch.nn.ReLU()(torch.ones(2))")
+    assert "have no parameters, so they may be transforms. With --step forward" in lines()[0]
     script.write_text(MODEL + dedent(TRAIN.replace("range(8)", "range(3)") + "main()"))
     assert "The run ended after 3 steps, before the first window" in "".join(lines())
     script.write_text("def f(:")

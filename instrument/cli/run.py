@@ -208,6 +208,11 @@ def _end(watches: list[Watch], error: BaseException | None, speaks: bool, kind: 
             return
         if not watches:
             say("instrument: nothing is recorded, because the script has not loaded torch.")
+        elif watches[0].calls_no_parameters and watches[0].found_no_step:
+            say(
+                "instrument: nothing is recorded: the modules that the script has called have no "
+                "parameters, so they may be transforms. With --step forward, their calls are steps."
+            )
         elif watches[0].found_no_step:
             say(
                 f"instrument: nothing is recorded, because no step was found: --step {kind} has "

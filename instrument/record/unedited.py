@@ -114,6 +114,8 @@ class Watch:
         self._kind: StepKind | None = None  # None until it is known what ends a step
         self._cycles = {each: Cycle() for each in KINDS}
         self._has_backward = False
+        # whether one of the modules that were called has parameters; None before the first call
+        self._has_parameters: bool | None = None
         # called not from other modules, and whether they have parameters
         self._called: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # their models are known
@@ -127,6 +129,11 @@ class Watch:
     def found_no_step(self) -> bool:
         """Whether nothing is recorded, and nothing has said why."""
         return self.session is None and not self.gave_up and not self.spawns
+
+    @property
+    def calls_no_parameters(self) -> bool:
+        """Whether the script calls modules, but none with parameters, and trains nothing."""
+        return self._has_parameters is False and not self._has_backward
 
     def begin(self) -> None:
         """Wrap functions of torch; call this once torch is loaded, before the script uses it."""
@@ -231,8 +238,13 @@ class Watch:
             if has_parameters is None:
                 has_parameters = next(called.parameters(), None) is not None
                 self._called[called] = has_parameters
-            if not has_parameters:  # a loss or a transform
+            if has_parameters and not self._has_parameters:
+                self._has_parameters, self._cycles[kind] = True, Cycle()
+                if self._kind == kind:  # what was called before were transforms
+                    self._kind = None
+            elif self._has_parameters and not has_parameters:  # a loss or a transform
                 return False
+            self._has_parameters = bool(self._has_parameters)
         return self._cycles[kind].ends_step(called)
 
     def _decides(self, kind: StepKind) -> bool:
@@ -244,8 +256,10 @@ class Watch:
         ended = self._cycles[kind].ended
         if kind == "backward":
             return ended == 1 and not alive(Optimizer)
-        # programs that forget torch.no_grad() are asked later, because they may train
-        infers = ended in _ASKED_AT and (ended > _ASKED_AT[0] or not torch.is_grad_enabled())
+        # programs that forget torch.no_grad() are asked later, because they may train; so are those
+        # that have called no model with parameters yet, but maybe transforms
+        asked_at = _ASKED_AT[torch.is_grad_enabled() :] if self._has_parameters else _ASKED_AT[2:]
+        infers = ended in asked_at
         return infers and not self._has_backward and not alive(Optimizer)
 
     def _begin_steps(self, kind: StepKind) -> None:
@@ -256,7 +270,8 @@ class Watch:
         needed = KINDS[KINDS.index(kind) :] if self._given is None else [kind]
         _unwrap(needed)
         if kind == "forward":  # a call within another call now costs nothing
-            module_calls.listen(partial(_notice, kind), {type(each) for each in self._called})
+            classes = {type(each) for each in self._called} if self._has_parameters else ()
+            module_calls.listen(partial(_notice, kind), classes)
         session = Session(self._config)
         session.step_number = FIRST_STEP
         session.loop.times = self.times = no_times()
