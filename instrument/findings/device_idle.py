@@ -2,14 +2,15 @@
 
 Counted are the gaps of 1 ms and more in which all devices are idle; shorter ones are
 `launch-bound`. The cause is the operator or range with the most own time in the gaps, on the thread
-that launches the next work. The simulation takes the CPU time of this thread out of the gaps, so
-that work is launched as early as the launch queue allows; the lower bound takes out half of it. The
-check cannot see what Python does outside operators and ranges, or what other processes do for which
-this one waits.
+that launches the next work; outside of these, the function, if there are Python stacks. The
+simulation takes the CPU time of this thread out of the gaps, so that work is launched as early as
+the launch queue allows; the lower bound takes out half of it. The check cannot see what other
+processes do for which this one waits.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from instrument.analysis.coverage_rows import ORDERED
-from instrument.analysis.places import has_sources, source_of
+from instrument.analysis.places import has_sources, source_of, time_by_source
 from instrument.analysis.synchronisations import callers
 from instrument.analysis.views import Views
 from instrument.base.units import percent
@@ -31,6 +32,7 @@ from instrument.findings.launch_bound import (
     launched_early,
     waits_by_thread,
 )
+from instrument.findings.python_time import function_row
 from instrument.links.groupby import groupby
 from instrument.links.intervals import within_groups
 from instrument.trace.events import (
@@ -41,6 +43,12 @@ from instrument.trace.events import (
 )
 
 _MOST_CAUSES = 5
+# A function is named if it takes at least this part of the gaps.
+_LEAST_SOURCE = 0.25
+_FASTER = (
+    "Make {} faster on the CPU, or run it while the device works: in the workers of the "
+    "DataLoader, in another thread, or after the next launches."
+)
 
 
 class _Cause(NamedTuple):
@@ -63,15 +71,23 @@ def find(capture: Views) -> Iterator[Problem]:
         return
     causes = _causes(capture, long)
     top = causes[0]
-    where = "in no range and no operator" if top.event < 0 else f"in {top.name}"
+    where, spent_ns = f"in {top.name}", top.time_ns
+    source = source_of(capture, top.event) if top.event >= 0 else None
+    rows, change = [_row(capture, cause) for cause in causes], _change(capture, top)
+    if top.event < 0:
+        where, by_source = "in no range and no operator", _by_source(capture, long)
+        if by_source and by_source[0][1] >= _LEAST_SOURCE * idle_ns:
+            source, spent_ns = by_source[0]
+            where, change = f"in {source}", _FASTER.format(source)
+            rows = [function_row(capture, each, ns) for each, ns in by_source]
     yield Problem(
         f"The device is idle for {percent(share)} of the {steps.what} in gaps "
-        f"of over 1 ms; for {percent(top.time_ns / idle_ns)} of this time, the CPU is {where}",
+        f"of over 1 ms; for {percent(spent_ns / idle_ns)} of this time, the CPU is {where}",
         share=share,
         edit=partial(launched_early, capture, long),
-        place=(top.range, source_of(capture, top.event) if top.event >= 0 else None),
-        evidence=tuple(_row(capture, cause) for cause in causes[:_MOST_CAUSES]),
-        change=_change(capture, top),
+        place=(top.range, source),
+        evidence=tuple(rows[:_MOST_CAUSES]),
+        change=change,
     )
 
 
@@ -100,10 +116,7 @@ def _change(capture: Views, cause: _Cause) -> str:
         )
     same = events.named(lambda each: split_overload(each)[0] == name)[capture.links.call_tree.index]
     if not (same & (_launches_inside(capture) > 0)).any():
-        return (
-            f"Make {name} faster on the CPU, or run it while the device works: in the workers of "
-            "the DataLoader, in another thread, or after the next launches."
-        )
+        return _FASTER.format(name)
     if events.among(ANNOTATION)[cause.event]:
         return (
             f"Find the code of {name} that launches nothing, with more ranges inside {name}"
@@ -153,6 +166,16 @@ def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
     if outside_ns > 0:
         found.append(_Cause("[no range and no operator]", None, len(gaps.call), outside_ns, -1))
     return sorted(found, key=lambda cause: -cause.time_ns)
+
+
+def _by_source(capture: Views, gaps: LaunchGaps) -> list[tuple[str, int]]:
+    """The functions of the user with their time in the gaps, the longest first."""
+    found = Counter[str]()
+    threads, start_ns, end_ns = waits_by_thread(capture, gaps)
+    for thread in np.unique(threads[threads >= 0]).tolist():
+        own = threads == thread
+        found.update(time_by_source(capture, thread, (start_ns[own], end_ns[own])))
+    return found.most_common()
 
 
 def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:

@@ -286,7 +286,7 @@ SAYS = {
     "h100_qwen_0.5b_inference": ("computes for 92 % of it and is idle for 8.1 %", "elementwise_kernel"),
     "mi300x_vllm_graph": ("computes for 100 % and is idle for 0.2 %", "53 % _matmul_ogs", "began late"),
     "h800_deepseek_train": ("computes for 96 % of it (84 % while it communicates)", "grouped_gemm"),
-    "h100_timesformer_inference": ("idle for 59 %",),
+    "h100_timesformer_inference": ("idle for 59 %", "image_transforms.py:390 in normalize"),
     "b200_eager": ("idle for 86 %", "waits 70 % of the recording for launches"),
     "a100_nccl_2ranks_rank0": ("idle for 76 %", "waits 52 % of the step for launches"),
     "v100_216k_events": ("only communicates for 21 %", "idle for 42 %"),
