@@ -212,6 +212,30 @@ def test_each_capture_says_what_it_has_cost(
     assert told["cost/trace_bytes"] == cost["trace_bytes"]
 
 
+def test_recorded_steps_are_compared_with_steps_of_the_same_kind(
+    tmp_path: Path, now: list[int]
+) -> None:
+    """Every fourth step takes 30 ms, the others 1 ms; recording adds 1 ms to each."""
+    with Session(wait=20, active=8, output_dir=tmp_path) as session:
+        for step in range(28):
+            now[0] += (30 if step % 4 == 3 else 1) * 1_000_000 + (step >= 20) * 1_000_000
+            session.step()
+    cost = session.captures[0].metadata["cost"]
+    assert (cost["recorded_step_ns"], cost["unrecorded_step_ns"]) == (9_250_000, 8_250_000)
+    assert cost["unrecorded_steps"] == 19
+
+
+def test_no_cost_is_known_if_the_steps_before_are_of_other_kinds(
+    tmp_path: Path, now: list[int]
+) -> None:
+    with Session(wait=20, active=4, output_dir=tmp_path) as session:
+        for step in range(24):
+            now[0] += 30_000_000 if step < 20 and step % 2 else 1_000_000
+            session.step()
+    cost = session.captures[0].metadata["cost"]
+    assert (cost["recorded_step_ns"], cost["unrecorded_step_ns"]) == (1_000_000, None)
+
+
 def test_what_is_not_known_of_the_cost_is_not_told(tmp_path: Path) -> None:
     (capture,) = record(tmp_path, 1).captures
     assert capture.metadata["cost"]["unrecorded_step_ns"] is None

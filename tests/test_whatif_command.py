@@ -162,7 +162,7 @@ def test_in_json_a_step_now_minus_its_saving_is_the_step_after_the_edits(command
     assert given["step_ns"] == given["baseline_ns"] - given["saving_ns"] == 700_000
     assert sum(row["step_ns"] for row in given["critical_path"]) == 700_000
     given = found(command, "uneven", "--scale", "range:slow=0.5")
-    assert given["baseline_ns"] - given["saving_ns"] == given["step_ns"] == 735_294
+    assert given["baseline_ns"] - given["saving_ns"] == given["step_ns"] == 833_333
     assert given["steps"] == [1_000_000, 900_000, 850_000, 750_000]
 
 

@@ -58,6 +58,9 @@ ENOUGH = 0.95
 # The first steps of a run are slow. So recorded steps are compared with the steps before the window
 # only if at least this many steps ran before the window.
 ENOUGH_STEPS = 10
+#: Why steps cannot be compared, and what to record; see `instrument.base.step_times`.
+OTHER_KINDS = "steps differ, and those before the window are not known to be of the recorded kinds"
+RECORD_ALL_KINDS = "record more steps"
 
 # The category of the counters that Kineto's range profiler records instead of kernels.
 _COUNTERS = frozenset({"cuda_profiler_range"})
@@ -546,11 +549,14 @@ def _undisturbed(capture: Views) -> Part | None:
     recorded, before = cost.recorded_step_ns, cost.unrecorded_step_ns
     if not recorded or recorded < 0:
         return None
-    if not before or before < 0 or (cost.unrecorded_steps or 0) < ENOUGH_STEPS:
+    if (before or 0) < 0 or (cost.unrecorded_steps or 0) < ENOUGH_STEPS:
         why = (
             f"The cost of recording is not known, because fewer than {ENOUGH_STEPS} steps ran "
             "before the window: let the window begin later."
         )
+        return Part(None, None, recorded, why)
+    if not before:
+        why = f"The cost of recording is not known, because {OTHER_KINDS}: {RECORD_ALL_KINDS}."
         return Part(None, None, recorded, why)
     why = (
         "of a recorded step is the cost of recording, so all times are longer than without a "

@@ -142,9 +142,9 @@ ROWS = {
         "not known. Left out for a trace without a capture.json"
     ),
     UNDISTURBED: Row(
-        "the median duration of the steps before the window, as a fraction of the median duration "
-        "of the recorded steps; None if fewer than 10 steps ran before the window. Left out if the "
-        "steps were not timed",
+        "the usual duration of the steps before the window, as a fraction of the usual duration of "
+        "the recorded steps; None if fewer than 10 steps ran before the window, or steps of other "
+        "kinds. Left out if the steps were not timed",
         is_loss=False,
     ),
 }

@@ -25,7 +25,6 @@ from instrument.links.attribution import OPTIMIZER_STEP
 from instrument.links.collective_records import records
 from instrument.links.flops import UNKNOWN
 from instrument.links.groupby import Groups, groupby, intern
-from instrument.links.step_index import CountedSteps
 from instrument.links.synchronisation import STREAM_WAIT
 from instrument.trace.capture_json import Dynamo
 from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime, is_wait, split_overload
@@ -130,7 +129,8 @@ class Occurred:
         self.views = views
         steps = views.links.counted_steps
         most = min(_MOST_STEPS, _MOST_CELLS // (len(views.links.scopes.paths.names) + 1) + 1)
-        self.steps = CountedSteps(steps.what, steps.start_ns[:most], steps.end_ns[:most])
+        starts, ends = steps.start_ns[:most], steps.end_ns[:most]
+        self.steps = replace(steps, start_ns=starts, end_ns=ends)
 
     def of(self, name: str) -> Occurrences | None:
         """What a counter counts; None if it is not known, or is no number of events."""

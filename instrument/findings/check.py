@@ -13,7 +13,6 @@ from instrument.analysis.views import Views
 from instrument.base.errors import CaptureError
 from instrument.findings.evidence import evidence
 from instrument.findings.finding import Evidence, Finding, Saving
-from instrument.links.step_index import counting
 from instrument.trace.events import Ints, is_runtime
 
 if TYPE_CHECKING:
@@ -239,7 +238,7 @@ def _is_chance(capture: Views, scenario: Scenario) -> bool:
     On a busy machine, any event can be long in one step, because its thread gets no CPU.
     """
     wait, before = capture.about.cpu_wait, scenario.window.recorded_steps(0)
-    counted = counting(len(before))
+    counted = scenario.window.counted
     taken_ns = np.maximum(before[counted], 1)
     saved_ns = taken_ns - scenario.steps[counted]
     is_rare = 2 * np.median(saved_ns / taken_ns) < saved_ns.sum() / taken_ns.sum()

@@ -7,7 +7,7 @@ phase in several captures, the median is shown.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -21,7 +21,8 @@ from instrument.analysis.largest_parts import largest_parts
 from instrument.analysis.views import TRAIN, Views
 from instrument.base.errors import CaptureError, TraceError, reason_of
 from instrument.base.prose import shortened
-from instrument.base.units import counted, few, percent
+from instrument.base.step_times import kinds_in_words
+from instrument.base.units import counted, duration, few, percent
 from instrument.findings import (
     allocator_churn,
     attention_not_fused,
@@ -53,7 +54,7 @@ from instrument.findings import (
     unused_autograd,
     unused_gradients,
 )
-from instrument.findings.check import Check, NotRecorded, RanksCheck, run_check
+from instrument.findings.check import QUIET_CPUS, Check, NotRecorded, RanksCheck, run_check
 from instrument.findings.diagnosis import Diagnosis
 from instrument.findings.finding import Finding
 from instrument.whatif.scenario import Scenario, scenario
@@ -105,6 +106,8 @@ _COMPARE_FIRST = (
     "for a late one: to send less does not shorten such a wait."
 )
 _LONGEST_ERROR, _LONGEST_PHASE = 100, 44
+# The captures' mean steps differ if the largest is this many times the smallest.
+_DIFFER = 1.2
 
 
 def diagnose(
@@ -198,8 +201,9 @@ class Diagnosing:
         # by phase, the ranks that others wait for; none if these differ
         self.late: dict[str, set[int | None]] = defaultdict(set)
         self.notes: Counter[str] = Counter()
-        # With what the device does, the largest parts, and the rank (-1: unknown), by phase.
-        self.steps_ns: dict[str, list[tuple[int, str, str, int]]] = defaultdict(list)
+        # By phase: how long a step takes, the kinds of steps, what the device does, the largest
+        # parts, and the rank (-1: unknown).
+        self.steps_ns: dict[str, list[tuple[int, str, str, str, int]]] = defaultdict(list)
         self.unexplained: list[float] = []
 
     def add(self, capture: Views) -> bool:
@@ -244,6 +248,7 @@ class Diagnosing:
         if not self.captures:
             raise CaptureError("There is no trace to diagnose: give a capture that holds one.")
         self._compare_ranks()
+        self._doubt_cost_of_recording()
         placed = [self._with_place(found) for found in self.problems.values()]
         findings = sorted(placed, key=_rank, reverse=True)
         codes = [each.code for each in self.checks] + [each.code for each in self.ranks_checks]
@@ -256,11 +261,13 @@ class Diagnosing:
             not_seen = [each.code for each in self.checks if each.on_device and each.code in silent]
         of = len(self.captures)
         phase = TRAIN if TRAIN in self.steps_ns else next(iter(self.steps_ns), TRAIN)
-        steps = self.steps_ns.get(phase)
-        step_ns, *sentences, rank = median_low(steps) if steps else (None, "", "", -1)
+        steps = self.steps_ns.get(phase, [])
+        nothing = None, "", "", "", -1
+        step_ns, kinds, *sentences, rank = median_low(steps) if steps else nothing
         if rank >= 0 and len({rank for _, rank in self.runs}) > 1:
             sentences = [text and f"On rank {rank}: {text}" for text in sentences]
         device_uses, parts = sentences
+        between = _range(steps)
         return Diagnosis(
             captures=tuple(self.captures),
             findings=tuple(_causes_first(findings)),
@@ -269,11 +276,22 @@ class Diagnosing:
             notes=tuple(_of_captures(note, n, of) for note, n in self.notes.items()),
             step_ns=step_ns,
             step_phase=phase if len({at or TRAIN for (at, _), _ in self.runs}) > 1 else None,
+            step_kinds=kinds,
+            between_ns=between if between[1] >= _DIFFER * between[0] else None,
             has_steps=self.has_steps,
             unexplained=max(self.unexplained, default=None),
             largest_parts=parts,
             device_use=device_uses,
         )
+
+    def _doubt_cost_of_recording(self) -> None:
+        """Blame no recording for long steps if windows differ as much from each other."""
+        least, code = 1 + recording_overhead.LEAST_EXCESS, recording_overhead.CHECK.code
+        for key in [key for key in self.problems if key[0] == code]:
+            low, high = _range(self.steps_ns[key[3]])
+            if high >= least * low:
+                missing = f"windows differ: a step takes {duration(low)} to {duration(high)}"
+                self.missing[QUIET_CPUS][code, missing] += len(self.problems.pop(key))
 
     def _compare_ranks(self) -> None:
         """Run the checks that compare the ranks of each window."""
@@ -331,9 +349,9 @@ class Diagnosing:
             uses, parts = device_use(capture), largest_parts(capture)
         try:
             whatif = scenario(capture)
-            self.steps_ns[capture.phase].append(
-                (whatif.baseline_ns, uses, parts, -1 if capture.rank is None else capture.rank)
-            )
+            kinds, rank = kinds_in_words(whatif.counted_steps), capture.rank
+            own = whatif.baseline_ns, kinds, uses, parts, -1 if rank is None else rank
+            self.steps_ns[capture.phase].append(own)
             self.unexplained.append(whatif.unexplained)
             self.notes.update(dict.fromkeys(whatif.notes, 1))
         except Exception as error:
@@ -419,6 +437,12 @@ class Diagnosing:
                 because = f" ({reasons.pop()})" if len(reasons) == 1 else ""
                 message = f"To check {codes}, {remedy}{because}."
             yield _of_captures(message, max(captures.values()), of)
+
+
+def _range(steps: Sequence[tuple[int, str, str, str, int]]) -> tuple[int, int]:
+    """The smallest and the largest step; (0, -1) for none."""
+    found = [step_ns for step_ns, *_ in steps]
+    return min(found, default=0), max(found, default=-1)
 
 
 def _of_captures(sentence: str, count: int, of: int) -> str:

@@ -38,9 +38,9 @@ JSON_KEYS = {
     "version": "the version of this format",
     "captures": "the names of the captures",
     "verdict": "what slows a step most, as the sentence at the top of the text",
-    "step_ns": "the median recorded step, without the first step; with several captures, the "
-    "median of these medians, or of those of training if phases differ; the whole recording if no "
-    "step finished",
+    "step_ns": "the mean of the recorded steps that count: all but the first, and whole periods if "
+    "long and short steps take turns; with several captures, the median of these means, or of "
+    "those of training if phases differ; the whole recording if no step finished",
     "unexplained": "the share of the window in which device work was late for an unknown reason",
     "findings": "the findings: first what ends the run, then sorted by the share of the step that "
     "they save, or else by half of `share`; those of few windows and caveats come last; "
@@ -108,9 +108,12 @@ class Diagnosis:
         passed: the codes of the checks that could run on all captures and found nothing.
         not_checked: sentences on what was not checked, why, and how to record it.
         notes: sentences on how far the savings can be trusted.
-        step_ns: the median recorded step; of several captures, the median of their medians, or of
-            those of training if phases differ. None if no step could be simulated.
+        step_ns: the mean of the recorded steps that count; of several captures, the median of their
+            means, or of those of training if phases differ. None if no step could be simulated.
         step_phase: the phase of `step_ns`; None if all captures are of one phase.
+        step_kinds: how the steps of this mean differ; "" if they are alike.
+        between_ns: the smallest and the largest mean of the captures, if they differ by a fifth or
+            more; else None.
         has_steps: whether a step finished; else `step_ns` is the time of the whole recording.
         unexplained: the share of the window in which device work was late for an unknown reason; of
             several captures, the largest. None if no step could be simulated.
@@ -125,6 +128,8 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
     step_ns: int | None = None
     step_phase: str | None = None
+    step_kinds: str = ""
+    between_ns: tuple[int, int] | None = None
     has_steps: bool = True
     unexplained: float | None = None
     largest_parts: str = ""

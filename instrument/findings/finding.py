@@ -37,7 +37,7 @@ class Saving(NamedTuple):
     """What a change saves according to the simulation, in nanoseconds.
 
     Attributes:
-        baseline_ns: the median recorded step.
+        baseline_ns: the mean of the recorded steps that count.
         saving_ns: how much shorter a step is with the change; negative if it is longer.
         low_ns, high_ns: the bounds of `saving_ns`.
     """

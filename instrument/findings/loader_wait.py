@@ -45,9 +45,9 @@ _SINGLE = "_SingleProcess"
 _USUAL_WORKERS, _MOST_WORKERS = 4, 16
 # Two CPUs of one core together do about 2 / 1.6 = 1.25 times the work of one.
 _SHARED_CORE = 1.6
-# If a wait, or the beginnings of epochs, take at least this part of all waiting time, the workers
-# start then.
-_IN_ONE_WAIT = 0.5
+# If the beginnings of epochs take at least this part of all waiting time, the workers start then.
+# If more steps than this have one more wait, they are not beginnings of epochs.
+_AT_BEGINNINGS, _RARE = 0.5, 0.25
 # To take over a batch from a worker costs the training process 0.8 ms (torch 2.13, CPU), so a
 # worker saves nothing if the process itself loads a batch in less than about this time.
 _TAKEN_OVER_NS, _SHORT_BATCH_NS = 800_000, 1_000_000
@@ -212,15 +212,11 @@ def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, wor
         )
     if kind == "process":
         return f"DataLoader(..., num_workers={workers}, persistent_workers=True{pin})"
-    lasts, steps = capture.events.duration_ns[waits], capture.links.counted_steps
-    # An epoch ends with a wait without a batch, so a step in which the next begins has one more.
-    counts = np.bincount(in_step := steps.holds(capture.events.start_ns[waits]))
-    begins = lasts[counts[in_step] > counts[in_step].min()].sum()
-    is_start = len(waits) > 2 and max(lasts.max(), begins) >= _IN_ONE_WAIT * lasts.sum()
-    if is_start and loader is not None and loader.persistent_workers is False:
+    starts = loader is not None and loader.persistent_workers is False
+    if starts and _epochs_begin(capture, waits):
         return (
-            "DataLoader(..., persistent_workers=True): most of the waiting is in few steps, "
-            "probably because the workers start again in each epoch."
+            "DataLoader(..., persistent_workers=True): most of the waiting is in few steps, in "
+            "which an epoch begins, so the workers start again."
         )
     if loader is not None and loader.workers is not None and loader.workers >= workers:
         return (
@@ -231,6 +227,18 @@ def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, wor
         f"DataLoader(..., num_workers={workers}, prefetch_factor=4, persistent_workers=True{pin}); "
         "if that does not help, make a batch cheaper, for example by decoding beforehand."
     )
+
+
+def _epochs_begin(capture: Views, waits: Ints) -> bool:
+    """Whether most of the waiting is in few steps in which an epoch begins.
+
+    An epoch ends with a wait without a batch, so a step in which the next begins has one more.
+    """
+    lasts, steps = capture.events.duration_ns[waits], capture.links.counted_steps
+    counts = np.bincount(in_step := steps.holds(capture.events.start_ns[waits]))
+    has_more = counts > counts[in_step].min()
+    is_rare = has_more.sum() <= max(_RARE * steps.count, 1)
+    return bool(is_rare and lasts[has_more[in_step]].sum() >= _AT_BEGINNINGS * lasts.sum())
 
 
 def _settings(loader: Loader | None) -> tuple[Evidence, ...]:

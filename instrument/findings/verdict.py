@@ -44,8 +44,12 @@ def verdict(diagnosis: Diagnosis) -> str:
     takes, step_ns, found = "", diagnosis.step_ns, causes(diagnosis)[:_FIRST_FINDINGS]
     if step_ns is not None:
         median = " (median of the captures)" if len(diagnosis.captures) > 1 else ""
+        if diagnosis.between_ns is not None:
+            low, high = map(duration, diagnosis.between_ns)
+            median = f" (median of the captures, which differ: {low} to {high})"
+        kinds = f" on average: {diagnosis.step_kinds}" if diagnosis.step_kinds else ""
         step = _step_of(diagnosis, diagnosis.step_phase)
-        takes = f"{step[0].upper()}{step[1:]} takes {duration(step_ns)}{median}. "
+        takes = f"{step[0].upper()}{step[1:]} takes {duration(step_ns)}{median}{kinds}. "
     if diagnosis.device_use:
         takes += f"{diagnosis.device_use} "
     parts = f"{diagnosis.largest_parts} " if diagnosis.largest_parts else ""

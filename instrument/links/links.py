@@ -71,7 +71,7 @@ class Links:
 
     @cached_property
     def counted_steps(self) -> CountedSteps:
-        """The steps that count: all finished steps but the first; see `CountedSteps`."""
+        """The steps that count; see `CountedSteps`."""
         return counted_steps(self.events, self.steps)
 
     @cached_property

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from instrument.base.range_names import STEP_PREFIX
+from instrument.base.step_times import counting
 from instrument.links.intervals import interval_at, merged, within
 from instrument.trace.events import ANNOTATION, OPERATOR, Events, Ints, flags, is_step
 
@@ -17,18 +18,20 @@ _PROFILER = frozenset({"Trace"})
 
 @dataclass(frozen=True, slots=True)
 class CountedSteps:
-    """The steps that count: all finished steps except the first, which does work only once.
+    """The steps that count; see `instrument.base.step_times.counting`.
 
-    The first step counts only if the window has no other step. Shares of the step, counters,
-    findings, comparisons and simulations are about these steps.
+    How long a step takes, shares of the step, counters, findings, comparisons and simulations are
+    about these steps.
 
     Attributes:
         what: "step", or "recording" if no step was finished.
+        kept: which of the finished steps count.
         start_ns, end_ns: the start and end of each step, sorted. A step that another step overlaps
             ends where the other begins. If there is no step, the start and end of the recording.
     """
 
     what: Literal["step", "recording"]
+    kept: slice
     start_ns: Ints
     end_ns: Ints
 
@@ -65,16 +68,11 @@ def counted_steps(events: Events, steps: Ints) -> CountedSteps:
         recorded = ~events.among(_PROFILER)
         begin = int(events.start_ns[recorded].min()) if recorded.any() else events.begin_ns
         end = int(events.end_ns[recorded].max(initial=begin))
-        return CountedSteps("recording", np.array([begin]), np.array([end]))
-    counted = steps[counting(len(steps))]
-    start_ns, end_ns = events.start_ns[counted], events.end_ns[counted]
+        return CountedSteps("recording", slice(None), np.array([begin]), np.array([end]))
+    start_ns, end_ns = events.start_ns[steps], events.end_ns[steps]
     end_ns[:-1] = np.minimum(end_ns[:-1], start_ns[1:])
-    return CountedSteps("step", start_ns, end_ns)
-
-
-def counting(steps: int) -> slice:
-    """Which of a number of steps count: all except the first; of one step, this step."""
-    return slice(1, None) if steps > 1 else slice(None)
+    kept = counting((end_ns - start_ns).tolist())
+    return CountedSteps("step", kept, start_ns[kept], end_ns[kept])
 
 
 def step_number(events: Events, event: int) -> int:

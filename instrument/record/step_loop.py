@@ -19,6 +19,7 @@ from instrument.base.errors import reason_of, reraise_signal, to_trace
 from instrument.base.log import logger
 from instrument.base.own_modules import own_modules
 from instrument.base.signals import Interrupts, Preemption, uninterrupted
+from instrument.base.step_times import like_for_like
 from instrument.config import schedule
 from instrument.config.schedule import NEVER, Window, next_window, requested_window
 from instrument.config.schema import ProfilerConfig
@@ -70,13 +71,17 @@ class StepClock:
         """Subtract the time of another phase from the duration of the current step."""
         self._began_ns += elapsed_ns
 
-    def unrecorded_ns(self) -> int | None:
-        """The median duration of the last unrecorded steps (at most 50); None without such steps.
+    def compared(self) -> tuple[int, ...]:
+        """The durations of the last unrecorded steps, at most 50.
 
         The oldest stored step is left out, because it may be the first step of the run, in which
         data workers start and code is compiled.
         """
-        steps = tuple(self.unrecorded)[1:]  # a copy: another thread may call this
+        return tuple(self.unrecorded)[1:]  # a copy: another thread may call this
+
+    def unrecorded_ns(self) -> int | None:
+        """The median of the steps that `compared` returns; None without such steps."""
+        steps = self.compared()
         return int(median(steps)) if steps else None
 
 
@@ -184,11 +189,12 @@ class OpenWindow:
 
     def cost(self) -> dict[str, Any]:
         """The cost of the window, for `capture.json`, without the size of its trace."""
-        clock = self.counter.clock
+        others = self.counter.clock.compared()
+        recorded_ns, unrecorded_ns = like_for_like(self.step_ns, others)
         return {
-            "recorded_step_ns": int(median(self.step_ns)) if self.step_ns else None,
-            "unrecorded_step_ns": clock.unrecorded_ns(),
-            "unrecorded_steps": max(0, len(clock.unrecorded) - 1),
+            "recorded_step_ns": recorded_ns,
+            "unrecorded_step_ns": unrecorded_ns,
+            "unrecorded_steps": len(others),
             **{f"{part}_ns": self.paused_ns.get(part, 0) for part in ("start", "stop", "save")},
         }
 

@@ -15,7 +15,6 @@ from instrument.analysis.table_text import heading as column_title
 from instrument.analysis.views import Views, rows_of
 from instrument.base.range_names import REGION
 from instrument.base.units import counted, duration, few, percent, percent_change, size
-from instrument.links.step_index import counting
 from instrument.trace.capture_json import unix_time
 
 # `DEVICE_PARTS` has the words for each part of the device's time. `_BOUND_BY` has a sentence for
@@ -149,7 +148,8 @@ def _share_is(capture: Views, of: str) -> str:
     The times in the table are of all steps, so the quotient is not one of two of its numbers.
     """
     numbers = capture.steps.column("number")
-    window = _steps_of(numbers[counting(len(numbers))]) if numbers else "the recording"
+    kept = capture.links.counted_steps.kept
+    window = _steps_of(numbers[kept]) if numbers else "the recording"
     return f"share = {of} in {window} / {duration(capture.range_tree.shared_ns)} on all threads"
 
 

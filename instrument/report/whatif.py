@@ -29,8 +29,8 @@ JSON_KEYS = {
     "version": "the version of this format",
     "name": "the name of the capture",
     "step_ns": "how long a step takes with the edits: `baseline_ns` minus `saving_ns`",
-    "baseline_ns": "the median step without edits",
-    "saving_ns": "the share of their time that all steps except the first save together, "
+    "baseline_ns": "the mean step without edits",
+    "saving_ns": "the share of their time that the steps that count save together, "
     "multiplied by `baseline_ns`; negative if the edits make the steps longer",
     "low_ns": "the lower bound of the saving",
     "high_ns": "the upper bound of the saving",

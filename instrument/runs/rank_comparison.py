@@ -11,9 +11,9 @@ import numpy as np
 from instrument.analysis.breakdown import BREAKDOWN
 from instrument.analysis.schema import Column, Schema, names_of, schema
 from instrument.analysis.table import Table
+from instrument.base.step_times import counting
 from instrument.links.collective_records import is_collective
 from instrument.links.groupby import Groups
-from instrument.links.step_index import counting
 from instrument.runs.rank_summary import RankSummary, column_of_all
 from instrument.trace.columns import Interned, ints
 from instrument.trace.events import Codes, Ints
@@ -37,8 +37,7 @@ RANKS: Schema = schema(
     steps="how many steps ended in the window",
     trace="`cut short` if the trace file of the rank is cut short, so that steps may be missing; "
     "else None",
-    step_ns="the mean duration of the steps that count: all but the first; these columns are means "
-    "over them",
+    step_ns="the mean duration of the steps that count; these columns are means over them",
     own_ns="mean per step: time in which the rank does not wait in communication. This is "
     "`step_ns` minus `exposed_communication_ns`",
     compute_ns="mean per step: time in which a memset, or a kernel that is not communication, ran",
@@ -114,7 +113,7 @@ def _rank_row(summary: RankSummary) -> dict[str, Any]:
 
 def _mean(summary: RankSummary, name: str) -> Any:
     cells = summary.steps.get(name) or []
-    counted = cells[counting(len(cells))]
+    counted = cells[counting(summary.steps.get("duration_ns") or [])]
     return sum(counted) // len(counted) if counted else None
 
 

@@ -39,7 +39,7 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
     - `ranges/<path>/calls`: the calls of a range in the window. `ranges/<path>/cpu_ms` and
       `ranges/<path>/device_ms`: the CPU time of the range, and the device time of the work that the
       range launched, in ms per finished step. In a window without steps, both times are totals.
-    - `cost/recorded_step_ms`, `cost/unrecorded_step_ms`: the median time of the recorded steps, and
+    - `cost/recorded_step_ms`, `cost/unrecorded_step_ms`: the usual time of the recorded steps, and
       of the steps before the window.
     - `cost/start_ms`, `cost/end_ms`: how long training waited at the start and at the end of the
       window. `cost/export_ms`: how long the export has taken so far. `cost/trace_bytes`: the size

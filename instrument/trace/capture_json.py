@@ -271,8 +271,10 @@ WINDOW_KEYS = {
 }
 #: What the keys of `cost` in `capture.json` mean.
 COST_KEYS = {
-    "recorded_step_ns": "the median time of the recorded steps",
-    "unrecorded_step_ns": "the median time of the steps before the window",
+    "recorded_step_ns": "the median time of the recorded steps; if they are of several kinds, the "
+    "mean of the medians of these kinds, with as many steps of each as are recorded",
+    "unrecorded_step_ns": "the same of the steps before the window; `null` if these are not known "
+    "to be of the same kinds",
     "unrecorded_steps": "how many steps before the window were timed",
     "start_ns": "how long training waited at the start of the window",
     "stop_ns": "how long it waited for torch's profiler to end",

@@ -15,7 +15,6 @@ from instrument.analysis.schema import Schema, schema
 from instrument.analysis.table import Table
 from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.intervals import Intervals
-from instrument.links.step_index import counting
 from instrument.trace.events import Flags, Ints, called_operators, split_overload
 from instrument.whatif.cpu_time import joined
 from instrument.whatif.model import Costs, Model
@@ -31,7 +30,7 @@ CAUSAL_PROFILE: Schema = schema(
     "template arguments)",
     name="for a range, its path; for an operator or a kernel, its name",
     cpu_ns="CPU time of the row in one step, after the edits of the scenario; waits do not count. "
-    "It is the row's share of all steps except the first, multiplied by the step",
+    "It is the row's share of the steps that count, multiplied by the step",
     device_ns="time of the row's device work in one step, counted like `cpu_ns`; None if the trace "
     "has no device work",
     saving_10_ns="how much shorter a step would be if the row took 10 % less time; see "
@@ -65,7 +64,7 @@ def causal_profile(window: Window, costs: Sequence[Costs], step_ns: int, rows: i
     tried = _tried(window, rows)
     base = window.weights(costs)
     steps = window.steps_ns(window.program.run(base))
-    kept = counting(len(steps))
+    kept = window.counted
     whole_ns = np.sum(steps[kept])
     shares: list[list[float]] = []
     for chosen in tried.values():
@@ -122,7 +121,7 @@ def _spent(
         moments = model.moments
         begin, end = moments.time_ns[moments.step_start], moments.time_ns[moments.step_end]
         cpu += model.axis.spent_within(begin[kept], end[kept], edited.cpu, own.cpu)
-        counts = model.step_of >= range(len(begin))[kept].start
+        counts = np.isin(model.step_of, range(len(begin))[kept])
         device += int(edited.device_ns[own.rows & counts].sum())
     has_device = any(len(model.work.event) for model in window.models)
     in_step = to_step / len(chosen)

@@ -36,8 +36,8 @@ CRITICAL_PATH: Schema = schema(
     name="for CPU time, the path of the range; for device work, its name; for a wait, the name of "
     "the waiting call; None if there is none",
     rank="the rank, if the scenario has several ranks; None for the transfer of a collective",
-    total_ns="time on the critical path between the end of the first finished step and the end of "
-    "the last one; if only one step finished, the time within this step",
+    total_ns="time on the critical path from the end of the step before the steps that count to "
+    "the end of the last of them; if only one step finished, the time within this step",
     step_ns="`total_ns` for one step, on average",
     share="`total_ns` as a share of the whole critical path",
 )
@@ -49,18 +49,18 @@ _FAR = 2**62
 def critical_path(window: Window, costs: Sequence[Costs]) -> Table:
     """Return the parts of the critical path, the longest first; see `CRITICAL_PATH`.
 
-    Their sum is the time from the end of the first step to the end of the last step; if there is
-    only one step, its duration.
+    Their sum is the time of the steps that count.
     """
     weights = window.weights(costs)
     times = window.program.run(weights)
-    ends = _step_ends(window, times)
-    path = window.program.critical(weights, times, int(ends[-1]))
+    ends, kept = _step_ends(window, times), window.counted
+    last, first = ends[kept][-1], kept.start or 0
+    path = window.program.critical(weights, times, int(last))
     starts = [m.moments.step_start[0] + k for m, k in zip(window.models, window.first_moment)]
-    begin = int(times[ends[0]] if len(ends) > 1 else times[starts].min())
-    end = int(times[ends[-1]])
+    begin = int(times[ends[first - 1]] if first else times[starts].min())
+    end = int(times[last])
     found = _Found(window, costs, path, begin, end)
-    steps = max(len(ends) - 1, 1)
+    steps = len(ends[kept])
     rows = sorted(found.total_ns.items(), key=lambda row: -row[1])
     cells = [
         (kind, name, rank, total, total // steps, total / (end - begin) if end > begin else None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,7 +19,6 @@ from instrument.base.errors import CaptureError, ConfigError, InstrumentError
 from instrument.base.printable import printable
 from instrument.base.units import duration, percent
 from instrument.links.intervals import Intervals
-from instrument.links.step_index import counting
 from instrument.trace.events import Ints
 from instrument.whatif import edits, selection
 from instrument.whatif.builder import build_model
@@ -94,17 +92,17 @@ class Scenario:
 
     @cached_property
     def baseline_ns(self) -> int:
-        """The median duration of the recorded steps except the first, in nanoseconds."""
-        steps = self.window.recorded_steps(0)
-        return int(median(steps[counting(len(steps))]))
+        """The mean of `counted_steps`, in nanoseconds."""
+        return sum(self.counted_steps) // len(self.counted_steps)
+
+    @property
+    def counted_steps(self) -> list[int]:
+        """The durations of the recorded steps that count, in nanoseconds, without edits."""
+        return self.window.recorded_steps(0)[self.window.counted]
 
     @cached_property
     def saving_ns(self) -> int:
-        """How much shorter a step is with the edits, in nanoseconds; negative if it is longer.
-
-        If all steps except the first become 10 % shorter together, it is 10 % of `baseline_ns`: the
-        median of the simulated steps may belong to another step than the recorded median.
-        """
+        """How much shorter a step is with the edits, in nanoseconds; negative if it is longer."""
         return self._saved(0, self.steps)
 
     @cached_property
@@ -116,8 +114,7 @@ class Scenario:
         return [self.saving_ns, *others]
 
     def _saved(self, assumption: int, after: Sequence[int]) -> int:
-        before = self.window.recorded_steps(assumption)
-        kept = counting(len(before))
+        before, kept = self.window.recorded_steps(assumption), self.window.counted
         share = 1 - sum(after[kept]) / max(sum(before[kept]), 1)
         return round(share * self.baseline_ns)
 

@@ -77,6 +77,11 @@ class Window:
             found.append((others_stay(self.models[0], self.measured[0]),))
         return tuple(found)
 
+    @property
+    def counted(self) -> slice:
+        """Which of the steps count; of several ranks, those of the first."""
+        return self.models[0].links.counted_steps.kept
+
     def recorded_steps(self, assumption: int) -> list[int]:
         """The duration of each step without edits, in ns, for an index into `assumptions`."""
         if assumption not in self._recorded:

@@ -295,6 +295,22 @@ UNKNOWN = {
         Case("recording-overhead", [step(3, 0, 1000)], costs(2_000_000, steps=9)),
         "Fewer than 10 steps",
     ),
+    "other kinds of steps": (
+        Case(
+            "recording-overhead",
+            [step(3, 0, 1000)],
+            {"cost": {"recorded_step_ns": 9_000_000, "unrecorded_steps": 20}},
+        ),
+        "not known to be of the recorded kinds",
+    ),
+    "threads without a CPU": (
+        Case(
+            "recording-overhead",
+            [step(3, 0, 1000)],
+            costs(2_000_000) | {"environment": {"cpu_wait": {"waited_ns": 40, "window_ns": 100}}},
+        ),
+        "threads without a CPU",
+    ),
     "one step": (
         Case(
             "recording-overhead", [step(3, 0, 1000)], costs(20_000_000) | {"window": {"steps": 1}}

@@ -577,13 +577,13 @@ def test_the_step_after_a_change_is_the_step_now_minus_the_saving(tmp_path: Path
     events = [step(k, begin, lengths[k]) for k, begin in enumerate(begins)]
     events += [annotation("forward", begins[k], slow_us[k]) for k in (2, 3)]
     found = diagnosed([write_capture(tmp_path, events)], [check({"evidence": ()})])
-    assert "A step takes 1.000 ms." in as_text(found)
-    saves = "264.706 µs of a step (26 %): a step would take 735.294 µs"
+    assert "A step takes 1.133 ms." in as_text(found)
+    saves = "300.000 µs of a step (26 %): a step would take 833.333 µs"
     for text in (" ".join(as_text(found).split()), plain(as_markdown(found))):
         assert saves in text
     content = json.loads(as_json(found))
     (row,) = content["findings"]
-    assert content["step_ns"] - row["saving_ns"] == row["step_ns"] == 735_294
+    assert content["step_ns"] - row["saving_ns"] == row["step_ns"] == 833_333
 
 
 def test_evidence_in_another_capture_has_no_time_in_this_one(tmp_path: Path) -> None:
@@ -714,7 +714,10 @@ def test_the_saving_names_its_step_if_the_heading_has_another(tmp_path: Path) ->
 
     found = diagnosed(captures, [Check("made-up", find)])
     text = " ".join(as_text(found).split())
-    assert "A step takes 1.000 ms (median of the captures)." in text
+    assert (
+        "A step takes 1.000 ms (median of the captures, which differ: 1.000 ms to 2.000 ms)."
+        in text
+    )
     of = f"2.000 ms in {captures[1].name}"
     saves = f"500.000 µs of a step of {of} (25 %): a step would take 1.500 ms"
     assert f"would take 1.500 ms instead of {of} (25 % less)." in text

@@ -111,7 +111,7 @@ LOADER = {
     "as many workers as fit": Case(
         "loader-wait", loading(WORKERS), settings(workers=2, persistent_workers=True)
     ),
-    "one long wait is the start of the workers": Case(
+    "one long wait is no start of the workers": Case(
         "loader-wait", ONE_LONG_WAIT, settings(workers=2, persistent_workers=False)
     ),
     "the workers start where an epoch begins": Case(

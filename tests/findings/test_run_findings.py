@@ -371,6 +371,9 @@ NOT_FOUND = {
     "nothing is compiled": Case("graph-breaks", steps(4), environment(dynamo=None)),
     "no compilation in a bare trace": Case("graph-breaks", steps(4)),
     "an equal first step": Case("first-step", steps(5, 1000, 1000)),
+    "every second step is as long as the first": Case(
+        "first-step", [step(k, 31_000 * k, 30_000 if k % 2 == 0 else 1000) for k in range(4)]
+    ),
     "a first step longer by little time": Case("first-step", steps(5, 1000, 9000)),
     "a first step of less than twice the time": Case("first-step", steps(5, 10_000, 19_000)),
     "threads without work": Case("thread-oversubscription", steps(4), threads(local_ranks=4)),

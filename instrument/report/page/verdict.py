@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 from instrument.analysis.coverage import incomplete
@@ -16,7 +16,6 @@ from instrument.base.units import duration, percent
 from instrument.findings.diagnosis import Diagnosis, Term, terms
 from instrument.findings.finding import Finding
 from instrument.findings.verdict import nothing_found, saved
-from instrument.links.step_index import counting
 from instrument.report.page.parts import (
     Part,
     column,
@@ -43,8 +42,8 @@ _FIRST_FINDINGS = 3
 def verdict(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
     """Return what a step takes, how its time splits, the findings, and what was not recorded.
 
-    The numbers are those of all steps but the first. A single step counts too. Without finished
-    steps, the whole recording counts as one step.
+    The numbers are those of the steps that count. Without finished steps, the whole recording
+    counts as one step.
     """
     span = capture.links.counted_steps
     lasts_ns = (span.end_ns - span.start_ns).tolist()
@@ -112,20 +111,27 @@ def _step_time(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
     span = capture.links.counted_steps
     on_cpu_ns = lasts_ns = (span.end_ns - span.start_ns).tolist()
     with suppress(CaptureError):  # without a simulation, the sentence above does not say it
-        steps = scenario(capture).steps
-        lasts_ns = steps[counting(len(steps))]
-    own_ns = int(median(lasts_ns))
+        lasts_ns = scenario(capture).counted_steps
+    own_ns = sum(lasts_ns) // len(lasts_ns)
     note = "one step counts" if len(capture.steps) else "no finished steps"
     if len(lasts_ns) > 1:
         ends = "" if lasts_ns == on_cpu_ns else ", each until its device work ends"
         note = (
-            f"median of {len(lasts_ns)} steps, all but the first{ends}; between "
+            f"mean of {len(lasts_ns)} steps ({_which(capture)}){ends}; between "
             f"{duration(min(lasts_ns))} and {duration(max(lasts_ns))}"
         )
     if (count := len(diagnosis.captures)) > 1:
         note = f"median of {count} captures; in this one, {duration(own_ns)}: {note}"
     step = "A step" if diagnosis.has_steps else "The recording"
     return fact(f"{step} takes", duration(diagnosis.step_ns or own_ns), note)
+
+
+def _which(capture: Views) -> str:
+    """Return which steps count, for a sentence."""
+    numbers, kept = capture.steps.column("number"), capture.links.counted_steps.kept
+    counted = numbers[kept]
+    is_rest = len(counted) == len(numbers) - 1
+    return "all steps but the first" if is_rest else f"steps {counted[0]}–{counted[-1]}"
 
 
 def _where_it_goes(
@@ -136,8 +142,8 @@ def _where_it_goes(
     yield text(f"Where the time of {what} goes", "h3")
     if count > 1:
         yield text(
-            "The times are sums over all steps but the first. "
-            f"These {count} steps take {duration(total_ns)} together.",
+            f"The times are sums over {_which(capture)}. These {count} steps take "
+            f"{duration(total_ns)} together.",
             "soft",
         )
     if not len(capture.work.event):
