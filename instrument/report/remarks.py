@@ -178,7 +178,7 @@ def device(capture: Views) -> list[str]:
     numbers = capture.steps.column("number")
     where = " from its first work to its last"
     if numbers:
-        where = f" in {_steps_of(numbers[counting(len(numbers))])}"
+        where = f" in {_steps_of(numbers[capture.links.counted_steps.kept])}"
     return [f"Device: {duration(spent['total_ns'])}{where}, {parts}.", bottleneck]
 
 

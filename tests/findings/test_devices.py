@@ -309,7 +309,7 @@ UNKNOWN = {
             [step(3, 0, 1000)],
             costs(2_000_000) | {"environment": {"cpu_wait": {"waited_ns": 40, "window_ns": 100}}},
         ),
-        "threads without a CPU",
+        "without a CPU may explain",
     ),
     "one step": (
         Case(

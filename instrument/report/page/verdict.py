@@ -84,8 +84,8 @@ def _facts(
     where = f" in {capture.name}" if len(diagnosis.captures) > 1 else ""
     numbers, duration_ns = steps.column("number"), steps.column("duration_ns")
     yield _step_time(capture, diagnosis)
-    every = [*capture.efficiency_steps]
-    rates = [row for row in every[counting(len(every))] if row.mfu is not None]
+    every, kept = [*capture.efficiency_steps], capture.links.counted_steps.kept
+    rates = [row for row in every[kept] if row.mfu is not None]
     if rates:
         is_bound = any((row.flops_covered or 0.0) < 1 for row in rates)
         whole = "at least: FLOPs are not known for all kernels" if is_bound else "of the peak"

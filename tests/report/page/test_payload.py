@@ -79,7 +79,7 @@ def test_the_verdict_of_a_step(trained: Capture) -> None:
     # the first step does not count
     assert boxes["A step takes"] == (
         "1.300 ms",
-        "median of 2 steps, all but the first; between 1.200 ms and 1.400 ms",
+        "mean of 2 steps (all steps but the first); between 1.200 ms and 1.400 ms",
     )
     assert "These 2 steps take 2.600 ms together." in words(verdict)
     # forward 300 + optimizer 100 in each step, and the backward: 600 and 400
@@ -155,10 +155,10 @@ def test_the_head_and_the_box_name_the_same_time_of_a_step(tmp_path: Path) -> No
         assert content["head"][0]["text"].startswith(f"A step takes {takes}")
         found.append((takes, note.partition("; between")[0]))
     assert found == [
-        ("1.075 ms", "median of 2 steps, all but the first, each until its device work ends"),
+        ("1.075 ms", "mean of 2 steps (all steps but the first), each until its device work ends"),
         (
             "1.075 ms",
-            "median of 2 captures; in this one, 3.000 ms: median of 2 steps, all but the first",
+            "median of 2 captures; in this one, 3.000 ms: mean of 2 steps (all steps but the first)",
         ),
     ]
 
