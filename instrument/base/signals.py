@@ -30,17 +30,17 @@ _signal: Any = import_module("_signal")
 # The C struct `sigaction` has both, and begins with the address of the handler.
 _sigaction: Any = getattr(ctypes.CDLL(None), "sigaction", None) if os.name == "posix" else None
 _LARGEST_STRUCT = 512  # 152 bytes on Linux, 16 on macOS
+_NO_HANDLER = (None, int(signal.SIG_DFL), int(signal.SIG_IGN))
 # that of Python's own handler in C, which has the handlers in Python called
 _python_address: int | None = None
 
 
-def _action(number: int) -> Any:
+def _action(number: int) -> tuple[Any, int | None]:
+    """What C knows of a signal: the struct `sigaction`, and the address of the handler."""
     action = ctypes.create_string_buffer(_LARGEST_STRUCT)
-    return action if _sigaction is not None and _sigaction(number, None, action) == 0 else None
-
-
-def _address(action: Any) -> int | None:
-    return None if action is None else ctypes.c_size_t.from_buffer(action).value
+    if _sigaction is None or _sigaction(number, None, action) != 0:
+        return action, None
+    return action, ctypes.c_size_t.from_buffer(action).value
 
 
 def set_handler(number: int, handler: Any) -> bool:
@@ -49,12 +49,12 @@ def set_handler(number: int, handler: Any) -> bool:
     Returns whether there is such a handler of C code, which may call the one in Python or not.
     """
     global _python_address
-    before = _action(number)
+    before, address = _action(number)
     _signal.signal(number, int(handler) if isinstance(handler, int) else handler)
-    if callable(handler):
-        _python_address = _address(_action(number))
-    is_set = _address(before) not in (None, int(signal.SIG_DFL), int(signal.SIG_IGN))
-    by_other = is_set and _address(before) != _python_address
+    if _python_address is None and callable(handler):
+        _python_address = _action(number)[1]
+    is_set = address not in _NO_HANDLER
+    by_other = is_set and address != _python_address
     if by_other or (is_set and callable(handler)):
         _sigaction(number, before, None)
     return by_other
