@@ -502,9 +502,17 @@ def _valid(capture: Views) -> Part | None:
             f"{events.left_out} of {events.recorded} events are left out because they are at "
             "impossible times"
         )
+    if events.no_duration:
+        whys.append(f"{events.no_duration} of {events.recorded} events have no duration (`dur`)")
+    if events.overlapping:
+        whys.append(
+            f"{events.overlapping} of {events.recorded} events are device work that ends after the "
+            "next work of its stream begins, which cannot be: they end where it begins"
+        )
     if not events.recorded:
         return None
-    bad = min(events.negative_durations + events.left_out, events.recorded)
+    bad = events.negative_durations + events.left_out + events.no_duration + events.overlapping
+    bad = min(bad, events.recorded)
     return Part(
         (events.recorded - bad) / events.recorded, why=f"{'; '.join(whys)}." if whys else None
     )

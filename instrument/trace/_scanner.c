@@ -269,7 +269,7 @@ struct event {
     int64_t span[SPAN_NUMBERS], memory[MEMORY_NUMBERS], duration, old_external;
     struct slice texts[TEXTS];
     char phase;
-    bool has_phase, has_args, has_bytes;
+    bool has_phase, has_args, has_bytes, has_duration;
     bool is_odd; /* a number has another type than expected */
 };
 
@@ -731,6 +731,7 @@ static bool read_number(struct text *text, struct event *event, const struct mem
     case START_TIME:
         return read_time(text, &event->span[BEGIN], LATEST_US);
     case DURATION:
+        event->has_duration = true;
         return read_time(text, &event->duration, LONGEST_US);
     case OLD_EXTERNAL:
         return read_integer(text, &event->old_external, member->missing);
@@ -866,7 +867,7 @@ static bool scan_event(struct text *text, struct scanner *scanner)
     scanner->recorded++;
     switch (event.phase) {
     case 'X':
-        return !event.is_odd && add_span(scanner, &event);
+        return !event.is_odd && event.has_duration && add_span(scanner, &event);
     case 'i':
         return !event.is_odd && add_instant(scanner, &event);
     case 'B':

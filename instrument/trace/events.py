@@ -284,10 +284,14 @@ class Events:
         process_groups: the process groups of the recording process.
         devices: the devices of the machine.
         messages: what Kineto logged while it recorded, if torch kept it.
-        left_out: the number of events that are left out because their times are out of range.
+        left_out: the number of events that are left out because their times are out of range, or,
+            for device events, more than a day from most events, or 0.
         unreadable: the number of events in the file that are not JSON, even after repairs.
         no_category: the number of events without a category (`cat`) whose name and thread do not
             show one either. No table has them.
+        no_duration: the number of events without a duration (`dur`); in the columns they last 0 ns.
+        overlapping: the number of device events that end earlier in the columns than in the file,
+            where the next event of their stream begins.
         negative_durations: the number of events that end before they begin, because the clock was
             set back. In the columns, they last 0 ns and are not finished.
     """
@@ -333,6 +337,8 @@ class Events:
     left_out: int = 0
     unreadable: int = 0
     no_category: int = 0
+    no_duration: int = 0
+    overlapping: int = 0
     negative_durations: int = 0
 
     def __len__(self) -> int:

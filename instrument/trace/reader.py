@@ -114,6 +114,10 @@ def collector_off() -> Iterator[None]:
 # The event on the CPU that holds the arguments of a collective.
 _COLLECTIVE_ON_CPU = "record_param_comms"
 _SYNCHRONISATIONS = frozenset({"cuda_sync", "cuda_event"})
+_MINUTE_NS, _DAY_NS = 60 * 10**9, 86_400 * 10**9
+# The part of a stream's time that may overlap. In sound traces of GPUs and MTIA, up to 0.6 % does;
+# kernels that start before the end of the one before (programmatic dependent launch) overlap more.
+_MOST_OVERLAP = 0.25
 # The limit of a duration: 104 days.
 _LONGEST_NS = 2**53
 _DEVICE_ARGS = ("moved_bytes", "size", "grid", "block", "blocks_per_sm", "occupancy")
@@ -137,6 +141,7 @@ class _Columns:
         self._parts: dict[str, list[NDArray[Any]]] = {}
         self._memory_parts: dict[str, list[NDArray[Any]]] = {}
         self._halves: list[Begin | End] = []
+        self._no_duration = 0
         self.scanner = Scanner(self.of_spans, self._memory)
 
     def add(self, piece: list[Any] | Scanned) -> None:
@@ -176,6 +181,7 @@ class _Columns:
     def _add_spans(self, spans: list[Complete]) -> None:
         if spans:
             self.spans += len(spans)
+            self._no_duration += sum(span.dur is None for span in spans)
             append(self._parts, self.of_spans(spans))
 
     def of_spans(self, spans: list[Complete]) -> dict[str, NDArray[Any]]:
@@ -190,7 +196,8 @@ class _Columns:
             "name": name,
             "thread": self._threads.codes(zip(event["pid"], event["tid"]), count),
             "start_ns": start,
-            "end_ns": start + np.clip(as_ns(event["dur"]), -_LONGEST_NS, _LONGEST_NS),
+            "end_ns": start
+            + np.clip(as_ns([dur or 0 for dur in event["dur"]]), -_LONGEST_NS, _LONGEST_NS),
             "external_id": np.where(external != 0, external, ints(arg["old_external_id"], 0)),
             "correlation": ints(arg["correlation"], 0),
             "sequence": ints(arg["sequence"], -1),
@@ -297,8 +304,10 @@ class _Columns:
             tuple(self._threads),
             self._categories,
         )
-        columns, negative = _with_real_times(columns)
+        on_device = flags(DEVICE.__contains__, tuple(self._categories))
+        columns, negative = _with_real_times(columns, on_device)
         _end_with_callers(columns)
+        overlapping = _end_before_next(columns, on_device)
         memory = _where(_is_within(memory["time_ns"], BEYOND_NS), memory)
         # If the trace has Python frames, no call stacks are kept. Call stacks that were read before
         # the first Python frame are removed here.
@@ -319,6 +328,8 @@ class _Columns:
             left_out=found - len(columns["name"]) - len(memory["time_ns"]) - len(halves),
             negative_durations=negative,
             no_category=no_category,
+            no_duration=self._no_duration,
+            overlapping=overlapping,
             **(columns | about),
         )
 
@@ -367,14 +378,19 @@ def _with_directions(
     ]
 
 
-def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], int]:
-    """Keep the events with times in range; count those that end before they begin.
+def _with_real_times(
+    columns: dict[str, NDArray[Any]], on_device: Flags
+) -> tuple[dict[str, NDArray[Any]], int]:
+    """Keep the events with possible times; count those that end before they begin.
+
+    `on_device` says for each category whether its events ran on a device.
 
     Raises:
         OverflowError: the sum of the durations is out of range.
     """
     columns = _where(_is_within(columns["start_ns"], BEYOND_NS), columns)
     columns = _where(_is_within(columns["end_ns"] - columns["start_ns"], _LONGEST_NS), columns)
+    columns = _where(_is_near(columns, on_device), columns)
     length = columns["end_ns"] - columns["start_ns"]
     negative = np.flatnonzero(length < 0)
     if len(negative):
@@ -386,6 +402,51 @@ def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArra
     if total_ns >= BEYOND_NS:
         raise OverflowError(f"durations that add up to {total_ns / 1e9 / 86_400 / 365:.3g} years")
     return columns, len(negative)
+
+
+def _is_near(columns: dict[str, NDArray[Any]], on_device: Flags) -> Flags | None:
+    """A mask without the device events far from most events; None if there are none.
+
+    A driver that loses the times of a kernel writes 0.
+    """
+    start_ns = columns["start_ns"]
+    if not len(start_ns) or int(start_ns.max()) - int(start_ns.min()) < _MINUTE_NS:
+        return None
+    distance_ns = np.abs(start_ns - int(np.median(start_ns)))
+    is_lost = (distance_ns > _DAY_NS) | ((start_ns == 0) & (distance_ns > _MINUTE_NS))
+    is_lost &= on_device[columns["category"]]
+    return ~is_lost if is_lost.any() else None
+
+
+def _end_before_next(columns: dict[str, NDArray[Any]], on_device: Flags) -> int:
+    """Let the events of each stream on which much time overlaps end where the next one begins.
+
+    A stream runs one piece of work after the other, so such ends are wrong, as in some traces of
+    ROCm. Events that one call launched, a CUDA graph, may overlap. The last event of the stream
+    takes at most as long as the longest other one. Returns the number of events that end earlier.
+    """
+    device = np.flatnonzero(on_device[columns["category"]])
+    start_ns, end_ns = columns["start_ns"][device], columns["end_ns"][device]
+    thread = columns["thread"][device]
+    order = np.lexsort((start_ns, thread))
+    device, start_ns, end_ns, thread = (each[order] for each in (device, start_ns, end_ns, thread))
+    call = columns["correlation"][device]
+    has_next = np.append(thread[1:] == thread[:-1], False) if len(device) else np.zeros(0, np.bool_)
+    limit_ns = np.where(has_next, np.roll(start_ns, -1), end_ns)
+    limit_ns[(call != 0) & (call == np.roll(call, -1)) & has_next] = BEYOND_NS
+    overlap_ns = np.maximum(end_ns - limit_ns, 0)
+    if not overlap_ns.any():
+        return 0
+    streams = thread.max() + 1
+    total_ns = np.bincount(thread, end_ns - start_ns, streams)
+    is_wrong = (np.bincount(thread, overlap_ns, streams) > _MOST_OVERLAP * total_ns)[thread]
+    longest_ns = np.zeros(streams, np.int64)
+    np.maximum.at(longest_ns, thread[has_next], (np.minimum(end_ns, limit_ns) - start_ns)[has_next])
+    limit_ns = np.where(has_next, limit_ns, start_ns + longest_ns[thread])
+    late = is_wrong & (end_ns > limit_ns)
+    columns["end_ns"] = columns["end_ns"].copy()
+    columns["end_ns"][device[late]] = limit_ns[late]
+    return int(late.sum())
 
 
 def _end_with_callers(columns: dict[str, NDArray[Any]]) -> None:

@@ -101,7 +101,7 @@ class Complete(_Timed, tag_field="ph", tag="X"):
     """An event with a duration."""
 
     cat: str = ""
-    dur: int | float = 0
+    dur: int | float | None = None
 
 
 class Instant(_Timed, tag_field="ph", tag="i"):

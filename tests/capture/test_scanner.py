@@ -247,24 +247,25 @@ def test_many_distinct_names_are_read(tmp_path, both) -> None:
     assert (len(events.names), scanned) == (5000, 5000)
 
 
-ONE = '{"ph": "X", %s}'
+ONE = '{"ph": "X", "dur": 1, %s}'
 UNDERSTOOD = {
-    "nothing more": '{"ph": "X"}',
-    "blanks": '\t{ "ph"\r:\n"X" , "args" : { } }\n',
+    "nothing more": '{"ph": "X", "dur": 1}',
+    "blanks": '\t{ "ph"\r:\n"X" , "dur" : 1 , "args" : { } }\n',
     "a time of three decimals": ONE % '"ts": -0.001',
     "64 levels": ONE % f'"x": {"[" * 64}{"]" * 64}',
     "escapes": ONE % r'"name": "\"\\\/\b\f\n\r\t\u00e9\uFFFF"',
     "all kinds of values": ONE % '"x": [{"a": [true, false, null, -1.5E+3, "", {}, []], "": 0}]',
     "an unsigned number": ONE % '"args": {"correlation": 18446744073709551615}',
     "a small number": ONE % '"args": {"correlation": -18446744073709551615}',
-    "blanks that differ": '{"ph": "X", "x": 1}, {"ph":  "X",  "x":   1}',
+    "blanks that differ": '{"ph": "X", "dur": 1}, {"ph":  "X",  "dur":   1}',
     "a fraction where it is not kept": '{"ph": "s", "args": {"correlation": -1.5}}',
     "a wrong type where it is not kept": '{"ph": "s", "ts": "x", "pid": [], "args": {"correlation": "y"}}',
 }  # fmt: skip
 NOT_UNDERSTOOD = {
     "nothing": "",
-    "a comma behind": '{"ph": "X"},',
-    "no comma": '{"ph": "X"}{"ph": "X"}',
+    "no duration": '{"ph": "X"}',
+    "a comma behind": '{"ph": "X", "dur": 1},',
+    "no comma": '{"ph": "X", "dur": 1}{"ph": "X", "dur": 1}',
     "no phase": '{"name": "a"}',
     "two phases": '{"ph": "X", "ph": "X"}',
     "a phase that is unknown": '{"ph": "Y"}',
@@ -311,7 +312,7 @@ def test_what_is_not_understood_is_left_to_the_decoder(what) -> None:
     assert scan(text, 0, len(text)) is None
 
 
-@pytest.mark.parametrize(("begin", "end"), [(-1, 3), (2, 1), (0, 12), (2**62, 2**63 - 1)])
+@pytest.mark.parametrize(("begin", "end"), [(-1, 3), (2, 1), (0, 99), (2**62, 2**63 - 1)])
 def test_positions_outside_the_text_are_refused(begin, end) -> None:
     with pytest.raises(ValueError, match="begin and end must be positions in the text"):
         scan(UNDERSTOOD["nothing more"].encode(), begin, end)
@@ -380,9 +381,12 @@ NUMBERS = st.lists(st.lists(st.sampled_from([0, 1, 2**63 - 1]), min_size=1, max_
 def test_the_pieces_that_are_kept_become_columns(pieces, drops) -> None:
     found = _scanner.Scanner()
     for numbers in pieces:
-        events = [f'{{"ph": "X", "name": "{n}", "args": {{"correlation": {n}}}}}' for n in numbers]
+        events = [
+            f'{{"ph": "X", "dur": 1, "name": "{n}", "args": {{"correlation": {n}}}}}'
+            for n in numbers
+        ]
         if drops:
-            other = b'{"ph": "X", "name": "dropped", "args": {"Input Dims": []}}'
+            other = b'{"ph": "X", "dur": 1, "name": "dropped", "args": {"Input Dims": []}}'
             assert found.scan(other, 0, len(other))
         text = ",".join(events).encode()
         assert found.scan(text, 0, len(text))[0] == len(numbers)
