@@ -33,7 +33,7 @@ from instrument.cli.run import _join_threads, _verdict, config_of, split
 from instrument.cli.script import prepared
 from instrument.findings.diagnose import Diagnosing
 from instrument.findings.finding import Finding
-from instrument.record.long_steps import MOST_KEPT, long_steps, no_times
+from instrument.record.long_steps import MOST_KEPT, long_steps, no_times, unlike_window
 from instrument.record.unedited import Cycle
 
 MODEL = """
@@ -646,6 +646,34 @@ def test_steps_that_vary_do_not_get_slower(count: int) -> None:
 def test_a_few_steps_that_get_slower_are_enough() -> None:
     times = array("q", [0] * 10 + [1000 + 100 * k for k in range(20)])
     assert [sentence[:17] for _, sentence, _ in long_steps(times)] == ["Steps get slower:"]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "others", "said"),
+    [
+        # batches that were loaded before the window
+        ([500, 1, 1, 1, 1], [1, 29] * 20, "they take 1 ns on average, and 38 others 15 ns. .*"),
+        ([30, 30, 30], [10] * 40, "take 30 ns on average, .* 10 ns, because of recording or"),
+        ([900, 31, 1, 31, 1], [1, 31] * 20, None),  # whole periods of the same kinds
+        ([900, 11, 11], [10] * 40, None),
+        ([], [10] * 40, None),
+        ([30, 30, 30], [10] * 10, None),  # too few
+    ],
+)
+def test_a_window_that_is_not_like_the_run_is_said(
+    recorded: list[int], others: list[int], said: str | None
+) -> None:
+    times = no_times()
+    values = [0, 0, 0, *(-each for each in recorded), *others]
+    times[: len(values)] = array("q", values)
+    found = unlike_window(times)
+    assert (found is None) == (said is None)
+    if found is not None and said is not None:
+        sentence, options = found
+        assert re.search(said, sentence), sentence
+        config = config_of("summary", [word.strip("'") for word in options.split()])
+        assert config.active == len(recorded)
+        assert min(config.at_steps or []) >= 10
 
 
 def test_only_steps_outside_windows_and_their_export_are_timed(

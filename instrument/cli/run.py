@@ -250,7 +250,7 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
     from instrument.capture import Capture
     from instrument.findings.diagnose import Diagnosing
     from instrument.findings.verdict import causes, first_lines
-    from instrument.record.long_steps import long_steps
+    from instrument.record.long_steps import long_steps, unlike_window
     from instrument.report.page.page import page, payload
 
     captures: Sequence[Path | str] = own
@@ -266,7 +266,10 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
     on_host = not seen.has_device_work  # else a step that waits for the device looks long
     found = causes(seen.diagnosis)
     costs = [each.saving.share if each.saving else each.share or 0 for each in found]
-    for share, sentence, options in sorted(long_steps(times) if times and on_host else ()):
+    long = sorted(long_steps(times) if times and on_host else ())
+    for share, sentence, options in long:
         said.insert(0 if share > max(costs, default=0) else 1, [*wrapped(sentence), options])
+    if times and on_host and not long and (unlike := unlike_window(times)):
+        said.insert(1, [*wrapped(unlike[0]), unlike[1]])
     lines = [line for each in said for line in ("", *each)]
     return [*lines, "", f"The report page is {target}."]

@@ -1,6 +1,7 @@
 """Finds steps outside windows that take much longer than usual, such as those that evaluate.
 
-Also finds that steps get slower while the program runs.
+Also finds that steps get slower while the program runs, and that the recorded ones are not like the
+others.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from instrument.base.step_times import counting
 from instrument.base.units import duration, percent
 
 #: The durations of so many steps are kept, with 8 bytes for each.
@@ -22,6 +24,8 @@ _LEAST_FACTOR, _LEAST_SHARE = 3, 0.1
 # Steps get slower if the median of each third of them exceeds that of the third before by this, and
 # if the last third exceeds the first as by chance in 1 of 200 cases (Mann and Whitney's test).
 _LEAST_GROWTH, _LEAST_DEVIATIONS = 1.15, 2.58
+# The recorded steps are not like the others if the means differ by this factor.
+_UNLIKE = 1.2
 
 
 def no_times() -> array[int]:
@@ -70,3 +74,31 @@ def long_steps(times: array[int]) -> Iterator[tuple[float, str, str]]:
         f"{duration(usual_ns)}. To record two such steps, write before the script:"
     )
     yield share, sentence, f"profiler.active=1 'profiler.at_steps=[{at[0]},{at[1]}]'"
+
+
+def unlike_window(times: array[int]) -> tuple[str, str] | None:
+    """A sentence and options if the recorded steps are not like those outside the windows."""
+    ns = np.array(times)
+    steps, recorded = np.flatnonzero(ns > 0), np.flatnonzero(ns < 0)
+    steps = steps[steps >= _FIRST]
+    if len(steps) < _LEAST_STEPS or not len(recorded):
+        return None
+    windows = np.split(-ns[recorded], np.flatnonzero(np.diff(recorded) > 1) + 1)
+    counted = [each[counting(each.tolist())] for each in windows]
+    own_ns, usual_ns = float(np.concatenate(counted).mean()), float(ns[steps].mean())
+    if max(own_ns, usual_ns) <= _UNLIKE * min(own_ns, usual_ns):
+        return None
+    active = max(len(each) for each in windows)
+    # The steps in a row whose mean is nearest to that of all.
+    means_ns = np.convolve(ns[steps], np.full(active, 1 / active), "valid")
+    in_row = steps[active - 1 :] - steps[: len(means_ns)] == active - 1
+    if not in_row.any():
+        return None
+    at = int(steps[np.where(in_row, abs(means_ns - usual_ns), np.inf).argmin()])
+    cause = ", because of recording or of other work" if own_ns > usual_ns else ""
+    sentence = (
+        f"The recorded steps are not like the run: they take {duration(own_ns)} on average, and "
+        f"{len(steps)} others {duration(usual_ns)}{cause}. To record steps that are like most "
+        "others, write before the script:"
+    )
+    return sentence, f"profiler.active={active} 'profiler.at_steps=[{at}]'"
