@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -658,6 +659,31 @@ def test_a_handler_is_known_by_its_arguments() -> None:
     assert not caught(lambda: is_given_its_caller(frame=sys._getframe()))
     assert caught(lambda: handles(signal.SIGUSR1.value, inspect.currentframe()))
     assert caught(lambda: is_given_its_caller(signal.SIGUSR1.value, inspect.currentframe()))
+
+
+class Handles:
+    def __call__(self, *given: object) -> None:
+        del given
+        raise TooLateError
+
+
+def renames(number: int, _: FrameType | None) -> None:
+    number = signal.Signals(number)
+    raise TooLateError
+
+
+def forgets(tag: str, number: int, frame: FrameType | None) -> None:
+    del frame
+    raise TooLateError
+
+
+@pytest.mark.usefixtures("_restored")
+@pytest.mark.parametrize("handler", [renames, partial(forgets, "tag"), Handles()])
+def test_a_handler_that_changes_its_parameters_is_known_by_its_code(handler: Any) -> None:
+    signal.signal(signal.SIGUSR1, handler)
+    with pytest.raises(TooLateError) as raised:
+        signal.raise_signal(signal.SIGUSR1)
+    assert from_signal_handler(raised.value)
 
 
 def looks_for_source(what: object) -> None:

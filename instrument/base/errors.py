@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from functools import partial
 from importlib.util import find_spec
 from inspect import CO_VARARGS
 from itertools import pairwise
-from signal import NSIG
+from signal import NSIG, getsignal
 from threading import current_thread, main_thread
 from traceback import walk_tb
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from instrument.base.printable import printable
@@ -78,15 +79,30 @@ def from_signal_handler(error: BaseException) -> bool:
     """Whether a signal handler in Python raised the error, while other code ran.
 
     Python calls a handler with the signal's number and the interrupted frame, and the trace
-    function of a debugger with the frame and the event's name.
+    function of a debugger with the frame and the event's name. A handler that has changed its
+    parameters is known by its code while it is set.
     """
+    handlers = {_code(getsignal(number)) for number in range(1, NSIG)} - {None}
     for frame, _ in walk_tb(error.__traceback__):
+        if frame.f_code in handlers:
+            return True
         for first, second in pairwise(_arguments(frame)):
             if second is frame.f_back is not None and type(first) is int and 0 < first < NSIG:
                 return True
             if first is frame.f_back is not None and type(second) is str and second in _EVENTS:
                 return True
     return False
+
+
+def _code(handler: Any) -> CodeType | None:
+    """The code that runs first when a handler is called; None if it is in C."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    for function in (handler, vars(type(handler)).get("__call__")):
+        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        if isinstance(code, CodeType):
+            return code
+    return None
 
 
 def _arguments(frame: FrameType) -> list[Any]:
