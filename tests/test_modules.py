@@ -11,6 +11,8 @@ import torch
 import warm
 from recording import recorded, window
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from instrument import Session, instrument_model, profiled
@@ -345,6 +347,41 @@ def test_a_parameter_that_the_program_changes_without_an_optimizer_is_used(
 
     capture = window(tmp_path, train, model=model)
     assert capture.metadata["unused_gradients"] == {"2": 2}
+
+
+def test_modes_of_the_program_see_nothing_of_ours(tmp_path: Path) -> None:
+    seen = list[str]()
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, _: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(str(function))
+            return function(*args, **kwargs or {})
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, _: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(str(function))
+            return function(*args, **kwargs or {})
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+
+    def train() -> None:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    with Operators(), Functions():
+        train()
+        seen.clear()
+        train()
+        alone, seen[:] = [*seen], []
+        capture = window(tmp_path, train, model=model)
+    assert capture.metadata["unused_gradients"] == {"0": 2}
+    ours, theirs = ([each for each in of if "profiler" not in each] for of in (seen, alone))
+    assert ours == theirs
 
 
 def test_a_model_with_parameters_of_its_own_kind_is_recorded(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
@@ -157,6 +157,13 @@ def forget(model: nn.Module) -> None:
     _instrumented.pop(model, None)
 
 
+@contextmanager
+def _unseen_by_modes() -> Iterator[None]:
+    """In this block, modes such as the program's `TorchDispatchMode` see no operator."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        yield
+
+
 class ModuleRanges:
     """The ranges of all instrumented models, attached from `__enter__` to `__exit__`.
 
@@ -200,6 +207,7 @@ class ModuleRanges:
             in_eval[each.name] += each.eval_calls - self._eval_calls_before[each]
         return {name: number for name, number in in_eval.items() if 0 < number < calls[name]}
 
+    @_unseen_by_modes()
     def parameter_types(self) -> dict[str, int]:
         """How many numbers the parameters of the instrumented models hold, by data type."""
         found = Counter[str]()
@@ -208,6 +216,7 @@ class ModuleRanges:
                 found[str(each.dtype).removeprefix("torch.")] += each.numel()
         return dict(found)
 
+    @_unseen_by_modes()
     def unused_gradients(self) -> dict[str, int] | None:
         """The topmost submodules whose gradients nothing uses, and how many gradients each has.
 
@@ -250,7 +259,8 @@ class ModuleRanges:
                 self._attached.append(module)
             self._calls_before[own], self._eval_calls_before[own] = own.calls, own.eval_calls
         self._marked_calls_before = {each: each.calls for each in module_calls.marks()}
-        self._versions_before, self._samples_before = _versions(), _samples(None)
+        with _unseen_by_modes():
+            self._versions_before, self._samples_before = _versions(), _samples(None)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -291,13 +301,14 @@ def _samples(of: set[int] | None) -> dict[int, torch.Tensor]:
     found = dict[int, torch.Tensor]()
     with suppress(Exception), torch.no_grad():
         for each in _parameters():
-            local = getattr(each, "_local_tensor", each).data
+            local = getattr(each, "_local_tensor", each)
             if (
                 each.requires_grad
                 and (of is None or id(each) in of)
-                and type(local) is torch.Tensor
+                and type(local).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
                 and local.untyped_storage().nbytes()  # zero while its memory is given back
             ):
+                local = local.data
                 some = tuple(slice(None, None, size // 4 or 1) for size in local.shape)
                 found[id(each)] = local[some].clone()
     return found
