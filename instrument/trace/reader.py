@@ -460,8 +460,7 @@ def _end_with_callers(columns: dict[str, NDArray[Any]]) -> None:
     if not len(frames):
         return
     ids, callers = columns["python_id"][frames], columns["python_parent"][frames]
-    order = np.argsort(ids, kind="stable")
-    found = order[np.minimum(np.searchsorted(ids, callers, sorter=order), len(ids) - 1)]
+    found = _positions(ids, callers)
     caller, thread = frames[found], columns["thread"]
     is_late = columns["end_ns"][frames] > columns["end_ns"][caller]
     is_late &= (ids[found] == callers) & (thread[frames] == thread[caller])
@@ -471,6 +470,20 @@ def _end_with_callers(columns: dict[str, NDArray[Any]]) -> None:
         columns |= {name: columns[name].copy() for name in ("end_ns", "finished")}
         columns["end_ns"][frames[late]] = columns["end_ns"][caller[late]]
         columns["finished"][frames[late]] = False
+
+
+def _positions(ids: Ints, wanted: Ints) -> Ints:
+    """For each wanted id, the position of the first equal id; any position if there is none.
+
+    Cost: linear time if no id is very large, as is usual; otherwise a sort.
+    """
+    most = int(ids.max())
+    if most > 4 * len(ids):
+        order = np.argsort(ids, kind="stable")
+        return order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
+    first = np.zeros(most + 1, np.int64)
+    first[ids[::-1]] = np.arange(len(ids))[::-1]  # of equal ids, the last assigned position counts
+    return first[np.clip(wanted, 0, most)]
 
 
 def _is_within(values: Ints, limit: int) -> Flags | None:
