@@ -31,10 +31,11 @@ from instrument import Capture, Session
 from instrument.base.errors import ConfigError
 from instrument.cli.run import _join_threads, _verdict, config_of, split
 from instrument.cli.script import prepared
+from instrument.config.schedule import planned
 from instrument.findings.diagnose import Diagnosing
 from instrument.findings.finding import Finding
 from instrument.record.long_steps import MOST_KEPT, long_steps, no_times, unlike_window
-from instrument.record.unedited import Cycle
+from instrument.record.unedited import Cycle, with_later_window
 
 MODEL = """
 import torch
@@ -649,6 +650,54 @@ def test_a_few_steps_that_get_slower_are_enough() -> None:
 
 
 @pytest.mark.parametrize(
+    ("overrides", "loader", "windows"),
+    [
+        ([], {"workers": 2, "prefetch_factor": 2}, ["3–7", "13–17"]),
+        (["profiler.active=2"], {"workers": 4, "prefetch_factor": 8}, ["3–4", "38–39"]),
+        ([], {"workers": 0, "prefetch_factor": None}, None),
+        ([], None, None),
+        (["profiler.at_steps=[4]"], {"workers": 2, "prefetch_factor": 2}, None),
+        (["profiler.repeat=3"], {"workers": 2, "prefetch_factor": 2}, None),
+    ],
+)
+def test_a_second_window_begins_when_the_loaded_batches_are_used_up(
+    overrides: list[str], loader: dict[str, Any] | None, windows: list[str] | None
+) -> None:
+    config = with_later_window(config_of("summary", overrides), loader)
+    assert (config is None) == (windows is None)
+    if config is not None:
+        assert [str(each) for each in planned(config)] == windows
+        assert config.keep == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "recorded"),
+    [
+        (24, (), "steps_000013-000017"),
+        (15, (), "steps_000003-000007"),  # the second window is not complete
+        (24, ("profiler.wait=2",), "steps_000003-000007"),
+    ],
+)
+def test_the_window_of_a_loader_with_workers_begins_later(
+    tmp_path: Path, steps: int, options: tuple[str, ...], recorded: str
+) -> None:
+    program = f"""
+        from torch.utils.data import DataLoader
+
+        if __name__ == "__main__":
+            model = mlp()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for batch in DataLoader(torch.ones({steps}, 8), num_workers=2):
+                model(batch).sum().backward()
+                optimizer.step()
+    """
+    file = write(tmp_path, program)
+    done = run(tmp_path, "-m", "instrument", "run", *options, file)
+    assert [each.name for each in (tmp_path / "profile").glob("steps_*")] == [f"{recorded}_rank0"]
+    assert f"{recorded}_rank0/report.html" in done.stderr
+
+
+@pytest.mark.parametrize(
     ("recorded", "others", "said"),
     [
         # batches that were loaded before the window
@@ -666,7 +715,7 @@ def test_a_window_that_is_not_like_the_run_is_said(
     times = no_times()
     values = [0, 0, 0, *(-each for each in recorded), *others]
     times[: len(values)] = array("q", values)
-    found = unlike_window(times)
+    found = unlike_window(times, 3, len(recorded))
     assert (found is None) == (said is None)
     if found is not None and said is not None:
         sentence, options = found

@@ -33,6 +33,9 @@ T = TypeVar("T")
 HELP = "run a script as it is, and say what slows it"
 
 _PRESET = "summary"
+# Only without these options, a second window may replace the first.
+_WHEN = ("at_steps", "every_n_steps", "keep", "phases", "repeat", "skip_first", "wait", "warmup")
+_SAY_WHEN = tuple(f"profiler.{name}=" for name in _WHEN)
 # How long the end waits at most until all windows are finished, also those of other ranks.
 # After its main thread has ended, a script's other threads train on if steps end this often.
 _LONGEST_STEP_S = 5.0
@@ -135,6 +138,7 @@ def _record(act: Callable[[], T], asked: Asked, spawned: int | None = None) -> T
     config = config_of(preset, overrides)
     if not config.enabled:
         return act()
+    may_move = not any(word.startswith(_SAY_WHEN) for word in overrides)
     speaks = not spawned and rank_info().rank == lowest_rank(config.ranks)
     log.logger.prints = _say_wrapped
     if not speaks:
@@ -147,7 +151,7 @@ def _record(act: Callable[[], T], asked: Asked, spawned: int | None = None) -> T
             with own_modules():
                 from instrument.record.unedited import Watch
 
-            watches.append(watch := Watch(config, kind))
+            watches.append(watch := Watch(config, kind, may_move=may_move))
             watch.begin()
             if spawned is None and not doubles():  # a new interpreter would import the script's
                 _follow_spawned(watch, asked)
@@ -269,7 +273,9 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
     long = sorted(long_steps(times) if times and on_host else ())
     for share, sentence, options in long:
         said.insert(0 if share > max(costs, default=0) else 1, [*wrapped(sentence), options])
-    if times and on_host and not long and (unlike := unlike_window(times)):
+    window = Capture.load(own[-1]).about.window
+    shown = window.first_step or 0, window.steps or 0
+    if times and on_host and not long and (unlike := unlike_window(times, *shown)):
         said.insert(1, [*wrapped(unlike[0]), unlike[1]])
     lines = [line for each in said for line in ("", *each)]
     return [*lines, "", f"The report page is {target}."]

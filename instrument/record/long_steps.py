@@ -76,19 +76,19 @@ def long_steps(times: array[int]) -> Iterator[tuple[float, str, str]]:
     yield share, sentence, f"profiler.active=1 'profiler.at_steps=[{at[0]},{at[1]}]'"
 
 
-def unlike_window(times: array[int]) -> tuple[str, str] | None:
-    """A sentence and options if the recorded steps are not like those outside the windows."""
+def unlike_window(times: array[int], first: int, active: int) -> tuple[str, str] | None:
+    """A sentence and options if the steps of a window are not like those outside of windows.
+
+    The window has `active` steps from `first` on.
+    """
     ns = np.array(times)
-    steps, recorded = np.flatnonzero(ns > 0), np.flatnonzero(ns < 0)
+    steps, own = np.flatnonzero(ns > 0), -ns[first : first + active]
     steps = steps[steps >= _FIRST]
-    if len(steps) < _LEAST_STEPS or not len(recorded):
+    if len(steps) < _LEAST_STEPS or not len(own) or own.min() <= 0:
         return None
-    windows = np.split(-ns[recorded], np.flatnonzero(np.diff(recorded) > 1) + 1)
-    counted = [each[counting(each.tolist())] for each in windows]
-    own_ns, usual_ns = float(np.concatenate(counted).mean()), float(ns[steps].mean())
+    own_ns, usual_ns = float(own[counting(own.tolist())].mean()), float(ns[steps].mean())
     if max(own_ns, usual_ns) <= _UNLIKE * min(own_ns, usual_ns):
         return None
-    active = max(len(each) for each in windows)
     # The steps in a row whose mean is nearest to that of all.
     means_ns = np.convolve(ns[steps], np.full(active, 1 / active), "valid")
     in_row = steps[active - 1 :] - steps[: len(means_ns)] == active - 1

@@ -456,6 +456,12 @@ class StepLoop:
         if self.run is not None:
             self._logging_errors(self.run.finisher.close, reason)
 
+    @uninterrupted()
+    def drop_window(self) -> None:
+        """Stop recording the open window without saving it."""
+        if self.window is not None:
+            self._guarded(self._drop_window, None)
+
     def save_window(self) -> None:
         """End and save the open window because SIGTERM arrived."""
         if self.recording and self.run is not None:

@@ -15,7 +15,7 @@ import time
 import weakref
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from itertools import count
@@ -37,8 +37,10 @@ from instrument.base.errors import ConfigError, reason_of, reraise_signal
 from instrument.base.file_lock import is_held
 from instrument.base.log import logger
 from instrument.base.own_modules import own_modules
-from instrument.config.schema import ProfilerConfig
+from instrument.config.schedule import Window, next_window
+from instrument.config.schema import ProfilerConfig, as_config
 from instrument.record import one_profiler
+from instrument.record.facts import loader_settings
 from instrument.record.long_steps import no_times
 from instrument.record.session import Session
 from instrument.record.step_loop import StepLoop
@@ -93,6 +95,23 @@ class Cycle:
         return True
 
 
+def with_later_window(
+    config: ProfilerConfig, loader: Mapping[str, Any] | None
+) -> ProfilerConfig | None:
+    """The options with a second window, which replaces the first if it is complete, or None.
+
+    At first, and after the pause in which the first window is saved, steps take batches that the
+    workers of the loader have loaded before. The second window begins when these are used up.
+    """
+    queue = ((loader or {}).get("workers") or 0) * ((loader or {}).get("prefetch_factor") or 0)
+    early = next_window(config, FIRST_STEP) if config.repeat == 1 and queue else None
+    is_cycle = config.at_steps is None and config.every_n_steps is None
+    if not is_cycle or not isinstance(early, Window) or early.last is None:
+        return None
+    begins = [early.first, early.last + 1 + queue + config.warmup]
+    return as_config(config, at_steps=begins, wait=0, skip_first=0, keep=config.keep or 1)
+
+
 class Watch:
     """Watches a script that trains or infers, and records it with a session.
 
@@ -106,11 +125,13 @@ class Watch:
         spawns: whether other processes train, which have their own watch.
     """
 
-    def __init__(self, config: ProfilerConfig, kind: StepKind | None = None) -> None:
+    def __init__(
+        self, config: ProfilerConfig, kind: StepKind | None = None, *, may_move: bool = False
+    ) -> None:
         self.session: Session | None = None
         self.times: array[int] | None = None
         self.gave_up = self.spawns = self._ended = False
-        self._config, self._given = config, kind
+        self._config, self._given, self._may_move = config, kind, may_move
         self._kind: StepKind | None = None  # None until it is known what ends a step
         self._cycles = {each: Cycle() for each in KINDS}
         self._has_backward = False
@@ -153,6 +174,9 @@ class Watch:
         self._ended = True
         _unwrap()
         if self.session is not None:
+            run = self.session.loop.run
+            if self._may_move and run is not None and run.finisher.saved:
+                self.session.loop.drop_window()  # an incomplete one must not replace the first
             self.session.__exit__(type(error) if error else None, error, None)
 
     def wait(self, longest_s: float, *, others: bool) -> list[Path]:
@@ -272,7 +296,11 @@ class Watch:
         if kind == "forward":  # a call within another call now costs nothing
             classes = {type(each) for each in self._called} if self._has_parameters else ()
             module_calls.listen(partial(_notice, kind), classes)
-        session = Session(self._config)
+        config, later = self._config, None
+        if self._may_move:
+            later = with_later_window(config, loader_settings(self._loader))
+        self._may_move = later is not None
+        session = Session(later or config)
         session.step_number = FIRST_STEP
         session.loop.times = self.times = no_times()
         session.start(self._models())
