@@ -96,6 +96,7 @@ def profile_session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
     from instrument.record.session import Session
 
     session = Session(
+        active=None,
         warmup=1,
         record_shapes=True,
         profile_memory=True,
