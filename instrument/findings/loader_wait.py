@@ -220,8 +220,9 @@ def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, wor
         )
     if loader is not None and loader.workers is not None and loader.workers >= workers:
         return (
-            f"Make a batch cheaper, for example by decoding and resizing beforehand: more than the "
-            f"present {loader.workers} workers would not fit on the CPUs."
+            "Make a batch cheaper, for example by decoding and resizing beforehand. More than the "
+            f"present {loader.workers} workers help if these wait for files or a network; if they "
+            "compute, there are no CPUs for more."
         )
     return (
         f"DataLoader(..., num_workers={workers}, prefetch_factor=4, persistent_workers=True{pin}); "

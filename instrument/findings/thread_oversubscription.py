@@ -6,7 +6,7 @@ them gets no CPU, the others wait for it. There are two ways to see this.
 Counted: the threads for operators and the loader workers of all processes of the job on this
 machine, from `capture.json`; the threads only if operators of 50 µs or more that launch nothing,
 which torch may divide, take `least_share` of the steps. There must be 1.25 times as many as CPUs,
-and fewer to advise.
+and fewer to advise; and no session may have seen that the threads hardly ever waited for a CPU.
 
 Measured: on Linux, a session asks the scheduler how long torch's threads wait for a CPU. If they
 wait for a tenth of the window, other work uses the CPUs. The saving of one thread is then
@@ -125,6 +125,12 @@ def _edit(waits: Waiting) -> Edit:
     return lambda whatif: whatif.scale_events(waits.events, by=waits.left)
 
 
+def _waited_little(wait: CpuWait) -> bool:
+    """Whether it is known that the threads of this process hardly ever waited for a CPU."""
+    times = (wait.waited_ns, wait.workers_waited_ns)
+    return all(ns is not None and ns < DISTURBING_CPU_WAIT * (wait.window_ns or 0) for ns in times)
+
+
 def _is_disturbed(wait: CpuWait | None) -> bool:
     return wait is not None and (wait.share or 0.0) >= DISTURBING_CPU_WAIT
 
@@ -138,6 +144,9 @@ def _too_many(capture: Views, waits: Waiting | None) -> Problem | None:
     threads = None if environment is None else environment.threads
     if environment is None or threads is None or not threads.cpus or threads.intra_op is None:
         return None
+    wait = capture.about.cpu_wait
+    if waits is None and wait is not None and wait.window_ns and _waited_little(wait):
+        return None  # such as loader workers that wait for files
     divided, share = _divided(capture)
     busy = threads.intra_op if share >= CHECK.least_share else 1
     ranks, workers = threads.local_ranks or 1, _workers(environment)

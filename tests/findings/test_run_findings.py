@@ -368,6 +368,9 @@ NOT_FOUND = {
         "garbage-collection", steps(4), collected(10, 10, 10, 10)
     ),
     "the first step compiles": Case("recompilation", FIRST_COMPILATION),
+    "workers of loaders that leave the CPUs to the training": Case(
+        "thread-oversubscription", LONG, threads(BOTH, cpu_wait=scheduled(1, 40, 1))
+    ),
     "nothing is compiled": Case("graph-breaks", steps(4), environment(dynamo=None)),
     "no compilation in a bare trace": Case("graph-breaks", steps(4)),
     "an equal first step": Case("first-step", steps(5, 1000, 1000)),
