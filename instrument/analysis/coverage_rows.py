@@ -130,7 +130,8 @@ ROWS = {
     ),
     VALID: Row(
         "the part of the events of the file that have possible times. A time is impossible if it "
-        "is out of range, or if the event ends before it begins"
+        "is out of range, lost or more than a day from most others, or if the event ends before it "
+        "begins"
     ),
     READ: Row(
         "the part of the events of the file that were read: all but those that are not JSON or "

@@ -66,8 +66,8 @@ class Run:
         summary, only the summary is read or downloaded. Shards in a folder (`runs.shards`) are read
         too. `read_all` reads all others, such as `on_ray.read_all` in tasks of Ray.
 
-        Several captures or traces that are named themselves, not by a folder, are the ranks of one
-        window if they do not say otherwise: see `_as_ranks`.
+        Several captures or traces that are named themselves are the ranks of one window if they do
+        not say otherwise, and if no folder or shard is named: see `_as_ranks`.
 
         Cost: 0.2 to 2 ms for a capture with a summary, depending on its number of ranges.
 
@@ -96,9 +96,9 @@ class Run:
             unread = unread or ["The shards hold no capture: give --shard another path."]
             others = f" This is the first of {len(unread)} paths that cannot be read."
             raise CaptureError(f"{unread[0]}{others if len(unread) > 1 else ''}")
-        together = _as_ranks(
-            [(path, of_it) for path in named if isinstance(of_it := every.get(path), RankSummary)]
-        )
+        known, together = dict(found), list[list[_Found]]()
+        if known.keys() <= {*named}:
+            together = _as_ranks([(path, known[path]) for path in named if path in known])
         ranks = {path for window in together for path, _ in window}
         return cls([each for each in found if each[0] not in ranks], unread, together)
 

@@ -284,8 +284,8 @@ class Events:
         process_groups: the process groups of the recording process.
         devices: the devices of the machine.
         messages: what Kineto logged while it recorded, if torch kept it.
-        left_out: the number of events that are left out because their times are out of range, or,
-            for device events, more than a day from most events, or 0.
+        left_out: the number of events that are left out because their times are out of range,
+            more than a day from most events, or 0 while all others are more than a minute later.
         unreadable: the number of events in the file that are not JSON, even after repairs.
         no_category: the number of events without a category (`cat`) whose name and thread do not
             show one either. No table has them.

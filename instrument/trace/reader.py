@@ -304,9 +304,9 @@ class _Columns:
             tuple(self._threads),
             self._categories,
         )
-        on_device = flags(DEVICE.__contains__, tuple(self._categories))
-        columns, negative = _with_real_times(columns, on_device)
+        columns, negative = _with_real_times(columns)
         _end_with_callers(columns)
+        on_device = flags(DEVICE.__contains__, tuple(self._categories))
         overlapping = _end_before_next(columns, on_device)
         memory = _where(_is_within(memory["time_ns"], BEYOND_NS), memory)
         # If the trace has Python frames, no call stacks are kept. Call stacks that were read before
@@ -378,19 +378,15 @@ def _with_directions(
     ]
 
 
-def _with_real_times(
-    columns: dict[str, NDArray[Any]], on_device: Flags
-) -> tuple[dict[str, NDArray[Any]], int]:
+def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], int]:
     """Keep the events with possible times; count those that end before they begin.
-
-    `on_device` says for each category whether its events ran on a device.
 
     Raises:
         OverflowError: the sum of the durations is out of range.
     """
     columns = _where(_is_within(columns["start_ns"], BEYOND_NS), columns)
     columns = _where(_is_within(columns["end_ns"] - columns["start_ns"], _LONGEST_NS), columns)
-    columns = _where(_is_near(columns, on_device), columns)
+    columns = _where(_is_near(columns["start_ns"]), columns)
     length = columns["end_ns"] - columns["start_ns"]
     negative = np.flatnonzero(length < 0)
     if len(negative):
@@ -404,17 +400,17 @@ def _with_real_times(
     return columns, len(negative)
 
 
-def _is_near(columns: dict[str, NDArray[Any]], on_device: Flags) -> Flags | None:
-    """A mask without the device events far from most events; None if there are none.
+def _is_near(start_ns: Ints) -> Flags | None:
+    """A mask without the events far from most events; None if there are none.
 
-    A driver that loses the times of a kernel writes 0.
+    A driver that loses the times of a kernel writes 0. A file's times may also begin at 0.
     """
-    start_ns = columns["start_ns"]
     if not len(start_ns) or int(start_ns.max()) - int(start_ns.min()) < _MINUTE_NS:
         return None
-    distance_ns = np.abs(start_ns - int(np.median(start_ns)))
-    is_lost = (distance_ns > _DAY_NS) | ((start_ns == 0) & (distance_ns > _MINUTE_NS))
-    is_lost &= on_device[columns["category"]]
+    median_ns, at_0 = int(np.median(start_ns)), start_ns == 0
+    is_lost = np.abs(start_ns - median_ns) > _DAY_NS
+    if median_ns and np.abs(start_ns[~at_0]).min() > _MINUTE_NS:
+        is_lost |= at_0
     return ~is_lost if is_lost.any() else None
 
 

@@ -415,21 +415,22 @@ def test_a_file_cut_short_is_read_up_to_the_cut_and_says_so(tmp_path, packed) ->
 
 
 def test_what_kineto_has_written_wrongly_is_read(tmp_path) -> None:
+    at = "1712195495997093.20"
     shape = '{"ph": "X", "cat": "cpu_op", "name": %s, "pid": 7, "tid": 1, "ts": %s, "dur": 1, "args": {%s}}'
     odd = [
-        shape % ('"nan"', 1, '"bandwidth": NaN, "External id": 5'),
-        shape % ('"inf"', 2, '"bandwidth": -Infinity'),
-        shape % (r'"C:\x\path \u12"', 3, ""),
-        shape % ('"raw\ttab\x01"', 4, ""),
-        shape % (r'"half \ud83d"', "1712195495997093.201", '"a": NaN'),
+        shape % ('"nan"', f"{at}1", '"bandwidth": NaN, "External id": 5'),
+        shape % ('"inf"', f"{at}2", '"bandwidth": -Infinity'),
+        shape % (r'"C:\x\path \u12"', f"{at}3", ""),
+        shape % ('"raw\ttab\x01"', f"{at}4", ""),
+        shape % (r'"half \ud83d"', f"{at}5", '"a": NaN'),
     ]
     text = ('{"head": NaN, "traceEvents": [' + ", ".join(odd)).encode()
-    text += (", " + shape % ('"bytes ?"', 6, "")).encode().replace(b"?", b"\xff") + b"]}"
+    text += (", " + shape % ('"bytes ?"', f"{at}6", "")).encode().replace(b"?", b"\xff") + b"]}"
     events = reader.read(written(tmp_path, text))
     assert events.names[:4] == ("nan", "inf", r"C:\x\path \u12", "raw\ttab\x01")
     assert events.names[4:] == ("half \ufffd", "bytes \ufffd")
     assert events.external_id.tolist()[0] == 5
-    assert events.start_ns.tolist() == [1000, 2000, 3000, 4000, 1712195495997093201, 6000]
+    assert events.start_ns.tolist() == [1712195495997093201 + k for k in range(6)]
 
 
 def test_no_text_holds_half_of_a_character(tmp_path) -> None:
@@ -601,15 +602,23 @@ def _valid(folder: Path) -> tuple[float, str]:
 
 @pytest.mark.parametrize("start_us", [1615207264505000, 3_600_000_000])
 @pytest.mark.parametrize("duration_us", [0, 5])
-def test_a_kernel_whose_times_were_lost_is_left_out(tmp_path, start_us, duration_us) -> None:
+@pytest.mark.parametrize("category", ["kernel", "cpu_op", "cuda_runtime", "user_annotation"])
+def test_an_event_whose_times_were_lost_is_left_out(
+    tmp_path, start_us, duration_us, category
+) -> None:
     """Some drivers write 0; `start_us` is Unix time, or the time since the machine started."""
     kernels = [kernel("k", start_us + 20 * k, 10, correlation=k + 1) for k in range(19)]
-    events = read(tmp_path, [*kernels, kernel("lost", 0, duration_us, correlation=99)])
+    events = read(tmp_path, [*kernels, span("lost", 0, duration_us, cat=category)])
     assert (len(events), events.left_out) == (19, 1)
     assert events.begin_ns == start_us * 1000
     assert _valid(tmp_path) == (
         0.95, "1 of 20 events are left out because they are at impossible times."
     )  # fmt: skip
+
+
+def test_the_first_event_of_a_file_whose_times_begin_at_0_stays(tmp_path) -> None:
+    spans = [span("a", 1_000_000 * k, 5) for k in range(200)]
+    assert len(read(tmp_path, spans)) == 200
 
 
 def test_a_kernel_at_0_stays_where_others_are_near(tmp_path) -> None:
