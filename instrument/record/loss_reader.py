@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from instrument.base.errors import from_signal_handler
+from instrument.base.errors import reason_of, reraise_signal
 from instrument.base.log import logger
 
 
@@ -42,15 +42,14 @@ class LossReader:
             elif self._copied is None:
                 self._begin_copy(loss.reshape(()))
                 self._copied_step = number
-        except Exception as error:
-            if from_signal_handler(error):
-                raise
+        except BaseException as error:
+            reraise_signal(error)
             if not self._warned:
                 self._warned = True
                 logger.warning(
                     "session.step was given a loss that is not a single number ({}): triggers get "
                     "no loss.",
-                    error,
+                    reason_of(error),
                 )
         return known or (None, None)
 
