@@ -205,6 +205,8 @@ class Diagnosing:
         # parts, and the rank (-1: unknown).
         self.steps_ns: dict[str, list[tuple[int, str, str, str, int]]] = defaultdict(list)
         self.unexplained: list[float] = []
+        # What the device does and the largest parts, in the first capture without a simulation.
+        self.unsimulated: tuple[str, str] | None = None
 
     def add(self, capture: Views) -> bool:
         """Run the checks of one capture; without a trace, only compare its rank, and return False.
@@ -262,7 +264,7 @@ class Diagnosing:
         of = len(self.captures)
         phase = TRAIN if TRAIN in self.steps_ns else next(iter(self.steps_ns), TRAIN)
         steps = self.steps_ns.get(phase, [])
-        nothing = None, "", "", "", -1
+        nothing = None, "", *(self.unsimulated or ("", "")), -1
         step_ns, kinds, *sentences, rank = median_low(steps) if steps else nothing
         if rank >= 0 and len({rank for _, rank in self.runs}) > 1:
             sentences = [text and f"On rank {rank}: {text}" for text in sentences]
@@ -356,6 +358,7 @@ class Diagnosing:
             self.notes.update(dict.fromkeys(whatif.notes, 1))
         except Exception as error:
             self.notes[f"No saving is known: {_failure('The simulation', error)}"] += 1
+            self.unsimulated = self.unsimulated or (uses, parts)
             return None
         return whatif
 

@@ -26,6 +26,8 @@ _ALIKE = 0.03
 _NOTHING = 0.01
 # If the steps got no CPU for more than this share of the window, nothing is known of the program.
 _BUSY = 0.5
+# If less than this share of the steps is in no range and no operator, the operators say more.
+_OUTSIDE = 0.5
 _LONGEST_NAME = 44
 # How many findings the verdict lists where tables follow.
 _FIRST_FINDINGS = 3
@@ -39,9 +41,12 @@ def verdict(diagnosis: Diagnosis) -> str:
     With device work, the second sentence says what the device does. If the finding is not known to
     save 3 % of a step, the next of `changes` that is follows. If there is no such finding at all, a
     sentence says what takes most of a step, and another one that nothing was found. A caveat is
-    never the cause; see `notes`. The result may hold names from a trace: escape it.
+    never the cause (see `notes`), and neither is time in no range that is in known operators. The
+    result may hold names from a trace: escape it.
     """
-    takes, step_ns, found = "", diagnosis.step_ns, causes(diagnosis)[:_FIRST_FINDINGS]
+    takes, step_ns = "", diagnosis.step_ns
+    found = [each for each in causes(diagnosis) if not _is_of_operators(each, diagnosis)]
+    found = found[:_FIRST_FINDINGS]
     if step_ns is not None:
         median = " (median of the captures)" if len(diagnosis.captures) > 1 else ""
         if diagnosis.between_ns is not None:
@@ -154,6 +159,12 @@ def _is_busy(diagnosis: Diagnosis) -> bool:
 
 def _is_large(finding: Finding) -> bool:
     return finding.saving is not None and finding.saving.share >= LEAST_SHARE
+
+
+def _is_of_operators(finding: Finding, diagnosis: Diagnosis) -> bool:
+    """Whether the largest parts say more than a finding on time in no range: it is in operators."""
+    is_outside = finding.share is None or finding.share >= _OUTSIDE
+    return finding.code == "unmarked-time" and bool(diagnosis.largest_parts) and not is_outside
 
 
 def _cause(finding: Finding, diagnosis: Diagnosis) -> str:

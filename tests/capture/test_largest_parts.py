@@ -76,7 +76,9 @@ def test_device_work_counts_for_the_range_that_launched_it(tmp_path: Path) -> No
                     "conv", number * 1000 + 10, number * 1000 + 20, kernel_us, 2 * number + 1
                 ),
                 annotation("second", number * 1000 + 200, 100),
-                *launched("add", number * 1000 + 210, number * 1000 + 700, 100, 2 * number + 2),
+                *launched(
+                    "add", number * 1000 + 210, number * 1000 + 700, 100, 2 * number + 2, tid=8
+                ),
             ]
         ]
         (tmp_path / folder).mkdir()

@@ -26,6 +26,7 @@ from instrument.analysis import places
 from instrument.analysis.step_parts import step_parts
 from instrument.base.units import percent
 from instrument.findings.evidence import evidence
+from instrument.findings.verdict import verdict
 from instrument.trace.events import Ints
 
 
@@ -226,3 +227,25 @@ def test_the_kernels_of_compiled_code_are_no_python(tmp_path: Path, name: str) -
     assert "(81 % in generated kernels)" in diagnosis.largest_parts
     other = capture(tmp_path, in_steps(4, 1000, annotation("loop", 0, 1000), inside[2]))
     assert [each.code for each in other.diagnose().findings] == ["python-time"]
+
+
+def test_without_events_on_the_cpu_the_device_is_described(tmp_path: Path) -> None:
+    found = capture(tmp_path, [kernel("conv", 0, 400), kernel("add", 600, 400)]).diagnose()
+    assert verdict(found) == (
+        "From its first to its last work, 1.000 ms, the device computes for 80 % and is idle for "
+        "20 %. The kernels with the most time: 40 % add, 40 % conv. Nothing found; the savings are "
+        "not known, because no step could be simulated."
+    )
+
+
+@pytest.mark.parametrize("in_operators_us", [450, 900])
+def test_time_in_operators_is_named_by_them_not_by_the_ranges_it_is_not_in(
+    tmp_path: Path, in_operators_us: float
+) -> None:
+    found = capture(tmp_path, in_steps(4, 1000, span("aten::mm", 50, in_operators_us))).diagnose()
+    assert [each.code for each in found.findings] == ["unmarked-time"]
+    is_named = verdict(found) == (
+        "A step takes 1.000 ms. The largest parts: 90 % in aten::mm, 10 % in no operator. Nothing "
+        "found that is known to save more than 3 % of a step."
+    )
+    assert is_named == (in_operators_us == 900)
