@@ -63,6 +63,8 @@ OTHER_KINDS = "steps differ, and those before the window are not known to be of 
 RECORD_ALL_KINDS = "record more steps"
 
 # The category of the counters that Kineto's range profiler records instead of kernels.
+# If fewer of the events are lost, the figures hardly change.
+_FEW = 0.01
 _COUNTERS = frozenset({"cuda_profiler_range"})
 # Kineto's log messages about lost records; see `operator<<` of Kineto's `ErrorCounts`, and
 # `CuptiActivityApi`. Three other counts of Kineto are not read. "Out-of-range" counts records from
@@ -115,6 +117,13 @@ def incomplete(capture: Views, names: Iterable[str] = rows.TABLES) -> Table:
     """
     found = _table(capture, (name for name in names if rows.ROWS[name].is_loss))
     return found.where(lambda row: row.why and (row.share is None or row.share < ENOUGH))
+
+
+def lost_events(capture: Views) -> str:
+    """Sentences on events that were not read or have impossible times; "" if they are few."""
+    found = [each for name in (rows.READ, rows.VALID) if (each := part(capture, name))]
+    many = [each.why or "" for each in found if each.share is not None and each.share < 1 - _FEW]
+    return " ".join(many)
 
 
 def line(capture: Views, names: Iterable[str] = rows.TABLES) -> str:
@@ -523,13 +532,14 @@ def _read(capture: Views) -> Part | None:
     if events.cut_short:
         why = f"The trace file is cut short: only its first {events.recorded} events could be read."
         return Part(None, why=why)
-    if events.unreadable or events.no_category:
+    lost = events.unreadable + events.no_category + events.unknown_category
+    if lost:
         causes = {
             "are not JSON": events.unreadable,
             "have no category (`cat`), and their names show none either; export the trace with "
             "prof.export_chrome_trace": events.no_category,
+            "have a category (`cat`) that torch does not write": events.unknown_category,
         }
-        lost = events.unreadable + events.no_category
         whys = (f"{count} {cause}" for cause, count in causes.items() if count)
         why = f"events of the trace file could not be read: {'; '.join(whys)}."
         return _share(events.recorded - lost, events.recorded, why, str)

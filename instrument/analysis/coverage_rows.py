@@ -135,8 +135,8 @@ ROWS = {
     ),
     READ: Row(
         "the part of the events of the file that were read: all but those that are not JSON or "
-        "have no category; None if the file is truncated. `why` gives the number of counter "
-        "events, whose values are not read"
+        "have no category, or one that torch does not write; None if the file is truncated. `why` "
+        "gives the number of counter events, whose values are not read"
     ),
     PLANNED: Row(
         "the part of the planned steps that were recorded; None if the number of planned steps is "

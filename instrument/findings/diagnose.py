@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from instrument.analysis.coverage import lost_events
 from instrument.analysis.device_use import device_use
 from instrument.analysis.find_captures import left_out, newest_run
 from instrument.analysis.largest_parts import largest_parts
@@ -205,6 +206,7 @@ class Diagnosing:
         # parts, and the rank (-1: unknown).
         self.steps_ns: dict[str, list[tuple[int, str, str, str, int]]] = defaultdict(list)
         self.unexplained: list[float] = []
+        self.lost: dict[str, str] = {}  # sentences on lost events, by capture
         # What the device does and the largest parts, in the first capture without a simulation.
         self.unsimulated: tuple[str, str] | None = None
 
@@ -225,6 +227,8 @@ class Diagnosing:
         self.captures.append(capture.name)
         self.has_device_work |= len(capture.work.event) > 0
         self.has_steps |= len(capture.links.steps) > 0
+        if lost := lost_events(capture):
+            self.lost.setdefault(capture.name, lost)
         about, whatif = capture.about, self._scenario(capture)
         rank, steps = capture.rank, (about.window.phase, about.window.first_step)
         # The same steps of the same rank again are of another run, and count as another window.
@@ -284,6 +288,9 @@ class Diagnosing:
             unexplained=max(self.unexplained, default=None),
             largest_parts=parts,
             device_use=device_uses,
+            lost_events=" ".join(
+                f"{name}: {lost}" if of > 1 else lost for name, lost in [*self.lost.items()][:1]
+            ),
         )
 
     def _doubt_cost_of_recording(self) -> None:

@@ -119,6 +119,8 @@ class Diagnosis:
             several captures, the largest. None if no step could be simulated.
         largest_parts: a sentence on what takes most of a step, for a step without a large finding.
         device_use: a sentence on what the device does in a step; "" without device work.
+        lost_events: sentences on a hundredth or more of the events that were not read, or have
+            impossible times; "" if there are fewer.
     """
 
     captures: tuple[str, ...]
@@ -134,6 +136,7 @@ class Diagnosis:
     unexplained: float | None = None
     largest_parts: str = ""
     device_use: str = ""
+    lost_events: str = ""
 
     def __str__(self) -> str:
         """The text that `instrument diagnose` prints."""

@@ -73,8 +73,9 @@ def causes(diagnosis: Diagnosis) -> list[Finding]:
 
 
 def notes(diagnosis: Diagnosis) -> list[str]:
-    """Return a sentence for each caveat, such as a busy machine."""
-    return [f"Note: {each.title}." for each in diagnosis.findings if each.is_caveat]
+    """Return a sentence for each caveat, such as a busy machine, and one for lost events."""
+    found = [f"Note: {each.title}." for each in diagnosis.findings if each.is_caveat]
+    return [*found, *filter(None, [diagnosis.lost_events])]
 
 
 def nothing_found(diagnosis: Diagnosis) -> str:

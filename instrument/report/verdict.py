@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from instrument.analysis.views import Views
 from instrument.base.errors import reason_of
 from instrument.base.prose import code, wrapped
@@ -13,7 +15,7 @@ from instrument.findings.verdict import first_lines
 def first_parts(capture: Views) -> list[list[str]]:
     """Return the paragraphs before the tables: the verdict with its notes, what to change first."""
     try:
-        return first_lines(_diagnosis(capture))
+        return first_lines(replace(_diagnosis(capture), lost_events=""))  # the heading has these
     except Exception as error:  # the tables are shown anyway
         return [wrapped(f"The capture could not be diagnosed: {reason_of(error)}.")]
 

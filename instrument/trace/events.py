@@ -29,6 +29,12 @@ DEVICE = (
     frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "hpu_op"})
     | _MTIA
 )
+# What torch also writes: the tables take from it what they need, or nothing.
+_OTHERS = frozenset(
+    {"Trace", "overhead", "gpu_user_annotation", "cpu_instant_event", "external_correlation"}
+    | {"cuda_sync", "xpu_sync", "cuda_event", "cuda_profiler_range", "collective_comm"}
+    | {"mtia_insight", "mtia_counters"}
+)
 # Device events of MTIA with these names are waits of one stream for another stream.
 _DEVICE_WAITS = frozenset({"event_wait", "event_record"})
 _MOST_DIGITS = 15  # in the number of a step
@@ -45,6 +51,12 @@ _WITH_OVERLOAD = re.compile(r"(\w+::\w+)\.([A-Za-z_]\w*)")
 def is_runtime(category: str) -> bool:
     """Whether a category holds calls of a device's runtime or driver, such as `cuda_runtime`."""
     return category == "Runtime" or category.endswith(("_runtime", "_driver"))
+
+
+def is_known(category: str) -> bool:
+    """Whether torch writes events of this category."""
+    known = OPERATOR | ANNOTATION | PYTHON | DEVICE | _OTHERS
+    return category in known or is_runtime(category)
 
 
 def is_step(name: str) -> bool:
@@ -289,6 +301,8 @@ class Events:
         unreadable: the number of events in the file that are not JSON, even after repairs.
         no_category: the number of events without a category (`cat`) whose name and thread do not
             show one either. No table has them.
+        unknown_category: the number of events with a category that torch does not write. No table
+            has them.
         no_duration: the number of events without a duration (`dur`); in the columns they last 0 ns.
         overlapping: the number of device events that end earlier in the columns than in the file,
             where the next event of their stream begins.
@@ -337,6 +351,7 @@ class Events:
     left_out: int = 0
     unreadable: int = 0
     no_category: int = 0
+    unknown_category: int = 0
     no_duration: int = 0
     overlapping: int = 0
     negative_durations: int = 0

@@ -58,6 +58,7 @@ from instrument.trace.events import (
     Thread,
     category_of,
     flags,
+    is_known,
     is_runtime,
 )
 from instrument.trace.gzip_stream import Source
@@ -304,6 +305,8 @@ class _Columns:
             tuple(self._threads),
             self._categories,
         )
+        is_unknown = flags(lambda each: bool(each) and not is_known(each), tuple(self._categories))
+        unknown_category = int(is_unknown[columns["category"]].sum())
         columns, negative = _with_real_times(columns)
         _end_with_callers(columns)
         on_device = flags(DEVICE.__contains__, tuple(self._categories))
@@ -328,6 +331,7 @@ class _Columns:
             left_out=found - len(columns["name"]) - len(memory["time_ns"]) - len(halves),
             negative_durations=negative,
             no_category=no_category,
+            unknown_category=unknown_category,
             no_duration=self._no_duration,
             overlapping=overlapping,
             **(columns | about),

@@ -693,6 +693,19 @@ def test_an_event_without_a_category_has_that_of_its_name_or_thread(tmp_path) ->
     )
 
 
+def test_an_event_of_an_unknown_category_is_counted(tmp_path) -> None:
+    known = ["cpu_op", "cuda_runtime", "privateuse1_driver", "overhead", "gpu_user_annotation"]
+    events = [span("k", 10 * k, 5, cat=cat) for k, cat in enumerate([*known, "odd", "Kernel"])]
+    assert read(tmp_path, events).unknown_category == 1
+    capture = Capture.load(tmp_path / "trace.json")
+    (row,) = capture.coverage.where(lambda row: row.name == "events of the file that were read")
+    assert (row.share, row.why) == (
+        6 / 7,
+        "1 of 7 events of the trace file could not be read: 1 have a category (`cat`) that torch "
+        "does not write.",
+    )
+
+
 # Names as torch writes them: it does not escape them. Backslashes are of older versions.
 UNESCAPED = [
     'blocks["enc"].forward', 'say "hi", you', 'a", "b', 'a"}, {"b', 'x", "y": {', 'say "hi", "x": 1', '"', 'end"',

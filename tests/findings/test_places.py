@@ -25,8 +25,9 @@ from instrument import Capture
 from instrument.analysis import places
 from instrument.analysis.step_parts import step_parts
 from instrument.base.units import percent
+from instrument.findings.diagnosis import as_text
 from instrument.findings.evidence import evidence
-from instrument.findings.verdict import verdict
+from instrument.findings.verdict import notes, verdict
 from instrument.trace.events import Ints
 
 
@@ -249,3 +250,18 @@ def test_time_in_operators_is_named_by_them_not_by_the_ranges_it_is_not_in(
         "found that is known to save more than 3 % of a step."
     )
     assert is_named == (in_operators_us == 900)
+
+
+@pytest.mark.parametrize(("lost", "is_said"), [(1, False), (2, True)])
+def test_lost_events_are_said_once_under_the_verdict(
+    tmp_path: Path, lost: int, is_said: bool
+) -> None:
+    steps = in_steps(10, 1000, *(span("aten::mm", 10 * k, 9) for k in range(14)))
+    odd = [span("k", 20 + 10 * k, 5, cat="odd") for k in range(lost)]
+    found = capture(tmp_path, [*steps, *odd])
+    said = (
+        f"{lost} of {150 + lost} events of the trace file could not be read: {lost} have a "
+        "category (`cat`) that torch does not write."
+    )
+    assert notes(found.diagnose()) == [said] * is_said
+    assert " ".join(as_text(found.diagnose()).split()).count(said) == is_said
