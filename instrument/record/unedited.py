@@ -37,7 +37,7 @@ from instrument.base.errors import ConfigError, reason_of, reraise_signal
 from instrument.base.file_lock import is_held
 from instrument.base.log import logger
 from instrument.base.own_modules import own_modules
-from instrument.config.schedule import Window, next_window
+from instrument.config.schedule import next_window
 from instrument.config.schema import ProfilerConfig, as_config
 from instrument.record import one_profiler
 from instrument.record.facts import loader_settings
@@ -106,7 +106,7 @@ def with_later_window(
     queue = ((loader or {}).get("workers") or 0) * ((loader or {}).get("prefetch_factor") or 0)
     early = next_window(config, FIRST_STEP) if config.repeat == 1 and queue else None
     is_cycle = config.at_steps is None and config.every_n_steps is None
-    if not is_cycle or not isinstance(early, Window) or early.last is None:
+    if not is_cycle or early is None or early.last is None:
         return None
     begins = [early.first, early.last + 1 + queue + config.warmup]
     return as_config(config, at_steps=begins, wait=0, skip_first=0, keep=config.keep or 1)
