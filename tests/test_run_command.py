@@ -34,7 +34,7 @@ from instrument.cli.script import prepared
 from instrument.config.schedule import planned
 from instrument.findings.diagnose import Diagnosing
 from instrument.findings.finding import Finding
-from instrument.record.long_steps import MOST_KEPT, long_steps, no_times, unlike_window
+from instrument.record.long_steps import EXPORTING, MOST_KEPT, long_steps, no_times, unlike_window
 from instrument.record.unedited import Cycle, with_later_window
 
 MODEL = """
@@ -707,6 +707,13 @@ def test_the_window_of_a_loader_with_workers_begins_later(
         ([900, 11, 11], [10] * 40, None),
         ([], [10] * 40, None),
         ([30, 30, 30], [10] * 10, None),  # too few
+        # a short script
+        (
+            [1, 1, 1],
+            [10] * 5 + [30 | EXPORTING] * 30,
+            "1 ns .* 29 ns, perhaps because a window was",
+        ),
+        ([9, 10, 10], [10] * 30 + [30 | EXPORTING] * 30, None),
     ],
 )
 def test_a_window_that_is_not_like_the_run_is_said(

@@ -193,17 +193,20 @@ def _waited(
 
 
 def device_spans(links: Links, work: Work) -> Intervals:
-    """The counted steps, the last one until the device has ended the work that they launched.
+    """The counted steps, each until the device has ended what it and the steps before launched.
 
+    So, as in the simulation, a step begins when the CPU and the device have ended the step before.
     Without finished steps, the time from the first device work to the last.
     """
     steps = links.counted_steps
     if steps.what == "recording":
         return work.start_ns.min(keepdims=True), work.end_ns.max(keepdims=True)
-    is_launched = steps.holds(launched_ns(links.events, work)) >= 0
+    launch_ns = launched_ns(links.events, work)
+    before_ns = work.end_ns[launch_ns < steps.start_ns[0]].max(initial=steps.start_ns[0])
     end_ns = steps.end_ns.copy()
-    end_ns[-1] = work.end_ns[is_launched].max(initial=end_ns[-1])
-    return steps.start_ns, end_ns
+    end_ns[-1] = work.end_ns[steps.holds(launch_ns) >= 0].max(initial=end_ns[-1])
+    start_ns = np.maximum(steps.start_ns, before_ns)
+    return start_ns, np.maximum(end_ns, start_ns)
 
 
 def device_time(links: Links, work: Work) -> dict[str, int]:

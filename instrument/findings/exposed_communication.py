@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from instrument.analysis.breakdown import COMMUNICATION, layers_of, masks
+from instrument.analysis.breakdown import COMMUNICATION
 from instrument.analysis.collectives import CPU, cpu_waits, is_on_cpu
 from instrument.analysis.coverage_rows import LAUNCHING
 from instrument.analysis.places import common_place
+from instrument.analysis.steps import device_time
 from instrument.analysis.views import Views
 from instrument.base.units import percent, rate, size
 from instrument.findings.check import Check, Problem
 from instrument.findings.finding import Evidence
 from instrument.links.collective_records import is_collective
 from instrument.links.groupby import distinct
-from instrument.links.intervals import sweep
 from instrument.trace.events import Ints
 
 _MOST_ROWS = 5
@@ -60,7 +60,7 @@ def find(capture: Views) -> Iterator[Problem]:
         chosen = np.flatnonzero(is_on_cpu(capture.events))
     if not len(chosen):
         return
-    share = steps.share(exposed_on_device(capture) if on_device else _on_cpu(capture))
+    share = exposed_on_device(capture) if on_device else steps.share(_on_cpu(capture))
     if share < CHECK.least_share:
         return
     table = capture.collectives.where(exposed_ns=lambda ns: bool(ns)).sort("exposed_ns")
@@ -91,12 +91,10 @@ CHECK = Check(
 )
 
 
-def exposed_on_device(capture: Views) -> int:
-    """The time in the counted steps in which communication ran and no kernel computed."""
-    steps = capture.links.counted_steps
-    timeline = sweep([*layers_of(capture.work), (steps.start_ns, steps.end_ns)])
-    exposed = masks(timeline.active)["exposed_communication_ns"]
-    return int(timeline.total_ns(exposed & timeline.active[3])[0])
+def exposed_on_device(capture: Views) -> float:
+    """The share of the counted steps in which communication runs and no kernel computes."""
+    spent = device_time(capture.links, capture.work)
+    return spent["exposed_communication_ns"] / max(spent["total_ns"], 1)
 
 
 def _on_cpu(capture: Views) -> int:

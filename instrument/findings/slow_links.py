@@ -30,7 +30,7 @@ _MOST_ROWS = 5
 def find(capture: Views) -> Iterator[Problem]:
     """Yield one problem if the fastest large collective has a low bus bandwidth."""
     steps = capture.links.counted_steps
-    share = steps.share(exposed_on_device(capture))
+    share = exposed_on_device(capture)
     if share < CHECK.least_share:
         return
     calls = capture.collective_calls.where(

@@ -11,12 +11,15 @@ from array import array
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from instrument.base.step_times import counting
 from instrument.base.units import duration, percent
 
 #: The durations of so many steps are kept, with 8 bytes for each.
 MOST_KEPT = 2**18
+#: A bit of a duration; see `no_times`.
+EXPORTING = 2**62
 # The first steps may compile code, start workers and fill caches.
 _FIRST, _LEAST_STEPS = 10, 20
 # Steps of more than 3 times the median matter if they take 10 % of the time together.
@@ -29,8 +32,17 @@ _UNLIKE = 1.2
 
 
 def no_times() -> array[int]:
-    """The durations in ns by the number of the step: negative if recorded, and 0 if not timed."""
+    """The durations in ns by the number of the step: negative if recorded, and 0 if not timed.
+
+    `EXPORTING` is set in the durations of steps during which a window was exported.
+    """
     return array("q", bytes(8 * MOST_KEPT))
+
+
+def _others(ns: NDArray[np.int64], *, exporting: bool) -> NDArray[np.int64]:
+    """The numbers of the steps outside windows, also of those during an export if `exporting`."""
+    steps = np.flatnonzero((ns > 0) & (exporting | (ns < EXPORTING)))
+    return steps[steps >= _FIRST]
 
 
 def long_steps(times: array[int]) -> Iterator[tuple[float, str, str]]:
@@ -40,8 +52,7 @@ def long_steps(times: array[int]) -> Iterator[tuple[float, str, str]]:
     take. The options record two steps. There must be two long steps, and none may be recorded.
     """
     ns = np.array(times)
-    steps = np.flatnonzero(ns > 0)
-    steps = steps[steps >= _FIRST]
+    steps = _others(ns, exporting=False)
     if len(steps) < _LEAST_STEPS:
         return
     first, middle, last = np.array_split(ns[steps], 3)
@@ -82,8 +93,11 @@ def unlike_window(times: array[int], first: int, active: int) -> tuple[str, str]
     The window has `active` steps from `first` on.
     """
     ns = np.array(times)
-    steps, own = np.flatnonzero(ns > 0), -ns[first : first + active]
-    steps = steps[steps >= _FIRST]
+    steps, own = _others(ns, exporting=False), -ns[first : first + active]
+    is_short = len(steps) < _LEAST_STEPS
+    if is_short:  # a short script: an export takes a second
+        steps = _others(ns, exporting=True)
+        ns[steps] &= EXPORTING - 1
     if len(steps) < _LEAST_STEPS or not len(own) or own.min() <= 0:
         return None
     own_ns, usual_ns = float(own[counting(own.tolist())].mean()), float(ns[steps].mean())
@@ -96,6 +110,8 @@ def unlike_window(times: array[int], first: int, active: int) -> tuple[str, str]
         return None
     at = int(steps[np.where(in_row, abs(means_ns - usual_ns), np.inf).argmin()])
     cause = ", because of recording or of other work" if own_ns > usual_ns else ""
+    if own_ns < usual_ns and is_short:
+        cause = ", perhaps because a window was exported meanwhile"
     sentence = (
         f"The recorded steps are not like the run: they take {duration(own_ns)} on average, and "
         f"{len(steps)} others {duration(usual_ns)}{cause}. To record steps that are like most "

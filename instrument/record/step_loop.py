@@ -29,7 +29,7 @@ from instrument.record.distributed import StepProgress
 from instrument.record.facts import Loaders, WindowFacts
 from instrument.record.finisher import Finisher
 from instrument.record.limits import Limits
-from instrument.record.long_steps import MOST_KEPT
+from instrument.record.long_steps import EXPORTING, MOST_KEPT
 from instrument.record.metrics import Metrics
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.record.timings import Timings
@@ -337,9 +337,9 @@ class StepLoop:
                 took_ns = counter.clock.end_step()
                 counter.clock.unrecorded.append(took_ns)
                 times, number = self.times, counter.step_number - 1
-                # not while a window is exported, because this may make the step slower
-                if times is not None and number < MOST_KEPT and not run.finisher.pending:
-                    times[number] = took_ns
+                if times is not None and number < MOST_KEPT:
+                    # apart, because the export of a window may make the step slower
+                    times[number] = took_ns | (EXPORTING if run.finisher.pending else 0)
                 if run.triggers is not None and counter is self.train:
                     self.exclusively(self._ask_triggers, run.triggers, took_ns, loss)
         else:
