@@ -29,7 +29,7 @@ def rewrite(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
     The copy is gzip if the name of `target` ends in `.gz`. `target` appears whole or not at all,
     and may be `source`. What torch writes in a form that is not JSON, such as a quotation mark in a
     name or a negative time, becomes valid JSON; but if the compression stays and no key is added,
-    or an event cannot be repaired, all bytes are copied as they are.
+    or the text is cut short or an event cannot be repaired, all bytes are copied as they are.
 
     Raises:
         TraceError: the file cannot be read; its gzip data is cut short, is damaged or expands too
@@ -94,6 +94,8 @@ def _repaired(source: Path) -> Iterator[bytes | memoryview]:
             raise _NotRepairedError from None
         if opened.cut_short:
             raise EOFError
+        if pieces.cut_short:
+            raise _NotRepairedError
         yield pieces.tail
 
 

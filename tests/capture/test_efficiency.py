@@ -381,11 +381,11 @@ def test_calls_of_one_operator_are_split_by_precision_and_device(tmp_path) -> No
     on_1 = {"pid": 1}
     events = [
         *product("aten::mm", 0, SQUARE, FLOAT, 1, 500, kernel_name="ampere_sgemm_32x32"),
-        *product("aten::mm", 100, SQUARE, FLOAT, 2, 100, kernel_name=NVJET),
+        *product("aten::mm", 100, SQUARE, FLOAT, 2, 100, kernel_name=NVJET, on={"tid": 8}),
         *product("aten::mm", 200, SQUARE, FLOAT, 3, 400, kernel_name=NVJET, on=on_1),
         span("aten::mm", 300, 20, Input_Dims=SQUARE, Input_type=[FLOAT] * 2),
-        *launched(NVJET, 301, 320, 30, 4),
-        *launched(NVJET, 310, 360, 20, 5, **on_1),
+        *launched(NVJET, 301, 320, 30, 4, tid=9),
+        *launched(NVJET, 310, 360, 20, 5, pid=1, tid=8),
     ]
     devices = [A100, {"id": 1, "name": "Another"}, {"id": 0, "name": "An id that is taken"}]
     found = capture(tmp_path, events, deviceProperties=devices).efficiency
@@ -403,7 +403,7 @@ def test_a_call_with_a_lost_kernel_has_no_device_time(tmp_path, kernels_first) -
     """The second kernel of the second call still ran when recording stopped."""
     events = [
         *product("aten::mm", 0, SQUARE, HALF, 1, 500),
-        *product("aten::mm", 100, SQUARE, HALF, 2, 500),
+        *product("aten::mm", 100, SQUARE, HALF, 2, 500, on={"tid": 8}),
         call("cudaLaunchKernel", 106, 1, 3),
     ]
     if kernels_first:
@@ -417,7 +417,7 @@ def test_a_call_of_the_driver_in_one_of_the_runtime_is_no_lost_kernel(tmp_path) 
     events = [
         *product("aten::mm", 0, SQUARE, HALF, 1, 500),
         call("urEnqueueKernelLaunch", 6, 1.5, 3),  # of XPU; its kernel is lost
-        *product("aten::mm", 100, SQUARE, HALF, 2, 500),
+        *product("aten::mm", 100, SQUARE, HALF, 2, 500, on={"tid": 8}),
         {**call("cuLaunchKernel", 102, 3, 2), "cat": "cuda_driver"},
     ]
     found = capture(tmp_path, events, deviceProperties=[A100]).efficiency

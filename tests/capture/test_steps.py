@@ -176,7 +176,10 @@ def test_waits_are_what_counting_each_microsecond_gives(tmp_path, work, loaders,
     known = []
     for number, (name, (a, n), launch) in enumerate(work, 1):
         make = copy if name == "copy" else kernel
-        events.append(make(*([] if name == "copy" else [name]), a, n, correlation=number))
+        # each on a stream of its own, because they overlap
+        events.append(
+            make(*([] if name == "copy" else [name]), a, n, correlation=number, tid=100 + number)
+        )
         if launch:
             events.append(
                 call("cudaMemcpyAsync" if name == "copy" else "cudaLaunchKernel", *launch, number)

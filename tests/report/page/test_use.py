@@ -272,13 +272,13 @@ def test_a_narrow_window_scrolls_only_downwards(tab: Page) -> None:
     assert tab.evaluate("document.documentElement.scrollWidth") <= 480
 
 
-def test_the_median_is_the_only_time_of_a_step(tab: Page) -> None:
+def test_the_mean_is_the_only_time_of_a_step(tab: Page) -> None:
     tab.set_viewport_size({"width": 1280, "height": 900})
     step = tab.locator("#verdict .fact", has_text="A step takes").inner_text().split("\n")
     # The steps but the first take 10,000 and 10,100 µs.
     assert step[1:] == [
         "10.050 ms",
-        "median of 2 steps, all but the first; between 10.000 ms and 10.100 ms",
+        "mean of 2 steps (all steps but the first); between 10.000 ms and 10.100 ms",
     ]
     assert tab.get_by_text("These 2 steps take 20.100 ms together.").count() == 1
     address(tab, "#whatif")
