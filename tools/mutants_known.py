@@ -167,8 +167,8 @@ PLANTED = [
     Planted(
         "skip_first off by one",
         "instrument/config/schedule.py",
-        "begin = schedule.skip_first + (0",
-        "begin = schedule.skip_first + 1 + (0",
+        "begin = schedule.skip_first + schedule.wait",
+        "begin = schedule.skip_first + 1 + schedule.wait",
         _STEP_BY_STEP,
     ),
     Planted(
