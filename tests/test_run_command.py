@@ -732,7 +732,7 @@ def test_a_window_that_is_not_like_the_run_is_said(
         assert min(config.at_steps or []) >= 10
 
 
-def test_only_steps_outside_windows_and_their_export_are_timed(
+def test_steps_outside_windows_are_timed_and_those_during_an_export_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: list[int]
 ) -> None:
     config = {"at_steps": [5], "warmup": 1, "active": 2, "export": "inline"}
@@ -748,7 +748,7 @@ def test_only_steps_outside_windows_and_their_export_are_timed(
             now[0] += 7
             session.step()
     # 3, 4 and 6 end where the warm-up begins, lasts, and where the window ends
-    expected = [100, 101, 102, 0, 0, -105, -106, 107, 0, 109, 110, 111, 0]
+    expected = [100, 101, 102, 0, 0, -105, -106, 107, 108 | EXPORTING, 109, 110, 111, 0]
     assert times[:13].tolist() == expected
     assert (times[-1], len(times)) == (7, MOST_KEPT)
 
