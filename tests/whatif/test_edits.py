@@ -472,10 +472,10 @@ def test_without_cpu_events_there_is_one_clear_sentence(tmp_path, events) -> Non
 
 
 def test_a_trace_that_is_too_long(tmp_path) -> None:
+    a_hundred_days = span("aten::mm", 0, 100 * 86_400 * 10**6)
+    others = [span("aten::mm", 0, 10, tid=number) for number in range(2, 1100)]
     with pytest.raises(CaptureError, match="too long to simulate: record a shorter window"):
-        a_hundred_days_us = 100 * 86_400 * 10**6
-        events = [span("aten::mm", 0, 10, tid=number) for number in range(2, 1100)]
-        whatif(tmp_path, [span("aten::mm", 0, a_hundred_days_us), *events])
+        whatif(tmp_path, [a_hundred_days, *others])
 
 
 def test_events_without_duration_at_one_time(tmp_path) -> None:
