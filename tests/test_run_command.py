@@ -1208,7 +1208,7 @@ def train(rank, endpoint):
     model = DistributedDataParallel(mlp())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(12):
-        for _ in range(200 if rank else 1):  # rank 1 has much more work of its own
+        for _ in range(3000 if rank else 1):  # rank 1 has much more work of its own
             torch.ones(32, 32) @ torch.ones(32, 32)
         model(torch.ones(4, 8)).sum().backward()
         optimizer.step()

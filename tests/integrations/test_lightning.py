@@ -393,6 +393,8 @@ def test_a_fit_with_lightnings_profiler_goes_on_and_is_recorded_after_it(
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=2, repeat=1)
     log.expect("no window begins until that profiler has stopped")
     theirs = PyTorchProfiler(dirpath=str(tmp_path), filename="theirs", schedule=schedule)
+    # torch 2.13 may read freed memory if a profile is read after another one has begun
+    theirs.describe = lambda: None
     callback = ProfilerCallback(at_steps=[1, 7], active=2, output_dir=tmp_path / "p")
     fit(tmp_path, callback, Tiny(), profiler=theirs)
     assert [each.steps.column("number") for each in callback.session.captures] == [[7, 8]]
