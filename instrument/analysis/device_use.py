@@ -34,7 +34,7 @@ def device_use(capture: Views) -> str:
     "Of it" is of a step; without finished steps, the sentence names the time from the first device
     work to the last. Without device work, it is "".
     """
-    spent = device_time(capture.links, capture.work)
+    spent = device_time(capture)
     share = {name: ns / (spent["total_ns"] or 1) for name, ns in spent.items()}
     if not spent["total_ns"]:
         return ""
@@ -55,7 +55,7 @@ def device_use(capture: Views) -> str:
 
 def is_busy(capture: Views) -> bool:
     """Whether a device works in at least half of the steps' time."""
-    spent = device_time(capture.links, capture.work)
+    spent = device_time(capture)
     return spent["total_ns"] > 0 and 2 * spent["idle_ns"] <= spent["total_ns"]
 
 

@@ -37,7 +37,7 @@ def largest_parts(capture: Views) -> str:
     """
     links, types = capture.links, capture.about.module_types
     paths, kernels = links.scopes.paths, busiest_kernels(capture)
-    whole_ns = device_time(links, capture.work)["total_ns"] or links.counted_steps.total_ns
+    whole_ns = device_time(capture)["total_ns"] or links.counted_steps.total_ns
     # A tree of parts: ranges with the same part around them, and the same class or else name.
     numbers: dict[tuple[int, str], int] = {}
     part_of, names = list[int](), defaultdict[int, set[str]](set)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from instrument.trace.events import (
     is_runtime,
     is_synchronising,
 )
+
+if TYPE_CHECKING:
+    from instrument.analysis.views import Views
 
 _WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "unknown_wait_ns")
 
@@ -209,11 +212,15 @@ def device_spans(links: Links, work: Work) -> Intervals:
     return start_ns, np.maximum(end_ns, start_ns)
 
 
-def device_time(links: Links, work: Work) -> dict[str, int]:
+def device_time(capture: Views) -> dict[str, int]:
     """Return the columns of `BREAKDOWN` and of `waits` for `device_spans`, summed over the spans.
 
-    All are 0 if the trace has no device work.
+    All are 0 if the trace has no device work. Computed once for a capture.
     """
+    return capture.once("device-time", lambda: _device_time(capture.links, capture.work))
+
+
+def _device_time(links: Links, work: Work) -> dict[str, int]:
     if not len(work.event):
         return dict.fromkeys((*names_of(BREAKDOWN), *_WAITS), 0)
     start_ns, end_ns = device_spans(links, work)

@@ -93,7 +93,7 @@ CHECK = Check(
 
 def exposed_on_device(capture: Views) -> float:
     """The share of the counted steps in which communication runs and no kernel computes."""
-    spent = device_time(capture.links, capture.work)
+    spent = device_time(capture)
     return spent["exposed_communication_ns"] / max(spent["total_ns"], 1)
 
 

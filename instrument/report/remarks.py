@@ -160,7 +160,7 @@ def device(capture: Views) -> list[str]:
     """
     if not len(capture.work.event):
         return []
-    spent = device_time(capture.links, capture.work)
+    spent = device_time(capture)
     share = {name: ns / (spent["total_ns"] or 1) for name, ns in spent.items()}
     parts = ", ".join(f"{percent(share[name])} {words}" for name, words in DEVICE_PARTS.items())
     most = max(_BOUND_BY, key=lambda name: share[name])
