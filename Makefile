@@ -44,8 +44,8 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 INSTALL_OPEN = $(@D)/bin/python -m pip --quiet --disable-pip-version-check --no-input install $(TORCH)
 
 # After a change of these files, the package is installed again, which compiles the trace reader.
-BUILT_FROM := pyproject.toml hatch_build.py instrument/trace/_scanner.c \
-	instrument/links/_loops.c
+BUILT_FROM := pyproject.toml hatch_build.py instrument/read/trace/_scanner.c \
+	instrument/read/facts/_loops.c
 
 # The time is part of the name, so that no demo overwrites the files of another.
 DEMO := outputs/demo-$(shell date +%Y-%m-%d-%H-%M-%S)
@@ -127,7 +127,7 @@ fuzz: $(VENV)/.installed-dev
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python tools/release.py $(TAG)
 
-# Not run by CI. ONLY="links/launches analysis/steps" selects modules by parts of their paths.
+# Not run by CI. ONLY="facts/launches views/steps" selects modules by parts of their paths.
 mutants: $(VENV)/.installed-dev
 	nice -n 15 $(BIN)/python -u tools/mutants.py --count $(or $(COUNT),300) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
 

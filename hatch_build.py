@@ -25,7 +25,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 # The repository's address: nothing else in the repository names it.
 REPOSITORY = "https://github.com/torch-instrument/torch-instrument"
-MODULES = ("instrument/trace/_scanner", "instrument/links/_loops")
+MODULES = ("instrument/read/trace/_scanner", "instrument/read/facts/_loops")
 
 
 class CompiledModules(BuildHookInterface[Any]):

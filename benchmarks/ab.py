@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from instrument.compare.ab import LEAST_SHARE, MARGIN
-from instrument.compare.statistics import LEVEL, Floats, changes
+from instrument.read.compare.ab import LEAST_SHARE, MARGIN
+from instrument.read.compare.statistics import LEVEL, Floats, changes
 
 DATA = Path(__file__).with_name("data") / "blocks.npz"
 TRIALS, POWER_TRIALS = 2_000, 200

@@ -23,10 +23,10 @@ import numpy as np
 import pandas
 from rounds import Row, medians, report
 
-from instrument.report.ranks import as_text
-from instrument.runs.rank_summary import RankSummary, encoded
-from instrument.runs.run import Run
-from instrument.runs.shards import Shard, make
+from instrument.read.ranks.rank_summary import RankSummary, encoded
+from instrument.read.ranks.run import Run
+from instrument.read.ranks.shards import Shard, make
+from instrument.read.show.ranks import as_text
 
 RANKS, RANGES, COLLECTIVES, ROUNDS = 1000, 200, 512, 5
 CURVE = (100, 1_000, 10_000)

@@ -68,22 +68,22 @@ def _record(plain: Path) -> None:
 
 
 def _ours(path: Path) -> object:
-    from instrument.analysis.operators import operators
-    from instrument.links.links import Links
-    from instrument.trace import reader
+    from instrument.read.facts.links import Links
+    from instrument.read.trace import reader
+    from instrument.read.views.operators import operators
 
     return operators(Links(reader.read(path)))
 
 
 def _events(path: Path) -> object:
-    from instrument.trace import reader
+    from instrument.read.trace import reader
 
     return reader.read(path)
 
 
 def _decoded(path: Path) -> object:
     """As `_events`, on a machine without a C compiler."""
-    from instrument.trace import scanner
+    from instrument.read.trace import scanner
 
     scanner.compiled = None
     return _events(path)
@@ -98,10 +98,10 @@ def _four(path: Path) -> object:
 def _every_table(path: Path) -> object:
     """Every view of a capture and every table that a view gives, also those of what the recording does not hold."""
     from instrument import Capture
-    from instrument.analysis.operator_keys import GROUPINGS
-    from instrument.analysis.views import VIEWS
     from instrument.base.errors import CaptureError
-    from instrument.trace import reader
+    from instrument.read.trace import reader
+    from instrument.read.views.operator_keys import GROUPINGS
+    from instrument.read.views.views import VIEWS
 
     capture = Capture(path, None, {})
     capture.__dict__["events"] = reader.read(path)
@@ -121,7 +121,7 @@ def _orjson(path: Path) -> object:
 
 
 def _msgspec(path: Path) -> object:
-    from instrument.trace import schema
+    from instrument.read.trace import schema
 
     document = msgspec.defstruct("Document", [("traceEvents", schema.EVENT_LIST)], gc=False)
     gc.disable()
@@ -284,8 +284,8 @@ def against_others(plain: Path) -> list[Row]:
 
 def columns_bytes(path: Path) -> int:
     """The memory that the columns of a trace take."""
-    from instrument.trace import reader
-    from instrument.trace.columns import is_repeated
+    from instrument.read.trace import reader
+    from instrument.read.trace.columns import is_repeated
 
     events = reader.read(path)
     columns = [
@@ -334,8 +334,8 @@ def main() -> int:
             return 0
         # what is imported is not measured
         from instrument import capture  # noqa: F401
-        from instrument.analysis import views  # noqa: F401
-        from instrument.trace import reader  # noqa: F401
+        from instrument.read.trace import reader  # noqa: F401
+        from instrument.read.views import views  # noqa: F401
 
         if name in IMPORTS:
             __import__(IMPORTS[name])

@@ -18,10 +18,10 @@ from loguru import logger
 from rounds import Row, report
 from simulation import EVENTS, REPEATED, TRACES, repeated, timed
 
-from instrument.capture import Capture
-from instrument.report.page import causal
-from instrument.report.page.page import page, payload
-from instrument.trace import reader
+from instrument.read.capture import Capture
+from instrument.read.show.page import causal
+from instrument.read.show.page.page import page, payload
+from instrument.read.trace import reader
 
 ROUNDS = 3
 MOST_BYTES = 2_000_000

@@ -37,7 +37,7 @@ from findings.twins import (
     without_problem,
 )
 
-from instrument.findings.finding import Saving
+from instrument.read.advise.finding import Saving
 
 warnings.simplefilter("ignore")
 # Each twin is recorded this often, and the medians count: other programs disturb some recordings.

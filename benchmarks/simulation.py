@@ -29,9 +29,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from findings.twins import recorded
 from whatif.measured_edits import EDITS
 
-from instrument.analysis.views import Views
-from instrument.trace import reader
-from instrument.whatif.scenario import Scenario, scenario
+from instrument.read.simulate.scenario import Scenario, scenario
+from instrument.read.trace import reader
+from instrument.read.views.views import Views
 
 ROUNDS = 5
 TRACES = ("v100_216k_events", "v100_resnet50_workers0", "a100_nccl_2ranks_rank0", "mtia_rank0")

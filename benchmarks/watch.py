@@ -17,7 +17,7 @@ from pathlib import Path
 from rounds import Row, report
 
 from instrument.cli.watch import state
-from instrument.report.live import LiveRun
+from instrument.read.show.live import LiveRun
 
 RANKS, RANGES, LINES, EVERY = 10_000, 20, 20, 100
 MS, SLOW = 1_000_000, 4_321

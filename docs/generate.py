@@ -24,34 +24,34 @@ from typing import Any
 import griffe
 from pydantic import BaseModel
 
-from instrument.analysis.coverage_rows import ROWS
-from instrument.analysis.events_to_arrow import EVENTS
-from instrument.analysis.timings_file import TIMINGS
-from instrument.analysis.views import VIEWS
 from instrument.cli import command
 from instrument.cli.ls import CAPTURES
-from instrument.compare import difference, guard
-from instrument.compare.rows import (
+from instrument.config.presets import preset, presets, shipped
+from instrument.config.schema import MetricsConfig, ModulesConfig, ProfilerConfig, TimingsConfig
+from instrument.read.advise import diagnosis
+from instrument.read.compare import difference, guard
+from instrument.read.compare.rows import (
     COUNTERS_COMPARED,
     KERNELS_COMPARED,
     OPERATORS_COMPARED,
     RANGES_COMPARED,
     SHAPES_COMPARED,
 )
-from instrument.compare.step_change import PARTS
-from instrument.config.presets import preset, presets, shipped
-from instrument.config.schema import MetricsConfig, ModulesConfig, ProfilerConfig, TimingsConfig
-from instrument.findings import diagnosis
-from instrument.report import ab, ranks, whatif
-from instrument.runs.run import SCHEMAS
-from instrument.trace.capture_json import (
+from instrument.read.compare.step_change import PARTS
+from instrument.read.ranks.run import SCHEMAS
+from instrument.read.show import ab, ranks, whatif
+from instrument.read.simulate.causal_profile import CAUSAL_PROFILE
+from instrument.read.simulate.critical_path import CRITICAL_PATH
+from instrument.read.trace.capture_json import (
     CAPTURE_KEYS,
     COST_KEYS,
     ENVIRONMENT_KEYS,
     WINDOW_KEYS,
 )
-from instrument.whatif.causal_profile import CAUSAL_PROFILE
-from instrument.whatif.critical_path import CRITICAL_PATH
+from instrument.read.views.coverage_rows import ROWS
+from instrument.read.views.events_to_arrow import EVENTS
+from instrument.read.views.timings_file import TIMINGS
+from instrument.read.views.views import VIEWS
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent

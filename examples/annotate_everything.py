@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from instrument import Session, instrument_model, profiled
-from instrument.report.text import render
+from instrument.read.show.text import render
 
 
 @profiled

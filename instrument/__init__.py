@@ -21,10 +21,10 @@ if TYPE_CHECKING:
         TraceError,
         TraceWarning,
     )
-    from instrument.capture import Capture
-    from instrument.compare.diff import diff
     from instrument.config.schema import ProfilerConfig
-    from instrument.findings.diagnose import diagnose
+    from instrument.read.advise.diagnose import diagnose
+    from instrument.read.capture import Capture
+    from instrument.read.compare.diff import diff
     from instrument.record.session import Session
     from instrument.sinks.sink import Sink
     from instrument.triggers.trigger import Trigger
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Capture": "capture",
+    "Capture": "read.capture",
     "CaptureError": "base.errors",
     "ConfigError": "base.errors",
     "GraphError": "base.errors",
@@ -66,8 +66,8 @@ _HOMES = {
     "TraceError": "base.errors",
     "TraceWarning": "base.errors",
     "Trigger": "triggers.trigger",
-    "diagnose": "findings.diagnose",
-    "diff": "compare.diff",
+    "diagnose": "read.advise.diagnose",
+    "diff": "read.compare.diff",
     "instrument_model": "annotate.modules",
     "mark": "annotate.profiled",
     "profiled": "annotate.profiled",

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 if TYPE_CHECKING:
-    from instrument.capture import Capture
-    from instrument.compare.counters import Counters
-    from instrument.compare.guard import Condition
+    from instrument.read.capture import Capture
+    from instrument.read.compare.counters import Counters
+    from instrument.read.compare.guard import Condition
     from instrument.record.facts import DynamoCounts
     from instrument.record.session import Session
 
@@ -161,10 +161,10 @@ def _judge(item: pytest.Item, recording: _Recording) -> None:
     from instrument.base.errors import InstrumentError
     from instrument.base.files import write
     from instrument.base.printable import printable_lines
-    from instrument.compare import guard
-    from instrument.compare.baseline import as_text, read
-    from instrument.compare.counters import Occurred
-    from instrument.compare.increases import calls_behind
+    from instrument.read.compare import guard
+    from instrument.read.compare.baseline import as_text, read
+    from instrument.read.compare.counters import Occurred
+    from instrument.read.compare.increases import calls_behind
 
     try:
         capture, counted = _counted(recording)
@@ -205,7 +205,7 @@ def _counted(recording: _Recording) -> tuple[Capture, Counters]:
     Graph breaks and recompilations are counted from the start of the test, because torch.compile
     compiles in the first step, which is not recorded.
     """
-    from instrument.compare.counters import counters, with_compilations
+    from instrument.read.compare.counters import counters, with_compilations
     from instrument.record.facts import compilations, dynamo_counts
 
     session = recording.session
@@ -222,7 +222,7 @@ def _counted(recording: _Recording) -> tuple[Capture, Counters]:
 
 
 def _properties(counted: Counters, limits: Iterable[Condition]) -> list[tuple[str, object]]:
-    from instrument.compare.guard import amount_of
+    from instrument.read.compare.guard import amount_of
 
     limit_of = {each.name: f", limit {each.limit}" for each in limits}
     found: list[tuple[str, object]] = []
@@ -242,7 +242,7 @@ def _properties(counted: Counters, limits: Iterable[Condition]) -> list[tuple[st
 def _budget(item: pytest.Item) -> list[Condition] | None:
     """The limits of a test's markers; None without a marker."""
     from instrument.base.errors import ConfigError
-    from instrument.compare.guard import budget
+    from instrument.read.compare.guard import budget
 
     markers = [*item.iter_markers(MARKER)]
     if not markers:

@@ -14,12 +14,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from instrument.analysis.layout import plain
-from instrument.capture import Capture
-from instrument.report.text import view_part
-from instrument.runs.rank_summary import write
-from instrument.trace import reader
-from instrument.trace.events import Events
+from instrument.read.capture import Capture
+from instrument.read.ranks.rank_summary import write
+from instrument.read.show.text import view_part
+from instrument.read.trace import reader
+from instrument.read.trace.events import Events
+from instrument.read.views.layout import plain
 
 Event = dict[str, Any]
 

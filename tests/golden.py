@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from instrument.analysis.table import Table
+from instrument.read.views.table import Table
 
 FOLDER = Path(__file__).parent / "golden"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from instrument.report.page.page import page
+from instrument.read.show.page.page import page
 
 
 def page_of(folder: Path, **sections: Any) -> Path:

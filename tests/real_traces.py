@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 
 FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
 EXPECTED = FOLDER / "expected.json"

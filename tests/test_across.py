@@ -12,11 +12,11 @@ from builders import steps, synchronous_steps, write_capture, write_rank
 from collected import Log
 
 from instrument import Session
-from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.finish.window import finish
-from instrument.report.ranks import as_text
-from instrument.runs.run import Ranks, Run
+from instrument.read.capture import Capture
+from instrument.read.ranks.run import Ranks, Run
+from instrument.read.show.ranks import as_text
 
 DDP = """
 import os, sys, time

@@ -37,19 +37,19 @@ from golden import Golden
 from recording import record
 
 from instrument import __version__
-from instrument.analysis.coverage_rows import READ
-from instrument.analysis.operator_keys import GROUPINGS
-from instrument.analysis.ranges import RANGES
-from instrument.analysis.schema import names_of
-from instrument.analysis.table_text import heading
-from instrument.analysis.views import VIEWS
-from instrument.capture import Capture
 from instrument.cli import show
 from instrument.cli.command import main
 from instrument.config import presets
-from instrument.report.text import RANGE_COLUMNS, render
+from instrument.read.capture import Capture
+from instrument.read.show.text import RANGE_COLUMNS, render
+from instrument.read.trace import scanner
+from instrument.read.views.coverage_rows import READ
+from instrument.read.views.operator_keys import GROUPINGS
+from instrument.read.views.ranges import RANGES
+from instrument.read.views.schema import names_of
+from instrument.read.views.table_text import heading
+from instrument.read.views.views import VIEWS
 from instrument.sinks.table import TableSink
-from instrument.trace import scanner
 
 
 def bare(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -550,7 +550,7 @@ def test_version_and_help(
     reader = "compiled" if scanner.compiled else "pure Python"
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"instrument {__version__}, {reader} trace reader\n"
-    monkeypatch.setitem(sys.modules, "instrument.trace._scanner", None)
+    monkeypatch.setitem(sys.modules, "instrument.read.trace._scanner", None)
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"instrument {__version__}, pure Python trace reader\n"
     assert main([]) == 0
@@ -576,7 +576,7 @@ def test_too_little_memory_is_one_sentence(
     def exhausted(*_: object) -> None:
         raise MemoryError("Unable to allocate 3 GiB")
 
-    monkeypatch.setattr("instrument.trace.reader.read", exhausted)
+    monkeypatch.setattr("instrument.read.trace.reader.read", exhausted)
     capture = write_capture(tmp_path, steps())
     assert command("show", capture.folder, status=2).err == (
         "instrument: not enough memory (Unable to allocate 3 GiB): read a trace of fewer steps, or "

@@ -19,7 +19,7 @@ from torch import nn
 
 from instrument import Capture, Session, profiled
 from instrument.annotate import backends, module_calls
-from instrument.report.text import render
+from instrument.read.show.text import render
 
 X = torch.ones(2, 4)
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")

@@ -22,11 +22,11 @@ from instrument import Session, Sink, Trigger
 from instrument.base.errors import ConfigError
 from instrument.base.file_lock import FileLock, is_held
 from instrument.base.units import size
-from instrument.capture import Capture
 from instrument.config.schema import as_config
 from instrument.finish import queue
+from instrument.read.capture import Capture
+from instrument.read.show.text import render
 from instrument.record.recorder import RecordedWindow, Recorder
-from instrument.report.text import render
 from instrument.sinks.window_scalars import scalars
 from instrument.triggers import Step, TriggerCallbacks
 

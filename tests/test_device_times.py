@@ -10,7 +10,7 @@ import torch
 from collected import Log
 
 from instrument import Session, profiled
-from instrument.analysis.timings_file import read_timings
+from instrument.read.views.timings_file import read_timings
 from instrument.record import timings
 from instrument.record.timings import DeviceTimes
 

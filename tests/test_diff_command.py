@@ -16,12 +16,12 @@ from golden import Golden
 from real_traces import needs_traces, path
 from rich.console import Console
 
-from instrument.analysis.layout import plain
-from instrument.compare import difference as report
-from instrument.compare import guard
-from instrument.compare.diff import diff
-from instrument.compare.difference import Difference
-from instrument.report.terminal import draw
+from instrument.read.compare import difference as report
+from instrument.read.compare import guard
+from instrument.read.compare.diff import diff
+from instrument.read.compare.difference import Difference
+from instrument.read.show.terminal import draw
+from instrument.read.views.layout import plain
 
 PAGE = Path(__file__).parent.parent / "docs" / "compare.md"
 MINUS = "\N{MINUS SIGN}"

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 from instrument import Session
-from instrument.report.ranks import JSON_KEYS, as_json
-from instrument.runs import Run
-from instrument.runs.run import SCHEMAS
-from instrument.trace.capture_json import (
+from instrument.read.ranks import Run
+from instrument.read.ranks.run import SCHEMAS
+from instrument.read.show.ranks import JSON_KEYS, as_json
+from instrument.read.trace.capture_json import (
     CAPTURE_KEYS,
     COST_KEYS,
     ENVIRONMENT_KEYS,

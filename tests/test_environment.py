@@ -22,6 +22,7 @@ from recording import run_session
 from torch.utils.data import DataLoader, IterableDataset
 
 from instrument import Capture, Session
+from instrument.read.trace.capture_json import typed
 from instrument.record import facts
 from instrument.record.facts import (
     _MOST_LOADERS,
@@ -39,7 +40,6 @@ from instrument.record.facts import (
 )
 from instrument.record.recorder import Recorder
 from instrument.record.torch_support import known
-from instrument.trace.capture_json import typed
 
 pytestmark = [
     pytest.mark.usefixtures("inline_export"),

@@ -14,7 +14,7 @@ from recording import run_session, window
 from torch.profiler import ExecutionTraceObserver
 
 from instrument import Session
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 

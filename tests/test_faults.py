@@ -15,9 +15,9 @@ import pytest
 import warm
 from waits import until
 
-from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.finish import queue
+from instrument.read.capture import Capture
 
 pytestmark = pytest.mark.usefixtures("warm_exporters")
 

@@ -41,17 +41,17 @@ from collected import Log, logged
 from test_untrusted_text import evil_events
 
 import instrument
-from instrument.analysis.table import Table
-from instrument.analysis.views import VIEWS
-from instrument.capture import Capture
 from instrument.cli import command
 from instrument.cli import open as opening
 from instrument.cli.command import main
-from instrument.compare.diff import diff
-from instrument.findings.diagnose import diagnose
-from instrument.report import perfetto
-from instrument.runs.rank_summary import write
-from instrument.runs.run import Run
+from instrument.read.advise.diagnose import diagnose
+from instrument.read.capture import Capture
+from instrument.read.compare.diff import diff
+from instrument.read.ranks.rank_summary import write
+from instrument.read.ranks.run import Run
+from instrument.read.show import perfetto
+from instrument.read.views.table import Table
+from instrument.read.views.views import VIEWS
 from instrument.sinks import tensorboard
 
 FORGED = "FORGED"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from golden import FOLDER, Golden, rows_as_lines
 
-from instrument.analysis.table import Table
+from instrument.read.views.table import Table
 
 
 def _golden(folder: Path, *, update: bool = False) -> Golden:

@@ -28,7 +28,7 @@ def test_the_contracts_of_who_may_import_whom_are_kept() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Contracts: 5 kept, 0 broken." in done.stdout
+    assert "Contracts: 6 kept, 0 broken." in done.stdout
 
 
 def test_a_room_says_in_one_line_what_it_is() -> None:
@@ -66,23 +66,26 @@ ABSENT: dict[str, set[str]] = {
     },
     "from instrument import Sink": {"torch", "hydra", "omegaconf"},
     "from instrument import Session": {
-        f"instrument.{room}" for room in ("trace", "analysis", "runs", "report", "sinks")
+        f"instrument.{room}"
+        for room in ("read.trace", "read.views", "read.ranks", "read.show", "sinks")
     }
-    | {"instrument.capture", "instrument.finish.window"},
+    | {"instrument.read.capture", "instrument.finish.window"},
     "import instrument.sinks.table, instrument.sinks.tensorboard, instrument.sinks.stacks": {
         "torch"
     },
     "import instrument.sinks.stacks, instrument.sinks.memory": {"jinja2", "markupsafe"},
     "from instrument import ProfilerConfig; ProfilerConfig(active=3)": {"torch"},
-    "import instrument.report.ranks, instrument.runs.merge_traces, instrument.runs.run": {"torch"},
-    "import instrument.findings.diagnose, instrument.findings.diagnosis, "
-    "instrument.whatif.scenario": {"torch", "pydantic", "jinja2"},
-    "import instrument.report.whatif, instrument.whatif.scenario, instrument.cli.whatif": {
+    "import instrument.read.show.ranks, instrument.read.ranks.merge_traces, instrument.read.ranks.run": {
+        "torch"
+    },
+    "import instrument.read.advise.diagnose, instrument.read.advise.diagnosis, "
+    "instrument.read.simulate.scenario": {"torch", "pydantic", "jinja2"},
+    "import instrument.read.show.whatif, instrument.read.simulate.scenario, instrument.cli.whatif": {
         "torch",
         "pydantic",
         "hydra",
     },
-    "import instrument.compare.guard, instrument.cli.baseline": {"torch", "pydantic", "hydra"},
+    "import instrument.read.compare.guard, instrument.cli.baseline": {"torch", "pydantic", "hydra"},
     "import instrument.pytest_plugin": {
         "torch",
         "numpy",

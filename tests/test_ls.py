@@ -18,10 +18,10 @@ from commands import Command
 from golden import Golden
 from rich.console import Console
 
-from instrument.capture import Capture
 from instrument.cli import ls
-from instrument.findings.verdict import verdict
-from instrument.report.terminal import draw
+from instrument.read.advise.verdict import verdict
+from instrument.read.capture import Capture
+from instrument.read.show.terminal import draw
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from torch import nn
 from torch.profiler._memory_profiler import MemoryProfileTimeline
 
 from instrument import Session
-from instrument.analysis.memory_categories import CATEGORIES
 from instrument.base.errors import CaptureError
-from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.config.schema import ProfilerConfig
+from instrument.read.capture import Capture
+from instrument.read.views.memory_categories import CATEGORIES
 from instrument.sinks.memory import Memory
 
 FLOAT = 4

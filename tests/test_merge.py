@@ -16,9 +16,9 @@ import real_traces
 from builders import annotation, kernels, span, steps, synchronous_steps, write_rank
 
 from instrument.base.errors import CaptureError
-from instrument.capture import Capture
-from instrument.runs.merge_traces import merge
-from instrument.runs.run import Run
+from instrument.read.capture import Capture
+from instrument.read.ranks.merge_traces import merge
+from instrument.read.ranks.run import Run
 
 
 def strict(path: Path) -> dict[str, Any]:

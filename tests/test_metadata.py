@@ -17,7 +17,7 @@ from collected import Log
 from recording import window
 
 from instrument import Session
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 from instrument.record import facts
 
 pytestmark = pytest.mark.usefixtures("inline_export")

@@ -20,7 +20,7 @@ from instrument.annotate import backends, module_calls
 from instrument.annotate.modules import ModuleRanges, forget, is_instrumented
 from instrument.base.errors import ConfigError
 from instrument.base.units import duration
-from instrument.report.text import render
+from instrument.read.show.text import render
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 

@@ -18,8 +18,8 @@ from commands import Command
 
 from instrument.cli import open as open_command
 from instrument.cli.command import main
-from instrument.findings.finding import Evidence, Finding
-from instrument.report import perfetto
+from instrument.read.advise.finding import Evidence, Finding
+from instrument.read.show import perfetto
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route

@@ -74,7 +74,7 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(wheel: Path) -> None:
         "instrument/conf/__init__.py",
         "instrument/conf/profiler/_instrument_base.yaml",
         "instrument/conf/profiler/sinks/table.yaml",
-        "instrument/report/templates/table.html",
+        "instrument/read/show/templates/table.html",
         *(file.relative_to(ROOT).as_posix() for file in ASSETS),
         "hydra_plugins/instrument/__init__.py",
     } <= names
@@ -104,7 +104,7 @@ def test_the_modules_in_c_are_compiled_for_this_platform(wheel: Path, python: Pa
         pytest.skip("there is no C compiler, or it has no headers of Python")
     assert "-cp311-abi3-" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()
-    modules = ["instrument/links/_loops.abi3.so", "instrument/trace/_scanner.abi3.so"]
+    modules = ["instrument/read/facts/_loops.abi3.so", "instrument/read/trace/_scanner.abi3.so"]
     assert sorted(name for name in names if name.endswith(".so")) == modules
     version = run(python.parent / "instrument", "--version", cwd=wheel.parent)
     assert version == f"instrument {__version__}, compiled trace reader\n"
@@ -118,7 +118,7 @@ def test_without_a_compiler_the_wheel_is_for_all_platforms(
     monkeypatch.setenv("ARCHFLAGS", "-arch arm64")
     build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path)
     printed = run(*build, ROOT, cwd=tmp_path)
-    for module in ("links/_loops", "trace/_scanner"):
+    for module in ("read/facts/_loops", "read/trace/_scanner"):
         assert f"instrument/{module}.c is not compiled: " in printed
     assert printed.count(" -g -Wall -arch arm64 ") == 2, "the flags of the environment are used"
     (built,) = tmp_path.glob("*.whl")
@@ -129,8 +129,8 @@ def test_without_a_compiler_the_wheel_is_for_all_platforms(
 def test_templates_and_assets_are_found_in_the_wheel(python: Path, tmp_path: Path) -> None:
     code = """
 from instrument.base.templates import render
-styles = ["report/assets/page/page.css"]
-print(render("report/templates/report.html", title="none", styles=styles, scripts=[], payload=""))
+styles = ["read/show/assets/page/page.css"]
+print(render("read/show/templates/report.html", title="none", styles=styles, scripts=[], payload=""))
 """
     printed = run(python, "-c", code, cwd=tmp_path)
     assert "<title>none</title>" in printed
@@ -177,7 +177,7 @@ def test_the_wheel_is_tested_with_all_modules_that_its_tests_import() -> None:
         assert own <= {*COPIED}, name
 
 
-@pytest.mark.parametrize("name", ["instrument.trace._scanner", "instrument.links._loops"])
+@pytest.mark.parametrize("name", ["instrument.read.trace._scanner", "instrument.read.facts._loops"])
 def test_the_stub_of_a_compiled_module_names_what_it_has(name: str) -> None:
     module = pytest.importorskip(name, reason="the module is not compiled")
     stub = ast.parse((ROOT / f"{name.replace('.', '/')}.pyi").read_text(encoding="utf-8"))

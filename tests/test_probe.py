@@ -14,7 +14,7 @@ import torch
 
 from instrument import ProfilerConfig, Session
 from instrument.base.errors import ConfigError
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 from instrument.record import torch_support
 
 pytestmark = pytest.mark.usefixtures("inline_export")

@@ -12,8 +12,8 @@ import torch
 
 from instrument import Session
 from instrument.base.errors import ConfigError
-from instrument.compare.counters import counters
-from instrument.compare.guard import budget
+from instrument.read.compare.counters import counters
+from instrument.read.compare.guard import budget
 
 pytest_plugins = ["pytester"]
 
@@ -260,7 +260,7 @@ def test_the_plugin_loads_nothing_until_a_test_uses_it(
         import pytest, sys
 
         def test_first():
-            assert "instrument.compare.guard" in sys.modules
+            assert "instrument.read.compare.guard" in sys.modules
             assert "torch" not in sys.modules
 
         @pytest.mark.perf_budget(syncs=0)

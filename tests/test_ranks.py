@@ -28,11 +28,11 @@ from instrument.base.errors import CaptureError, ConfigError
 from instrument.base.rank_info import RankInfo, rank_info
 from instrument.cli.command import main
 from instrument.finish import queue
+from instrument.read.ranks.run import Run
 from instrument.record import distributed
 from instrument.record import trigger_runner as watching
 from instrument.record.distributed import Announcements, StepProgress
 from instrument.record.trigger_runner import TriggerRunner
-from instrument.runs.run import Run
 from instrument.triggers import Request, Step
 from instrument.triggers.trigger import TriggerCallbacks
 

@@ -32,8 +32,8 @@ from instrument.base.errors import ConfigError
 from instrument.cli.run import _join_threads, _verdict, config_of, split
 from instrument.cli.script import prepared
 from instrument.config.schedule import planned
-from instrument.findings.diagnose import Diagnosing
-from instrument.findings.finding import Finding
+from instrument.read.advise.diagnose import Diagnosing
+from instrument.read.advise.finding import Finding
 from instrument.record.long_steps import EXPORTING, MOST_KEPT, long_steps, no_times, unlike_window
 from instrument.record.unedited import Cycle, with_later_window
 
@@ -619,7 +619,7 @@ def test_steps_that_get_slower_hide_no_long_steps(
 ) -> None:
     write_capture(tmp_path, in_steps(3, 1000, span("aten::mm", 0, 900)), "steps_3")
     cause = Finding("loader-wait", "It waits", "change", "verify", share=0.4)
-    monkeypatch.setattr("instrument.findings.verdict.causes", lambda _: [cause])
+    monkeypatch.setattr("instrument.read.advise.verdict.causes", lambda _: [cause])
     times = no_times()
     times[10:100] = array("q", [10_000] * 30 + [12_000] * 30 + [14_000] * 30)
     times[50] = times[90] = 3_000_000
@@ -759,7 +759,7 @@ def test_long_steps_come_first_only_if_nothing_costs_as_much(
 ) -> None:
     write_capture(tmp_path, in_steps(3, 1000, span("aten::mm", 0, 900)), "steps_3")
     cause = Finding("loader-wait", "It waits", "change", "verify", share=share)
-    monkeypatch.setattr("instrument.findings.verdict.causes", lambda _: [cause])
+    monkeypatch.setattr("instrument.read.advise.verdict.causes", lambda _: [cause])
     times = no_times()
     for step, took_ns in every(20, 1000).items():
         times[step] = took_ns

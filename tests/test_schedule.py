@@ -14,7 +14,6 @@ from torch.profiler import schedule as torch_schedule
 
 from instrument import ProfilerConfig, Session
 from instrument.base.errors import ConfigError
-from instrument.capture import Capture
 from instrument.config.schedule import (
     Window,
     in_words,
@@ -24,6 +23,7 @@ from instrument.config.schedule import (
     requested_window,
     unreachable_window,
 )
+from instrument.read.capture import Capture
 from instrument.record.step_loop import StepCounter
 
 STEPS = 60

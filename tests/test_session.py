@@ -24,7 +24,7 @@ from torch import nn
 from instrument import ProfilerConfig, Session, Sink, profiled
 from instrument.annotate import backends
 from instrument.base.errors import CaptureError, ConfigError
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 from instrument.record import finisher, recorder
 
 pytestmark = pytest.mark.usefixtures("inline_export")

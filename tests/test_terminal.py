@@ -20,12 +20,12 @@ from golden import Golden
 from rich.cells import cell_len
 from rich.console import Console
 
-from instrument.analysis.section import Section
-from instrument.analysis.table import Table
-from instrument.capture import Capture
 from instrument.cli import show
-from instrument.report.terminal import draw
-from instrument.report.text import capture_parts, render, view_part
+from instrument.read.capture import Capture
+from instrument.read.show.terminal import draw
+from instrument.read.show.text import capture_parts, render, view_part
+from instrument.read.views.section import Section
+from instrument.read.views.table import Table
 
 CONTROL = re.compile(r"\x1b\[[0-9;]*m")
 HOSTILE = (

@@ -23,8 +23,8 @@ import warm
 from collected import Log
 
 from instrument import Session
-from instrument.analysis.coverage import range_advice
 from instrument.base import threads
+from instrument.read.views.coverage import range_advice
 from instrument.record import recorder, step_loop
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallbacks

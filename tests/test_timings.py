@@ -27,11 +27,11 @@ from test_nests import start as run_program
 from torch import nn
 
 from instrument import ProfilerConfig, Session, instrument_model, profiled
-from instrument.analysis.timings_file import read_timings
 from instrument.annotate import backends
 from instrument.annotate.modules import forget
 from instrument.base.errors import CaptureError, MissingPackage
 from instrument.cli.command import main
+from instrument.read.views.timings_file import read_timings
 from instrument.record import timings
 from instrument.record.step_loop import StepLoop
 from instrument.record.timings import OTHERS, STEP, CpuTimes, DurationHistogram, Rows

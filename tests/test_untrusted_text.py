@@ -21,11 +21,11 @@ from builders import (
     write_capture,
 )
 
-from instrument.analysis.stacks import Stack, folded
-from instrument.capture import Capture
 from instrument.cli import show
 from instrument.cli.command import main
-from instrument.runs.rank_summary import write
+from instrument.read.capture import Capture
+from instrument.read.ranks.rank_summary import write
+from instrument.read.views.stacks import Stack, folded
 
 # Retitles the window, clears the screen, writes red by one C1 character, forges a line, turns the text round.
 EVIL = "e\x1b]0;owned\x07\x1b[2J\x9b31m\nforged  9\r\x85\u2028\u202edetrever</script><b>"

@@ -17,10 +17,10 @@ from builders import synchronous_steps, write_capture
 from commands import Command
 from rich.console import Console
 
-from instrument.analysis.table import Table
 from instrument.cli import watch as watching
-from instrument.report import live, terminal
-from instrument.report.live import LiveRun
+from instrument.read.show import live, terminal
+from instrument.read.show.live import LiveRun
+from instrument.read.views.table import Table
 from instrument.triggers import File, Request
 
 MS = 1_000_000

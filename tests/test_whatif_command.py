@@ -30,14 +30,14 @@ from golden import Golden
 from real_traces import load, needs_traces
 from rich.console import Console
 
-from instrument.analysis.section import Section
 from instrument.base.errors import CaptureError
 from instrument.base.units import durations_like
-from instrument.report import whatif as report
-from instrument.report.terminal import draw
-from instrument.runs.run import Run
-from instrument.whatif.scenario import joint_scenario
-from instrument.whatif.selection import short_name
+from instrument.read.ranks.run import Run
+from instrument.read.show import whatif as report
+from instrument.read.show.terminal import draw
+from instrument.read.simulate.scenario import joint_scenario
+from instrument.read.simulate.selection import short_name
+from instrument.read.views.section import Section
 
 PAGE = Path(__file__).parent.parent / "docs" / "what-if.md"
 LONG = (

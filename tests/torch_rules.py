@@ -1,6 +1,6 @@
 """torch's own operator table, worked out call by call from our events, to compare with `key_averages()`.
 
-Which call lies in which, and which launched what, is what `instrument.links` says. The sums are torch's own, those of
+Which call lies in which, and which launched what, is what `instrument.read.facts` says. The sums are torch's own, those of
 torch/autograd/profiler.py (`_parse_kineto_results`) and profiler_util.py (`EventList`), which ours differ from:
 - Python's frames are rows, and take self time from the operators and ranges around them.
 - A total counts a call again that lies in another of its row.
@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from instrument.analysis.table import Table
-from instrument.links.links import Links
-from instrument.trace.events import Events
+from instrument.read.facts.links import Links
+from instrument.read.trace.events import Events
+from instrument.read.views.table import Table
 
 CPU, DEVICES = (
     (0, 2, 5),

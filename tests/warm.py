@@ -284,8 +284,8 @@ def _load() -> None:
     from instrument import Session, profiled  # noqa: F401
     from instrument.cli.command import main  # noqa: F401
 
-    ours = ("analysis", "compare", "findings", "finish", "links", "report", "runs", "trace")
-    for room in (*ours, "report/page"):
+    read = ("advise", "compare", "facts", "ranks", "show", "show/page", "trace", "views")
+    for room in (*(f"read/{each}" for each in read), "finish"):
         for module in pkgutil.iter_modules([f"{Path(instrument.__file__).parent}/{room}"]):
             importlib.import_module(f"instrument.{room.replace('/', '.')}.{module.name}")
     import instrument.sinks.table

@@ -53,7 +53,7 @@ def answers(capture: Capture) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 def sections(capture: Capture) -> dict[str, Any]:
     """The payload of the page by section."""
-    from instrument.report.page.page import payload
+    from instrument.read.show.page.page import payload
 
     found: dict[str, Any] = payload([capture])["sections"]
     return found

@@ -27,8 +27,8 @@ from loguru import logger
 from torch import nn
 
 from instrument import Session, profiled
-from instrument.capture import Capture
-from instrument.compare.run_record import read_run
+from instrument.read.capture import Capture
+from instrument.read.compare.run_record import read_run
 
 BLOCKS, RUNS, STEPS, WARM_UP = 400, 4, 12, 2
 ALIKE = 10  # consecutive blocks that are all recorded with the hog, or all without it

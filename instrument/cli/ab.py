@@ -17,8 +17,8 @@ from instrument.cli.arguments import positive
 from instrument.cli.output import Parts, Written, say, show_result
 
 if TYPE_CHECKING:
-    from instrument.compare.ab import Program
-    from instrument.compare.ab_file import Finished
+    from instrument.read.compare.ab import Program
+    from instrument.read.compare.ab_file import Finished
 
 HELP = "run two versions of a program alternately, and judge which one is faster"
 
@@ -96,9 +96,9 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
     If a run fails or is interrupted, the result of the finished blocks is printed before the error.
     """
-    from instrument.compare.ab import Comparison, RunError, run_blocks
-    from instrument.compare.ab_file import BLOCKS_FILE, save
-    from instrument.report.ab import as_json, forecast, parts, progress
+    from instrument.read.compare.ab import Comparison, RunError, run_blocks
+    from instrument.read.compare.ab_file import BLOCKS_FILE, save
+    from instrument.read.show.ab import as_json, forecast, parts, progress
 
     with _sigterm_as_interrupt(), _programs(arguments) as (a, b):
         folder, finished = _begin(arguments, a, b)
@@ -148,7 +148,7 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 def _begin(arguments: argparse.Namespace, a: Program, b: Program) -> tuple[Path, Finished]:
     """Return the folder of the comparison, and what it has measured so far."""
-    from instrument.compare.ab_file import Finished, digest, read
+    from instrument.read.compare.ab_file import Finished, digest, read
 
     if arguments.continued is None:
         keep = arguments.output is not None
@@ -194,8 +194,8 @@ def _last_lines(output: Path) -> list[str]:
 @contextmanager
 def _programs(arguments: argparse.Namespace) -> Iterator[tuple[Program, Program]]:
     """Yield the two programs that the arguments name; remove the worktrees of revisions after."""
-    from instrument.compare.ab import LABELS, Program
-    from instrument.compare.revisions import commit_of, python_path, worktrees
+    from instrument.read.compare.ab import LABELS, Program
+    from instrument.read.compare.revisions import commit_of, python_path, worktrees
 
     sides, command, here = (arguments.a, arguments.b), arguments.program, Path.cwd()
     given = [each for each in sides if each is not None]

@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """Write the file and return a sentence about it; without --output, return the content."""
     from instrument.base import files
-    from instrument.compare.baseline import as_text
-    from instrument.compare.counters import counters
+    from instrument.read.compare.baseline import as_text
+    from instrument.read.compare.counters import counters
 
     counted = counters(newest_capture(arguments.path))
     content = as_text(counted)

@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """Return the diagnosis of the captures as text, JSON or Markdown."""
     from instrument.cli.paths import readable_captures
-    from instrument.findings.diagnose import diagnose_all
-    from instrument.findings.diagnosis import as_json, as_markdown, as_text
+    from instrument.read.advise.diagnose import diagnose_all
+    from instrument.read.advise.diagnosis import as_json, as_markdown, as_text
 
     diagnosis = diagnose_all(readable_captures(arguments.paths))
     write = as_json if arguments.json else as_markdown if arguments.markdown else as_text

@@ -12,8 +12,8 @@ from instrument.cli.arguments import ROWS, add_formats, path_or_url, row_count
 from instrument.cli.output import Parts, Result, Written, say
 
 if TYPE_CHECKING:
-    from instrument.compare.difference import Difference
-    from instrument.compare.guard import Verdict
+    from instrument.read.compare.difference import Difference
+    from instrument.read.compare.guard import Verdict
 
 HELP = "compare two captures or runs: how much slower or faster a step is, and where"
 
@@ -73,10 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     """Return the comparison as text, JSON or Markdown; the conditions decide the exit status."""
-    from instrument.compare import guard
-    from instrument.compare.baseline import is_baseline, read
-    from instrument.compare.diff import diff
-    from instrument.compare.side import load
+    from instrument.read.compare import guard
+    from instrument.read.compare.baseline import is_baseline, read
+    from instrument.read.compare.diff import diff
+    from instrument.read.compare.side import load
 
     conditions = [guard.parse(text) for text in arguments.fail_on]
     paths = (arguments.before, arguments.after)
@@ -110,8 +110,8 @@ def _shown(
     """Return the verdicts, and the comparison; `found` is None if a side is a baseline."""
     import json
 
-    from instrument.compare import guard
-    from instrument.compare.difference import as_dict, as_markdown, parts
+    from instrument.read.compare import guard
+    from instrument.read.compare.difference import as_dict, as_markdown, parts
 
     if arguments.json:
         content = {} if found is None else as_dict(found)

@@ -54,10 +54,10 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         from instrument.finish.leftovers import finish_all
 
         return [finish_all(arguments.path, arguments.upload_to)]
-    from instrument.analysis.find_captures import captures_at, captures_below
     from instrument.base.files import importable_here
     from instrument.config.instantiate import parse_options, sink_of_class
     from instrument.finish.leftovers import finish_queued, queued_at
+    from instrument.read.views.find_captures import captures_at, captures_below
 
     # A class may be in a file of the current folder.
     with importable_here() if "." in arguments.sink else nullcontext():
@@ -94,8 +94,8 @@ def _run_sink(sink: Any, each: Path | str, path: Path | str, to: Path | None) ->
     Raises:
         ConfigError: the folder cannot be created.
     """
-    from instrument.capture import Capture
     from instrument.finish.sink_calls import ending_children
+    from instrument.read.capture import Capture
 
     capture = Capture.load(each)
     name = Path(capture.name)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from instrument.analysis.section import Section, is_every_column
 from instrument.base.errors import ConfigError
 from instrument.cli.output import Parts, writing
 from instrument.fx.outcome import first_sentence
 from instrument.fx.profiler import profile_graph
 from instrument.fx.result import SHOWN
+from instrument.read.views.section import Section, is_every_column
 
 
 def report(options: argparse.Namespace) -> Parts:

@@ -9,16 +9,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from instrument.analysis.schema import Schema, names_of, schema
 from instrument.base import storage
 from instrument.base.errors import InstrumentError
 from instrument.base.units import counted
 from instrument.cli.arguments import ROWS, add_formats, path_or_url, row_count
 from instrument.cli.output import Parts, Written
+from instrument.read.views.schema import Schema, names_of, schema
 
 if TYPE_CHECKING:
-    from instrument.analysis.section import Section
-    from instrument.analysis.table import Table
+    from instrument.read.views.section import Section
+    from instrument.read.views.table import Table
 
 HELP = "list runs and captures, and what slows each of them most"
 
@@ -61,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the list of captures as text, JSON or CSV."""
-    from instrument.analysis.find_captures import captures_at
-    from instrument.analysis.table import Table
+    from instrument.read.views.find_captures import captures_at
+    from instrument.read.views.table import Table
 
     found = captures_at(arguments.path)
     newest = found[::-1][: arguments.rows]
@@ -80,9 +80,9 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
 def row_of(place: Path | str, verdicts: bool) -> dict[str, Any]:
     """The cells of a capture; the verdict of an unreadable capture is the error."""
-    from instrument.capture import Capture
-    from instrument.findings.verdict import verdict
-    from instrument.trace.capture_json import unix_time
+    from instrument.read.advise.verdict import verdict
+    from instrument.read.capture import Capture
+    from instrument.read.trace.capture_json import unix_time
 
     row: dict[str, Any] = dict.fromkeys(names_of(CAPTURES))
     if isinstance(place, str):
@@ -110,8 +110,8 @@ def row_of(place: Path | str, verdicts: bool) -> dict[str, Any]:
 
 def parts(table: Table) -> Iterator[Section]:
     """A table for each run; a phase or rank that all its captures share is in the title."""
-    from instrument.analysis.section import Section
-    from instrument.analysis.table import Table, known_columns
+    from instrument.read.views.section import Section
+    from instrument.read.views.table import Table, known_columns
 
     for run in dict.fromkeys(table.column("run")):
         captures = table.where(run=run)

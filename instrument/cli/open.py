@@ -12,8 +12,8 @@ from instrument.cli.output import say
 from instrument.cli.paths import newest_capture
 
 if TYPE_CHECKING:
-    from instrument.capture import Capture
-    from instrument.findings.finding import Finding
+    from instrument.read.advise.finding import Finding
+    from instrument.read.capture import Capture
 
 HELP = "show a trace in the Perfetto UI, at the time of a finding"
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """Serve the trace until the UI has loaded it, and return a sentence that says so."""
-    from instrument.report.perfetto import finding_view, serving, ui_address
+    from instrument.read.show.perfetto import finding_view, serving, ui_address
 
     capture = newest_capture(arguments.path)
     trace = capture.require_trace()

@@ -17,7 +17,7 @@ from instrument.base.errors import ConfigError, TraceWarning
 from instrument.base.printable import is_terminal, printable_lines
 
 if TYPE_CHECKING:
-    from instrument.analysis.section import Part
+    from instrument.read.views.section import Part
 
 # The result of a command that shows tables: text and tables, in the order of printing.
 Parts: TypeAlias = "Sequence[Part]"
@@ -56,11 +56,11 @@ def show_result(result: str | Parts) -> None:
         lines = result.split("\n") if isinstance(result, Written) else [result]
         print(printable_lines(*lines), flush=True)
     elif is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb":
-        from instrument.report.terminal import draw
+        from instrument.read.show.terminal import draw
 
         print(draw(result), end="", flush=True)
     else:
-        from instrument.analysis.layout import plain
+        from instrument.read.views.layout import plain
 
         print(plain(result, drops=True), flush=True)
 

@@ -10,8 +10,8 @@ from instrument.base.errors import CaptureError, TraceError
 from instrument.cli.output import say
 
 if TYPE_CHECKING:
-    from instrument.capture import Capture
-    from instrument.runs.run import Ranks
+    from instrument.read.capture import Capture
+    from instrument.read.ranks.run import Ranks
 
 # At most this many other captures, or captures that are left out, are listed on stderr.
 _OTHERS = 10
@@ -22,8 +22,8 @@ def newest_capture(path: Path | str) -> Capture:
 
     Else return the most complete capture of the newest run. The others are listed on stderr.
     """
-    from instrument.analysis.find_captures import captures_at, most_complete_last, of_newest_run
-    from instrument.capture import Capture
+    from instrument.read.capture import Capture
+    from instrument.read.views.find_captures import captures_at, most_complete_last, of_newest_run
 
     found = captures_at(path)
     newest = most_complete_last(of_newest_run(found).captures)[-1]
@@ -43,9 +43,9 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
         CaptureError: there are no captures, or none can be read.
         TraceError: no trace can be read.
     """
-    from instrument.analysis.find_captures import captures_at, most_complete_last, of_newest_run
-    from instrument.capture import Capture
-    from instrument.runs.rank_summary import without_trace
+    from instrument.read.capture import Capture
+    from instrument.read.ranks.rank_summary import without_trace
+    from instrument.read.views.find_captures import captures_at, most_complete_last, of_newest_run
 
     found: list[Path | str] = []
     named = set[Path | str]()  # by the user, not found in a folder
@@ -83,8 +83,8 @@ def _numbering(named: Iterable[Path | str]) -> Callable[[Capture], None]:
 
     It is the rank in the name of its file, or else the lowest free one.
     """
-    from instrument.analysis.views import rank_in
-    from instrument.runs.run import lowest_free
+    from instrument.read.ranks.run import lowest_free
+    from instrument.read.views.views import rank_in
 
     in_names = {rank_in(Path(path).name) for path in named}
     taken: dict[Any, set[int | None]] = {}  # by the phase and the first step
@@ -110,9 +110,9 @@ def chosen_window(
     Raises:
         CaptureError: there are no captures, none can be read, or the window does not exist.
     """
-    from instrument.runs import on_ray as ray
-    from instrument.runs import rank_summary
-    from instrument.runs.run import Run
+    from instrument.read.ranks import on_ray as ray
+    from instrument.read.ranks import rank_summary
+    from instrument.read.ranks.run import Run
 
     run = Run.load(*paths, read_all=ray.read_all if on_ray else rank_summary.read_all)
     for sentence in run.unread:

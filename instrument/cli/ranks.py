@@ -83,8 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the tables that compare the ranks of one window, as text, JSON or CSV."""
-    from instrument.report import ranks as text
-    from instrument.runs import merge_traces, shards
+    from instrument.read.ranks import merge_traces, shards
+    from instrument.read.show import ranks as text
 
     if arguments.shard:
         shard = shards.Shard.parse(arguments.shard)

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> str:
     from instrument.base import files
     from instrument.base.units import size
     from instrument.cli.paths import readable_captures
-    from instrument.report.page.page import page, payload
+    from instrument.read.show.page.page import page, payload
 
     if arguments.json and (arguments.output or arguments.open):
         raise ConfigError("--json prints on stdout: leave out --open; use > FILE instead of -o.")

@@ -249,13 +249,13 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
 
     `own` are the captures of this rank; those of other ranks are in the same folder.
     """
-    from instrument.analysis.find_captures import captures_at, most_complete_last, of_newest_run
     from instrument.base import files
-    from instrument.capture import Capture
-    from instrument.findings.diagnose import Diagnosing
-    from instrument.findings.verdict import causes, first_lines
+    from instrument.read.advise.diagnose import Diagnosing
+    from instrument.read.advise.verdict import causes, first_lines
+    from instrument.read.capture import Capture
+    from instrument.read.show.page.page import page, payload
+    from instrument.read.views.find_captures import captures_at, most_complete_last, of_newest_run
     from instrument.record.long_steps import long_steps, unlike_window
-    from instrument.report.page.page import page, payload
 
     captures: Sequence[Path | str] = own
     if (Capture.load(own[-1]).about.world_size or 1) > 1:

@@ -7,7 +7,6 @@ import json
 import sys
 from typing import get_args
 
-from instrument.analysis.views import VIEWS, Grouping
 from instrument.base.errors import ConfigError
 from instrument.cli.arguments import (
     CAPTURE,
@@ -21,6 +20,7 @@ from instrument.cli.arguments import (
 )
 from instrument.cli.output import Parts, Written, say
 from instrument.cli.paths import newest_capture, tell_others
+from instrument.read.views.views import VIEWS, Grouping
 
 HELP = "print the verdict, the range tree and the costliest operators, or another view"
 
@@ -76,9 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the tables that the options ask for, as text, JSON or CSV."""
-    from instrument.analysis.table import ALL
-    from instrument.report.remarks import incomplete
-    from instrument.report.text import (
+    from instrument.read.show.remarks import incomplete
+    from instrument.read.show.text import (
         as_csv,
         as_json,
         capture_parts,
@@ -86,7 +85,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         sort_keys,
         view_part,
     )
-    from instrument.report.verdict import first_parts
+    from instrument.read.show.verdict import first_parts
+    from instrument.read.views.table import ALL
 
     timings = arguments.timings or str(arguments.path).endswith(".jsonl")
     chosen = arguments.views or ["ranges", "operators"]
@@ -141,9 +141,9 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
 
 def _timings(arguments: argparse.Namespace) -> str | Parts:
-    from instrument.analysis.find_captures import timings_at
-    from instrument.analysis.timings_file import read_timings
-    from instrument.report.text import chosen_columns, view_part
+    from instrument.read.show.text import chosen_columns, view_part
+    from instrument.read.views.find_captures import timings_at
+    from instrument.read.views.timings_file import read_timings
 
     *others, newest = timings_at(arguments.path)
     tell_others(newest, others, "files of timings")

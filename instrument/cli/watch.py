@@ -21,7 +21,7 @@ from instrument.cli.arguments import path_or_url
 from instrument.cli.output import Parts
 
 if TYPE_CHECKING:
-    from instrument.report.live import LiveRun
+    from instrument.read.show.live import LiveRun
 
 HELP = "watch a running job: its steps, slow ranks, costly ranges and captures"
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Parts:
     """Return the state of a run, or show it until the user ends the command."""
-    from instrument.report.live import LiveRun
+    from instrument.read.show.live import LiveRun
 
     run = LiveRun(arguments.run_folder)
     if arguments.once or not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> Parts:
     from rich.live import Live
     from rich.text import Text
 
-    from instrument.report.terminal import draw
+    from instrument.read.show.terminal import draw
 
     def key_within(seconds: float) -> str:
         ready = select.select([sys.stdin], [], [], seconds)[0]
@@ -104,7 +104,7 @@ def _ask(run: LiveRun) -> str:
 
 def state(run: LiveRun, now_s: float) -> Parts:
     """Read what is new in a run, and return its state; the verdict of a capture is made once."""
-    from instrument.analysis.table import Table
+    from instrument.read.views.table import Table
 
     run.refresh(now_s)
     rows = [_row(place, place == run.captures[0]) for place in run.captures]

@@ -14,7 +14,7 @@ from instrument.cli.output import Parts, Written
 from instrument.cli.paths import chosen_window, newest_capture
 
 if TYPE_CHECKING:
-    from instrument.whatif.scenario import Scenario
+    from instrument.read.simulate.scenario import Scenario
 
 _Edit: TypeAlias = "Callable[[Scenario], Scenario]"
 # Makes an edit of an option and its value.
@@ -104,8 +104,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the simulated step and its tables, as text, JSON or CSV."""
-    from instrument.analysis.table import ALL
-    from instrument.report import whatif as text
+    from instrument.read.show import whatif as text
+    from instrument.read.views.table import ALL
 
     edits = [parse() for parse in arguments.edits]
     name, scenario = _unedited(arguments.paths)
@@ -128,7 +128,7 @@ def _unedited(paths: list[Path | str]) -> tuple[str, Scenario]:
     if len(paths) == 1:
         capture = newest_capture(paths[0])
         return capture.name, capture.whatif
-    from instrument.whatif.scenario import joint_scenario
+    from instrument.read.simulate.scenario import joint_scenario
 
     ranks = chosen_window(paths)
     return f"{ranks.name}, {len(ranks.paths)} ranks", joint_scenario(ranks)

@@ -12,16 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from instrument.analysis.find_captures import DEPTH, captures_below
 from instrument.base.errors import CaptureError, ConfigError, InstrumentError, reason_of
 from instrument.base.file_lock import FileLock, is_held
 from instrument.base.files import METADATA_FILE
 from instrument.base.signals import interruptibly
-from instrument.capture import Capture
 from instrument.config.instantiate import sink_of_class
 from instrument.config.presets import shipped
 from instrument.finish import queue, upload
 from instrument.finish.window import finish
+from instrument.read.capture import Capture
+from instrument.read.views.find_captures import DEPTH, captures_below
 
 _DEFAULTS = ("table", "chrome_trace", "stacks", "memory")
 

@@ -18,7 +18,7 @@ from instrument.config.options import Options
 from instrument.finish.queue import name_of
 
 if TYPE_CHECKING:
-    from instrument.capture import Capture
+    from instrument.read.capture import Capture
     from instrument.sinks.sink import Sink
 
 

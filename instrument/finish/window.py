@@ -12,13 +12,13 @@ from typing import Any
 from instrument.base import files
 from instrument.base.errors import CaptureError, InstrumentError, reason_of
 from instrument.base.log import logger
-from instrument.capture import Capture
 from instrument.finish import queue
 from instrument.finish.queue import PACKED, RAW
 from instrument.finish.sink_calls import run_sink
-from instrument.runs import rank_summary as of_rank
+from instrument.read.capture import Capture
+from instrument.read.ranks import rank_summary as of_rank
+from instrument.read.trace.rewrite import rewrite
 from instrument.sinks.window_scalars import scalars
-from instrument.trace.rewrite import rewrite
 
 # The words for data-parallel dimensions in torch, torchtitan, Lightning and Megatron.
 _DATA_PARALLEL = {"dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard"}

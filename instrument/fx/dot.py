@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from math import sqrt
 
-from instrument.analysis.table import Table
 from instrument.base.printable import printable
 from instrument.base.units import duration
 from instrument.fx.node_table import modules_around
+from instrument.read.views.table import Table
 
 
 def dot(nodes: Table, types: Mapping[str, str]) -> str:

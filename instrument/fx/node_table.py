@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from instrument.analysis.table import Table, sum_of_known
 from instrument.base.errors import ConfigError
 from instrument.fx.groupings import GROUPINGS, Grouping
-from instrument.trace.events import Ints
+from instrument.read.trace.events import Ints
+from instrument.read.views.table import Table, sum_of_known
 
 _PACKAGES = tuple(f"{Path(file).parent}/" for file in (torch.__file__, Path(__file__).parent))
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')

@@ -19,7 +19,7 @@ from instrument.fx.outcome import Inputs
 from instrument.fx.result import GraphProfile, Overhead
 from instrument.fx.side_effects import unchanged
 from instrument.fx.tensor_sizes import Inspection, counted_flops
-from instrument.trace.events import Ints
+from instrument.read.trace.events import Ints
 
 
 def profile_graph(

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from instrument.analysis.table import Table
 from instrument.base.printable import printable_lines
 from instrument.base.units import duration
 from instrument.fx import roofline
@@ -15,7 +14,8 @@ from instrument.fx.dot import dot
 from instrument.fx.groupings import Grouping
 from instrument.fx.node_table import grouped
 from instrument.fx.roofline import Machine, measured
-from instrument.trace.events import Ints
+from instrument.read.trace.events import Ints
+from instrument.read.views.table import Table
 
 #: The columns of the nodes that a printed profile shows.
 SHOWN = [

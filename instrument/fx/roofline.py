@@ -1,6 +1,6 @@
 """The rates of this machine, and the time that each node would take at these rates.
 
-See `instrument.analysis.peak_rates` for the roofline model.
+See `instrument.read.views.peak_rates` for the roofline model.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from instrument.analysis.peak_rates import roof
-from instrument.analysis.table import Table
 from instrument.base.units import count, size
+from instrument.read.views.peak_rates import roof
+from instrument.read.views.table import Table
 
 #: The columns that `roofline` adds.
 COLUMNS = ("bound_by", "bound_ns", "bound_share")

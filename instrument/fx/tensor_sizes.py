@@ -13,10 +13,10 @@ from torch import Tensor, fx, nn
 from instrument.annotate import backends
 from instrument.base.errors import CaptureError
 from instrument.base.range_names import to_trace
-from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig
 from instrument.fx.interpreter import NodeInterpreter
 from instrument.fx.side_effects import tensors_of
+from instrument.read.capture import Capture
 from instrument.record.recorder import Recorder
 
 #: Modules, functions, methods and operators that read only the elements that they return.

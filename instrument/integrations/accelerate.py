@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 from instrument.sinks.sink import Sink
 from instrument.sinks.window_scalars import known_scalars
 

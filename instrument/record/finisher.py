@@ -198,7 +198,7 @@ class Finisher:
     def _take(self, folder: Path) -> None:
         """Run this process's sinks on a finished capture, and upload it."""
         if self.inline:
-            from instrument.capture import Capture
+            from instrument.read.capture import Capture
 
             capture = Capture.load(folder)
             is_reduced = self._job.one_per_role and capture.trace_path is None

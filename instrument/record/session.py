@@ -43,7 +43,7 @@ from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
 
 if TYPE_CHECKING:
-    from instrument.capture import Capture
+    from instrument.read.capture import Capture
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -117,7 +117,7 @@ class Session:
     @property
     def captures(self) -> list[Capture]:
         """The finished captures of this rank, oldest first, without those that were removed."""
-        from instrument.capture import Capture
+        from instrument.read.capture import Capture
 
         loaded, found = self._captures, {}
         for place in self._capture_folders():

@@ -34,7 +34,7 @@ from instrument.base.range_names import STEP, from_trace
 from instrument.config.schema import TimingsConfig
 
 if TYPE_CHECKING:
-    from instrument.analysis.table import Table
+    from instrument.read.views.table import Table
 
 #: After the first `_MOST_NAMES` range names, all further ranges are counted under this name.
 OTHERS = "(other ranges)"
@@ -347,7 +347,7 @@ class Timings:
 
     def table(self) -> Table:
         """One row for each range of the run up to the last write, longest total time first."""
-        from instrument.analysis.timings_file import summary_table
+        from instrument.read.views.timings_file import summary_table
 
         runs: dict[str, dict[str, int]] = {}
         for prefix, rows in self.rows_by_prefix():

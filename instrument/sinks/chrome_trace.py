@@ -9,11 +9,11 @@ from pydantic import Field, field_validator
 
 from instrument.base.redact import redact
 from instrument.config.user_metadata import as_json
+from instrument.read.trace.rewrite import rewrite
 from instrument.sinks.sink import Sink
-from instrument.trace.rewrite import rewrite
 
 if TYPE_CHECKING:
-    from instrument.capture import Capture
+    from instrument.read.capture import Capture
 
 
 class ChromeTrace(Sink):

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from instrument.analysis.coverage import losses
-from instrument.analysis.memory_plot import Curve
-from instrument.analysis.views import rows_of
 from instrument.base import files
-from instrument.report.page.memory import MEMORY_VIEWS, memory
-from instrument.report.page.page import VERSION, page
+from instrument.read.show.page.memory import MEMORY_VIEWS, memory
+from instrument.read.show.page.page import VERSION, page
+from instrument.read.views.coverage import losses
+from instrument.read.views.memory_plot import Curve
+from instrument.read.views.views import rows_of
 from instrument.sinks.sink import Sink
 
 if TYPE_CHECKING:
-    from instrument.capture import Capture
+    from instrument.read.capture import Capture
 
 Form = Literal["json", "raw", "html"]
 By = Literal["operator", "range", "module", None]

@@ -11,15 +11,15 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from instrument.analysis import coverage_rows
-from instrument.analysis.coverage import losses
-from instrument.analysis.events_to_arrow import to_arrow
 from instrument.base.errors import need_package
 from instrument.base.files import make_folder, replacing
+from instrument.read.views import coverage_rows
+from instrument.read.views.coverage import losses
+from instrument.read.views.events_to_arrow import to_arrow
 from instrument.sinks.sink import Sink
 
 if TYPE_CHECKING:
-    from instrument.capture import Capture
+    from instrument.read.capture import Capture
 
 # The metadata of the file says under this key which events are missing.
 _INCOMPLETE = "instrument.incomplete"
@@ -33,7 +33,7 @@ class Parquet(Sink):
     The file begins with a row for each event with a duration, in the order of the trace. Rows for
     allocations and frees follow. The partitions are columns too: `run` and `window` are text, and
     `rank` is a number. Quote `window` in a query, because it is a keyword of SQL. Unknown values
-    are null. `instrument.analysis.events_to_arrow.EVENTS` describes the columns.
+    are null. `instrument.read.views.events_to_arrow.EVENTS` describes the columns.
 
     If data is missing from the events, the file's metadata has the key `instrument.incomplete`. It
     holds, as JSON, the rows of `capture.coverage` that say what is missing.

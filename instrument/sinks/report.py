@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from instrument.base import files
-from instrument.findings.diagnose import Diagnosing
-from instrument.findings.diagnosis import as_json
-from instrument.report.page.page import page, payload
+from instrument.read.advise.diagnose import Diagnosing
+from instrument.read.advise.diagnosis import as_json
+from instrument.read.show.page.page import page, payload
 from instrument.sinks.sink import Sink
 
 if TYPE_CHECKING:
-    from instrument.capture import Capture
+    from instrument.read.capture import Capture
 
 
 class Report(Sink):

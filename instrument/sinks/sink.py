@@ -9,7 +9,7 @@ from instrument.base.errors import ConfigError
 from instrument.config.options import Options
 
 if TYPE_CHECKING:
-    from instrument.capture import Capture
+    from instrument.read.capture import Capture
 
 
 class Sink(Options):

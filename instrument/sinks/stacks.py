@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from instrument.analysis.stacks import folded
 from instrument.base import files
 from instrument.base.errors import CaptureError
+from instrument.read.views.stacks import folded
 from instrument.sinks.sink import Sink
 
 if TYPE_CHECKING:
-    from instrument.capture import Capture
+    from instrument.read.capture import Capture
 
 _TORCH_METRICS = {
     "self_cpu_time_total": "cpu",

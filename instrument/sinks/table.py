@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, field_validator
 
-from instrument.analysis.table import ALL
 from instrument.base import files
 from instrument.base.errors import ConfigError
 from instrument.base.log import lines_logger, logger
 from instrument.base.rank_info import lowest_rank
-from instrument.report.text import By, check_columns, check_sort, log_block, render
+from instrument.read.show.text import By, check_columns, check_sort, log_block, render
+from instrument.read.views.table import ALL
 from instrument.sinks.sink import Sink
 
 if TYPE_CHECKING:
-    from instrument.capture import Capture
+    from instrument.read.capture import Capture
 
 
 class TableSink(Sink):

@@ -8,21 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from instrument.analysis.layout import plain
 from instrument.base.errors import need_package
 from instrument.base.event_file import event_file_name, write_event
 from instrument.base.files import make_folder, replacing
 from instrument.base.prose import code
-from instrument.report.step_split import COLOURS, bar_png, step_split
-from instrument.report.text import capture_parts
-from instrument.report.verdict import markdown_of
+from instrument.read.show.step_split import COLOURS, bar_png, step_split
+from instrument.read.show.text import capture_parts
+from instrument.read.show.verdict import markdown_of
+from instrument.read.trace.capture_json import unix_time
+from instrument.read.trace.rewrite import rewrite
+from instrument.read.views.layout import plain
 from instrument.sinks.sink import Sink
 from instrument.sinks.window_scalars import last_step, scalars
-from instrument.trace.capture_json import unix_time
-from instrument.trace.rewrite import rewrite
 
 if TYPE_CHECKING:
-    from instrument.capture import Capture
+    from instrument.read.capture import Capture
 
 
 class TensorBoard(Sink):

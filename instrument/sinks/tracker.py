@@ -19,7 +19,7 @@ from instrument.sinks.sink import Sink
 from instrument.sinks.window_scalars import known_scalars, last_step
 
 if TYPE_CHECKING:
-    from instrument.capture import Capture
+    from instrument.read.capture import Capture
 
 # If the end of a run waits for the tracker longer than this, in seconds, the log names the windows
 # that are not sent yet.

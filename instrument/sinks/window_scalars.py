@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from instrument.analysis.coverage import incomplete
-from instrument.analysis.table import sum_of_known
+from instrument.read.views.coverage import incomplete
+from instrument.read.views.table import sum_of_known
 
 if TYPE_CHECKING:
-    from instrument.capture import Capture
+    from instrument.read.capture import Capture
 
 # For each tag on the cost of recording: the fields of `capture.about.cost` whose sum in ms is the
 # value of the tag.

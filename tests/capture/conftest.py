@@ -19,9 +19,9 @@ from torch.autograd.profiler_util import MemRecordsAcc
 from torch.profiler import profile, record_function
 from torch.utils.checkpoint import checkpoint
 
-from instrument.capture import Capture
-from instrument.links import loops
-from instrument.trace import scanner
+from instrument.read.capture import Capture
+from instrument.read.facts import loops
+from instrument.read.trace import scanner
 
 # Our columns, and what torch calls them.
 COLUMNS = {

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from instrument.links.links import _HIDDEN
-from instrument.trace.events import Events
-from instrument.trace.scanner import TEXTS
+from instrument.read.facts.links import _HIDDEN
+from instrument.read.trace.events import Events
+from instrument.read.trace.scanner import TEXTS
 
 ON_CPU = {"cpu_op", "Operator", "user_annotation"}
 

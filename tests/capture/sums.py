@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from capture.plain_loops import top_level_ns
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 _PARTS = ("compute_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns")

@@ -29,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from capture.conftest import each_body, record
 from capture.plain_loops import backward_by_flows, top_level_ns
 from capture.sums import assert_sums
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 
 
 def parts(found: Capture) -> dict[tuple[str, str], int]:

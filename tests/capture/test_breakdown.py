@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from real_traces import KNOWN, load, needs_traces
 
-from instrument.analysis.breakdown import (
+from instrument.base.errors import ConfigError
+from instrument.read.capture import Capture
+from instrument.read.facts.intervals import sweep
+from instrument.read.facts.links import Links
+from instrument.read.views.breakdown import (
     COMMUNICATION_NAMES,
     Work,
     breakdown,
     by_group,
     device_work,
 )
-from instrument.base.errors import ConfigError
-from instrument.capture import Capture
-from instrument.links.intervals import sweep
-from instrument.links.links import Links
 
 COLUMNS = "compute_ns exposed_communication_ns exposed_copy_ns idle_ns total_ns communication_ns copy_ns overlap_ns"
 KNOWN_AS = {

@@ -12,8 +12,8 @@ import pytest
 from builders import annotation, span, write_trace
 
 from instrument.base.errors import CaptureError, TraceError
-from instrument.capture import Capture
-from instrument.links import links
+from instrument.read.capture import Capture
+from instrument.read.facts import links
 
 METADATA = {
     "format": 1,

@@ -26,12 +26,12 @@ from builders import (
     write_trace,
 )
 
-from instrument.analysis.stacks import stacks
 from instrument.base.errors import TraceError, TraceWarning
-from instrument.capture import Capture
-from instrument.report.text import render
-from instrument.trace import json_stream, reader
-from instrument.trace.events import Details, Device, Event
+from instrument.read.capture import Capture
+from instrument.read.show.text import render
+from instrument.read.trace import json_stream, reader
+from instrument.read.trace.events import Details, Device, Event
+from instrument.read.views.stacks import stacks
 
 pytestmark = pytest.mark.usefixtures("each_reader")
 EVENTS = [
@@ -766,7 +766,7 @@ def test_a_bomb_is_refused_with_its_size_and_without_growing(tmp_path, monkeypat
     with gzip.open(path, "wb") as file:
         file.write(b'{"traceEvents": [')
         file.write(b'{"ph": "M"},' * (1 << 17))
-    monkeypatch.setattr("instrument.trace.gzip_stream.RATIO_COUNTS_FROM_BYTES", 1 << 20)
+    monkeypatch.setattr("instrument.read.trace.gzip_stream.RATIO_COUNTS_FROM_BYTES", 1 << 20)
     with pytest.raises(
         TraceError,
         match=r"The first \d{1,4} bytes of .* decompress to \d{7} bytes, over 200 times as many",
@@ -867,11 +867,11 @@ def test_gzip_in_members_with_padding_is_one_file(tmp_path) -> None:
 
 
 def test_the_standard_librarys_gunzip_gives_the_same(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("instrument.trace.gzip_stream.CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr("instrument.read.trace.gzip_stream.CHUNK_BYTES", 1 << 12)
     many = [span(f"a{n}", n, 1) for n in range(3000)]
     path = written(tmp_path, gzip.compress(json.dumps(many).encode()))
     fast = reader.read(path)
-    monkeypatch.setattr("instrument.trace.gzip_stream._fastest", lambda: zlib)
+    monkeypatch.setattr("instrument.read.trace.gzip_stream._fastest", lambda: zlib)
     assert columns(reader.read(path)) == columns(fast)
     assert len(fast) == 3000
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from builders import REDUCES, annotation, kernel, span, synchronous_steps, write_rank
 
-from instrument.report.ranks import as_text
-from instrument.runs.clock_skew import Clocks
-from instrument.runs.rank_summary import RankSummary
-from instrument.runs.run import Ranks, Run
-from instrument.trace.columns import BEYOND_NS
+from instrument.read.ranks.clock_skew import Clocks
+from instrument.read.ranks.rank_summary import RankSummary
+from instrument.read.ranks.run import Ranks, Run
+from instrument.read.show.ranks import as_text
+from instrument.read.trace.columns import BEYOND_NS
 
 
 @pytest.mark.parametrize("device", [False, True])

@@ -22,11 +22,11 @@ from real_traces import load, needs_traces
 from rich.console import Console
 
 from capture.plain_loops import raw
-from instrument.analysis.collectives import kind_of
-from instrument.analysis.layout import plain
-from instrument.capture import Capture
-from instrument.report.terminal import draw
-from instrument.report.text import view_part
+from instrument.read.capture import Capture
+from instrument.read.show.terminal import draw
+from instrument.read.show.text import view_part
+from instrument.read.views.collectives import kind_of
+from instrument.read.views.layout import plain
 
 GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
 

@@ -37,15 +37,15 @@ from real_traces import load
 
 from capture.plain_loops import ns, raw
 from capture.test_device_views import TRAINING
-from instrument.analysis import coverage_rows as rows
-from instrument.analysis.coverage import incomplete, is_launch, line, part
-from instrument.analysis.layout import plain
-from instrument.analysis.views import VIEWS, rows_of
-from instrument.capture import Capture
 from instrument.cli import show
-from instrument.report import notebook
-from instrument.report.terminal import draw
-from instrument.report.text import as_json, capture_parts, render
+from instrument.read.capture import Capture
+from instrument.read.show import notebook
+from instrument.read.show.terminal import draw
+from instrument.read.show.text import as_json, capture_parts, render
+from instrument.read.views import coverage_rows as rows
+from instrument.read.views.coverage import incomplete, is_launch, line, part
+from instrument.read.views.layout import plain
+from instrument.read.views.views import VIEWS, rows_of
 from instrument.sinks.memory import Memory
 from instrument.sinks.parquet import Parquet
 from instrument.sinks.table import TableSink

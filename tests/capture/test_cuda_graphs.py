@@ -18,8 +18,8 @@ from builders import (
 from golden import Golden, rows_as_lines
 
 from capture.sums import assert_sums
-from instrument.analysis.operators import UNLAUNCHED_ROW
-from instrument.links.cuda_graphs import replayed
+from instrument.read.facts.cuda_graphs import replayed
+from instrument.read.views.operators import UNLAUNCHED_ROW
 
 GRAPH = 3
 

@@ -27,10 +27,10 @@ from golden import Golden, rows_as_lines
 from capture.plain_loops import backward_by_flows, device_backward_by_flows, top_level_ns
 from capture.sums import assert_sums
 from capture.test_real_traces import device_backward
-from instrument.analysis.operators import UNLAUNCHED_ROW
-from instrument.capture import Capture
-from instrument.runs.rank_summary import summarize
-from instrument.runs.run import Run
+from instrument.read.capture import Capture
+from instrument.read.ranks.rank_summary import summarize
+from instrument.read.ranks.run import Run
+from instrument.read.views.operators import UNLAUNCHED_ROW
 
 LAUNCH = "cudaLaunchKernel"
 

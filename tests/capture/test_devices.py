@@ -7,7 +7,7 @@ import real_traces
 from builders import annotation, call, capture, copy, kernel, span
 from real_traces import load, needs_traces
 
-from instrument.report.text import render
+from instrument.read.show.text import render
 
 # What the plugin shows, in percent: GPU utilization, SM efficiency and occupancy.
 SHOWN = {

@@ -28,14 +28,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from capture.conftest import record
-from instrument.analysis.peak_rates import _TABLE, peak_rates, roof
 from instrument.base import peak_flops
 from instrument.base.errors import CaptureError, ConfigError
-from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig
-from instrument.links.flops import FUSED_ATTENTION
-from instrument.links.traffic import _SIZES, ELEMENT_TYPES, operand_types
-from instrument.trace.events import Device
+from instrument.read.capture import Capture
+from instrument.read.facts.flops import FUSED_ATTENTION
+from instrument.read.facts.traffic import _SIZES, ELEMENT_TYPES, operand_types
+from instrument.read.trace.events import Device
+from instrument.read.views.peak_rates import _TABLE, peak_rates, roof
 
 HALF, FLOAT, BFLOAT = "c10::Half", "float", "c10::BFloat16"
 A100 = {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "numSms": 108}

@@ -16,8 +16,8 @@ from capture.test_live_memory import EVENTS
 from capture.test_operators import GPU
 from capture.test_steps import TWO_STEPS
 from capture.test_synchronisations import CASES, PLACES
-from instrument.analysis.operators import GROUPINGS
-from instrument.analysis.views import VIEWS
+from instrument.read.views.operators import GROUPINGS
+from instrument.read.views.views import VIEWS
 
 TRACES = {
     "backward": TRAINING,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from builders import span, step, write_capture
 
-from instrument.analysis.find_captures import captures_at, captures_below, of_newest_run
 from instrument.base.errors import CaptureError
+from instrument.read.views.find_captures import captures_at, captures_below, of_newest_run
 
 EVENTS = [step(1, 0, 100), span("aten::mm", 10, 20)]
 

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from capture.conftest import record
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 
 
 def counted(tmp_path, body: Callable[[], object]) -> dict[str, int]:

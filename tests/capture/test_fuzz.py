@@ -24,17 +24,17 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from capture.plain_loops import same
-from instrument.analysis.operator_keys import GROUPINGS
-from instrument.analysis.views import VIEWS
 from instrument.base.errors import CaptureError, TraceError
 from instrument.base.range_names import from_trace
-from instrument.capture import Capture
-from instrument.report import ranks
-from instrument.report.text import render
-from instrument.runs.run import Run
+from instrument.read.capture import Capture
+from instrument.read.ranks.run import Run
+from instrument.read.show import ranks
+from instrument.read.show.text import render
+from instrument.read.trace import json_stream, reader
+from instrument.read.trace.rewrite import rewrite
+from instrument.read.views.operator_keys import GROUPINGS
+from instrument.read.views.views import VIEWS
 from instrument.sinks.window_scalars import last_step, scalars
-from instrument.trace import json_stream, reader
-from instrument.trace.rewrite import rewrite
 
 pytestmark = pytest.mark.filterwarnings("ignore::instrument.base.errors.TraceWarning")
 with_each_reader = pytest.mark.usefixtures("each_reader")
@@ -65,7 +65,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """As small as the events, so that every seam between pieces is tried."""
     monkeypatch.setattr(json_stream, "SMALLEST", 48)
     monkeypatch.setattr(json_stream, "LARGEST", 8192)  # longer than an event with its strings
-    monkeypatch.setattr("instrument.trace.gzip_stream.CHUNK_BYTES", 97)
+    monkeypatch.setattr("instrument.read.trace.gzip_stream.CHUNK_BYTES", 97)
 
 
 @st.composite

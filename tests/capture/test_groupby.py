@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instrument.analysis.operator_keys import Calls
-from instrument.links import loops
-from instrument.links.groupby import Groups, at, distinct, group_rows, groupby, intern, isin
-from instrument.links.intervals import begun_by
-from instrument.links.launches import find
+from instrument.read.facts import loops
+from instrument.read.facts.groupby import Groups, at, distinct, group_rows, groupby, intern, isin
+from instrument.read.facts.intervals import begun_by
+from instrument.read.facts.launches import find
+from instrument.read.views.operator_keys import Calls
 
 # Two rows in group 0, none in group 1, three in group 2.
 GROUPS = Groups(np.array([2, 0, 2, 0, 2]), 3)
@@ -74,7 +74,7 @@ def test_calls_inside_a_call_of_their_group_are_not_outermost(module, monkeypatc
     if module == "NumPy":
         monkeypatch.setattr(loops, "compiled", None)
     elif loops.compiled is None:
-        pytest.skip("The module instrument.links._loops is not compiled.")
+        pytest.skip("The module instrument.read.facts._loops is not compiled.")
     # Node 0 contains nodes 1 to 3, and node 1 contains node 2.
     node, after = np.array([0, 1, 2, 3, 4]), np.array([4, 3, 3, 4, 5], np.int32)
     tree = outside = row = None  # not used

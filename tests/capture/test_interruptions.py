@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from capture.plain_loops import raw
 from instrument import Session
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 

@@ -14,7 +14,7 @@ from real_traces import KNOWN, load, needs_traces
 
 from capture.plain_loops import raw
 from capture.sums import assert_sums
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 
 
 def launch_shape(grid, blocks, occupancy):

@@ -10,7 +10,7 @@ import torch
 from builders import annotation, capture, in_steps, launched, made, node, span, step, write_capture
 
 from instrument import Capture
-from instrument.analysis.largest_parts import largest_parts
+from instrument.read.views.largest_parts import largest_parts
 
 TYPES = {"net": "Net", "a": "Block", "b": "Block", "head": "Head"}
 MODEL = [

@@ -11,7 +11,7 @@ from real_traces import load, needs_traces
 
 from capture.plain_loops import raw
 from instrument.base.errors import CaptureError
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 
 LAUNCH, GRAPH = "cudaLaunchKernel", "cudaGraphLaunch"
 # Stream 7 waits for its launches from 0 to 20, 10 to 30, 40 to 45; the graph from 50 to 60 there, to 65 on stream 9.

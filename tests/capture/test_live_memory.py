@@ -16,10 +16,10 @@ from real_traces import needs_traces
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from instrument.analysis.memory_plot import extremes
-from instrument.analysis.memory_timeline import BEFORE, OTHERS, UNKNOWN
 from instrument.base.errors import CaptureError, ConfigError
-from instrument.capture import Capture
+from instrument.read.capture import Capture
+from instrument.read.views.memory_plot import extremes
+from instrument.read.views.memory_timeline import BEFORE, OTHERS, UNKNOWN
 
 
 def test_a_plot_has_the_lowest_and_the_highest_point_of_each_span_of_time() -> None:

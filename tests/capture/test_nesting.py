@@ -12,7 +12,7 @@ from builders import read, span
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.links.call_tree import nest, number_paths
+from instrument.read.facts.call_tree import nest, number_paths
 
 pytestmark = pytest.mark.usefixtures("each_reader")
 SEEDS = st.integers(0, 2**32 - 1)
@@ -194,7 +194,7 @@ def test_nothing_nests_in_an_empty_trace(tmp_path) -> None:
 
 @pytest.mark.parametrize("sizes", [(2, 3, 3), (3, 2, 3), (3, 3, 2)])
 def test_columns_of_different_lengths_are_refused(sizes: tuple[int, int, int]) -> None:
-    compiled = pytest.importorskip("instrument.links._loops")
+    compiled = pytest.importorskip("instrument.read.facts._loops")
     thread, start, end = (np.zeros(size, np.int64) for size in sizes)
     with pytest.raises(ValueError, match="must have the same length"):
         compiled.nest(thread.astype(np.int32), start, end)
@@ -203,7 +203,7 @@ def test_columns_of_different_lengths_are_refused(sizes: tuple[int, int, int]) -
 
 
 def test_indices_and_lengths_from_columns_are_checked() -> None:
-    compiled = pytest.importorskip("instrument.links._loops")
+    compiled = pytest.importorskip("instrument.read.facts._loops")
     chosen = np.zeros(2, np.bool_)
     for parent in ([-1, 1], [-1, -2], [5, -1]):
         with pytest.raises(ValueError, match="does not precede"):

@@ -13,9 +13,9 @@ import pytest
 from builders import synchronous_steps, write_rank
 from commands import Command
 
-from instrument.report.ranks import as_json
-from instrument.runs import on_ray, rank_summary
-from instrument.runs.run import Run
+from instrument.read.ranks import on_ray, rank_summary
+from instrument.read.ranks.run import Run
+from instrument.read.show.ranks import as_json
 
 
 class RayError(Exception):

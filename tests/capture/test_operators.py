@@ -18,11 +18,11 @@ from torch_rules import torch_table
 
 from capture.conftest import COLUMNS, EXACT_MEMORY, INEXACT_ROWS, each_body, record
 from capture.sums import assert_sums
-from instrument.analysis.operator_keys import GROUPINGS
-from instrument.analysis.operators import during, operator_calls, operators, operators_by
 from instrument.base.errors import ConfigError
-from instrument.capture import Capture
-from instrument.links.links import Links
+from instrument.read.capture import Capture
+from instrument.read.facts.links import Links
+from instrument.read.views.operator_keys import GROUPINGS
+from instrument.read.views.operators import during, operator_calls, operators, operators_by
 
 SEEN = {  # what each recording must hold for a comparison to mean anything
     "convolutions": {

@@ -12,9 +12,9 @@ from builders import annotation, call, capture, kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.analysis.ranges import RangeTree
-from instrument.links.groupby import Groups
-from instrument.links.paths import LONGEST_PATH, Paths, _ends, _texts
+from instrument.read.facts.groupby import Groups
+from instrument.read.facts.paths import LONGEST_PATH, Paths, _ends, _texts
+from instrument.read.views.ranges import RangeTree
 
 NONE = -1
 SEEDS = st.integers(0, 2**32 - 1)

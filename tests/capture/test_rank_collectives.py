@@ -11,8 +11,8 @@ import pytest
 from builders import annotation, call, kernel, span, step, write_rank
 from real_traces import FOLDER, needs_traces
 
-from instrument.report.ranks import as_json, as_text
-from instrument.runs.run import Run
+from instrument.read.ranks.run import Run
+from instrument.read.show.ranks import as_json, as_text
 
 GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
 MB = 250_000  # elements of 4 bytes

@@ -10,12 +10,12 @@ import real_traces
 from real_traces import KNOWN, load
 
 from capture.plain_loops import backward_by_flows, device_backward_by_flows, ns, raw, top_level_ns
-from instrument.analysis.operators import UNLAUNCHED_ROW
-from instrument.analysis.ranges import NO_RANGE
-from instrument.capture import Capture
-from instrument.links.call_tree import nest
-from instrument.links.links import Links
-from instrument.trace.events import ANNOTATION
+from instrument.read.capture import Capture
+from instrument.read.facts.call_tree import nest
+from instrument.read.facts.links import Links
+from instrument.read.trace.events import ANNOTATION
+from instrument.read.views.operators import UNLAUNCHED_ROW
+from instrument.read.views.ranges import NO_RANGE
 
 pytestmark = real_traces.needs_traces
 

@@ -20,9 +20,9 @@ from builders import kernel, span, steps, write_capture, write_rank
 
 from instrument.base import storage
 from instrument.base.errors import CaptureError
-from instrument.capture import Capture
 from instrument.cli.command import main
-from instrument.runs.run import Run
+from instrument.read.capture import Capture
+from instrument.read.ranks.run import Run
 
 EVIL = (
     "/run/../../evil/capture.json",

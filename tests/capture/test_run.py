@@ -28,12 +28,12 @@ from real_traces import FOLDER, KNOWN, load, needs_traces
 from instrument.base import storage
 from instrument.base.errors import CaptureError, TraceWarning
 from instrument.base.range_names import to_trace
-from instrument.capture import Capture
-from instrument.report.ranks import as_json, as_text
-from instrument.runs import rank_summary, shards
-from instrument.runs.merge_traces import merge
-from instrument.runs.rank_summary import RankSummary, encoded, summarize, written
-from instrument.runs.run import Run
+from instrument.read.capture import Capture
+from instrument.read.ranks import rank_summary, shards
+from instrument.read.ranks.merge_traces import merge
+from instrument.read.ranks.rank_summary import RankSummary, encoded, summarize, written
+from instrument.read.ranks.run import Run
+from instrument.read.show.ranks import as_json, as_text
 
 
 def test_a_summary_holds_the_figures_of_its_capture(tmp_path: Path) -> None:

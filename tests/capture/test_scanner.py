@@ -23,11 +23,13 @@ from hypothesis import strategies as st
 from capture.conftest import each_body
 from capture.plain_loops import same
 from instrument.base.errors import TraceError
-from instrument.trace import reader, scanner
-from instrument.trace.events import Events
-from instrument.trace.schema import Args, decode
+from instrument.read.trace import reader, scanner
+from instrument.read.trace.events import Events
+from instrument.read.trace.schema import Args, decode
 
-_scanner = pytest.importorskip("instrument.trace._scanner", reason="the scanner is not compiled")
+_scanner = pytest.importorskip(
+    "instrument.read.trace._scanner", reason="the scanner is not compiled"
+)
 Reading = Callable[[Path], tuple[Events, int]]
 
 
@@ -226,9 +228,9 @@ def test_an_odd_event_among_common_ones_is_read_as_the_decoder_reads_it(
 
 
 def test_kinds_and_texts_are_forgotten_where_they_are_too_many(tmp_path, both, monkeypatch) -> None:
-    monkeypatch.setattr("instrument.trace.scanner._MOST_BYTES", 600)
-    monkeypatch.setattr("instrument.trace.json_stream.LARGEST", 1 << 12)
-    monkeypatch.setattr("instrument.trace.json_stream.SMALLEST", 1 << 9)
+    monkeypatch.setattr("instrument.read.trace.scanner._MOST_BYTES", 600)
+    monkeypatch.setattr("instrument.read.trace.json_stream.LARGEST", 1 << 12)
+    monkeypatch.setattr("instrument.read.trace.json_stream.SMALLEST", 1 << 9)
     path = tmp_path / "trace.json"
     path.write_text(document(COMMON))
     assert both(path)[1] > 100

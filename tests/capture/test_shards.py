@@ -22,11 +22,11 @@ from pyarrow import parquet
 
 from instrument.base import storage
 from instrument.base.errors import CaptureError, ConfigError
-from instrument.report.ranks import as_json, as_text
-from instrument.runs import rank_summary, shards
-from instrument.runs.rank_summary import RankSummary, summarize, written
-from instrument.runs.run import SCHEMAS, Run
-from instrument.runs.shards import Shard, make
+from instrument.read.ranks import rank_summary, shards
+from instrument.read.ranks.rank_summary import RankSummary, summarize, written
+from instrument.read.ranks.run import SCHEMAS, Run
+from instrument.read.ranks.shards import Shard, make
+from instrument.read.show.ranks import as_json, as_text
 
 
 @pytest.fixture
@@ -356,7 +356,7 @@ def test_a_shard_takes_no_more_memory_than_its_size_explains(
     job: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sizes in the page headers count, and bytes between the pages do not."""
-    monkeypatch.setattr("instrument.runs.shards.RATIO_COUNTS_FROM_BYTES", 1 << 20)
+    monkeypatch.setattr("instrument.read.ranks.shards.RATIO_COUNTS_FROM_BYTES", 1 << 20)
     (file,) = written_shards(job, 1).iterdir()
     table = parquet.read_table(file)
     kinds = table.column("table").to_pylist()

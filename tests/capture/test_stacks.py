@@ -13,8 +13,8 @@ from golden import Golden
 from torch import nn
 
 from instrument import Session, profiled
-from instrument.analysis.stacks import DEEPER, Stack, folded
 from instrument.base.errors import CaptureError, ConfigError
+from instrument.read.views.stacks import DEEPER, Stack, folded
 
 EVENTS = [
     frame("train.py(1): main", 0, 100),

@@ -25,13 +25,13 @@ from builders import (
 from golden import Golden
 from real_traces import load, needs_traces
 
-from instrument.analysis.coverage import range_advice
-from instrument.capture import Capture
-from instrument.findings.verdict import first_lines
-from instrument.report.outline import leading, leading_ranges, outline
-from instrument.report.remarks import _few_modules, device
-from instrument.report.text import render
-from instrument.report.verdict import first_parts
+from instrument.read.advise.verdict import first_lines
+from instrument.read.capture import Capture
+from instrument.read.show.outline import leading, leading_ranges, outline
+from instrument.read.show.remarks import _few_modules, device
+from instrument.read.show.text import render
+from instrument.read.show.verdict import first_parts
+from instrument.read.views.coverage import range_advice
 
 
 def names(html: str) -> list[str]:

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from real_traces import load, needs_traces
 
 from capture.plain_loops import raw
-from instrument.capture import Capture
-from instrument.links.synchronisation import KINDS, STREAM_WAIT
+from instrument.read.capture import Capture
+from instrument.read.facts.synchronisation import KINDS, STREAM_WAIT
 
 RECORD, STREAM_SYNC, DEVICE_SYNC = (
     "cudaEventRecord",

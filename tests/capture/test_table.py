@@ -21,9 +21,9 @@ import pytest
 from golden import Golden
 from real_traces import load, needs_traces
 
-from instrument.analysis import table
-from instrument.analysis.table import Cells, Table
 from instrument.base.errors import MissingPackage
+from instrument.read.views import table
+from instrument.read.views.table import Cells, Table
 
 TABLE = Table(
     {

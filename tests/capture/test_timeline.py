@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.links.intervals import merged
+from instrument.read.facts.intervals import merged
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), min_size=1))

@@ -23,16 +23,16 @@ from golden import Golden
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.cli import ab as command_ab
 from instrument.cli.command import main
-from instrument.compare import ab, machine
-from instrument.compare.ab import Block, Comparison, Program, Run
-from instrument.compare.ab_file import BLOCKS_FILE
-from instrument.compare.counters import Count
-from instrument.compare.machine import MachineState
-from instrument.compare.revisions import worktrees
-from instrument.compare.run_record import RunRecord, read_run
 from instrument.config.schema import ProfilerConfig
+from instrument.read.compare import ab, machine
+from instrument.read.compare.ab import Block, Comparison, Program, Run
+from instrument.read.compare.ab_file import BLOCKS_FILE
+from instrument.read.compare.counters import Count
+from instrument.read.compare.machine import MachineState
+from instrument.read.compare.revisions import worktrees
+from instrument.read.compare.run_record import RunRecord, read_run
+from instrument.read.show.ab import JSON_KEYS
 from instrument.record.output_folder import output_dir
-from instrument.report.ab import JSON_KEYS
 
 QUIET = MachineState(None, None, None, None, None)
 # A program whose steps take as many µs as its last argument says, with 1 % noise from run to run.

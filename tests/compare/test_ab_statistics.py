@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy  # loads scipy.stats when it is used
 
-from instrument.compare.statistics import (
+from instrument.read.compare.statistics import (
     LEVEL,
     Change,
     blocks_missing,

@@ -10,8 +10,8 @@ from builders import annotation, capture, in_steps, span
 
 from instrument.base.errors import CaptureError
 from instrument.cli.command import main
-from instrument.compare.baseline import as_text, is_baseline, read
-from instrument.compare.counters import counters
+from instrument.read.compare.baseline import as_text, is_baseline, read
+from instrument.read.compare.counters import counters
 
 
 def trace(folder: Path, extra: int = 0) -> Path:

@@ -27,8 +27,8 @@ from builders import (
     write_capture,
 )
 
-from instrument.capture import Capture
-from instrument.compare.counters import COUNTERS, Count, counters
+from instrument.read.capture import Capture
+from instrument.read.compare.counters import COUNTERS, Count, counters
 
 
 def steps_of(build: Any, numbers: int = 3) -> list[Event]:

@@ -33,11 +33,11 @@ from seeds import seeds
 from compare.painter import Program
 from instrument import Capture, diff
 from instrument.base.errors import CaptureError
-from instrument.compare import side
-from instrument.compare.difference import Difference
-from instrument.compare.difference import parts as text_parts
-from instrument.compare.step_change import divided
-from instrument.runs.run import Run
+from instrument.read.compare import side
+from instrument.read.compare.difference import Difference
+from instrument.read.compare.difference import parts as text_parts
+from instrument.read.compare.step_change import divided
+from instrument.read.ranks.run import Run
 
 V100, A100 = {"id": 0, "name": "Tesla V100"}, {"id": 0, "name": "NVIDIA A100"}
 
@@ -441,7 +441,7 @@ def test_hostile_names_stay_names(tmp_path: Path) -> None:
 @pytest.fixture
 def sides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each trace is read once for all pairs."""
-    monkeypatch.setattr("instrument.compare.diff.load", _loaded)
+    monkeypatch.setattr("instrument.read.compare.diff.load", _loaded)
 
 
 _loaded = cache(side.load)

@@ -14,9 +14,9 @@ from commands import Command
 from golden import Golden
 
 from instrument.base.errors import ConfigError
-from instrument.compare.counters import COUNTERS, Count, Counters, counters
-from instrument.compare.guard import Window, exit_status, judge, parse, window_of
-from instrument.compare.statistics import is_higher
+from instrument.read.compare.counters import COUNTERS, Count, Counters, counters
+from instrument.read.compare.guard import Window, exit_status, judge, parse, window_of
+from instrument.read.compare.statistics import is_higher
 
 
 def counted(*, varying: tuple[int, int] | None = None, **values: int) -> Counters:

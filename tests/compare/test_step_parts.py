@@ -14,13 +14,13 @@ from builders import REDUCES, annotation, call, capture, copy, launched, span, s
 from seeds import seeds
 
 from compare.painter import LOADER, Program
-from instrument.analysis.step_parts import (
+from instrument.read.views.step_parts import (
     plain_path,
     python_time,
     ranges_of_steps,
     step_parts,
 )
-from instrument.analysis.views import Views
+from instrument.read.views.views import Views
 
 
 def parts_of(views: Views) -> dict[tuple[str, str], int]:

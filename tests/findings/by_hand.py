@@ -10,8 +10,8 @@ import builders
 
 from findings.twins import assert_command_runs, check_of
 from instrument import Capture
-from instrument.findings.check import run_check
-from instrument.findings.finding import Finding
+from instrument.read.advise.check import run_check
+from instrument.read.advise.finding import Finding
 
 
 class Case(NamedTuple):

@@ -11,7 +11,7 @@ from golden import Golden
 
 from findings import test_devices, test_host_checks, test_run_findings
 from findings.by_hand import Case, described
-from instrument.findings.check import NotRecorded
+from instrument.read.advise.check import NotRecorded
 
 KINDS = {
     "findings_of_devices.txt": test_devices,

@@ -42,11 +42,11 @@ from findings.device_traces import (
 )
 from findings.twins import assert_command_runs
 from instrument import Capture
-from instrument.findings import stragglers
-from instrument.findings.diagnose import CHECKS, diagnose
-from instrument.findings.evidence import cost_share, share_of, share_with_device
-from instrument.findings.verdict import verdict
-from instrument.runs.run import Run
+from instrument.read.advise import stragglers
+from instrument.read.advise.diagnose import CHECKS, diagnose
+from instrument.read.advise.evidence import cost_share, share_of, share_with_device
+from instrument.read.advise.verdict import verdict
+from instrument.read.ranks.run import Run
 
 MARKED = [check for check in CHECKS if check.code != "unmarked-time"]
 ON_V100, ON_A100 = {"deviceProperties": [V100]}, {"deviceProperties": [A100]}

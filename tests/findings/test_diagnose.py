@@ -29,15 +29,13 @@ from markdown_it import MarkdownIt
 from page_parts import words
 
 from instrument import Capture, diff
-from instrument.analysis import layout
 from instrument.base import storage
 from instrument.base.errors import CaptureError, ConfigError, TraceError
 from instrument.base.printable import printable
 from instrument.cli.command import main
-from instrument.compare.side import load
-from instrument.findings.check import Check, NotRecorded, Problem, RanksCheck
-from instrument.findings.diagnose import CHECKS, diagnose
-from instrument.findings.diagnosis import (
+from instrument.read.advise.check import Check, NotRecorded, Problem, RanksCheck
+from instrument.read.advise.diagnose import CHECKS, diagnose
+from instrument.read.advise.diagnosis import (
     EVIDENCE_KEYS,
     FINDING_KEYS,
     JSON_KEYS,
@@ -46,10 +44,12 @@ from instrument.findings.diagnosis import (
     as_markdown,
     as_text,
 )
-from instrument.findings.finding import Evidence, Finding
-from instrument.findings.verdict import first_lines, verdict
-from instrument.runs import rank_summary
-from instrument.runs import run as run_module
+from instrument.read.advise.finding import Evidence, Finding
+from instrument.read.advise.verdict import first_lines, verdict
+from instrument.read.compare.side import load
+from instrument.read.ranks import rank_summary
+from instrument.read.ranks import run as run_module
+from instrument.read.views import layout
 
 HOSTILE = "a\x1b[2Jb\nc`|<img src=x>[l](https://evil.example) @somebody #12 *x* www.evil.example"
 
@@ -369,7 +369,7 @@ def test_without_a_simulation_savings_are_unknown(
     def refuse(capture: Any) -> Any:
         raise CaptureError("It cannot be simulated.")
 
-    monkeypatch.setattr("instrument.findings.diagnose.scenario", refuse)
+    monkeypatch.setattr("instrument.read.advise.diagnose.scenario", refuse)
     capture = Capture.load(write_trace(tmp_path, [step(0, 0, 100)]))
     found = diagnosed([capture], [check({"edit": lambda whatif: 1 / 0})])
     assert found.step_ns is None
@@ -383,7 +383,7 @@ def test_a_simulation_that_fails_costs_the_savings_alone(
     def fail(capture: Any) -> Any:
         raise IndexError("index 7 is out of bounds")
 
-    monkeypatch.setattr("instrument.findings.diagnose.scenario", fail)
+    monkeypatch.setattr("instrument.read.advise.diagnose.scenario", fail)
     found = recorded(tmp_path).diagnose()
     assert found.notes == (
         "No saving is known: The simulation failed on this capture (IndexError: index 7 is out of "

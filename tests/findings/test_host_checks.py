@@ -30,10 +30,10 @@ from builders import (
 
 from findings.by_hand import Case, check, environment
 from instrument.cli.command import main
-from instrument.findings import not_training, operator_storm
-from instrument.findings.diagnose import diagnose
-from instrument.findings.verdict import verdict
-from instrument.trace.events import is_step
+from instrument.read.advise import not_training, operator_storm
+from instrument.read.advise.diagnose import diagnose
+from instrument.read.advise.verdict import verdict
+from instrument.read.trace.events import is_step
 
 # Waiting for data
 

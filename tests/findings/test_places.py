@@ -22,13 +22,13 @@ from builders import (
 )
 
 from instrument import Capture
-from instrument.analysis import places
-from instrument.analysis.step_parts import step_parts
 from instrument.base.units import percent
-from instrument.findings.diagnosis import as_text
-from instrument.findings.evidence import evidence
-from instrument.findings.verdict import notes, verdict
-from instrument.trace.events import Ints
+from instrument.read.advise.diagnosis import as_text
+from instrument.read.advise.evidence import evidence
+from instrument.read.advise.verdict import notes, verdict
+from instrument.read.trace.events import Ints
+from instrument.read.views import places
+from instrument.read.views.step_parts import step_parts
 
 
 def positions(made: Capture, *names: str) -> Ints:

@@ -11,7 +11,7 @@ from builders import Event, accumulation, annotation, call, frame, made, node, s
 
 from findings.by_hand import Case, check, environment
 from instrument import Capture, diff
-from instrument.findings.check import NotRecorded
+from instrument.read.advise.check import NotRecorded
 
 
 def steps(count: int, duration_us: float = 1000, first_us: float | None = None) -> list[Event]:

@@ -11,15 +11,15 @@ import pytest
 from builders import annotation, call, capture, frame, kernel, launched, made, node, span, step
 
 from findings.twins import found
-from instrument.analysis import places
-from instrument.findings import (
+from instrument.read.advise import (
     attention_not_fused,
     device_idle,
     first_step,
     unused_autograd,
 )
-from instrument.findings.finding import Evidence
-from instrument.findings.launch_bound import launch_gaps
+from instrument.read.advise.finding import Evidence
+from instrument.read.advise.launch_bound import launch_gaps
+from instrument.read.views import places
 
 
 def launching_threads(count: int) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from findings.twins import (
     without_problem,
 )
 from instrument import Capture, Session, profiled
-from instrument.findings.finding import Finding
+from instrument.read.advise.finding import Finding
 
 # Which events there are and in which order is the same on every machine, so these tests are of the gate.
 BY_ORDER = [twin for twin in all_twins() if not twin.is_time]

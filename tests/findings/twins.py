@@ -29,10 +29,10 @@ import torch
 
 from instrument import Capture, Session
 from instrument.cli.command import main
-from instrument.findings.check import Check, NotRecorded, run_check
-from instrument.findings.diagnose import diagnose
-from instrument.findings.finding import Finding, Saving
-from instrument.findings.verdict import LEAST_SHARE, causes
+from instrument.read.advise.check import Check, NotRecorded, run_check
+from instrument.read.advise.diagnose import diagnose
+from instrument.read.advise.finding import Finding, Saving
+from instrument.read.advise.verdict import LEAST_SHARE, causes
 
 ATTEMPTS = 3  # of a measurement, which other programs can spoil
 WINDOWS = 2  # of each kind, where whole windows take turns
@@ -137,7 +137,7 @@ def found(capture: Capture, code: str) -> list[Finding]:
 
 
 def check_of(code: str) -> Check:
-    check: Check = import_module(f"instrument.findings.{code.replace('-', '_')}").CHECK
+    check: Check = import_module(f"instrument.read.advise.{code.replace('-', '_')}").CHECK
     return check
 
 

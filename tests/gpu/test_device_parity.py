@@ -16,7 +16,7 @@ from torch import nn
 from torch_rules import torch_table
 
 from instrument import Session, profiled
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 
 Recordings = Callable[..., Recording]
 ON_BOTH = sorted(BODIES.keys() - {"threaded"})

@@ -8,7 +8,7 @@ from base64 import b64decode
 from gzip import decompress
 from typing import Any
 
-from instrument.analysis.table import Table
+from instrument.read.views.table import Table
 
 DEFAULTS: dict[str, Any] = {
     "op": "call_function",

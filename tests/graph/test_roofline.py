@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from instrument.analysis.table import Table
 from instrument.fx import profile_graph
 from instrument.fx import roofline as rates
 from instrument.fx.roofline import Machine, measured, roofline
+from instrument.read.views.table import Table
 
 # A hundred FLOPs and ten bytes in a nanosecond, ten FLOPs for a byte; a quarter of that for float64.
 MACHINE = Machine("by hand", {"float32": 100 * 10**9, "float64": 25 * 10**9}, 10 * 10**9)

@@ -18,10 +18,10 @@ from waits import end_of_thread
 from instrument import Session, diagnose, profiled
 from instrument.base import files
 from instrument.base.errors import ConfigError
-from instrument.findings.diagnosis import as_json
 from instrument.finish import queue
 from instrument.integrations import asgi
 from instrument.integrations.asgi import profiler_app
+from instrument.read.advise.diagnosis import as_json
 from instrument.record import limits
 from instrument.record.finisher import Finisher
 from instrument.triggers import File

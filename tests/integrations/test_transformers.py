@@ -19,9 +19,9 @@ pytest.importorskip(
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from instrument.annotate import backends
-from instrument.capture import Capture
 from instrument.integrations import transformers
 from instrument.integrations.transformers import ProfilerCallback
+from instrument.read.capture import Capture
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 

@@ -10,10 +10,10 @@ import pytest
 import real_traces
 
 from instrument.base.prose import escaped, wrapped
-from instrument.findings.diagnosis import Diagnosis, as_markdown, as_text
-from instrument.findings.finding import Finding, Saving
-from instrument.findings.verdict import changes, first_lines, notes, verdict
-from instrument.report.verdict import first_parts, markdown_of
+from instrument.read.advise.diagnosis import Diagnosis, as_markdown, as_text
+from instrument.read.advise.finding import Finding, Saving
+from instrument.read.advise.verdict import changes, first_lines, notes, verdict
+from instrument.read.show.verdict import first_parts, markdown_of
 
 
 def _finding(
@@ -275,7 +275,7 @@ def test_a_capture_that_cannot_be_diagnosed_says_why(monkeypatch: pytest.MonkeyP
     def fail(*arguments: object, **options: object) -> None:
         raise ValueError("no luck")
 
-    monkeypatch.setattr("instrument.report.verdict.diagnose", fail)
+    monkeypatch.setattr("instrument.read.show.verdict.diagnose", fail)
     capture = SimpleNamespace(once=lambda name, find: find())
     assert first_parts(capture) == [["The capture could not be diagnosed: no luck."]]
     assert markdown_of(capture) == "The capture could not be diagnosed: `no luck`"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from builders import steps, write_capture
 
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 
 Write = Callable[..., Capture]
 

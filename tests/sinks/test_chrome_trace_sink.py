@@ -14,13 +14,13 @@ from capture.plain_loops import same
 from recording import record
 
 from instrument.base.errors import CaptureError, ConfigError, TraceError
-from instrument.capture import Capture
 from instrument.config import user_metadata
+from instrument.read.capture import Capture
+from instrument.read.trace import json_stream, reader
+from instrument.read.trace import rewrite as trace_rewrite
+from instrument.read.trace.rewrite import rewrite
 from instrument.sinks import chrome_trace
 from instrument.sinks.chrome_trace import ChromeTrace
-from instrument.trace import json_stream, reader
-from instrument.trace import rewrite as trace_rewrite
-from instrument.trace.rewrite import rewrite
 
 
 def names(folder: Path) -> list[str]:

@@ -39,11 +39,11 @@ from instrument.base.errors import (
     MissingPackage,
     TraceError,
 )
-from instrument.capture import Capture
 from instrument.config.instantiate import build, for_any_process, sink_of_class
 from instrument.config.presets import shipped
 from instrument.config.schema import ProfilerConfig
 from instrument.finish.window import finish
+from instrument.read.capture import Capture
 from instrument.sinks import Sink
 from instrument.sinks.tracker import Sent, Tracker
 
@@ -333,7 +333,7 @@ def test_writing_loads_no_torch_and_starts_no_thread(output: Path) -> None:
     capture = write_capture(output, events())
     code = """if True:
         import sys, threading
-        from instrument.capture import Capture
+        from instrument.read.capture import Capture
         from instrument.config.instantiate import sink_of_class
         capture = Capture.load(sys.argv[1])
         for name in sys.argv[2:]:

@@ -11,8 +11,8 @@ from builders import MEMORY, MIB, annotation, payload_of, steps, write_capture
 from page_parts import facts, parts, tables
 
 from instrument import Session
-from instrument.capture import Capture
-from instrument.report.page.memory import memory
+from instrument.read.capture import Capture
+from instrument.read.show.page.memory import memory
 from instrument.sinks.memory import Memory
 
 

@@ -29,11 +29,11 @@ from builders import (
 )
 from pyarrow import parquet
 
-from instrument.analysis.events_to_arrow import EVENTS
-from instrument.analysis.schema import names_of
-from instrument.capture import Capture
+from instrument.read.capture import Capture
+from instrument.read.trace.events import Details
+from instrument.read.views.events_to_arrow import EVENTS
+from instrument.read.views.schema import names_of
 from instrument.sinks.parquet import Parquet
-from instrument.trace.events import Details
 
 Row = dict[str, Any]
 

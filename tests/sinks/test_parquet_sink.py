@@ -33,11 +33,11 @@ from builders import (
 from pyarrow import dataset, parquet
 from recording import record
 
-from instrument.analysis.events_to_arrow import EVENTS
-from instrument.analysis.operators import UNLAUNCHED_ROW
-from instrument.analysis.schema import names_of
-from instrument.capture import Capture
-from instrument.runs.run import Run
+from instrument.read.capture import Capture
+from instrument.read.ranks.run import Run
+from instrument.read.views.events_to_arrow import EVENTS
+from instrument.read.views.operators import UNLAUNCHED_ROW
+from instrument.read.views.schema import names_of
 from instrument.sinks.parquet import Parquet
 
 Write = Callable[..., Capture]

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from pydantic import Field, field_validator
 
 from instrument.base.errors import ConfigError
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 from instrument.sinks import Sink
 from instrument.sinks.table import TableSink
 

@@ -9,7 +9,7 @@ import pytest
 from builders import frame, kernels, steps, write_capture
 
 from instrument.base.errors import CaptureError, ConfigError
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 from instrument.sinks.stacks import Stacks
 
 

@@ -13,12 +13,10 @@ from collected import Log
 from golden import Golden
 from recording import record
 
-from instrument.analysis.operator_keys import GROUPINGS
-from instrument.analysis.table import TORCH_NAMES
 from instrument.base.errors import CaptureError, ConfigError
-from instrument.capture import Capture
-from instrument.report import verdict as of_one
-from instrument.report.text import (
+from instrument.read.capture import Capture
+from instrument.read.show import verdict as of_one
+from instrument.read.show.text import (
     OPERATOR_COLUMNS,
     RANGE_COLUMNS,
     By,
@@ -26,6 +24,8 @@ from instrument.report.text import (
     log_block,
     render,
 )
+from instrument.read.views.operator_keys import GROUPINGS
+from instrument.read.views.table import TORCH_NAMES
 from instrument.sinks.table import TableSink
 
 Write = Callable[..., Capture]
@@ -66,7 +66,7 @@ def test_the_log_has_forty_lines_that_fit_and_names_the_file_of_the_rest(
     many = [annotation(f"range {k} of many", 2000 + 10 * k, 5) for k in range(50)]
     many += [span(f"aten::operator_{k}", 2001 + 10 * k, 2) for k in range(50)]
     first = [[f"finding {k}" for k in range(findings * k)] for k in (1, 2)]
-    monkeypatch.setattr("instrument.report.text.first_parts", lambda capture: first)
+    monkeypatch.setattr("instrument.read.show.text.first_parts", lambda capture: first)
     capture = write([*steps(), *many], window={"truncated": True, "steps": 2, "reason": "a signal"})
     lines = log_block(capture, Path("table.txt"), width).split("\n")
     assert lines[:findings] == first[0]

@@ -24,9 +24,9 @@ from builders import kernels, steps
 from recording import record
 from waits import until
 
-from instrument.capture import Capture
-from instrument.findings.verdict import verdict
-from instrument.report.step_split import COLOURS, bar_png, step_split
+from instrument.read.advise.verdict import verdict
+from instrument.read.capture import Capture
+from instrument.read.show.step_split import COLOURS, bar_png, step_split
 from instrument.sinks.tensorboard import TensorBoard, run_name
 from instrument.sinks.window_scalars import scalars
 

@@ -20,7 +20,7 @@ from waits import until
 
 from instrument import Session
 from instrument.base.errors import CaptureError
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 from instrument.record import finisher
 from instrument.sinks import tracker
 from instrument.sinks.tracker import Sent, Tracker

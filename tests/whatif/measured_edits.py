@@ -17,7 +17,7 @@ import torch
 from findings.twins import Twin
 
 from instrument import profiled
-from instrument.whatif.scenario import Scenario
+from instrument.read.simulate.scenario import Scenario
 
 _SIZE = 300
 _NAP_S = 0.02

@@ -22,10 +22,10 @@ from builders import (
     write_capture,
 )
 
-from instrument.analysis.breakdown import COMMUNICATION
 from instrument.base.errors import CaptureError, ConfigError
-from instrument.whatif.model import CROSS, HANDOVER, KINDS, QUEUE
-from instrument.whatif.scenario import Scenario
+from instrument.read.simulate.model import CROSS, HANDOVER, KINDS, QUEUE
+from instrument.read.simulate.scenario import Scenario
+from instrument.read.views.breakdown import COMMUNICATION
 from whatif import oracle
 from whatif.oracle import Launch, Op, Program, Sync, Work
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from instrument.base.errors import CaptureError, ConfigError, TraceError
-from instrument.whatif.scenario import Scenario
+from instrument.read.simulate.scenario import Scenario
 from whatif.oracle import run
 from whatif.programs import Author, Features
 

@@ -15,8 +15,8 @@ from builders import capture
 from seeds import seeds
 
 from instrument.base.errors import CaptureError, ConfigError
-from instrument.whatif import builder
-from instrument.whatif.scenario import Scenario
+from instrument.read.simulate import builder
+from instrument.read.simulate.scenario import Scenario
 from whatif.oracle import Program, removed, run, scaled, without_copies, without_waits
 from whatif.programs import Author, Features
 

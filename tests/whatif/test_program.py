@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from seeds import seeds
 
-from instrument.links import loops
-from instrument.whatif.program import NEVER, Program, in_order
+from instrument.read.facts import loops
+from instrument.read.simulate.program import NEVER, Program, in_order
 
 MOMENTS, CHAINS = 40, 4
 SEEDS = seeds(6, 20)
@@ -61,7 +61,7 @@ def _either(request, monkeypatch) -> None:
     if request.param == "Python":
         monkeypatch.setattr(loops, "compiled", None)
     elif loops.compiled is None:
-        pytest.skip("The module instrument.links._loops is not compiled.")
+        pytest.skip("The module instrument.read.facts._loops is not compiled.")
 
 
 @pytest.mark.usefixtures("_either")
@@ -99,7 +99,7 @@ def test_a_critical_path_has_no_gap_and_decides(seed) -> None:
 @pytest.mark.parametrize("share", [np.inf, -np.inf, np.nan, 2.0**53, -(2.0**53)])
 def test_a_share_of_a_change_that_does_not_fit_is_the_smallest_number(share) -> None:
     """As NumPy cuts it on x86; the cast alone is undefined in C."""
-    compiled = pytest.importorskip("instrument.links._loops")
+    compiled = pytest.importorskip("instrument.read.facts._loops")
     arc, earliest = np.zeros(1, np.int32), np.array([np.iinfo(np.int64).min])
     weights = np.array([5]), np.array([2**10])
     times = compiled.longest_paths(arc, arc - 1, arc, *weights, np.array([share]), earliest)

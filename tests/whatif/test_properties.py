@@ -11,7 +11,7 @@ from builders import capture
 from seeds import seeds
 
 from instrument.base.errors import ConfigError
-from instrument.whatif.scenario import Scenario
+from instrument.read.simulate.scenario import Scenario
 from whatif.oracle import run
 from whatif.programs import Author, Features
 

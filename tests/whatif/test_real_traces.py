@@ -13,9 +13,9 @@ import pytest
 import real_traces
 from real_traces import KNOWN, load
 
-from instrument.trace.events import is_loader
-from instrument.whatif.model import CPU, KINDS, LOADER
-from instrument.whatif.scenario import MOST_UNEXPLAINED, Scenario
+from instrument.read.simulate.model import CPU, KINDS, LOADER
+from instrument.read.simulate.scenario import MOST_UNEXPLAINED, Scenario
+from instrument.read.trace.events import is_loader
 
 pytestmark = real_traces.needs_traces
 # The traces in which the model explains nearly all starts.

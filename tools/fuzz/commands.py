@@ -39,7 +39,7 @@ from builders import allocation, annotation, is_harmless, launched, span, step
 
 from fuzz.mutations import Tree, document_of, mutated, packed, unpacked, write
 from instrument.cli import command, open
-from instrument.findings.diagnose import CHECKS
+from instrument.read.advise.diagnose import CHECKS
 
 KEPT = Path("outputs/fuzz").absolute()
 # The columns of an event take 121 bytes. A command may use 60 times as much, and a constant.

@@ -1,6 +1,6 @@
 /* Calls the functions of `_loops.c` with any columns, for libFuzzer; see `run.py`. */
 
-#include "../../instrument/links/_loops.c"
+#include "../../instrument/read/facts/_loops.c"
 
 #include <math.h>
 #include <string.h>

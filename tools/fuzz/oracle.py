@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from capture.plain_loops import same
 
-from instrument.trace.events import Events
-from instrument.trace.reader import _Columns
-from instrument.trace.scanner import Scanned
-from instrument.trace.schema import decode
+from instrument.read.trace.events import Events
+from instrument.read.trace.reader import _Columns
+from instrument.read.trace.scanner import Scanned
+from instrument.read.trace.schema import decode
 
 
 def _finished(columns: _Columns) -> Events | str:

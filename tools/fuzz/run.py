@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from fuzz import commands
 from fuzz.oracle import is_scanned_as_decoded
-from instrument.trace import _scanner
-from instrument.trace.schema import Complete
+from instrument.read.trace import _scanner
+from instrument.read.trace.schema import Complete
 
 HERE = Path(__file__).parent
 PER_TRACE, EVENTS_EACH, MOST_BYTES = 24, 3, 4000

@@ -2,7 +2,7 @@
 
 #define WITHOUT_PYTHON
 #define FIRST_SLOTS 2
-#include "../../instrument/trace/_scanner.c"
+#include "../../instrument/read/trace/_scanner.c"
 
 static void check(bool holds)
 {

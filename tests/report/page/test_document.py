@@ -10,7 +10,7 @@ from gzip import decompress
 import numpy as np
 import pytest
 
-from instrument.report.page.document import document
+from instrument.read.show.page.document import document
 
 
 @pytest.mark.parametrize("value", [1.5, np.float64(1.5), "\ud83d", {None: 1}, [True, None]])

@@ -25,10 +25,10 @@ from page_parts import facts, parts, tables, words
 from instrument import diff
 from instrument.base.errors import CaptureError
 from instrument.base.units import duration
-from instrument.capture import Capture
 from instrument.cli.command import main
-from instrument.compare.difference import as_dict, signed, summary
-from instrument.report.page.page import page, payload
+from instrument.read.capture import Capture
+from instrument.read.compare.difference import as_dict, signed, summary
+from instrument.read.show.page.page import page, payload
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -10,8 +10,8 @@ import pytest
 from builders import capture, frame, kernels, span, steps
 from page_parts import page_of
 
-from instrument.report.page import flame
-from instrument.report.page.flame import flame_graphs
+from instrument.read.show.page import flame
+from instrument.read.show.page.flame import flame_graphs
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -20,7 +20,7 @@ from builders import (
 )
 from page_parts import facts, page_of, parts, tables, words
 
-from instrument.report.page.memory import memory
+from instrument.read.show.page.memory import memory
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -14,10 +14,10 @@ from browsing import frames
 from builders import annotation, call, capture, frame, kernel, kernels, span, step, steps
 from page_parts import page_of
 
-from instrument.findings.diagnosis import Diagnosis
-from instrument.findings.finding import Evidence, Finding
-from instrument.links import loops
-from instrument.report.page.timeline import KINDS, timeline
+from instrument.read.advise.diagnosis import Diagnosis
+from instrument.read.advise.finding import Evidence, Finding
+from instrument.read.facts import loops
+from instrument.read.show.page.timeline import KINDS, timeline
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -139,8 +139,8 @@ def test_the_compiled_module_and_python_choose_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     if loops.compiled is None:
-        pytest.skip("The module instrument.links._loops is not compiled.")
-    monkeypatch.setattr("instrument.report.page.timeline._MOST_ROWS", most)
+        pytest.skip("The module instrument.read.facts._loops is not compiled.")
+    monkeypatch.setattr("instrument.read.show.page.timeline._MOST_ROWS", most)
     numbers, events = random.Random(8), []
     for k in range(300):
         length, thread = numbers.choice([0, 1, 5, 40, 300]), numbers.randrange(2)
@@ -160,7 +160,7 @@ def test_a_page_keeps_the_median_step_and_then_the_longest(
         events.append(step(number, begin, length))
         events += [span(f"{number}.{k}", begin + 10 * k * k, k + number) for k in range(1, 9)]
         begin += length
-    monkeypatch.setattr("instrument.report.page.timeline.MOST_SLICES", 15)
+    monkeypatch.setattr("instrument.read.show.page.timeline.MOST_SLICES", 15)
     found = timeline(capture(tmp_path, events))
     assert found is not None
     assert found["steps"][found["first_step"]] == [3, 4_000_000, 2_000_000]
@@ -222,7 +222,7 @@ def test_the_timeline_opens_at_the_first_evidence_in_a_step(
 
 
 def test_a_finding_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("instrument.report.page.timeline.MOST_SLICES", 1)
+    monkeypatch.setattr("instrument.read.show.page.timeline.MOST_SLICES", 1)
     found_in = capture(tmp_path, steps())
     at = found_in.events.begin_ns + 1_250_000
     finding = Finding(

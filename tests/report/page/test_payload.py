@@ -30,15 +30,15 @@ from builders import (
 )
 from page_parts import facts, parts, tables, words
 
-from instrument.analysis.table import Table
 from instrument.base.errors import CaptureError, TraceWarning
 from instrument.base.units import duration, percent
-from instrument.capture import Capture
 from instrument.cli.command import main
-from instrument.findings.verdict import verdict
-from instrument.report.page.page import page, payload
-from instrument.report.page.parts import columns_of
-from instrument.report.page.redacted import redacted
+from instrument.read.advise.verdict import verdict
+from instrument.read.capture import Capture
+from instrument.read.show.page.page import page, payload
+from instrument.read.show.page.parts import columns_of
+from instrument.read.show.page.redacted import redacted
+from instrument.read.views.table import Table
 
 US = 1000
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from builders import annotation, launched, span, step
 
-from instrument.capture import Capture
+from instrument.read.capture import Capture
 
 OPERATORS = [f"aten::operator_{k}" for k in range(150)]
 KERNELS = [

@@ -25,12 +25,12 @@ from builders import (
 from page_parts import parts, words
 
 from instrument.base.units import duration
-from instrument.capture import Capture
-from instrument.findings.diagnosis import Diagnosis
-from instrument.findings.finding import Saving
-from instrument.report.page.page import Page as Report
-from instrument.report.page.page import page, payload
-from instrument.report.page.verdict import verdict
+from instrument.read.advise.diagnosis import Diagnosis
+from instrument.read.advise.finding import Saving
+from instrument.read.capture import Capture
+from instrument.read.show.page.page import Page as Report
+from instrument.read.show.page.page import page, payload
+from instrument.read.show.page.verdict import verdict
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

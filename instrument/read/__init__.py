@@ -1,0 +1,1 @@
+"""Read captures: trace, facts, views, simulate, advise, compare, ranks, show."""

@@ -1,0 +1,284 @@
+"""`Check`: a kind of problem, with its thresholds; `run_check` makes findings of what it finds."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+
+from instrument.base.errors import CaptureError
+from instrument.read.advise.evidence import evidence
+from instrument.read.advise.finding import Evidence, Finding, Saving
+from instrument.read.trace.events import Ints, is_runtime
+from instrument.read.views.places import common_place
+from instrument.read.views.views import Views
+
+if TYPE_CHECKING:
+    from instrument.read.ranks.run import Ranks
+    from instrument.read.simulate.scenario import Scenario
+
+# Remedies that several checks have in common.
+RECORD_SHAPES = "record with profiler.record_shapes=true"
+RECORD_STEPS = "record with profiler.active=4 or more"
+RECORD_AGAIN = "record with a session of this version of instrument"
+QUIET_CPUS = "record while no other program uses the CPUs"
+
+
+class NotRecorded(CaptureError):  # noqa: N818
+    """A check cannot run because the capture lacks something.
+
+    A diagnosis has one sentence for all checks with the same remedy.
+
+    Args:
+        missing: what the capture lacks, such as "the trace has no Python stacks".
+        remedy: what to do, such as "record with profiler.with_stack=true".
+    """
+
+    def __init__(self, missing: str, remedy: str) -> None:
+        super().__init__(f"{missing[:1].upper()}{missing[1:]}: {remedy}.")
+        self.missing, self.remedy = missing, remedy
+
+
+class Need(NamedTuple):
+    """Data without which a check cannot run.
+
+    Attributes:
+        is_met: whether a capture has the data.
+        missing, remedy: what `NotRecorded` says if it does not.
+    """
+
+    is_met: Callable[[Views], bool]
+    missing: str
+    remedy: str
+
+
+INPUT_TYPES = Need(
+    lambda capture: bool((capture.events.types >= 0).any()),
+    "the trace has no input types",
+    RECORD_SHAPES,
+)
+MEMORY_EVENTS = Need(
+    lambda capture: len(capture.events.memory) > 0,
+    "the trace has no memory events",
+    "record with profiler.profile_memory=true",
+)
+ONE_STEP = Need(
+    lambda capture: len(capture.links.steps) > 0,
+    "the trace has no finished step",
+    "call session.step() after each step",
+)
+#: The first step and at least three to compare it with.
+FOUR_STEPS = Need(
+    lambda capture: len(capture.links.steps) > 3,
+    "the trace has fewer than 4 finished steps",
+    RECORD_STEPS,
+)
+DEVICE_WORK = Need(
+    lambda capture: len(capture.work.event) > 0,
+    "the trace has no device work",
+    "record with a device among profiler.activities",
+)
+
+
+#: A change that saves a smaller share of the step is not worth a finding.
+LEAST_SAVING = 0.01
+#: What a change does to a simulated step.
+Edit: TypeAlias = "Callable[[Scenario], Scenario]"
+
+
+class Problem(NamedTuple):
+    """What a check has found: events, and what makes a finding of them.
+
+    Attributes:
+        title: the title of the finding.
+        events: the positions of the events in `capture.events`; None if no events show the problem.
+        share: the share of the step that the title names.
+        edit: the simulated change, of no more than the problem's events or times; None scales the
+            time of the events by `Check.factor`.
+        place: the range and the source line; None finds those of 90 % of the events' time.
+        evidence: the evidence; None makes a row for each name of the events.
+        variant: which of several problems it is that the check looks for; see `Finding`.
+        change, verify: replace those of the check.
+        ends_run: whether the run soon fails because of the problem.
+    """
+
+    title: str
+    events: Ints | None = None
+    share: float | None = None
+    edit: Edit | None = None
+    place: tuple[str | None, str | None] | None = None
+    evidence: tuple[Evidence, ...] | None = None
+    variant: str = ""
+    change: str = ""
+    verify: str = ""
+    ends_run: bool = False
+
+
+class Check(NamedTuple):
+    """A kind of problem and the function that looks for it.
+
+    Attributes:
+        code: the code of the findings, as in `Finding`.
+        find: yields the problems of a capture of at least `least_share`. It raises `NotRecorded` if
+            the capture does not show whether it has the problem.
+        change: what to write instead.
+        verify: how to check that the change helped: the options of `instrument show` that print it,
+            with a comment behind two spaces and "#"; or a sentence.
+        least_share: a problem is a finding if it takes at least this share of the step.
+        least_saving: there is no finding if the simulation saves a smaller share of the step.
+        factor: the factor by which the simulation multiplies the time of the events and of their
+            device work. None: the saving is known only if there is a `Problem.edit`.
+        on_device: True if only a trace with device work can show the problem, False if only a trace
+            without. In a trace without device work, a check that needs it never counts as passed.
+        needs: the data without which the check cannot run.
+        coverage: the rows of `capture.coverage` that the finding depends on.
+        is_caveat: whether the problem makes the recording less exact instead of the program slower.
+        assumes: what the saving assumes, as in `Finding`.
+    """
+
+    code: str
+    find: Callable[[Views], Iterator[Problem]]
+    change: str = ""
+    verify: str = ""
+    least_share: float = 0.0
+    least_saving: float = LEAST_SAVING
+    factor: float | None = None
+    on_device: bool | None = None
+    needs: tuple[Need, ...] = ()
+    coverage: tuple[str, ...] = ()
+    is_caveat: bool = False
+    assumes: str = ""
+
+
+class RanksCheck(NamedTuple):
+    """A kind of problem that only shows if the ranks of a window are compared.
+
+    Attributes:
+        code: the code of the findings, as in `Finding`.
+        find: yields the findings of one window on all its ranks. It raises `NotRecorded` if the
+            captures lack what it needs.
+    """
+
+    code: str
+    find: Callable[[Ranks], Iterator[Finding]]
+
+
+def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator[Finding]:
+    """Yield the findings of one check in one capture.
+
+    `whatif` is the simulation without edits; None if the capture cannot be simulated: then no
+    saving is known. If the simulation of one problem fails, this problem is no finding.
+
+    Raises:
+        NotRecorded: the capture lacks what the check needs.
+        Exception: a simulation failed; raised after the findings.
+    """
+    if check.on_device is not None and _has_device_work(capture, check) != check.on_device:
+        return
+    for need in check.needs:
+        if not need.is_met(capture):
+            raise NotRecorded(need.missing, need.remedy)
+    may_be_chance = is_found = False
+    failure: Exception | None = None
+    for problem in check.find(capture):
+        events, edit = problem.events, problem.edit or _scaled(check, problem)
+        try:
+            scenario = edit(whatif) if edit is not None and whatif is not None else None
+            if not is_worth(scenario, check.least_saving):
+                continue
+        except Exception as error:
+            failure = failure or error
+            continue
+        if scenario is not None and _is_chance(capture, scenario):
+            may_be_chance = True
+            continue
+        path, source = problem.place or (None, None)
+        rows = problem.evidence or ()
+        if events is not None and problem.place is None:
+            path, source = common_place(capture, events)
+        if events is not None and problem.evidence is None:
+            rows = evidence(capture, events)
+        yield Finding(
+            code=check.code,
+            title=problem.title,
+            change=problem.change or check.change,
+            verify=_command(capture, problem.verify or check.verify),
+            saving=saving_of(scenario),
+            range=path,
+            source=source,
+            evidence=rows,
+            coverage=check.coverage,
+            share=problem.share,
+            variant=problem.variant,
+            ends_run=problem.ends_run,
+            is_caveat=check.is_caveat,
+            assumes=check.assumes,
+        )
+        is_found = True
+    if isinstance(failure, CaptureError):
+        raise CaptureError(f"To check {check.code}, no change could be simulated: {failure}")
+    if failure is not None:
+        raise failure
+    if may_be_chance and not is_found:
+        raise NotRecorded("a thread without a CPU may explain the time", QUIET_CPUS)
+
+
+def is_worth(scenario: Scenario | None, least_saving: float) -> bool:
+    """Whether a change saves at least this share of the step; True if its saving is unknown."""
+    if scenario is None:
+        return True
+    return scenario.saving_ns >= least_saving * scenario.baseline_ns
+
+
+def _is_chance(capture: Views, scenario: Scenario) -> bool:
+    """Whether few steps have the saving, and their thread got no CPU for as long.
+
+    On a busy machine, any event can be long in one step, because its thread gets no CPU.
+    """
+    wait, before = capture.about.cpu_wait, scenario.window.recorded_steps(0)
+    counted = scenario.window.counted
+    taken_ns = np.maximum(before[counted], 1)
+    saved_ns = taken_ns - scenario.steps[counted]
+    is_rare = 2 * np.median(saved_ns / taken_ns) < saved_ns.sum() / taken_ns.sum()
+    return bool(is_rare and wait and saved_ns.sum() <= (wait.waited_ns or 0))
+
+
+def saving_of(scenario: Scenario | None) -> Saving | None:
+    """The figures of a simulated change; None for None. Simulates the bounds of the saving."""
+    if scenario is None:
+        return None
+    saving_ns, low_ns = scenario.saving_ns, scenario.low_ns
+    if saving_ns > 0:  # the change can be of no use, but does no harm
+        low_ns = max(low_ns, 0)
+    return Saving(scenario.baseline_ns, saving_ns, low_ns, scenario.high_ns)
+
+
+def _scaled(check: Check, problem: Problem) -> Edit | None:
+    events, by = problem.events, check.factor
+    if events is None or by is None:
+        return None
+    return lambda whatif: whatif.scale_events(events, by=by)
+
+
+def _has_device_work(capture: Views, check: Check) -> bool:
+    """Whether the trace has device work.
+
+    Raises:
+        NotRecorded: the check needs device work; the trace has none, although a device was used.
+    """
+    has_work = DEVICE_WORK.is_met(capture)
+    events = capture.events
+    if has_work or not check.on_device:
+        return has_work
+    if events.devices or capture.about.devices or events.among(is_runtime).any():
+        raise NotRecorded(DEVICE_WORK.missing, DEVICE_WORK.remedy)
+    return False
+
+
+def _command(capture: Views, verify: str) -> str:
+    """Make a command of options of `instrument show`, ready to paste into a shell."""
+    if not verify.startswith("--"):
+        return verify
+    return f"instrument show {shlex.quote(str(capture.place))} {verify}"

@@ -1,0 +1,343 @@
+"""`Diagnosis`: the findings of a run, as text, as JSON and as Markdown.
+
+Names of ranges, operators, kernels and files come from a trace, which may come from a stranger.
+Text and Markdown escape the unprintable characters of these names. In Markdown, the names also
+cannot become markup, such as links, mentions of people, emoji, formulas or HTML.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from instrument.base.printable import printable
+from instrument.base.prose import (
+    NAMES_ARE_DATA,
+    PROSE_WIDTH,
+    byte_count,
+    code,
+    escaped,
+    shortened,
+    wrapped,
+)
+from instrument.base.units import counted, duration
+from instrument.read.advise.finding import Evidence, Finding
+from instrument.read.advise.verdict import notes, saving_text, verdict
+from instrument.read.views.layout import plain
+from instrument.read.views.section import Part, Section
+from instrument.read.views.table import Table, known_columns
+
+#: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
+#: does not change the version.
+VERSION = 1
+#: What the keys of the JSON mean.
+JSON_KEYS = {
+    "version": "the version of this format",
+    "captures": "the names of the captures",
+    "verdict": "what slows a step most, as the sentence at the top of the text",
+    "step_ns": "the mean of the recorded steps that count: all but the first, and whole periods if "
+    "long and short steps take turns; with several captures, the median of these means, or of "
+    "those of training if phases differ; the whole recording if no step finished",
+    "unexplained": "the share of the window in which device work was late for an unknown reason",
+    "findings": "the findings: first what ends the run, then sorted by the share of the step that "
+    "they save, or else by half of `share`; those of few windows and caveats come last; "
+    "communication that waits for late ranks, and what only these have, after these ranks",
+    "passed": "the codes of the checks that found nothing",
+    "not_checked": "sentences on the checks that could not run, with what to record",
+    "notes": "sentences on how far the savings can be trusted",
+}
+#: What the keys of a finding mean.
+FINDING_KEYS = {
+    "code": "the kind of the problem, such as `loader-wait`",
+    "title": "the problem with its number, as a sentence",
+    "share": "the share of the step, or of the window, that the title names. For `unmarked-time`, "
+    "the share in no range and no operator, and `null` with device work",
+    "saving_ns": "how much shorter a step would be; `null` if the change cannot be simulated",
+    "low_ns": "the lower bound of `saving_ns`",
+    "high_ns": "the upper bound of `saving_ns`",
+    "step_ns": "how long a step would take with this change alone: the recorded step minus "
+    "`saving_ns`",
+    "range": "the path of the range where the problem is; `null` if it is in no single range",
+    "source": "the file, line and function, such as `train.py:31 in main`",
+    "capture": "the name of the capture with the evidence; `null` for a comparison of ranks",
+    "phase": "the phase of the step that the saving shortens, such as `validation`; `null` if all "
+    "captures are of one phase",
+    "evidence": "the groups of equal events that show the problem, the most important first",
+    "assumes": "what `saving_ns` assumes, such as `with half of this time`; empty if it assumes "
+    "that the problem is gone",
+    "ends_run": "whether the run soon fails because of the problem",
+    "change": "the code or the setting to write",
+    "verify": "a command for this capture; with a capture of the changed program, it shows whether "
+    "the change helped",
+    "coverage": "the rows of `capture.coverage` that the finding depends on",
+    "is_caveat": "whether the problem makes the recording less exact instead of the program slower",
+}
+#: What the keys of a row of evidence mean.
+EVIDENCE_KEYS = {
+    "name": "the name of the events",
+    "calls": "how often they occurred",
+    "total_ns": "their time; `null` if this time has no meaning",
+    "start_ns": "the start of the longest one, on the trace's own clock",
+    "end_ns": "its end",
+    "detail": "further facts, such as a size; empty if there are none",
+}
+
+_PASSED = "Passed, or costs too little to matter: "
+_SHOWN_EVIDENCE = 4
+# Two words beside each other are prose; code has a sign between them.
+_PROSE = re.compile(r"\w \w")
+# In names of kernels, a token of a language model has at least 2.5 bytes. So 4,800 bytes are fewer
+# than 2,000 tokens.
+_MARKDOWN_BYTES, _MARKDOWN_LIST, _MARKDOWN_TEXT, _MARKDOWN_EVIDENCE = 4_800, 900, 300, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What slows a run, what to change, and what the change saves.
+
+    Attributes:
+        captures: the names of the captures.
+        findings: the problems: first what ends the run, then those that cost time, sorted by the
+            share of the step that the change saves, or, if the saving is unknown, by half of the
+            share that the title names, or else last; communication that waits for late ranks, and
+            what only late ranks have, come after these. Then those of fewer than half of the
+            windows, and at the end the caveats.
+        passed: the codes of the checks that could run on all captures and found nothing.
+        not_checked: sentences on what was not checked, why, and how to record it.
+        notes: sentences on how far the savings can be trusted.
+        step_ns: the mean of the recorded steps that count; of several captures, the median of their
+            means, or of those of training if phases differ. None if no step could be simulated.
+        step_phase: the phase of `step_ns`; None if all captures are of one phase.
+        step_kinds: how the steps of this mean differ; "" if they are alike.
+        between_ns: the smallest and the largest mean of the captures, if they differ by a fifth or
+            more; else None.
+        has_steps: whether a step finished; else `step_ns` is the time of the whole recording.
+        unexplained: the share of the window in which device work was late for an unknown reason; of
+            several captures, the largest. None if no step could be simulated.
+        largest_parts: a sentence on what takes most of a step, for a step without a large finding.
+        device_use: a sentence on what the device does in a step; "" without device work.
+        lost_events: sentences on a hundredth or more of the events that were not read, or have
+            impossible times; "" if there are fewer.
+    """
+
+    captures: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    passed: tuple[str, ...]
+    not_checked: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    step_ns: int | None = None
+    step_phase: str | None = None
+    step_kinds: str = ""
+    between_ns: tuple[int, int] | None = None
+    has_steps: bool = True
+    unexplained: float | None = None
+    largest_parts: str = ""
+    device_use: str = ""
+    lost_events: str = ""
+
+    def __str__(self) -> str:
+        """The text that `instrument diagnose` prints."""
+        return as_text(self)
+
+    def __repr__(self) -> str:
+        titles = [finding.title for finding in self.findings[:1]]
+        found = counted(len(self.findings), "finding")
+        return f"<Diagnosis: {', first: '.join([found, *map(printable, titles)])}>"
+
+    def _repr_markdown_(self) -> str:
+        """The findings as Markdown, for a notebook."""
+        return as_markdown(self)
+
+
+def as_text(diagnosis: Diagnosis) -> str:
+    """Return a diagnosis as text of at most 80 columns.
+
+    The lines that begin with "verify" may be longer, because a command must stay on one line.
+    """
+    findings = diagnosis.findings
+    first = [line for each in (verdict(diagnosis), *notes(diagnosis)) for line in wrapped(each)]
+    number, found = _summary(diagnosis)
+    what = diagnosis.captures[0] if number == 1 else f"{number} captures"
+    parts: list[Part] = [first, wrapped(f"{what}: {found}", indent="  ")]
+    parts += [_finding(number, each, diagnosis) for number, each in enumerate(findings, 1)]
+    if diagnosis.passed:
+        parts.append(wrapped(", ".join(diagnosis.passed), _PASSED, "  "))
+    others = [("Not checked", diagnosis.not_checked)]
+    others += [("Accuracy of the savings", diagnosis.notes)] if findings else []
+    for title, sentences in others:
+        lines = [line for each in sentences for line in wrapped(each, "  - ")]
+        parts += [[f"{title}:", *lines]] if lines else []
+    return plain(parts)
+
+
+class Term(NamedTuple):
+    """A line on a finding: its label, its text, and whether the text is code or names."""
+
+    label: str
+    text: str
+    is_code: bool = False
+
+
+def terms(finding: Finding, diagnosis: Diagnosis) -> list[Term]:
+    """Return what a finding saves, where it is, what to change, and how to verify the change."""
+    where = [f"range {finding.range}" if finding.range else "", finding.source or ""]
+    found = [
+        Term("saves", "" if finding.is_caveat else saving_text(finding, diagnosis)),
+        Term("where", ", ".join(filter(None, where)), is_code=True),
+        Term("change", finding.change, is_code=not _PROSE.search(finding.change)),
+        Term("verify", finding.verify, is_code=finding.verify.startswith("instrument ")),
+    ]
+    return [term for term in found if term.text]
+
+
+def as_json(diagnosis: Diagnosis) -> str:
+    """Return a diagnosis as JSON; docs/json.md describes the keys."""
+    content = {
+        "version": VERSION,
+        "captures": diagnosis.captures,
+        "verdict": verdict(diagnosis),
+        "step_ns": diagnosis.step_ns,
+        "unexplained": diagnosis.unexplained,
+        "findings": [finding_as_dict(finding) for finding in diagnosis.findings],
+        "passed": diagnosis.passed,
+        "not_checked": diagnosis.not_checked,
+        "notes": diagnosis.notes,
+    }
+    return json.dumps(content, indent=2)
+
+
+def finding_as_dict(finding: Finding) -> dict[str, Any]:
+    """Return a finding as JSON values; docs/json.md describes the keys."""
+    saving = finding.saving
+    return {
+        "code": finding.code,
+        "title": finding.title,
+        "share": finding.share,
+        "saving_ns": None if saving is None else round(saving.saving_ns),
+        "low_ns": None if saving is None else round(saving.low_ns),
+        "high_ns": None if saving is None else round(saving.high_ns),
+        "step_ns": None if saving is None else round(saving.step_ns),
+        "range": finding.range,
+        "source": finding.source,
+        "capture": finding.capture,
+        "phase": finding.phase,
+        "evidence": [row._asdict() for row in finding.evidence],
+        "assumes": finding.assumes,
+        "ends_run": finding.ends_run,
+        "change": finding.change,
+        "verify": finding.verify,
+        "coverage": finding.coverage,
+        "is_caveat": finding.is_caveat,
+    }
+
+
+def as_markdown(diagnosis: Diagnosis) -> str:
+    """Return a diagnosis as Markdown, for a pull request or an agent.
+
+    The text has at most 2,000 tokens of a language model. The largest findings come first. If not
+    all findings fit, a line says how many are left out.
+    """
+    number, found = _summary(diagnosis)
+    what = code(diagnosis.captures[0]) if number == 1 else f"{number} captures"
+    parts = [
+        f"## Diagnosis of {what}: {found}",
+        f"**{escaped(verdict(diagnosis))}**",
+        *map(escaped, notes(diagnosis)),
+        f"Found by `instrument diagnose`; the savings are simulated. {NAMES_ARE_DATA}",
+    ]
+    tail = [_PASSED + escaped(", ".join(diagnosis.passed))] if diagnosis.passed else []
+    for title, sentences in (
+        ("Not checked", diagnosis.not_checked),
+        ("Accuracy of the savings", diagnosis.notes if diagnosis.findings else ()),
+    ):
+        tail += [f"{title}: {_few(sentences)}"] if sentences else []
+    left = _MARKDOWN_BYTES - byte_count([*parts, *tail])
+    shown = 0
+    for at, finding in enumerate(diagnosis.findings, 1):
+        texts = (
+            _markdown_finding(at, finding, diagnosis, rows) for rows in (_MARKDOWN_EVIDENCE, 0)
+        )
+        text = next((text for text in texts if byte_count([text]) <= left), None)
+        if text is None:
+            break
+        parts.append(text)
+        left -= byte_count([text])
+        shown = at
+    if shown < len(diagnosis.findings):
+        more = counted(len(diagnosis.findings) - shown, "more finding")
+        parts.append(f"… and {more}; `instrument diagnose --json` lists all.")
+    return "\n\n".join([*parts, *tail])
+
+
+def _summary(diagnosis: Diagnosis) -> tuple[int, str]:
+    """Return the number of captures, and that of findings as text."""
+    found = counted(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
+    return len(diagnosis.captures), found
+
+
+def _finding(number: int, finding: Finding, diagnosis: Diagnosis) -> list[str]:
+    indent = " " * (len(str(number)) + 2)
+    lines = wrapped(finding.title, f"{number}. ")
+    for label, text, is_code in terms(finding, diagnosis):
+        prefix = f"{indent}{label:8}"
+        is_command = is_code and label == "verify"  # a line to copy
+        lines += [prefix + text] if is_command else wrapped(text, prefix)
+    return [*lines, *_evidence(finding.evidence, indent)]
+
+
+def _evidence(rows: Sequence[Evidence], indent: str) -> list[str]:
+    """The rows of evidence as aligned columns, with the detail of each row below the row."""
+    shown = rows[:_SHOWN_EVIDENCE]
+    if not shown:
+        return []
+    table = Table(
+        {
+            "name": [row.name for row in shown],
+            "calls": [row.calls for row in shown],
+            "total_ns": [row.total_ns for row in shown],
+        }
+    )
+    section = Section(
+        table,
+        known_columns(table),
+        below=[[row.detail] if row.detail else [] for row in shown],
+        sentences=True,
+        text_width=PROSE_WIDTH - len(indent) - 2,
+        texts={"calls": "{:,}×".format},
+        has_header=False,
+    )
+    lines = plain([section]).split("\n")
+    return [f"{indent}in total, not for each step:", *(f"{indent}  {line}" for line in lines)]
+
+
+def _markdown_finding(number: int, finding: Finding, diagnosis: Diagnosis, rows: int) -> str:
+    title = escaped(shortened(finding.title, _MARKDOWN_TEXT))
+    lines = [f"{number}. **{title}**"]
+    for each in terms(finding, diagnosis):
+        if each.label == "saves":
+            lines[0] += escaped(f" Saves {each.text}." if finding.saving else " Saving not known.")
+        else:
+            text = shortened(each.text, _MARKDOWN_TEXT)
+            shown = code(text, _MARKDOWN_TEXT) if each.is_code else escaped(text)
+            lines.append(f"   - {each.label.title()}: {shown}")
+    if finding.evidence[:rows]:
+        lines.append("   - In total, not for each step:")
+    for row in finding.evidence[:rows]:
+        total = "" if row.total_ns is None else f", {duration(row.total_ns)}"
+        detail = f", {code(row.detail)}" if row.detail else ""
+        lines.append(f"     - {code(row.name)}: {row.calls:,} calls{total}{detail}")
+    return "\n".join(lines)
+
+
+def _few(sentences: Sequence[str]) -> str:
+    """Join the sentences that fit into `_MARKDOWN_LIST` bytes, and say how many are left out."""
+    shown: list[str] = []
+    for sentence in sentences:
+        text = escaped(shortened(sentence, _MARKDOWN_TEXT))
+        if byte_count([" ".join([*shown, text])]) <= _MARKDOWN_LIST:
+            shown.append(text)
+    left = len(sentences) - len(shown)
+    return " ".join([*shown, f"… and {left} more."] if left else shown)

@@ -1,0 +1,136 @@
+"""What events cost: their share of the counted steps, and rows of evidence for a finding."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from instrument.read.advise.finding import Evidence
+from instrument.read.facts.groupby import Groups, groupby
+from instrument.read.trace.events import Codes, Ints, is_runtime, split_overload
+from instrument.read.views.synchronisations import callers
+from instrument.read.views.views import Views
+
+
+def device_kind(capture: Views) -> str:
+    """Which kind of device does the work: cuda, hip, xpu, mtia or hpu; cpu without device work."""
+    events, work = capture.events, capture.work.event
+    if not len(work):
+        return "cpu"
+    codes: list[int] = np.unique(events.category[work]).tolist()
+    categories = {
+        *filter(is_runtime, events.categories),
+        *(events.categories[code] for code in codes),
+    }
+    found = {name.partition("_")[0] for name in categories} & {"xpu", "mtia", "hpu"}
+    if found:
+        return min(found)
+    # Kineto's category of HIP's calls is cuda_runtime.
+    return "hip" if any(name.startswith("hip") for name in events.names) else "cuda"
+
+
+def share_of(capture: Views, events: Ints) -> float:
+    """The share of the steps in which at least one of the events runs."""
+    table = capture.events
+    return capture.links.counted_steps.covered(table.start_ns[events], table.end_ns[events])
+
+
+def share_with_device(capture: Views, events: Ints) -> float:
+    """The share that CPU events take, or that their device work takes, if this is larger."""
+    nodes = capture.links.call_tree.nodes_of(events)
+    work, _ = launched_by(capture, nodes[nodes >= 0])
+    return max(share_of(capture, events), share_of(capture, work))
+
+
+def cost_share(capture: Views, nodes: Ints) -> float:
+    """The share that the device work of calls takes; without device work, that of the calls.
+
+    `nodes` are nodes of the call tree; no node lies inside another.
+    """
+    if not len(capture.work.event):
+        return share_of(capture, capture.links.call_tree.index[nodes])
+    return share_of(capture, launched_by(capture, nodes)[0])
+
+
+def costs(capture: Views, nodes: Ints) -> Ints:
+    """The cost of each call in nanoseconds; `cost_share` explains the cost."""
+    if not len(capture.work.event):
+        return capture.links.spent_ns[nodes]
+    device, around = launched_by(capture, nodes)
+    return Groups(around, len(nodes)).sum(capture.events.duration_ns[device])
+
+
+def launched_by(capture: Views, nodes: Ints) -> tuple[Ints, Ints]:
+    """The device events that calls launched, directly or in calls inside them.
+
+    `nodes` are the calls, as nodes of the call tree. The second result is, for each device event,
+    the index in `nodes` of the innermost call around its launch.
+    """
+    device, launcher = capture.links.launched
+    around = capture.links.call_tree.nearest_of(nodes, launcher)
+    inside = around >= 0
+    return device[inside], around[inside]
+
+
+def evidence(
+    capture: Views, events: Ints, most: int = 5, *, detail: str = ""
+) -> tuple[Evidence, ...]:
+    """Make one row for each event name, at most `most`; every row gets the same `detail`."""
+    table = capture.events
+    return evidence_by_name(
+        capture, table.name[events], events, table.duration_ns[events], most, detail
+    )
+
+
+def evidence_by_name(
+    capture: Views, name: Codes | Ints, events: Ints, time_ns: Ints, most: int = 5, detail: str = ""
+) -> tuple[Evidence, ...]:
+    """Group events by the given names, and make one row for each name, at most `most`.
+
+    `name` holds the name of each event's row, as an index into `events.names`, and `time_ns` the
+    time of each event. The start and end in a row are those of the event with the most time.
+    """
+    names, groups = groupby(name.astype(np.int64))
+    total_ns, size = groups.sum(time_ns), groups.size
+    longest = events[groups.sorted_by(time_ns).row(100)]
+    texts = capture.events.names
+    return tuple(
+        evidence_row(capture, texts[names[k]], int(size[k]), int(total_ns[k]), longest[k], detail)
+        for k in np.argsort(-total_ns, kind="stable")[:most].tolist()
+    )
+
+
+def evidence_row(
+    capture: Views, name: str, calls: int, total_ns: int, longest: int, detail: str = ""
+) -> Evidence:
+    """Make one row; `longest` is the position of its longest event, or -1 if there is none."""
+    if longest < 0:
+        return Evidence(name, calls, total_ns, detail=detail)
+    start_ns, end_ns = (
+        int(each[longest]) for each in (capture.events.start_ns, capture.events.end_ns)
+    )
+    return Evidence(name, calls, total_ns, start_ns, end_ns, detail)
+
+
+def evidence_by_operator(
+    capture: Views, calls: Ints, time_ns: Ints, detail: str
+) -> tuple[Evidence, ...]:
+    """Make one row for each operator around the given calls, or name of a call outside of all.
+
+    `time_ns` is a time for each call, and `detail` says what this time is.
+    """
+    operator, _ = callers(capture.links, calls)
+    name = np.where(operator >= 0, operator, capture.events.name[calls])
+    return without_overloads(evidence_by_name(capture, name, calls, time_ns, detail=detail))
+
+
+def evidence_by_cost(capture: Views, nodes: Ints) -> tuple[Evidence, ...]:
+    """Make one row of evidence for each name of the nodes; the highest cost comes first."""
+    events = capture.links.call_tree.index[nodes]
+    what = "device time" if len(capture.work.event) else "CPU time"
+    name, cost_ns = capture.events.name[events], costs(capture, nodes)
+    return without_overloads(evidence_by_name(capture, name, events, cost_ns, detail=what))
+
+
+def without_overloads(rows: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    """Remove the overload from the operator's name in each row."""
+    return tuple(row._replace(name=split_overload(row.name)[0]) for row in rows)

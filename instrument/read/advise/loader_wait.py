@@ -1,0 +1,251 @@
+"""`loader-wait`: steps wait for data.
+
+The check reads torch's ranges around `DataLoader.__next__`, and the range `data` that sessions open
+around the wait for a batch, on the threads of the steps. With a device, a wait counts only while
+the device is idle. With enough workers, waits take 1 % or less; the threshold is higher because
+workers cost memory and CPU time too. For the same reason, the finding names no more workers than
+the estimate needs, and leaves CPUs to the training. If worker processes load the data, the saving
+is not known: the trace does not show how long they need. Another library's loader is seen only in a
+session.
+
+With workers, a step takes at least as long as the work beside the loading and taking over the
+batch, as one worker's share of a batch, and as the CPUs need for the CPU time of the step's thread.
+A session on Linux counts this time; else the thread counts as always busy. The lower bound assumes
+that two CPUs are one core, which does 1.25 times the work of one CPU, and that all threads work in
+each operator. If other programs keep the CPUs busy, workers may get no CPU time that the process
+does not get now: then the lower bound is 0, and the estimate half of the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from instrument.base.units import duration, percent
+from instrument.read.advise.check import Check, Edit, Problem
+from instrument.read.advise.evidence import evidence
+from instrument.read.advise.finding import Evidence
+from instrument.read.facts.intervals import merged, sweep
+from instrument.read.trace.capture_json import DISTURBING_CPU_WAIT, CpuWait
+from instrument.read.trace.events import Ints, loader_iterator
+from instrument.read.views.coverage_rows import STEPS
+from instrument.read.views.step_parts import loader_settings, waits_for_data
+from instrument.read.views.steps import is_loading
+from instrument.read.views.views import Views
+
+if TYPE_CHECKING:
+    from instrument.read.trace.capture_json import Loader
+
+_SINGLE = "_SingleProcess"
+# The check proposes at most the first number of workers if the number of CPUs is unknown, unless
+# there are more already, and at most the second if it is known.
+_USUAL_WORKERS, _MOST_WORKERS = 4, 16
+# Two CPUs of one core together do about 2 / 1.6 = 1.25 times the work of one.
+_SHARED_CORE = 1.6
+# If the beginnings of epochs take at least this part of all waiting time, the workers start then.
+# If more steps than this have one more wait, they are not beginnings of epochs.
+_AT_BEGINNINGS, _RARE = 0.5, 0.25
+# To take over a batch from a worker costs the training process 0.8 ms (torch 2.13, CPU), so a
+# worker saves nothing if the process itself loads a batch in less than about this time.
+_TAKEN_OVER_NS, _SHORT_BATCH_NS = 800_000, 1_000_000
+
+# Where batches are loaded: by a DataLoader in the training process, by a DataLoader in worker
+# processes, or by an unknown iterator.
+_Kind = Literal["process", "workers", "iterator"]
+_TITLES: dict[_Kind, str] = {
+    "process": "; the training process loads it",
+    "workers": "; worker processes load it",
+    "iterator": "",
+}
+_SHORT = (
+    "Use larger batches, or index the tensors directly, with many indices at once: DataLoader(..., "
+    "sampler=BatchSampler(...), batch_size=None). Worker processes would not help: to take over a "
+    "batch from them costs about as much as to load it."
+)
+
+
+def find(capture: Views) -> Iterator[Problem]:
+    """Yield one problem for all waits for data."""
+    events, steps = capture.events, capture.links.counted_steps
+    waits = waits_for_data(capture)
+    waits = waits[steps.holds(events.start_ns[waits]) >= 0]
+    waited_ns = _waited_ns(capture, waits)
+    share = steps.share(waited_ns)
+    if not len(waits) or share < CHECK.least_share:
+        return
+    loader, kind = loader_settings(capture), _kind(capture)
+    loads_ns = int(steps.within(events.start_ns[waits], events.end_ns[waits]).sum())
+    workers = _workers(capture, loads_ns, waited_ns, kind, loader)
+    is_short = kind != "workers" and loads_ns < _SHORT_BATCH_NS * len(waits)
+    in_each = " in each step" if steps.what == "step" else ""
+    yield Problem(
+        f"{percent(share)} of the {steps.what} waits for data: "
+        f"{duration(waited_ns / steps.count)}{in_each}{_TITLES[kind]}",
+        waits,
+        share,
+        edit=None if is_short else _edit(capture, waits, loads_ns, kind, workers),
+        evidence=(*evidence(capture, waits), *_settings(loader)),
+        change=_SHORT if is_short else _change(capture, waits, loader, kind, workers),
+    )
+
+
+CHECK = Check(
+    "loader-wait",
+    find,
+    verify="--interruptions --steps",
+    least_share=0.05,
+    least_saving=0.02,
+    coverage=STEPS,
+)
+
+
+def _waited_ns(capture: Views, waits: Ints) -> int:
+    """The time of the waits inside the steps, without the time in which a device worked."""
+    events, device = capture.events, capture.links.launches.device
+    steps = capture.links.counted_steps
+    timeline = sweep(
+        [
+            (events.start_ns[waits], events.end_ns[waits]),
+            merged(events.start_ns[device], events.end_ns[device]),
+        ]
+    )
+    waiting = timeline.active[0] & ~timeline.active[1]
+    return int(timeline.within(waiting, steps.start_ns, steps.end_ns).sum())
+
+
+def _kind(capture: Views) -> _Kind:
+    events = capture.events
+    names = [events.names[k] for k in np.unique(events.name[is_loading(events)]).tolist()]
+    if not names:
+        return "iterator"
+    iterators = [loader_iterator(name) or "" for name in names]
+    return "process" if all(name.startswith(_SINGLE) for name in iterators) else "workers"
+
+
+def _workers(
+    capture: Views, loads_ns: int, waited_ns: int, kind: _Kind, loader: Loader | None
+) -> int:
+    """The number of workers to try: as many as the estimate needs, if the training keeps CPUs."""
+    cpus, steps = _cpus(capture), capture.links.counted_steps
+    present = (loader.workers if loader else None) or 0
+    most = max(_USUAL_WORKERS, 2 * present)
+    if cpus is not None:
+        # Operators on the CPU need the other half, a device one CPU for its launches. Two CPUs can
+        # have two workers: if the estimate needs both, the training waits most of the time.
+        free = cpus - 1 if len(capture.links.launches.device) else cpus // 2
+        most = min(max(free, min(cpus, 2)), _MOST_WORKERS)
+    if kind == "workers":
+        return most
+    needed = math.ceil(_SHARED_CORE * loads_ns / max(steps.total_ns - waited_ns, 1))
+    return max(min(needed, most), 1)
+
+
+def _cpus(capture: Views) -> int | None:
+    """The number of CPUs for each rank on this machine, at least 1; None if it is not known."""
+    environment = capture.about.environment
+    threads = environment.threads if environment else None
+    if threads is None or threads.cpus is None:
+        return None
+    return max(threads.cpus // max(threads.local_ranks or 1, 1), 1)
+
+
+def _edit(capture: Views, waits: Ints, loads_ns: int, kind: _Kind, workers: int) -> Edit | None:
+    """The step with data that `workers` worker processes load; None if workers already load it."""
+    if kind == "workers" or not loads_ns:
+        return None
+    # The expected, the longest and the shortest time of all batches.
+    expected_ns, longest_ns, shortest_ns = _batches_ns(capture, loads_ns, workers)
+    rest_ns = capture.links.counted_steps.total_ns - loads_ns
+    taken_ns = rest_ns + min(_TAKEN_OVER_NS * len(waits), loads_ns)
+    batches_ns = max(expected_ns, taken_ns), max(longest_ns, taken_ns), shortest_ns
+    if kind == "process":
+        count, least, most = (loads_ns / ns for ns in batches_ns)
+        return lambda whatif: whatif.workers(count, bounds=(least, most))
+    # This assumes that an unknown iterator has no threads or processes of its own.
+    by, largest, smallest = (max(ns - rest_ns, 0) / loads_ns for ns in batches_ns)
+    return lambda whatif: whatif.scale_events(waits, by, bounds=(largest, smallest))
+
+
+def _batches_ns(capture: Views, loads_ns: int, workers: int) -> tuple[float, float, float]:
+    """The time in which workers deliver the batches of all steps: expected, longest, shortest."""
+    total_ns, cpus = capture.links.counted_steps.total_ns, _cpus(capture)
+    alone_ns = loads_ns / workers
+    if cpus is None:
+        return alone_ns, loads_ns / max(workers / 2, 1), alone_ns
+    wait = capture.about.cpu_wait or CpuWait()
+    # The CPU time of the steps' thread, and that of the other threads of operators at most.
+    ran_ns: float = total_ns
+    if wait.ran_ns is not None and wait.window_ns:
+        ran_ns = min(total_ns * wait.ran_ns / wait.window_ns, total_ns)
+    rest_ns, threads = total_ns - loads_ns, _threads(capture)
+    expected_ns = max(alone_ns, ran_ns / cpus)
+    longest_ns = max(
+        expected_ns,
+        loads_ns / max(workers / _SHARED_CORE, 1),
+        ran_ns / max(cpus / _SHARED_CORE, 1),
+        (ran_ns + (threads - 1) * rest_ns) / cpus,
+    )
+    shortest_ns = alone_ns if wait.ran_ns is None else expected_ns
+    if (wait.share or 0) >= DISTURBING_CPU_WAIT:  # the workers may get no CPU that is not used now
+        expected_ns, longest_ns = (expected_ns + total_ns) / 2, total_ns
+    return min(expected_ns, total_ns), min(longest_ns, total_ns), min(shortest_ns, total_ns)
+
+
+def _threads(capture: Views) -> int:
+    """The number of threads that work in an operator at most; 1 if a device works."""
+    environment, cpus = capture.about.environment, _cpus(capture)
+    if environment is None or environment.threads is None or len(capture.links.launches.device):
+        return 1
+    return max(min(environment.threads.intra_op or 1, cpus or 1), 1)
+
+
+def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, workers: int) -> str:
+    pinned = loader is None or loader.pin_memory is False
+    pin = ", pin_memory=True" if pinned and len(capture.links.launches.device) else ""
+    if kind == "iterator":
+        return (
+            "Load in worker processes: give the data as a Dataset to torch.utils.data.DataLoader("
+            f"dataset, num_workers={workers}, persistent_workers=True{pin})."
+        )
+    if kind == "process":
+        return f"DataLoader(..., num_workers={workers}, persistent_workers=True{pin})"
+    starts = loader is not None and loader.persistent_workers is False
+    if starts and _epochs_begin(capture, waits):
+        return (
+            "DataLoader(..., persistent_workers=True): most of the waiting is in few steps, in "
+            "which an epoch begins, so the workers start again."
+        )
+    if loader is not None and loader.workers is not None and loader.workers >= workers:
+        return (
+            "Make a batch cheaper, for example by decoding and resizing beforehand. More than the "
+            f"present {loader.workers} workers help if these wait for files or a network; if they "
+            "compute, there are no CPUs for more."
+        )
+    return (
+        f"DataLoader(..., num_workers={workers}, prefetch_factor=4, persistent_workers=True{pin}); "
+        "if that does not help, make a batch cheaper, for example by decoding beforehand."
+    )
+
+
+def _epochs_begin(capture: Views, waits: Ints) -> bool:
+    """Whether most of the waiting is in few steps in which an epoch begins.
+
+    An epoch ends with a wait without a batch, so a step in which the next begins has one more.
+    """
+    lasts, steps = capture.events.duration_ns[waits], capture.links.counted_steps
+    counts = np.bincount(in_step := steps.holds(capture.events.start_ns[waits]))
+    has_more = counts > counts[in_step].min()
+    is_rare = has_more.sum() <= max(_RARE * steps.count, 1)
+    return bool(is_rare and lasts[has_more[in_step]].sum() >= _AT_BEGINNINGS * lasts.sum())
+
+
+def _settings(loader: Loader | None) -> tuple[Evidence, ...]:
+    if loader is None:
+        return ()
+    names = ("workers", "batch_size", "pin_memory", "persistent_workers", "prefetch_factor")
+    known = [(name, getattr(loader, name)) for name in names]
+    text = ", ".join(f"{name}={value}" for name, value in known if value is not None)
+    return (Evidence("settings of the loader", 1, detail=text),) if text else ()

@@ -1,0 +1,155 @@
+"""One side of a comparison: the summed quantities and the conditions of all its captures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Protocol, TypeAlias
+
+from instrument.base.errors import CaptureError, TraceError
+from instrument.read.compare.conditions import Conditions, conditions, joined
+from instrument.read.compare.counters import counters
+from instrument.read.compare.guard import Window, window_of
+from instrument.read.compare.totals import Totals, added, totals
+from instrument.read.views.find_captures import (
+    NewestRun,
+    Place,
+    captures_at,
+    of_newest_run,
+    place_of,
+)
+from instrument.read.views.private_words import private_words, words_of_path
+from instrument.read.views.views import TRAIN, Views
+
+
+class Recorded(Protocol):
+    """Several captures with one name: a run, or one window of a run."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run or window."""
+
+    @property
+    def paths(self) -> Sequence[Place]:
+        """The captures."""
+
+
+#: What can be compared: a capture, a run, one window of a run, or the path or URL of one of them.
+Comparable: TypeAlias = "str | PathLike[str] | Views | Recorded"
+
+
+@dataclass
+class Side:
+    """The captures of one side, by phase (such as training or validation) and rank.
+
+    Attributes:
+        name: the capture, run or path that the user gave, as text.
+        totals: for each phase and rank, the sums of all windows: the times, calls and other
+            quantities that `Totals` lists.
+        conditions: the conditions of each phase.
+        notes: a sentence for each capture that could not be read or whose trace is cut short, and
+            a sentence that names the captures of older runs.
+        private: the words in these captures that a redacted report must hide.
+        windows: what conditions judge, by whether the phase is not training, and by rank; see
+            `guarded`.
+    """
+
+    name: str
+    totals: dict[tuple[str, int | None], Totals] = field(default_factory=dict)
+    conditions: dict[str, Conditions] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    private: set[str] = field(default_factory=set)
+    windows: dict[tuple[bool, int], list[Window]] = field(default_factory=dict)
+
+    def add(self, capture: Views, *, for_guard: bool = False) -> None:
+        """Add the totals and the conditions of one capture; with `for_guard`, also its window."""
+        phase, counted = capture.phase, counters(capture)
+        own, place = totals(capture, counted), (phase, capture.rank)
+        if for_guard:
+            windows = self.windows.setdefault((phase != TRAIN, capture.rank or 0), [])
+            windows.append(window_of(capture, counted))
+        self.totals[place] = added([self.totals[place], own]) if place in self.totals else own
+        known = [self.conditions[phase]] if phase in self.conditions else []
+        self.conditions[phase] = joined([*known, conditions(capture)])
+        self.private.update(private_words(capture))
+        if capture.events.cut_short:
+            self.notes.append(f"The trace of {capture.name} is cut short.")
+
+    @property
+    def guarded(self) -> list[Window]:
+        """The windows that conditions judge: those of training, or else of the other phases.
+
+        Of several ranks, only the lowest counts, because the times of several ranks in one window
+        are not independent.
+        """
+        return self.windows[min(self.windows)]
+
+    def of_phase(self, phase: str) -> dict[int | None, Totals]:
+        """The totals of one phase, by rank."""
+        return {rank: each for (name, rank), each in self.totals.items() if name == phase}
+
+
+def load(given: Comparable | Side, *, for_guard: bool = False) -> Side:
+    """Load and sum the captures of one side, one after the other; a `Side` is returned as it is.
+
+    Of a folder with several runs, only the newest run is loaded. `notes` names the captures of
+    older runs, and those that cannot be read.
+
+    Raises:
+        CaptureError: there are no captures, or none can be read.
+        TraceError: no trace can be read.
+    """
+    if isinstance(given, Side):
+        return given
+    if isinstance(given, Views):
+        side = Side(given.name)
+        side.add(given, for_guard=for_guard)
+        return side
+    if isinstance(given, str | PathLike):
+        place = place_of(given)
+        side, run = Side(str(place)), of_newest_run(captures_at(place, or_traces=True))
+    else:
+        side, run = Side(given.name), NewestRun([*given.paths], [], "")
+    unread = 0
+    for path in run.captures:
+        try:
+            side.add(Views.load(path), for_guard=for_guard)
+        except (CaptureError, TraceError) as error:
+            side.private.update(words_of_path(path))
+            side.notes.append(f"Left out: {error}")
+            unread += 1
+            if unread == len(run.captures):
+                raise
+    if run.left_out:
+        side.notes.append(f"{side.name}: {run.left_out}")
+        side.private.update(word for path in run.older for word in words_of_path(path))
+    return side
+
+
+def common_phase(before: Side, after: Side) -> str:
+    """The phase to compare: training if both sides have it, else the first common phase.
+
+    Raises:
+        CaptureError: no phase was recorded on both sides.
+    """
+    common = [phase for phase in before.conditions if phase in after.conditions]
+    if not common:
+        was, now = (", ".join(side.conditions) for side in (before, after))
+        raise CaptureError(
+            f"{before.name} and {after.name} cannot be compared: the phase is {was} before and "
+            f"{now} after. Give captures of the same phase."
+        )
+    return TRAIN if TRAIN in common else common[0]
+
+
+def left_out(before: Side, after: Side, phase: str) -> Iterator[str]:
+    """Yield sentences on left-out captures and phases, and on different numbers of ranks."""
+    yield from before.notes
+    yield from after.notes
+    phases = sorted({*before.conditions, *after.conditions} - {phase})
+    if phases:
+        yield f"Only the phase {phase} is compared; left out: {', '.join(phases)}."
+    was, now = ({*side.of_phase(phase)} for side in (before, after))
+    if len(was) != len(now):
+        yield f"The number of ranks differs: {len(was)} before, {len(now)} after."

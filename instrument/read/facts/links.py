@@ -1,0 +1,169 @@
+"""`Links`: the call tree of a trace, and other relations that several tables need."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from instrument.read.facts.autograd import Scopes, find_scopes
+from instrument.read.facts.call_tree import CallTree, nest
+from instrument.read.facts.flops import node_flops
+from instrument.read.facts.groupby import Groups
+from instrument.read.facts.launches import Launches, launches, named_operators, threads_of_calls
+from instrument.read.facts.step_index import CountedSteps, counted_steps, finished_steps
+from instrument.read.facts.synchronisation import Synchronisations, synchronisations
+from instrument.read.trace.events import ANNOTATION, OPERATOR, PYTHON, Events, Ints, is_runtime
+
+# Utility operators that torch leaves out of its tables.
+_HIDDEN = frozenset(
+    {
+        "aten::is_leaf",
+        "aten::output_nr",
+        "aten::_version",
+        "profiler::_record_function_enter",
+        "profiler::_record_function_enter_new",
+        "profiler::_record_function_exit",
+    }
+)
+
+
+class Links:
+    """The relations between the events of one trace, each computed at its first use.
+
+    The properties `counted_*` hold the time in the steps that count, or all time if no step
+    finished. Percentages in tables are shares of these times.
+    """
+
+    def __init__(self, events: Events, *, python: bool = False) -> None:
+        """Keep the events. With `python`, Python frames become nodes of the call tree too."""
+        self.events = events
+        self._kinds = OPERATOR | ANNOTATION | (PYTHON if python else frozenset())
+
+    @cached_property
+    def call_tree(self) -> CallTree:
+        """The operators, annotations and runtime calls, nested by time."""
+        events = self.events
+        shown = ~events.named(_HIDDEN.__contains__)
+        others = events.among(self._kinds) & shown
+        calls = events.among(is_runtime) & shown
+        return nest(events, others | calls, threads_of_calls(events, others, self.named_operators))
+
+    @cached_property
+    def frames(self) -> CallTree:
+        """The Python frames alone, nested by time; empty if no event is a Python frame."""
+        return nest(self.events, self.events.among(PYTHON))
+
+    @cached_property
+    def scopes(self) -> Scopes:
+        """The scopes (ranges and backward nodes), and the range that each scope belongs to."""
+        return find_scopes(self.events, self.call_tree)
+
+    @cached_property
+    def flops(self) -> Ints | None:
+        """The FLOPs of each node of the call tree; see `instrument.read.facts.flops.node_flops`."""
+        return node_flops(self.events, self.call_tree)
+
+    @cached_property
+    def steps(self) -> Ints:
+        """The positions of the finished steps, sorted by start."""
+        return finished_steps(self.events)
+
+    @cached_property
+    def counted_steps(self) -> CountedSteps:
+        """The steps that count; see `CountedSteps`."""
+        return counted_steps(self.events, self.steps)
+
+    @cached_property
+    def launches(self) -> Launches:
+        """The device events and the CPU events that launched them."""
+        return launches(self.events, self.named_operators)
+
+    @cached_property
+    def named_operators(self) -> Ints:
+        """See `instrument.read.facts.launches.named_operators`."""
+        return named_operators(self.events)
+
+    @cached_property
+    def launched(self) -> tuple[Ints, Ints]:
+        """The device events, and the node that launched each of them; -1 if it is unknown."""
+        found = self.launches
+        return found.device, self._launching_nodes(found.call, found.operator)
+
+    def nodes_of_calls(self, calls: Ints) -> Ints:
+        """The node of the operator, annotation or frame of each runtime call; -1 for none."""
+        return self._launching_nodes(calls, self.named_operators[calls])
+
+    def _launching_nodes(self, call: Ints, operator: Ints) -> Ints:
+        """For each call, the nearest ancestor that is no call, else the node of `operator`."""
+        if not len(call):
+            return call  # many traces of CPUs have no calls
+        around = self._not_calls[self.call_tree.nodes_of(call)]
+        return np.where(around >= 0, around, self.call_tree.nodes_of(operator))
+
+    @cached_property
+    def _not_calls(self) -> Ints:
+        is_call = self.events.among(is_runtime)[self.call_tree.index]
+        return np.append(self.call_tree.nearest(~is_call), -1)
+
+    @cached_property
+    def synchronisations(self) -> Synchronisations:
+        """The calls that wait for device work, and the work that each of them waits for."""
+        return synchronisations(self.events, self.launches)
+
+    @cached_property
+    def spent_ns(self) -> Ints:
+        """The duration of each node, without the time in which a later sibling overlaps it."""
+        tree = self.call_tree
+        end_ns = tree.ends_before_overlap
+        return tree.total_ns if end_ns is tree.end_ns else end_ns - tree.start_ns
+
+    @cached_property
+    def counted_ns(self) -> Ints:
+        """The part of `spent_ns` in the steps that count; all of it if no step finished."""
+        if not len(self.steps):
+            return self.spent_ns
+        tree = self.call_tree
+        return self.counted_steps.within(tree.start_ns, tree.ends_before_overlap)
+
+    @cached_property
+    def own_ns(self) -> Ints:
+        """For each node, the part of `spent_ns` that is outside of its direct children."""
+        return self.call_tree.own(self.spent_ns)
+
+    @cached_property
+    def counted_own_ns(self) -> Ints:
+        """For each node, the part of `counted_ns` that is outside of its direct children."""
+        return self.call_tree.own(self.counted_ns) if len(self.steps) else self.own_ns
+
+    @cached_property
+    def counted_device_ns(self) -> Ints:
+        """The time of each device event, or 0 if it was not launched in a step that counts.
+
+        An event without a launch in the trace counts if it started in such a step. If no step
+        finished, all times count.
+        """
+        events, (device, node) = self.events, self.launched
+        if not len(self.steps):
+            return events.duration_ns[device]
+        time = events.start_ns[np.where(node >= 0, self.launches.launch, device)]
+        return np.where(self.counted_steps.holds(time) >= 0, events.duration_ns[device], 0)
+
+    @cached_property
+    def counted_device_own_ns(self) -> Ints | None:
+        """Like `device_own_ns`, but only for device events launched in the steps that count."""
+        return self._own_of_device(self.counted_device_ns)
+
+    @cached_property
+    def device_own_ns(self) -> Ints | None:
+        """For each node, the time of the device events that the node itself launched.
+
+        None if the trace has no device event.
+        """
+        return self._own_of_device(self.events.duration_ns[self.launches.device])
+
+    def _own_of_device(self, duration_ns: Ints) -> Ints | None:
+        device, node = self.launched
+        if not len(device):
+            return None
+        return Groups(node, len(self.call_tree)).sum(duration_ns, node >= 0)

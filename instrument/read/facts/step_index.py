@@ -1,0 +1,96 @@
+"""Find the steps of a trace, those that count, and the step in which a time lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from instrument.base.range_names import STEP_PREFIX
+from instrument.base.step_times import counting
+from instrument.read.facts.intervals import interval_at, merged, within
+from instrument.read.trace.events import ANNOTATION, OPERATOR, Events, Ints, flags, is_step
+
+# Kineto's span of its own run, which may begin long before the first event that it recorded.
+_PROFILER = frozenset({"Trace"})
+
+
+@dataclass(frozen=True, slots=True)
+class CountedSteps:
+    """The steps that count; see `instrument.base.step_times.counting`.
+
+    How long a step takes, shares of the step, counters, findings, comparisons and simulations are
+    about these steps.
+
+    Attributes:
+        what: "step", or "recording" if no step was finished.
+        kept: which of the finished steps count.
+        start_ns, end_ns: the start and end of each step, sorted. A step that another step overlaps
+            ends where the other begins. If there is no step, the start and end of the recording.
+    """
+
+    what: Literal["step", "recording"]
+    kept: slice
+    start_ns: Ints
+    end_ns: Ints
+
+    @property
+    def total_ns(self) -> int:
+        """The duration of all steps together."""
+        return int((self.end_ns - self.start_ns).sum())
+
+    @property
+    def count(self) -> int:
+        """The number of steps; 1 for a recording without steps."""
+        return len(self.start_ns)
+
+    def share(self, time_ns: int) -> float:
+        """A time inside the steps as a share of `total_ns`; 0 if `total_ns` is 0."""
+        return time_ns / self.total_ns if self.total_ns else 0.0
+
+    def within(self, start_ns: Ints, end_ns: Ints) -> Ints:
+        """How much of each interval lies in the steps, in ns."""
+        return within((self.start_ns, self.end_ns), start_ns, end_ns)
+
+    def covered(self, start_ns: Ints, end_ns: Ints) -> float:
+        """The share of the steps' time in which at least one of the intervals lies; at most 1."""
+        return self.share(int(self.within(*merged(start_ns, end_ns)).sum()))
+
+    def holds(self, time_ns: Ints) -> Ints:
+        """The index of the step around each point in time; -1 for none."""
+        return interval_at((self.start_ns, self.end_ns), time_ns)
+
+
+def counted_steps(events: Events, steps: Ints) -> CountedSteps:
+    """The steps of a trace that count; `steps` are the positions of the finished ones."""
+    if not len(steps):
+        recorded = ~events.among(_PROFILER)
+        begin = int(events.start_ns[recorded].min()) if recorded.any() else events.begin_ns
+        end = int(events.end_ns[recorded].max(initial=begin))
+        return CountedSteps("recording", slice(None), np.array([begin]), np.array([end]))
+    start_ns, end_ns = events.start_ns[steps], events.end_ns[steps]
+    end_ns[:-1] = np.minimum(end_ns[:-1], start_ns[1:])
+    kept = counting((end_ns - start_ns).tolist())
+    return CountedSteps("step", kept, start_ns[kept], end_ns[kept])
+
+
+def step_number(events: Events, event: int) -> int:
+    """The number of a step, from its name, such as `ProfilerStep#3`."""
+    return int(events.names[events.name[event]].removeprefix(STEP_PREFIX))
+
+
+def finished_steps(events: Events) -> Ints:
+    """The positions of the steps that ended before recording stopped, sorted by start."""
+    index = np.flatnonzero(events.named(is_step))
+    is_cpu = flags((ANNOTATION | OPERATOR).__contains__, events.categories)
+    index = index[is_cpu[events.category[index]] & events.finished[index]]
+    return index[np.argsort(events.start_ns[index], kind="stable")]
+
+
+def step_at(events: Events, steps: Ints, time_ns: Ints) -> Ints:
+    """For each point in time, the step in which it lies, as an index into `steps`; -1 if none.
+
+    `steps` are sorted by start and do not overlap.
+    """
+    return interval_at((events.start_ns[steps], events.end_ns[steps]), time_ns)

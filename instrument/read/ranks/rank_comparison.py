@@ -1,0 +1,294 @@
+"""Compare the ranks of one window: each rank's steps, the ranges, and the stragglers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from statistics import median_low
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from instrument.base.step_times import counting
+from instrument.read.facts.collective_records import is_collective
+from instrument.read.facts.groupby import Groups
+from instrument.read.ranks.rank_summary import RankSummary, column_of_all
+from instrument.read.trace.columns import Interned, ints
+from instrument.read.trace.events import Codes, Ints
+from instrument.read.views.breakdown import BREAKDOWN
+from instrument.read.views.schema import Column, Schema, names_of, schema
+from instrument.read.views.table import Table
+
+# A rank is a straggler if its `own_ns` is above the median by more than 3 standard deviations, and
+# by more than 0.1 of the median. The standard deviation is estimated as 1.4826 times the median
+# absolute deviation, which is exact for a normal distribution.
+_DEVIATIONS, _PER_DEVIATION, _LEAST_SHARE = 3, 1.4826, 0.1
+_OF_STEPS = (
+    "compute_ns",
+    "communication_ns",
+    "exposed_communication_ns",
+    "exposed_copy_ns",
+    "idle_ns",
+)
+_UNKNOWN = -1
+
+RANKS: Schema = schema(
+    rank="the rank",
+    host="the name of the rank's machine",
+    steps="how many steps ended in the window",
+    trace="`cut short` if the trace file of the rank is cut short, so that steps may be missing; "
+    "else None",
+    step_ns="the mean duration of the steps that count; these columns are means over them",
+    own_ns="mean per step: time in which the rank does not wait in communication. This is "
+    "`step_ns` minus `exposed_communication_ns`",
+    compute_ns="mean per step: time in which a memset, or a kernel that is not communication, ran",
+    communication_ns="mean per step: time in which communication ran",
+    exposed_communication_ns="mean per step: time in which communication ran, but no compute",
+    exposed_copy_ns="mean per step: time in which copies ran, but no compute and no communication",
+    idle_ns="mean per step: time in which nothing ran on the device",
+    exposed_share="`exposed_communication_ns` divided by `step_ns`",
+)
+RANK_BREAKDOWN: Schema = (Column("rank", "the rank"), *BREAKDOWN)
+RANK_RANGES: Schema = schema(
+    path="the path of the range",
+    ranks="how many ranks recorded the range. Ranks whose trace is cut short count in no column",
+    calls="the number of calls, summed over the ranks",
+    cpu_min_ns="the lowest of the ranks' CPU times per step",
+    cpu_median_ns="the median of the ranks' CPU times per step (the lower one of two middle "
+    "values)",
+    cpu_max_ns="the highest of the ranks' CPU times per step",
+    slowest="the rank with the most CPU time; the lowest rank if several are equal",
+    spread="the difference of `cpu_max_ns` and `cpu_min_ns`, divided by `cpu_median_ns`",
+    device_min_ns="the lowest of the ranks' device times per step; None if there are no device "
+    "events",
+    device_median_ns="the median of the ranks' device times per step",
+    device_max_ns="the highest of the ranks' device times per step",
+)
+STRAGGLERS: Schema = schema(
+    rank="the rank that other ranks wait for",
+    host="the name of the rank's machine",
+    own_ns="mean per step: time in which the rank does not wait in communication",
+    median_own_ns="the median of `own_ns` over all ranks whose trace is not cut short",
+    excess="the fraction by which `own_ns` is above `median_own_ns`",
+    exposed_communication_ns="how long the rank waits in communication per step",
+    others_exposed_communication_ns="the median of `exposed_communication_ns` over the ranks that "
+    "are not stragglers",
+    idle_ns="how long the rank's device is idle per step",
+    others_idle_ns="the median of `idle_ns` over the ranks that are not stragglers",
+    range="the range that is slowest compared with other ranks: its self time is furthest above "
+    "the median of the ranks that have this range, or above 0 if only stragglers have it",
+    range_excess_ns="the self time of `range` on this rank, minus this median, per step",
+)
+
+
+def per_rank(summaries: Sequence[RankSummary]) -> Table:
+    """Return one row for each rank, with the mean times of its steps; see `RANKS`.
+
+    The times are None if no step of the rank ended.
+    """
+    return Table.of_dicts(RANKS, [_rank_row(summary) for summary in summaries])
+
+
+def whole(summaries: Sequence[RankSummary]) -> list[RankSummary]:
+    """The ranks whose trace is not cut short: what the cut leaves out would move their figures.
+
+    All ranks, if the traces of all are cut short.
+    """
+    return [each for each in summaries if not each.cut_short] or [*summaries]
+
+
+def _rank_row(summary: RankSummary) -> dict[str, Any]:
+    means = {name: _mean(summary, name) for name in _OF_STEPS}
+    step, exposed = _mean(summary, "duration_ns"), means["exposed_communication_ns"]
+    known = step is not None and exposed is not None
+    return means | {
+        "rank": summary.rank,
+        "host": summary.host,
+        "steps": steps_of(summary),
+        "trace": "cut short" if summary.cut_short else None,
+        "step_ns": step,
+        "own_ns": step - exposed if known else None,
+        "exposed_share": exposed / step if known and step else None,
+    }
+
+
+def _mean(summary: RankSummary, name: str) -> Any:
+    cells = summary.steps.get(name) or []
+    counted = cells[counting(summary.steps.get("duration_ns") or [])]
+    return sum(counted) // len(counted) if counted else None
+
+
+def steps_of(summary: RankSummary) -> int:
+    """Return how many steps ended in the window."""
+    return len(summary.steps.get("number") or [])
+
+
+def breakdown(summaries: Sequence[RankSummary]) -> Table:
+    """Return one row for each rank: `rank`, and the columns of `capture.breakdown`."""
+    names = names_of(BREAKDOWN)
+    rows = [(each.rank, *map(each.breakdown.get, names)) for each in summaries]
+    return Table.of_rows(RANK_BREAKDOWN, rows)
+
+
+def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[int]:
+    """Return the ranks that should have recorded but have no capture; [] if this is not known."""
+    asked = summaries[0].ranks
+    every = range(world_size or 0) if asked in ("all", "one_per_role") else []
+    planned = {*asked} if isinstance(asked, list) else {*every}
+    return sorted(planned - {summary.rank for summary in summaries if summary.rank is not None})
+
+
+class _Cells(NamedTuple):
+    """The ranges of all ranks, one rank after the other.
+
+    Attributes:
+        summaries: the summaries of the ranks.
+        paths: the distinct paths of ranges.
+        path: for each range of each rank, an index into `paths`.
+        owner: for each range of each rank, the index of the rank's summary.
+    """
+
+    summaries: Sequence[RankSummary]
+    paths: list[str]
+    path: Ints
+    owner: Ints
+
+    @classmethod
+    def of(cls, summaries: Sequence[RankSummary]) -> _Cells:
+        listed = [summary.ranges.get("path") or [] for summary in summaries]
+        paths, codes = Interned(), dict[int, Codes]()
+        for each in listed:
+            if id(each) not in codes:  # most ranks share the list of another rank
+                codes[id(each)] = paths.codes(each, len(each))
+        path = np.concatenate([np.zeros(0, np.int64), *(codes[id(each)] for each in listed)])
+        owner = np.repeat(np.arange(len(listed)), [len(each) for each in listed])
+        return cls(summaries, [*paths], path, owner)
+
+    def values(self, name: str) -> Ints:
+        """The column `name` for each range of each rank; unknown values are -1."""
+        sizes = np.bincount(self.owner, minlength=len(self.summaries)).tolist()
+        return column_of_all([summary.ranges for summary in self.summaries], name, sizes)
+
+    def per_step(self, name: str) -> Ints:
+        """The values of a step; of a rank without finished steps, those of the whole window."""
+        steps = np.maximum([steps_of(summary) for summary in self.summaries], 1)[self.owner]
+        values = self.values(name)
+        return np.where(values >= 0, values // steps, _UNKNOWN)
+
+    def in_step(self, name: str) -> Ints:
+        """The time in a step that counts; of a rank without steps, that of the whole window."""
+        values = self.values(f"{name}_per_step")
+        return np.where(values >= 0, values, self.per_step(name))
+
+
+def ranges(summaries: Sequence[RankSummary]) -> Table:
+    """Return one row for each path of ranges; see `RANK_RANGES`.
+
+    The paths of the first rank come first, in the order of its summary. Then come the paths that
+    only other ranks have. Ranks whose trace is cut short are left out, unless all are.
+    """
+    summaries = whole(summaries)
+    cells = _Cells.of(summaries)
+    groups = Groups(cells.path, len(cells.paths))
+    number = ints([summary.rank for summary in summaries], _UNKNOWN)[cells.owner]
+    cpu_ns = cells.in_step("cpu_ns")
+    spread = _spread(cells, cpu_ns)
+    is_most = cpu_ns == spread[2][cells.path]
+    slowest = Groups(cells.path[is_most], groups.count).min(number[is_most])
+    in_cells: list[list[Any]] = [groups.cells(values, values >= 0) for values in spread]
+    low, middle, high = in_cells
+    columns: dict[str, list[Any]] = {
+        "path": cells.paths,
+        "ranks": groups.size.tolist(),
+        "calls": groups.sum(np.maximum(cells.values("calls"), 0)).tolist(),
+        "cpu_min_ns": low,
+        "cpu_median_ns": middle,
+        "cpu_max_ns": high,
+        "slowest": groups.cells(slowest, spread[2] >= 0),
+        "spread": [
+            (most - least) / usual if usual else None
+            for least, usual, most in zip(low, middle, high)
+        ],
+    }
+    names = ("device_min_ns", "device_median_ns", "device_max_ns")
+    of_device = _spread(cells, cells.in_step("device_ns"))
+    columns |= {name: groups.cells(each, each >= 0) for name, each in zip(names, of_device)}
+    return Table.of(RANK_RANGES, columns)
+
+
+def _spread(cells: _Cells, values: Ints) -> list[Ints]:
+    """Return each path's lowest, median and highest value; -1 if it has no value."""
+    known = np.flatnonzero(values >= 0)
+    order = known[np.argsort(values[known])]
+    ranked = Groups(cells.path[order], len(cells.paths)).in_order
+    ordered = np.append(values[order], _UNKNOWN)
+    return [ordered[ranked.row(percent)] for percent in (0, 50, 100)]
+
+
+def stragglers(summaries: Sequence[RankSummary]) -> Table:
+    """Return the slow ranks for which other ranks wait, the slowest first.
+
+    In synchronous training, the steps of all ranks take equally long, because each rank waits in
+    the collectives for the slowest rank, which waits least. So ranks are compared by `own_ns`, the
+    time of a step without waiting in collectives. A rank is a straggler if its `own_ns` is above
+    the median by more than three robust standard deviations, and by more than a tenth.
+
+    See `STRAGGLERS`. The table is empty if there is no straggler, or if the times of steps or of
+    communication are not known. Ranks whose trace is cut short are left out, unless all are.
+    """
+    summaries = whole(summaries)
+    table = per_rank(summaries).where(own_ns=lambda own: own is not None)
+    own = table.column("own_ns")
+    usual = median_low(own) if own else 0
+    deviation = median_low([abs(each - usual) for each in own]) if own else 0
+    limit = straggler_limit(usual, deviation)
+    slow, others = (
+        table.where(own_ns=lambda ns: ns > limit).sort("own_ns"),
+        table.where(own_ns=lambda ns: ns <= limit),
+    )
+    where = _most_above(summaries, {*slow.column("rank")}) if len(slow) else {}
+    common: dict[str, int | None] = {"median_own_ns": usual}
+    for name in ("exposed_communication_ns", "idle_ns"):
+        known = [cell for cell in others.column(name) if cell is not None]
+        common[f"others_{name}"] = median_low(known) if known else None
+    rows = []
+    for row in slow:
+        path, above_ns = where.get(row.rank, (None, None))
+        excess = row.own_ns / usual - 1 if usual else None
+        more = {"excess": excess, "range": path, "range_excess_ns": above_ns}
+        rows.append(row._asdict() | common | more)
+    return Table.of_dicts(STRAGGLERS, rows)
+
+
+def straggler_limit(usual: Any, deviation: Any) -> Any:
+    """Return above which time a rank is a straggler, by the median and the median deviation."""
+    by_deviation = usual + _DEVIATIONS * _PER_DEVIATION * deviation
+    return np.maximum(by_deviation, usual * (1 + _LEAST_SHARE))
+
+
+def _most_above(
+    summaries: Sequence[RankSummary], slow: Collection[int | None]
+) -> dict[int | None, tuple[str, int]]:
+    """For each rank, find the range that is slowest compared with the other ranks.
+
+    Its self time, on the CPU or on the device, is furthest above the median of the ranks that have
+    it: the stages of a pipeline differ. What only `slow` ranks have, such as a checkpoint, takes 0
+    on the others. For each rank, the result has the range's path, and the difference in ns. Ranges
+    that a process group records, such as "nccl:all_reduce", are left out.
+    """
+    cells = _Cells.of(summaries)
+    ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[
+        cells.path
+    ]
+    is_slow = np.array([summary.rank in slow for summary in summaries], np.bool_)
+    others = Groups(cells.path[~is_slow[cells.owner]], len(cells.paths)).size
+    found: dict[int | None, tuple[str, int]] = {}
+    for name in ("self_cpu_ns", "self_device_ns"):
+        values = cells.per_step(name)
+        usual = np.where(others > 0, _spread(cells, values)[1], 0)
+        above = np.where((values >= 0) & ours, values - usual[cells.path], 0)
+        first = np.searchsorted(cells.owner, np.arange(len(summaries) + 1)).tolist()
+        for summary, begin, end in zip(summaries, first, first[1:]):
+            most = begin + int(np.argmax(above[begin:end])) if end > begin else -1
+            if most >= 0 and above[most] > found.get(summary.rank, ("", 0))[1]:
+                found[summary.rank] = cells.paths[cells.path[most]], int(above[most])
+    return found

@@ -1,0 +1,32 @@
+"""The verdict on one capture, for texts that go on if it cannot be diagnosed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from instrument.base.errors import reason_of
+from instrument.base.prose import code, wrapped
+from instrument.read.advise.diagnose import diagnose
+from instrument.read.advise.diagnosis import Diagnosis, as_markdown
+from instrument.read.advise.verdict import first_lines
+from instrument.read.views.views import Views
+
+
+def first_parts(capture: Views) -> list[list[str]]:
+    """Return the paragraphs before the tables: the verdict with its notes, what to change first."""
+    try:
+        return first_lines(replace(_diagnosis(capture), lost_events=""))  # the heading has these
+    except Exception as error:  # the tables are shown anyway
+        return [wrapped(f"The capture could not be diagnosed: {reason_of(error)}.")]
+
+
+def markdown_of(capture: Views) -> str:
+    """Return the diagnosis of one capture as Markdown; see `diagnosis.as_markdown`."""
+    try:
+        return as_markdown(_diagnosis(capture))
+    except Exception as error:
+        return f"The capture could not be diagnosed: {code(reason_of(error))}"
+
+
+def _diagnosis(capture: Views) -> Diagnosis:
+    return capture.once("diagnosis", lambda: diagnose([capture], ranks_checks=()))

@@ -1,0 +1,237 @@
+"""A scenario as text and as JSON: the step, the savings, the critical path.
+
+A scenario is the simulation of a window with some edits or without edits. Its causal profile says
+how much shorter a step is if one range, operator or kernel is faster.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from instrument.base.errors import ConfigError
+from instrument.base.units import counted, durations_like
+from instrument.read.simulate.selection import short_name
+from instrument.read.views.breakdown import KINDS as WORK_KINDS
+from instrument.read.views.section import Part, Section, shown_of
+from instrument.read.views.table import ALL, Table, known_columns
+
+if TYPE_CHECKING:
+    from instrument.read.simulate.scenario import Scenario
+
+#: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
+#: does not change the version.
+VERSION = 1
+#: What the keys of the JSON mean.
+JSON_KEYS = {
+    "version": "the version of this format",
+    "name": "the name of the capture",
+    "step_ns": "how long a step takes with the edits: `baseline_ns` minus `saving_ns`",
+    "baseline_ns": "the mean step without edits",
+    "saving_ns": "the share of their time that the steps that count save together, "
+    "multiplied by `baseline_ns`; negative if the edits make the steps longer",
+    "low_ns": "the lower bound of the saving",
+    "high_ns": "the upper bound of the saving",
+    "steps": "the duration of each step with the edits",
+    "edits": "a text for each edit",
+    "notes": "a sentence for each thing that makes the result uncertain",
+    "profile": "the rows of the causal profile, with the columns of `capture.whatif.profile()`",
+    "critical_path": "the rows of the critical path, with the columns of "
+    "`capture.whatif.critical_path`",
+}
+
+# The causal profile tries at least this many ranges, as many operators, and as many kernels.
+_TRIED = 12
+# Rows of the critical path with a smaller share are shown as one row.
+_LEAST_SHARE = 0.005
+# A saving below this fraction of the step is shown as "no shorter", because steps vary by more.
+_LEAST_WON = 0.001
+# The order in which columns are left out if the table is too wide.
+_MISSABLE = ("saving_10_ns", "saving_25_ns", "saving_100_ns", "kind", "device_ns", "cpu_ns")
+# The option that shows all columns.
+_ALL_COLUMNS = "--json"
+# For rows of the critical path without a name: the text that is shown, by kind of row.
+_NAMELESS = {
+    "CPU": "(in no range)",
+    "launch": "(from the call until the device begins)",
+    "stream": "(between two kernels)",
+    "other stream": "(until the work of another stream ends)",
+    "wait": "(until a waiting call returns)",
+    "full queue": "(until the launch queue has room)",
+    "hand-over": "(until another thread goes on)",
+    "waiting for data": "(until a worker delivers a batch)",
+    "other ranks": "(until the other ranks arrive)",
+    "unexplained": "(the device begins late, without a known cause)",
+}
+
+
+def parts(name: str, scenario: Scenario, *, rows: int = 15, only_path: bool = False) -> list[Part]:
+    """Return a scenario as text and tables: the time of the step, and what the edits save.
+
+    Args:
+        name: the name of the capture, or of the window of several ranks.
+        scenario: the capture with or without edits.
+        rows: the maximum number of rows in each table.
+        only_path: show the critical path without the causal profile; otherwise the causal profile
+            is shown, and with edits also the critical path.
+    """
+    text = durations_like(scenario.baseline_ns)
+    found: list[Part] = [_heading(name, scenario, text)]
+    if scenario.edits:
+        found += [_edits(scenario), _saving(scenario, text)]
+    if scenario.edits or only_path:
+        found.append(_critical_path(scenario, rows, text))
+    if not only_path:
+        found += [_profile(scenario, rows, text), _all_device_work(scenario, text)]
+    found.append([f"Note: {note}" for note in scenario.notes])
+    return [part for part in found if part]
+
+
+def as_json(name: str, scenario: Scenario, *, rows: int = ALL) -> str:
+    """Return a scenario as JSON, with times in nanoseconds; docs/json.md describes the keys."""
+    content = {
+        "version": VERSION,
+        "name": name,
+        "step_ns": scenario.step_ns,
+        "baseline_ns": scenario.baseline_ns,
+        "saving_ns": scenario.saving_ns,
+        "low_ns": scenario.low_ns,
+        "high_ns": scenario.high_ns,
+        "steps": scenario.steps,
+        "edits": scenario.edits,
+        "notes": scenario.notes,
+        "profile": _profile_of(scenario, rows).head(rows).to_dicts(),
+        "critical_path": scenario.critical_path.head(rows).to_dicts(),
+    }
+    return json.dumps(content, indent=2)
+
+
+def as_csv(scenario: Scenario, *, rows: int = ALL, only_path: bool = False) -> str:
+    """Return the causal profile, or the critical path, as CSV; see `Table.to_csv`."""
+    found = scenario.critical_path if only_path else _profile_of(scenario, rows)
+    return found.head(rows).to_csv()
+
+
+def _profile_of(scenario: Scenario, rows: int) -> Table:
+    return scenario.profile(_TRIED if rows == ALL else max(rows, _TRIED))
+
+
+def _heading(name: str, scenario: Scenario, text: Callable[[float], str]) -> str:
+    heading = f"{name}: {_unit(scenario)}"
+    if not scenario.edits:
+        return f"{heading} takes {text(scenario.step_ns)}"
+    return f"{heading} would take {text(scenario.step_ns)} instead of {text(scenario.baseline_ns)}"
+
+
+def _unit(scenario: Scenario) -> str:
+    has_steps = all(model.has_steps for model in scenario.window.models)
+    return "a step" if has_steps else "the recorded window"
+
+
+def _edits(scenario: Scenario) -> list[str]:
+    width = len(str(len(scenario.edits)))
+    edits = enumerate(scenario.edits, 1)
+    return ["Edits:", *(f"{number:>{width}}. {edit}" for number, edit in edits)]
+
+
+def _saving(scenario: Scenario, text: Callable[[float], str]) -> str:
+    low, high = text(scenario.low_ns), text(scenario.high_ns)
+    share = f" ({scenario.saving_ns / scenario.baseline_ns:.1%})" if scenario.baseline_ns else ""
+    bounds = "" if low == high else f", between {low} and {high}"
+    longer = f": {_unit(scenario)} takes longer" if scenario.saving_ns < 0 else ""
+    return f"Saving: {text(scenario.saving_ns)}{share}{bounds}{longer}"
+
+
+def _profile(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str | Section:
+    table = _profile_of(scenario, rows)
+    after = " after the edits" if scenario.edits else ""
+    if not len(table):
+        return f"Causal profile{after}: the capture has no ranges, operators or kernels."
+    shown = table.head(rows)
+    columns = {name: shown.column(name) for name in table.columns if name != "saving_50_share"} | {
+        "share": shown.column("saving_50_share")
+    }
+    return Section(
+        Table(columns),
+        known_columns(Table(columns)),
+        f"Causal profile{after}{shown_of(len(shown), len(table))}; 50 % less: how much shorter "
+        f"{_unit(scenario)} is if the row takes 50 % less time",
+        missable=_MISSABLE,
+        key="saving_50_ns",
+        texts={name: text for name in columns if name.endswith("_ns")} | {"share": _share},
+        all_columns=_ALL_COLUMNS,
+    )
+
+
+def _share(share: float) -> str:
+    return f"{round(share, 3) + 0.0:.1%}"
+
+
+def _all_device_work(scenario: Scenario, text: Callable[[float], str]) -> str:
+    """Return what a step would save if all device work took half the time; "" without such work."""
+    try:
+        halved = scenario.scale(kernel="*", by=0.5)
+    except ConfigError:
+        return ""
+    won, what = halved.saving_ns - scenario.saving_ns, _unit(scenario)
+    share = won / scenario.step_ns if scenario.step_ns else 0.0
+    shorter = f"{text(won)} ({share:.1%}) shorter" if share >= _LEAST_WON else "no shorter"
+    return f"If all device work took half the time, {what} would be {shorter}."
+
+
+def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) -> Section:
+    table = _by_short_name(scenario.critical_path)
+    large = table.where(share=lambda share: share >= _LEAST_SHARE) if rows < sys.maxsize else table
+    shown = [tuple(row) for row in large.head(rows)]
+    if others := [*table][len(shown) :]:
+        name = f"({counted(len(others), 'smaller row')})"
+        step_ns, share = sum(row.step_ns for row in others), sum(row.share for row in others)
+        shown.append(("others", name, None, step_ns, share))
+    found = _table(table.columns, shown)
+    return Section(
+        found,
+        known_columns(found),
+        f"Critical path; what decides how long {_unit(scenario)} takes: {_kinds(table)}",
+        missable=("rank",),
+        key="step_ns",
+        texts={"step_ns": text, "share": _share},
+        all_columns=_ALL_COLUMNS,
+    )
+
+
+def _by_short_name(path: Table) -> Table:
+    """Sum the rows of a critical path that have the same kind, short name and rank.
+
+    In the result, the longest time comes first.
+    """
+    sums: dict[tuple[Any, ...], tuple[int, float]] = {}
+    for row in path:
+        key = row.kind, _short(row.kind, row.name), row.rank
+        step_ns, share = sums.get(key, (0, 0.0))
+        sums[key] = step_ns + row.step_ns, share + (row.share or 0.0)
+    found = _table(
+        ("kind", "name", "rank", "step_ns", "share"), [(*key, *sums[key]) for key in sums]
+    )
+    return found.sort("step_ns")
+
+
+def _table(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> Table:
+    return Table({name: [row[k] for row in rows] for k, name in enumerate(names)})
+
+
+def _short(kind: str, name: str | None) -> str | None:
+    """Return the name of a row of the critical path, shortened as in the causal profile."""
+    if name is None:
+        return _NAMELESS.get(kind)
+    return short_name(name) if kind in WORK_KINDS else name
+
+
+def _kinds(table: Table) -> str:
+    """Return the share of each kind of work in a critical path as text, the largest first."""
+    shares: dict[str, float] = {}
+    for row in table:
+        shares[row.kind] = shares.get(row.kind, 0.0) + row.share
+    order = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{kind} {share:.1%}" for kind, share in order if share >= _LEAST_SHARE)

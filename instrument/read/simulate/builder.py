@@ -1,0 +1,745 @@
+"""`build_model`: find the moments of a recorded window, and which moments each of them waits for.
+
+docs/architecture.md lists the arcs. A device row is the row of a device event in the table `Work`;
+a device event has a moment at its end, and one at its start if another moment waits for this start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from instrument.read.facts.autograd import is_backward
+from instrument.read.facts.groupby import Groups, distinct, groupby, isin
+from instrument.read.facts.intervals import merged, within
+from instrument.read.facts.links import Links
+from instrument.read.facts.synchronisation import DEVICE as DEVICE_WAIT
+from instrument.read.facts.synchronisation import STREAM_WAIT
+from instrument.read.simulate.cpu_time import CpuTime, axis_of, joined
+from instrument.read.simulate.loader_queue import LoaderQueue, loader_queue
+from instrument.read.simulate.model import (
+    CPU,
+    CROSS,
+    DEVICE,
+    HANDOVER,
+    LAUNCH,
+    LOADER,
+    ORIGIN,
+    QUEUE,
+    RANKS,
+    STREAM,
+    WAIT,
+    Arcs,
+    Model,
+    Moments,
+)
+from instrument.read.simulate.program import NEVER, Program, in_order
+from instrument.read.trace.capture_json import Loader
+from instrument.read.trace.events import Codes, Events, Flags, Ints, is_step, loader_iterator
+from instrument.read.views.breakdown import COMMUNICATION, Work
+from instrument.read.views.launch_queue import FULL_QUEUE
+from instrument.read.views.steps import is_loading, launching_step
+
+# Moments at the same time have this order: starts of device events, ends of device events, ends of
+# waits on the CPU, starts on the CPU, other ends on the CPU. But of two device events, the one that
+# started first comes first; see `_finish`.
+_STARTS, _ENDS, _RETURNS, _BEGINS, _LEAVES = range(5)
+# A launch waits only if the launch queue is full. With a faster CPU, the queue can be full more
+# often. So a launch gets an arc even if only a tenth of the queue was in use in the recording.
+_FILLED = FULL_QUEUE // 10
+# A waiting thread goes on within this time after the other thread has ended its work, or within
+# this fraction of the wait if that is longer. On a loaded machine, threads wake up late.
+_WAKES_NS, _WAKES_SHARE = 200_000, 0.1
+# A thread without events waits for another thread only if the other thread works for at least this
+# fraction of the time without events.
+_WORKS_SHARE = 0.8
+_SHORTEST_SILENCE_NS = 50_000
+# A free stream starts its work 5 to 50 µs after the launch. A longer delay has another cause.
+_LONGEST_DELAY_NS = 1_000_000
+# A thread that polls the host's memory until a kernel writes to it goes on within this time, plus
+# this fraction of the wait, around the end of the kernel. Shorter waits are not looked for.
+_POLLS_NS, _POLLS_SHARE, _SHORTEST_POLL_NS = 30_000, 0.005, 1_000_000
+# The device is busy for at least this fraction of such a wait.
+_BUSY_SHARE = 0.95
+# The largest number of pairs of a synchronisation and a stream, for each event of the trace.
+_MOST_PAIRS = 8
+# With fewer values than this, one exceptional value can decide the median.
+_FEW = 8
+_WORKERS, _IN_PROCESS = "_MultiProcessing", "_SingleProcess"
+
+
+class _Builder:
+    """Collects the moments and arcs of the simulated graph."""
+
+    def __init__(self, links: Links, work: Work) -> None:
+        self.links, self.work, self.events = links, work, links.events
+        # The device row of each event; -1 for a CPU event. The last entry is for the position -1.
+        self.row_of = np.full(len(links.events) + 1, -1)
+        self.row_of[work.event] = np.arange(len(work.event))
+        self.begin_ns, span_ns = axis_of(self.events)
+        self.axis = CpuTime(self.begin_ns, span_ns, (np.zeros(0, np.int64),) * 2)  # no waits yet
+        self.threads: list[Ints] = []
+        self.times: list[Ints] = []
+        self.phases: list[Ints] = []
+        self.calls: list[Ints] = []
+        self.count = 0
+        self.arcs: list[tuple[Ints, ...]] = []
+        self.typical: list[Ints] = []
+        self.waits: list[tuple[Ints, Ints, Ints]] = []
+        # For each loader with workers: its calls, the moments at their ends, and its queue.
+        self.loaders: list[tuple[Ints, Ints, LoaderQueue]] = []
+
+    def add(
+        self, phase: int | Ints, thread: Ints | Codes, time_ns: Ints, call: Ints | None = None
+    ) -> Ints:
+        """Add CPU moments with these columns of `Moments`, and return their indices."""
+        self.threads.append(thread.astype(np.int64))
+        self.times.append(time_ns)
+        self.phases.append(np.broadcast_to(np.asarray(phase), len(thread)))
+        self.calls.append(np.full(len(thread), -1) if call is None else call)
+        self.count += len(thread)
+        return np.arange(self.count - len(thread), self.count)
+
+    def connect(
+        self,
+        kind: int,
+        target: Ints,
+        source: Ints | int,
+        fixed_ns: Ints | int = 0,
+        row: Ints | int = -1,
+        event: Ints | int = -1,
+        typical_ns: Ints | int | None = None,
+    ) -> None:
+        """Add arcs with these columns of `Arcs`.
+
+        If `typical_ns` is given, it replaces `fixed_ns` in `Model.typical`.
+        """
+        columns = np.broadcast_arrays(target, source, kind, fixed_ns, row, event)
+        self.arcs.append(tuple(np.asarray(each, np.int64) for each in columns))
+        typical = fixed_ns if typical_ns is None else typical_ns
+        self.typical.append(np.broadcast_to(np.asarray(typical, np.int64), len(columns[0])))
+
+    def columns(self) -> Arcs:
+        return Arcs(*(np.concatenate(side) for side in zip(*self.arcs)))
+
+    def wait(self, thread: Ints | Codes, start_ns: Ints, end_ns: Ints) -> None:
+        """Add intervals in which threads only wait; these intervals do not count as CPU time."""
+        self.waits.append((thread.astype(np.int64), start_ns, end_ns))
+
+
+def build_model(
+    links: Links, work: Work, meets: Ints | None = None, loader: Loader | None = None
+) -> Model:
+    """Build the model of a capture.
+
+    Args:
+        links: the relations of the trace.
+        work: the device work of the trace.
+        meets: the collectives in which other ranks of the window take part, as rows of `work`. Each
+            gets a moment at its start.
+        loader: the settings of the data loader, if they are known.
+
+    Cost: a few hundred array operations on launches, waits, device events and the call tree.
+
+    Raises:
+        CaptureError: the trace is too long to simulate.
+    """
+    events, made = links.events, _Builder(links, work)
+    # For a node, its thread in the call tree, which can differ from that in the trace.
+    thread_of = events.thread.astype(np.int64)
+    thread_of[links.call_tree.index] = links.call_tree.thread
+    step_start, step_end, step_of, has_steps = _steps(made)
+    starts = made.add(_BEGINS, step_start[0], step_start[1])
+    _hand_overs(made)
+    # One moment for each call that launched work.
+    called = np.flatnonzero(work.call >= 0)
+    calls, of_call = groupby(work.call[called])
+    # The work of a call that loads code first can only begin after the call.
+    first_ns, begins_ns, ends_ns = (
+        of_call.min(work.start_ns[called]),
+        events.start_ns[calls],
+        events.end_ns[calls],
+    )
+    is_late = (ends_ns - begins_ns > _LONGEST_DELAY_NS) & (first_ns >= ends_ns)
+    launches_ns = np.where(is_late, ends_ns, begins_ns)
+    launches = made.add(_BEGINS, thread_of[calls], launches_ns, calls)
+    launch_of, launch_ns = np.full(len(work.event), -1), np.zeros(len(work.event), np.int64)
+    launch_of[called], launch_ns[called] = launches[of_call.of], launches_ns[of_call.of]
+    _loader_waits(made, loader)
+    queued = _queue_moments(made, thread_of)
+    blocked = _wait_moments(made, thread_of)
+    polls, ends_early = _polling(made)
+    ends = made.add(_LEAVES, step_end[0], step_end[1])
+    cpu_count = made.count
+    end_of = cpu_count + np.arange(len(work.event))
+    start_of = np.full(len(work.event), -1)
+    is_needed = np.zeros(len(work.event), np.bool_)
+    is_needed[queued.row] = True
+    is_needed[polls.row[ends_early]] = True
+    if meets is not None:
+        is_needed[meets] = True
+    needed = np.flatnonzero(is_needed)
+    start_of[needed] = cpu_count + len(end_of) + np.arange(len(needed))
+    ready = _ready_arcs(made, cpu_count + len(end_of) + len(needed))
+    _device_arcs(made, launch_of, launch_ns, end_of, start_of)
+    polled = np.where(ends_early, start_of[polls.row], end_of[polls.row])
+    made.connect(WAIT, polls.moment, polled, polls.lag_ns, event=polls.call)
+    for kind, waits, awaited in ((QUEUE, queued, start_of), (WAIT, blocked, end_of)):
+        made.connect(
+            kind,
+            waits.moment,
+            awaited[waits.row],
+            waits.lag_ns,
+            event=waits.call,
+            typical_ns=waits.usual_ns,
+        )
+    moments = Moments(
+        time_ns=np.concatenate([*made.times, work.end_ns, work.start_ns[needed], ready])
+        - made.begin_ns,
+        phase=np.concatenate(
+            [
+                *made.phases,
+                np.full(len(end_of), _ENDS),
+                np.full(len(needed), _STARTS),
+                np.full(len(ready), _ENDS),
+            ]
+        ),
+        thread=np.concatenate(made.threads),
+        call=np.concatenate(made.calls),
+        end_of=end_of,
+        start_of=start_of,
+        step_start=starts,
+        step_end=ends,
+    )
+    _cpu_arcs(made, moments)
+    _ = made.links.launched  # computed here once, because every edit needs it
+    return _finish(made, moments, has_steps, step_of)
+
+
+def _finish(made: _Builder, moments: Moments, has_steps: bool, step_of: Ints) -> Model:
+    thread, start, end = (np.concatenate(side) for side in zip(*made.waits))
+    place = made.axis.place
+    axis = replace(made.axis, waits=joined(place(thread, start), place(thread, end)))
+    # Among device events at the same time, the one that started first comes first.
+    started = np.zeros(len(moments.time_ns), np.int64)
+    started[moments.end_of] = made.work.start_ns
+    has_start = moments.start_of >= 0
+    started[moments.start_of[has_start]] = made.work.start_ns[has_start]
+    on_cpu = moments.phase >= _RETURNS
+    order = np.lexsort((moments.phase, started, on_cpu, moments.time_ns))
+    program, arcs = _built(made, moments, order)
+    arcs.fixed_ns[~program.kept] = NEVER
+    typical = np.concatenate(made.typical)
+    typical[~program.kept] = NEVER
+    found = Model(
+        links=made.links,
+        work=made.work,
+        axis=axis,
+        moments=moments,
+        arcs=arcs,
+        program=program,
+        residue_ns=np.zeros(len(made.work.event), np.int64),
+        dropped=int(np.count_nonzero(~program.kept)),
+        has_steps=has_steps,
+        step_of=step_of,
+        unknown_wait_ns=_unknown_wait_ns(made),
+        _typical_ns=typical,
+    )
+    return replace(found, residue_ns=_residues(found))
+
+
+def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs]:
+    """Make the `Program` of a model, and the columns of its arcs.
+
+    If the clocks of CPU and device differ, some arcs contradict the recorded times, and are left
+    out. A moment without any other arc happens at the recorded time.
+    """
+    arcs = made.columns()
+    kept = in_order(order, arcs.target, arcs.source)
+    alone = np.ones(len(moments.time_ns), np.bool_)
+    alone[arcs.target[kept]] = False
+    if alone.any():
+        target = np.flatnonzero(alone)
+        row = moments.ended_row[target]
+        lasts = np.append(made.work.end_ns - made.work.start_ns, 0)[row]
+        made.connect(ORIGIN, target, -1, moments.time_ns[target] - lasts, row)
+        arcs, kept = made.columns(), np.append(kept, alone[target])
+    return Program(order, arcs.target, arcs.source, kept), arcs
+
+
+def _residues(found: Model) -> Ints:
+    """For each device event: its start minus the earliest start that its arcs allow, in ns."""
+    arcs, moments, work = found.arcs, found.moments, found.work
+    into = np.flatnonzero(
+        np.isin(arcs.kind, (LAUNCH, STREAM, CROSS, ORIGIN))
+        & (arcs.row >= 0)
+        & (arcs.fixed_ns != NEVER)
+    )
+    row, source = arcs.row[into], arcs.source[into]
+    begun = np.where(source >= 0, np.append(moments.time_ns, 0)[source], 0) + arcs.fixed_ns[into]
+    expected = np.full(len(work.event), NEVER)
+    np.maximum.at(expected, row, begun)
+    started = work.start_ns - found.axis.begin_ns
+    return np.where(expected == NEVER, 0, started - expected)
+
+
+def _steps(made: _Builder) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], Ints, bool]:
+    """Find the steps; if no step finished, the whole time of the main thread is one step.
+
+    Returns:
+        The threads and times of the steps' starts; those of their ends; for each device row, the
+            step that launched it, or -1; whether a step finished.
+    """
+    events, links = made.events, made.links
+    index = links.steps
+    if len(index):
+        thread = events.thread[index].astype(np.int64)
+        starts, ends = (thread, events.start_ns[index]), (thread, events.end_ns[index])
+        return starts, ends, launching_step(events, made.work, index), True
+    tree = links.call_tree
+    everything = np.zeros(len(made.work.event), np.int64)
+    if not len(tree):
+        none = np.zeros(0, np.int64)
+        return (none, none), (none, none), np.full(len(everything), -1), False
+    main = int(np.argmax(np.bincount(tree.thread)))
+    own = np.flatnonzero(tree.thread == main)
+    thread = np.array([main])
+    begin, end = np.array([tree.start_ns[own].min()]), np.array([tree.end_ns[own].max()])
+    return (thread, begin), (thread, end), everything, False
+
+
+def _cpu_arcs(made: _Builder, moments: Moments) -> None:
+    count = len(moments.thread)
+    order = np.lexsort((moments.phase[:count], moments.time_ns[:count], moments.thread))
+    before = np.append(-1, order[:-1])[:count]
+    is_first = np.append(True, np.diff(moments.thread[order]) != 0)[:count]
+    made.connect(CPU, order, np.where(is_first, -1, before))
+
+
+# ---- hand-over between threads
+
+
+def _hand_overs(made: _Builder) -> None:
+    """Add moments and arcs where the main thread and another thread wait for each other.
+
+    The bounds are the times at which events of the main thread start or end. The main thread waits
+    between two bounds if another thread ends an interval of work there and does not work at the
+    second bound. If it is not the autograd engine's thread, it must also work for most of this
+    time, which must be at least 50 µs, and the second bound must come just after the end of its
+    work.
+    """
+    links, tree, axis = made.links, made.links.call_tree, made.axis
+    if not len(tree):
+        return
+    threads = made.events.thread[links.steps] if len(links.steps) else tree.thread
+    main = int(np.argmax(np.bincount(threads)))
+    is_engine = np.zeros(len(made.events.threads), np.bool_)
+    is_engine[tree.thread[is_backward(made.events)[tree.index]]] = True
+    own = np.flatnonzero(tree.thread == main)
+    bounds = distinct(np.concatenate([tree.start_ns[own], tree.end_ns[own]]))
+    # The intervals in which the other threads work, sorted by thread and time.
+    roots = np.flatnonzero((tree.parent < 0) & (tree.thread != main))
+    busy = merged(
+        axis.place(tree.thread[roots], tree.start_ns[roots]),
+        axis.place(tree.thread[roots], tree.end_ns[roots]),
+    )
+    if not len(busy[0]):
+        return
+    other = busy[0] // axis.span_ns
+    start, end = (side - other * axis.span_ns + axis.begin_ns for side in busy)
+    is_last = np.append(np.diff(other) != 0, True)  # of its thread
+    gap = np.searchsorted(bounds, end)
+    chosen = is_last | (np.append(np.diff(gap), 0) != 0)
+    at = np.flatnonzero(chosen & (gap > 0) & (gap < len(bounds)))
+    silent_from, silent_until, finish = bounds[gap[at] - 1], bounds[gap[at]], end[at]
+    thread = other[at]
+    # The other thread must not be at work again when the main thread goes on.
+    chosen = is_last[at] | (np.append(start, 0)[at + 1] >= silent_until)
+    first = np.searchsorted(busy[1], axis.place(thread, silent_from), "right")
+    begin = np.maximum(start[first], silent_from)
+    silence = silent_until - silent_from
+    wakes = np.maximum(_WAKES_NS, (silence * _WAKES_SHARE).astype(np.int64))
+    works = within(busy, axis.place(thread, silent_from), axis.place(thread, finish))
+    chosen &= is_engine[thread] | (
+        (silence >= _SHORTEST_SILENCE_NS)
+        & (silent_until - finish <= wakes)
+        & (works >= _WORKS_SHARE * (finish - silent_from))
+    )
+    thread, begin, finish = thread[chosen], begin[chosen], finish[chosen]
+    mains = np.full(len(thread), main)
+    ends = made.add(_LEAVES, thread, finish)
+    resumes = made.add(_LEAVES, mains, finish)
+    made.connect(HANDOVER, resumes, ends)
+    made.wait(mains, begin, finish)
+    # If the other thread begins after a pause, the main thread has given it the work.
+    pause_from = np.where(np.append(True, is_last[:-1]), made.begin_ns, np.append(0, end[:-1]))
+    least_ns = np.where(is_engine[other], 1, _SHORTEST_SILENCE_NS)
+    pauses = isin(other, thread) & (start - pause_from >= least_ns)
+    pauses &= ~is_engine[other] | isin(busy[0], axis.place(thread, begin))
+    others, begins = other[pauses], start[pauses]
+    asks = made.add(_BEGINS, np.full(len(begins), main), begins)
+    works_from = made.add(_BEGINS, others, begins)
+    made.connect(HANDOVER, works_from, asks)
+    made.wait(others, pause_from[pauses], begins)
+
+
+# ---- waits for the data loader
+
+
+def _loader_waits(made: _Builder, loader: Loader | None) -> None:
+    """Add moments at which the program takes batches; `_ready_arcs` adds their arcs."""
+    events = made.events
+    workers, prefetch = (loader.workers, loader.prefetch_factor) if loader else (None, None)
+    loads = is_loading(events) & events.finished
+    _next_batches(made, np.flatnonzero(loads & loads_here(events)))
+    of_workers = events.named(lambda name: _WORKERS in (loader_iterator(name) or ""))
+    calls = np.flatnonzero(loads & of_workers)
+    for same in _by_name(events, calls):
+        same = same[np.argsort(events.end_ns[same], kind="stable")]
+        start, end, thread = events.start_ns[same], events.end_ns[same], events.thread[same]
+        queue = loader_queue(made.begin_ns, start, end, workers, prefetch)
+        if queue is not None:
+            late = queue.is_awaited
+            made.loaders.append((same, made.add(_RETURNS, thread, end, same), queue))
+            made.wait(thread[late], (start + queue.own_ns)[late], end[late])
+
+
+def _ready_arcs(made: _Builder, first: int) -> Ints:
+    """Add the arcs of the batches from workers; see `LoaderQueue`.
+
+    Returns the times at which the batches are ready: the moments from `first` on.
+    """
+    times = [np.zeros(0, np.int64)]
+    for calls, taken, queue in made.loaders:
+        ready = first + np.arange(len(calls))
+        begun = ready[: queue.workers]
+        made.connect(LOADER, begun, -1, queue.ready_ns[: queue.workers] - made.begin_ns)
+        is_free = (ready < first + queue.workers) & ~queue.is_awaited
+        free = np.where(is_free, taken, ready)
+        for ahead, before in ((queue.workers, free), (queue.ahead, taken)):
+            made.connect(LOADER, ready[ahead:], before[:-ahead], queue.load_ns[ahead:])
+        made.connect(LOADER, taken, ready, event=calls)
+        times.append(queue.ready_ns)
+        first += len(calls)
+    return np.concatenate(times)
+
+
+def loads_here(events: Events) -> Flags:
+    """A mask of the events in which a data loader loads in the training process."""
+    return events.named(lambda name: _IN_PROCESS in (loader_iterator(name) or ""))
+
+
+def _next_batches(made: _Builder, calls: Ints) -> None:
+    """Add an arc from each batch to the next, for batches that the training process loads.
+
+    These arcs have no effect until `edits.workers` gives them a time.
+    """
+    events = made.events
+    for same in _by_name(events, calls):
+        same = same[np.argsort(events.start_ns[same], kind="stable")]
+        moments = made.add(_RETURNS, events.thread[same], events.end_ns[same], same)
+        made.connect(LOADER, moments[1:], moments[:-1], NEVER, event=same[1:])
+
+
+def _by_name(events: Events, calls: Ints) -> list[Ints]:
+    return [calls[rows] for rows in groupby(events.name[calls])[1].rows()]
+
+
+# ---- waits for the device
+
+
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """Calls that wait for device work; a call that waits for n device rows has n entries.
+
+    Attributes:
+        moment: the moment at the end of the call.
+        call: the call.
+        row: the device row for whose start (in a full launch queue) or end the call waits.
+        lag_ns: the time from this start or end to the end of the call.
+        usual_ns: the usual value of `lag_ns`.
+    """
+
+    moment: Ints
+    call: Ints
+    row: Ints
+    lag_ns: Ints
+    usual_ns: Ints
+
+
+def _queue_moments(made: _Builder, thread_of: Ints) -> _Waits:
+    """Add a moment at the end of each launch that may find a full launch queue."""
+    events, work = made.events, made.work
+    is_cuda = events.named(lambda name: name.startswith("cu"))
+    known = np.flatnonzero((work.call >= 0) & is_cuda[work.call])
+    stream = events.thread[work.event[known]].astype(np.int64)
+    order = np.lexsort((work.start_ns[known], work.call[known], stream))
+    known, stream = known[order], stream[order]
+    changes = (np.diff(work.call[known]) != 0) | (np.diff(stream) != 0)
+    first = np.append(True, changes)[: len(known)]
+    known, stream = known[first], stream[first]
+    order = np.lexsort((events.start_ns[work.call[known]], stream))
+    known, stream = known[order], stream[order]
+    later, earlier = known[FULL_QUEUE:], known[:-FULL_QUEUE]
+    called, returned = events.start_ns[work.call[later]], events.end_ns[work.call[later]]
+    started = work.start_ns[earlier]
+    # The queue holds at least _FILLED launches when a call begins if the launch that came _FILLED
+    # launches earlier has not started its work.
+    nearer = known[FULL_QUEUE - _FILLED : len(known) - _FILLED]
+    near = (stream[FULL_QUEUE:] == stream[:-FULL_QUEUE]) & (work.start_ns[nearer] > called)
+    near &= started <= returned
+    later, earlier = later[near], earlier[near]
+    called, returned, started = called[near], returned[near], started[near]
+    call = work.call[later]
+    blocked = started > called
+    is_free = np.zeros(len(events), np.bool_)
+    is_free[work.call[known]] = True
+    is_free[call[blocked]] = False
+    free = np.flatnonzero(is_free)
+    usual = int(np.median(events.duration_ns[free])) if len(free) else 0
+    own = np.minimum(usual, returned - called)
+    blocked &= returned > called + own
+    moments = made.add(_returns(called, returned), thread_of[call], returned, call)
+    # A call that did not wait in the recording may wait in a scenario. The lag of such a call is at
+    # most the recorded time, so that it does not wait in a scenario without edits.
+    after = returned - started
+    lag = int(np.median(after[blocked])) if blocked.any() else 0
+    typical = np.minimum(after, lag)
+    made.wait(thread_of[call[blocked]], (called + own)[blocked], returned[blocked])
+    return _Waits(moments, call, earlier, np.where(blocked, after, typical), typical)
+
+
+def _returns(start_ns: Ints, end_ns: Ints) -> Ints:
+    """The phase of each call's end (`Moments.phase`); without a duration, it follows its start."""
+    return np.where(end_ns > start_ns, _RETURNS, _LEAVES)
+
+
+def _wait_moments(made: _Builder, thread_of: Ints) -> _Waits:
+    events, found, work = made.events, made.links.synchronisations, made.work
+    earlier = made.row_of[found.earlier]
+    edge = np.flatnonzero((found.kind[found.wait] != STREAM_WAIT) & (earlier >= 0))
+    wait, row = _with_repeated(made, found.wait[edge], earlier[edge])
+    waits, of_wait = np.unique(wait, return_inverse=True)
+    call, kind = found.call[waits], found.kind[waits]
+    start, end = events.start_ns[call], events.end_ns[call]
+    work_end = np.full(len(waits), np.iinfo(np.int64).min)
+    np.maximum.at(work_end, of_wait, work.end_ns[row])
+    waited = work_end > start
+    duration = end - start
+    # For each call, two usual times: its duration without a wait, and its lag. The lag is the time
+    # from the end of the awaited work to the end of the call.
+    own, lag = np.zeros(len(waits), np.int64), np.zeros(len(waits), np.int64)
+    for each in np.unique(kind).tolist():
+        same = kind == each
+        ready = same & ~waited
+        after = duration - np.clip(work_end - start, 0, duration)
+        free = int(np.median(duration[ready])) if ready.any() else int(after[same].min())
+        own[same] = np.minimum(duration[same], free)
+        # The lag comes only from calls that took longer than a call without a wait.
+        held = same & waited & (duration > own)
+        lag[same] = int(np.median(np.maximum((end - work_end)[held], 0))) if held.any() else 0
+    waited &= duration > own
+    moments = made.add(_returns(start, end), thread_of[call], end, call)
+    made.wait(thread_of[call[waited]], (start + own)[waited], end[waited])
+    left = end[of_wait] - work.end_ns[row]
+    decides = waited[of_wait] & (work.end_ns[row] == work_end[of_wait])
+    own_lag = np.where(decides, left, np.minimum(lag[of_wait], left))
+    usual = np.where(decides, lag[of_wait], own_lag)
+    return _Waits(moments[of_wait], call[of_wait], row, own_lag, usual)
+
+
+def _polling(made: _Builder) -> tuple[_Waits, Flags]:
+    """Add a moment where a thread ends a wait for device work without a call that waits.
+
+    A library such as DeepEP polls the host's memory until its kernel writes to it. In the trace,
+    nothing follows the launch of this kernel inside an operator or range until about the end of the
+    kernel, and the device is busy. The second value masks the waits that end before the kernel:
+    their `lag_ns` counts from its start.
+    """
+    events, tree, work = made.events, made.links.call_tree, made.work
+    order = np.lexsort((tree.start_ns, tree.thread))
+    node, after = order[:-1], order[1:]
+    # The device row of each call that ends last.
+    by_end = np.argsort(work.end_ns, kind="stable")
+    row_of = np.full(len(events) + 1, -1)
+    row_of[work.call[by_end]] = by_end
+    row_of[-1] = -1
+    row = row_of[tree.index[node]]
+    begin, end, around = tree.end_ns[node], tree.start_ns[after], tree.parent[after]
+    is_step_node = np.append(events.named(is_step)[tree.index], True)
+    chosen = (tree.thread[node] == tree.thread[after]) & (end - begin >= _SHORTEST_POLL_NS)
+    chosen &= (row >= 0) & ~is_step_node[around]
+    chosen &= np.append(tree.start_ns, 0)[around] <= tree.start_ns[node]
+    node, row, begin, end = (each[chosen] for each in (node, row, begin, end))
+    lasts, left = end - begin, end - work.end_ns[row]
+    busy = within(merged(work.start_ns, work.end_ns), begin, end)
+    chosen = np.abs(left) <= _POLLS_NS + _POLLS_SHARE * lasts
+    chosen &= (work.start_ns[row] < end) & (busy >= _BUSY_SHARE * lasts)
+    node, row, begin, end, left = (each[chosen] for each in (node, row, begin, end, left))
+    thread, call = tree.thread[node].astype(np.int64), tree.index[node]
+    made.wait(thread, begin, end)
+    lag = np.where(left < 0, end - work.start_ns[row], left)
+    return _Waits(made.add(_RETURNS, thread, end), call, row, lag, lag), left < 0
+
+
+def _unknown_wait_ns(made: _Builder) -> int:
+    found = made.links.synchronisations
+    unknown = np.setdiff1d(np.flatnonzero(found.kind != STREAM_WAIT), found.wait)
+    return int(made.events.duration_ns[found.call[unknown]].sum())
+
+
+def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
+    """Add the waits of repeated device synchronisations; `wait[k]` is for the row `row[k]`.
+
+    If no work comes between two device synchronisations, the trace has the stream's last work only
+    for the first. The added wait of the second has no effect until an edit lets the first return at
+    once. In a trace with very many synchronisations and streams, nothing is added.
+    """
+    events, found, work = made.events, made.links.synchronisations, made.work
+    on_device = found.kind[wait] == DEVICE_WAIT
+    waits, nth = np.unique(wait[on_device], return_inverse=True)
+    rows = row[on_device]
+    streams, column = np.unique(events.thread[work.event[rows]], return_inverse=True)
+    if len(waits) * len(streams) > _MOST_PAIRS * len(events):
+        return wait, row
+    rank = np.empty(len(waits), np.int64)
+    rank[np.argsort(events.start_ns[found.call[waits]], kind="stable")] = np.arange(len(waits))
+    by_end = np.argsort(work.end_ns[rows], kind="stable")
+    # For each synchronisation and stream, the last row that the synchronisation waits for. If there
+    # is no such row, the row of the nearest earlier synchronisation counts.
+    own = np.full((len(waits), len(streams)), -1)
+    own[rank[nth[by_end]], column[by_end]] = rows[by_end]
+    last = np.maximum.accumulate(np.where(own >= 0, np.arange(len(waits))[:, None], 0), axis=0)
+    filled = np.take_along_axis(own, last, axis=0)
+    device = np.array([events.threads[k][0] for k in streams.tolist()], object)
+    of_wait = np.empty(len(waits), object)
+    of_wait[rank[nth]] = device[column]
+    repeated = (own < 0) & (filled >= 0) & (of_wait[:, None] == device[None, :])
+    at, _ = np.nonzero(repeated)
+    by_rank = waits[np.argsort(rank)]
+    return np.concatenate([wait, by_rank[at]]), np.concatenate([row, filled[repeated]])
+
+
+# ---- the device
+
+
+def _device_arcs(
+    made: _Builder, launch_of: Ints, launch_ns: Ints, end_of: Ints, start_of: Ints
+) -> None:
+    events, work = made.events, made.work
+    count = len(work.event)
+    if not count:
+        return
+    rows = np.arange(count)
+    stream = events.thread[work.event].astype(np.int64)
+    order = np.lexsort((work.end_ns, work.start_ns, stream))
+    before = np.full(count, -1)
+    same = np.diff(stream[order]) == 0
+    before[order[1:][same]] = order[:-1][same]
+    # With programmatic dependent launch, work can begin before the work before it has ended.
+    free_ns = np.append(work.end_ns, 0)[before]
+    follows = (before >= 0) & (free_ns <= np.where(start_of >= 0, work.start_ns, work.end_ns))
+    launched = launch_of >= 0
+    earlier, later = _stream_waits(made)
+    waits = np.zeros(count, np.bool_)
+    waits[later] = True
+    delay, gap = _usual_delays(made, before, follows, waits, launch_ns)
+    target = np.where(start_of >= 0, start_of, end_of)
+    has_start = np.flatnonzero(start_of >= 0)
+    # An arc to the end of a device event also adds the duration of the event.
+    made.connect(
+        LAUNCH,
+        target[launched],
+        launch_of[launched],
+        delay[launched],
+        rows[launched],
+        work.event[launched],
+    )
+    made.connect(
+        STREAM,
+        target[follows],
+        end_of[before[follows]],
+        gap[follows],
+        rows[follows],
+        work.event[follows],
+    )
+    free = ~launched & ~follows
+    made.connect(
+        ORIGIN,
+        target[free],
+        -1,
+        work.start_ns[free] - made.begin_ns,
+        rows[free],
+        work.event[free],
+    )
+    lag = np.maximum(work.start_ns[later] - work.end_ns[earlier], 0)
+    # The lag is measured only where neither the launch nor the own stream explains the start.
+    free_ns = np.where(follows, np.append(work.end_ns, 0)[before], NEVER)
+    explained = np.maximum(np.where(launched, launch_ns + delay, NEVER), free_ns + gap)
+    decides = (
+        work.end_ns[earlier] > np.maximum(np.where(launched, launch_ns, NEVER), free_ns)[later]
+    )
+    decides &= work.start_ns[later] > explained[later]
+    usual = int(np.median(lag[decides])) if decides.any() else 0
+    made.connect(
+        CROSS, target[later], end_of[earlier], np.minimum(usual, lag), later, work.event[later]
+    )
+    made.connect(DEVICE, end_of[has_start], start_of[has_start], 0, has_start)
+    # These arcs have no effect until `edits.others_stay` gives them a time.
+    meets = np.flatnonzero(work.kind == COMMUNICATION)
+    made.connect(RANKS, end_of[meets], -1, NEVER, event=work.event[meets])
+
+
+def _stream_waits(made: _Builder) -> tuple[Ints, Ints]:
+    """Pairs of device rows on two streams: the earlier row, and the row that waits for it."""
+    found, work = made.links.synchronisations, made.work
+    across = np.flatnonzero(found.kind[found.wait] == STREAM_WAIT)
+    earlier, later = (made.row_of[side[across]] for side in (found.earlier, found.later))
+    known = (earlier >= 0) & (later >= 0) & (work.end_ns[earlier] <= work.start_ns[later])
+    return earlier[known], later[known]
+
+
+def _usual_delays(
+    made: _Builder, before: Ints, follows: Flags, waits: Flags, launch_ns: Ints
+) -> tuple[Ints, Ints]:
+    """The usual delay from launch to start, and the usual gap after the work before, in ns.
+
+    The delay is the median over the events of the same launching call that started at most 1 ms
+    after the launch, on a stream that was free. The gap has two medians for each stream: over the
+    events that the call of the event before launched, as in a CUDA graph, and over those launched
+    at least the usual delay before that event ended. Events that wait for another stream count for
+    neither. The gap of an event that began before the previous one ended is negative, and stays as
+    recorded.
+    """
+    events, work = made.events, made.work
+    launched = work.call >= 0
+    free_ns = np.where(follows, np.append(work.end_ns, 0)[before], np.iinfo(np.int64).min)
+    name = np.append(events.name, -1)[work.call].astype(np.int64) + 1
+    late_ns = work.start_ns - launch_ns
+    idle = launched & ~waits & (free_ns <= launch_ns)
+    idle &= (late_ns >= 0) & (late_ns <= _LONGEST_DELAY_NS)
+    delay = _medians(name, late_ns, idle)
+    same_call = follows & launched & (np.append(work.call, -1)[before] == work.call)
+    leads = follows & (work.start_ns < free_ns)
+    queued = follows & ~leads & ~waits & (~launched | same_call | (launch_ns + delay <= free_ns))
+    stream = events.thread[work.event].astype(np.int64) * 2 + same_call
+    gap = _medians(stream, work.start_ns - free_ns, queued)
+    return delay, np.where(leads, work.start_ns - free_ns, gap)
+
+
+def _medians(group: Ints, values: Ints, chosen: Flags) -> Ints:
+    """For each row: the median of the chosen values in the group of the row.
+
+    Of fewer than `_FEW` values, the smallest counts, because one exceptional value could decide the
+    median; without any, the median of all groups.
+    """
+    rows = np.flatnonzero(chosen)
+    if not len(rows):
+        return np.zeros(len(group), np.int64)
+    overall = int(np.median(values[rows]))
+    _, groups = groupby(group)
+    own = Groups(groups.of[rows], groups.count)
+    ordered = own.sorted_by(values[rows])
+    usual = np.where(own.size < _FEW, ordered.row(0), ordered.row(50))
+    return np.where(usual >= 0, values[rows][usual], overall)[groups.of]

@@ -1,0 +1,334 @@
+"""`Model`: the moments of a recorded window, and the arcs between them.
+
+An arc says that one moment, the target, happens at least a given time after another moment, the
+source. A device row is a row of `Work`: a kernel, a copy or a memset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from instrument.read.facts.groupby import group_rows
+from instrument.read.facts.intervals import Intervals
+from instrument.read.facts.links import Links
+from instrument.read.simulate.cpu_time import CpuTime, joined
+from instrument.read.simulate.program import NEVER, Floats, Program
+from instrument.read.trace.events import Flags, Ints, is_runtime
+from instrument.read.views.breakdown import Work
+
+_LARGEST = np.iinfo(np.int64).max
+
+# The kinds of arcs: what the target of an arc waits for.
+KINDS = (
+    "CPU",
+    "launch",
+    "stream",
+    "other stream",
+    "wait",
+    "full queue",
+    "hand-over",
+    "waiting for data",
+    "device",
+    "origin",
+    "other ranks",
+)
+CPU, LAUNCH, STREAM, CROSS, WAIT, QUEUE, HANDOVER, LOADER, DEVICE, ORIGIN, RANKS = range(11)
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """The starts and ends of events that the simulation uses.
+
+    A moment is an index into `time_ns` and `phase`. First come the moments on CPU threads, then the
+    ends of device events, then the starts of device events, then the moments at which batches from
+    worker processes are ready. `thread` and `call` have entries only for those on CPU threads.
+
+    Attributes:
+        time_ns: the recorded time of each moment, from the start of the trace.
+        phase: orders moments at the same time: 0 is a start of a device event, 1 an end of a device
+            event or a batch that is ready, 2 an end of a wait on the CPU, 3 a start on the CPU, and
+            4 another end on the CPU. Device moments of the same time are first ordered by the
+            starts of their events.
+        thread: the thread of each CPU moment.
+        call: the event of each CPU moment; -1 if there is none.
+        end_of: for each device row, the moment at its end.
+        start_of: for each device row, the moment at its start; -1 if the simulation needs none.
+        step_start, step_end: the moments at the start and the end of each step.
+    """
+
+    time_ns: Ints
+    phase: Ints
+    thread: Ints
+    call: Ints
+    end_of: Ints
+    start_of: Ints
+    step_start: Ints
+    step_end: Ints
+
+    @property
+    def ended_row(self) -> Ints:
+        """For each moment, the device row that ends then; -1 if there is none."""
+        row = np.full(len(self.time_ns), -1)
+        row[self.end_of] = np.arange(len(self.end_of))
+        return row
+
+
+@dataclass(frozen=True, slots=True)
+class Arcs:
+    """What each moment waits for: the arcs, as parallel columns.
+
+    Attributes:
+        target, source: moments; a source of -1 is the origin: the start of the trace, at time 0.
+        kind: an index into `KINDS`.
+        fixed_ns: the time from the source to the target, without CPU time and device time.
+        row: the device row whose start or end is the target; -1 if there is none or none is needed.
+        event: the waiting call or the device event that the arc belongs to; -1 if there is none.
+    """
+
+    target: Ints
+    source: Ints
+    kind: Ints
+    fixed_ns: Ints
+    row: Ints
+    event: Ints
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The times of a scenario, from which `Model.weights` computes the weights of the arcs.
+
+    Attributes:
+        cpu: for each edit, intervals on `Model.axis`, and the factor for the CPU time in them.
+        device_ns: the duration of each device row.
+        fixed_ns: the fixed time of each arc, as in `Arcs.fixed_ns`; `NEVER` removes the arc.
+        added_ns: for each CPU moment, the CPU time to add directly before it.
+    """
+
+    cpu: tuple[tuple[Intervals, float], ...]
+    device_ns: Ints
+    fixed_ns: Ints
+    added_ns: Ints
+
+
+@dataclass(frozen=True)
+class Model:
+    """The simulated graph of one window on one rank.
+
+    Attributes:
+        links, work: the relations and the device work of the capture.
+        axis: the axis that joins the times of all threads; see `CpuTime`.
+        moments, arcs: see `Moments` and `Arcs`.
+        program: the `Program` that computes when each moment happens.
+        residue_ns: for each device row, how much later it started than its arcs explain; negative
+            if it started earlier.
+        dropped: the number of arcs that are left out because they contradict the recorded times.
+        has_steps: whether a step finished; otherwise the whole window counts as one step.
+        step_of: for each device row, the step that launched it; -1 for none.
+        unknown_wait_ns: the total time of the calls that wait for unknown device work.
+    """
+
+    links: Links
+    work: Work
+    axis: CpuTime
+    moments: Moments
+    arcs: Arcs
+    program: Program
+    residue_ns: Ints
+    dropped: int
+    has_steps: bool
+    step_of: Ints
+    unknown_wait_ns: int
+    _typical_ns: Ints = field(repr=False)
+
+    @cached_property
+    def lasting(self) -> Ints:
+        """For each arc, the device row whose duration is part of the arc's weight; -1 for none."""
+        row = self.arcs.row
+        ends = np.append(self.moments.end_of, -1)[row] == self.arcs.target
+        return np.where(ends, row, -1)
+
+    @cached_property
+    def measured(self) -> Costs:
+        """The recorded costs; a simulation with these costs repeats the recording exactly."""
+        row = self.arcs.row
+        residue = np.where(row >= 0, np.append(self.residue_ns, 0)[row], 0)
+        # The residue of a device event delays its start. So the arc from its start to its end gets
+        # no residue.
+        residue[self.arcs.kind == DEVICE] = 0
+        fixed_ns = np.where(self.arcs.fixed_ns == NEVER, NEVER, self.arcs.fixed_ns + residue)
+        return self._costs(fixed_ns)
+
+    @cached_property
+    def typical(self) -> Costs:
+        """The recorded costs, but with usual delays instead of the recorded ones.
+
+        Device work starts without its residue, and calls that wait for device work return after the
+        usual time.
+        """
+        return self._costs(self._typical_ns)
+
+    def _costs(self, fixed_ns: Ints) -> Costs:
+        durations = self.work.end_ns - self.work.start_ns
+        return Costs((), durations, fixed_ns, np.zeros(len(self.moments.thread), np.int64))
+
+    def weights(self, costs: Costs) -> Ints:
+        """The weight of each arc, in nanoseconds."""
+        weights = costs.fixed_ns.copy()
+        arcs, rows = self._work_arcs
+        weights[arcs] += costs.device_ns[rows]
+        cpu_arcs, target, place = self._cpu_arcs
+        spent_ns = self.axis.spent(place, costs.cpu) if costs.cpu else self._spent_ns
+        weights[cpu_arcs] += self._of_arcs(spent_ns) + costs.added_ns[target]
+        weights[costs.fixed_ns == NEVER] = NEVER
+        return weights
+
+    def change(self, costs: Costs, cpu: Intervals, rows: Flags) -> Ints:
+        """The change of each arc's weight in ns if the given CPU time and work take no time.
+
+        `cpu` holds intervals on `axis`, and `rows` is a mask of device rows. This is
+        `edits.scale(…, by=0)`, but faster.
+        """
+        change = np.zeros(len(self.arcs), np.int64)
+        device_ns = np.where(rows, -costs.device_ns, 0)
+        arcs, row = self._work_arcs
+        change[arcs] = device_ns[row]
+        meets, row = self.ranks_arcs
+        change[meets] += np.where(costs.fixed_ns[meets] == NEVER, 0, device_ns[row])
+        if len(cpu[0]):
+            cpu_arcs, _, place = self._cpu_arcs
+            change[cpu_arcs] = -self._of_arcs(self.axis.spent(place, costs.cpu, inside=cpu))
+        return change
+
+    def _of_arcs(self, spent_ns: Ints) -> Ints:
+        """The CPU time of each CPU arc, from its thread's CPU time until the arc's end."""
+        before = np.append(0, spent_ns[:-1])[: len(spent_ns)]
+        # The first arc of a thread has no source, so all CPU time until its target counts.
+        return spent_ns - np.where(self.arcs.source[self._cpu_arcs[0]] >= 0, before, 0)
+
+    @cached_property
+    def _work_arcs(self) -> tuple[Ints, Ints]:
+        """The arcs whose time includes a duration of device work, and the device row of each."""
+        arcs = np.flatnonzero(self.lasting >= 0)
+        return arcs, self.lasting[arcs]
+
+    @cached_property
+    def _cpu_arcs(self) -> tuple[Ints, Ints, Ints]:
+        """The arcs between moments of a thread, with their targets and the places of these.
+
+        They are sorted by this place on `axis`.
+        """
+        arcs = np.flatnonzero(self.arcs.kind == CPU)
+        arcs = arcs[np.argsort(self.places[self.arcs.target[arcs]], kind="stable")]
+        target = self.arcs.target[arcs]
+        return arcs, target, self.places[target]
+
+    @cached_property
+    def _spent_ns(self) -> Ints:
+        return self.axis.spent(self._cpu_arcs[2])
+
+    @cached_property
+    def places(self) -> Ints:
+        """For each moment on a CPU thread, its position on `axis`."""
+        moments = self.moments
+        count = len(moments.thread)
+        return self.axis.place(moments.thread, moments.time_ns[:count] + self.axis.begin_ns)
+
+    @cached_property
+    def node_spans(self) -> Intervals:
+        """The start and the end of each node of the call tree, as positions on `axis`."""
+        tree, place = self.links.call_tree, self.axis.place
+        return place(tree.thread, tree.start_ns), place(tree.thread, tree.end_ns)
+
+    @cached_property
+    def calls(self) -> Flags:
+        """A mask of the events that are runtime calls."""
+        return self.links.events.among(is_runtime)
+
+    @cached_property
+    def has_parts(self) -> Flags:
+        """A mask of the events that are device work or nodes of the call tree."""
+        found = np.zeros(len(self.links.events), np.bool_)
+        found[self.links.call_tree.index] = True
+        found[self.work.event] = True
+        return found
+
+    def ends_ns(self, times: Ints, first: int = 0) -> Floats:
+        """The time at which each step ends; with several scenarios, a row for each.
+
+        A step ends when the CPU has ended it and the device has ended the work that it launched,
+        but not before the previous step. `first` is the index in `times` of the model's first
+        moment.
+        """
+        ends = times[..., self.moments.step_end + first].astype(np.float64)
+        last, step, of_step = self._last
+        if len(step):
+            device = np.maximum.reduceat(times[..., last + first], of_step, axis=-1)
+            ends[..., step] = np.maximum(ends[..., step], device)
+        found: Floats = np.maximum.accumulate(ends, axis=-1)
+        return found
+
+    @cached_property
+    def _last(self) -> tuple[Ints, Ints, Ints]:
+        """The ends of the device work that can finish last in its step.
+
+        Work after which other work of its step follows on its stream is left out.
+
+        Returns:
+            The moments of these ends, sorted by step; the steps that have some; for each of these
+                steps, the index of its first moment in the first array.
+        """
+        arcs = self.arcs
+        gap_ns = np.minimum(self.measured.fixed_ns, self.typical.fixed_ns)
+        after = np.flatnonzero((arcs.kind == STREAM) & (gap_ns >= 0))
+        before, row = self.moments.ended_row[arcs.source[after]], arcs.row[after]
+        is_last = self.step_of >= 0
+        is_last[before[self.step_of[before] == self.step_of[row]]] = False
+        rows = np.flatnonzero(is_last)
+        rows = rows[np.argsort(self.step_of[rows], kind="stable")]
+        step, first = np.unique(self.step_of[rows], return_index=True)
+        return self.moments.end_of[rows], step, first
+
+    @cached_property
+    def batches(self) -> tuple[Ints, Ints]:
+        """The arcs to the ends of loader calls: from the call before, and from worker processes."""
+        cpu, arcs = len(self.moments.thread), self.arcs
+        takes = np.flatnonzero((arcs.kind == LOADER) & (arcs.target < cpu))
+        of_workers = arcs.source[takes] >= cpu
+        return takes[~of_workers], takes[of_workers]
+
+    @cached_property
+    def span_ns(self) -> int:
+        """The time from the first moment to the last one."""
+        return int(self.moments.time_ns.max(initial=0) - self.moments.time_ns.min(initial=0))
+
+    @cached_property
+    def ranks_arcs(self) -> tuple[Ints, Ints]:
+        """The arcs for waits for other ranks, and the device row of the collective of each."""
+        arcs = np.flatnonzero(self.arcs.kind == RANKS)
+        return arcs, self.moments.ended_row[self.arcs.target[arcs]]
+
+    @cached_property
+    def transfer_ns(self) -> Ints:
+        """For each device row, the shortest duration of a row with the same name and size.
+
+        For a collective, this is the transfer time; the rest of its duration is a wait for other
+        ranks.
+        """
+        events, event = self.links.events, self.work.event
+        sizes = [min(max(each.input_elements or 0, 0), _LARGEST) for each in events.details]
+        size = np.array([*sizes, 0], np.int64)[events.detail[event]]
+        groups = group_rows(events.name[event], size)
+        return groups.min(events.duration_ns[event])[groups.of]
+
+    @cached_property
+    def unexplained(self) -> float:
+        """The part of the window, 0 to 1, in which device work was late for an unknown reason."""
+        late = np.maximum(self.residue_ns, 0)
+        starts, ends = joined(self.work.start_ns - late, self.work.start_ns)
+        return float((ends - starts).sum() / self.span_ns) if self.span_ns else 0.0

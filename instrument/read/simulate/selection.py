@@ -1,0 +1,255 @@
+"""`Selection`: the CPU time and the device work that an edit changes, by name, position or kind."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import numpy as np
+
+from instrument.base.errors import CaptureError, ConfigError
+from instrument.base.globs import fits
+from instrument.read.facts.intervals import Intervals, concatenated
+from instrument.read.simulate.builder import loads_here
+from instrument.read.simulate.cpu_time import joined
+from instrument.read.simulate.model import Model
+from instrument.read.trace.events import OPERATOR, Flags, Ints, split_overload
+from instrument.read.views.breakdown import COMMUNICATION, COPY
+from instrument.read.views.steps import is_loading
+
+_SHOWN = 3
+# How compilers write an anonymous C++ namespace.
+_UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\{anonymous\}::")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The parts of a window that an edit changes.
+
+    Attributes:
+        cpu: the chosen CPU time, as intervals on `Model.axis`.
+        rows: a mask of the device rows.
+        calls: a mask of events: the runtime calls in the chosen CPU time, and all other runtime
+            calls that launched only chosen rows.
+    """
+
+    cpu: Intervals
+    rows: Flags
+    calls: Flags
+
+
+def by_range(model: Model, pattern: str) -> Selection:
+    """Select ranges by path or name, with their backward pass and device work.
+
+    A pattern that begins with "/" must match the whole path, from the root on; any other the name
+    or the path.
+
+    Raises:
+        ConfigError: no range matches.
+    """
+    paths = model.links.scopes.paths
+    whole = pattern[1:] if pattern.startswith("/") else None
+    fitting = (
+        fits(pattern, name, text) if whole is None else fits(whole, text)
+        for name, text in zip(paths.names, paths.texts)
+    )
+    chosen = np.fromiter(fitting, np.bool_, len(paths.names))
+    if not chosen.any():
+        raise _nothing("range", pattern, paths.texts)
+    return of_paths(model, chosen)
+
+
+def of_paths(model: Model, chosen: Flags) -> Selection:
+    """Select ranges by a mask of the paths; see `by_range`."""
+    scopes = model.links.scopes
+    below = np.append(scopes.paths.at_or_below(chosen), False)
+    inside = np.append(below[scopes.enclosing] | below[scopes.attributed], False)
+    return _below(model, inside[scopes.innermost])
+
+
+def by_operator(model: Model, pattern: str) -> Selection:
+    """Select operators, runtime calls and backward nodes by name, with all that runs inside.
+
+    Their device work is selected too, but not that of runtime calls.
+
+    Raises:
+        ConfigError: no operator matches.
+    """
+    events = model.links.events
+    chosen = events.among(OPERATOR) | model.calls
+    named = events.named(lambda name: fits(pattern, name, split_overload(name)[0]))
+    if not (chosen & named).any():
+        raise _nothing("operator or runtime call", pattern, _names(model, chosen))
+    return of_events(model, chosen & named)
+
+
+def by_kernel(model: Model, pattern: str, *, only_copies: bool = False) -> Selection:
+    """Select kernels, copies and memsets by name or `short_name`, without their launches' CPU time.
+
+    Raises:
+        ConfigError: no device event matches.
+    """
+    events, event = model.links.events, model.work.event
+    of_kind = model.work.kind == COPY if only_copies else np.ones(len(event), np.bool_)
+    names = {k: events.names[k] for k in np.unique(events.name[event[of_kind]]).tolist()}
+    fitting = np.zeros(len(events.names), np.bool_)
+    for k, name in names.items():
+        fitting[k] = fits(pattern, name, short_name(name))
+    rows = of_kind & fitting[events.name[event]]
+    if not rows.any():
+        kind = "copy" if only_copies else "kernel"
+        raise _nothing(kind, pattern, [short_name(name) for name in names.values()])
+    return of_rows(model, rows)
+
+
+def of_events(model: Model, selected: Ints | Flags, *, device: bool = True) -> Selection:
+    """Select events by position or mask; a CPU event includes all that runs inside it.
+
+    `device` False selects no device work.
+    """
+    events, tree = model.links.events, model.links.call_tree
+    chosen = np.zeros(len(events), np.bool_)
+    chosen[selected] = True
+    found = _below(model, chosen[tree.index])
+    # Some events have no node, such as collections of Python's garbage collector.
+    alone, cpu = np.flatnonzero(chosen & ~model.has_parts), found.cpu
+    if len(alone):
+        thread, place = events.thread[alone], model.axis.place
+        begin, end = place(thread, events.start_ns[alone]), place(thread, events.end_ns[alone])
+        cpu = joined(*concatenated([cpu, (begin, end)]))
+    return Selection(cpu, (found.rows | chosen[model.work.event]) & device, found.calls)
+
+
+def of_spans(model: Model, thread: int, spans: Intervals) -> Selection:
+    """Select the CPU time of one thread in the given spans of time, and no device work."""
+    threads = np.full(len(spans[0]), thread, np.int64)
+    begin, end = (model.axis.place(threads, side) for side in spans)
+    rows = np.zeros(len(model.work.event), np.bool_)
+    return Selection(joined(begin, end), rows, np.zeros(len(model.links.events), np.bool_))
+
+
+def of_rows(model: Model, rows: Flags) -> Selection:
+    """Select device work and the calls that launched only this work; select no CPU time."""
+    launched = np.bincount(model.work.call + 1, minlength=len(model.links.events) + 1)[1:]
+    chosen = np.bincount(model.work.call[rows] + 1, minlength=len(launched) + 1)[1:]
+    none = np.zeros(0, np.int64)
+    return Selection((none, none), rows, (chosen > 0) & (chosen == launched))
+
+
+def communication(model: Model) -> Selection:
+    """Select all communication of the devices.
+
+    Raises:
+        CaptureError: there is none.
+    """
+    rows = model.work.kind == COMMUNICATION
+    if not rows.any():
+        raise CaptureError("The capture has no communication whose bandwidth could change.")
+    return of_rows(model, rows)
+
+
+def loading(model: Model) -> Selection:
+    """Select the calls in which a data loader loads a batch in the training process.
+
+    Raises:
+        CaptureError: there is no such loader.
+    """
+    events = model.links.events
+    calls = np.flatnonzero(is_loading(events) & events.finished & loads_here(events))
+    if not len(calls):
+        raise CaptureError(
+            "No data loader of this capture loads its batches in the training process, so more "
+            "workers cannot be simulated."
+        )
+    return of_events(model, calls)
+
+
+def launching(model: Model, pattern: str) -> Selection:
+    """Select ranges that launch device work; the pattern is as for `by_range`.
+
+    Raises:
+        ConfigError: no range matches.
+        CaptureError: the ranges launch nothing.
+    """
+    found = by_range(model, pattern)
+    if not found.rows.any():
+        raise CaptureError(
+            f"The range {pattern} launches no device work: a CUDA graph cannot help."
+        )
+    return found
+
+
+def calls_named(model: Model, pattern: str) -> Ints:
+    """Find calls that wait for the device, by their name or that of an operator around them.
+
+    Raises:
+        ConfigError: no waiting call matches.
+    """
+    events, found = model.links.events, model.links.synchronisations
+    calls = np.unique(found.call[np.unique(found.wait)])
+    tree = model.links.call_tree
+    named = events.named(lambda name: fits(pattern, name, split_overload(name)[0]))
+    around = np.append(tree.at_or_inside(named[tree.index]), False)[tree.nodes_of(calls)]
+    chosen: Flags = named[calls] | around
+    if not chosen.any():
+        raise _nothing("synchronizing call", pattern, [events.names[k] for k in events.name[calls]])
+    return calls[chosen]
+
+
+def by_waiting_call(model: Model, pattern: str) -> Selection:
+    """Select the calls of `calls_named`, with the same errors."""
+    return of_events(model, calls_named(model, pattern))
+
+
+def short_name(name: str) -> str:
+    """The name of a kernel without return type, template arguments and parameters.
+
+    Other device work loses the text in brackets: `Memcpy HtoD (Pinned -> Device)` is `Memcpy HtoD`.
+    """
+    text, found, end = _UNNAMED.sub("", name), "", 0
+    opened: list[str] = []
+    for end, character in enumerate(text):
+        if character == "<" or (opened and character == "("):
+            opened.append(character)
+        elif opened:
+            # In a template argument, the `>` in `((8) > (0))` and `->` is no closing bracket.
+            if opened[-1] + character in ("<>", "()") and text[end - 1] != "-":
+                opened.pop()
+        elif character == "(":
+            break
+        else:
+            found += character
+    is_function = end > 0 and text[end] == "(" and text[end - 1] != " "
+    found = found.rpartition(" ")[2] if is_function else found.removeprefix("void ").strip()
+    return found or name
+
+
+def _below(model: Model, nodes: Flags) -> Selection:
+    """Select nodes of the call tree, all that runs inside them, and their device work."""
+    links, tree = model.links, model.links.call_tree
+    around = np.append(tree.at_or_inside(nodes), False)
+    # Only the outermost nodes are needed, because their time contains the time of inner nodes.
+    top, place = np.flatnonzero(tree.outermost(nodes)), model.axis.place
+    thread = tree.thread[top]
+    cpu = joined(place(thread, tree.start_ns[top]), place(thread, tree.end_ns[top]))
+    calls = np.zeros(len(links.events), np.bool_)
+    calls[tree.index] = around[:-1]
+    calls &= model.calls
+    return Selection(cpu, around[links.launched[1]], calls)
+
+
+def _names(model: Model, chosen: Flags) -> list[str]:
+    events = model.links.events
+    return [events.names[k] for k in np.unique(events.name[chosen]).tolist()]
+
+
+def _nothing(kind: str, pattern: str, present: list[str]) -> ConfigError:
+    distinct = sorted(set(present))
+    near = get_close_matches(pattern, distinct, _SHOWN, cutoff=0.3) or distinct[:_SHOWN]
+    hint = (
+        f"the capture has {', '.join(near)}" + (" and others" if len(distinct) > len(near) else "")
+        if near
+        else "the capture has none"
+    )
+    return ConfigError(f"No {kind} matches {pattern!r}: {hint}.")

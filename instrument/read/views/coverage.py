@@ -1,0 +1,608 @@
+"""How complete a capture is: the fraction of the executed work that it shows, and what is missing.
+
+A profile can lack data without an error. Each row of `capture.coverage` measures one such loss. A
+view computes only the rows that it depends on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from instrument.base.range_names import REGION
+from instrument.base.units import counted, duration, percent, size
+from instrument.read.facts.attribution import ACCUMULATE, BACKWARD, UNATTRIBUTED
+from instrument.read.facts.autograd import DEEPEST_RANGE
+from instrument.read.facts.call_tree import nest
+from instrument.read.facts.cuda_graphs import is_graph_launch, replayed
+from instrument.read.facts.groupby import groupby
+from instrument.read.facts.intervals import within
+from instrument.read.facts.launches import have_work, launches_kernel, ran_first
+from instrument.read.facts.step_index import step_at
+from instrument.read.trace.events import (
+    ANNOTATION,
+    OPERATOR,
+    PYTHON,
+    Events,
+    Flags,
+    Ints,
+    is_moment,
+    is_runtime,
+    is_step,
+    is_synchronising,
+)
+from instrument.read.views import coverage_rows as rows
+from instrument.read.views.breakdown import Work, launched_ns
+from instrument.read.views.memory_timeline import MOST_DEVICES
+from instrument.read.views.schema import Schema, schema
+from instrument.read.views.table import Table
+
+if TYPE_CHECKING:
+    from instrument.read.views.views import Views
+
+COVERAGE: Schema = schema(
+    name="what is measured, such as `device time with a launch`; a row that does not apply to the "
+    "trace is left out",
+    share="the fraction that the capture shows: 1 if nothing is missing; None if the fraction "
+    "cannot be known",
+    covered_ns="the time that the capture shows; None if it is not known, and for rows that do not "
+    "measure time",
+    total_ns="the time of which `share` is a fraction; None for rows that do not measure time",
+    why="what is missing, the likely cause, and what to do; None if nothing is missing",
+)
+#: A row of the coverage is reported as a loss if its `share` is below this fraction.
+ENOUGH = 0.95
+# The first steps of a run are slow. So recorded steps are compared with the steps before the window
+# only if at least this many steps ran before the window.
+ENOUGH_STEPS = 10
+#: Why steps cannot be compared, and what to record; see `instrument.base.step_times`.
+OTHER_KINDS = "steps differ, and those before the window are not known to be of the recorded kinds"
+RECORD_ALL_KINDS = "record more steps"
+
+# The category of the counters that Kineto's range profiler records instead of kernels.
+# If fewer of the events are lost, the figures hardly change.
+_FEW = 0.01
+_COUNTERS = frozenset({"cuda_profiler_range"})
+# Kineto's log messages about lost records; see `operator<<` of Kineto's `ErrorCounts`, and
+# `CuptiActivityApi`. Three other counts of Kineto are not read. "Out-of-range" counts records from
+# before and after the window, and "Blocklisted runtime" counts calls that Kineto leaves out on
+# purpose. `_in_order` computes what "CPU GPU out-of-order" counts.
+_STOPPED_EARLY = re.compile(r"stopped early\? = [1t]|stopped by \w+ profiler|max GPU buffer count")
+_DISCARDED = re.compile(r"(?:Invalid ext correlations|Unexpected CUDA events) = (\d{1,15})")
+_DROPPED = re.compile(r"Dropped (\d{1,15}) activity records")
+_PROCESSED = re.compile(r"Processed (\d{1,15}) GPU records")
+_COUNTS = "Record counts:"
+
+
+class Part(NamedTuple):
+    """The cells of a row of `capture.coverage`, except `name`; see `COVERAGE`."""
+
+    share: float | None
+    covered_ns: int | None = None
+    total_ns: int | None = None
+    why: str | None = None
+
+
+def is_copy(name: str) -> bool:
+    """Whether a runtime call of this name copies memory; False for calls that build CUDA graphs."""
+    plain = name.lower()
+    return "memcpy" in plain and "graph" not in plain
+
+
+def is_launch(name: str) -> bool:
+    """Whether all runtime calls of this name cause device work; a memset of 0 bytes does not."""
+    return launches_kernel(name) or is_graph_launch(name) or is_copy(name)
+
+
+def coverage(capture: Views) -> Table:
+    """Return the table `capture.coverage`: the rows that apply to the capture; see `COVERAGE`.
+
+    Cost: the computation of the range tree, and about 0.4 µs per event.
+    """
+    return _table(capture, rows.EVERY)
+
+
+def part(capture: Views, name: str) -> Part | None:
+    """Return the row `name` of `capture.coverage`, computed once; None if it does not apply."""
+    return capture.once(name, lambda: _FINDERS[name](capture))
+
+
+def incomplete(capture: Views, names: Iterable[str] = rows.TABLES) -> Table:
+    """Return the rows of `capture.coverage` that are a loss, and unknown or below `ENOUGH`.
+
+    `names` are the rows to compute, such as `VIEWS[view].coverage`.
+    """
+    found = _table(capture, (name for name in names if rows.ROWS[name].is_loss))
+    return found.where(lambda row: row.why and (row.share is None or row.share < ENOUGH))
+
+
+def lost_events(capture: Views) -> str:
+    """Sentences on events that were not read or have impossible times; "" if they are few."""
+    found = [each for name in (rows.READ, rows.VALID) if (each := part(capture, name))]
+    many = [each.why or "" for each in found if each.share is not None and each.share < 1 - _FEW]
+    return " ".join(many)
+
+
+def line(capture: Views, names: Iterable[str] = rows.TABLES) -> str:
+    """Return one line that lists the rows of `incomplete`; "" if nothing is missing."""
+    below = ENOUGH - 0.001  # 0.9499 is not rounded up
+    found = [
+        f"{row.name} {'unknown' if row.share is None else f'{100 * min(row.share, below):.1f} %'}"
+        for row in incomplete(capture, names)
+    ]
+    why = "`instrument show --coverage` says why."
+    return f"Coverage below {percent(ENOUGH)}: {', '.join(found)}. {why}" if found else ""
+
+
+def losses(capture: Views, names: Iterable[str] = rows.TABLES) -> list[dict[str, Any]]:
+    """Return the rows of `incomplete` as dicts, for JSON; an empty list if nothing is missing."""
+    return [row._asdict() for row in incomplete(capture, names)]
+
+
+def range_advice(capture: Views) -> str:
+    """Return what the user can do, so that more of the program's time lies inside ranges."""
+    about = capture.about
+    if about.annotations_disabled:
+        return "INSTRUMENT_DISABLE was set in the environment."
+    if about.threads_not_recorded:
+        return unrecorded_threads(capture)
+    if not len(capture.ranges):
+        return "mark code with @profiled, or give the session a model."
+    if about.module_types or about.modules_not_seen:
+        return "mark the code outside of the model with @profiled."
+    return "give the session the model (model=…), or mark code with @profiled."
+
+
+def unrecorded_threads(capture: Views) -> str:
+    """A sentence on the threads that ran modules, but are not recorded; "" if there are none."""
+    if not (threads := capture.about.threads_not_recorded):
+        return ""
+    return (
+        f"modules ran on the thread {' and '.join(threads[:3])}, which is not recorded: turn "
+        "profile_memory off, or call session.step() on that thread."
+    )
+
+
+def _table(capture: Views, names: Iterable[str]) -> Table:
+    found = ((name, part(capture, name)) for name in names)
+    return Table.of_rows(COVERAGE, [(name, *cells) for name, cells in found if cells is not None])
+
+
+def _share(shown: int, total: int, why: str, text: Callable[[int], str] = duration) -> Part | None:
+    """A row, None if the total is 0; `why` follows "1 ms of 2 ms " in a sentence.
+
+    `text` is `duration` for times, or the text of another quantity.
+    """
+    if total <= 0:
+        return None
+    shown = min(max(shown, 0), total)
+    is_time = text is duration
+    reason = f"{text(total - shown)} of {text(total)} {why}" if shown < total else None
+    return Part(shown / total, shown if is_time else None, total if is_time else None, reason)
+
+
+def _device_time(work: Work, shown: Flags, why: str, among: Flags | None = None) -> Part | None:
+    length = work.duration_ns
+    whole = length if among is None else length[among]
+    return _share(int(length[shown].sum()), int(whole.sum()), why)
+
+
+def _launches(capture: Views) -> Part | None:
+    """The launches that have device work, counted, because missing work has no known time."""
+    events, device = capture.events, capture.work.event
+    if not len(device) and events.among(_COUNTERS).any():
+        return None
+    calls = np.flatnonzero(
+        events.among(is_runtime) & events.named(is_launch) & (events.correlation != 0)
+    )
+    calls = calls[_are_recorded(capture, calls)]
+    has_work = have_work(events, device, calls)
+    start = events.start_ns[calls]
+    expected = has_work | ~_captures(events, start)
+    total, covered = int(expected.sum()), int(has_work.sum())
+    at_end = int((expected & (start > start[has_work].max(initial=events.begin_ns))).sum())
+    why = "launches have no device work in the trace"
+    if not covered:
+        why += (
+            ". The trace holds no device work at all: record a device too, with "
+            "profiler.activities."
+        )
+    elif 2 * at_end > total - covered:
+        why += (
+            f"; {at_end} of these launches came after all launches that have device work. Either "
+            "the recording ended before the device ran the work of these last launches, or the "
+            "profiler's buffer was full: synchronize before the end of the window, or record fewer "
+            "steps."
+        )
+    else:
+        why += (
+            ", most likely because the profiler dropped records of the device. So device times are "
+            "too small: record fewer steps."
+        )
+    return _share(covered, total, why, str)
+
+
+def _are_recorded(capture: Views, calls: Ints) -> Flags:
+    """A mask of the calls whose device work `profiler.activities` did not exclude."""
+    activities = capture.about.config.activities
+    chosen = {
+        str(kind)
+        for each in (activities if isinstance(activities, list) else ())
+        if isinstance(each, dict)
+        for name, types in each.items()
+        if name != "cpu" and isinstance(types, list)
+        for kind in types
+    }
+    if not chosen:
+        return np.ones(len(calls), np.bool_)
+    events = capture.events
+    copies = events.named(is_copy)[calls]
+    return np.where(copies, "GPU_MEMCPY" in chosen, "CONCURRENT_KERNEL" in chosen)
+
+
+def _captures(events: Events, time_ns: Ints) -> Flags:
+    """For each point in time, whether a CUDA stream capture was in progress on any thread."""
+    calls = events.among(is_runtime)
+    begins = events.start_ns[calls & events.named(lambda name: "StreamBeginCapture" in name)]
+    ends = events.end_ns[calls & events.named(lambda name: "StreamEndCapture" in name)]
+    if not len(begins) and not len(ends):
+        return np.zeros(len(time_ns), np.bool_)
+    begins, ends = np.sort(begins), np.sort(ends)
+    begun_by_end = np.searchsorted(begins, ends, "right")
+    earlier = int((np.arange(1, len(ends) + 1) - begun_by_end).max(initial=0))
+    begun, ended = (np.searchsorted(times, time_ns, "right") for times in (begins, ends))
+    return begun + earlier > ended
+
+
+def _records(capture: Views) -> Part | None:
+    messages = capture.events.messages
+    if any(_STOPPED_EARLY.search(text) for text in messages):
+        why = (
+            "Kineto stopped recording the device early because its buffer was full, so the device "
+            "work after that is missing: record fewer steps, or raise "
+            "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB in Kineto's configuration."
+        )
+        return Part(None, why=why)
+    if not any(_COUNTS in text for text in messages):
+        return None
+    dropped = sum(_numbers(_DROPPED, messages))
+    lost = dropped + sum(_numbers(_DISCARDED, messages))
+    if not lost:
+        return Part(1.0)
+    total = sum(_numbers(_PROCESSED, messages)) + dropped
+    why = "records of the device were dropped, according to Kineto's own log: record fewer steps."
+    if total < lost:
+        return Part(None, why=f"{lost} {why}")
+    return _share(total - lost, total, why, str)
+
+
+def _numbers(pattern: re.Pattern[str], messages: Sequence[str]) -> Iterable[int]:
+    return (int(number) for text in messages for number in pattern.findall(text))
+
+
+def _launched(capture: Views) -> Part | None:
+    events, work = capture.events, capture.work
+    known, length = work.call >= 0, work.duration_ns
+    earlier = ran_first(events, work.event, known)
+    stream = groupby(events.thread[work.event])[1]
+    has_other = (stream.number(known) > 0)[stream.of]
+    causes = {
+        ", most likely because the work was launched before the recording began: synchronize "
+        "before the window begins.": earlier,
+        ", although other work of the same stream has a launch. The profiler dropped some calls, "
+        "or did not record the thread of these calls.": has_other & ~earlier & ~known,
+        ", and no other work of the same stream has a launch. The work was launched before the "
+        "recording began, or the profiler did not record the calls.": ~has_other,
+    }
+    if not events.among(is_runtime).any():
+        causes = {
+            ", because the trace has no calls of the device's runtime: record these calls too, "
+            "with cpu (or the type CUDA_RUNTIME) in profiler.activities.": ~known
+        }
+    likely = max(causes, key=lambda cause: int(length[causes[cause]].sum()))
+    named = ~known & (work.operator >= 0)
+    lost_ns, named_ns = int(length[~known & ~named].sum()), int(length[named].sum())
+    why = f"device time has no launch in the trace{likely}"
+    if lost_ns:
+        this = f"{duration(lost_ns)} of this time" if named_ns else "This time"
+        why += f" {this} belongs to no range. The table of operators shows it as [no launch]."
+    if named_ns:
+        this = "The rest" if lost_ns else "This time"
+        why += f" {this} belongs to operators, because the External id of the work names them."
+    return _device_time(work, known, why)
+
+
+def _in_operator(capture: Views) -> Part | None:
+    inside = capture.links.launched[1] >= 0
+    why = (
+        "device time comes from launches outside of all operators and ranges. Either torch did not "
+        "record the operators of the launching thread, or a library launches work by itself: mark "
+        "the launching code with @profiled, or record all threads "
+        "(experimental_config.profile_all_threads)."
+    )
+    return _device_time(capture.work, inside, why, inside | (capture.work.call >= 0))
+
+
+def _in_order(capture: Views) -> Part | None:
+    events, work = capture.events, capture.work
+    launched = work.call >= 0
+    called, returned = (side[work.call] for side in (events.start_ns, events.end_ns))
+    in_order = launched & (work.start_ns >= called)
+    known = np.flatnonzero(launched)
+    for row in groupby(events.thread[work.event[known]])[1].sorted_by(work.start_ns[known]).rows():
+        on_stream = known[row]
+        latest_ns = np.maximum.accumulate(called[on_stream])
+        in_order[on_stream[1:]] &= latest_ns[:-1] <= returned[on_stream[1:]]
+    why = (
+        "device time belongs to work that starts at an impossible time. Two starts are impossible: "
+        "before the launch of the work begins, and after the start of work that was launched later "
+        "on the same stream. Either the clocks of CPU and device disagree, or the trace joins "
+        "launches to the wrong work. Do not trust the delays and the causes of idle time."
+    )
+    return _device_time(work, in_order, why, launched)
+
+
+def _outside_graphs(capture: Views) -> Part | None:
+    events, work = capture.events, capture.work
+    inside = replayed(events, work.event, work.call)
+    if not inside.any():
+        return None
+    why = (
+        "device time was launched by CUDA graphs. This time counts for the operator and the range "
+        "around the launch of the graph, because the operators inside the graph are not known. "
+        "Lost kernels of a graph would not be noticed: record a window without CUDA graphs."
+    )
+    return _device_time(work, ~inside, why)
+
+
+def _has_steps(events: Events) -> bool:
+    return bool((events.among(ANNOTATION | OPERATOR) & events.named(is_step)).any())
+
+
+_STEPS_ADVICE = (
+    "outside of finished steps, so shares do not count this time: call step() after each step, and "
+    "record whole steps."
+)
+
+
+def _device_in_steps(capture: Views) -> Part | None:
+    events, work, steps = capture.events, capture.work, capture.links.steps
+    if not _has_steps(events):
+        return None
+    inside = step_at(events, steps, launched_ns(events, work)) >= 0
+    return _device_time(work, inside, f"device time was launched {_STEPS_ADVICE}")
+
+
+def _cpu_in_steps(capture: Views) -> Part | None:
+    events, links = capture.events, capture.links
+    if not _has_steps(events):
+        return None
+    tree = links.call_tree
+    waits = (events.among(is_runtime) & events.named(is_synchronising))[tree.index]
+    nested = waits & (tree.parent >= 0) & waits[tree.parent]
+    roots = tree.parent < 0
+
+    def without_waits(spent: Ints) -> int:
+        return int(spent[roots].sum() - spent[waits & ~nested].sum())
+
+    start_ns, end_ns = events.start_ns[links.steps], events.end_ns[links.steps]
+    in_steps = within((start_ns, end_ns), tree.start_ns, tree.ends_before_overlap)
+    return _share(
+        without_waits(in_steps), without_waits(links.spent_ns), f"CPU time is {_STEPS_ADVICE}"
+    )
+
+
+def _device_in_ranges(capture: Views) -> Part | None:
+    work = capture.range_tree.work
+    if work.device_ns is None:
+        return None
+    covered = int(work.device_ns[(work.enclosing >= 0) | (work.attributed >= 0)].sum())
+    total = int(work.device_ns.sum()) + work.unlaunched_ns
+    return _share(covered, total, _without_range(capture, "device"))
+
+
+def _cpu_in_ranges(capture: Views) -> Part | None:
+    work = capture.range_tree.work
+    inside = (work.enclosing >= 0) | (work.attributed >= 0)
+    why = _without_range(capture, "CPU")
+    return _share(int(work.cpu_ns[inside].sum()), int(work.cpu_ns.sum()), why)
+
+
+def _without_range(capture: Views, kind: str) -> str:
+    no_ranges = "" if len(capture.ranges) else ", as there are no ranges"
+    return f"{kind} time is in no range{no_ranges}: {range_advice(capture)}"
+
+
+def _timed_ranges(capture: Views) -> Part | None:
+    timed = {name for name in capture.ranges.column("name") if not name.startswith(REGION)}
+    compiled = set(capture.compiled_ranges.column("name")) - timed
+    if not compiled:
+        return None
+    why = (
+        "called ranges have no time of their own, because torch.compile removed their marks. Their "
+        "time is part of the compiled regions around them; --compiled-ranges lists these ranges."
+    )
+    return _share(len(timed), len(timed) + len(compiled), why, str)
+
+
+def _shallow(capture: Views) -> Part | None:
+    scopes = capture.links.scopes
+    why = (
+        f"ranges lie inside {DEEPEST_RANGE:,} other ranges. They are left out, and their time "
+        "belongs to the range around them: do not open ranges in a recursive function."
+    )
+    kept = len(scopes.ranges)
+    return _share(kept, kept + scopes.too_deep, why, str) if scopes.too_deep else None
+
+
+def _joined(capture: Views) -> Part | None:
+    work = capture.range_tree.work
+    joined = int(work.cpu_ns[np.isin(work.kind, (BACKWARD, ACCUMULATE))].sum())
+    total = joined + int(work.cpu_ns[work.kind == UNATTRIBUTED].sum())
+    why = (
+        "backward time has no forward operator in the trace, most likely because the forward ran "
+        "before the window or on a thread that was not recorded. So this time belongs to no range: "
+        "record whole steps."
+    )
+    return _share(joined, total, why)
+
+
+def _owned(capture: Views) -> Part | None:
+    events, tree = capture.events, capture.links.call_tree
+    memory = events.memory
+    made = np.flatnonzero(memory.size_bytes > 0)
+    is_owner = events.among(OPERATOR | ANNOTATION) & ~events.named(
+        lambda name: is_step(name) or is_moment(name)
+    )
+    node = tree.node_at(memory.thread[made], memory.time_ns[made])
+    owner = tree.nearest(is_owner[tree.index], node)
+    # Python's integers cannot overflow; sizes in a damaged file can be very large.
+    sizes = memory.size_bytes[made].astype(object)
+    total, missing = int(sizes.sum()), int(sizes[owner < 0].sum())
+    why = (
+        "was allocated outside of all operators and ranges, or on a thread that torch did not "
+        "record: mark this code with @profiled."
+    )
+    return _share(total - missing, total, why, size)
+
+
+def _memory_shown(capture: Views) -> Part | None:
+    total, left_out = len(capture.events.memory), capture.memory.left_out
+    why = (
+        f"memory events are of other devices than the {MOST_DEVICES} with the most events. The "
+        "tables of memory leave them out."
+    )
+    return _share(total - left_out, total, why, str) if left_out else None
+
+
+def _nested(capture: Views) -> Part | None:
+    events, tree = capture.events, capture.links.call_tree
+    shown = events.among(OPERATOR | ANNOTATION | PYTHON) | events.among(is_runtime)
+    # The call tree lacks some events, and has some calls on the threads of their operators.
+    if len(tree) < shown.sum() or (tree.thread != events.thread[tree.index]).any():
+        tree = nest(events, shown)
+    # An event that overlaps earlier events only in part is the next sibling of one of them.
+    _, overlapping = tree.overlapping_siblings
+    total = int(tree.total_ns.sum())
+    covered = total - int(tree.total_ns[overlapping].sum())
+    why = (
+        f"slice time is in {len(overlapping)} slices that overlap an earlier slice of their thread "
+        "only in part. Examples are ranges of coroutines, and ranges beside Python frames. The "
+        "tables count overlapping time once, but Perfetto drops most of these slices, or moves "
+        "them to another track."
+    )
+    return _share(covered, total, why)
+
+
+def _valid(capture: Views) -> Part | None:
+    events = capture.events
+    whys = []
+    if events.negative_durations:
+        whys.append(
+            f"{events.negative_durations} of {events.recorded} events end before they begin and "
+            "are shown without a duration: the clock was perhaps set back during the recording, so "
+            "other times may be wrong too"
+        )
+    if events.left_out:
+        whys.append(
+            f"{events.left_out} of {events.recorded} events are left out because they are at "
+            "impossible times"
+        )
+    if events.no_duration:
+        whys.append(f"{events.no_duration} of {events.recorded} events have no duration (`dur`)")
+    if events.overlapping:
+        whys.append(
+            f"{events.overlapping} of {events.recorded} events are device work that ends after the "
+            "next work of its stream begins, which cannot be: they end where it begins"
+        )
+    if not events.recorded:
+        return None
+    bad = events.negative_durations + events.left_out + events.no_duration + events.overlapping
+    bad = min(bad, events.recorded)
+    return Part(
+        (events.recorded - bad) / events.recorded, why=f"{'; '.join(whys)}." if whys else None
+    )
+
+
+def _read(capture: Views) -> Part | None:
+    events = capture.events
+    if events.cut_short:
+        why = f"The trace file is cut short: only its first {events.recorded} events could be read."
+        return Part(None, why=why)
+    lost = events.unreadable + events.no_category + events.unknown_category
+    if lost:
+        causes = {
+            "are not JSON": events.unreadable,
+            "have no category (`cat`), and their names show none either; export the trace with "
+            "prof.export_chrome_trace": events.no_category,
+            "have a category (`cat`) that torch does not write": events.unknown_category,
+        }
+        whys = (f"{count} {cause}" for cause, count in causes.items() if count)
+        why = f"events of the trace file could not be read: {'; '.join(whys)}."
+        return _share(events.recorded - lost, events.recorded, why, str)
+    why = (
+        f"The values of {counted(events.counters, 'counter event')} in the trace, such as the "
+        "length of a queue over time, are not read: no table has them."
+    )
+    return Part(1.0, why=why if events.counters else None) if events.recorded else None
+
+
+def _planned(capture: Views) -> Part | None:
+    window = capture.about.window
+    steps, planned, why = window.steps, window.planned_steps, None
+    if window.truncated:
+        of = f" of {planned}" if planned else ""
+        reason = window.reason or "no reason was recorded"
+        why = f"Truncated after {'?' if steps is None else steps}{of} steps: {reason}."
+    if planned and planned > 0 and steps is not None:
+        return Part(min(max(steps / planned, 0.0), 1.0), why=why)
+    return None if why is None else Part(None, why=why)
+
+
+def _undisturbed(capture: Views) -> Part | None:
+    cost = capture.about.cost
+    recorded, before = cost.recorded_step_ns, cost.unrecorded_step_ns
+    if not recorded or recorded < 0:
+        return None
+    if (before or 0) < 0 or (cost.unrecorded_steps or 0) < ENOUGH_STEPS:
+        why = (
+            f"The cost of recording is not known, because fewer than {ENOUGH_STEPS} steps ran "
+            "before the window: let the window begin later."
+        )
+        return Part(None, None, recorded, why)
+    if not before:
+        why = f"The cost of recording is not known, because {OTHER_KINDS}: {RECORD_ALL_KINDS}."
+        return Part(None, None, recorded, why)
+    why = (
+        "of a recorded step is the cost of recording, so all times are longer than without a "
+        "profiler: turn off what you do not need, such as with_stack, record_shapes and "
+        "profile_memory."
+    )
+    return _share(min(before, recorded), recorded, why)
+
+
+_FINDERS: dict[str, Callable[[Views], Part | None]] = {
+    rows.LAUNCHES: _launches,
+    rows.RECORDS: _records,
+    rows.LAUNCHED: _launched,
+    rows.IN_OPERATOR: _in_operator,
+    rows.IN_ORDER: _in_order,
+    rows.OUTSIDE_GRAPHS: _outside_graphs,
+    rows.DEVICE_IN_STEPS: _device_in_steps,
+    rows.CPU_IN_STEPS: _cpu_in_steps,
+    rows.DEVICE_IN_RANGES: _device_in_ranges,
+    rows.CPU_IN_RANGES: _cpu_in_ranges,
+    rows.TIMED_RANGES: _timed_ranges,
+    rows.SHALLOW: _shallow,
+    rows.JOINED: _joined,
+    rows.OWNED: _owned,
+    rows.MEMORY_SHOWN: _memory_shown,
+    rows.NESTED: _nested,
+    rows.VALID: _valid,
+    rows.READ: _read,
+    rows.PLANNED: _planned,
+    rows.UNDISTURBED: _undisturbed,
+}

@@ -1,0 +1,250 @@
+"""Find the range and the source line of events, which are positions in `capture.events`.
+
+In a trace with Python frames, the source line is the first line of the function; torch does not
+record the line of the call. For a function in which the recording began, torch records the line of
+this moment, which is no line of a problem, so such a source has no line.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import lru_cache
+from typing import TypeGuard
+
+import numpy as np
+
+from instrument.read.facts.groupby import Groups, distinct, groupby
+from instrument.read.facts.intervals import Intervals, merged, within
+from instrument.read.facts.links import Links
+from instrument.read.trace.events import Codes, Events, Ints, decoded, is_runtime
+from instrument.read.views.views import Views
+
+# A range or a source is the place of a problem if at least this share of the time lies there.
+_MOSTLY = 0.9
+_FRAME = re.compile(r"(?P<file>[^;<>]+\.pyx?)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
+# Around this frame are the functions in which the recording began.
+_START = re.compile(r"torch/autograd/profiler\.py\(\d+\): _start_trace")
+_PACKAGES = re.compile(r"[/\\](?:(?:site|dist)-packages|python\d(?:\.\d+)?)(?=[/\\])")
+_COMPREHENSIONS = frozenset({"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>"})
+# Packages that a user does not change. Kineto removes the folders of sys.path from file names.
+_LIBRARIES = frozenset(
+    {"torch", "torchgen", "functorch", "numpy", "instrument", "tqdm", "pytest", "_pytest", "pluggy"}
+)
+
+
+def common_place(
+    capture: Views, events: Ints, weight_ns: Ints | None = None
+) -> tuple[str | None, str | None]:
+    """Return the innermost range and the source line that hold at least 90 % of the events' time.
+
+    A value is None if there is no such range or source.
+    """
+    weight_ns = capture.events.duration_ns[events] if weight_ns is None else weight_ns
+    needed = max(_MOSTLY * int(weight_ns.sum()), 1)
+    paths, own = capture.links.scopes.paths, range_codes(capture, events)
+    of_path = Groups(own, len(paths.texts)).sum(weight_ns, own >= 0)
+    # A path comes after its ancestors, so the last path with enough time is an innermost one.
+    ranges = np.flatnonzero(paths.with_descendants(of_path) >= needed)
+    codes, texts = source_codes(capture, events)
+    of_source = Groups(codes, len(texts)).sum(weight_ns, codes >= 0)
+    sources = np.flatnonzero(of_source >= needed)
+    return (
+        paths.texts[ranges[-1]] if len(ranges) else None,
+        texts[sources[0]] if len(sources) else None,
+    )
+
+
+def range_codes(capture: Views, events: Ints) -> Ints:
+    """For each event, the path of its range as an index into `links.scopes.paths`; -1 for none.
+
+    Backward work belongs to the range of its forward operator. A device event belongs to the range
+    that launched it.
+    """
+    return capture.links.scopes.path_of_node[nodes_of(capture.links, events)]
+
+
+def nodes_of(links: Links, events: Ints) -> Ints:
+    """For each event, the node of the call tree that it belongs to; -1 for none.
+
+    An operator or a range is a node itself. A runtime call or a device event belongs to the
+    operator or range that called or launched it, any other event to the innermost node around it.
+    """
+    table, tree = links.events, links.call_tree
+    if not len(tree) or not len(events):
+        return np.full(len(events), -1)
+    node = tree.nodes_of(events)
+    calls = table.among(is_runtime)[events]
+    if calls.any():  # a runtime call may lie on another thread than its operator
+        node[calls] = links.nodes_of_calls(events[calls])
+    device, launcher = links.launched
+    launched = np.full(len(table) + 1, -1)
+    launched[device] = launcher
+    is_on_device = np.zeros(len(table) + 1, np.bool_)
+    is_on_device[device] = True
+    on_device = is_on_device[events]
+    node[on_device] = launched[events[on_device]]
+    others = (node < 0) & ~on_device & ~calls
+    if others.any():
+        rest = events[others]
+        node[others] = tree.node_at(table.thread[rest], table.start_ns[rest])
+    return node
+
+
+def source_codes(capture: Views, events: Ints) -> tuple[Ints, list[str]]:
+    """The source of each event as an index into the returned texts; -1 if it is not known.
+
+    The source is the innermost Python frame of the user's code. A device event has the source of
+    its launch. The autograd engine's threads have no Python frames, so the backward has no source.
+    """
+    links, table = capture.links, capture.events
+    launches = links.launches
+    caller = np.append(np.arange(len(table)), -1)  # the last entry is for the position -1
+    caller[launches.device] = launches.launch
+    at = caller[events]
+    if len(links.frames):
+        sources = sources_of_names(links)
+        is_known = at >= 0
+        place = at[is_known]
+        code = np.full(len(events), -1)
+        code[is_known] = _users_frame_at(links, table.thread[place], table.start_ns[place])
+    else:
+        sources = _stack_sources(table)
+        code = _stack_at(links, at, sources)
+    known, found = np.unique(code[code >= 0], return_inverse=True)
+    codes = np.full(len(events), -1)
+    codes[code >= 0] = found
+    return codes, [sources[k] or "" for k in known.tolist()]
+
+
+def source_of(capture: Views, event: int) -> str | None:
+    """The source of one event, such as "train.py:31 in main"; None if it is not known."""
+    codes, texts = source_codes(capture, np.array([event]))
+    return texts[codes[0]] if codes[0] >= 0 else None
+
+
+def input_shapes(events: Events, event: int) -> list[list[int] | None]:
+    """The shape of each input of an operator; empty if not recorded, None for a list of tensors."""
+    code = int(events.shapes[event])
+    found = decoded(events.texts[code]) if code >= 0 else None
+    shapes = found if isinstance(found, list) else []
+    return [shape if _is_shape(shape) else None for shape in shapes]
+
+
+def _is_shape(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(isinstance(each, int) for each in value)
+
+
+def has_sources(capture: Views) -> bool:
+    """Whether the trace holds Python frames or call stacks, and so has files and lines."""
+    return len(capture.links.frames) > 0 or bool((capture.events.call_stack >= 0).any())
+
+
+def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, int]:
+    """The time in ns that a thread spent in each function of the user; see `spans_by_source`."""
+    found = spans_by_source(capture, thread, spans)
+    return {source: int((end - start).sum()) for source, (start, end) in found.items()}
+
+
+def spans_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, Intervals]:
+    """The parts of the given spans in which a thread is in each function of the user.
+
+    They include what the function calls in libraries, but not in torch or in this package, whose
+    time the user cannot change. Empty if the trace has no Python frames.
+    """
+    frames = capture.links.frames
+    own = frames.thread == thread
+    if not own.any():
+        return {}
+    cuts = np.unique(np.concatenate([*spans, frames.start_ns[own], frames.end_ns[own]]))
+    begin, end = cuts[:-1], cuts[1:]
+    inside_ns = within(merged(*spans), begin, end)
+    begin, end = begin[inside_ns > 0], end[inside_ns > 0]
+    middle = begin + 1  # at `begin`, a frame that ends there would still count
+    threads = np.full(len(begin), thread, np.int32)
+    name = _users_frame_at(capture.links, threads, middle, or_tools=True)
+    names, groups = groupby(name)
+    pieces: dict[str, list[Ints]] = {}
+    sources = [*sources_of_names(capture.links), None]
+    for code, rows in zip(names.tolist(), groups.rows()):
+        source = sources[code]
+        if source is not None:
+            pieces.setdefault(source, []).append(rows)
+    return {
+        source: merged(begin[rows], end[rows])
+        for source, rows in ((source, np.concatenate(each)) for source, each in pieces.items())
+    }
+
+
+def _users_frame_at(links: Links, thread: Codes, time_ns: Ints, *, or_tools: bool = False) -> Ints:
+    """For each thread and time, the user's innermost frame, as an index of a name; -1 for none.
+
+    With `or_tools`, it is a frame of torch or of this package if that is more inside.
+    """
+    frames, table = links.frames, links.events
+    chosen = table.named(lambda name: users_source(name) is not None)[frames.index]
+    if or_tools:
+        chosen |= table.named(_is_tools)[frames.index]
+    node = frames.nearest(chosen, frames.node_at(thread, time_ns))
+    found: Ints = np.where(node >= 0, table.name[np.append(frames.index, -1)[node]], -1)
+    return found
+
+
+def _stack_at(links: Links, events: Ints, sources: list[str | None]) -> Ints:
+    """For each event, the nearest operator's call stack, as an index of a text; -1 for none."""
+    table, tree = links.events, links.call_tree
+    if not any(sources):
+        return np.full(len(events), -1)
+    node = nodes_of(links, np.where(events >= 0, events, 0))
+    node = tree.nearest(table.call_stack[tree.index] >= 0, node)
+    stack = np.append(table.call_stack[tree.index], -1)[node]
+    found: Ints = np.where((events >= 0) & (node >= 0), stack, -1)
+    usable = np.array([*map(bool, sources), False])
+    return np.where(usable[found], found, -1)
+
+
+def _stack_sources(events: Events) -> list[str | None]:
+    """For each text, the innermost frame of the user's if the text is a call stack."""
+    sources: list[str | None] = [None] * len(events.texts)
+    for code in distinct(events.call_stack[events.call_stack >= 0]).tolist():
+        frames = str(decoded(events.texts[code])).split(";")
+        sources[code] = next(filter(None, map(users_source, frames)), None)
+    return sources
+
+
+def sources_of_names(links: Links) -> list[str | None]:
+    """The source of each of `events.names`, such as "train.py:31 in main"; None for other names.
+
+    It is "train.py in main" if the recording began in the function.
+    """
+    frames, table = links.frames, links.events
+    sources = [users_source(name) for name in table.names]
+    node = np.flatnonzero(table.named(lambda name: bool(_START.fullmatch(name)))[frames.index])
+    while len(node := np.unique(frames.parent[node[node >= 0]])):
+        for code in table.name[frames.index[node[node >= 0]]].tolist():
+            source = sources[code]
+            sources[code] = source and re.sub(r":\d+ in ", " in ", source, count=1)
+    return sources
+
+
+def _is_tools(frame: str) -> bool:
+    """Whether a frame is torch's, or that of a session of this package."""
+    starts = "torch/", "nn.Module: ", "instrument/"
+    return frame.startswith(starts) or "/torch/" in frame or "-packages/instrument/" in frame
+
+
+@lru_cache(maxsize=100_000)
+def users_source(frame: str) -> str | None:
+    """The place of a frame of the user's, such as "train.py:31 in main"; None for other frames.
+
+    The frame of a comprehension is none: its time belongs to the function around it.
+    """
+    match = _FRAME.fullmatch(frame)
+    if match is None or match["function"] in _COMPREHENSIONS:
+        return None
+    folders = [folder.end() + 1 for folder in _PACKAGES.finditer(match["file"])]
+    file = match["file"][max(folders, default=0) :]
+    top = re.split(r"[/\\]", file)[0].removesuffix(".py")
+    if top in _LIBRARIES or top in sys.stdlib_module_names or "/torch/" in file:
+        return None
+    return f"{file}:{match['line']} in {match['function']}"

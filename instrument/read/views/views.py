@@ -1,0 +1,579 @@
+"""`Views`: a capture's metadata, its events, and the tables made from them.
+
+`VIEWS` lists the tables. A function that makes a table is imported when the table is first used. So
+`instrument show --help` can read the list without numpy.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from importlib import import_module
+from inspect import signature
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from instrument.base import files
+from instrument.base.errors import CaptureError, ConfigError, TraceWarning
+from instrument.base.globs import check_globs
+from instrument.base.peak_flops import check_peak_flops
+from instrument.base.printable import printable
+from instrument.base.range_names import whole
+from instrument.read.views import coverage_rows as rows
+from instrument.read.views.schema import Schema
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from instrument.read.facts.links import Links
+    from instrument.read.trace.capture_json import Metadata
+    from instrument.read.trace.events import Events
+    from instrument.read.views.breakdown import Work
+    from instrument.read.views.efficiency import FlopCalls
+    from instrument.read.views.memory_attribution import By
+    from instrument.read.views.memory_categories import Categories
+    from instrument.read.views.memory_timeline import MemoryView
+    from instrument.read.views.operator_keys import Calls
+    from instrument.read.views.peak_rates import PeakFlops
+    from instrument.read.views.ranges import RangeTree
+    from instrument.read.views.stacks import Stack
+    from instrument.read.views.table import Table
+
+# The longest name of a capture in bytes. Names of files consist of a prefix, this name and a
+# suffix, so the limit leaves room for both.
+_LONGEST_NAME = 128
+
+#: The phase of a capture that names none.
+TRAIN = "train"
+T = TypeVar("T")
+# A rank in the name of a capture or trace.
+_RANK = re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
+
+# The properties by which `operators_by` can group, together with the name.
+Grouping = Literal[
+    "input_shapes", "input_types", "stack", "overload", "thread", "step", "device", "range"
+]
+
+
+def rank_in(name: str) -> int | None:
+    """The rank in the name of a capture or trace; None if there is none."""
+    found = _RANK.search(name)
+    return int(found[1]) if found else None
+
+
+class View:
+    """A table of a capture, and the option of `instrument show` that prints it.
+
+    The view NAME is made by the function NAME in `module`, with the schema NAME in capitals. The
+    names of the function's parameters are attributes of `Views`: `def kernels(events, work)` gets
+    `capture.events` and `capture.work`. A view is made when it is first read, and only once.
+
+    Attributes:
+        module: a module of `instrument.read.views`.
+        help: what the table holds, the help text of the option.
+        coverage: the rows of `capture.coverage` that matter to this table.
+        option: the option of `instrument show`, without dashes.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        help: str,
+        coverage: tuple[str, ...] = (),
+        *,
+        option: str = "",
+        name: str = "",
+    ) -> None:
+        self.module, self.help, self.coverage = module, help, coverage
+        self.option, self.name = option, name
+
+    def __set_name__(self, owner: type[Views], name: str) -> None:
+        self.name = name
+        self.option = self.option or name.replace("_", "-")
+
+    @overload
+    def __get__(self, capture: None, owner: type[Views]) -> View: ...
+
+    @overload
+    def __get__(self, capture: Views, owner: type[Views]) -> Table: ...
+
+    def __get__(self, capture: Views | None, owner: type[Views]) -> View | Table:
+        if capture is None:
+            return self
+        make = self._member(self.name)
+        needed = signature(make).parameters
+        parts = {name: capture if name == "capture" else getattr(capture, name) for name in needed}
+        made: Table = make(**parts)
+        vars(capture)[self.name] = made  # Python reads it there from now on
+        return made
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of the table. This property imports the module that makes the table."""
+        found: Schema = self._member(self.name.upper())
+        return found
+
+    def _member(self, name: str) -> Any:
+        return getattr(import_module(f"instrument.read.views.{self.module}"), name)
+
+
+class Views:
+    """One recorded window on one rank, or a trace file: its metadata and the tables of its events.
+
+    Users get the subclass `Capture`, which documents the attributes.
+    """
+
+    ranges = View(
+        "ranges", "the range tree: time on CPU and device, forward and backward", rows.RANGES
+    )
+    ranges_by_name = View("ranges", "the ranges, grouped by name", rows.RANGES)
+    ranges_attribution = View("ranges", "all CPU time, by range and kind of work", rows.PARTS)
+    ranges_rest = View("ranges", "the time outside of all ranges", rows.PARTS)
+    operators = View(
+        "operators", "the operators, grouped by name or --by", rows.CALLS, option="ops"
+    )
+    operators_without_flops = View(
+        "operators", "the operators whose FLOPs are not counted", rows.CALLS
+    )
+    kernels = View(
+        "kernels",
+        "the device's kernels by name, with the CPU time of their launches",
+        rows.LAUNCHING,
+    )
+    steps = View(
+        "steps", "each step, its device work, and the causes of the device's idle time", rows.STEPS
+    )
+    moments = View("steps", "the moments that were marked with instrument.mark", rows.FILE)
+    interruptions = View(
+        "interruptions",
+        "what interrupted training: loader, garbage collection, compilation, allocation",
+        rows.INTERRUPTIONS,
+    )
+    memory_devices = View(
+        "memory_timeline",
+        "the memory allocated and freed on each device, and its peak",
+        rows.MEMORY,
+        option="memory",
+    )
+    memory_steps = View(
+        "memory_timeline", "the memory allocated and freed in each step", rows.MEMORY
+    )
+    memory_sizes = View(
+        "memory_timeline", "the allocations of each device, counted by size", rows.MEMORY
+    )
+    memory_events = View(
+        "memory_timeline", "every allocation and free, and what made it", rows.OWNERS
+    )
+    memory_categories = View(
+        "memory_categories",
+        "memory by torch's categories, if profiler.memory_categories was on",
+        rows.FILE,
+    )
+    breakdown = View(
+        "breakdown", "the device's time: compute, communication, copies, idle", rows.DEVICE
+    )
+    copies = View("kernels", "copies and memsets, with their bandwidth", rows.LAUNCHING)
+    efficiency = View(
+        "efficiency",
+        "FLOP/s and bandwidth of matrix products, convolutions and attention, and the device's "
+        "peak",
+        rows.LAUNCHERS,
+    )
+    efficiency_steps = View(
+        "efficiency", "the model FLOPs utilization (MFU) of each step", rows.LAUNCHERS_IN_STEPS
+    )
+    collectives = View(
+        "collectives",
+        "the collectives by process group and kind: sizes, exposed time, bus bandwidth",
+        rows.LAUNCHING,
+    )
+    collective_calls = View("collectives", "each collective, in order of its end", rows.LAUNCHING)
+    launches = View(
+        "launches",
+        "the CPU calls that launch device work, and the delay until the work starts",
+        rows.ORDERED,
+    )
+    streams = View("kernels", "what ran on each stream of each device", rows.DEVICE)
+    cuda_graphs = View(
+        "cuda_graphs",
+        "the CUDA and HIP graphs: replays, device time, idle time, and what launched them",
+        rows.LAUNCHING,
+    )
+    cuda_graph_nodes = View(
+        "cuda_graphs",
+        "the nodes of the graphs, with the names that torch's tool gave to them",
+        rows.LAUNCHING,
+    )
+    queue = View(
+        "launch_queue",
+        "for each stream, how many launches waited until the device started their work, and how "
+        "many calls a full queue blocked",
+        rows.ORDERED,
+    )
+    synchronisations = View(
+        "synchronisations",
+        "the calls that wait for device work, where they are, and what they wait for",
+        rows.ORDERED,
+    )
+    devices = View("devices", "how well each device was used", rows.DEVICE)
+    compiled_ranges = View(
+        "ranges", "the ranges inside compiled regions, which cannot be timed", rows.COMPILED
+    )
+    coverage = View(
+        "coverage",
+        "how complete the capture is: the recorded fractions of time, launches and memory",
+    )
+
+    def __init__(
+        self,
+        trace_path: Path | None,
+        folder: Path | None,
+        metadata: dict[str, Any],
+        communication: Sequence[str] | None = None,
+        peak_flops: PeakFlops | None = None,
+    ) -> None:
+        self.trace_path = trace_path
+        self.folder = folder
+        self.metadata = metadata
+        self.communication = communication
+        self.peak_flops = peak_flops
+        #: The URL that `trace_path` or `folder` is a copy of; None for a local capture.
+        self.url: str | None = None
+        #: The rank of a capture that names none, by its place among those that a user names.
+        self.given_rank: int | None = None
+        self._kept: dict[str, Any] = {}  # see `once`
+
+    @classmethod
+    def load(
+        cls,
+        path: str | PathLike[str],
+        *,
+        communication: Sequence[str] | None = None,
+        peak_flops: PeakFlops | None = None,
+    ) -> Self:
+        """Open a capture folder or a trace file.
+
+        The events of the trace are read later, when a view first needs them.
+
+        Args:
+            path: the folder or file, or a URL such as `s3://bucket/run/NAME`. A URL is downloaded
+                at once; see `instrument.base.storage`. The copy is removed when this process ends.
+            communication: globs, such as `["*nccl*", "*rccl*"]`. Kernels whose names match one of
+                them are communication; case is ignored. None means
+                `instrument.read.views.breakdown.COMMUNICATION_NAMES` and the globs of
+                `profiler.communication` when the capture was recorded.
+            peak_flops: the peak FLOP/s of the devices, for `efficiency`: a number, or a mapping
+                from precisions to numbers, such as `{"bfloat16": 989e12}`. For other precisions,
+                the peaks are those of `instrument.read.views.peak_rates`. None means
+                `profiler.peak_flops` of the recording.
+
+        Raises:
+            CaptureError: nothing is at the path, the folder has no readable capture.json, or the
+                URL cannot be fetched.
+            ConfigError: `communication` is not a list of globs, `peak_flops` cannot be used,
+                or the URL's protocol is unknown.
+            MissingPackage: a package for the URL's protocol is not installed.
+        """
+        from instrument.base import storage
+        from instrument.read.trace import capture_json
+        from instrument.read.views.find_captures import kind_of
+
+        url = path if storage.is_url(path) else None
+        path = Path(path) if url is None else storage.fetch(url)
+        if communication is not None:
+            check_globs(communication, "communication")
+        peak_flops = check_peak_flops(peak_flops, "peak_flops")
+        trace: Path | None = path
+        folder, metadata = None, dict[str, Any]()
+        if kind_of(path) == "folder":
+            folder, metadata = path, capture_json.read(path)
+            traces = (path / name for name in capture_json.TRACE_FILES)
+            trace = next((file for file in traces if files.is_regular(file)), None)
+        elif not path.is_file():  # reading a named pipe without a writer would block
+            raise CaptureError(
+                f"{path} is not a regular file: give a capture folder or a trace file."
+            )
+        capture = cls(trace, folder, metadata, communication, peak_flops)
+        capture.url = url
+        return capture
+
+    @property
+    def about(self) -> Metadata:
+        """The fields of `metadata` that the views use, as attributes with checked types.
+
+        Raises:
+            CaptureError: a value in `metadata` has the wrong type.
+        """
+        from instrument.read.trace.capture_json import typed
+
+        return typed(self.metadata)
+
+    @property
+    def name(self) -> str:
+        """The recorded name of a capture, or else its folder's name.
+
+        For a trace file alone, the file's name without `.json` or `.json.gz`.
+        """
+        if self.folder is None:
+            file = whole(self.trace_path.name) if self.trace_path else ""
+            return file.removesuffix(".gz").removesuffix(".json")
+        recorded = Path(self.about.name or "").name
+        is_plain = recorded.isprintable() and len(recorded.encode()) <= _LONGEST_NAME
+        return recorded if is_plain and recorded not in ("", "..") else whole(self.folder.name)
+
+    @property
+    def phase(self) -> str:
+        """The phase that the capture recorded, such as "validation"; "train" if not known."""
+        return self.about.window.phase or TRAIN
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that recorded, from `capture.json`, the trace or the name; None if not known.
+
+        `given_rank` replaces it, unless it is None.
+
+        Raises:
+            CaptureError: the capture holds no trace.
+            TraceError: the trace cannot be read.
+        """
+        if self.given_rank is not None:
+            return self.given_rank
+        recorded = self.about.rank
+        rank = self.events.rank if recorded is None else recorded
+        return rank_in(self.name) if rank is None else rank
+
+    @property
+    def place(self) -> Path | str | None:
+        """The URL of the capture, its folder under its final name, or the trace file."""
+        if self.url is not None:
+            return self.url
+        if self.folder and self.folder.name.startswith(".") and self.folder.name != "..":
+            return self.folder.with_name(self.name)
+        return self.folder or self.trace_path
+
+    @cached_property
+    def events(self) -> Events:
+        """Every event with a duration, and the allocations and frees, as columns.
+
+        If the trace file is cut short, a `TraceWarning` says so, and `events.cut_short` is True.
+
+        Raises:
+            CaptureError: the folder holds no trace.
+            TraceError: the trace file cannot be read.
+        """
+        from instrument.read.trace import reader
+
+        trace = self.require_trace()
+        events = reader.read(trace)
+        if events.cut_short:
+            warnings.warn(
+                f"The trace file {printable(str(trace))} is cut short: only its first "
+                f"{events.recorded} events could be read. Copy or record it again.",
+                TraceWarning,
+                stacklevel=1,  # shown once for each file, not once for each caller
+            )
+        return events
+
+    def once(self, name: str, find: Callable[[], T]) -> T:
+        """Return `find()`, computed at the first call with this name."""
+        if name not in self._kept:
+            self._kept[name] = find()
+        found: T = self._kept[name]
+        return found
+
+    def require_trace(self) -> Path:
+        """Return `trace_path`.
+
+        Raises:
+            CaptureError: the folder holds no trace.
+        """
+        if self.trace_path is None:
+            raise CaptureError(
+                f"The capture {self.place} holds no trace: there is no trace.json.gz in it. "
+                "Record again without chrome_trace.keep=false. With profiler.ranks=one_per_role, "
+                "give the capture of a rank that keeps its trace, such as rank 0."
+            )
+        return self.trace_path
+
+    @cached_property
+    def links(self) -> Links:
+        """The call tree of the CPU, and the device work of calls; see `facts.links`."""
+        from instrument.read.facts.links import Links
+
+        return Links(self.events)
+
+    @cached_property
+    def work(self) -> Work:
+        """The work of the devices, with its kind and launch; see `analysis.breakdown`."""
+        from instrument.read.views.breakdown import COMMUNICATION_NAMES, device_work
+
+        if self.communication is not None:
+            return device_work(self.links, self.communication)
+        return device_work(self.links, [*COMMUNICATION_NAMES, *self._recorded_globs()])
+
+    @property
+    def module_types(self) -> dict[str, str]:
+        """The class of each submodule, by the name of its range."""
+        return self.about.module_types
+
+    @cached_property
+    def range_tree(self) -> RangeTree:
+        """The ranges and all work, from which the tables of ranges are made."""
+        from instrument.read.views.ranges import range_tree
+
+        return range_tree(self.links)
+
+    @cached_property
+    def operator_calls(self) -> Calls:
+        """The calls that the table of operators sums."""
+        from instrument.read.views.operators import operator_calls
+
+        return operator_calls(self.links)
+
+    @cached_property
+    def flop_calls(self) -> FlopCalls | None:
+        """The calls with known FLOPs, from which the tables of efficiency are made."""
+        from instrument.read.views.efficiency import flop_calls
+
+        given = self.peak_flops
+        return flop_calls(self.links, self.about.config.peak_flops if given is None else given)
+
+    def operators_by(self, what: Grouping, *, depth: int = 5) -> Table:
+        """Group the operators by name and one more property; the property is the second column.
+
+        docs/cli.md describes the properties. `depth` is the number of frames of a `stack`.
+
+        Raises:
+            CaptureError: `what` is "device", and the trace has more than 64 devices.
+            ConfigError: operators cannot be grouped by `what`.
+        """
+        from instrument.read.views.operators import operators_by
+
+        return self.once(
+            f"operators by {what}, {depth}",
+            lambda: operators_by(self.links, self.operator_calls, what, depth),
+        )
+
+    def queue_series(
+        self, stream: int | str | None = None, device: int | str | None = None
+    ) -> Table:
+        """Return the length of one stream's launch queue over time.
+
+        Args:
+            stream: the stream; None means any stream.
+            device: the device; None means any device. If several streams fit, the stream with the
+                most launches is taken.
+
+        Raises:
+            CaptureError: the trace has no launch on this stream.
+
+        Cost: up to two rows for each launch.
+        """
+        from instrument.read.views.launch_queue import queue_series
+
+        return queue_series(self.events, self.work, stream, device)
+
+    def memory_live(
+        self, by: By = "operator", *, device: str | None = None, at_ns: int | None = None
+    ) -> Table:
+        """Return which operators, ranges or modules own the memory in use at a given time.
+
+        The row with the most bytes comes first. The rows sum to the memory in use. At the peak, the
+        sum is `peak_bytes` of `memory_devices`, or `peak_net_bytes` if `peak_bytes` is None. Memory
+        that a backward operator allocates belongs to the range of its forward operator. If the
+        trace has no addresses, one row without a name has all memory.
+
+        Args:
+            by: operator, range or module. A trace holds modules if it was recorded with
+                `with_stack`.
+            device: the device; None means the first device of `memory_devices`.
+            at_ns: the time on the trace's own clock; None means the peak.
+
+        Raises:
+            CaptureError: the trace holds no memory events, no memory events of that device, or no
+                modules for `by="module"`.
+            ConfigError: `by` is not "operator", "range" or "module".
+        """
+        from instrument.read.views.memory_timeline import memory_live
+
+        return memory_live(self.memory, by, device, at_ns)
+
+    @cached_property
+    def memory(self) -> MemoryView:
+        """The memory in use over time, by device; see `instrument.read.views.memory_timeline`."""
+        from instrument.read.views.memory_timeline import MemoryView
+
+        return MemoryView(self.links)
+
+    @cached_property
+    def categories(self) -> list[Categories]:
+        """The memory in use over time by torch's categories, for each device."""
+        from instrument.read.views.memory_categories import read
+
+        return [] if self.folder is None else read(self.folder, self.events.base_ns)
+
+    def stacks(
+        self,
+        metric: Literal["cpu", "device"] = "cpu",
+        *,
+        range: str | None = None,
+        threads: bool = False,
+    ) -> list[Stack]:
+        """Return call paths, each with the self time of its last frame; see `analysis.stacks`.
+
+        Raises:
+            CaptureError: the trace holds no Python frames, or no such range; or `metric` is
+                "device", and the trace holds no device events.
+        """
+        from instrument.read.views.stacks import stacks
+
+        return stacks(self.events, metric, range=range, threads=threads)
+
+    def _recorded_globs(self) -> Sequence[str]:
+        """`profiler.communication` of the recording; warns if it cannot be used."""
+        globs = self.about.config.communication
+        try:
+            return check_globs(globs, "config.communication")
+        except ConfigError as error:
+            from instrument.base.log import logger
+
+            logger.warning(
+                "{} is read with the default names of communication kernels, because {}",
+                self.name,
+                error,
+            )
+            return []
+
+    def __repr__(self) -> str:
+        where = self.url or self.folder or self.trace_path
+        return printable(f"<{type(self).__name__} {self.name!r} at {where}>")
+
+
+#: The tables of a capture, by the attribute of `Capture` that holds the table. A name with "()" is
+#: a method, which takes arguments.
+VIEWS = {name: view for name, view in vars(Views).items() if isinstance(view, View)} | {
+    f"{view.name}()": view
+    for view in (
+        View("memory_timeline", "what owns the memory at a time", rows.OWNERS, name="memory_live"),
+        View(
+            "launch_queue",
+            "the length of a stream's launch queue over time",
+            rows.ORDERED,
+            name="queue_series",
+        ),
+    )
+}
+
+
+def rows_of(views: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the rows of `capture.coverage` that matter to the given views.
+
+    "ranges" and "operators" together stand for all views.
+    """
+    if {"ranges", "operators"}.issubset(views):
+        return rows.TABLES
+    chosen = {name for view in views if view in VIEWS for name in VIEWS[view].coverage}
+    return tuple(name for name in rows.EVERY if name in chosen)
