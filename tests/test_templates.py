@@ -42,7 +42,7 @@ def test_what_is_not_given_is_an_error() -> None:
 def test_an_asset_stands_as_it_is() -> None:
     assets = [
         file
-        for folder in ("report", "fx")
+        for folder in ("read/show", "fx")
         for kind in ("css", "js")
         for file in ROOT.glob(f"{folder}/**/*.{kind}")
     ]
