@@ -636,7 +636,17 @@ def test_no_command_loads_torch_and_help_loads_next_to_nothing(tmp_path: Path) -
     """One process runs the commands one after the other, and tells what it has loaded after each."""
     write_capture(tmp_path / "runs", steps())
     (tmp_path / "their_sink.py").write_text(THEIRS)
-    heavy = {"torch", "numpy", "pydantic", "msgspec", "loguru", "hydra", "omegaconf", "rich"}
+    heavy = {
+        "torch",
+        "numpy",
+        "polars",
+        "pydantic",
+        "msgspec",
+        "loguru",
+        "hydra",
+        "omegaconf",
+        "rich",
+    }
     of_recording = {"torch", "hydra", "omegaconf", "tensorboard"}
     allowed = dict.fromkeys(["--help", "show --help", "whatif --help", "--version", ""], heavy)
     for options in ("", "--by input_shapes", "--ranges", "--steps"):

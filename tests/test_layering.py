@@ -45,7 +45,16 @@ def test_no_file_has_a_name_that_says_nothing() -> None:
 
 # Which packages and modules an import does not load.
 ABSENT: dict[str, set[str]] = {
-    "import instrument": {"torch", "numpy", "pydantic", "hydra", "omegaconf", "loguru", "jinja2"},
+    "import instrument": {
+        "torch",
+        "numpy",
+        "polars",
+        "pydantic",
+        "hydra",
+        "omegaconf",
+        "loguru",
+        "jinja2",
+    },
     "import hydra_plugins.instrument": {"torch", "numpy", "pydantic"},
     "import instrument.conf": {"torch", "numpy", "pydantic"},
     "from instrument import profiled": {
@@ -96,7 +105,15 @@ ABSENT: dict[str, set[str]] = {
     },
     "import instrument.fx, instrument.cli.graph": {"torch", "numpy"},
     "import instrument.finish.__main__": {"torch"},
-    "import instrument.cli.command": {"torch", "numpy", "msgspec", "pydantic", "jinja2", "rich"},
+    "import instrument.cli.command": {
+        "torch",
+        "numpy",
+        "polars",
+        "msgspec",
+        "pydantic",
+        "jinja2",
+        "rich",
+    },
 }
 # These load torch, which this process does once.
 WITH_TORCH = {"from instrument import profiled", "from instrument import Session"}

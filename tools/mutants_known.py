@@ -114,7 +114,7 @@ TESTS = {
     "instrument/read/facts/paths.py": _capture("paths", "ranges"),
     "instrument/read/facts/step_index.py": _capture("steps", "ranges", "operators"),
     "instrument/read/facts/synchronisation.py": _capture("synchronisations"),
-    "instrument/read/views/breakdown.py": _capture("breakdown", "steps"),
+    "instrument/read/facts/device_work.py": _capture("breakdown", "steps"),
     "instrument/read/views/launch_queue.py": _capture("launch_queue"),
     "instrument/read/facts/cuda_graphs.py": _capture("cuda_graphs"),
     "instrument/read/views/cuda_graphs.py": _capture("cuda_graphs"),
@@ -188,7 +188,7 @@ PLANTED = [
     ),
     Planted(
         "priority of the breakdown swapped",
-        "instrument/read/views/breakdown.py",
+        "instrument/read/facts/device_work.py",
         "_LAYERS = ((KERNEL, MEMSET), (COMMUNICATION,), (COPY,))",
         "_LAYERS = ((COMMUNICATION,), (KERNEL, MEMSET), (COPY,))",
         "tests/capture/test_breakdown.py::test_overlaps_by_hand",

@@ -12,15 +12,10 @@ from real_traces import KNOWN, load, needs_traces
 
 from instrument.base.errors import ConfigError
 from instrument.read.capture import Capture
+from instrument.read.facts.device_work import COMMUNICATION_NAMES, Work, by_group, device_work
 from instrument.read.facts.intervals import sweep
 from instrument.read.facts.links import Links
-from instrument.read.views.breakdown import (
-    COMMUNICATION_NAMES,
-    Work,
-    breakdown,
-    by_group,
-    device_work,
-)
+from instrument.read.views.breakdown import breakdown
 
 COLUMNS = "compute_ns exposed_communication_ns exposed_copy_ns idle_ns total_ns communication_ns copy_ns overlap_ns"
 KNOWN_AS = {

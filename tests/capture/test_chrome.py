@@ -596,7 +596,7 @@ def test_an_event_with_garbage_in_its_arguments_keeps_its_name_and_times(
 
 def _valid(folder: Path) -> tuple[float, str]:
     name = "events with possible times"
-    (row,) = Capture.load(folder / "trace.json").coverage.where(lambda row: row.name == name)
+    (row,) = Capture.load(folder / "trace.json").coverage.where(name=name)
     return row.share, row.why
 
 
@@ -685,7 +685,7 @@ def test_an_event_without_a_category_has_that_of_its_name_or_thread(tmp_path) ->
     ]  # fmt: skip
     assert found.no_category == 2
     (row,) = Capture.load(tmp_path / "trace.json").coverage.where(
-        lambda row: row.name == "events of the file that were read"
+        name="events of the file that were read"
     )
     assert row.share == (len(found) - 2) / len(found)
     assert row.why.startswith(
@@ -698,7 +698,7 @@ def test_an_event_of_an_unknown_category_is_counted(tmp_path) -> None:
     events = [span("k", 10 * k, 5, cat=cat) for k, cat in enumerate([*known, "odd", "Kernel"])]
     assert read(tmp_path, events).unknown_category == 1
     capture = Capture.load(tmp_path / "trace.json")
-    (row,) = capture.coverage.where(lambda row: row.name == "events of the file that were read")
+    (row,) = capture.coverage.where(name="events of the file that were read")
     assert (row.share, row.why) == (
         6 / 7,
         "1 of 7 events of the trace file could not be read: 1 have a category (`cat`) that torch "

@@ -21,9 +21,9 @@ import pytest
 from golden import Golden
 from real_traces import load, needs_traces
 
-from instrument.base.errors import MissingPackage
+from instrument.base.errors import ConfigError, MissingPackage
 from instrument.read.views import table
-from instrument.read.views.table import Cells, Table
+from instrument.read.views.table import Table
 
 TABLE = Table(
     {
@@ -61,47 +61,54 @@ def test_rows_are_taken_by_position_value_and_test() -> None:
     assert names(TABLE.head(2)) == ["b", "a"]
     assert names(TABLE.head(9)) == ["b", "a", "c"]
     assert names(TABLE.where(share=0.5)) == ["c"]
-    assert names(TABLE.where(lambda row: row.self_cpu_ns > 1000)) == ["b", "a"]
+    assert names(TABLE.where("self_cpu_ns > 1000")) == ["b", "a"]
 
 
-def test_a_cells_test_is_not_asked_about_what_is_unknown() -> None:
-    assert names(TABLE.where(flops=lambda n: n < 2000)) == ["a", "c"]
-    assert names(TABLE.where(flops=lambda n: n < 2000, share=0.5)) == ["c"]
+def test_no_condition_holds_for_an_unknown_cell() -> None:
+    assert names(TABLE.where("flops < 2000")) == ["a", "c"]
+    assert names(TABLE.where("flops < 2000", share=0.5)) == ["c"]
     assert names(TABLE.where(flops=None)) == ["b"]
-    assert names(
-        TABLE.where(lambda row: row.name > "a", self_cpu_time_total=lambda ns: ns > 1000)
-    ) == ["b"]
+    assert names(TABLE.where("name > 'a' and self_cpu_ns > 1000")) == ["b"]
 
 
-def test_rows_are_summed_by_a_column() -> None:
-    table = Table(
-        {"kind": ["a", None, "a"], "calls": [1, 5, 2], "flops": [None, None, 7]}, begin_ns=5
-    )
-    assert [tuple(row) for row in table.sums("kind", ["calls", "flops"])] == [
-        (None, 1, 5, None), ("a", 2, 3, 7),
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("condition", "reason"),
+    [
+        ("self_cpu > 1", "names no column 'self_cpu': did you mean self_cpu_ns?"),
+        ("cpu_ns >", "is not an expression of SQL"),
+        ("flops > 1; drop table t", "is not an expression of SQL"),
+        ("name in (select a from read_csv('/etc/passwd'))", "functions that read files"),
+        ("name in (select name from events)", "has a query"),
+        ("read_csv /* */ ('x') > 1", "comments"),
+    ],
+)
+def test_a_condition_that_cannot_be_used_is_refused_in_one_sentence(
+    condition: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        TABLE.where(condition)
+    assert reason in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
-def test_a_column_is_given_as_a_list_an_array_or_cells() -> None:
-    known = np.array([True, False])
+def test_a_column_is_given_as_a_list_an_array_or_a_series() -> None:
     table = Table(
         {
             "list": [1, None],
             "array": np.array([2**62 + 1, 3]),
-            "cells": Cells(np.array([1.5, 0.0]), known),
+            "series": polars.Series([1.5, None]),
             "flags": [None, True],
             "big": [2**70, 1],
             "mixed": [1, 0.5],
+            "streams": [7, "default"],
             "pairs": [(1, 2), None],
         }
     )
     assert [tuple(row) for row in table] == [
-        (1, 2**62 + 1, 1.5, None, 2**70, 1, (1, 2)),
-        (None, 3, None, True, 1, 0.5, None),
+        (1, 2**62 + 1, 1.5, None, 2**70, 1.0, "7", [1, 2]),
+        (None, 3, None, True, 1, 0.5, "default", None),
     ]
-    assert [type(cell) for cell in table[0]] == [int, int, float, type(None), int, int, tuple]
-    assert table.cells("list").values.dtype == np.int64
-    assert table.where(cells=None).column("array") == [3]
+    assert table.where(series=None).column("array") == [3]
 
 
 def test_an_unknown_column_is_named_with_those_there_are() -> None:
@@ -251,29 +258,36 @@ def test_pandas_keeps_integers_and_unknown_cells() -> None:
     kinds = KINDS.to_pandas()
     assert [str(dtype) for dtype in kinds.dtypes] == ["boolean", "Float64", "Int64", "object"]
     assert kinds["big"][0] == 2**62 + 1, "no float in between"
-    assert kinds["shape"][0] == (1, 2)
+    assert kinds["shape"][0] == [1, 2]
 
 
-def test_polars_keeps_integers_and_unknown_cells() -> None:
-    frame = TABLE.to_polars()
+def test_the_frame_keeps_integers_and_unknown_cells() -> None:
+    frame = TABLE.frame
     whole = polars.Int64
     assert frame.dtypes == [polars.String, whole, whole, polars.Float64, whole, whole]
     assert frame["device_bytes"].to_list() == [None, 2048, -3]
-    assert UNKNOWN.to_polars().dtypes == [polars.String, whole, polars.Float64, polars.String]
-    assert KINDS.to_polars()["big"].to_list() == [2**62 + 1, None]
-    assert KINDS.to_polars()["shape"].to_list() == [(1, 2), None]
+    assert UNKNOWN.frame.dtypes == [polars.String, whole, polars.Float64, polars.String]
+    assert KINDS.frame["big"].to_list() == [2**62 + 1, None]
+    assert KINDS.frame["shape"].to_list() == [[1, 2], None]
 
 
 def test_arrow_keeps_integers_and_unknown_cells() -> None:
     frame = TABLE.to_arrow()
     whole = pyarrow.int64()
-    assert frame.schema.types == [pyarrow.string(), whole, whole, pyarrow.float64(), whole, whole]
-    assert frame["device_bytes"].to_pylist() == [None, 2048, -3]
-    assert UNKNOWN.to_arrow().schema.types == [
-        pyarrow.string(),
+    assert frame.schema.types == [
+        pyarrow.large_string(),
+        whole,
         whole,
         pyarrow.float64(),
-        pyarrow.string(),
+        whole,
+        whole,
+    ]
+    assert frame["device_bytes"].to_pylist() == [None, 2048, -3]
+    assert UNKNOWN.to_arrow().schema.types == [
+        pyarrow.large_string(),
+        whole,
+        pyarrow.float64(),
+        pyarrow.large_string(),
     ]
     assert KINDS.to_arrow()["big"].to_pylist() == [2**62 + 1, None]
     assert KINDS.to_arrow()["shape"].to_pylist() == [[1, 2], None]
@@ -283,7 +297,6 @@ def test_arrow_keeps_integers_and_unknown_cells() -> None:
     ("method", "package", "extra"),
     [
         ("to_pandas", "pandas", "pandas"),
-        ("to_polars", "polars", "polars"),
         ("to_arrow", "pyarrow", "parquet"),
     ],
 )
@@ -303,7 +316,7 @@ def test_a_missing_package_is_named(
 def test_the_operators_of_a_real_trace_are_the_same_in_every_library() -> None:
     operators = load("a100_nccl_2ranks_rank0").operators
     rows = [tuple(row) for row in operators]
-    assert operators.to_polars().rows() == rows
+    assert operators.frame.rows() == rows
     assert [tuple(row.values()) for row in operators.to_arrow().to_pylist()] == rows
     frame = operators.to_pandas().astype(object)
     assert list(frame.where(frame.notna(), None).itertuples(index=False, name=None)) == rows

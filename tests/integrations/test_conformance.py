@@ -56,7 +56,7 @@ def out(tmp_path: Path) -> Path:
 
 def batches(capture: Capture) -> list[int]:
     """The training batches that ran within a capture, by the ranges of the model that they went through."""
-    rows = capture.ranges_by_name.where(lambda row: row.name.startswith("batch "))
+    rows = capture.ranges_by_name.where("name like 'batch %'")
     numbers = {int(row.name.removeprefix("batch ")): row.calls for row in rows}
     assert set(numbers.values()) <= {1}, "no batch runs twice"
     return sorted(number for number in numbers if number < VALIDATION)

@@ -23,9 +23,9 @@ from builders import (
 )
 
 from instrument.base.errors import CaptureError, ConfigError
+from instrument.read.facts.device_work import COMMUNICATION
 from instrument.read.simulate.model import CROSS, HANDOVER, KINDS, QUEUE
 from instrument.read.simulate.scenario import Scenario
-from instrument.read.views.breakdown import COMMUNICATION
 from whatif import oracle
 from whatif.oracle import Launch, Op, Program, Sync, Work
 

@@ -17,10 +17,10 @@ from instrument.base.units import percent, size
 from instrument.read.advise.check import Check, Problem
 from instrument.read.advise.evidence import evidence
 from instrument.read.advise.finding import Evidence
+from instrument.read.facts.device_work import COMMUNICATION, COPY, KERNEL
 from instrument.read.facts.groupby import groupby
 from instrument.read.facts.intervals import sweep
 from instrument.read.trace.events import Flags, Ints, is_runtime, is_wait
-from instrument.read.views.breakdown import COMMUNICATION, COPY, KERNEL
 from instrument.read.views.coverage_rows import LAUNCHING
 from instrument.read.views.kernels import moved_bytes
 from instrument.read.views.places import nodes_of

@@ -19,9 +19,9 @@ from instrument.base.units import percent, rate, size
 from instrument.read.advise.check import Check, Problem
 from instrument.read.advise.finding import Evidence
 from instrument.read.facts.collective_records import is_collective
+from instrument.read.facts.device_work import COMMUNICATION
 from instrument.read.facts.groupby import distinct
 from instrument.read.trace.events import Ints
-from instrument.read.views.breakdown import COMMUNICATION
 from instrument.read.views.collectives import CPU, cpu_waits, is_on_cpu
 from instrument.read.views.coverage_rows import LAUNCHING
 from instrument.read.views.places import common_place
@@ -63,7 +63,7 @@ def find(capture: Views) -> Iterator[Problem]:
     share = exposed_on_device(capture) if on_device else steps.share(_on_cpu(capture))
     if share < CHECK.least_share:
         return
-    table = capture.collectives.where(exposed_ns=lambda ns: bool(ns)).sort("exposed_ns")
+    table = capture.collectives.where("exposed_ns != 0").sort("exposed_ns")
     kind = next((each for each in table.column("kind") if each is not None), None)
     path, source = common_place(capture, _launches(capture, chosen))
     if path is not None and is_collective(path.rpartition("/")[2]):

@@ -27,9 +27,9 @@ from instrument.read.advise.evidence import (
 )
 from instrument.read.facts.attribution import FORWARD, OPTIMIZER, kinds_of_scopes
 from instrument.read.facts.autograd import is_backward
+from instrument.read.facts.device_work import COPY, KERNEL
 from instrument.read.facts.groupby import Groups, groupby, isin
 from instrument.read.trace.events import OPERATOR, Flags, Ints, called_operators, split_overload
-from instrument.read.views.breakdown import COPY, KERNEL
 from instrument.read.views.coverage_rows import LAUNCHERS
 from instrument.read.views.places import common_place
 from instrument.read.views.steps import is_loading

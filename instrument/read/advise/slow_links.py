@@ -18,8 +18,8 @@ from instrument.base.units import percent, rate, size
 from instrument.read.advise.check import RECORD_SHAPES, Check, NotRecorded, Problem
 from instrument.read.advise.exposed_communication import exposed_on_device
 from instrument.read.advise.finding import Evidence
+from instrument.read.facts.device_work import COMMUNICATION
 from instrument.read.views import collectives, coverage_rows
-from instrument.read.views.breakdown import COMMUNICATION
 from instrument.read.views.views import Views
 
 _LARGE_BYTES = 4 * 2**20
@@ -34,15 +34,15 @@ def find(capture: Views) -> Iterator[Problem]:
     if share < CHECK.least_share:
         return
     calls = capture.collective_calls.where(
-        lambda row: row.runs_on == collectives.DEVICE and row.group_size != 1
+        f"runs_on = '{collectives.DEVICE}' and (group_size is null or group_size != 1)"
     )
     if not any(calls.column("bytes")):
         raise NotRecorded(
             "the trace has no sizes of messages, which torch 2.3 and later record", RECORD_SHAPES
         )
-    large = calls.where(
-        bytes=lambda moved: moved >= _LARGE_BYTES, bus_bytes_per_second=lambda speed: speed > 0
-    ).sort("bus_bytes_per_second")
+    large = calls.where(f"bytes >= {_LARGE_BYTES} and bus_bytes_per_second > 0").sort(
+        "bus_bytes_per_second"
+    )
     if not len(large) or large[0].bus_bytes_per_second >= _SLOW:
         return
     fastest = large[0]

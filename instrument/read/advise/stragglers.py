@@ -66,7 +66,7 @@ def find(ranks: Ranks) -> Iterator[Finding]:
 
 def _in_turn(ranks: Ranks) -> Iterator[Finding]:
     """Yield one finding if the time in collectives is mostly waiting, for whichever rank."""
-    table, of_ranks = ranks.collectives, ranks.ranks.where(exposed_share=lambda share: share)
+    table, of_ranks = ranks.collectives, ranks.ranks.where("exposed_share != 0")
     whole_ns = sum(table.column("duration_ns"))
     waiting = sum(table.column("waiting_ns")) / whole_ns if whole_ns else 0.0
     share = waiting * median_low([*of_ranks.column("exposed_share")] or [0.0])
@@ -151,7 +151,7 @@ def _command(ranks: Ranks) -> str:
 
 def _shown(table: Any, late: list[int | None]) -> list[Any]:
     """The stragglers, then the rank with the least work of its own, for comparison."""
-    known = table.where(own_ns=lambda ns: ns >= 0, exposed_communication_ns=lambda ns: ns >= 0)
+    known = table.where("own_ns >= 0 and exposed_communication_ns >= 0")
     by_work = [*known.sort("own_ns", descending=True)]
     slow = [row for row in by_work if row.rank in late][: _MOST_ROWS - 1]
     return [*slow, by_work[-1]]

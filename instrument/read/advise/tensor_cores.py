@@ -21,9 +21,9 @@ from instrument.base.units import percent
 from instrument.read.advise.check import Check, NotRecorded, Problem
 from instrument.read.advise.evidence import evidence, share_of
 from instrument.read.advise.finding import Evidence
+from instrument.read.facts.device_work import KERNEL
 from instrument.read.facts.groupby import groupby_rows
 from instrument.read.trace.events import Device, Ints
-from instrument.read.views.breakdown import KERNEL
 from instrument.read.views.coverage_rows import LAUNCHERS
 from instrument.read.views.operator_keys import shape_text
 from instrument.read.views.peak_rates import peak_rates

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from instrument.base.units import few, percent
 from instrument.read.compare.totals import Rows, Totals
+from instrument.read.facts.device_work import KERNEL, KINDS
 from instrument.read.trace.capture_json import DISTURBING_CPU_WAIT, Environment
-from instrument.read.views.breakdown import KERNEL, KINDS
 from instrument.read.views.coverage import losses
 from instrument.read.views.views import TRAIN, Views
 

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from instrument.read.compare.counters import Counters
+from instrument.read.facts.device_work import COPY, KINDS, Work, launched_ns
 from instrument.read.facts.flops import UNKNOWN
 from instrument.read.facts.groupby import Groups
 from instrument.read.facts.step_index import CountedSteps
-from instrument.read.views.breakdown import COPY, KINDS, Work, launched_ns
 from instrument.read.views.kernels import copies, kernels
 from instrument.read.views.operators import during, operators, operators_by
 from instrument.read.views.step_parts import plain_path, step_parts
@@ -39,7 +39,6 @@ _OF_OPERATORS = (
 # The counter that is a maximum, and not a sum.
 _PEAK = "peak_bytes"
 # These kinds of rows in the table of operators are not operators.
-_NO_OPERATORS = frozenset({"range", "step", "mark"})
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def plus(one: Mapping[str, int | None], other: Mapping[str, int | None]) -> Quan
 
 
 def _called(table: Table) -> Table:
-    return table.where(lambda row: row.kind not in _NO_OPERATORS)
+    return table.where("kind not in ('range', 'step', 'mark')")
 
 
 def _summed(table: Table, names: Iterable[str], key: Callable[[Any], Any]) -> Rows:

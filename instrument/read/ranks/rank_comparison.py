@@ -236,14 +236,14 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
     communication are not known. Ranks whose trace is cut short are left out, unless all are.
     """
     summaries = whole(summaries)
-    table = per_rank(summaries).where(own_ns=lambda own: own is not None)
+    table = per_rank(summaries).where("own_ns is not null")
     own = table.column("own_ns")
     usual = median_low(own) if own else 0
     deviation = median_low([abs(each - usual) for each in own]) if own else 0
     limit = straggler_limit(usual, deviation)
     slow, others = (
-        table.where(own_ns=lambda ns: ns > limit).sort("own_ns"),
-        table.where(own_ns=lambda ns: ns <= limit),
+        table.where(f"own_ns > {limit}").sort("own_ns"),
+        table.where(f"own_ns <= {limit}"),
     )
     where = _most_above(summaries, {*slow.column("rank")}) if len(slow) else {}
     common: dict[str, int | None] = {"median_own_ns": usual}

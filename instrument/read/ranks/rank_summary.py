@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
+import polars as pl
 
 from instrument.base import files, storage
 from instrument.base.errors import InstrumentError, TraceWarning
@@ -176,11 +177,13 @@ def summarize(capture: Views) -> RankSummary:
 
 
 def _collectives(calls: Table) -> tuple[Columns, Columns]:
-    every = calls.where(kind=SYNCHRONISING.__contains__, end_ns=lambda _: True)
+    every = Table(
+        calls.frame.filter(pl.col("kind").is_in(SYNCHRONISING), pl.col("end_ns").is_not_null())
+    )
     step, count = every.column("step"), len(every)
     older = range(max(count - _MOST_COLLECTIVES, 0))
     early = [k for k in older if step[k] != step[0]][:_EARLY_COLLECTIVES]
-    kept = every.take([*early, *range(len(older) + len(early), count)])
+    kept = Table(every.frame[[*early, *range(len(older) + len(early), count)]])
     names = ("name", *OF_COLLECTIVE_GROUP)
     group, groups = intern(zip(*(kept.column(name) for name in names)))
     listed = {name: [each[k] for each in groups] for k, name in enumerate(names)}
@@ -191,8 +194,8 @@ def _collectives(calls: Table) -> tuple[Columns, Columns]:
 def _chosen_ranges(table: Table) -> Table:
     if len(table) <= _MOST_RANGES:
         return table
-    cpu_ns = table.column("cpu_ns")
-    return table.take(sorted(sorted(range(len(table)), key=lambda k: -cpu_ns[k])[:_MOST_RANGES]))
+    most = table.frame.with_row_index("row").sort("cpu_ns", descending=True, maintain_order=True)
+    return Table(most.head(_MOST_RANGES).sort("row").drop("row"))
 
 
 def _columns(table: Table, without: Sequence[str] = ()) -> Columns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from instrument.base.errors import InstrumentError
 from instrument.base.templates import render
@@ -10,7 +10,6 @@ from instrument.read.show.remarks import incomplete
 from instrument.read.show.text import capture_parts
 from instrument.read.show.verdict import first_parts
 from instrument.read.views.section import Part, Section, lines_of
-from instrument.read.views.table import Table
 from instrument.read.views.views import VIEWS, Views
 
 _ROWS = 20
@@ -43,5 +42,5 @@ def to_html(capture: Views) -> str:
 def _part(part: Part) -> dict[str, Any]:
     if not isinstance(part, Section):
         return {"lines": lines_of(part), "table": None}
-    table = cast("Table", part.table).select(part.columns)
+    table = part.table.select(part.columns)
     return {"lines": [part.title], "table": table}

@@ -13,7 +13,7 @@ from instrument.read.views.views import Views
 
 # The kinds of rows in the operator table that are no operators: ranges, steps, moments (from
 # `instrument.mark`) and waits for data.
-_NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
+_NO_OPERATORS = ("range", "step", "mark", "loader")
 # Columns that can be summed over ranges or operators, because each nanosecond counts only once.
 OWN_COLUMNS = ("self_cpu_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 _LONGEST_PATH = 44
@@ -66,7 +66,7 @@ def leading(operators: Table, sort: str, rows: int) -> Table:
     shares of all rows add up to 1.
     """
     ordered = without_ranges(operators).sort(sort)
-    shown, outside = ordered.head(rows), operators.where(lambda row: row.kind in _NO_OPERATORS)
+    shown, outside = ordered.head(rows), operators.where(f"kind in {_NO_OPERATORS}")
     left_out = [ordered[at] for at in range(len(shown), len(ordered))]
     more = []
     if left_out:
@@ -131,7 +131,7 @@ def with_type(name: str, module_type: str | None) -> str:
 
 def without_ranges(operators: Table) -> Table:
     """Return the operator table without the rows that are no operators, such as ranges."""
-    return operators.where(lambda row: row.kind not in _NO_OPERATORS)
+    return operators.where(f"kind not in {_NO_OPERATORS}")
 
 
 def share_of(ranges: Table) -> str:

@@ -118,7 +118,7 @@ def _straggler(row: Any) -> str:
 
 
 def _clocks(table: Table) -> str:
-    known = table.where(offset_ns=lambda _: True)
+    known = table.where("offset_ns is not null")
     if len(known) < 2:
         return "The ranks' clocks cannot be compared: the ranks have no collective in common."
     apart = duration(max(abs(ns) for ns in known.column("offset_ns")))
@@ -155,7 +155,7 @@ def _ranges(
         chosen = ["path", *(name for name in chosen if name != "path")]
     if sort is None and count > rows:
         most = sorted(range(count), key=lambda k: -(table[k].cpu_median_ns or 0))[:rows]
-        table = table.take(sorted(most))
+        table = Table(table.frame[sorted(most)])
     part = view_part("ranges", table, rows=rows, sort=sort, columns=chosen)
     if isinstance(part, str):
         return part

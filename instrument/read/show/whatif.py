@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from instrument.base.errors import ConfigError
 from instrument.base.units import counted, durations_like
+from instrument.read.facts.device_work import KINDS as WORK_KINDS
 from instrument.read.simulate.selection import short_name
-from instrument.read.views.breakdown import KINDS as WORK_KINDS
 from instrument.read.views.section import Part, Section, shown_of
 from instrument.read.views.table import ALL, Table, known_columns
 
@@ -183,7 +183,7 @@ def _all_device_work(scenario: Scenario, text: Callable[[float], str]) -> str:
 
 def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) -> Section:
     table = _by_short_name(scenario.critical_path)
-    large = table.where(share=lambda share: share >= _LEAST_SHARE) if rows < sys.maxsize else table
+    large = table.where(f"share >= {_LEAST_SHARE}") if rows < sys.maxsize else table
     shown = [tuple(row) for row in large.head(rows)]
     if others := [*table][len(shown) :]:
         name = f"({counted(len(others), 'smaller row')})"

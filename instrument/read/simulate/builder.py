@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from instrument.read.facts.autograd import is_backward
+from instrument.read.facts.device_work import COMMUNICATION, Work
 from instrument.read.facts.groupby import Groups, distinct, groupby, isin
 from instrument.read.facts.intervals import merged, within
 from instrument.read.facts.links import Links
@@ -37,7 +38,6 @@ from instrument.read.simulate.model import (
 from instrument.read.simulate.program import NEVER, Program, in_order
 from instrument.read.trace.capture_json import Loader
 from instrument.read.trace.events import Codes, Events, Flags, Ints, is_step, loader_iterator
-from instrument.read.views.breakdown import COMMUNICATION, Work
 from instrument.read.views.launch_queue import FULL_QUEUE
 from instrument.read.views.steps import is_loading, launching_step
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from instrument.read.facts.cuda_graphs import is_graph_launch
+from instrument.read.facts.device_work import COMMUNICATION
 from instrument.read.facts.intervals import concatenated, interval_at
 from instrument.read.simulate.cpu_time import joined
 from instrument.read.simulate.model import LAUNCH, STREAM, WAIT, Costs, Model
 from instrument.read.simulate.program import NEVER
 from instrument.read.simulate.selection import Selection
 from instrument.read.trace.events import Flags, Ints
-from instrument.read.views.breakdown import COMMUNICATION
 
 # The time to launch a CUDA graph if the trace has no such launch. NVIDIA measured 2.5 µs for the
 # launch itself plus about 1 ns for each node. A call from Python commonly takes 10 µs.

@@ -11,13 +11,13 @@ from functools import cached_property
 
 import numpy as np
 
+from instrument.read.facts.device_work import Work
 from instrument.read.facts.groupby import group_rows
 from instrument.read.facts.intervals import Intervals
 from instrument.read.facts.links import Links
 from instrument.read.simulate.cpu_time import CpuTime, joined
 from instrument.read.simulate.program import NEVER, Floats, Program
 from instrument.read.trace.events import Flags, Ints, is_runtime
-from instrument.read.views.breakdown import Work
 
 _LARGEST = np.iinfo(np.int64).max
 

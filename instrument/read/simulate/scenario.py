@@ -12,6 +12,7 @@ import numpy as np
 from instrument.base.errors import CaptureError, ConfigError, InstrumentError
 from instrument.base.printable import printable
 from instrument.base.units import duration, percent
+from instrument.read.facts.device_work import COMMUNICATION
 from instrument.read.facts.intervals import Intervals
 from instrument.read.simulate import edits, selection
 from instrument.read.simulate.builder import build_model
@@ -20,7 +21,6 @@ from instrument.read.simulate.model import Costs, Model
 from instrument.read.simulate.window import Window, meetings
 from instrument.read.trace.events import Ints
 from instrument.read.views import coverage_rows
-from instrument.read.views.breakdown import COMMUNICATION
 from instrument.read.views.collectives import DEVICE, SYNCHRONISING
 from instrument.read.views.coverage import ENOUGH, line, part
 from instrument.read.views.step_parts import loader_settings

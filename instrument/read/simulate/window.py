@@ -14,13 +14,13 @@ from functools import cached_property
 
 import numpy as np
 
+from instrument.read.facts.device_work import COMMUNICATION
 from instrument.read.facts.groupby import Groups, groupby
 from instrument.read.facts.intervals import Intervals
 from instrument.read.simulate.edits import others_stay
 from instrument.read.simulate.model import DEVICE, Costs, Model
 from instrument.read.simulate.program import NEVER, Floats, Program, in_order
 from instrument.read.trace.events import Flags, Ints
-from instrument.read.views.breakdown import COMMUNICATION
 
 
 @dataclass(frozen=True, slots=True)

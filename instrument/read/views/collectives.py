@@ -18,6 +18,7 @@ from instrument.read.facts.collective_records import (
     collective_records,
     records,
 )
+from instrument.read.facts.device_work import COMMUNICATION, KERNEL, MEMSET, Work
 from instrument.read.facts.groupby import Groups, cells, group_rows, groupby, groupby_rows, intern
 from instrument.read.facts.intervals import Intervals, merged, sweep, within
 from instrument.read.facts.links import Links
@@ -33,7 +34,6 @@ from instrument.read.trace.events import (
     flags,
     is_step,
 )
-from instrument.read.views.breakdown import COMMUNICATION, KERNEL, MEMSET, Work
 from instrument.read.views.schema import Schema, schema
 from instrument.read.views.steps import launching_step
 from instrument.read.views.table import Table

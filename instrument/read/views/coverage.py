@@ -18,6 +18,7 @@ from instrument.read.facts.attribution import ACCUMULATE, BACKWARD, UNATTRIBUTED
 from instrument.read.facts.autograd import DEEPEST_RANGE
 from instrument.read.facts.call_tree import nest
 from instrument.read.facts.cuda_graphs import is_graph_launch, replayed
+from instrument.read.facts.device_work import Work, launched_ns
 from instrument.read.facts.groupby import groupby
 from instrument.read.facts.intervals import within
 from instrument.read.facts.launches import have_work, launches_kernel, ran_first
@@ -35,7 +36,6 @@ from instrument.read.trace.events import (
     is_synchronising,
 )
 from instrument.read.views import coverage_rows as rows
-from instrument.read.views.breakdown import Work, launched_ns
 from instrument.read.views.memory_timeline import MOST_DEVICES
 from instrument.read.views.schema import Schema, schema
 from instrument.read.views.table import Table
@@ -116,7 +116,7 @@ def incomplete(capture: Views, names: Iterable[str] = rows.TABLES) -> Table:
     `names` are the rows to compute, such as `VIEWS[view].coverage`.
     """
     found = _table(capture, (name for name in names if rows.ROWS[name].is_loss))
-    return found.where(lambda row: row.why and (row.share is None or row.share < ENOUGH))
+    return found.where(f"why != '' and (share is null or share < {ENOUGH})")
 
 
 def lost_events(capture: Views) -> str:

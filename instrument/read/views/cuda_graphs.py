@@ -9,12 +9,12 @@ import numpy as np
 
 from instrument.read.facts.cuda_graphs import graph_ids as ids_of
 from instrument.read.facts.cuda_graphs import replayed
+from instrument.read.facts.device_work import KINDS, Work, launched_ns
 from instrument.read.facts.groupby import Groups, at, cells, groupby, intern
 from instrument.read.facts.intervals import sweep
 from instrument.read.facts.links import Links
 from instrument.read.facts.step_index import step_at
 from instrument.read.trace.events import Events, Flags, Ints, called_operators
-from instrument.read.views.breakdown import KINDS, Work, launched_ns
 from instrument.read.views.schema import Schema, schema
 from instrument.read.views.table import Table
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from instrument.read.facts.device_work import COMMUNICATION, KERNEL, Work
 from instrument.read.facts.groupby import Groups, intern
 from instrument.read.facts.intervals import Intervals, sweep
 from instrument.read.facts.links import Links
 from instrument.read.trace.events import OPERATOR, Events, Floats, Ints, works_on_device
-from instrument.read.views.breakdown import COMMUNICATION, KERNEL, Work
 from instrument.read.views.kernels import averaged, estimated_occupancy
 from instrument.read.views.schema import Schema, schema
 from instrument.read.views.steps import launching_step

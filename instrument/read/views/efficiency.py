@@ -10,6 +10,7 @@ import numpy as np
 
 from instrument.base.peak_flops import PRECISIONS
 from instrument.read.facts.autograd import is_backward
+from instrument.read.facts.device_work import KERNEL, Work, by_group
 from instrument.read.facts.flops import UNKNOWN, needed_flops
 from instrument.read.facts.groupby import Groups, distinct, groupby, groupby_rows, intern
 from instrument.read.facts.launches import have_work, launches_kernel
@@ -23,7 +24,6 @@ from instrument.read.trace.events import (
     is_runtime,
     split_overload,
 )
-from instrument.read.views.breakdown import KERNEL, Work, by_group
 from instrument.read.views.operator_keys import shape_text
 from instrument.read.views.peak_rates import PeakFlops, PeakRates, peak_rates, roof
 from instrument.read.views.schema import Schema, schema

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from instrument.base.errors import CaptureError
+from instrument.read.facts.device_work import Work
 from instrument.read.facts.groupby import Groups, cells, group_rows, groupby
 from instrument.read.trace.events import Events, Ints, Thread
-from instrument.read.views.breakdown import Work
 from instrument.read.views.schema import Schema, schema
 from instrument.read.views.table import Table
 

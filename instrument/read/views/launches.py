@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from instrument.read.facts.device_work import Work
 from instrument.read.facts.groupby import groupby
 from instrument.read.trace.events import Events
-from instrument.read.views.breakdown import Work
 from instrument.read.views.schema import Schema, schema
 from instrument.read.views.table import Table
 

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from instrument.base.errors import CaptureError
-from instrument.read.facts.groupby import group_rows, groupby
+from instrument.read.facts.groupby import cells, group_rows, groupby
 from instrument.read.facts.links import Links
 from instrument.read.facts.step_index import step_number
 from instrument.read.trace.events import Ints, Memory
 from instrument.read.views.memory_attribution import By, around, module_frames
 from instrument.read.views.memory_plot import Curve, extremes
 from instrument.read.views.schema import Schema, schema
-from instrument.read.views.table import Cells, Table
+from instrument.read.views.table import Table
 
 # c10/core/DeviceType.h
 _DEVICE_NAMES = (
@@ -344,14 +344,14 @@ def memory_sizes(memory: MemoryView) -> Table:
         made = np.flatnonzero(line.size_bytes > 0)
         size, groups = groupby(line.size_bytes[made])
         kept = groups.number(memory.partner[line.instant[made]] < 0)
-        cells = zip(
+        found = zip(
             repeat(line.device),
             size.tolist(),
             groups.size.tolist(),
             (size * groups.size).tolist(),
             groups.cells(kept if memory.has_addresses else None),
         )
-        rows += sorted(cells, key=lambda row: -row[3])
+        rows += sorted(found, key=lambda row: -row[3])
     return Table.of_rows(MEMORY_SIZES, rows)
 
 
@@ -370,7 +370,7 @@ def memory_events(memory: MemoryView) -> Table:
         "device": device,
         "time_ns": memories.time_ns[instant],
         "size_bytes": memories.size_bytes[instant],
-        "address": Cells(address, address != 0),
+        "address": cells(address, address != 0),
         **owners,
     }
     return Table.of(MEMORY_EVENTS, columns, begin_ns=memory.links.events.begin_ns)

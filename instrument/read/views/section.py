@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from instrument.read.views.table import Table
 
 # If a user gives this word instead of column names, all columns that hold a value are shown.
 EVERY_COLUMN = "all"
 # The width of plain text in characters. Some tables are still wider.
 TEXT_WIDTH = 140
-
-
-class Rows(Protocol):
-    """What a section needs of a table."""
-
-    def column(self, name: str) -> Sequence[Any]:
-        """Return the cells of a column."""
-
-    def since_begin(self) -> Rows:
-        """Return the rows with points in time since the recording began."""
-
-    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +41,7 @@ class Section:
         has_header: whether the names of the columns are above the rows.
     """
 
-    table: Rows
+    table: Table
     columns: Sequence[str]
     title: str = ""
     chosen: bool = False

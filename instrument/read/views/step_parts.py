@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from instrument.read.facts.device_work import COMMUNICATION, COPY, KERNEL, MEMSET
 from instrument.read.facts.groupby import distinct, groupby, intern
 from instrument.read.facts.links import Links
 from instrument.read.facts.step_index import CountedSteps
@@ -24,7 +25,6 @@ from instrument.read.trace.events import (
     is_step,
     is_wait,
 )
-from instrument.read.views.breakdown import COMMUNICATION, COPY, KERNEL, MEMSET
 from instrument.read.views.collectives import exposed_on_cpu
 from instrument.read.views.places import range_codes
 from instrument.read.views.ranges import NO_LAUNCH, NO_RANGE

@@ -28,10 +28,10 @@ from instrument.read.views.schema import Schema
 if TYPE_CHECKING:
     from typing import Self
 
+    from instrument.read.facts.device_work import Work
     from instrument.read.facts.links import Links
     from instrument.read.trace.capture_json import Metadata
     from instrument.read.trace.events import Events
-    from instrument.read.views.breakdown import Work
     from instrument.read.views.efficiency import FlopCalls
     from instrument.read.views.memory_attribution import By
     from instrument.read.views.memory_categories import Categories
@@ -263,7 +263,7 @@ class Views:
                 at once; see `instrument.base.storage`. The copy is removed when this process ends.
             communication: globs, such as `["*nccl*", "*rccl*"]`. Kernels whose names match one of
                 them are communication; case is ignored. None means
-                `instrument.read.views.breakdown.COMMUNICATION_NAMES` and the globs of
+                `facts.device_work.COMMUNICATION_NAMES` and the globs of
                 `profiler.communication` when the capture was recorded.
             peak_flops: the peak FLOP/s of the devices, for `efficiency`: a number, or a mapping
                 from precisions to numbers, such as `{"bfloat16": 989e12}`. For other precisions,
@@ -407,8 +407,8 @@ class Views:
 
     @cached_property
     def work(self) -> Work:
-        """The work of the devices, with its kind and launch; see `analysis.breakdown`."""
-        from instrument.read.views.breakdown import COMMUNICATION_NAMES, device_work
+        """The work of the devices, with its kind and launch; see `facts.device_work`."""
+        from instrument.read.facts.device_work import COMMUNICATION_NAMES, device_work
 
         if self.communication is not None:
             return device_work(self.links, self.communication)

@@ -140,7 +140,7 @@ def _steps(what: str, steps: Steps) -> str:
 
 def _parts(step: Whole) -> list[dict[str, Any]]:
     """The parts of the step that changed most, and one that sums all others: they sum to `step`."""
-    most = min(len(step.parts.where(change_ns=bool)), _MOST_PARTS)
+    most = min(len(step.parts.where("change_ns != 0")), _MOST_PARTS)
     rows = [*step.parts]
     found = [{"name": row.range, "soft": row.kind, **_sums([row])} for row in rows[:most]]
     return [*found, {"name": "(others)", **_sums(rows[most:])}] if rows[most:] else found
