@@ -253,7 +253,7 @@ def test_pandas_keeps_integers_and_unknown_cells() -> None:
         "string",
         "Int64",
         "Float64",
-        "string",
+        "object",
     ]
     kinds = KINDS.to_pandas()
     assert [str(dtype) for dtype in kinds.dtypes] == ["boolean", "Float64", "Int64", "object"]
@@ -266,7 +266,7 @@ def test_the_frame_keeps_integers_and_unknown_cells() -> None:
     whole = polars.Int64
     assert frame.dtypes == [polars.String, whole, whole, polars.Float64, whole, whole]
     assert frame["device_bytes"].to_list() == [None, 2048, -3]
-    assert UNKNOWN.frame.dtypes == [polars.String, whole, polars.Float64, polars.String]
+    assert UNKNOWN.frame.dtypes == [polars.String, whole, polars.Float64, polars.Null]
     assert KINDS.frame["big"].to_list() == [2**62 + 1, None]
     assert KINDS.frame["shape"].to_list() == [[1, 2], None]
 
@@ -287,7 +287,7 @@ def test_arrow_keeps_integers_and_unknown_cells() -> None:
         pyarrow.large_string(),
         whole,
         pyarrow.float64(),
-        pyarrow.large_string(),
+        pyarrow.null(),
     ]
     assert KINDS.to_arrow()["big"].to_pylist() == [2**62 + 1, None]
     assert KINDS.to_arrow()["shape"].to_pylist() == [[1, 2], None]

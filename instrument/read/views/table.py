@@ -280,11 +280,11 @@ def _row(columns: tuple[str, ...]) -> Any:
 
 
 def _series(name: str, cells: Any) -> pl.Series:
-    """A column; the type of its cells, or its name if all cells are unknown, decides its type."""
+    """A column of the type of its cells; if all are unknown, the unit in its name may give one."""
     series = cells.alias(name) if isinstance(cells, pl.Series) else _of_cells(name, cells)
     if series.dtype == pl.Null:
         unit = unit_of(name)
-        return series.cast(pl.Float64 if unit == "share" else pl.Int64 if unit else pl.String)
+        return series.cast(pl.Float64 if unit == "share" else pl.Int64) if unit else series
     return series.cast(pl.Int64) if series.dtype in _NARROW else series
 
 
