@@ -39,9 +39,7 @@ def main() -> None:
     ).train()
 
     for capture in profiler.session.captures:
-        for row in capture.ranges.where(
-            lambda row: row.name in ("data", "forward", "backward", "optimizer")
-        ):
+        for row in capture.ranges.where("name in ('data', 'forward', 'backward', 'optimizer')"):
             if row.depth == 0:
                 milliseconds = row.cpu_ns / len(capture.steps) / 1e6
                 print(f"{capture.name}: {row.name} took {milliseconds:.3f} ms a step")

@@ -463,7 +463,7 @@ def quantity(name: str, value: float | None, unknown: str = "-") -> str:
         return unknown
     if unit_of(name):
         return cell_text(name, value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
 
 
 def both(name: str, before: float | None, after: float | None, unknown: str = "-") -> str:
