@@ -41,12 +41,12 @@ from instrument.cli import show
 from instrument.cli.command import main
 from instrument.config import presets
 from instrument.read.capture import Capture
+from instrument.read.facts.schema import names_of
 from instrument.read.show.text import RANGE_COLUMNS, render
 from instrument.read.trace import scanner
 from instrument.read.views.coverage_rows import READ
 from instrument.read.views.operator_keys import GROUPINGS
 from instrument.read.views.ranges import RANGES
-from instrument.read.views.schema import names_of
 from instrument.read.views.table_text import heading
 from instrument.read.views.views import VIEWS
 from instrument.sinks.table import TableSink

@@ -14,7 +14,7 @@ from instrument.base.errors import InstrumentError
 from instrument.base.units import counted
 from instrument.cli.arguments import ROWS, add_formats, path_or_url, row_count
 from instrument.cli.output import Parts, Written
-from instrument.read.views.schema import Schema, names_of, schema
+from instrument.read.facts.schema import Schema, names_of, schema
 
 if TYPE_CHECKING:
     from instrument.read.views.section import Section

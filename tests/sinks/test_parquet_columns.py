@@ -30,9 +30,9 @@ from builders import (
 from pyarrow import parquet
 
 from instrument.read.capture import Capture
+from instrument.read.facts.schema import names_of
 from instrument.read.trace.events import Details
 from instrument.read.views.events_to_arrow import EVENTS
-from instrument.read.views.schema import names_of
 from instrument.sinks.parquet import Parquet
 
 Row = dict[str, Any]

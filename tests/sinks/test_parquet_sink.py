@@ -34,10 +34,10 @@ from pyarrow import dataset, parquet
 from recording import record
 
 from instrument.read.capture import Capture
+from instrument.read.facts.schema import names_of
 from instrument.read.ranks.run import Run
 from instrument.read.views.events_to_arrow import EVENTS
 from instrument.read.views.operators import UNLAUNCHED_ROW
-from instrument.read.views.schema import names_of
 from instrument.sinks.parquet import Parquet
 
 Write = Callable[..., Capture]

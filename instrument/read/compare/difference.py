@@ -31,8 +31,8 @@ from instrument.base.units import (
 )
 from instrument.read.compare.conditions import Unlike
 from instrument.read.compare.step_change import Steps, Whole, divided
+from instrument.read.facts.schema import unit_of
 from instrument.read.views.layout import plain
-from instrument.read.views.schema import unit_of
 from instrument.read.views.section import Part, Section, shown_of
 from instrument.read.views.table import Table
 from instrument.read.views.table_text import cell_text

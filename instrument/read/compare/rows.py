@@ -8,7 +8,7 @@ from typing import Any
 from instrument.read.compare.counters import KIND, OF_WHOLE_STEP
 from instrument.read.compare.step_change import Whole
 from instrument.read.compare.totals import Quantities, Rows, Totals
-from instrument.read.views.schema import Schema, schema
+from instrument.read.facts.schema import Schema, schema
 from instrument.read.views.table import Table
 
 # The quantities of one side in a mean step.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from instrument.read.compare.totals import Totals
-from instrument.read.views.schema import Schema, schema
+from instrument.read.facts.schema import Schema, schema
 from instrument.read.views.table import Table
 
 PARTS: Schema = schema(

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from instrument.read.facts.groupby import Groups, at, cells, distinct, groupby
+from instrument.read.facts.schema import Schema, schema
 from instrument.read.ranks.clock_skew import Clocks
 from instrument.read.ranks.matched_collectives import MatchedCollectives
 from instrument.read.ranks.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
 from instrument.read.trace.columns import BEYOND_NS
 from instrument.read.trace.events import Flags, Ints
 from instrument.read.views.collectives import bandwidths
-from instrument.read.views.schema import Schema, schema
 from instrument.read.views.table import Table
 
 # Slow links: below this fraction of the median bus bandwidth of at least so many groups.

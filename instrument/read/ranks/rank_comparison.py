@@ -11,11 +11,11 @@ import numpy as np
 from instrument.base.step_times import counting
 from instrument.read.facts.collective_records import is_collective
 from instrument.read.facts.groupby import Groups
+from instrument.read.facts.schema import Column, Schema, names_of, schema
 from instrument.read.ranks.rank_summary import RankSummary, column_of_all
 from instrument.read.trace.columns import Interned, ints
 from instrument.read.trace.events import Codes, Ints
 from instrument.read.views.breakdown import BREAKDOWN
-from instrument.read.views.schema import Column, Schema, names_of, schema
 from instrument.read.views.table import Table
 
 # A rank is a straggler if its `own_ns` is above the median by more than 3 standard deviations, and

@@ -23,6 +23,7 @@ import polars as pl
 from instrument.base import files, storage
 from instrument.base.errors import InstrumentError, TraceWarning
 from instrument.read.facts.groupby import intern
+from instrument.read.facts.schema import names_of
 from instrument.read.trace.capture_json import BAD_JSON, Number, Rank, WorldSize, unix_time
 from instrument.read.trace.columns import BEYOND_NS, ints
 from instrument.read.trace.events import Ints
@@ -30,7 +31,6 @@ from instrument.read.trace.reader import collector_off
 from instrument.read.views.breakdown import BREAKDOWN
 from instrument.read.views.collectives import SYNCHRONISING, cpu_waits
 from instrument.read.views.find_captures import Place
-from instrument.read.views.schema import names_of
 from instrument.read.views.table import Table
 from instrument.read.views.views import Views
 

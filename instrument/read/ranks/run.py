@@ -19,6 +19,7 @@ import msgspec
 from instrument.base.errors import CaptureError
 from instrument.base.printable import printable
 from instrument.base.units import few
+from instrument.read.facts.schema import Schema
 from instrument.read.ranks import (
     clock_skew,
     collective_comparison,
@@ -30,7 +31,6 @@ from instrument.read.ranks.matched_collectives import MatchedCollectives, match
 from instrument.read.ranks.rank_summary import RankSummary
 from instrument.read.trace.capture_json import unix_time
 from instrument.read.views.find_captures import TOGETHER_S, Place, captures_at, place_of
-from instrument.read.views.schema import Schema
 from instrument.read.views.table import Table
 
 #: The columns of each table of `Ranks`, by its name.

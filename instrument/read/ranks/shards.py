@@ -23,6 +23,7 @@ import numpy as np
 from instrument.base.errors import CaptureError, ConfigError, need_package
 from instrument.base.files import encodable, is_regular, replacing
 from instrument.base.units import few
+from instrument.read.facts.schema import names_of
 from instrument.read.ranks.parquet_size import memory_of
 from instrument.read.ranks.rank_summary import TEXTS, Columns, RankSummary, is_sound, read_all
 from instrument.read.trace.columns import BEYOND_NS
@@ -30,7 +31,6 @@ from instrument.read.trace.gzip_stream import RATIO_COUNTS_FROM_BYTES, max_ratio
 from instrument.read.trace.reader import collector_off
 from instrument.read.views.breakdown import BREAKDOWN
 from instrument.read.views.find_captures import Place, captures_at, place_of
-from instrument.read.views.schema import names_of
 
 _FILE = re.compile(r"ranks-(\d{5})-of-(\d{5})\.parquet")
 _TABLES = ("ranges", "steps", "collectives", "collective_groups")

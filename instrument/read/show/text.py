@@ -17,6 +17,7 @@ from typing import Any, Literal
 from instrument.base.errors import CaptureError, ConfigError, did_you_mean
 from instrument.base.printable import printable
 from instrument.base.prose import wrapped
+from instrument.read.facts.schema import names_of
 from instrument.read.show.outline import (
     OWN_COLUMNS,
     costliest_by,
@@ -43,7 +44,6 @@ from instrument.read.views.coverage import losses, range_advice
 from instrument.read.views.layout import Medium, plain, text
 from instrument.read.views.operators import OPERATORS
 from instrument.read.views.ranges import RANGES
-from instrument.read.views.schema import names_of
 from instrument.read.views.section import Part, Section, is_every_column, lines_of, shown_of
 from instrument.read.views.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, known_columns
 from instrument.read.views.table_text import heading as column_title

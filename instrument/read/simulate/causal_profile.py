@@ -13,12 +13,12 @@ import numpy as np
 
 from instrument.read.facts.groupby import Groups, groupby, intern
 from instrument.read.facts.intervals import Intervals
+from instrument.read.facts.schema import Schema, schema
 from instrument.read.simulate.cpu_time import joined
 from instrument.read.simulate.model import Costs, Model
 from instrument.read.simulate.selection import of_paths, short_name
 from instrument.read.simulate.window import Window
 from instrument.read.trace.events import Flags, Ints, called_operators, split_overload
-from instrument.read.views.schema import Schema, schema
 from instrument.read.views.table import Table
 
 _FASTER = (0.1, 0.25, 0.5, 1.0)

@@ -15,12 +15,12 @@ from instrument.read.facts.device_work import COMMUNICATION
 from instrument.read.facts.device_work import KINDS as WORK_KINDS
 from instrument.read.facts.groupby import Groups
 from instrument.read.facts.intervals import Intervals, concatenated
+from instrument.read.facts.schema import Schema, schema
 from instrument.read.simulate.cpu_time import joined
 from instrument.read.simulate.model import CPU, DEVICE, KINDS, LAUNCH, ORIGIN, STREAM, Costs
 from instrument.read.simulate.program import Path
 from instrument.read.simulate.window import Window
 from instrument.read.trace.events import Ints
-from instrument.read.views.schema import Schema, schema
 from instrument.read.views.table import Table
 
 CRITICAL_PATH: Schema = schema(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from instrument.read.facts.device_work import Work, by_group
-from instrument.read.views.schema import Schema, schema
+from instrument.read.facts.schema import Schema, schema
 from instrument.read.views.table import Table
 
 # Every cell is None if the trace has no device events. The first four columns sum to `total_ns`.

@@ -22,6 +22,7 @@ from instrument.read.facts.device_work import COMMUNICATION, KERNEL, MEMSET, Wor
 from instrument.read.facts.groupby import Groups, cells, group_rows, groupby, groupby_rows, intern
 from instrument.read.facts.intervals import Intervals, merged, sweep, within
 from instrument.read.facts.links import Links
+from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import step_at, step_number
 from instrument.read.trace.columns import ints
 from instrument.read.trace.events import (
@@ -34,7 +35,6 @@ from instrument.read.trace.events import (
     flags,
     is_step,
 )
-from instrument.read.views.schema import Schema, schema
 from instrument.read.views.steps import launching_step
 from instrument.read.views.table import Table
 

@@ -22,6 +22,7 @@ from instrument.read.facts.device_work import Work, launched_ns
 from instrument.read.facts.groupby import groupby
 from instrument.read.facts.intervals import within
 from instrument.read.facts.launches import have_work, launches_kernel, ran_first
+from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import step_at
 from instrument.read.trace.events import (
     ANNOTATION,
@@ -37,7 +38,6 @@ from instrument.read.trace.events import (
 )
 from instrument.read.views import coverage_rows as rows
 from instrument.read.views.memory_timeline import MOST_DEVICES
-from instrument.read.views.schema import Schema, schema
 from instrument.read.views.table import Table
 
 if TYPE_CHECKING:

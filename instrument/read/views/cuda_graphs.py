@@ -13,9 +13,9 @@ from instrument.read.facts.device_work import KINDS, Work, launched_ns
 from instrument.read.facts.groupby import Groups, at, cells, groupby, intern
 from instrument.read.facts.intervals import sweep
 from instrument.read.facts.links import Links
+from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import step_at
 from instrument.read.trace.events import Events, Flags, Ints, called_operators
-from instrument.read.views.schema import Schema, schema
 from instrument.read.views.table import Table
 
 CUDA_GRAPHS: Schema = schema(

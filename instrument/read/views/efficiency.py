@@ -15,6 +15,7 @@ from instrument.read.facts.flops import UNKNOWN, needed_flops
 from instrument.read.facts.groupby import Groups, distinct, groupby, groupby_rows, intern
 from instrument.read.facts.launches import have_work, launches_kernel
 from instrument.read.facts.links import Links
+from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import step_at, step_number
 from instrument.read.facts.traffic import moved_bytes, operand_types
 from instrument.read.trace.events import (
@@ -26,7 +27,6 @@ from instrument.read.trace.events import (
 )
 from instrument.read.views.operator_keys import shape_text
 from instrument.read.views.peak_rates import PeakFlops, PeakRates, peak_rates, roof
-from instrument.read.views.schema import Schema, schema
 from instrument.read.views.steps import launching_step
 from instrument.read.views.table import Table
 

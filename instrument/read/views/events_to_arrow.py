@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from instrument.read.facts.device_work import COPY, MEMSET, Work, device_work
 from instrument.read.facts.links import Links
+from instrument.read.facts.schema import Schema, names_of, schema
 from instrument.read.trace.events import Codes, Details, Events, Flags, Ints, decoded
 from instrument.read.views.kernels import bytes_per_second, estimated_occupancy, moved_bytes
-from instrument.read.views.schema import Schema, names_of, schema
 
 if TYPE_CHECKING:
     import pyarrow

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from instrument.read.facts.device_work import COMMUNICATION, KERNEL, KINDS, Work, by_group
 from instrument.read.facts.groupby import Groups, SortedGroups, cells, groupby
+from instrument.read.facts.schema import Schema, schema
 from instrument.read.trace.events import Codes, Events, Flags, Ints, decoded
-from instrument.read.views.schema import Schema, schema
 from instrument.read.views.table import Table
 
 KERNELS: Schema = schema(

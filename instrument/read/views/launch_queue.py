@@ -15,8 +15,8 @@ import numpy as np
 from instrument.base.errors import CaptureError
 from instrument.read.facts.device_work import Work
 from instrument.read.facts.groupby import Groups, cells, group_rows, groupby
+from instrument.read.facts.schema import Schema, schema
 from instrument.read.trace.events import Events, Ints, Thread
-from instrument.read.views.schema import Schema, schema
 from instrument.read.views.table import Table
 
 # If a stream has this many outstanding launches, the next CUDA call for the stream waits until the

@@ -8,8 +8,8 @@ import numpy as np
 
 from instrument.read.facts.device_work import Work
 from instrument.read.facts.groupby import groupby
+from instrument.read.facts.schema import Schema, schema
 from instrument.read.trace.events import Events
-from instrument.read.views.schema import Schema, schema
 from instrument.read.views.table import Table
 
 LAUNCHES: Schema = schema(

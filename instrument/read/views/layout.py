@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from instrument.base.printable import printable, printable_lines
 from instrument.base.prose import PROSE_WIDTH, cells_of, shortened
 from instrument.base.units import counted
-from instrument.read.views.schema import unit_of
+from instrument.read.facts.schema import unit_of
 from instrument.read.views.section import TEXT_WIDTH, Part, Section, lines_of
 from instrument.read.views.table_text import SENTENCES, cell_text, heading, is_text
 

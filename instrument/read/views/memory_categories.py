@@ -19,10 +19,10 @@ from msgspec import Meta
 
 from instrument.base import files
 from instrument.base.errors import CaptureError
+from instrument.read.facts.schema import Schema, schema
 from instrument.read.trace.capture_json import BAD_JSON
 from instrument.read.trace.events import Ints
 from instrument.read.views.memory_plot import Plot, extremes
-from instrument.read.views.schema import Schema, schema
 from instrument.read.views.table import Table
 
 UNCLASSIFIED = "unknown"

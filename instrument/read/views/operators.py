@@ -15,6 +15,7 @@ from instrument.read.facts.flops import UNKNOWN, has_rule, nodes_without_flops
 from instrument.read.facts.groupby import groupby, intern
 from instrument.read.facts.intervals import interval_at
 from instrument.read.facts.links import Links
+from instrument.read.facts.schema import Schema, names_of, schema
 from instrument.read.trace.events import (
     ANNOTATION,
     OPERATOR,
@@ -38,7 +39,6 @@ from instrument.read.views.operator_keys import (
     Quantities,
     Row,
 )
-from instrument.read.views.schema import Schema, names_of, schema
 from instrument.read.views.table import Table
 
 MEMORY_ROW, UNLAUNCHED_ROW = "[memory]", "[no launch]"

@@ -26,6 +26,7 @@ from instrument.read.facts.groupby import Groups, cells, groupby, intern
 from instrument.read.facts.intervals import Intervals, concatenated, merged, within
 from instrument.read.facts.links import Links
 from instrument.read.facts.paths import Paths
+from instrument.read.facts.schema import Schema, names_of, schema
 from instrument.read.facts.step_index import step_at
 from instrument.read.trace.events import (
     Events,
@@ -34,7 +35,6 @@ from instrument.read.trace.events import (
     flags,
 )
 from instrument.read.views import memory_attribution
-from instrument.read.views.schema import Schema, names_of, schema
 from instrument.read.views.table import Table
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from instrument.base.range_names import MOMENT
 from instrument.read.facts.device_work import COPY, Work, by_group, launched_ns, layers_of, masks
 from instrument.read.facts.intervals import Intervals, Timeline, concatenated, sweep
 from instrument.read.facts.links import Links
+from instrument.read.facts.schema import Schema, names_of, schema
 from instrument.read.facts.step_index import step_at, step_number
 from instrument.read.trace.events import (
     ANNOTATION,
@@ -23,7 +24,6 @@ from instrument.read.trace.events import (
     is_synchronising,
 )
 from instrument.read.views.breakdown import BREAKDOWN
-from instrument.read.views.schema import Schema, names_of, schema
 from instrument.read.views.table import Table
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import numpy as np
 from instrument.read.facts.call_tree import CallTree
 from instrument.read.facts.groupby import Groups, groupby, groupby_rows, intern
 from instrument.read.facts.links import Links
+from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.synchronisation import STREAM_WAIT, Synchronisations
 from instrument.read.trace.events import Events, Flags, Ints, called_operators, split_overload
-from instrument.read.views.schema import Schema, schema
 from instrument.read.views.table import Table
 
 SYNCHRONISATIONS: Schema = schema(

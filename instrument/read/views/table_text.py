@@ -10,7 +10,7 @@ from instrument.base.printable import printable
 from instrument.base.prose import shortened
 from instrument.base.templates import render
 from instrument.base.units import count, duration, rate, size
-from instrument.read.views.schema import unit_of
+from instrument.read.facts.schema import unit_of
 
 Columns = Mapping[str, Sequence[Any]]
 

@@ -10,9 +10,9 @@ from msgspec import DecodeError, Struct, convert, json
 
 from instrument.base.errors import CaptureError
 from instrument.base.files import TIMINGS_FORMAT
+from instrument.read.facts.schema import Schema, names_of, schema
 from instrument.read.trace.capture_json import Number
 from instrument.read.trace.json_stream import forgiving
-from instrument.read.views.schema import Schema, names_of, schema
 from instrument.read.views.table import Table
 
 TIMINGS: Schema = schema(

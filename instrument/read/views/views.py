@@ -22,8 +22,8 @@ from instrument.base.globs import check_globs
 from instrument.base.peak_flops import check_peak_flops
 from instrument.base.printable import printable
 from instrument.base.range_names import whole
+from instrument.read.facts.schema import Schema
 from instrument.read.views import coverage_rows as rows
-from instrument.read.views.schema import Schema
 
 if TYPE_CHECKING:
     from typing import Self

@@ -9,6 +9,7 @@ from instrument.base import files
 from instrument.base.errors import CaptureError
 from instrument.base.units import duration, size
 from instrument.read.facts.groupby import differences
+from instrument.read.facts.schema import Schema
 from instrument.read.show.page.parts import (
     Part,
     choice,
@@ -36,7 +37,6 @@ from instrument.read.views.memory_timeline import (
     OTHERS,
     UNKNOWN,
 )
-from instrument.read.views.schema import Schema
 from instrument.read.views.table import Table
 from instrument.read.views.views import Views, rows_of
 

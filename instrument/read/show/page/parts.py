@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from instrument.read.views.schema import Schema, unit_of
+from instrument.read.facts.schema import Schema, unit_of
 from instrument.read.views.table import Table
 from instrument.read.views.table_text import cell_text, heading, is_text
 
