@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from instrument.base.units import size
 from instrument.read.advise.check import FOUR_STEPS, MEMORY_EVENTS, Check, Problem
 from instrument.read.advise.finding import Evidence
+from instrument.read.facts.memory_attribution import By
 from instrument.read.views.coverage_rows import OWNED
-from instrument.read.views.memory_attribution import By
 from instrument.read.views.views import Views
 
 _LEAST_BYTES = 256 * 1024

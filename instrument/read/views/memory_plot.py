@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from instrument.read.facts.memory_attribution import By
 from instrument.read.trace.events import Ints
-from instrument.read.views.memory_attribution import By
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from instrument.base.errors import CaptureError
 from instrument.read.facts.groupby import cells, group_rows, groupby
 from instrument.read.facts.links import Links
+from instrument.read.facts.memory_attribution import By, around, module_frames
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import step_number
 from instrument.read.trace.events import Ints, Memory
-from instrument.read.views.memory_attribution import By, around, module_frames
 from instrument.read.views.memory_plot import Curve, extremes
 from instrument.read.views.table import Table
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from instrument.base.errors import ConfigError
 from instrument.base.range_names import STEP_PREFIX
+from instrument.read.facts import memory_attribution
 from instrument.read.facts.call_tree import CallTree
 from instrument.read.facts.flops import UNKNOWN, has_rule, nodes_without_flops
 from instrument.read.facts.groupby import groupby, intern
@@ -29,7 +30,6 @@ from instrument.read.trace.events import (
     is_wait,
     split_overload,
 )
-from instrument.read.views import memory_attribution
 from instrument.read.views.operator_keys import (
     GROUPINGS,
     KINDS,

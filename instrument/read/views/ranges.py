@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from instrument.base.range_names import RECOMPUTED, REGION, RESUMED
+from instrument.read.facts import memory_attribution
 from instrument.read.facts.attribution import (
     ACCUMULATE,
     BACKWARD,
@@ -34,7 +35,6 @@ from instrument.read.trace.events import (
     Ints,
     flags,
 )
-from instrument.read.views import memory_attribution
 from instrument.read.views.table import Table
 
 if TYPE_CHECKING:

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from instrument.read.facts.device_work import Work
     from instrument.read.facts.links import Links
+    from instrument.read.facts.memory_attribution import By
     from instrument.read.trace.capture_json import Metadata
     from instrument.read.trace.events import Events
     from instrument.read.views.efficiency import FlopCalls
-    from instrument.read.views.memory_attribution import By
     from instrument.read.views.memory_categories import Categories
     from instrument.read.views.memory_timeline import MemoryView
     from instrument.read.views.operator_keys import Calls
