@@ -13,9 +13,9 @@ from capture.plain_loops import backward_by_flows, device_backward_by_flows, ns,
 from instrument.read.capture import Capture
 from instrument.read.facts.call_tree import nest
 from instrument.read.facts.links import Links
+from instrument.read.facts.paths import NO_RANGE
 from instrument.read.trace.events import ANNOTATION
 from instrument.read.views.operators import UNLAUNCHED_ROW
-from instrument.read.views.ranges import NO_RANGE
 
 pytestmark = real_traces.needs_traces
 

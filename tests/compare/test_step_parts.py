@@ -14,12 +14,7 @@ from builders import REDUCES, annotation, call, capture, copy, launched, span, s
 from seeds import seeds
 
 from compare.painter import LOADER, Program
-from instrument.read.views.step_parts import (
-    plain_path,
-    python_time,
-    ranges_of_steps,
-    step_parts,
-)
+from instrument.read.facts.segments import plain_path, python_time, ranges_of_steps, step_parts
 from instrument.read.views.views import Views
 
 

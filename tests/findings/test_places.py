@@ -26,9 +26,9 @@ from instrument.base.units import percent
 from instrument.read.advise.diagnosis import as_text
 from instrument.read.advise.evidence import evidence
 from instrument.read.advise.verdict import notes, verdict
+from instrument.read.facts import places
+from instrument.read.facts.segments import step_parts
 from instrument.read.trace.events import Ints
-from instrument.read.views import places
-from instrument.read.views.step_parts import step_parts
 
 
 def positions(made: Capture, *names: str) -> Ints:

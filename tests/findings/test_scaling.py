@@ -19,7 +19,7 @@ from instrument.read.advise import (
 )
 from instrument.read.advise.finding import Evidence
 from instrument.read.advise.launch_bound import launch_gaps
-from instrument.read.views import places
+from instrument.read.facts import places
 
 
 def launching_threads(count: int) -> list[dict[str, Any]]:

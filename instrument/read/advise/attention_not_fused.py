@@ -20,9 +20,9 @@ import numpy as np
 from instrument.base.units import counted, percent
 from instrument.read.advise.check import INPUT_TYPES, RECORD_SHAPES, Check, NotRecorded, Problem
 from instrument.read.advise.evidence import cost_share, device_kind, evidence_by_cost
+from instrument.read.facts.places import common_place, input_shapes
 from instrument.read.trace.events import OPERATOR, Events, Ints, decoded, split_overload
 from instrument.read.views.coverage_rows import LAUNCHERS
-from instrument.read.views.places import common_place, input_shapes
 from instrument.read.views.views import Views
 
 _MOST_BETWEEN = 12

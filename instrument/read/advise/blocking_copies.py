@@ -20,10 +20,10 @@ from instrument.read.advise.finding import Evidence
 from instrument.read.facts.device_work import COMMUNICATION, COPY, KERNEL
 from instrument.read.facts.groupby import groupby
 from instrument.read.facts.intervals import sweep
+from instrument.read.facts.places import nodes_of
 from instrument.read.trace.events import Flags, Ints, is_runtime, is_wait
 from instrument.read.views.coverage_rows import LAUNCHING
 from instrument.read.views.kernels import moved_bytes
-from instrument.read.views.places import nodes_of
 from instrument.read.views.synchronisations import outermost_operators
 from instrument.read.views.views import Views
 

@@ -11,8 +11,8 @@ import numpy as np
 from instrument.base.errors import CaptureError
 from instrument.read.advise.evidence import evidence
 from instrument.read.advise.finding import Evidence, Finding, Saving
+from instrument.read.facts.places import common_place
 from instrument.read.trace.events import Ints, is_runtime
-from instrument.read.views.places import common_place
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:

@@ -31,6 +31,7 @@ from instrument.read.advise.launch_bound import (
 from instrument.read.advise.python_time import function_row
 from instrument.read.facts.groupby import groupby
 from instrument.read.facts.intervals import within_groups
+from instrument.read.facts.places import has_sources, source_of, time_by_source
 from instrument.read.trace.events import (
     ANNOTATION,
     Ints,
@@ -38,7 +39,6 @@ from instrument.read.trace.events import (
     split_overload,
 )
 from instrument.read.views.coverage_rows import ORDERED
-from instrument.read.views.places import has_sources, source_of, time_by_source
 from instrument.read.views.synchronisations import callers
 from instrument.read.views.views import Views
 

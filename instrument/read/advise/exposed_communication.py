@@ -18,14 +18,14 @@ import numpy as np
 from instrument.base.units import percent, rate, size
 from instrument.read.advise.check import Check, Problem
 from instrument.read.advise.finding import Evidence
-from instrument.read.facts.collective_records import is_collective
+from instrument.read.facts.collective_records import is_collective, is_on_cpu
 from instrument.read.facts.device_work import COMMUNICATION
 from instrument.read.facts.groupby import distinct
+from instrument.read.facts.idle import device_time
+from instrument.read.facts.places import common_place
 from instrument.read.trace.events import Ints
-from instrument.read.views.collectives import CPU, cpu_waits, is_on_cpu
+from instrument.read.views.collectives import CPU, cpu_waits
 from instrument.read.views.coverage_rows import LAUNCHING
-from instrument.read.views.places import common_place
-from instrument.read.views.steps import device_time
 from instrument.read.views.views import Views
 
 _MOST_ROWS = 5

@@ -18,8 +18,8 @@ import numpy as np
 from instrument.base.units import percent
 from instrument.read.advise.check import INPUT_TYPES, Check, NotRecorded, Problem
 from instrument.read.advise.evidence import evidence, share_of
+from instrument.read.facts.segments import waits_for_data
 from instrument.read.trace.events import OPERATOR, Flags, Ints, called_operators, decoded
-from instrument.read.views.step_parts import waits_for_data
 from instrument.read.views.views import Views
 
 _LONGEST_DETAIL = 200

@@ -23,13 +23,13 @@ from instrument.read.advise.check import Check, Problem
 from instrument.read.advise.evidence import device_kind, evidence_by_operator
 from instrument.read.advise.one_time_costs import one_time_calls
 from instrument.read.facts.attribution import OPTIMIZER_STEP
+from instrument.read.facts.idle import gaps
 from instrument.read.facts.intervals import Intervals, sweep
+from instrument.read.facts.places import common_place
 from instrument.read.trace.events import Flags, Ints, is_compiled_code
 from instrument.read.views import interruptions
 from instrument.read.views.coverage_rows import ORDERED
 from instrument.read.views.interruptions import kinds_of
-from instrument.read.views.places import common_place
-from instrument.read.views.steps import gaps
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:

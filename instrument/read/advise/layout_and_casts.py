@@ -29,10 +29,10 @@ from instrument.read.facts.attribution import FORWARD, OPTIMIZER, kinds_of_scope
 from instrument.read.facts.autograd import is_backward
 from instrument.read.facts.device_work import COPY, KERNEL
 from instrument.read.facts.groupby import Groups, groupby, isin
+from instrument.read.facts.idle import is_loading
+from instrument.read.facts.places import common_place
 from instrument.read.trace.events import OPERATOR, Flags, Ints, called_operators, split_overload
 from instrument.read.views.coverage_rows import LAUNCHERS
-from instrument.read.views.places import common_place
-from instrument.read.views.steps import is_loading
 from instrument.read.views.views import Views
 
 _LEAST_LAYOUT, _LEAST_COPIES = 0.05, 0.1

@@ -28,12 +28,12 @@ from instrument.base.units import duration, percent
 from instrument.read.advise.check import Check, Edit, Problem
 from instrument.read.advise.evidence import evidence
 from instrument.read.advise.finding import Evidence
+from instrument.read.facts.idle import is_loading
 from instrument.read.facts.intervals import merged, sweep
+from instrument.read.facts.segments import waits_for_data
 from instrument.read.trace.capture_json import DISTURBING_CPU_WAIT, CpuWait
 from instrument.read.trace.events import Ints, loader_iterator
 from instrument.read.views.coverage_rows import STEPS
-from instrument.read.views.step_parts import loader_settings, waits_for_data
-from instrument.read.views.steps import is_loading
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def find(capture: Views) -> Iterator[Problem]:
     share = steps.share(waited_ns)
     if not len(waits) or share < CHECK.least_share:
         return
-    loader, kind = loader_settings(capture), _kind(capture)
+    loader, kind = capture.loader, _kind(capture)
     loads_ns = int(steps.within(events.start_ns[waits], events.end_ns[waits]).sum())
     workers = _workers(capture, loads_ns, waited_ns, kind, loader)
     is_short = kind != "workers" and loads_ns < _SHORT_BATCH_NS * len(waits)

@@ -25,11 +25,11 @@ from instrument.read.advise.evidence import evidence
 from instrument.read.advise.unused_autograd import ranges_around, wasteful_ranges
 from instrument.read.facts.groupby import intern, isin
 from instrument.read.facts.intervals import Intervals, concatenated, interval_at, merged, within
+from instrument.read.facts.places import common_place, users_source
+from instrument.read.facts.segments import thread_of_steps
 from instrument.read.facts.step_index import step_at
 from instrument.read.trace.events import Flags, Ints, called_operators
 from instrument.read.views.coverage_rows import CPU_IN_STEPS
-from instrument.read.views.places import common_place, users_source
-from instrument.read.views.step_parts import thread_of_steps
 from instrument.read.views.views import TRAIN, Views
 
 # The names of ranges and functions, and what to do about each kind. Words with another meaning in a

@@ -28,10 +28,10 @@ from instrument.read.facts.attribution import OPTIMIZER_STEP
 from instrument.read.facts.autograd import ACCUMULATION, is_backward
 from instrument.read.facts.groupby import Groups, distinct, group_rows, groupby, isin
 from instrument.read.facts.intervals import Intervals, concatenated, merged
+from instrument.read.facts.places import common_place
+from instrument.read.facts.segments import waits_for_data
 from instrument.read.trace.events import ANNOTATION, Flags, Ints, called_operators
 from instrument.read.views.coverage_rows import CPU_IN_STEPS
-from instrument.read.views.places import common_place
-from instrument.read.views.step_parts import waits_for_data
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:

@@ -24,12 +24,12 @@ from instrument.read.advise.finding import Evidence
 from instrument.read.advise.not_training import parts
 from instrument.read.facts.groupby import Groups
 from instrument.read.facts.intervals import Intervals, concatenated, merged, within
+from instrument.read.facts.paths import NO_RANGE
+from instrument.read.facts.places import has_sources, sources_of_names, spans_by_source
+from instrument.read.facts.segments import python_time, thread_of_steps, waits_for_data
 from instrument.read.facts.step_index import CountedSteps
 from instrument.read.trace.events import OPERATOR
 from instrument.read.views.coverage_rows import CPU_IN_STEPS
-from instrument.read.views.places import has_sources, sources_of_names, spans_by_source
-from instrument.read.views.ranges import NO_RANGE
-from instrument.read.views.step_parts import python_time, thread_of_steps, waits_for_data
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:

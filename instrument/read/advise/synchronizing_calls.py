@@ -19,13 +19,13 @@ from instrument.read.advise.check import Check, Problem
 from instrument.read.advise.evidence import evidence_row, without_overloads
 from instrument.read.advise.finding import Evidence
 from instrument.read.facts.groupby import Groups, group_rows
+from instrument.read.facts.idle import gaps
 from instrument.read.facts.intervals import sweep
+from instrument.read.facts.places import common_place, source_codes
+from instrument.read.facts.segments import waits_for_data
 from instrument.read.facts.synchronisation import STREAM_WAIT
 from instrument.read.trace.events import COPIES, Ints, is_runtime
 from instrument.read.views.coverage_rows import ORDERED
-from instrument.read.views.places import common_place, source_codes
-from instrument.read.views.step_parts import waits_for_data
-from instrument.read.views.steps import gaps
 from instrument.read.views.synchronisations import callers
 from instrument.read.views.views import Views
 

@@ -23,14 +23,14 @@ from instrument.read.advise.check import ONE_STEP, Check, NotRecorded, Problem
 from instrument.read.advise.evidence import evidence
 from instrument.read.advise.finding import Evidence
 from instrument.read.advise.python_time import function_row, is_large
+from instrument.read.facts.collective_records import exposed_on_cpu
 from instrument.read.facts.intervals import Timeline, concatenated, merged, sweep
+from instrument.read.facts.places import has_sources, time_by_source
+from instrument.read.facts.segments import waits_for_data
 from instrument.read.facts.synchronisation import STREAM_WAIT
 from instrument.read.trace.events import Ints, called_operators, is_runtime
-from instrument.read.views.collectives import exposed_on_cpu
 from instrument.read.views.coverage_rows import CPU_IN_RANGES
 from instrument.read.views.device_use import is_busy
-from instrument.read.views.places import has_sources, time_by_source
-from instrument.read.views.step_parts import waits_for_data
 from instrument.read.views.views import Views
 
 _SHOWN = 3

@@ -30,10 +30,10 @@ from instrument.read.advise.check import Check, NotRecorded, Problem
 from instrument.read.advise.evidence import share_with_device
 from instrument.read.facts.autograd import is_backward
 from instrument.read.facts.groupby import Groups, isin
+from instrument.read.facts.places import common_place
 from instrument.read.facts.step_index import step_at
 from instrument.read.trace.events import Flags, Ints
 from instrument.read.views.coverage_rows import CPU_IN_RANGES, JOINED
-from instrument.read.views.places import common_place
 from instrument.read.views.views import Views
 
 _LEAST_COST = 0.01

@@ -30,9 +30,9 @@ from instrument.read.compare.increases import Call, Increase, increased_ranges
 from instrument.read.compare.statistics import is_higher
 from instrument.read.facts.groupby import Groups
 from instrument.read.facts.intervals import merged
+from instrument.read.facts.segments import waits_for_data
 from instrument.read.views.collectives import KINDS
 from instrument.read.views.ranges import counted_total_ns
-from instrument.read.views.step_parts import waits_for_data
 from instrument.read.views.views import Views
 
 Result = Literal["pass", "fail", "undecided"]

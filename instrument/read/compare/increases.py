@@ -8,8 +8,8 @@ import numpy as np
 
 from instrument.read.compare.counters import Count, Counters, Occurred
 from instrument.read.facts.groupby import groupby
+from instrument.read.facts.places import users_source
 from instrument.read.trace.events import split_overload
-from instrument.read.views.places import users_source
 from instrument.read.views.views import Views
 
 # At most this many calls, and frames of their stacks, are shown.

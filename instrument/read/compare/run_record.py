@@ -9,8 +9,8 @@ from statistics import median
 
 from instrument.base.errors import CaptureError
 from instrument.read.compare.counters import Count, counters
+from instrument.read.facts.segments import ranges_of_steps
 from instrument.read.views.find_captures import captures_below
-from instrument.read.views.step_parts import ranges_of_steps
 from instrument.read.views.views import TRAIN, Views
 
 

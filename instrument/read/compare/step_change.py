@@ -20,7 +20,7 @@ PARTS: Schema = schema(
     range="the path of the range; (no range) outside of all ranges; (no launch) for device work "
     "whose launch is not in the trace",
     kind="compute, exposed communication, copy, waiting for data, launch, CPU operators, Python or "
-    "idle; see `instrument.read.views.step_parts`",
+    "idle; see `instrument.read.facts.segments`",
     before_ns="in a mean step before the change: the time that counts for this range and kind",
     after_ns="the same after the change",
     change_ns="`after_ns` minus `before_ns`",

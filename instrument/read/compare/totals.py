@@ -17,10 +17,10 @@ from instrument.read.compare.counters import Counters
 from instrument.read.facts.device_work import COPY, KINDS, Work, launched_ns
 from instrument.read.facts.flops import UNKNOWN
 from instrument.read.facts.groupby import Groups
+from instrument.read.facts.segments import plain_path, step_parts
 from instrument.read.facts.step_index import CountedSteps
 from instrument.read.views.kernels import copies, kernels
 from instrument.read.views.operators import during, operators, operators_by
-from instrument.read.views.step_parts import plain_path, step_parts
 from instrument.read.views.table import Table
 from instrument.read.views.views import Views
 
@@ -50,7 +50,7 @@ class Totals:
         what: "step", or "recording" if a capture has no finished steps, so that its whole recording
             is summed.
         steps_ns: the duration of each step.
-        parts: the time of the steps by range and kind; see `instrument.read.views.step_parts`.
+        parts: the time of the steps by range and kind; see `instrument.read.facts.segments`.
         ranges: the quantities of each range, by its path.
         operators: the quantities of each operator and each call of the device's runtime, by name.
         shapes: the quantities of operators by name and input shapes; empty if no shapes were

@@ -10,12 +10,16 @@ import numpy as np
 
 from instrument.read.facts.call_tree import nest
 from instrument.read.facts.groupby import groupby_rows
-from instrument.read.trace.events import ANNOTATION, OPERATOR, Details, Events, Flags, Ints
+from instrument.read.facts.intervals import Intervals, merged, sweep
+from instrument.read.facts.links import Links
+from instrument.read.trace.events import ANNOTATION, OPERATOR, Details, Events, Flags, Ints, is_step
 
 RECORD = "record_param_comms"
 # The annotation of a process group on the CPU lasts as long as its collective. The annotation of
 # NCCL ends as soon as the collective is queued.
 ON_CPU = ("gloo:", "mpi:")
+# Operators that only start a collective or wait for it.
+_STARTING_OR_WAITING = "c10d::"
 _OF_PROCESS_GROUPS = (*ON_CPU, "nccl:", "ucc:", "xccl:", "hccl:")
 _NONE = Details()
 
@@ -79,3 +83,26 @@ def collective_details(events: Events, kernel: Ints, record: Ints) -> tuple[Ints
 def _completed(first: Details, second: Details) -> Details:
     missing = {name: value for name, value in second._asdict().items() if value is not None}
     return Details(**(missing | {n: v for n, v in first._asdict().items() if v is not None}))
+
+
+def is_on_cpu(events: Events) -> Flags:
+    """A mask of torch's annotations of the collectives that run on the CPU (gloo and MPI)."""
+    return events.among(ANNOTATION) & events.named(lambda name: name.startswith(ON_CPU))
+
+
+def exposed_on_cpu(links: Links) -> Intervals:
+    """The intervals in which communication on the CPU was exposed; see `cpu_waits`."""
+    communicating, working = (timeline := sweep(cpu_sides(links))).active
+    return timeline.merged(communicating & ~working)
+
+
+def cpu_sides(links: Links) -> list[Intervals]:
+    """Two lists of intervals: when collectives ran on the CPU, and when other operators ran."""
+    events, call_tree = links.events, links.call_tree
+    communicates = is_on_cpu(events)[call_tree.index]
+    operator = events.among(OPERATOR) & ~events.named(
+        lambda name: name.startswith(_STARTING_OR_WAITING) or is_step(name)
+    )
+    own_work = operator[call_tree.index] & ~call_tree.at_or_inside(communicates)
+    sides = [call_tree.index[chosen] for chosen in (communicates, own_work)]
+    return [merged(events.start_ns[k], events.end_ns[k]) for k in sides]

@@ -1,7 +1,371 @@
-"""`Facts`: the two tables about one trace, `events` and `segments`; every answer asks them.
+"""`Facts`: the table of events of one trace, with what they caused; every answer asks it.
 
-docs/tables.md lists their columns with the rule by which each is computed. A group of columns is
-computed when one of them is first used, so a question about kernels does not pay for FLOPs.
+docs/tables.md lists the columns with the rule by which each is computed. Columns are computed in
+groups, each at its first use: a question about kernels does not pay for FLOPs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from instrument.base.range_names import STEP
+from instrument.read.facts import memory_attribution
+from instrument.read.facts.attribution import kinds_of_scopes
+from instrument.read.facts.device_work import KINDS as WORK
+from instrument.read.facts.device_work import Work, launched_ns
+from instrument.read.facts.flops import UNKNOWN
+from instrument.read.facts.groupby import groupby
+from instrument.read.facts.links import Links
+from instrument.read.facts.schema import Schema, names_of, schema
+from instrument.read.facts.step_index import step_at, step_number
+from instrument.read.trace.events import (
+    ANNOTATION,
+    OPERATOR,
+    PYTHON,
+    Codes,
+    Flags,
+    decoded,
+    is_loader,
+    is_moment,
+    is_runtime,
+    is_step,
+    is_wait,
+    split_overload,
+)
+
+#: The kinds of events. The first row of `_KIND_OF_NAME` whose test a name passes counts.
+CPU_KINDS = ("operator", "range", "step", "mark", "loader", "runtime", "wait")
+_KIND_OF_NAME: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
+    ("wait", "runtime", is_wait),
+    ("step", "", is_step),
+    ("mark", "", is_moment),
+    ("loader", "", is_loader),
+)
+_WAIT_KINDS = {"wait": "device", "loader": "data"}
+
+EVENTS: Schema = schema(
+    id="(integer) the number of the row; `parent`, `launcher` and `operator` are such numbers",
+    part="(integer) which of the trace files of the window; 0 if there is one file",
+    kind="operator, range, step, mark (`instrument.mark`), loader (a wait for a batch), runtime (a "
+    "call of the device's runtime or driver), wait (such a call in which the CPU waits for the "
+    "device), frame (a Python function), kernel, communication, copy, memset, or other",
+    name="the name as torch's tables show it: without the number of a step and without an overload",
+    overload="of an operator; null if the trace does not have it",
+    thread='"process/thread" of an event on the CPU; a call of the runtime has the thread of the '
+    "operator that its external id names. Null on a device",
+    device="(text) the device of a device event; null on the CPU",
+    stream="(text) the stream of a device event; null on the CPU",
+    start_ns="the start, on the trace's own clock",
+    end_ns="the end, on the same clock",
+    duration_ns="`end_ns` minus `start_ns`",
+    finished="(true or false) whether the event ended before the recording did",
+    parent="(integer) the innermost operator, range or runtime call around the event on its "
+    "thread; null for none, and on a device",
+    step="(integer) the number of the finished step in which the event began, on any thread; for "
+    "a device event, in which it was launched, or began if its launch is not in the trace",
+    counted="(true or false) whether this step counts: all finished steps of the window but the "
+    "first, or a single one, or whole periods where steps of several kinds take turns. If no step "
+    "finished, all events count",
+    path="the ranges around the event, such as `train/forward/layer`; a backward operator has the "
+    "path of its forward operator, a device event that of the operator that launched it. Null "
+    "outside of all ranges",
+    phase="the phase of the window, such as `train` or `validation`",
+    **{
+        "pass": "forward, backward, recompute (a forward pass that activation checkpointing "
+        "repeats), optimizer, or data (a wait for a batch); null outside of all ranges"
+    },
+    launcher="(integer) the runtime call that launched a device event; null if it is not in the "
+    "trace",
+    operator="(integer) the innermost operator or range around that call, else the one that the "
+    "external id of the device event names",
+    own_ns="the CPU time of the event without the operators, ranges and calls directly inside it; "
+    "where two siblings overlap, the earlier one ends as the later one begins. Null on a device "
+    "and for Python frames",
+    device_ns="the duration of all device events that the event and all inside it launched; of a "
+    "device event, its own duration; null if the trace has no device event",
+    own_device_ns="the duration of the device events that the event itself launched",
+    counted_own_ns="the part of `own_ns` in the steps that count; all of it if no step finished",
+    counted_own_device_ns="the part of `own_device_ns` that was launched in steps that count",
+    wait_kind="device (the CPU waits for the device) or data (it waits for a batch); else null",
+    call="(true or false) false for an operator or range that is the only one inside another of "
+    "the same name; torch counts the two as one call",
+    flops="the floating-point operations of an operator without those inside it; null if unknown",
+    bytes="of a copy or memset, the bytes that it moves; null if unknown",
+    own_cpu_bytes="the memory that the event itself allocated on the CPU, minus what it freed; "
+    "null if the trace has no memory events",
+    own_device_bytes="the same, of the devices",
+    shapes="the shapes of an operator's inputs as JSON, as recorded",
+    types="the types of its inputs as JSON",
+    concrete="the values of its inputs that are no tensors as JSON",
+    stack="the Python frames around an operator, the innermost first, joined by `;`; null if the "
+    "trace has the frames as events",
+    sequence="(integer) a number that a forward operator shares with its backward",
+    correlation="(integer) a number that a launch shares with its device events",
+    grid="of a kernel, the blocks in each dimension as JSON",
+    block="of a kernel, the threads of a block in each dimension as JSON",
+    blocks_per_sm="(number) of a kernel, blocks per multiprocessor of the device",
+    occupancy="(number) of a kernel, Kineto's estimate of the achieved occupancy as a fraction",
+)  # fmt: skip
+
+
+class Facts:
+    """What is known of the events of one trace.
+
+    Attributes:
+        links: the relations between events.
+        work: the work of the devices.
+        phase: the phase of the window.
+    """
+
+    def __init__(self, links: Links, work: Work, phase: str) -> None:
+        self.links, self.work, self.phase = links, work, phase
+        self._columns: dict[str, pl.Series] = {}
+
+    def events(self, *columns: str) -> pl.DataFrame:
+        """Return columns of the table of events; all of `EVENTS` if none is named."""
+        wanted = columns or tuple(names_of(EVENTS))
+        for name in wanted:
+            if name not in self._columns:
+                found = _COMPUTED_BY[name](self)
+                self._columns |= {key: each.alias(key) for key, each in found.items()}
+        return pl.DataFrame([self._columns[name] for name in wanted])
+
+    def of_nodes(self, values: NDArray[Any] | None, known: Flags | None = None) -> pl.Series:
+        """Spread the values of nodes of the call tree over the events; null for other events."""
+        count, index = len(self.links.events), self.links.call_tree.index
+        if values is None:
+            return pl.Series([None], dtype=pl.Int64).new_from_index(0, count)
+        spread, is_known = np.zeros(count, values.dtype), np.zeros(count, np.bool_)
+        spread[index], is_known[index] = values, True if known is None else known
+        return nullable(spread, is_known)
+
+
+def nullable(values: NDArray[Any] | pl.Series, known: Flags) -> pl.Series:
+    """Return a series of the values, with null where `known` is False."""
+    series = values if isinstance(values, pl.Series) else pl.Series(values)
+    return series if known.all() else series.set(pl.Series(~known), None)
+
+
+def _recorded(facts: Facts) -> dict[str, pl.Series]:
+    events, count = facts.links.events, len(facts.links.events)
+    on_device = np.zeros(count, np.bool_)
+    on_device[facts.work.event] = True
+    thread = events.thread.copy()
+    thread[facts.links.call_tree.index] = facts.links.call_tree.thread
+    process, number = (
+        pl.Series([str(each[k]) for each in events.threads], dtype=pl.String) for k in (0, 1)
+    )
+    return {
+        "id": pl.Series(np.arange(count)),
+        "part": pl.Series(np.zeros(count, np.int64)),
+        "thread": nullable((process + "/" + number).gather(thread), ~on_device),
+        "device": nullable(process.gather(thread), on_device),
+        "stream": nullable(number.gather(thread), on_device),
+        "start_ns": pl.Series(events.start_ns),
+        "end_ns": pl.Series(events.end_ns),
+        "duration_ns": pl.Series(events.duration_ns),
+        "finished": pl.Series(events.finished),
+        "phase": pl.Series([facts.phase]).new_from_index(0, count),
+        "sequence": nullable(events.sequence, events.sequence >= 0),
+        "correlation": nullable(events.correlation, events.correlation != 0),
+    }
+
+
+def _named(facts: Facts) -> dict[str, pl.Series]:
+    """The kind and name of each event, found once for each pair of a category and a name."""
+    events = facts.links.events
+    pairs, groups = groupby(events.category.astype(np.int64) * len(events.names) + events.name)
+    described = [
+        _described(events.categories[category], events.names[code])
+        for category, code in zip(*(side.tolist() for side in np.divmod(pairs, len(events.names))))
+    ]
+    kinds, names, overloads = zip(*described) if described else ((), (), ())
+    has_overloads = any(overloads)
+    kind = pl.Series(kinds, dtype=pl.String).gather(groups.of)
+    work = np.full(len(events), -1)
+    work[facts.work.event] = facts.work.kind
+    of_work = pl.Series([*WORK, None]).gather(np.where(work >= 0, work, len(WORK)))
+    kind = kind.zip_with(of_work.is_null(), of_work)
+    return {
+        "kind": kind,
+        "name": pl.Series(names, dtype=pl.String).gather(groups.of),
+        "overload": pl.Series(
+            overloads if has_overloads else [None] * len(names), dtype=pl.String
+        ).gather(groups.of),
+        "wait_kind": kind.replace_strict(_WAIT_KINDS, default=None, return_dtype=pl.String),
+    }
+
+
+def _described(category: str, name: str) -> tuple[str, str, str | None]:
+    """The kind of a CPU event, its name in tables, and the overload of an operator."""
+    role = (
+        "operator" if category in OPERATOR else "range" if category in ANNOTATION
+        else "runtime" if is_runtime(category) else "frame" if category in PYTHON else "other"
+    )  # fmt: skip
+    kind = (
+        next((kind for kind, of, test in _KIND_OF_NAME if of in ("", role) and test(name)), role)
+        if role in CPU_KINDS
+        else role
+    )
+    if kind == "step":
+        return kind, STEP, None
+    plain, overload = split_overload(name) if role == "operator" else (name, None)
+    return kind, plain, overload
+
+
+def _nested(facts: Facts) -> dict[str, pl.Series]:
+    links, tree = facts.links, facts.links.call_tree
+    above = np.append(tree.index, -1)[tree.parent]
+    name = facts.events("name")["name"].gather(tree.index)
+    stays = np.ones(len(tree), np.bool_)
+    if len(tree):
+        # A child directly follows its parent. If it is the only child, both have the same last
+        # descendant; no other node has the same last descendant as the node before it.
+        is_same = (name == name.shift(1)).fill_null(False).to_numpy()
+        stays[1:] = (tree.until[1:] != tree.until[:-1]) | ~is_same[1:]
+    return {
+        "parent": facts.of_nodes(above, tree.parent >= 0),
+        "own_ns": facts.of_nodes(links.own_ns),
+        "counted_own_ns": facts.of_nodes(links.counted_own_ns),
+        "call": facts.of_nodes(stays),
+    }
+
+
+def _of_steps(facts: Facts) -> dict[str, pl.Series]:
+    links, work, events = facts.links, facts.work, facts.links.events
+    time_ns = events.start_ns.copy()
+    time_ns[work.event] = launched_ns(events, work)
+    numbers = pl.Series(
+        [*(step_number(events, k) for k in links.steps.tolist()), None], dtype=pl.Int64
+    )
+    at = step_at(events, links.steps, time_ns)
+    is_counted = (
+        links.counted_steps.holds(time_ns) >= 0
+        if len(links.steps)
+        else np.ones(len(events), np.bool_)
+    )
+    return {
+        "step": numbers.gather(np.where(at >= 0, at, len(numbers) - 1)),
+        "counted": pl.Series(is_counted),
+    }
+
+
+def _launched(facts: Facts) -> dict[str, pl.Series]:
+    links, work, count = facts.links, facts.work, len(facts.links.events)
+    launcher, operator = np.full((2, count), -1)
+    device, node = links.launched
+    launcher[work.event] = work.call
+    operator[device] = np.append(links.call_tree.index, -1)[node]
+    own = links.device_own_ns
+    total = facts.of_nodes(None if own is None else links.call_tree.with_descendants(own))
+    own_ns, counted_ns = facts.of_nodes(own), facts.of_nodes(links.counted_device_own_ns)
+    if own is not None:
+        on_device = np.zeros(count, np.bool_)
+        on_device[device] = True
+        counted = np.zeros(count, np.int64)
+        counted[device] = links.counted_device_ns
+        is_work, lasts_ns = pl.Series(on_device), pl.Series(links.events.duration_ns)
+        total, own_ns = (lasts_ns.zip_with(is_work, each) for each in (total, own_ns))
+        counted_ns = pl.Series(counted).zip_with(is_work, counted_ns)
+    return {
+        "launcher": nullable(launcher, launcher >= 0),
+        "operator": nullable(operator, operator >= 0),
+        "device_ns": total,
+        "own_device_ns": own_ns,
+        "counted_own_device_ns": counted_ns,
+    }
+
+
+def _placed(facts: Facts) -> dict[str, pl.Series]:
+    links, scopes = facts.links, facts.links.scopes
+    node = np.full(len(links.events), -1)
+    node[links.call_tree.index] = np.arange(len(links.call_tree))
+    device, launcher = links.launched
+    node[device] = launcher
+    path = scopes.path_of_node[node]
+    texts = pl.Series([*scopes.paths.texts, None], dtype=pl.String)
+    kind = np.append(kinds_of_scopes(links), -1)[np.append(scopes.innermost, -1)[node]]
+    passes = pl.Series(
+        ["forward", "backward", "backward", "optimizer", "backward", "recompute", None]
+    )
+    found = passes.gather(np.where(kind >= 0, kind, len(passes) - 1))
+    waits = facts.events("wait_kind")["wait_kind"].eq("data").fill_null(False)
+    data = pl.Series(["data"]).new_from_index(0, len(found))
+    return {
+        "path": texts.gather(np.where(path >= 0, path, len(texts) - 1)),
+        "pass": data.zip_with(waits, found),
+    }
+
+
+def _flops(facts: Facts) -> dict[str, pl.Series]:
+    flops = facts.links.flops
+    return {"flops": facts.of_nodes(flops, None if flops is None else flops != UNKNOWN)}
+
+
+def _memory(facts: Facts) -> dict[str, pl.Series]:
+    tree, memory = facts.links.call_tree, facts.links.events.memory
+    return {
+        f"own_{where}_bytes": facts.of_nodes(
+            None if size is None else tree.own(memory_attribution.within(tree, memory, size))
+        )
+        for where, size in memory_attribution.sizes(memory).items()
+    }
+
+
+def _of_arguments(facts: Facts) -> dict[str, pl.Series]:
+    events = facts.links.events
+    columns = {"shapes": events.shapes, "types": events.types, "concrete": events.concrete}
+    return {
+        **{name: _texts(codes, events.texts) for name, codes in columns.items()},
+        "stack": _texts(events.call_stack, events.texts, lambda text: str(decoded(text))),
+    }
+
+
+def _of_kernels(facts: Facts) -> dict[str, pl.Series]:
+    events, work = facts.links.events, facts.work
+    size = np.full(len(events), -1)
+    own, call = events.moved_bytes[work.event], work.call
+    size[work.event] = np.where((own >= 0) | (call < 0), own, events.moved_bytes[call])
+    return {
+        "bytes": nullable(size, size >= 0),
+        "grid": _texts(events.grid, events.grids, lambda text: str(decoded(text))),
+        "block": _texts(events.block, events.grids, lambda text: str(decoded(text))),
+        "blocks_per_sm": nullable(
+            events.blocks_per_sm.astype(np.float64), ~np.isnan(events.blocks_per_sm)
+        ),
+        "occupancy": nullable(events.occupancy.astype(np.float64) / 100, events.occupancy > 0),
+    }
+
+
+def _texts(
+    codes: Codes, texts: Sequence[bytes], shown: Callable[[bytes], str] | None = None
+) -> pl.Series:
+    """The text of each event; null for the code -1. Only texts that are used are decoded."""
+    used = np.zeros(len(texts), np.bool_)
+    used[codes[codes >= 0]] = True
+    convert = shown or (lambda text: text.decode("utf-8", "replace"))
+    found = [convert(text) if is_used else None for text, is_used in zip(texts, used.tolist())]
+    return pl.Series([*found, None], dtype=pl.String).gather(
+        np.where(codes >= 0, codes, len(found))
+    )
+
+
+_GROUPS: tuple[tuple[Callable[[Facts], dict[str, pl.Series]], str], ...] = (
+    (_recorded, "id part thread device stream start_ns end_ns duration_ns finished phase"),
+    (_recorded, "sequence correlation"),
+    (_named, "kind name overload wait_kind"),
+    (_nested, "parent own_ns counted_own_ns call"),
+    (_of_steps, "step counted"),
+    (_launched, "launcher operator device_ns own_device_ns counted_own_device_ns"),
+    (_placed, "path pass"),
+    (_flops, "flops"),
+    (_memory, "own_cpu_bytes own_device_bytes"),
+    (_of_arguments, "shapes types concrete stack"),
+    (_of_kernels, "bytes grid block blocks_per_sm occupancy"),
+)
+_COMPUTED_BY = {name: compute for compute, names in _GROUPS for name in names.split()}

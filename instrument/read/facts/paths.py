@@ -10,6 +10,8 @@ import numpy as np
 from instrument.read.facts.call_tree import CallTree, number_paths
 from instrument.read.trace.events import Flags, Ints
 
+#: The names of time outside of all ranges.
+NO_RANGE, NO_RANGES_BACKWARD, NO_LAUNCH = "(no range)", "(backward of no range)", "(no launch)"
 # A text of more than `LONGEST_PATH` characters is shortened. Otherwise, n ranges inside one another
 # would have texts whose memory grows with n². Nobody reads 2000 characters, and by default Python
 # allows only 1000 nested calls.

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from instrument.base.range_names import REGION
 from instrument.base.units import counted, duration, few, percent, percent_change, size
+from instrument.read.facts.idle import device_time
 from instrument.read.trace.capture_json import unix_time
 from instrument.read.views import coverage_rows
 from instrument.read.views.coverage import line, part, unrecorded_threads
-from instrument.read.views.steps import device_time
 from instrument.read.views.table import Table, sum_of_known
 from instrument.read.views.table_text import heading as column_title
 from instrument.read.views.views import Views, rows_of

@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 
-from instrument.read.views.step_parts import KINDS, step_parts
+from instrument.read.facts.segments import KINDS, step_parts
 from instrument.read.views.views import Views
 
 #: The colours of the parts of a bar, in order: name, and red, green and blue from 0 to 255.

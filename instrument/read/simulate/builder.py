@@ -13,6 +13,7 @@ import numpy as np
 from instrument.read.facts.autograd import is_backward
 from instrument.read.facts.device_work import COMMUNICATION, Work
 from instrument.read.facts.groupby import Groups, distinct, groupby, isin
+from instrument.read.facts.idle import is_loading, launching_step
 from instrument.read.facts.intervals import merged, within
 from instrument.read.facts.links import Links
 from instrument.read.facts.synchronisation import DEVICE as DEVICE_WAIT
@@ -39,7 +40,6 @@ from instrument.read.simulate.program import NEVER, Program, in_order
 from instrument.read.trace.capture_json import Loader
 from instrument.read.trace.events import Codes, Events, Flags, Ints, is_step, loader_iterator
 from instrument.read.views.launch_queue import FULL_QUEUE
-from instrument.read.views.steps import is_loading, launching_step
 
 # Moments at the same time have this order: starts of device events, ends of device events, ends of
 # waits on the CPU, starts on the CPU, other ends on the CPU. But of two device events, the one that

@@ -23,7 +23,6 @@ from instrument.read.trace.events import Ints
 from instrument.read.views import coverage_rows
 from instrument.read.views.collectives import DEVICE, SYNCHRONISING
 from instrument.read.views.coverage import ENOUGH, line, part
-from instrument.read.views.step_parts import loader_settings
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:
@@ -540,7 +539,7 @@ def _communication_rows(capture: Views, start_ns: Ints, end_ns: Ints) -> Ints:
 
 
 def _model(capture: Views, meets: Ints | None = None) -> Model:
-    found = build_model(capture.links, capture.work, meets, loader_settings(capture))
+    found = build_model(capture.links, capture.work, meets, capture.loader)
     if not len(found.moments.step_end):
         raise CaptureError(
             "The trace has no CPU events, so no step can be simulated: record with "

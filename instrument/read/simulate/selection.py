@@ -11,12 +11,12 @@ import numpy as np
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.base.globs import fits
 from instrument.read.facts.device_work import COMMUNICATION, COPY
+from instrument.read.facts.idle import is_loading
 from instrument.read.facts.intervals import Intervals, concatenated
 from instrument.read.simulate.builder import loads_here
 from instrument.read.simulate.cpu_time import joined
 from instrument.read.simulate.model import Model
 from instrument.read.trace.events import OPERATOR, Flags, Ints, split_overload
-from instrument.read.views.steps import is_loading
 
 _SHOWN = 3
 # How compilers write an anonymous C++ namespace.

@@ -12,30 +12,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from instrument.read.facts.collective_records import (
-    ON_CPU,
     RECORD,
     collective_details,
     collective_records,
+    cpu_sides,
+    is_on_cpu,
     records,
 )
 from instrument.read.facts.device_work import COMMUNICATION, KERNEL, MEMSET, Work
 from instrument.read.facts.groupby import Groups, cells, group_rows, groupby, groupby_rows, intern
+from instrument.read.facts.idle import launching_step
 from instrument.read.facts.intervals import Intervals, merged, sweep, within
 from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import step_at, step_number
 from instrument.read.trace.columns import ints
 from instrument.read.trace.events import (
-    ANNOTATION,
-    OPERATOR,
     Details,
     Events,
     Flags,
     Ints,
     flags,
-    is_step,
 )
-from instrument.read.views.steps import launching_step
 from instrument.read.views.table import Table
 
 # Every rank waits in such a collective until the last rank has joined it. So the collective ends at
@@ -44,8 +42,6 @@ SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ba
 # Where a collective ran.
 DEVICE, CPU = "device", "CPU"
 _RUNS_ON = (DEVICE, CPU, None)
-# Operators that only start a collective or wait for it.
-_STARTING_OR_WAITING = "c10d::"
 # For each kind, a pattern that finds the kind in the names of annotations and kernels, and in the
 # records of collectives that torch writes.
 _KINDS = (
@@ -230,7 +226,7 @@ def _on_cpu(links: Links, steps: Ints) -> _Found:
     events = links.events
     index = np.flatnonzero(is_on_cpu(events))
     start, end = events.start_ns[index], events.end_ns[index]
-    exposed = _outside(_cpu_sides(links)[1], start, end) if len(index) else start
+    exposed = _outside(cpu_sides(links)[1], start, end) if len(index) else start
     none = np.full(len(index), -1)
     step = step_at(events, steps, start)
     return _Found(index, none, index, step, exposed, np.ones_like(index))
@@ -251,11 +247,6 @@ def _recorded_only(events: Events, steps: Ints, used: Ints) -> _Found:
 def _outside(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
     """How many ns of each span from `start_ns` to `end_ns` are outside of all intervals."""
     return end_ns - start_ns - within(merged(*intervals), start_ns, end_ns)
-
-
-def is_on_cpu(events: Events) -> Flags:
-    """A mask of torch's annotations of the collectives that run on the CPU (gloo and MPI)."""
-    return events.among(ANNOTATION) & events.named(lambda name: name.startswith(ON_CPU))
 
 
 def _rows(events: Events, steps: Ints, found: _Found) -> dict[str, list[Any]]:
@@ -402,7 +393,7 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
     events = links.events
     if not is_on_cpu(events).any():
         return {}
-    timeline = sweep(_cpu_sides(links))
+    timeline = sweep(cpu_sides(links))
     communicating, working = timeline.active
     steps = links.steps
     where = {
@@ -411,21 +402,3 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
     }
     begin, end = events.start_ns[steps], events.end_ns[steps]
     return {name: timeline.within(mask, begin, end).tolist() for name, mask in where.items()}
-
-
-def exposed_on_cpu(links: Links) -> Intervals:
-    """The intervals in which communication on the CPU was exposed; see `cpu_waits`."""
-    communicating, working = (timeline := sweep(_cpu_sides(links))).active
-    return timeline.merged(communicating & ~working)
-
-
-def _cpu_sides(links: Links) -> list[Intervals]:
-    """Two lists of intervals: when collectives ran on the CPU, and when other operators ran."""
-    events, call_tree = links.events, links.call_tree
-    communicates = is_on_cpu(events)[call_tree.index]
-    operator = events.among(OPERATOR) & ~events.named(
-        lambda name: name.startswith(_STARTING_OR_WAITING) or is_step(name)
-    )
-    own_work = operator[call_tree.index] & ~call_tree.at_or_inside(communicates)
-    sides = [call_tree.index[chosen] for chosen in (communicates, own_work)]
-    return [merged(events.start_ns[k], events.end_ns[k]) for k in sides]

@@ -10,8 +10,8 @@ from instrument.base.prose import shortened
 from instrument.base.units import duration, percent
 from instrument.read.facts.device_work import COMMUNICATION, KERNEL, MEMSET
 from instrument.read.facts.groupby import groupby, intern
+from instrument.read.facts.idle import device_spans, device_time
 from instrument.read.facts.intervals import merged, merged_in_groups, sweep, within
-from instrument.read.views.steps import device_spans, device_time
 from instrument.read.views.views import Views
 
 _USES = {

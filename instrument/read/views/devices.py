@@ -12,12 +12,12 @@ import numpy as np
 
 from instrument.read.facts.device_work import COMMUNICATION, KERNEL, Work
 from instrument.read.facts.groupby import Groups, intern
+from instrument.read.facts.idle import launching_step
 from instrument.read.facts.intervals import Intervals, sweep
 from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.trace.events import OPERATOR, Events, Floats, Ints, works_on_device
 from instrument.read.views.kernels import averaged, estimated_occupancy
-from instrument.read.views.steps import launching_step
 from instrument.read.views.table import Table
 
 # If the last step has less than this fraction of the device events of the step before, the window

@@ -13,6 +13,7 @@ from instrument.read.facts.autograd import is_backward
 from instrument.read.facts.device_work import KERNEL, Work, by_group
 from instrument.read.facts.flops import UNKNOWN, needed_flops
 from instrument.read.facts.groupby import Groups, distinct, groupby, groupby_rows, intern
+from instrument.read.facts.idle import launching_step
 from instrument.read.facts.launches import have_work, launches_kernel
 from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, schema
@@ -27,7 +28,6 @@ from instrument.read.trace.events import (
 )
 from instrument.read.views.operator_keys import shape_text
 from instrument.read.views.peak_rates import PeakFlops, PeakRates, peak_rates, roof
-from instrument.read.views.steps import launching_step
 from instrument.read.views.table import Table
 
 EFFICIENCY: Schema = schema(

@@ -10,6 +10,7 @@ import numpy as np
 
 from instrument.read.facts.call_tree import nest
 from instrument.read.facts.groupby import Groups, cells, distinct, groupby
+from instrument.read.facts.idle import is_loading
 from instrument.read.facts.intervals import merged_in_groups
 from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, schema
@@ -24,7 +25,6 @@ from instrument.read.trace.events import (
     is_runtime,
     loader_iterator,
 )
-from instrument.read.views.steps import is_loading
 from instrument.read.views.table import Table
 
 KINDS = (

@@ -17,10 +17,10 @@ from instrument.base.prose import shortened
 from instrument.base.range_names import RECOMPUTED
 from instrument.base.units import percent
 from instrument.read.facts.groupby import groupby_rows
+from instrument.read.facts.idle import device_time
+from instrument.read.facts.segments import thread_of_steps, waits_for_data
 from instrument.read.trace.events import called_operators, is_compiled_code
 from instrument.read.views.device_use import busiest_kernels
-from instrument.read.views.step_parts import thread_of_steps, waits_for_data
-from instrument.read.views.steps import device_time
 from instrument.read.views.views import Views
 
 _NO_RANGE, _DATA = -1, -2

@@ -26,7 +26,7 @@ from instrument.read.facts.call_tree import CallTree
 from instrument.read.facts.groupby import Groups, cells, groupby, intern
 from instrument.read.facts.intervals import Intervals, concatenated, merged, within
 from instrument.read.facts.links import Links
-from instrument.read.facts.paths import Paths
+from instrument.read.facts.paths import NO_LAUNCH, NO_RANGE, NO_RANGES_BACKWARD, Paths
 from instrument.read.facts.schema import Schema, names_of, schema
 from instrument.read.facts.step_index import step_at
 from instrument.read.trace.events import (
@@ -40,7 +40,6 @@ from instrument.read.views.table import Table
 if TYPE_CHECKING:
     from instrument.read.trace.capture_json import Metadata
 
-NO_RANGE, NO_RANGES_BACKWARD, NO_LAUNCH = "(no range)", "(backward of no range)", "(no launch)"
 RANGES: Schema = schema(
     path="the names of the ranges around this range on the same thread, and the name of this "
     "range, joined by /; in a path longer than 2,000 characters, a hash replaces the middle. "

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from instrument.read.facts.device_work import Work
     from instrument.read.facts.links import Links
     from instrument.read.facts.memory_attribution import By
-    from instrument.read.trace.capture_json import Metadata
+    from instrument.read.trace.capture_json import Loader, Metadata
     from instrument.read.trace.events import Events
     from instrument.read.views.efficiency import FlopCalls
     from instrument.read.views.memory_categories import Categories
@@ -413,6 +413,19 @@ class Views:
         if self.communication is not None:
             return device_work(self.links, self.communication)
         return device_work(self.links, [*COMMUNICATION_NAMES, *self._recorded_globs()])
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a session recorded the capture, so that its ranges have the session's names."""
+        return self.folder is not None
+
+    @property
+    def loader(self) -> Loader | None:
+        """The settings of the only loader of the window; None if unknown."""
+        environment = self.about.environment
+        loaders = (environment.loaders if environment else None) or []
+        own = [loader for loader in loaders if (loader.phase or TRAIN) == self.phase]
+        return own[0] if len(own) == 1 else None
 
     @property
     def module_types(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from instrument.base.prose import shortened
 from instrument.read.facts.groupby import intern
 from instrument.read.facts.links import Links
-from instrument.read.views.places import has_sources
+from instrument.read.facts.places import has_sources
 from instrument.read.views.stacks import LONGEST_FRAME, Stack, call_paths
 from instrument.read.views.views import Views
 

@@ -14,11 +14,11 @@ from instrument.read.advise.diagnosis import Diagnosis
 from instrument.read.facts import loops
 from instrument.read.facts.call_tree import CallTree, nest
 from instrument.read.facts.groupby import differences, groupby, intern
+from instrument.read.facts.idle import idle_stretches
+from instrument.read.facts.places import range_codes
 from instrument.read.facts.step_index import step_number
 from instrument.read.trace.events import Events, Flags, Ints, Thread, is_runtime
-from instrument.read.views.places import range_codes
 from instrument.read.views.stacks import is_own_frame
-from instrument.read.views.steps import idle_stretches
 from instrument.read.views.views import Views
 
 #: The most slices on a page. Each slice takes about 8 bytes in the HTML file.

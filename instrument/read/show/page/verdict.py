@@ -12,6 +12,7 @@ from instrument.base.units import duration, percent
 from instrument.read.advise.diagnosis import Diagnosis, Term, terms
 from instrument.read.advise.finding import Finding
 from instrument.read.advise.verdict import nothing_found, saved
+from instrument.read.facts.segments import KINDS, step_parts
 from instrument.read.show.page.parts import (
     Part,
     column,
@@ -28,7 +29,6 @@ from instrument.read.show.page.parts import (
 from instrument.read.show.remarks import cost
 from instrument.read.simulate.scenario import scenario
 from instrument.read.views.coverage import incomplete
-from instrument.read.views.step_parts import KINDS, step_parts
 from instrument.read.views.table import Table
 from instrument.read.views.views import Views
 

@@ -11,11 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from instrument.read.facts.collective_records import exposed_on_cpu
 from instrument.read.facts.device_work import COMMUNICATION, COPY, KERNEL, MEMSET
 from instrument.read.facts.groupby import distinct, groupby, intern
+from instrument.read.facts.idle import gaps, is_loading
 from instrument.read.facts.links import Links
+from instrument.read.facts.paths import NO_LAUNCH, NO_RANGE
+from instrument.read.facts.places import range_codes
 from instrument.read.facts.step_index import CountedSteps
-from instrument.read.trace.capture_json import Loader
+from instrument.read.facts.traced import Traced
 from instrument.read.trace.events import (
     ANNOTATION,
     Flags,
@@ -25,11 +29,6 @@ from instrument.read.trace.events import (
     is_step,
     is_wait,
 )
-from instrument.read.views.collectives import exposed_on_cpu
-from instrument.read.views.places import range_codes
-from instrument.read.views.ranges import NO_LAUNCH, NO_RANGE
-from instrument.read.views.steps import gaps, is_loading
-from instrument.read.views.views import TRAIN, Views
 
 #: The kinds of time in a step, the first that applies at a moment first.
 KINDS = (
@@ -82,7 +81,7 @@ class _Segments(NamedTuple):
     paths: list[str]
 
 
-def step_parts(capture: Views, span: CountedSteps) -> dict[tuple[str, str], int]:
+def step_parts(capture: Traced, span: CountedSteps) -> dict[tuple[str, str], int]:
     """Return the time of the steps in ns by path of the range and kind, one of `KINDS`.
 
     The times sum exactly to the duration of the steps, which must not overlap. "CPU operators" is
@@ -99,7 +98,7 @@ def step_parts(capture: Views, span: CountedSteps) -> dict[tuple[str, str], int]
     return {(segments.paths[path], KINDS[kind]): total for path, kind, total in parts}
 
 
-def ranges_of_steps(capture: Views, span: CountedSteps) -> list[dict[str, int]]:
+def ranges_of_steps(capture: Traced, span: CountedSteps) -> list[dict[str, int]]:
     """Return the time of each step in ns by path of the range; see `step_parts`."""
     segments = _segments(capture, span)
     step, places = span.holds(segments.begin_ns), len(segments.paths)
@@ -124,7 +123,7 @@ class PythonTime(NamedTuple):
     paths: list[str]
 
 
-def python_time(capture: Views, span: CountedSteps) -> PythonTime:
+def python_time(capture: Traced, span: CountedSteps) -> PythonTime:
     """Find the time of the steps that Python takes, or code that torch does not record.
 
     It is the kind "Python" of `step_parts`, and the kind "idle" in no range.
@@ -143,7 +142,7 @@ def thread_of_steps(links: Links) -> int:
     return int(np.bincount(thread).argmax()) if len(thread) else -1
 
 
-def _segments(capture: Views, span: CountedSteps) -> _Segments:
+def _segments(capture: Traced, span: CountedSteps) -> _Segments:
     links = capture.links
     nodes, backward = links.scopes.nodes, links.scopes.backward
     waits, loaders = _waits(capture)
@@ -175,25 +174,17 @@ def _segments(capture: Views, span: CountedSteps) -> _Segments:
     return _Segments(begin, lasts_ns, codes[path - _NO_LAUNCH], kind, paths)
 
 
-def waits_for_data(capture: Views) -> Ints:
+def waits_for_data(capture: Traced) -> Ints:
     """The positions of the outermost calls that wait for a batch, on the threads of the steps."""
-    events, tree = capture.events, capture.links.call_tree
+    events, tree = capture.links.events, capture.links.call_tree
     chosen = is_loading(events)
-    if capture.folder is not None:  # in a trace of another program, "data" may be anything
+    if capture.is_ours:  # in a trace of another program, "data" may be anything
         chosen |= events.among(ANNOTATION) & events.named(_DATA.__eq__)
     steps = capture.links.steps
     if len(steps):
         chosen &= np.isin(events.thread, events.thread[steps])
     is_wait = chosen[tree.index]
     return np.sort(tree.index[tree.outermost(is_wait)])
-
-
-def loader_settings(capture: Views) -> Loader | None:
-    """The settings of the only loader of the window; None if unknown."""
-    environment = capture.about.environment
-    loaders = (environment.loaders if environment else None) or []
-    own = [loader for loader in loaders if (loader.phase or TRAIN) == capture.phase]
-    return own[0] if len(own) == 1 else None
 
 
 def plain_path(path: str) -> str:
@@ -217,7 +208,7 @@ def _cuts(
     return begin[inside], lasts_ns[inside]
 
 
-def _device_layers(capture: Views) -> list[_Layer]:
+def _device_layers(capture: Traced) -> list[_Layer]:
     work, (_, launcher) = capture.work, capture.links.launched
     path = np.where(launcher >= 0, range_codes(capture, work.event), _NO_LAUNCH)
     layers = []
@@ -231,9 +222,9 @@ def _device_layers(capture: Views) -> list[_Layer]:
     return layers
 
 
-def _waits(capture: Views) -> tuple[_Layer, list[str]]:
+def _waits(capture: Traced) -> tuple[_Layer, list[str]]:
     """The waits for data, and the names of the loaders, which stand for missing ranges."""
-    events, wait = capture.events, waits_for_data(capture)
+    events, wait = capture.links.events, waits_for_data(capture)
     names, code = np.unique(events.name[wait], return_inverse=True)
     path = range_codes(capture, wait)
     path = np.where(path >= 0, path, len(capture.links.scopes.paths.texts) + code)
@@ -241,9 +232,9 @@ def _waits(capture: Views) -> tuple[_Layer, list[str]]:
     return layer, [events.names[k] for k in names.tolist()]
 
 
-def _launches(capture: Views, span: CountedSteps) -> list[_Layer]:
+def _launches(capture: Traced, span: CountedSteps) -> list[_Layer]:
     """Calls that launch work, and parts of gaps in which the next work is launched."""
-    events, links, work = capture.events, capture.links, capture.work
+    events, links, work = capture.links.events, capture.links, capture.work
     call = distinct(work.call[work.call >= 0])
     scope = np.append(links.scopes.innermost, -1)[links.call_tree.nodes_of(call)]
     is_backward = np.append(links.scopes.backward, False)[scope]

@@ -1,4 +1,4 @@
-"""Find the range and the source line of events, which are positions in `capture.events`.
+"""Find the range and the source line of events, which are positions in `capture.links.events`.
 
 In a trace with Python frames, the source line is the first line of the function; torch does not
 record the line of the call. For a function in which the recording began, torch records the line of
@@ -17,8 +17,8 @@ import numpy as np
 from instrument.read.facts.groupby import Groups, distinct, groupby
 from instrument.read.facts.intervals import Intervals, merged, within
 from instrument.read.facts.links import Links
+from instrument.read.facts.traced import Traced
 from instrument.read.trace.events import Codes, Events, Ints, decoded, is_runtime
-from instrument.read.views.views import Views
 
 # A range or a source is the place of a problem if at least this share of the time lies there.
 _MOSTLY = 0.9
@@ -34,13 +34,13 @@ _LIBRARIES = frozenset(
 
 
 def common_place(
-    capture: Views, events: Ints, weight_ns: Ints | None = None
+    capture: Traced, events: Ints, weight_ns: Ints | None = None
 ) -> tuple[str | None, str | None]:
     """Return the innermost range and the source line that hold at least 90 % of the events' time.
 
     A value is None if there is no such range or source.
     """
-    weight_ns = capture.events.duration_ns[events] if weight_ns is None else weight_ns
+    weight_ns = capture.links.events.duration_ns[events] if weight_ns is None else weight_ns
     needed = max(_MOSTLY * int(weight_ns.sum()), 1)
     paths, own = capture.links.scopes.paths, range_codes(capture, events)
     of_path = Groups(own, len(paths.texts)).sum(weight_ns, own >= 0)
@@ -55,7 +55,7 @@ def common_place(
     )
 
 
-def range_codes(capture: Views, events: Ints) -> Ints:
+def range_codes(capture: Traced, events: Ints) -> Ints:
     """For each event, the path of its range as an index into `links.scopes.paths`; -1 for none.
 
     Backward work belongs to the range of its forward operator. A device event belongs to the range
@@ -91,13 +91,13 @@ def nodes_of(links: Links, events: Ints) -> Ints:
     return node
 
 
-def source_codes(capture: Views, events: Ints) -> tuple[Ints, list[str]]:
+def source_codes(capture: Traced, events: Ints) -> tuple[Ints, list[str]]:
     """The source of each event as an index into the returned texts; -1 if it is not known.
 
     The source is the innermost Python frame of the user's code. A device event has the source of
     its launch. The autograd engine's threads have no Python frames, so the backward has no source.
     """
-    links, table = capture.links, capture.events
+    links, table = capture.links, capture.links.events
     launches = links.launches
     caller = np.append(np.arange(len(table)), -1)  # the last entry is for the position -1
     caller[launches.device] = launches.launch
@@ -117,7 +117,7 @@ def source_codes(capture: Views, events: Ints) -> tuple[Ints, list[str]]:
     return codes, [sources[k] or "" for k in known.tolist()]
 
 
-def source_of(capture: Views, event: int) -> str | None:
+def source_of(capture: Traced, event: int) -> str | None:
     """The source of one event, such as "train.py:31 in main"; None if it is not known."""
     codes, texts = source_codes(capture, np.array([event]))
     return texts[codes[0]] if codes[0] >= 0 else None
@@ -135,18 +135,18 @@ def _is_shape(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(isinstance(each, int) for each in value)
 
 
-def has_sources(capture: Views) -> bool:
+def has_sources(capture: Traced) -> bool:
     """Whether the trace holds Python frames or call stacks, and so has files and lines."""
-    return len(capture.links.frames) > 0 or bool((capture.events.call_stack >= 0).any())
+    return len(capture.links.frames) > 0 or bool((capture.links.events.call_stack >= 0).any())
 
 
-def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, int]:
+def time_by_source(capture: Traced, thread: int, spans: Intervals) -> dict[str, int]:
     """The time in ns that a thread spent in each function of the user; see `spans_by_source`."""
     found = spans_by_source(capture, thread, spans)
     return {source: int((end - start).sum()) for source, (start, end) in found.items()}
 
 
-def spans_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, Intervals]:
+def spans_by_source(capture: Traced, thread: int, spans: Intervals) -> dict[str, Intervals]:
     """The parts of the given spans in which a thread is in each function of the user.
 
     They include what the function calls in libraries, but not in torch or in this package, whose
