@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from typing import Any, Literal
 from instrument.base.errors import CaptureError, ConfigError, did_you_mean
 from instrument.base.printable import printable
 from instrument.base.prose import wrapped
+from instrument.read.facts.kernel_names import kernel_labels
 from instrument.read.facts.schema import names_of
 from instrument.read.show.outline import (
     OWN_COLUMNS,
@@ -94,6 +95,8 @@ _LEAST_MISSED_OF_VIEWS = {
         "description", "step",
     ),
 }  # fmt: skip
+# The views in which kernels are shown by their labels, and the column that holds their names.
+_KERNELS_IN = {"kernels": "name", "cuda_graph_nodes": "kernel"}
 # The text in this column of `capture.coverage` is shown below each row.
 _REASON = "why"
 # Groupings that are shown as a column. Other groupings are shown in lines below each row.
@@ -312,7 +315,17 @@ def view_part(
         key=sort and TORCH_NAMES.get(sort, sort),
         below=below,
         sentences=True,
+        texts=label_texts(view, table),
     )
+
+
+def label_texts(view: str, table: Table) -> dict[str, Callable[[Any], str]]:
+    """Return the function that gives the label of a kernel, for the column with kernels' names."""
+    column = _KERNELS_IN.get(view)
+    if column is None:
+        return {}
+    labels = kernel_labels(name for name in table.column(column) if name is not None)
+    return {column: lambda name: printable(labels[name])}
 
 
 def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str | None, str | None]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
-from instrument.base.prose import shortened
 from instrument.base.units import duration, percent
 from instrument.read.facts.device_work import COMMUNICATION, KERNEL, MEMSET
 from instrument.read.facts.groupby import groupby, intern
 from instrument.read.facts.idle import device_spans, device_time
 from instrument.read.facts.intervals import merged, merged_in_groups, sweep, within
+from instrument.read.facts.kernel_names import kernel_label
 from instrument.read.views.views import Views
 
 _USES = {
@@ -21,11 +19,8 @@ _USES = {
     "idle_ns": "is idle for",
 }
 _ALWAYS = frozenset({"compute_ns", "idle_ns"})
-# Templates whose name does not say what the kernel does; their first argument does.
-_WRAPPERS = frozenset({"device_kernel", "Kernel", "Kernel2"})
 _LEAST, _LEAST_KERNEL = 0.01, 0.05
-_LONGEST_NAME, _SHOWN = 44, 3
-_BRACKET = re.compile(r"[<>()]")
+_SHOWN = 3
 
 
 def device_use(capture: Views) -> str:
@@ -62,7 +57,7 @@ def is_busy(capture: Views) -> bool:
 def busiest_kernels(capture: Views) -> str:
     """Return a sentence with at most three kernels or copies, and their shares of `device_spans`.
 
-    Kernels that differ only in their template's arguments count as one. Of communication, only the
+    Kernels with the same label count as one. Of communication, only the
     time without compute counts.
     """
     events, work = capture.events, capture.work
@@ -82,30 +77,8 @@ def busiest_kernels(capture: Views) -> str:
     total_ns = groups.sum(spent_ns)
     most = sorted(zip(total_ns.tolist(), keys.tolist()), reverse=True)[:_SHOWN]
     texts = [
-        f"{percent(ns / whole_ns)} {shortened(names[key], _LONGEST_NAME)}"
+        f"{percent(ns / whole_ns)} {names[key]}"
         for ns, key in most
         if ns >= _LEAST_KERNEL * whole_ns
     ]
     return f"The kernels with the most time: {', '.join(texts)}." if texts else ""
-
-
-def kernel_label(name: str) -> str:
-    """Return a kernel's name without its type, template arguments and parameters.
-
-    "void cub::DeviceScanKernel<int, …>(int, …)" becomes "cub::DeviceScanKernel".
-    """
-    kept, depth, at = list[str](), 0, 0
-    plain = name.replace("(anonymous namespace)::", "")
-    for bracket in _BRACKET.finditer(plain):
-        if not depth:
-            kept.append(plain[at : bracket.start()])
-        depth = max(depth + (1 if bracket[0] in "<(" else -1), 0)
-        at = bracket.end()
-    if not depth:
-        kept.append(plain[at:])
-    words = "".join(kept).split()
-    if not words or len(kept) < 2:
-        return name
-    if words[-1].rpartition("::")[2] in _WRAPPERS:
-        return plain.partition("<")[2].partition("<")[0].split(">")[0].split(",")[0] or words[-1]
-    return words[-1]

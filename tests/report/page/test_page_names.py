@@ -67,7 +67,7 @@ def test_names_titles_and_fragments_are_text(opened: Callable[..., Page], hostil
     tab.click("#open-all")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     shown = tab.evaluate(
-        "[...document.querySelectorAll('td, span, button')].map(each => each.textContent)"
+        "[...document.querySelectorAll('td, span, button')].flatMap(each => [each.title, each.textContent])"
     )
     for name in HOSTILE:
         for text in (name, f"operator {name}", f"kernel {name}"):

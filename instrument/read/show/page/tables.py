@@ -6,6 +6,7 @@ from typing import Any
 
 from instrument.read.show.outline import without_ranges
 from instrument.read.show.page.parts import columns_of, folded, left_out, section, table
+from instrument.read.show.text import label_texts
 from instrument.read.views.table import known_columns
 from instrument.read.views.views import VIEWS, Views
 
@@ -48,7 +49,8 @@ def tables(capture: Views) -> dict[str, Any] | None:
         known = known_columns(view)
         by = next((key for key in sort_keys if key in known), None)
         ordered = view if by is None else view.sort(by)
-        columns = columns_of(ordered.head(_MOST_ROWS).select(known), VIEWS[name].schema)
+        shown = ordered.head(_MOST_ROWS).select(known)
+        columns = columns_of(shown, VIEWS[name].schema, **label_texts(name, shown))
         found.append(
             folded(
                 title,

@@ -8,9 +8,11 @@ const longestLine = 32;
 // At first, a tree is open down to the deepest level with at most this many rows in total.
 const openedRows = 30;
 
-// A name. The middle of a long name is left out until the reader clicks it.
-function longName(text) {
+// A name. The middle of a long name is left out until the reader clicks it. If the text is a label,
+// the tooltip shows the full name.
+function longName(text, full = text) {
   const whole = printable(text);
+  if (full !== text) return element("span", {title: printable(full), text: whole});
   if (whole.length <= longestName) return whole;
   const short = `${whole.slice(0, longestName - 21)}…${whole.slice(-20)}`;
   const button = element("button", {
@@ -222,8 +224,10 @@ function cellOf(column, values) {
     status: row => element("span", {class: `status ${values[row]}`, text: textOf(row)}),
     link: row => (links[row] ? element("a", {href: links[row], text: textOf(row)})
       : longName(textOf(row))),
-    name: row => (notes[row] ? element("span", {}, longName(textOf(row)), noteOf(row))
-      : longName(textOf(row))),
+    name: row => {
+      const name = longName(textOf(row), values[row] ?? textOf(row));
+      return notes[row] ? element("span", {}, name, noteOf(row)) : name;
+    },
     number: textOf,
   };
   return column.draw || kinds[column.kind || (column.is_text ? "name" : "number")];
