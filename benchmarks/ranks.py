@@ -4,7 +4,7 @@
   them is grouped by range; only figures that ours hold as well are asked for. Both are interleaved in one process.
 - From 100 to 10,000 ranks, each number in a process of its own: the CPU time and the peak memory of `instrument ranks`
   as text. One rank is slower than all others, and the links of one group of eight ranks: the text must name both.
-- The largest of these jobs also as 64 Parquet shards: the same text must come from them, at the cost of the JSON files.
+- The largest of these jobs also as 64 shards: the same text must come from them, at the cost of the JSON files.
   DuckDB answers the three questions of `docs/many-ranks.md` from these shards, in a process of its own too.
 """
 
@@ -23,7 +23,14 @@ import numpy as np
 import pandas
 from rounds import Row, medians, report
 
-from instrument.read.ranks.rank_summary import RankSummary, encoded
+from instrument.read.ranks.rank_summary import (
+    CollectiveGroups,
+    Collectives,
+    Ranges,
+    RankSummary,
+    Steps,
+    encoded,
+)
 from instrument.read.ranks.run import Run
 from instrument.read.ranks.shards import Shard, make
 from instrument.read.show.ranks import as_text
@@ -33,11 +40,8 @@ CURVE = (100, 1_000, 10_000)
 MOST_SECONDS, MOST_GB, SHARDS = 15.0, 1.5, 64
 QUESTIONS = Path(__file__).parents[1] / "docs" / "many-ranks.md"
 GROUP, MS = 8, 1_000_000
-COLUMNS = (
-    "calls", "cpu_ns", "self_cpu_ns", "forward_ns", "backward_ns", "optimizer_ns", "device_ns", "self_device_ns",
-    "device_busy_ns", "cpu_ns_per_step", "min_ns", "median_ns", "p95_ns", "max_ns",
-)  # fmt: skip
-OVER_RANKS = ("cpu_ns_per_step", "device_ns", "forward_ns", "backward_ns")
+COLUMNS = ("calls", "cpu_ns", "device_ns", "self_cpu_ns", "self_device_ns")
+OVER_RANKS = ("cpu_ns", "device_ns")
 
 
 def straggler(ranks: int) -> int:
@@ -65,9 +69,9 @@ def write(folder: Path, ranks: int) -> None:
         waits = random.integers(50_000, 100_000, COLLECTIVES) * (not late)
         clock, exposed = int(random.integers(-MS, MS)), 100 * MS + int(random.integers(0, MS))
         exposed = exposed // 10 if late else exposed
-        one = {"number": [3, 4], "start_ns": [0, 1000 * MS], "duration_ns": [1000 * MS] * 2}
+        one = {"number": [3, 4], "duration_ns": [1000 * MS] * 2}
         kinds = {"compute_ns": 850 * MS, "exposed_communication_ns": exposed, "exposed_copy_ns": 0}
-        kinds |= {"idle_ns": 150 * MS - exposed, "communication_ns": 2 * exposed, "copy_ns": 0}
+        kinds |= {"idle_ns": 150 * MS - exposed, "communication_ns": 2 * exposed}
         summary = RankSummary(
             name=f"steps_000003-000004_rank{rank}",
             rank=rank,
@@ -79,27 +83,24 @@ def write(folder: Path, ranks: int) -> None:
             versions={"torch": "2.13.0"},
             devices=["NVIDIA H100 80GB HBM3"],
             base_ns=10**18 + clock,
-            ranges={"path": paths, **{name: values.tolist() for name, values in ranges.items()}},
-            steps=one | {name: [value] * 2 for name, value in kinds.items()},
-            breakdown=kinds | {"total_ns": 1000 * MS, "overlap_ns": exposed},
-            collectives={
-                "group": whole.tolist(),
-                "step": None,
-                "ordinal": None,
-                "number": (np.arange(COLLECTIVES) // 2).tolist(),
-                "start_ns": (ends - transfer - waits).tolist(),
-                "end_ns": (ends + random.integers(0, 5_000, COLLECTIVES)).tolist(),
-                "bytes": [10**7] * COLLECTIVES,
-            },
-            collective_groups={
-                "name": ["all_reduce", "all_reduce"],
-                "kind": ["all_reduce", "all_reduce"],
-                "process_group": [str(1 + group), "0"],
-                "description": ["mesh_tp", "default_pg"],
-                "ranks": [str([*range(group * GROUP, (group + 1) * GROUP)]), None],
-                "group_size": [GROUP, ranks],
-                "runs_on": ["device", "device"],
-            },
+            ranges=Ranges(path=paths, **{name: each.tolist() for name, each in ranges.items()}),
+            steps=Steps(**one, **{name: [value] * 2 for name, value in kinds.items()}),
+            collectives=Collectives(
+                group=whole.tolist(),
+                number=(np.arange(COLLECTIVES) // 2).tolist(),
+                start_ns=(ends - transfer - waits).tolist(),
+                end_ns=(ends + random.integers(0, 5_000, COLLECTIVES)).tolist(),
+                bytes=[10**7] * COLLECTIVES,
+            ),
+            collective_groups=CollectiveGroups(
+                name=["all_reduce", "all_reduce"],
+                kind=["all_reduce", "all_reduce"],
+                process_group=[str(1 + group), "0"],
+                description=["mesh_tp", "default_pg"],
+                ranks=[str([*range(group * GROUP, (group + 1) * GROUP)]), None],
+                group_size=[GROUP, ranks],
+                runs_on=["device", "device"],
+            ),
         )
         home = folder / summary.name
         home.mkdir()
@@ -117,7 +118,6 @@ def _everything(folder: Path) -> object:
     return (
         window.ranges,
         window.ranks,
-        window.breakdown,
         window.stragglers,
         window.clocks,
         window.collectives,
@@ -133,7 +133,7 @@ def _pandas(folder: Path) -> object:
     table = pandas.concat(frames).reset_index(drop=True)
     grouped = table.groupby("path", sort=False)
     figures = grouped[list(OVER_RANKS)].agg(["min", "median", "max"])
-    slowest = table.loc[grouped["cpu_ns_per_step"].idxmax(), "rank"]
+    slowest = table.loc[grouped["cpu_ns"].idxmax(), "rank"]
     return figures, slowest, grouped["calls"].sum(), grouped.size()
 
 
@@ -141,7 +141,7 @@ def compare(folder: Path, *, by_sql: bool = False) -> None:
     """Print the text of a run, or DuckDB's answers, then the CPU seconds and the peak gigabytes of this process."""
     if by_sql:
         for query in re.findall(r'duckdb\.sql\("""(.*?)"""\)', QUESTIONS.read_text(), re.DOTALL):
-            print(duckdb.sql(query.replace("shards/*.parquet", f"{folder}/*.parquet")))
+            print(duckdb.sql(query.replace("shards/*.jsonl", f"{folder}/*.jsonl")))
     else:
         (window,) = Run.load(folder).windows
         print(as_text(window))

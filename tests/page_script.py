@@ -30,7 +30,7 @@ import warm
 from instrument.cli.command import main
 
 # The package is built and installed in test_package.py; clusters are not at hand.
-_NOT_RUN = ("pip install ", "sbatch ", "ray job ")
+_NOT_RUN = ("pip install ", "sbatch ")
 # What only a shell understands.
 _OF_A_SHELL = {"|", "||", "&", "&&", ";", "<", ">", ">>", "(", ")"}
 _BLOCKS = re.compile(

@@ -144,7 +144,7 @@ def test_its_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         [2],
         ["Of 3 ranks, captures are missing for rank 2."],
     )
-    for view in ("ranks", "breakdown", "stragglers", "ranges", "clocks"):
+    for view in ("ranks", "stragglers", "ranges", "clocks"):
         assert said[view] == [row._asdict() for row in getattr(window, view)]
     assert err.splitlines()[0].startswith("Left out: The trace file ")
     assert err.splitlines()[1] == f"The traces of 2 of 2 ranks are in {tmp_path / 'all.json.gz'}"

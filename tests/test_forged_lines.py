@@ -262,7 +262,6 @@ VALUES = {
     "--remove": ["operator:*mm*", f"range:{EVIL}"],
     "--fail-on": ["operators>+0", f"calls[{EVIL}]>0"],
     "--blocks": ["1"],
-    "--on": [EVIL],  # not Ray: it writes lines of its own, and the nightly tests start it
 }
 # Sinks are options of `export`; what they write is read in another test.
 SINKS = ("table", "chrome_trace", "stacks", "memory", "tensorboard", "parquet")

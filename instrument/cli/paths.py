@@ -100,21 +100,15 @@ def _numbering(named: Iterable[Path | str]) -> Callable[[Capture], None]:
     return number
 
 
-def chosen_window(
-    paths: Iterable[Path | str], name: str | None = None, *, on_ray: bool = False
-) -> Ranks:
+def chosen_window(paths: Iterable[Path | str], name: str | None = None) -> Ranks:
     """Return the window with a name, or else the newest one; list other windows on stderr.
-
-    With `on_ray`, tasks of Ray read the traces.
 
     Raises:
         CaptureError: there are no captures, none can be read, or the window does not exist.
     """
-    from instrument.read.ranks import on_ray as ray
-    from instrument.read.ranks import rank_summary
     from instrument.read.ranks.run import Run
 
-    run = Run.load(*paths, read_all=ray.read_all if on_ray else rank_summary.read_all)
+    run = Run.load(*paths)
     for sentence in run.unread:
         say(f"Left out: {sentence}")
     if name is not None:

@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     formats.add_argument(
         "--csv",
         metavar="TABLE",
-        help="print one table as CSV, with times in nanoseconds: ranks, breakdown, stragglers, "
-        "ranges, collectives or clocks",
+        help="print one table as CSV, with times in nanoseconds: ranks, stragglers, ranges, "
+        "collectives or clocks",
     )
     add(
         "--trace",
@@ -59,13 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also merge the ranks' traces into this file, for Perfetto; the file is compressed "
         "if its name ends in .gz",
     )
-    spread = parser.add_mutually_exclusive_group()
-    spread.add_argument(
-        "--on",
-        choices=("ray",),
-        help="read traces without a summary in tasks of Ray, on a cluster if there is one",
-    )
-    spread.add_argument(
+    add(
         "--shard",
         metavar="K/N",
         help="only summarize part K of N parts of the captures, K from 0 to N - 1, and write it "
@@ -93,7 +87,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         for sentence in unread:
             say(f"Left out: {sentence}")
         return f"Part {shard.number} of {shard.parts} is in {target}"
-    ranks = chosen_window(arguments.paths, arguments.window, on_ray=arguments.on == "ray")
+    ranks = chosen_window(arguments.paths, arguments.window)
     if arguments.trace:
         with writing(arguments.trace):
             merged = merge_traces.merge(ranks, arguments.trace)

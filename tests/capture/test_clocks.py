@@ -9,7 +9,7 @@ import pytest
 from builders import REDUCES, annotation, kernel, span, synchronous_steps, write_rank
 
 from instrument.read.ranks.clock_skew import Clocks
-from instrument.read.ranks.rank_summary import RankSummary
+from instrument.read.ranks.rank_summary import CollectiveGroups, Collectives, RankSummary
 from instrument.read.ranks.run import Ranks, Run
 from instrument.read.show.ranks import as_text
 from instrument.read.trace.columns import BEYOND_NS
@@ -229,7 +229,7 @@ def test_a_summary_keeps_early_collectives_for_the_drift(tmp_path: Path) -> None
         write_rank(tmp_path, rank, events, 2)
     (window,) = Run.load(tmp_path).windows
     for each in window.summaries:
-        ordinals = [*zip(each.collectives["step"], each.collectives["ordinal"])]
+        ordinals = [*zip(each.collectives.step, each.collectives.ordinal)]
         assert ordinals[:128] == [(1, k) for k in range(128)]
         assert ordinals[128:] == [(2, k) for k in range(116, 500)]
     assert window.clocks.column("drift_ppm") == [None, pytest.approx(20, abs=0.1)]
@@ -273,24 +273,18 @@ def summary(
         name=f"r{rank}",
         rank=rank,
         world_size=3,
-        collectives={
-            "group": of or [0] * len(ends),
-            "step": [1] * len(ends),
-            "ordinal": numbers,
-            "number": numbers,
-            "start_ns": starts or [end - 1 for end in ends.values()],
-            "end_ns": [*ends.values()],
-            "bytes": [1] * len(ends),
-        },
-        collective_groups={
-            "name": ["a"] * count,
-            "kind": ["all_reduce"] * count,
-            "process_group": [str(k) for k in range(count)],
-            "description": [None] * count,
-            "ranks": [None] * count,
-            "group_size": [2] * count,
-            "runs_on": ["device"] * count,
-        },
+        collectives=Collectives(
+            group=of or [0] * len(ends),
+            number=numbers,
+            start_ns=starts or [end - 1 for end in ends.values()],
+            end_ns=[*ends.values()],
+        ),
+        collective_groups=CollectiveGroups(
+            name=["a"] * count,
+            kind=["all_reduce"] * count,
+            process_group=[str(k) for k in range(count)],
+            runs_on=["device"] * count,
+        ),
     )
 
 

@@ -140,7 +140,7 @@ def test_a_number_is_no_step(tmp_path: Path) -> None:
         reduce = kernel(GENERIC, 50, 10, correlation=1, Collective_name="allreduce", **number)
         write_rank(tmp_path, rank, [step(3, 0, 100), call("launch", 5, 5, 1), reduce], 2)
     (window,) = Run.load(tmp_path).windows
-    assert [[*summary.collectives["step"]] for summary in window.summaries] == [[3], [3]]
+    assert [[*summary.collectives.step] for summary in window.summaries] == [[3], [3]]
     assert len(window.collectives) == 0
 
 

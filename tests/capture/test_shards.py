@@ -6,24 +6,19 @@ import json
 import os
 import re
 import shutil
-import tracemalloc
-from array import array
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import numpy as np
-import pyarrow
 import pytest
 from builders import annotation, kernels, steps, synchronous_steps, write_rank, write_trace
 from commands import Command
-from pyarrow import parquet
 
 from instrument.base import storage
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.read.ranks import rank_summary, shards
-from instrument.read.ranks.rank_summary import RankSummary, summarize, written
+from instrument.read.ranks.rank_summary import Ranges, RankSummary
 from instrument.read.ranks.run import SCHEMAS, Run
 from instrument.read.ranks.shards import Shard, make
 from instrument.read.show.ranks import as_json, as_text
@@ -53,7 +48,7 @@ def written_shards(job: Path, parts: int = 3) -> Path:
 def test_shards_give_the_tables_of_the_local_run(job: Path) -> None:
     folder = written_shards(job)
     names = sorted(file.name for file in folder.iterdir())
-    assert names == [f"ranks-0000{k}-of-00003.parquet" for k in range(3)]
+    assert names == [f"ranks-0000{k}-of-00003.jsonl" for k in range(3)]
     local, reduced = Run.load(job), Run.load(folder)
     shutil.rmtree(job)  # only the shards are read
     assert len(local.windows) == 2
@@ -68,10 +63,10 @@ def test_shards_give_the_tables_of_the_local_run(job: Path) -> None:
 
 
 def test_a_summary_of_every_kind_of_value_comes_back(tmp_path: Path) -> None:
-    """Unknown cells among known ones, unknown columns, no rank, lists of ranks, blocks of captures."""
+    """Unknown cells among known ones, unknown columns, no rank, lists of ranks."""
     every = {}
     for rank in range(7):
-        columns = {"path": ["a", "a/b"], "calls": [1, None], "cpu_ns": [5, rank], "bytes": None}
+        ranges = Ranges(path=["a", "a/b"], calls=[1, None], cpu_ns=[5, rank])
         every[tmp_path / f"r{rank}"] = RankSummary(
             name=f"r{rank}",
             rank=rank or None,
@@ -79,38 +74,13 @@ def test_a_summary_of_every_kind_of_value_comes_back(tmp_path: Path) -> None:
             ranks=[1, 5],
             truncated=None if rank else True,
             versions={"torch": "2"},
-            ranges=columns if rank % 2 else {},
-            breakdown={"compute_ns": None, "idle_ns": 3},
+            ranges=ranges if rank % 2 else Ranges(),
         )
-    file = tmp_path / "ranks-00000-of-00001.parquet"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "_BLOCK", 3)
-        shards._write(file, every, ["one"])
-    found, unread = shards.read(file)
-    assert unread == ["one"]
-    assert found.keys() == every.keys()
-    for path, summary in every.items():
-        other = found[path]
-        assert (other.rank, other.ranks, other.truncated) == (
-            summary.rank,
-            [1, 5],
-            summary.truncated,
-        )
-        assert (other.versions, other.world_size) == ({"torch": "2"}, None)
-        known = {name: column for name, column in other.ranges.items() if column is not None}
-        assert known == {
-            name: column for name, column in summary.ranges.items() if column is not None
-        }
-        assert other.breakdown["idle_ns"] == 3
-
-
-def test_a_table_of_more_rows_than_pyarrow_writes_at_once_stays_whole(tmp_path: Path) -> None:
-    times = array("q", np.random.default_rng(0).integers(1 << 40, size=2**19 + 1).tolist())
-    summary = RankSummary(name="r", rank=0, world_size=2, steps={"duration_ns": times})
-    file = tmp_path / "ranks-00000-of-00001.parquet"
-    shards._write(file, {tmp_path / "a": summary, tmp_path / "b": summary}, [])
-    found, _ = shards.read(file)
-    assert [each.steps["duration_ns"] == times for each in found.values()] == [True, True]
+        patch.setattr(shards, "captures_at", lambda path, or_traces: [*every, "unread"])
+        patch.setattr(shards, "read_all", lambda paths, keep_copies: every | {"unread": "one"})
+        file, _ = make([tmp_path], Shard(0, 1), tmp_path)
+    assert shards.read(file) == (every, ["one"])
 
 
 @pytest.mark.parametrize(("parts", "everywhere"), [(3, True), (16, True), (3, False)])
@@ -135,7 +105,7 @@ def test_the_queries_of_the_documentation_find_the_slow_rank(
     rank, own_ms, path, above_ms = slow[0]
     assert (rank, path) == (2, "load") == (straggler.rank, straggler.range)
     assert own_ms * 1e6 == straggler.own_ns
-    assert above_ms * 1e6 // 2 == straggler.range_excess_ns
+    assert above_ms * 1e6 == straggler.range_excess_ns
     row = max(window.collectives, key=lambda row: row.waiting_ns or 0)
     kind, _, waits_for, calls, waiting_ms = waits[0]
     assert (kind, waits_for, calls) == (row.kind, 2, row.calls)
@@ -154,8 +124,8 @@ def test_a_missing_shard_is_named_and_captures_beside_shards_count_too(
 ) -> None:
     folder = written_shards(job)
     whole = as_json(Run.load(folder).windows[-1])
-    lost, _ = shards.read(folder / "ranks-00001-of-00003.parquet")
-    (folder / "ranks-00001-of-00003.parquet").unlink()
+    lost, _ = shards.read(folder / "ranks-00001-of-00003.jsonl")
+    (folder / "ranks-00001-of-00003.jsonl").unlink()
     said = command("ranks", folder).err
     assert "Left out: shards 1 of 3, which are missing: make them with --shard K/3." in said
     (window,) = (each for each in Run.load(folder).windows if len(each.summaries) > 1)
@@ -260,14 +230,14 @@ def test_a_shard_is_written_whole_or_not_at_all(job: Path, monkeypatch: pytest.M
     folder = written_shards(job, 1)
     (file,) = folder.iterdir()
     before = file.read_bytes()
-    rows = parquet.ParquetWriter.write_table
+    encode = shards.encoded
 
-    def full(self: Any, table: Any, **options: Any) -> None:
-        if "collectives" in table.column("table").to_pylist():
+    def full(line: Any) -> bytes:
+        if "rank5" in (line.capture or ""):
             raise OSError(28, "No space left on device")
-        rows(self, table, **options)
+        return encode(line)
 
-    monkeypatch.setattr(parquet.ParquetWriter, "write_table", full)
+    monkeypatch.setattr(shards, "encoded", full)
     with pytest.raises(OSError, match="No space left"):
         make([job], Shard(0, 1), folder)
     assert [*folder.iterdir()] == [file]
@@ -280,9 +250,7 @@ def test_the_command_writes_a_part_and_names_what_it_cannot_read(
     monkeypatch.chdir(job.parent)
     for number in range(2):
         printed = command("ranks", "run", "--shard", f"{number}/2")
-        assert (
-            printed.out == f"Part {number} of 2 is in shards/ranks-0000{number}-of-00002.parquet\n"
-        )
+        assert printed.out == f"Part {number} of 2 is in shards/ranks-0000{number}-of-00002.jsonl\n"
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "1")
     printed = command("ranks", "run", "--shard", "auto", "--to", "one")
@@ -292,91 +260,41 @@ def test_the_command_writes_a_part_and_names_what_it_cannot_read(
         command("ranks", "one").out == command("ranks", "shards").out == command("ranks", "run").out
     )
     assert "--shard is '2/2'" in command("ranks", "run", "--shard", "2/2", status=2).err
-    monkeypatch.setattr("instrument.base.errors.find_spec", lambda package: None)
-    for words in (["run", "--shard", "0/1"], ["one"]):
-        assert (
-            "A shard needs the package pyarrow: pip install 'torch-instrument[parquet]'."
-            in command("ranks", *words, status=2).err
-        )
 
 
 @pytest.mark.parametrize(
-    "damage",
+    "line",
     [
-        *("text", "other", "version", "table", "time", "text in numbers", "twice"),
-        *("number", "deep", "rows", "pieces"),
+        "PAR1",
+        "{}",
+        "[" * 200_000,
+        '{"capture": "a"}',
+        '{"capture": "a", "summary": {"version": 4, "name": "a", "rank": 0, "world_size": 1}}',
+        '{"capture": 1, "summary": {"name": "a", "rank": 0, "world_size": 1}}',
+        '{"capture": "a", "summary": {"name": "a", "rank": 0, "world_size": 1, "started_at": "1"}}',
+        '{"capture": "a", "summary": {"name": "a", "rank": 0, "world_size": 1, "steps": '
+        '{"duration_ns": ["5"]}}}',
+        '{"capture": "a", "summary": {"name": "a", "rank": 0, "world_size": 1, "collectives": '
+        '{"group": [0], "start_ns": [0], "end_ns": [9223372036854775807]}, '
+        '"collective_groups": {"kind": ["barrier"]}}}',
     ],
 )
-def test_a_file_of_a_stranger_is_refused_in_one_sentence(job: Path, damage: str) -> None:
+def test_a_file_of_a_stranger_is_refused_in_one_sentence(job: Path, line: str) -> None:
     (file,) = written_shards(job, 1).iterdir()
-    table = parquet.read_table(file)
-
-    def put(name: str, where: str, value: Any) -> None:
-        nonlocal table
-        kinds, cells = table.column("table").to_pylist(), table.column(name).to_pylist()
-        cells = [value if kind == where else cell for kind, cell in zip(kinds, cells)]
-        column = pyarrow.array(cells)
-        table = table.set_column(table.column_names.index(name), name, column)
-
-    if damage == "other":
-        table = pyarrow.table({"a": [1]})
-    elif damage == "version":
-        put("version", "captures", 1)
-    elif damage == "table":
-        table = table.drop_columns(["capture"])
-    elif damage == "time":
-        put("end_ns", "collectives", 2**63 - 1)
-    elif damage == "text in numbers":
-        put("duration_ns", "steps", "5")
-    elif damage == "twice":
-        put("started_at", "captures", "0001-01-01")
-    elif damage == "number":
-        numbers = pyarrow.array([1] * len(table))
-        table = table.drop_columns(["capture"]).append_column("capture", numbers)
-    elif damage == "deep":
-        put("versions", "captures", "[" * 200_000)
-    elif damage == "rows":
-        table = table.slice(0, 1).take(pyarrow.array([0] * 500_000))
-    kinds = table.column("table").to_pylist() if damage != "other" else [None]
-    with parquet.ParquetWriter(file, table.schema) as writer:
-        for kind in dict.fromkeys(kinds):  # a row group for each table
-            rows = table.filter([each == kind for each in kinds])
-            writer.write_table(rows, row_group_size=1 if damage == "pieces" else None)
-    if damage == "text":
-        file.write_text("PAR1")
-    with pytest.raises(
-        CaptureError, match=r"parquet is (no shard|of another version, or damaged)"
-    ) as raised:
+    with file.open("a") as lines:
+        lines.write(f"{line}\n")
+    with pytest.raises(CaptureError, match=r"jsonl is no shard of this version") as raised:
         Run.load(file)
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("how", ["one long text", "one text in many rows", "padding"])
-def test_a_shard_takes_no_more_memory_than_its_size_explains(
-    job: Path, how: str, monkeypatch: pytest.MonkeyPatch
+def test_a_line_of_a_shard_is_no_longer_than_a_summary(
+    job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sizes in the page headers count, and bytes between the pages do not."""
-    monkeypatch.setattr("instrument.read.ranks.shards.RATIO_COUNTS_FROM_BYTES", 1 << 20)
     (file,) = written_shards(job, 1).iterdir()
-    table = parquet.read_table(file)
-    kinds = table.column("table").to_pylist()
-    groups = [table.filter([each == kind for each in kinds]) for kind in dict.fromkeys(kinds)]
-    size = {"one long text": 30 << 20, "one text in many rows": 30_000, "padding": 1}[how]
-    repeats = {"one long text": 1, "one text in many rows": 2_000, "padding": 400_000}[how]
-    at = table.column_names.index("host")
-    rows = groups[0].slice(0, 1).take(pyarrow.array([0] * repeats))
-    groups[0] = rows.set_column(at, "host", pyarrow.array(["h" * size] * repeats))
-    with file.open("wb") as raw, parquet.ParquetWriter(raw, table.schema, compression="zstd") as to:
-        for group in groups:
-            to.write_table(group, row_group_size=len(group))
-            raw.write(b"\0" * (1 << 20 if how == "padding" else 0))
-    tracemalloc.start()
-    before = pyarrow.total_allocated_bytes()
-    with pytest.raises(CaptureError, match=r"too (many|long) for its size"):
+    monkeypatch.setattr(shards, "MOST_BYTES", 1000)
+    with pytest.raises(CaptureError, match="is no shard"):
         Run.load(file)
-    assert pyarrow.total_allocated_bytes() - before < 1 << 20
-    assert tracemalloc.get_traced_memory()[1] < 3 << 20
-    tracemalloc.stop()
 
 
 def test_a_part_without_captures_is_a_shard_too(job: Path) -> None:
@@ -388,15 +306,6 @@ def test_a_part_without_captures_is_a_shard_too(job: Path) -> None:
     assert empty
     with pytest.raises(CaptureError, match="shards"):
         Run.load(empty[0])
-
-
-def test_a_summary_with_classes_of_modules_is_kept(tmp_path: Path) -> None:
-    """The column `module_type` is text; such a summary counts as sound."""
-    capture = write_rank(
-        tmp_path, 0, [*steps(), annotation("head", 0, 5)], module_types={"head": "torch.nn.Linear"}
-    )
-    assert any(summarize(capture).ranges["module_type"] or ())
-    assert written([capture.folder]) == {capture.folder: summarize(capture)}
 
 
 def test_bare_traces_at_a_url_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

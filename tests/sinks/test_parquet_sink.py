@@ -158,10 +158,11 @@ sum(CASE WHEN name LIKE '%nccl%' THEN duration_ns END) AS communication_ns,
 def of_our_tables(folder: Path) -> list[tuple[int, ...]]:
     """The same rows from the ranks' summaries and captures."""
     (window,) = Run.load(folder / "run").windows
-    calls = [sum(Capture.load(path).kernels.column("calls")) for path in window.paths]
+    captures = [Capture.load(path) for path in window.paths]
     rows = [
-        (row.rank, row.communication_ns, row.compute_ns, n)
-        for row, n in zip(window.breakdown, calls)
+        (rank, row.communication_ns, row.compute_ns, sum(capture.kernels.column("calls")))
+        for rank, capture in enumerate(captures)
+        for row in capture.breakdown
     ]
     assert rows == [
         (rank, 2 * (870 - own) * 1000, 2000 * own, 4) for rank, own in enumerate((100, 300, 120))

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from instrument.read.facts.groupby import cells
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.ranks.matched_collectives import MatchedCollectives
-from instrument.read.ranks.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
+from instrument.read.ranks.rank_summary import RankSummary
 from instrument.read.trace.columns import BEYOND_NS
 from instrument.read.trace.events import Flags, Ints
-from instrument.read.views.collectives import DEVICE
+from instrument.read.views.collectives import DEVICE, OF_GROUP
 from instrument.read.views.table import Table
 
 # At most this many collectives of a rank are compared; they are spread over the window.
@@ -141,7 +141,7 @@ def clocks(summaries: Sequence[RankSummary], found: Clocks) -> Table:
 
 def _comparable(found: MatchedCollectives) -> Ints:
     """The rows with a valid end; of a rank with collectives on the device, only these."""
-    runs_on = OF_COLLECTIVE_GROUP.index("runs_on")
+    runs_on = OF_GROUP.index("runs_on")
     of_device = np.array([group[runs_on] == DEVICE for group in found.groups], np.bool_)
     is_time = np.abs(found.end_ns) < BEYOND_NS
     on_device = of_device[found.group] & is_time

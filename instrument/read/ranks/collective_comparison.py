@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median_low
 from typing import Any
 
@@ -12,13 +12,13 @@ from instrument.read.facts.groupby import Groups, at, cells, distinct, groupby
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.ranks.clock_skew import Clocks
 from instrument.read.ranks.matched_collectives import MatchedCollectives
-from instrument.read.ranks.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
+from instrument.read.ranks.rank_summary import RankSummary
 from instrument.read.trace.columns import BEYOND_NS
 from instrument.read.trace.events import Flags, Ints
-from instrument.read.views.collectives import bandwidths
+from instrument.read.views.collectives import OF_GROUP, bandwidths
 from instrument.read.views.table import Table
 
-# Slow links: below this fraction of the median bus bandwidth of at least so many groups.
+# The links of a group are slow below this fraction of the median of at least so many groups.
 _SLOW, _LEAST_ALIKE = 0.5, 4
 
 RANK_COLLECTIVES: Schema = schema(
@@ -50,6 +50,9 @@ RANK_COLLECTIVES: Schema = schema(
     "size is known",
     bus_bytes_per_second="`algorithm_bytes_per_second` times NCCL's factor for `kind` and "
     "`group_size`. Compare this column with the rate of the link",
+    usual_bus_bytes_per_second="the median of `bus_bytes_per_second` over the groups of the same "
+    "kind, description and size whose messages are alike, to a power of two; None if they are "
+    "fewer than four. With less than half of it, the links of a group are slow",
 )
 
 
@@ -88,7 +91,7 @@ def collectives(
     last = calls.min(np.where(arrival == latest[calls.of], owner, found.ranks))
     sized = size >= 0
     sums = zip(groups.sums(size, sized), groups.sums(shortest, sized))
-    kind, count = (OF_COLLECTIVE_GROUP.index(name) for name in ("kind", "group_size"))
+    kind, count = (OF_GROUP.index(name) for name in ("kind", "group_size"))
     rates = [bandwidths(each[kind], each[count], *both) for each, both in zip(chosen, sums)]
     waiting, whole = groups.sum(mean - shortest).tolist(), groups.sum(mean).tolist()
     pairs = distinct(group * found.ranks + owner)
@@ -96,7 +99,7 @@ def collectives(
     clocked = groups.number(is_known)
     skews = groups.sum(skew, is_known)
     columns: dict[str, list[Any]] = {
-        **{name: [each[k] for each in chosen] for k, name in enumerate(OF_COLLECTIVE_GROUP)},
+        **{name: [each[k] for each in chosen] for k, name in enumerate(OF_GROUP)},
         "recorded_ranks": recorded.tolist(),
         "calls": groups.size.tolist(),
         "bytes": groups.sums(size, sized),
@@ -112,35 +115,32 @@ def collectives(
         "algorithm_bytes_per_second": [rate for rate, _ in rates],
         "bus_bytes_per_second": [rate for _, rate in rates],
     }
+    columns["usual_bus_bytes_per_second"] = _usual(columns)
     return Table.of(RANK_COLLECTIVES, columns).sort("waiting_ns")
 
 
-def slow_links(table: Table) -> list[tuple[Any, int, int]]:
-    """Find process groups whose transfers are slow compared with those of like groups.
+def slow_groups(table: Table) -> list[Any]:
+    """The rows of groups with less than half of the usual bus bandwidth, the slowest first.
 
-    Groups are alike if their kind of collective, description, number of ranks and, to a power of
-    two, size of message are equal. A group is slow if its bus bandwidth is below half of the median
-    of at least `_LEAST_ALIKE` groups.
-
-    Args:
-        table: the result of `collectives`.
-
-    Returns:
-        The row of each slow group, the median bus bandwidth, and how many groups are alike. The
-        slowest group comes first.
+    Their links are slow, or one of them is.
     """
-    alike: dict[Any, list[Any]] = {}
-    for row in table.where("bus_bytes_per_second is not null and bytes is not null"):
-        message = (row.bytes // row.calls).bit_length()
-        key = (row.kind, row.description, row.group_size, row.runs_on, message)
-        alike.setdefault(key, []).append(row)
-    found = []
-    for rows in alike.values():
-        usual = median_low([row.bus_bytes_per_second for row in rows])
-        if len(rows) >= _LEAST_ALIKE:
-            slow = [row for row in rows if row.bus_bytes_per_second < _SLOW * usual]
-            found += [(row, usual, len(rows)) for row in slow]
-    return sorted(found, key=lambda each: each[0].bus_bytes_per_second / each[1])
+    slow = table.where(f"bus_bytes_per_second < {_SLOW} * usual_bus_bytes_per_second")
+    return sorted(slow, key=lambda row: row.bus_bytes_per_second / row.usual_bus_bytes_per_second)
+
+
+def _usual(columns: Mapping[str, Sequence[Any]]) -> list[int | None]:
+    """The median bus bandwidth of the groups that are like each group."""
+    names = ("kind", "description", "group_size", "runs_on", "bytes", "calls")
+    rates = columns["bus_bytes_per_second"]
+    keys = [
+        (*about, (size // calls).bit_length()) if size and rate else None
+        for *about, size, calls, rate in zip(*(columns[name] for name in names), rates)
+    ]
+    alike: dict[Any, list[int]] = {}
+    for key, rate in zip(keys, rates):
+        alike.setdefault(key, []).append(rate)
+    usual = {k: median_low(each) for k, each in alike.items() if k and len(each) >= _LEAST_ALIKE}
+    return [usual.get(key) for key in keys]
 
 
 def _last(

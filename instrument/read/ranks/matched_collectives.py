@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from instrument.read.facts.groupby import group_rows, intern
-from instrument.read.ranks.rank_summary import OF_COLLECTIVE_GROUP, RankSummary, column_of_all
+from instrument.read.ranks.rank_summary import UNKNOWN, RankSummary, column_of_all
 from instrument.read.trace.columns import BEYOND_NS
 from instrument.read.trace.events import Flags, Ints
+from instrument.read.views.collectives import OF_GROUP
 
 
-@dataclass(frozen=True, slots=True)
-class MatchedCollectives:
+class MatchedCollectives(NamedTuple):
     """The recorded collectives of all ranks, one rank after the other.
 
-    The columns `owner` to `bytes` have one element for each collective that a rank recorded.
+    `owner` to `bytes` have one element for each collective that a rank recorded.
 
     Attributes:
         owner: the rank, as the index of its summary.
-        key: the number of the collective. Elements of different ranks with the same key are records
-            of the same collective.
+        key: elements of different ranks with the same key are records of the same collective.
         group: the process group and kind, as an index into `groups`.
         start_ns, end_ns: the start and the end in Unix time, on the rank's own clock.
         bytes: the size of the message; -1 if it is not known.
-        groups: the distinct process groups and kinds of collectives. Each item is a tuple of the
-            values of the columns `OF_COLLECTIVE_GROUP`.
+        groups: the distinct values of the columns `OF_GROUP`.
         ranks: the number of summaries.
     """
 
@@ -55,42 +52,35 @@ def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
 
     Cost: all collectives are sorted once.
     """
-    sizes = [len(summary.collectives.get("end_ns") or ()) for summary in summaries]
     every = [summary.collectives for summary in summaries]
-    owner = np.repeat(np.arange(len(summaries)), sizes)
+    owner = np.repeat(np.arange(len(every)), [len(each) for each in every])
     listed = [_groups(summary) for summary in summaries]
-    own = np.cumsum([0, *map(len, listed)])[owner] + column_of_all(every, "group", sizes)
+    own = np.cumsum([0, *map(len, listed)])[owner] + column_of_all(every, "group")
     unnamed, groups = intern(each[1:] for groups in listed for each in groups)
-    group, number = unnamed[own], column_of_all(every, "number", sizes)
+    group, number = unnamed[own], column_of_all(every, "number")
     numbered = number >= 0
     keys: list[Ints | Flags] = [group, number]
     if not numbered.all():
         named, _ = intern(each for groups in listed for each in groups)
-        step, ordinal = (column_of_all(every, name, sizes) for name in ("step", "ordinal"))
         keys = [
             numbered,
             np.where(numbered, group, named[own]),
-            np.where(numbered, number, step),
-            np.where(numbered, 0, ordinal),
+            np.where(numbered, number, column_of_all(every, "step")),
+            np.where(numbered, 0, column_of_all(every, "ordinal")),
         ]
     key = group_rows(*keys).of
-    start = column_of_all(every, "start_ns", sizes)
+    start, end = column_of_all(every, "start_ns"), column_of_all(every, "end_ns")
     own_keys = np.sort(owner * (key.max(initial=0) + 1) + key)
     if (own_keys[1:] == own_keys[:-1]).any():  # coalesced collectives have the same number
         nth = group_rows(owner, key).sorted_by(start).ordinals()
         key = group_rows(key, np.where(numbered, nth, 0)).of
     base = np.array([each.base_ns for each in summaries], np.int64)[owner]
-    start, end = (
-        np.clip(times, -BEYOND_NS, BEYOND_NS) + base
-        for times in (start, column_of_all(every, "end_ns", sizes))
-    )
-    size = column_of_all(every, "bytes", sizes)
+    start, end = (np.clip(times, -BEYOND_NS, BEYOND_NS) + base for times in (start, end))
+    size = column_of_all(every, "bytes")
     return MatchedCollectives(owner, key, group, start, end, size, groups, len(summaries))
 
 
 def _groups(summary: RankSummary) -> list[tuple[Any, ...]]:
-    """The collectives' name and the values of `OF_COLLECTIVE_GROUP`, for each group."""
-    columns = summary.collective_groups
-    count = max((len(column or ()) for column in columns.values()), default=0)
-    names = ("name", *OF_COLLECTIVE_GROUP)
-    return [*zip(*(columns.get(name) or [None] * count for name in names))] if count else []
+    """The name and the values of `OF_GROUP` of each group of a rank's collectives."""
+    columns = [getattr(summary.collective_groups, name) for name in ("name", *OF_GROUP)]
+    return [tuple(None if cell == UNKNOWN else cell for cell in row) for row in zip(*columns)]

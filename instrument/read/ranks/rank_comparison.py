@@ -10,12 +10,11 @@ import numpy as np
 
 from instrument.base.step_times import counting
 from instrument.read.facts.collective_records import is_collective
-from instrument.read.facts.groupby import Groups
-from instrument.read.facts.schema import Column, Schema, names_of, schema
-from instrument.read.ranks.rank_summary import RankSummary, column_of_all
+from instrument.read.facts.groupby import Groups, cells
+from instrument.read.facts.schema import Schema, schema
+from instrument.read.ranks.rank_summary import UNKNOWN, RankSummary, column_of_all
 from instrument.read.trace.columns import Interned, ints
 from instrument.read.trace.events import Codes, Ints
-from instrument.read.views.breakdown import BREAKDOWN
 from instrument.read.views.table import Table
 
 # A rank is a straggler if its `own_ns` is above the median by more than 3 standard deviations, and
@@ -29,7 +28,6 @@ _OF_STEPS = (
     "exposed_copy_ns",
     "idle_ns",
 )
-_UNKNOWN = -1
 
 RANKS: Schema = schema(
     rank="the rank",
@@ -47,7 +45,6 @@ RANKS: Schema = schema(
     idle_ns="mean per step: time in which nothing ran on the device",
     exposed_share="`exposed_communication_ns` divided by `step_ns`",
 )
-RANK_BREAKDOWN: Schema = (Column("rank", "the rank"), *BREAKDOWN)
 RANK_RANGES: Schema = schema(
     path="the path of the range",
     ranks="how many ranks recorded the range. Ranks whose trace is cut short count in no column",
@@ -74,8 +71,9 @@ STRAGGLERS: Schema = schema(
     "are not stragglers",
     idle_ns="how long the rank's device is idle per step",
     others_idle_ns="the median of `idle_ns` over the ranks that are not stragglers",
-    range="the range that is slowest compared with other ranks: its self time is furthest above "
-    "the median of the ranks that have this range, or above 0 if only stragglers have it",
+    range="the range that is slowest compared with other ranks: its self time in the steps that "
+    "count is furthest above the median of the ranks that have this range, or above 0 if only "
+    "stragglers have it",
     range_excess_ns="the self time of `range` on this rank, minus this median, per step",
 )
 
@@ -85,7 +83,18 @@ def per_rank(summaries: Sequence[RankSummary]) -> Table:
 
     The times are None if no step of the rank ended.
     """
-    return Table.of_dicts(RANKS, [_rank_row(summary) for summary in summaries])
+    rows = []
+    for summary in summaries:
+        kept = counting(summary.steps.duration_ns)
+        step, *means = (_mean(summary, name, kept) for name in ("duration_ns", *_OF_STEPS))
+        row = dict(zip(_OF_STEPS, means))
+        exposed = row["exposed_communication_ns"]
+        known = step is not None and exposed is not None
+        row |= {"rank": summary.rank, "host": summary.host, "steps": len(summary.steps)}
+        row["trace"] = "cut short" if summary.cut_short else None
+        row |= {"step_ns": step, "own_ns": step - exposed if known else None}
+        rows.append(row | {"exposed_share": exposed / step if known and step else None})
+    return Table.of_dicts(RANKS, rows)
 
 
 def whole(summaries: Sequence[RankSummary]) -> list[RankSummary]:
@@ -96,37 +105,9 @@ def whole(summaries: Sequence[RankSummary]) -> list[RankSummary]:
     return [each for each in summaries if not each.cut_short] or [*summaries]
 
 
-def _rank_row(summary: RankSummary) -> dict[str, Any]:
-    means = {name: _mean(summary, name) for name in _OF_STEPS}
-    step, exposed = _mean(summary, "duration_ns"), means["exposed_communication_ns"]
-    known = step is not None and exposed is not None
-    return means | {
-        "rank": summary.rank,
-        "host": summary.host,
-        "steps": steps_of(summary),
-        "trace": "cut short" if summary.cut_short else None,
-        "step_ns": step,
-        "own_ns": step - exposed if known else None,
-        "exposed_share": exposed / step if known and step else None,
-    }
-
-
-def _mean(summary: RankSummary, name: str) -> Any:
-    cells = summary.steps.get(name) or []
-    counted = cells[counting(summary.steps.get("duration_ns") or [])]
-    return sum(counted) // len(counted) if counted else None
-
-
-def steps_of(summary: RankSummary) -> int:
-    """Return how many steps ended in the window."""
-    return len(summary.steps.get("number") or [])
-
-
-def breakdown(summaries: Sequence[RankSummary]) -> Table:
-    """Return one row for each rank: `rank`, and the columns of `capture.breakdown`."""
-    names = names_of(BREAKDOWN)
-    rows = [(each.rank, *map(each.breakdown.get, names)) for each in summaries]
-    return Table.of_rows(RANK_BREAKDOWN, rows)
+def _mean(summary: RankSummary, name: str, kept: slice) -> Any:
+    counted = getattr(summary.steps, name)[kept]
+    return sum(counted) // len(counted) if counted and UNKNOWN not in counted else None
 
 
 def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[int]:
@@ -140,11 +121,7 @@ def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[in
 class _Cells(NamedTuple):
     """The ranges of all ranks, one rank after the other.
 
-    Attributes:
-        summaries: the summaries of the ranks.
-        paths: the distinct paths of ranges.
-        path: for each range of each rank, an index into `paths`.
-        owner: for each range of each rank, the index of the rank's summary.
+    `path` is an index into the distinct `paths`, and `owner` the index of the rank's summary.
     """
 
     summaries: Sequence[RankSummary]
@@ -154,7 +131,7 @@ class _Cells(NamedTuple):
 
     @classmethod
     def of(cls, summaries: Sequence[RankSummary]) -> _Cells:
-        listed = [summary.ranges.get("path") or [] for summary in summaries]
+        listed = [summary.ranges.path for summary in summaries]
         paths, codes = Interned(), dict[int, Codes]()
         for each in listed:
             if id(each) not in codes:  # most ranks share the list of another rank
@@ -165,19 +142,15 @@ class _Cells(NamedTuple):
 
     def values(self, name: str) -> Ints:
         """The column `name` for each range of each rank; unknown values are -1."""
-        sizes = np.bincount(self.owner, minlength=len(self.summaries)).tolist()
-        return column_of_all([summary.ranges for summary in self.summaries], name, sizes)
+        return column_of_all([summary.ranges for summary in self.summaries], name)
 
-    def per_step(self, name: str) -> Ints:
-        """The values of a step; of a rank without finished steps, those of the whole window."""
-        steps = np.maximum([steps_of(summary) for summary in self.summaries], 1)[self.owner]
-        values = self.values(name)
-        return np.where(values >= 0, values // steps, _UNKNOWN)
-
-    def in_step(self, name: str) -> Ints:
-        """The time in a step that counts; of a rank without steps, that of the whole window."""
-        values = self.values(f"{name}_per_step")
-        return np.where(values >= 0, values, self.per_step(name))
+    def spread(self, values: Ints) -> list[Ints]:
+        """The lowest, median and highest value of each path; -1 if it has no value."""
+        known = np.flatnonzero(values >= 0)
+        order = known[np.argsort(values[known])]
+        ranked = Groups(self.path[order], len(self.paths)).in_order
+        ordered = np.append(values[order], UNKNOWN)
+        return [ordered[ranked.row(percent)] for percent in (0, 50, 100)]
 
 
 def ranges(summaries: Sequence[RankSummary]) -> Table:
@@ -187,45 +160,30 @@ def ranges(summaries: Sequence[RankSummary]) -> Table:
     only other ranks have. Ranks whose trace is cut short are left out, unless all are.
     """
     summaries = whole(summaries)
-    cells = _Cells.of(summaries)
-    groups = Groups(cells.path, len(cells.paths))
-    number = ints([summary.rank for summary in summaries], _UNKNOWN)[cells.owner]
-    cpu_ns = cells.in_step("cpu_ns")
-    spread = _spread(cells, cpu_ns)
-    is_most = cpu_ns == spread[2][cells.path]
-    slowest = Groups(cells.path[is_most], groups.count).min(number[is_most])
-    in_cells: list[list[Any]] = [groups.cells(values, values >= 0) for values in spread]
-    low, middle, high = in_cells
+    ranges = _Cells.of(summaries)
+    groups = Groups(ranges.path, len(ranges.paths))
+    cpu_ns = ranges.values("cpu_ns")
+    on_cpu, on_device = map(ranges.spread, (cpu_ns, ranges.values("device_ns")))
+    low, middle, high = on_cpu
+    is_most = cpu_ns == high[ranges.path]
+    number = ints([summary.rank for summary in summaries], UNKNOWN)[ranges.owner]
+    slowest = Groups(ranges.path[is_most], groups.count).min(number[is_most])
+    times = [cells(values, values >= 0) for values in (*on_cpu, *on_device)]
+    spread = zip((high - low).tolist(), middle.tolist())
     columns: dict[str, list[Any]] = {
-        "path": cells.paths,
+        "path": ranges.paths,
         "ranks": groups.size.tolist(),
-        "calls": groups.sum(np.maximum(cells.values("calls"), 0)).tolist(),
-        "cpu_min_ns": low,
-        "cpu_median_ns": middle,
-        "cpu_max_ns": high,
-        "slowest": groups.cells(slowest, spread[2] >= 0),
-        "spread": [
-            (most - least) / usual if usual else None
-            for least, usual, most in zip(low, middle, high)
-        ],
+        "calls": groups.sum(np.maximum(ranges.values("calls"), 0)).tolist(),
+        **dict(zip(("cpu_min_ns", "cpu_median_ns", "cpu_max_ns"), times)),
+        "slowest": cells(slowest, high >= 0),
+        "spread": [apart / usual if usual > 0 else None for apart, usual in spread],
+        **dict(zip(("device_min_ns", "device_median_ns", "device_max_ns"), times[3:])),
     }
-    names = ("device_min_ns", "device_median_ns", "device_max_ns")
-    of_device = _spread(cells, cells.in_step("device_ns"))
-    columns |= {name: groups.cells(each, each >= 0) for name, each in zip(names, of_device)}
     return Table.of(RANK_RANGES, columns)
 
 
-def _spread(cells: _Cells, values: Ints) -> list[Ints]:
-    """Return each path's lowest, median and highest value; -1 if it has no value."""
-    known = np.flatnonzero(values >= 0)
-    order = known[np.argsort(values[known])]
-    ranked = Groups(cells.path[order], len(cells.paths)).in_order
-    ordered = np.append(values[order], _UNKNOWN)
-    return [ordered[ranked.row(percent)] for percent in (0, 50, 100)]
-
-
-def stragglers(summaries: Sequence[RankSummary]) -> Table:
-    """Return the slow ranks for which other ranks wait, the slowest first.
+def stragglers(summaries: Sequence[RankSummary], ranks: Table) -> Table:
+    """Return the slow ranks for which other ranks wait, the slowest first; `ranks` is `per_rank`.
 
     In synchronous training, the steps of all ranks take equally long, because each rank waits in
     the collectives for the slowest rank, which waits least. So ranks are compared by `own_ns`, the
@@ -236,20 +194,20 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
     communication are not known. Ranks whose trace is cut short are left out, unless all are.
     """
     summaries = whole(summaries)
-    table = per_rank(summaries).where("own_ns is not null")
+    table = ranks.where("own_ns is not null")
+    if len(summaries) < len(ranks):
+        table = table.where(trace=None)
     own = table.column("own_ns")
     usual = median_low(own) if own else 0
     deviation = median_low([abs(each - usual) for each in own]) if own else 0
     limit = straggler_limit(usual, deviation)
-    slow, others = (
-        table.where(f"own_ns > {limit}").sort("own_ns"),
-        table.where(f"own_ns <= {limit}"),
-    )
-    where = _most_above(summaries, {*slow.column("rank")}) if len(slow) else {}
+    slow = table.where(f"own_ns > {limit}").sort("own_ns")
+    others = table.where(f"own_ns <= {limit}")
     common: dict[str, int | None] = {"median_own_ns": usual}
     for name in ("exposed_communication_ns", "idle_ns"):
         known = [cell for cell in others.column(name) if cell is not None]
         common[f"others_{name}"] = median_low(known) if known else None
+    where = _most_above(summaries, {*slow.column("rank")}) if len(slow) else {}
     rows = []
     for row in slow:
         path, above_ns = where.get(row.rank, (None, None))
@@ -268,27 +226,25 @@ def straggler_limit(usual: Any, deviation: Any) -> Any:
 def _most_above(
     summaries: Sequence[RankSummary], slow: Collection[int | None]
 ) -> dict[int | None, tuple[str, int]]:
-    """For each rank, find the range that is slowest compared with the other ranks.
+    """The path of each rank's range that is slowest compared with other ranks, and by how many ns.
 
     Its self time, on the CPU or on the device, is furthest above the median of the ranks that have
     it: the stages of a pipeline differ. What only `slow` ranks have, such as a checkpoint, takes 0
-    on the others. For each rank, the result has the range's path, and the difference in ns. Ranges
-    that a process group records, such as "nccl:all_reduce", are left out.
+    on the others. Ranges that a process group records, such as "nccl:all_reduce", are left out.
     """
-    cells = _Cells.of(summaries)
-    ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[
-        cells.path
-    ]
+    ranges = _Cells.of(summaries)
+    is_ours = [not is_collective(path.rpartition("/")[2]) for path in ranges.paths]
+    ours = np.array(is_ours, np.bool_)[ranges.path]
     is_slow = np.array([summary.rank in slow for summary in summaries], np.bool_)
-    others = Groups(cells.path[~is_slow[cells.owner]], len(cells.paths)).size
+    others = Groups(ranges.path[~is_slow[ranges.owner]], len(ranges.paths)).size
+    first = np.searchsorted(ranges.owner, np.arange(len(summaries) + 1)).tolist()
     found: dict[int | None, tuple[str, int]] = {}
     for name in ("self_cpu_ns", "self_device_ns"):
-        values = cells.per_step(name)
-        usual = np.where(others > 0, _spread(cells, values)[1], 0)
-        above = np.where((values >= 0) & ours, values - usual[cells.path], 0)
-        first = np.searchsorted(cells.owner, np.arange(len(summaries) + 1)).tolist()
+        values = ranges.values(name)
+        usual = np.where(others > 0, ranges.spread(values)[1], 0)
+        above = np.where((values >= 0) & ours, values - usual[ranges.path], 0)
         for summary, begin, end in zip(summaries, first, first[1:]):
             most = begin + int(np.argmax(above[begin:end])) if end > begin else -1
             if most >= 0 and above[most] > found.get(summary.rank, ("", 0))[1]:
-                found[summary.rank] = cells.paths[cells.path[most]], int(above[most])
+                found[summary.rank] = ranges.paths[ranges.path[most]], int(above[most])
     return found

@@ -10,11 +10,11 @@ import struct
 import sys
 import warnings
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -22,78 +22,134 @@ import polars as pl
 
 from instrument.base import files, storage
 from instrument.base.errors import InstrumentError, TraceWarning
-from instrument.read.facts.groupby import intern
-from instrument.read.facts.schema import names_of
+from instrument.read.facts.attribution import FORWARD, OPTIMIZER, RECOMPUTE
+from instrument.read.facts.groupby import Groups, intern
 from instrument.read.trace.capture_json import BAD_JSON, Number, Rank, WorldSize, unix_time
-from instrument.read.trace.columns import BEYOND_NS, ints
+from instrument.read.trace.columns import BEYOND_NS
 from instrument.read.trace.events import Ints
 from instrument.read.trace.reader import collector_off
-from instrument.read.views.breakdown import BREAKDOWN
-from instrument.read.views.collectives import SYNCHRONISING, cpu_waits
+from instrument.read.views.collectives import OF_GROUP, SYNCHRONISING, cpu_waits
 from instrument.read.views.find_captures import Place
-from instrument.read.views.table import Table
 from instrument.read.views.views import Views
 
 SUMMARY_FILE = "summary.json"
-VERSION = 4
 # A summary keeps the 500 ranges with the most CPU time, and 512 collectives. So a file has some
 # tens of kilobytes. The early collectives are for the drift of the clock.
 _MOST_RANGES, _MOST_COLLECTIVES, _EARLY_COLLECTIVES = 500, 512, 128
 #: The limit for a `summary.json`; a larger file is not read.
 MOST_BYTES = 16 << 20
-_OF_COLLECTIVES = ("step", "ordinal", "number", "start_ns", "end_ns", "bytes")
-#: The columns that are equal for all collectives of one process group and kind.
-OF_COLLECTIVE_GROUP = (
-    "kind",
-    "process_group",
-    "description",
-    "ranks",
-    "group_size",
-    "runs_on",
-)
-_NUMBERS = ("group_size",)
-#: The columns that hold text.
-TEXTS = ("path", "name", "module_type", *(n for n in OF_COLLECTIVE_GROUP if n not in _NUMBERS))
-# Columns that can be computed from other columns are not written.
-_DERIVED = ("share", "device_share", "flops_per_second")
-_OF_STEPS = (
-    "compute_ns",
-    "exposed_communication_ns",
-    "exposed_copy_ns",
-    "idle_ns",
-    "communication_ns",
-    "copy_ns",
-)
+UNKNOWN = -1
 
-_Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-# A time whose sum with another one fits into 64 bits.
-_Time = Annotated[int, msgspec.Meta(gt=-BEYOND_NS, lt=BEYOND_NS)]
-if TYPE_CHECKING:  # all cells of a column have one type
-    Columns = dict[str, list[Any] | array[int] | None]
-    TimeColumns = dict[str, list[Any] | array[int] | None]
+# A number whose sum with another one fits into 64 bits.
+_Int = Annotated[int, msgspec.Meta(gt=-BEYOND_NS, lt=BEYOND_NS)]
+if TYPE_CHECKING:  # msgspec checks the lists, and `__post_init__` converts them
+    Numbers: TypeAlias = Sequence[int | None]
+    KnownNumbers: TypeAlias = Sequence[int]
+    Kinds: TypeAlias = list[str | None]
 else:
-    Columns = dict[str, list[_Number | str | None] | None]
-    TimeColumns = dict[str, list[_Time | None] | None]
+    Numbers, KnownNumbers, Kinds = list[_Int | None], list[_Int], list[Literal[SYNCHRONISING]]
+Texts: TypeAlias = list[str | None]
+
+
+class _Columns(msgspec.Struct, kw_only=True):
+    """Columns of one length: lists of texts, and arrays of integers, in which -1 is unknown.
+
+    A column that is left out is unknown in all rows.
+    """
+
+    def __post_init__(self) -> None:
+        columns = {name: getattr(self, name) for name in self.__struct_fields__}
+        size = max(map(len, columns.values()))
+        for name, column in columns.items():
+            if len(column) not in (0, size):
+                raise ValueError(f"the column {name} has another length than others")
+            if name in _TEXTS:
+                setattr(self, name, _texts(tuple(column or [None] * size)))
+            elif not isinstance(column, array):
+                setattr(self, name, _packed(column or [UNKNOWN] * size))
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.__struct_fields__[0]))
+
+
+class Ranges(_Columns):
+    """The ranges, with times per counted step; if no step is finished, of the whole recording."""
+
+    path: Texts = []
+    calls: Numbers = []
+    cpu_ns: Numbers = []
+    device_ns: Numbers = []
+    self_cpu_ns: Numbers = []
+    self_device_ns: Numbers = []
+
+
+class Steps(_Columns):
+    """The finished steps, with the time of each kind of device work in the step.
+
+    Without device events, communication is the time of collectives on the CPU (gloo).
+    """
+
+    number: Numbers = []
+    duration_ns: KnownNumbers = []
+    compute_ns: Numbers = []
+    communication_ns: Numbers = []
+    exposed_communication_ns: Numbers = []
+    exposed_copy_ns: Numbers = []
+    idle_ns: Numbers = []
+
+
+class Collectives(_Columns):
+    """The collectives that end at the same moment on all ranks, in Unix time minus `base_ns`.
+
+    Of more than 512, the first 128 after the first step, and the last ones. `group` is the index of
+    a row of `CollectiveGroups`.
+    """
+
+    group: KnownNumbers = []
+    step: Numbers = []
+    ordinal: Numbers = []
+    number: Numbers = []
+    start_ns: KnownNumbers = []
+    end_ns: KnownNumbers = []
+    bytes: Numbers = []
+
+
+class CollectiveGroups(_Columns):
+    """The names, process groups and kinds of collectives, with columns of `collective_calls`."""
+
+    name: Texts = []
+    kind: Kinds = []
+    process_group: Texts = []
+    description: Texts = []
+    ranks: Texts = []
+    group_size: Numbers = []
+    runs_on: Texts = []
+
+
+_TEXTS = {"path", "name", *OF_GROUP} - {"group_size"}
+
+
+def _packed(column: Sequence[int | None]) -> array[int]:
+    try:
+        return array("q", struct.pack(f"{len(column)}q", *column))  # in half the time of array()
+    except struct.error:
+        return array("q", [UNKNOWN if cell is None else cell for cell in column])
+
+
+@lru_cache(1024)
+def _texts(cells: tuple[str | None, ...]) -> Texts:
+    """The same list for equal cells: the texts are the same on most ranks."""
+    return [None if cell is None else sys.intern(cell) for cell in cells]
 
 
 class RankSummary(msgspec.Struct, kw_only=True):
     """The summary of one capture: the content of `summary.json`.
 
-    Unknown values and columns are None. A column of integers that are all known is an `array`, with
-    a quarter of a list's memory.
-
-    - `ranges` has the columns of `capture.ranges`, for at most 500 ranges.
-    - `steps` are the finished steps, with the time of each kind of device work in the step; without
-      device events, communication is the time of collectives on the CPU (gloo).
-    - `breakdown` is the row of `capture.breakdown`, for the whole trace.
-    - `collectives` are the collectives that end at the same moment on all ranks, in Unix time minus
-      `base_ns`: of more than 512, the first 128 after the first step, and the last ones. `group` is
-      the index of a row of `collective_groups`.
     - `truncated`: the window ended before its last planned step; `cut_short`: the trace file is.
     - `ranks` is the option `profiler.ranks`: the ranks that should have recorded.
     """
 
-    version: int = VERSION
+    version: Literal[5] = 5
     name: str
     rank: Rank | None
     world_size: WorldSize | None
@@ -107,39 +163,17 @@ class RankSummary(msgspec.Struct, kw_only=True):
     cut_short: bool = False
     versions: dict[str, str] = {}
     devices: list[str] | None = None
-    base_ns: _Time = 0
+    base_ns: _Int = 0
     ranges_left_out: int = 0
-    ranges: Columns = {}
-    steps: Columns = {}
-    breakdown: dict[str, _Number | None] = {}
-    collectives: TimeColumns = {}
-    collective_groups: Columns = {}
+    ranges: Ranges = msgspec.field(default_factory=Ranges)
+    steps: Steps = msgspec.field(default_factory=Steps)
+    collectives: Collectives = msgspec.field(default_factory=Collectives)
+    collective_groups: CollectiveGroups = msgspec.field(default_factory=CollectiveGroups)
 
     def __post_init__(self) -> None:
-        self.ranges, self.steps = _compact(self.ranges), _compact(self.steps)
-        self.collectives = _compact(self.collectives)
-        self.collective_groups = _compact(self.collective_groups)
-
-
-def _compact(columns: Columns) -> Columns:
-    found: Columns = {}
-    for name, column in columns.items():
-        if column is None or isinstance(column, array):
-            found[name] = column
-        elif name in TEXTS:
-            found[name] = _texts(tuple(column))
-        else:
-            try:  # an array takes a list in twice the time
-                found[name] = array("q", struct.pack(f"{len(column)}q", *column))
-            except struct.error:  # unknown values
-                found[name] = column
-    return found
-
-
-@lru_cache(1024)
-def _texts(cells: tuple[Any, ...]) -> list[Any]:
-    """The same list for equal cells: the texts are the same on most ranks."""
-    return [sys.intern(cell) if type(cell) is str else cell for cell in cells]
+        unix_time(self.started_at)
+        if not {*self.collectives.group} <= {*range(len(self.collective_groups))}:
+            raise ValueError("a collective is in a group that is not in the summary")
 
 
 def summarize(capture: Views) -> RankSummary:
@@ -150,8 +184,8 @@ def summarize(capture: Views) -> RankSummary:
     """
     about, events = capture.about, capture.events
     window, numbers = about.window, capture.steps.column("number")
-    ranges = _chosen_ranges(capture.ranges)
-    collectives, collective_groups = _collectives(capture.collective_calls)
+    ranges = _ranges(capture)
+    collectives, collective_groups = _collectives(capture)
     return RankSummary(
         name=capture.name,
         rank=capture.rank,
@@ -168,65 +202,61 @@ def summarize(capture: Views) -> RankSummary:
         versions=about.versions,
         base_ns=events.base_ns,
         ranges_left_out=len(capture.ranges) - len(ranges),
-        ranges=_columns(ranges, _DERIVED),
+        ranges=ranges,
         steps=_steps(capture),
-        breakdown=capture.breakdown[0]._asdict(),
         collectives=collectives,
         collective_groups=collective_groups,
     )
 
 
-def _collectives(calls: Table) -> tuple[Columns, Columns]:
-    every = Table(
-        calls.frame.filter(pl.col("kind").is_in(SYNCHRONISING), pl.col("end_ns").is_not_null())
+def _ranges(capture: Views) -> Ranges:
+    tree = capture.range_tree
+    scope = "_per_step" if tree.steps else ""
+    own, steps = Groups(tree.work.enclosing, len(capture.ranges)), max(tree.steps, 1)
+    frame = capture.ranges.frame.select(
+        "path",
+        "calls",
+        pl.col(f"cpu_ns{scope}").alias("cpu_ns"),
+        pl.col(f"device_ns{scope}").alias("device_ns"),
+        self_cpu_ns=own.sum(tree.work.counted_cpu_ns) // steps,
+        self_device_ns=None,
+        most=pl.col("cpu_ns").rank("ordinal", descending=True),
     )
-    step, count = every.column("step"), len(every)
+    if tree.work.counted_device_ns is not None:
+        direct = np.isin(tree.work.kind, (FORWARD, RECOMPUTE, OPTIMIZER))
+        ns = own.sum(tree.work.counted_device_ns, direct) // steps
+        frame = frame.with_columns(self_device_ns=ns)
+    kept = frame.filter(pl.col("most") <= _MOST_RANGES).drop("most")
+    return Ranges(**kept.to_dict(as_series=False))
+
+
+def _steps(capture: Views) -> Steps:
+    steps, columns = capture.steps, Steps.__struct_fields__
+    times = {name: steps.column(name) for name in columns[:2]}
+    if len(capture.work.event):
+        return Steps(**times, **{name: steps.column(f"clipped_{name}") for name in columns[2:]})
+    return Steps(**times, **cpu_waits(capture.links))
+
+
+def _collectives(capture: Views) -> tuple[Collectives, CollectiveGroups]:
+    is_joint = pl.col("kind").is_in(SYNCHRONISING) & pl.col("end_ns").is_not_null()
+    every = capture.collective_calls.frame.filter(is_joint)
+    step, count = every["step"].to_list(), len(every)
     older = range(max(count - _MOST_COLLECTIVES, 0))
     early = [k for k in older if step[k] != step[0]][:_EARLY_COLLECTIVES]
-    kept = Table(every.frame[[*early, *range(len(older) + len(early), count)]])
-    names = ("name", *OF_COLLECTIVE_GROUP)
-    group, groups = intern(zip(*(kept.column(name) for name in names)))
-    listed = {name: [each[k] for each in groups] for k, name in enumerate(names)}
-    rows = {"group": group.tolist(), **{name: kept.column(name) for name in _OF_COLLECTIVES}}
-    return _columns(Table(rows)), _columns(Table(listed))
+    kept = every[[*early, *range(len(older) + len(early), count)]]
+    names = CollectiveGroups.__struct_fields__
+    group, groups = intern(kept.select(names).iter_rows())
+    rows = kept.select(Collectives.__struct_fields__[1:]).to_dict(as_series=False)
+    return (
+        Collectives(group=group.tolist(), **rows),
+        CollectiveGroups(**{name: [each[k] for each in groups] for k, name in enumerate(names)}),
+    )
 
 
-def _chosen_ranges(table: Table) -> Table:
-    if len(table) <= _MOST_RANGES:
-        return table
-    most = table.frame.with_row_index("row").sort("cpu_ns", descending=True, maintain_order=True)
-    return Table(most.head(_MOST_RANGES).sort("row").drop("row"))
-
-
-def _columns(table: Table, without: Sequence[str] = ()) -> Columns:
-    cells = {name: table.column(name) for name in table.columns if name not in without}
-    return {
-        name: None if column.count(None) == len(column) else column
-        for name, column in cells.items()
-    }
-
-
-def _steps(capture: Views) -> Columns:
-    steps = capture.steps
-    found: Columns = {name: steps.column(name) for name in ("number", "start_ns", "duration_ns")}
-    if len(capture.work.event):
-        return found | {name: steps.column(f"clipped_{name}") for name in _OF_STEPS}
-    return found | dict.fromkeys(_OF_STEPS) | cpu_waits(capture.links)
-
-
-def column_of_all(ranks: Sequence[Columns], name: str, sizes: Sequence[int]) -> Ints:
-    """The column `name` of all ranks, one rank after the other; unknown values are -1.
-
-    `sizes` are the numbers of rows of each rank.
-    """
-    parts = [_numbers(each.get(name), size) for each, size in zip(ranks, sizes)]
-    return np.frombuffer(bytearray().join(parts), np.int64)
-
-
-def _numbers(column: list[Any] | array[int] | None, size: int) -> array[int] | memoryview:
-    if isinstance(column, array):
-        return column
-    return (np.full(size, -1) if column is None else ints(column, -1)).data
+def column_of_all(ranks: Iterable[_Columns], name: str) -> Ints:
+    """The column `name` of all ranks, one rank after the other; unknown values are -1."""
+    return np.frombuffer(bytearray().join(getattr(each, name) for each in ranks), np.int64)
 
 
 def write(capture: Views, folder: Path) -> None:
@@ -239,9 +269,14 @@ def write(capture: Views, folder: Path) -> None:
     files.write(folder / SUMMARY_FILE, encoded(summarize(capture)))
 
 
-def encoded(summary: RankSummary) -> bytes:
-    """The content of `summary.json`."""
-    return msgspec.json.encode(summary, enc_hook=list)
+def encoded(summary: Any) -> bytes:
+    """The content of `summary.json`, or of a line of a shard."""
+    return msgspec.json.encode(summary, enc_hook=_cells)
+
+
+def _cells(column: array[int]) -> list[int | None]:
+    cells = [None if cell == UNKNOWN else cell for cell in column]
+    return cells if any(cell is not None for cell in cells) else []
 
 
 _DECODER = msgspec.json.Decoder(RankSummary)
@@ -272,44 +307,9 @@ def _stored(folder: Path) -> RankSummary | None:
 
 def _decoded(text: bytes) -> RankSummary | None:
     try:
-        found = _DECODER.decode(text)
+        return _DECODER.decode(text)
     except BAD_JSON:
         return None
-    return found if is_sound(found) else None
-
-
-def is_sound(found: RankSummary) -> bool:
-    """Whether a summary of this version can be compared: complete rows, and valid indices."""
-    if found.version != VERSION:
-        return False
-    try:
-        unix_time(found.started_at)
-    except ValueError:
-        return False
-    group, *times = (found.collectives.get(name) for name in ("group", "start_ns", "end_ns"))
-    count = max((len(column or ()) for column in found.collective_groups.values()), default=0)
-    whole = [*found.steps.values(), found.ranges.get("path"), group, *times]
-    grouped = [each is None for each in (group, *times)]
-    return (
-        all(isinstance(column, array) or None not in (column or ()) for column in whole)
-        and (found.ranges.get("path") is not None or not any(found.ranges.values()))
-        and (not any(grouped) or not any(found.collectives.values()))
-        and {*(group or ())} <= {*range(count)}
-        and found.breakdown.keys() <= set(names_of(BREAKDOWN))
-        and all(map(_is_table, (found.ranges, found.steps, found.collective_groups)))
-        and len({len(column) for column in found.collectives.values() if column is not None}) < 2
-    )
-
-
-def _is_table(columns: Columns) -> bool:
-    """Whether all columns are equally long, and each holds only text or only numbers."""
-    lengths = {len(column) for column in columns.values() if column is not None}
-    return len(lengths) < 2 and all(
-        not column
-        or (isinstance(column, array) and name not in TEXTS)
-        or {*map(type, column)} <= {str if name in TEXTS else int, type(None)}
-        for name, column in columns.items()
-    )
 
 
 def without_trace(capture: Views) -> RankSummary | None:
@@ -330,13 +330,12 @@ def read_all(paths: Sequence[Place], *, keep_copies: bool = True) -> dict[Place,
     missing = [path for path, summary in stored.items() if summary is None]
     with warnings.catch_warnings(), ThreadPoolExecutor(len(cpus)) as pool:
         warnings.simplefilter("ignore", TraceWarning)  # the summary says it
-        read = partial(summarize_at, keep_copy=keep_copies)
+        read = partial(_summarize_at, keep_copy=keep_copies)
         made = dict(zip(missing, pool.map(read, missing)))
     return {path: summary or made[path] for path, summary in stored.items()}
 
 
-def summarize_at(path: Place, *, keep_copy: bool = False) -> RankSummary | str:
-    """Make the summary of a capture or trace; a sentence if it cannot be read."""
+def _summarize_at(path: Place, *, keep_copy: bool) -> RankSummary | str:
     try:
         return summarize(Views.load(path))
     except InstrumentError as error:

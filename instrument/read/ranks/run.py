@@ -6,8 +6,9 @@ A window is a series of consecutive steps that were recorded. Each rank writes o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from os import PathLike
@@ -20,15 +21,9 @@ from instrument.base.errors import CaptureError
 from instrument.base.printable import printable
 from instrument.base.units import few
 from instrument.read.facts.schema import Schema
-from instrument.read.ranks import (
-    clock_skew,
-    collective_comparison,
-    rank_comparison,
-    rank_summary,
-    shards,
-)
+from instrument.read.ranks import clock_skew, collective_comparison, rank_comparison, shards
 from instrument.read.ranks.matched_collectives import MatchedCollectives, match
-from instrument.read.ranks.rank_summary import RankSummary
+from instrument.read.ranks.rank_summary import RankSummary, read_all
 from instrument.read.trace.capture_json import unix_time
 from instrument.read.views.find_captures import TOGETHER_S, Place, captures_at, place_of
 from instrument.read.views.table import Table
@@ -36,41 +31,35 @@ from instrument.read.views.table import Table
 #: The columns of each table of `Ranks`, by its name.
 SCHEMAS: dict[str, Schema] = {
     "ranks": rank_comparison.RANKS,
-    "breakdown": rank_comparison.RANK_BREAKDOWN,
     "stragglers": rank_comparison.STRAGGLERS,
     "ranges": rank_comparison.RANK_RANGES,
     "collectives": collective_comparison.RANK_COLLECTIVES,
     "clocks": clock_skew.CLOCKS,
 }
 _Found = tuple[Place, RankSummary]
-_ReadAll = Callable[[Sequence[Place]], dict[Place, RankSummary | str]]
 
 
 class Run:
     """The captures of a run, grouped by window.
 
     Attributes:
-        windows: one `Ranks` for each window, in the order in which they were recorded. The
-            captures in each element of `together` are one window.
+        windows: one `Ranks` for each window, in the order in which they were recorded.
         unread: a sentence for each capture or trace that could not be read.
     """
 
     def __init__(
-        self,
-        found: Iterable[_Found],
-        unread: Sequence[str] = (),
-        together: Iterable[Sequence[_Found]] = (),
+        self, found: Iterable[_Found], unread: Sequence[str] = (), named: Iterable[Ranks] = ()
     ) -> None:
-        self.windows = _windows(found, together)
+        self.windows = _in_order([*_windows(found), *named])
         self.unread = list(unread)
 
     @classmethod
-    def load(cls, *paths: str | PathLike[str], read_all: _ReadAll = rank_summary.read_all) -> Run:
+    def load(cls, *paths: str | PathLike[str]) -> Run:
         """Read captures and traces, or all captures below a folder or URL.
 
         If a folder holds no captures, the traces in this folder are read. Of a capture with a
-        summary, only the summary is read or downloaded. Shards in a folder (`runs.shards`) are read
-        too. `read_all` reads all others, such as `on_ray.read_all` in tasks of Ray.
+        summary, only the summary is read or downloaded. Shards in a folder (`ranks.shards`) are
+        read too.
 
         Several captures or traces that are named themselves are the ranks of one window if they do
         not say otherwise, and if no folder or shard is named: see `_as_ranks`.
@@ -97,16 +86,17 @@ class Run:
             unread += sentences
         answers = sorted(every.items(), key=lambda answer: str(answer[0]))
         unread += [answer for _, answer in answers if isinstance(answer, str)]
-        found = [(path, answer) for path, answer in answers if isinstance(answer, RankSummary)]
+        found = {path: answer for path, answer in answers if isinstance(answer, RankSummary)}
         if not found:
             unread = unread or ["The shards hold no capture: give --shard another path."]
             others = f" This is the first of {len(unread)} paths that cannot be read."
             raise CaptureError(f"{unread[0]}{others if len(unread) > 1 else ''}")
-        known, together = dict(found), list[list[_Found]]()
-        if known.keys() <= {*named}:
-            together = _as_ranks([(path, known[path]) for path in named if path in known])
-        ranks = {path for window in together for path, _ in window}
-        return cls([each for each in found if each[0] not in ranks], unread, together)
+        windows = []
+        if found.keys() <= {*named}:
+            windows = _as_ranks({path: found[path] for path in named if path in found})
+        for path in (path for window in windows for path in window.paths):
+            del found[path]
+        return cls(found.items(), unread, windows)
 
     @property
     def name(self) -> str:
@@ -149,7 +139,8 @@ class Ranks:
         world_size: how many ranks the job had; None if no capture records it.
     """
 
-    def __init__(self, found: Iterable[_Found]) -> None:
+    def __init__(self, found: Iterable[_Found], numbered: str = "") -> None:
+        self._numbered = numbered  # a sentence on ranks that the captures do not name
         found = sorted(found, key=lambda each: -1 if each[1].rank is None else each[1].rank)
         self.paths = [path for path, _ in found]
         self.summaries = [summary for _, summary in found]
@@ -169,14 +160,9 @@ class Ranks:
         return rank_comparison.ranges(self.summaries)
 
     @cached_property
-    def breakdown(self) -> Table:
-        """The parts of each rank's device time: a row of `capture.breakdown` for each rank."""
-        return rank_comparison.breakdown(self.summaries)
-
-    @cached_property
     def stragglers(self) -> Table:
         """The slow ranks for which other ranks wait; see `rank_comparison.stragglers`."""
-        return rank_comparison.stragglers(self.summaries)
+        return rank_comparison.stragglers(self.summaries, self.ranks)
 
     @cached_property
     def collectives(self) -> Table:
@@ -213,7 +199,7 @@ class Ranks:
         """Sentences on missing ranks, cut or partial recordings, and differences of the ranks."""
         every = self.summaries
         whole = rank_comparison.whole(every)
-        counts = [*map(rank_comparison.steps_of, every)]
+        counts = [len(summary.steps) for summary in every]
         cut = [
             f"{s.rank} ({n} of {max(counts)} steps)" if n < max(counts) else s.rank
             for s, n in zip(every, counts) if s.cut_short
@@ -227,7 +213,7 @@ class Ranks:
             ],
         }
         missing = f"Of {self.world_size} ranks, captures are missing for rank {few(self.missing)}."
-        notes = [missing] if self.missing else []
+        notes = [self._numbered, missing if self.missing else ""]
         notes += [text.format(few(map(str, ranks))) for text, ranks in about.items() if ranks]
         differing = {
             "steps": {s.rank: f"{s.first_step}–{s.last_step}" for s in every},
@@ -250,83 +236,83 @@ def lowest_free(taken: Collection[int | None]) -> int:
     return next(rank for rank in count() if rank not in taken)
 
 
-def _as_ranks(named: Iterable[_Found]) -> list[list[_Found]]:
+def _as_ranks(named: Mapping[Place, RankSummary]) -> list[Ranks]:
     """The windows whose ranks a user has named one by one, so that none of them is left out.
 
-    A capture that names no rank, or the rank of an earlier one, gets the lowest free rank. If the
-    captures are of different steps, they are one window, unless a rank recorded several of them.
-    Captures of the same rank of several, as of two jobs, are not put together.
+    If the captures are of different steps, they are one window, unless a rank recorded several of
+    them. Captures of the same rank of several, as of two jobs, are not put together.
     """
-    steps: dict[Any, list[_Found]] = {}
-    every = [*dict(named).items()]
-    for path, summary in every:
-        steps.setdefault((summary.phase or "train", summary.first_step), []).append((path, summary))
-    known = Counter(summary.rank for _, summary in every if summary.rank is not None)
-    if min(map(len, steps.values()), default=0) == 1 and max(known.values(), default=1) == 1:
-        steps = {None: every}
-    return [_numbered(ranks) for ranks in steps.values() if len(ranks) > 1 and not _repeats(ranks)]
+    steps: dict[Any, dict[Place, RankSummary]] = {}
+    for path, summary in named.items():
+        steps.setdefault((summary.phase or "train", summary.first_step), {})[path] = summary
+    known = [summary.rank for summary in named.values() if summary.rank is not None]
+    if min(map(len, steps.values()), default=0) == 1 and len(known) == len({*known}):
+        steps = {None: {**named}}
+    windows = []
+    for found in steps.values():
+        of_jobs = [each.rank for each in found.values() if (each.world_size or 1) > 1]
+        ranks = [rank for rank in of_jobs if rank is not None]
+        if len(found) > 1 and len(ranks) == len({*ranks}):
+            windows.append(_numbered(found))
+    return windows
 
 
-def _repeats(found: Sequence[_Found]) -> bool:
-    """Whether a rank of a job of several ranks recorded more than one of the captures."""
-    of_several = [summary.rank for _, summary in found if (summary.world_size or 1) > 1]
-    return len({*of_several} - {None}) < len(of_several) - of_several.count(None)
-
-
-def _numbered(found: Sequence[_Found]) -> list[_Found]:
+def _numbered(found: Mapping[Place, RankSummary]) -> Ranks:
     """Give the lowest free rank to each capture that names none, or that of an earlier one."""
-    every, taken, numbered = {summary.rank for _, summary in found}, set[int | None](), []
-    for path, summary in found:
-        if summary.rank in {None, *taken}:
-            summary = msgspec.structs.replace(summary, rank=lowest_free(every | taken))
-        taken.add(summary.rank)
+    every, taken = {summary.rank for summary in found.values()}, dict[int | None, Place]()
+    numbered: list[_Found] = []
+    for path, summary in found.items():
+        rank = summary.rank
+        if rank is None or rank in taken:
+            rank = lowest_free(every | taken.keys())
+            summary = msgspec.structs.replace(summary, rank=rank)
+        taken[rank] = path
         numbered.append((path, summary))
-    return numbered
+    if len(every - {None}) == len(found):
+        return Ranks(numbered)
+    listed = few(f"{rank} is {path}" for rank, path in taken.items())
+    return Ranks(numbered, f"Some files name no rank, or that of another file: rank {listed}.")
 
 
-class _Captures:
-    """The captures of one window; their folders and first start are at hand for `_windows`."""
-
-    def __init__(self) -> None:
-        self.of_rank: dict[int | None, _Found] = {}
-        self.folders: set[Path] = set()
-        self.began_s: float | None = None
-
-    def add(self, folder: Path, began_s: float | None, path: Place, summary: RankSummary) -> None:
-        self.of_rank[summary.rank] = path, summary
-        self.folders.add(folder)
-        self.began_s = began_s if self.began_s is None else self.began_s
-
-    def apart(self, folder: Path, began_s: float | None) -> tuple[bool, float]:
-        """Whether a capture is in another folder, and how many seconds apart it began."""
-        known_s = [each for each in (self.began_s, began_s) if each is not None]
-        return folder not in self.folders, max(known_s, default=0.0) - min(known_s, default=0.0)
+@dataclass
+class _Window:
+    of_rank: dict[int | None, _Found] = field(default_factory=dict)
+    folders: set[Path] = field(default_factory=set)
+    began_s: float | None = None
 
 
-def _windows(found: Iterable[_Found], together: Iterable[Sequence[_Found]]) -> list[Ranks]:
+def _windows(found: Iterable[_Found]) -> list[Ranks]:
     """Group captures into windows; a window has at most one capture of each rank.
 
-    The captures of a window have the same phase and first step, but may be in different folders,
-    and captures of different runs can have the same phase and first step too. So a capture belongs
-    to the window without its rank that has a capture in the same folder, if there is one, and else
-    to the window that began nearest in time, but at most `TOGETHER_S` seconds apart. If a start is
-    not known, the distance in time counts as 0.
+    The captures of a window have the same phase and first step, and began at most `TOGETHER_S`
+    seconds apart, but may be in different folders. Captures of different runs can have the same
+    phase and first step too. So a capture belongs to a window with a capture in the same folder,
+    if there is one without its rank, and else to the window that began nearest in time. If a start
+    is not known, the distance in time counts as 0.
     """
-    groups: dict[Any, list[_Captures]] = {}
+    groups: dict[Any, list[_Window]] = {}
     placed = [(Path(path).parent, path, summary) for path, summary in found]
     placed.sort(key=lambda each: (each[0], each[2].started_at or ""))
     for folder, path, summary in placed:
         began_s = unix_time(summary.started_at)
-        steps = groups.setdefault((summary.phase or "train", summary.first_step), [])
-        beside = [each for each in steps if summary.rank not in each.of_rank]
-        candidates = [(*each.apart(folder, began_s), k) for k, each in enumerate(beside)]
-        _, seconds, nearest = min(candidates, default=(True, 0.0, -1))
-        if nearest < 0 or seconds > TOGETHER_S:
-            steps.append(_Captures())
-            beside, nearest = steps, -1
-        beside[nearest].add(folder, began_s, path, summary)
-    windows = [Ranks(each.of_rank.values()) for steps in groups.values() for each in steps]
-    windows += map(Ranks, together)
+        windows = groups.setdefault((summary.phase or "train", summary.first_step), [])
+        near = []
+        for number, window in enumerate(windows):
+            unknown = None in (began_s, window.began_s)
+            apart_s = 0.0 if unknown else abs((began_s or 0) - (window.began_s or 0))
+            if summary.rank not in window.of_rank and apart_s <= TOGETHER_S:
+                near.append((folder not in window.folders, apart_s, number))
+        if not near:
+            windows.append(_Window())
+        chosen = windows[min(near)[2] if near else -1]
+        chosen.of_rank[summary.rank] = path, summary
+        chosen.folders.add(folder)
+        chosen.began_s = began_s if chosen.began_s is None else chosen.began_s
+    return [Ranks(each.of_rank.values()) for windows in groups.values() for each in windows]
+
+
+def _in_order(windows: list[Ranks]) -> list[Ranks]:
+    """Sort windows by their start, and give a number to later ones of the same name."""
     windows.sort(key=lambda window: (window.summaries[0].started_at or "", window.name))
     seen: Counter[str] = Counter()
     for window in windows:

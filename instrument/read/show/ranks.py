@@ -9,7 +9,7 @@ from typing import Any
 
 from instrument.base.errors import ConfigError, did_you_mean
 from instrument.base.units import counted, duration, rate
-from instrument.read.ranks.collective_comparison import slow_links
+from instrument.read.ranks.collective_comparison import slow_groups
 from instrument.read.ranks.run import SCHEMAS, Ranks
 from instrument.read.show.text import view_part
 from instrument.read.views.layout import plain
@@ -134,12 +134,12 @@ def _clocks(table: Table) -> str:
 
 
 def _slow_links(table: Table) -> list[str]:
-    found = slow_links(table)
+    found = slow_groups(table)
     lines = [
         f"The links of ranks {row.ranks or '?'} are slow: {row.kind} in process group "
         f"{row.process_group or '?'} reaches {rate(row.bus_bytes_per_second)} bus bandwidth, the "
-        f"median of {count} such groups {rate(usual)}."
-        for row, usual, count in found[:_MOST_SLOW_LINKS]
+        f"median of such groups is {rate(row.usual_bus_bytes_per_second)}."
+        for row in found[:_MOST_SLOW_LINKS]
     ]
     more = len(found) - len(lines)
     others = [f"The links of {counted(more, 'more process group')} are slow."] if more else []

@@ -128,7 +128,8 @@ COLLECTIVE_CALLS: Schema = schema(
     algorithm_bytes_per_second="`bytes` divided by `duration_ns`",
     bus_bytes_per_second="`algorithm_bytes_per_second` times NCCL's factor",
 )
-_OF_GROUP = tuple(_GROUP)
+#: The columns that are equal for all collectives of one process group and kind.
+OF_GROUP = tuple(_GROUP)
 
 
 def kind_of(name: str) -> str | None:
@@ -331,7 +332,7 @@ def collectives(collective_calls: Table) -> Table:
     is ready, and ends when all ranks are done. So the bandwidths are lower bounds.
     `Ranks.collectives` has times without the waiting.
     """
-    key, distinct = intern(zip(*(collective_calls.column(name) for name in _OF_GROUP)))
+    key, distinct = intern(zip(*(collective_calls.column(name) for name in OF_GROUP)))
     groups = Groups(key, len(distinct))
     duration = ints(collective_calls.column("duration_ns"), _UNKNOWN)
     size = ints(collective_calls.column("bytes"), _UNKNOWN)
@@ -349,7 +350,7 @@ def collectives(collective_calls: Table) -> Table:
     rates_of_largest = _rates(distinct, groups, size, duration, is_largest)
     types = collective_calls.column("element_type")
     columns: dict[str, list[Any]] = {
-        **{name: [each[k] for each in distinct] for k, name in enumerate(_OF_GROUP)},
+        **{name: [each[k] for each in distinct] for k, name in enumerate(OF_GROUP)},
         "element_type": [
             ", ".join(sorted({types[k] for k in rows.tolist()} - {None})) or None
             for rows in groups.rows()
@@ -378,12 +379,12 @@ def _rates(
     distinct: Sequence[Any], groups: Groups, size: Ints, duration: Ints, where: Flags
 ) -> list[tuple[int | None, int | None]]:
     """The two bandwidths of each group; see `bandwidths`. `where` is a mask of the calls to sum."""
-    kind, count = (_OF_GROUP.index(name) for name in ("kind", "group_size"))
+    kind, count = (OF_GROUP.index(name) for name in ("kind", "group_size"))
     sums = zip(groups.sums(size, where), groups.sums(duration, where))
     return [bandwidths(each[kind], each[count], *both) for each, both in zip(distinct, sums)]
 
 
-def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
+def cpu_waits(links: Links) -> dict[str, list[int]]:
     """Return the communication time of each finished step in a trace without device events.
 
     The columns are `communication_ns` and `exposed_communication_ns`; none if no collective ran on

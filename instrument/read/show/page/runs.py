@@ -34,13 +34,11 @@ def run(found: Sequence[tuple[Path | str, RankSummary]]) -> dict[str, Any]:
 
 
 def _plot(windows: Sequence[Ranks], has_ranks: bool) -> Iterator[Part | None]:
-    points = [
+    points: list[dict[str, Any]] = [
         {"window": at, "rank": _rank(summary), "number": number, "ns": ns}
         for at, window in enumerate(windows)
         for summary in window.summaries
-        for number, ns in zip(
-            summary.steps.get("number") or [], summary.steps.get("duration_ns") or []
-        )
+        for number, ns in zip(summary.steps.number, summary.steps.duration_ns)
     ]
     if points:
         longest = duration(max(point["ns"] for point in points))
