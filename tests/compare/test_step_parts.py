@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-import numpy as np
 import pytest
 import real_traces
 from builders import REDUCES, annotation, call, capture, copy, launched, span, step
@@ -19,7 +17,7 @@ from instrument.read.views.views import Views
 
 
 def parts_of(views: Views) -> dict[tuple[str, str], int]:
-    return step_parts(views, views.links.counted_steps)
+    return step_parts(views)
 
 
 def test_each_kind_of_time_in_a_step(tmp_path: Path) -> None:
@@ -98,7 +96,7 @@ def test_python_time_is_cut_at_the_borders_of_ranges(tmp_path: Path) -> None:
         annotation("inner", 600, 50),
     ]
     views = capture(tmp_path, events)
-    found = python_time(views, views.links.counted_steps)
+    found = python_time(views)
     pieces = zip(found.start_ns, found.end_ns, found.path, strict=True)
     assert [(start // 1000, end // 1000, found.paths[path]) for start, end, path in pieces] == [
         (0, 200, "(no range)"),
@@ -177,15 +175,15 @@ def test_random_steps_are_split_as_painted(seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", seeds(5, 20))
 def test_the_ranges_of_each_step_are_those_of_the_step_alone(seed: int, tmp_path: Path) -> None:
     views = capture(tmp_path, Program(Random(seed), length=120).make().events)
-    span = views.links.counted_steps
-    expected = []
-    for start, end in zip(span.start_ns.tolist(), span.end_ns.tolist()):
-        one = replace(span, start_ns=np.array([start]), end_ns=np.array([end]))
-        ranges: Counter[str] = Counter()
-        for (path, _), ns in step_parts(views, one).items():
-            ranges[path] += ns
-        expected.append(dict(ranges))
-    assert ranges_of_steps(views, span) == expected
+    span, found = views.links.counted_steps, ranges_of_steps(views)
+    assert [sum(each.values()) for each in found] == (span.end_ns - span.start_ns).tolist()
+    ranges: Counter[str] = Counter()
+    for each in found:
+        ranges.update(each)
+    parts: Counter[str] = Counter()
+    for (path, _), ns in step_parts(views).items():
+        parts[path] += ns
+    assert ranges == parts
 
 
 @real_traces.needs_traces
@@ -193,7 +191,7 @@ def test_the_ranges_of_each_step_are_those_of_the_step_alone(seed: int, tmp_path
 def test_the_parts_of_real_steps_sum_to_the_steps(name: str) -> None:
     views = real_traces.load(name)
     span_ns = views.links.counted_steps
-    found = step_parts(views, span_ns)
+    found = step_parts(views)
     assert sum(found.values()) == span_ns.total_ns
     assert min(found.values()) > 0
     if len(views.links.steps):

@@ -229,7 +229,7 @@ def test_the_kernels_of_compiled_code_are_no_python(tmp_path: Path, name: str) -
     """A compiled graph runs its C++ kernels in no operator, beside those of extern kernels."""
     inside = annotation("model", 0, 1000), annotation(name, 50, 900), span("aten::addmm", 60, 90)
     found = capture(tmp_path, in_steps(4, 1000, *inside))
-    parts = step_parts(found, found.links.counted_steps)
+    parts = step_parts(found)
     of_kind = Counter[str]()
     for (_, kind), ns in parts.items():
         of_kind[kind] += ns

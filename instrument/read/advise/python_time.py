@@ -99,7 +99,7 @@ def places(capture: Views) -> list[Place]:
 
 def _places(capture: Views) -> Iterator[Place]:
     steps, thread = capture.links.counted_steps, thread_of_steps(capture.links)
-    found = python_time(capture, steps)
+    found = python_time(capture)
     lasts_ns = found.end_ns - found.start_ns
     known = [part.spans for part in parts(capture)]
     if known:

@@ -49,9 +49,7 @@ def read_run(folder: Path) -> RunRecord:
         raise CaptureError(
             "The run has recorded no window with two steps: train in a Session with profiler=trace."
         )
-    steps = [
-        each for window in windows for each in ranges_of_steps(window, window.links.counted_steps)
-    ]
+    steps = [each for window in windows for each in ranges_of_steps(window)]
     counts = counters(windows[0]).counts
     return RunRecord(
         len(steps), median(sum(each.values()) for each in steps), _medians(steps), counts

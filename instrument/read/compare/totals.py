@@ -81,7 +81,7 @@ def totals(capture: Views, counted: Counters) -> Totals:
         TraceError: the trace cannot be read.
     """
     span = capture.links.counted_steps
-    parts = step_parts(capture, span)
+    parts = step_parts(capture)
     calls = during(capture.operator_calls, span.start_ns, span.end_ns)
     of_operators = operators(calls)
     shapes = operators_by(capture.links, calls, "input_shapes")

@@ -108,20 +108,30 @@ def device_time_of(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> 
 
 
 def device_spans(links: Links, work: Work) -> Intervals:
-    """The counted steps, each until the device has ended what it and the steps before launched.
+    """The counted ones of `device_steps`."""
+    start_ns, end_ns = device_steps(links, work)
+    return start_ns[links.counted_steps.kept], end_ns[links.counted_steps.kept]
+
+
+def device_steps(links: Links, work: Work) -> Intervals:
+    """The finished steps, each until the device has ended what it and the steps before launched.
 
     So, as in the simulation, a step begins when the CPU and the device have ended the step before.
     Without finished steps, the time from the first device work to the last.
     """
-    steps = links.counted_steps
+    steps = links.finished_steps
     if steps.what == "recording":
         return work.start_ns.min(keepdims=True), work.end_ns.max(keepdims=True)
     launch_ns = launched_ns(links.events, work)
-    before_ns = work.end_ns[launch_ns < steps.start_ns[0]].max(initial=steps.start_ns[0])
-    end_ns = steps.end_ns.copy()
-    end_ns[-1] = work.end_ns[steps.holds(launch_ns) >= 0].max(initial=end_ns[-1])
-    start_ns = np.maximum(steps.start_ns, before_ns)
-    return start_ns, np.maximum(end_ns, start_ns)
+    order = np.argsort(launch_ns, kind="stable")
+    latest_ns = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(work.end_ns[order]))
+
+    def ended_ns(time_ns: Ints) -> Ints:
+        """When the device ended all that was launched before each time, or the time if earlier."""
+        found: Ints = latest_ns[np.searchsorted(launch_ns[order], time_ns)]
+        return np.maximum(found, time_ns)
+
+    return ended_ns(steps.start_ns), ended_ns(steps.end_ns)
 
 
 def device_time(capture: Traced) -> dict[str, int]:
@@ -140,13 +150,24 @@ def device_time(capture: Traced) -> dict[str, int]:
     return capture.once("device-time", compute)
 
 
+def device_stretches(
+    events: Events, work: Work, start_ns: Ints, end_ns: Ints
+) -> dict[str, Intervals]:
+    """Return when compute and communication overlap, and when no device is busy, by cause.
+
+    The spans are sorted by start; the intervals may go beyond them.
+    """
+    timeline, _, causes = _timeline(events, work, start_ns, end_ns)
+    overlap = timeline.merged(masks(timeline.active)["overlap_ns"])
+    return {"overlap_ns": overlap, **{name: timeline.merged(causes[name]) for name in WAITS}}
+
+
 def idle_stretches(events: Events, work: Work, start_ns: int, end_ns: int) -> dict[str, Intervals]:
-    """Return the intervals in which no device is busy, by the causes of `waits`."""
-    span = np.array([start_ns]), np.array([end_ns])
-    timeline, _, causes = _timeline(events, work, *span)
+    """Return the intervals in which no device is busy, by the causes of `WAITS`."""
     found = {}
-    for name, where in causes.items():
-        start, end = (np.clip(side, start_ns, end_ns) for side in timeline.merged(where))
+    every = device_stretches(events, work, np.array([start_ns]), np.array([end_ns]))
+    for name in WAITS:
+        start, end = (np.clip(side, start_ns, end_ns) for side in every[name])
         found[name] = start[end > start], end[end > start]
     return found
 

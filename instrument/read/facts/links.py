@@ -11,7 +11,12 @@ from instrument.read.facts.call_tree import CallTree, nest
 from instrument.read.facts.flops import node_flops
 from instrument.read.facts.groupby import Groups
 from instrument.read.facts.launches import Launches, launches, named_operators, threads_of_calls
-from instrument.read.facts.step_index import CountedSteps, counted_steps, finished_steps
+from instrument.read.facts.step_index import (
+    CountedSteps,
+    counted_steps,
+    finished_steps,
+    spans_of_steps,
+)
 from instrument.read.facts.synchronisation import Synchronisations, synchronisations
 from instrument.read.trace.events import ANNOTATION, OPERATOR, PYTHON, Events, Ints, is_runtime
 
@@ -72,7 +77,12 @@ class Links:
     @cached_property
     def counted_steps(self) -> CountedSteps:
         """The steps that count; see `CountedSteps`."""
-        return counted_steps(self.events, self.steps)
+        return counted_steps(self.finished_steps)
+
+    @cached_property
+    def finished_steps(self) -> CountedSteps:
+        """The spans of all finished steps, or of the recording if no step finished."""
+        return spans_of_steps(self.events, self.steps)
 
     @cached_property
     def launches(self) -> Launches:

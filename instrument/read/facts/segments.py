@@ -1,24 +1,28 @@
-"""Split the time of steps: each nanosecond counts for one range and one kind of time.
+"""The table of segments: each nanosecond of a step counts for one range and one kind of time.
 
-docs/compare.md defines the kinds, and says for which range a moment counts.
+A lane is a clock on which steps are split. In each lane, the segments of a step do not overlap and
+sum exactly to the step. docs/tables.md lists the columns, docs/compare.md defines the kinds.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import numpy as np
+import polars as pl
 
 from instrument.read.facts.collective_records import exposed_on_cpu
 from instrument.read.facts.device_work import COMMUNICATION, COPY, KERNEL, MEMSET
-from instrument.read.facts.groupby import distinct, groupby, intern
-from instrument.read.facts.idle import gaps, is_loading
+from instrument.read.facts.groupby import distinct, intern
+from instrument.read.facts.idle import WAITS, device_steps, device_stretches, gaps, is_loading
 from instrument.read.facts.links import Links
 from instrument.read.facts.paths import NO_LAUNCH, NO_RANGE
 from instrument.read.facts.places import range_codes
-from instrument.read.facts.step_index import CountedSteps
+from instrument.read.facts.schema import Schema, schema
+from instrument.read.facts.step_index import CountedSteps, step_number
 from instrument.read.facts.traced import Traced
 from instrument.read.trace.events import (
     ANNOTATION,
@@ -30,6 +34,8 @@ from instrument.read.trace.events import (
     is_wait,
 )
 
+Lane = Literal["step", "cpu", "device"]
+LANES: tuple[Lane, ...] = ("step", "cpu", "device")
 #: The kinds of time in a step, the first that applies at a moment first.
 KINDS = (
     "compute", "exposed communication", "copy", "waiting for data", "launch", "CPU operators",
@@ -38,9 +44,34 @@ KINDS = (
 (
     COMPUTE, EXPOSED_COMMUNICATION, EXPOSED_COPY, WAITING, LAUNCH, OPERATORS, PYTHON, IDLE,
 ) = range(len(KINDS))  # fmt: skip
+# More kinds, of the lanes "cpu" and "device".
+_ON_DEVICE = (
+    "compute and communication",
+    *(name.removesuffix("_ns").replace("_", " ") for name in WAITS),
+)
+_EVERY_KIND = (*KINDS, "waiting for the device", *_ON_DEVICE)
+_WAITING_FOR_DEVICE, _OVERLAP = len(KINDS), len(KINDS) + 1
+
+SEGMENTS: Schema = schema(
+    lane="step (the device's work first, then what the CPU does), cpu (the thread of the steps, in "
+    "whose waits the threads of the backward engine count), or device (all devices together)",
+    start_ns="the start, on the trace's own clock",
+    end_ns="the end, on the same clock",
+    duration_ns="`end_ns` minus `start_ns`",
+    step="(integer) the number of the step; null if no step finished: then the recording is split. "
+    "In the lane `device`, a step lasts until the device has ended what the step launched",
+    counted="(true or false) whether the step counts; see `counted` of the events",
+    path="the range for which the time counts; `(no range)` outside of all ranges, `(no launch)` "
+    "for device work whose launch is not in the trace",
+    kind="in the lane `step`: compute, exposed communication, copy, waiting for data, launch, CPU "
+    "operators (with compiled code and runtime calls), Python (in a range, but in no operator), or "
+    "idle; in `cpu`: the same without work of devices, and waiting for the device; in `device`: "
+    "compute, compute and communication (at the same time), exposed communication, copy, and idle "
+    "time by its cause: launch wait, gap wait, loader wait, sync wait, unknown wait",
+)
 _ITERATOR = re.compile(r"(enumerate\(Data(?:Loader|Pipe)\))#\w*(?:\.__next__)?")
 _DATA = "data"  # the range around the wait for a batch that a session opens
-_KIND_OF_NODE = -1  # instead of an index into `KINDS`
+_KIND_OF_NODE = -1  # instead of an index into `_EVERY_KIND`
 # Negative codes instead of the index of a path. `_NO_LAUNCH`: the launch is not in the trace.
 # `_ON_CPU`: the range in which the CPU is at that time. As in `Scopes`, -1 is no range.
 _NO_LAUNCH, _ON_CPU = -2, -3
@@ -68,46 +99,42 @@ class _Layer(NamedTuple):
         return time, np.repeat(np.arange(len(first)), counts)
 
 
-class _Segments(NamedTuple):
-    """Segments of the steps with one kind of time and one range each.
-
-    `place` is an index into `paths`, and `kind` an index into `KINDS`.
-    """
+class _Painted(NamedTuple):
+    """The segments of a lane: `path` and `kind` are codes; see `_segments`."""
 
     begin_ns: Ints
     lasts_ns: Ints
-    place: Ints
+    path: Ints
     kind: Ints
-    paths: list[str]
+    loaders: Sequence[str] = ()
 
 
-def step_parts(capture: Traced, span: CountedSteps) -> dict[tuple[str, str], int]:
-    """Return the time of the steps in ns by path of the range and kind, one of `KINDS`.
-
-    The times sum exactly to the duration of the steps, which must not overlap. "CPU operators" is
-    time in operators, compiled code and runtime calls, "Python" is time in ranges, but in no
-    operator.
+def segments(capture: Traced, lane: Lane) -> pl.DataFrame:
+    """Return the segments of one lane, in order of time; see `SEGMENTS`. Computed once.
 
     Cost: about 1 µs for each device event and for each CPU event on the threads of the steps, to
     sort their starts and ends.
     """
-    segments = _segments(capture, span)
-    keys, groups = groupby(segments.place * len(KINDS) + segments.kind)
-    totals = zip(keys.tolist(), groups.sum(segments.lasts_ns).tolist())
-    parts = ((*divmod(key, len(KINDS)), total) for key, total in totals)
-    return {(segments.paths[path], KINDS[kind]): total for path, kind, total in parts}
+    return capture.once(f"segments of {lane}", lambda: _segments(capture, lane))
 
 
-def ranges_of_steps(capture: Traced, span: CountedSteps) -> list[dict[str, int]]:
-    """Return the time of each step in ns by path of the range; see `step_parts`."""
-    segments = _segments(capture, span)
-    step, places = span.holds(segments.begin_ns), len(segments.paths)
-    keys, groups = groupby(step * places + segments.place)
-    found: list[dict[str, int]] = [{} for _ in range(span.count)]
-    for key, total in zip(keys.tolist(), groups.sum(segments.lasts_ns).tolist()):
-        k, place = divmod(key, places)
-        found[k][segments.paths[place]] = total
-    return found
+def step_parts(capture: Traced) -> dict[tuple[str, str], int]:
+    """Return the time of the counted steps in ns by path of the range and kind, one of `KINDS`.
+
+    The times sum exactly to the duration of the steps.
+    """
+    rows = segments(capture, "step").filter("counted").group_by("path", "kind", maintain_order=True)
+    return {(path, kind): ns for path, kind, ns in rows.agg(pl.sum("duration_ns")).iter_rows()}
+
+
+def ranges_of_steps(capture: Traced) -> list[dict[str, int]]:
+    """Return the time of each counted step in ns by path of the range."""
+    chosen = segments(capture, "step").filter("counted")
+    rows = chosen.group_by("step", "path", maintain_order=True).agg(pl.sum("duration_ns"))
+    found: dict[int | None, dict[str, int]] = {}
+    for step, path, ns in rows.iter_rows():
+        found.setdefault(step, {})[path] = ns
+    return [*found.values()]
 
 
 class PythonTime(NamedTuple):
@@ -123,15 +150,15 @@ class PythonTime(NamedTuple):
     paths: list[str]
 
 
-def python_time(capture: Traced, span: CountedSteps) -> PythonTime:
-    """Find the time of the steps that Python takes, or code that torch does not record.
+def python_time(capture: Traced) -> PythonTime:
+    """Find the time of the counted steps that Python takes, or code that torch does not record.
 
-    It is the kind "Python" of `step_parts`, and the kind "idle" in no range.
+    It is the kind "Python", and the kind "idle" in no range.
     """
-    segments = _segments(capture, span)
-    chosen = np.isin(segments.kind, (PYTHON, IDLE)) & (segments.lasts_ns > 0)
-    begin, place = segments.begin_ns[chosen], segments.place[chosen]
-    return PythonTime(begin, begin + segments.lasts_ns[chosen], place, segments.paths)
+    chosen = pl.col("counted") & pl.col("kind").is_in([KINDS[PYTHON], KINDS[IDLE]])
+    rows = segments(capture, "step").filter(chosen)
+    path, paths = intern(rows["path"].to_list())
+    return PythonTime(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), path, paths)
 
 
 def thread_of_steps(links: Links) -> int:
@@ -142,11 +169,40 @@ def thread_of_steps(links: Links) -> int:
     return int(np.bincount(thread).argmax()) if len(thread) else -1
 
 
-def _segments(capture: Traced, span: CountedSteps) -> _Segments:
+def _segments(capture: Traced, lane: Lane) -> pl.DataFrame:
+    links, span = capture.links, capture.links.finished_steps
+    if lane == "device" and len(capture.work.event):
+        start_ns, end_ns = device_steps(links, capture.work)
+        span = replace(span, start_ns=start_ns, end_ns=end_ns)
+        painted = _on_device(capture, span)
+    elif lane == "device":
+        painted = _Painted(*np.zeros((4, 0), np.int64))
+    else:
+        painted = _on_host(capture, span, lane)
+    begin, of = painted.begin_ns, span.holds(painted.begin_ns)
+    steps: list[int | None] = [step_number(links.events, k) for k in links.steps.tolist()]
+    counted = np.zeros(span.count, np.bool_)
+    counted[links.counted_steps.kept] = True
+    texts = (NO_LAUNCH, NO_RANGE, *links.scopes.paths.texts, *painted.loaders)
+    return pl.DataFrame(
+        {
+            "lane": pl.Series([lane]).new_from_index(0, len(begin)),
+            "start_ns": begin,
+            "end_ns": begin + painted.lasts_ns,
+            "duration_ns": painted.lasts_ns,
+            "step": pl.Series(steps or [None], dtype=pl.Int64).gather(of),
+            "counted": counted[of],
+            "path": pl.Series([*map(plain_path, texts)]).gather(painted.path - _NO_LAUNCH),
+            "kind": pl.Series(_EVERY_KIND).gather(painted.kind),
+        }
+    )
+
+
+def _on_host(capture: Traced, span: CountedSteps, lane: Lane) -> _Painted:
     links = capture.links
     nodes, backward = links.scopes.nodes, links.scopes.backward
     waits, loaders = _waits(capture)
-    if len(capture.work.event):
+    if lane == "step" and len(capture.work.event):
         layers = [*_device_layers(capture), waits, *_launches(capture, span)]
     else:
         exposed = exposed_on_cpu(links)
@@ -154,14 +210,11 @@ def _segments(capture: Traced, span: CountedSteps) -> _Segments:
         layers = [_Layer(EXPOSED_COMMUNICATION, *exposed, of_cpu), waits]
     engines = nodes.thread[backward].astype(np.int64)
     engine = _disjoint(OPERATORS, nodes.start_ns[backward], nodes.end_ns[backward], engines)
-    path_of_node, kind_of_node = _on_cpu(links)
-    code = path_of_node * len(KINDS) + kind_of_node
+    path_of_node, kind_of_node = _of_nodes(capture, lane)
+    code = path_of_node * len(_EVERY_KIND) + kind_of_node
     differs = code[:-1] != code[links.call_tree.parent]
     begin, lasts_ns = _cuts(links, span, [*layers, engine], differs)
-    path, kind = np.full(len(begin), _ON_CPU), np.full(len(begin), _KIND_OF_NODE)
-    for layer in reversed(layers):
-        segment, interval = layer.inside(begin)
-        path[segment], kind[segment] = layer.code[interval], layer.kind
+    path, kind = _painted(begin, layers)
     thread = np.full(len(begin), thread_of_steps(links), np.int32)
     segment, interval = engine.inside(begin)
     thread[segment] = engine.code[interval]
@@ -169,9 +222,29 @@ def _segments(capture: Traced, span: CountedSteps) -> _Segments:
     node = links.call_tree.node_at(thread[on_cpu], begin[on_cpu], with_end=False)
     path[on_cpu] = path_of_node[node]
     kind[on_cpu] = np.where(kind[on_cpu] == _KIND_OF_NODE, kind_of_node[node], kind[on_cpu])
-    texts = [NO_LAUNCH, NO_RANGE, *links.scopes.paths.texts, *loaders]
-    codes, paths = intern(map(plain_path, texts))
-    return _Segments(begin, lasts_ns, codes[path - _NO_LAUNCH], kind, paths)
+    return _Painted(begin, lasts_ns, path, kind, loaders)
+
+
+def _on_device(capture: Traced, span: CountedSteps) -> _Painted:
+    stretches = device_stretches(capture.links.events, capture.work, span.start_ns, span.end_ns)
+    idle = [
+        _Layer(_OVERLAP + k, *each, np.full(len(each[0]), _NO_LAUNCH + 1))
+        for k, each in enumerate(stretches.values())
+    ]
+    work = _device_layers(capture)
+    begin, lasts_ns = _cut(span, [side for each in (*work, *idle) for side in each[1:3]])
+    path, kind = _painted(begin, [*work, *idle[1:]])
+    kind[idle[0].inside(begin)[0]] = _OVERLAP
+    return _Painted(begin, lasts_ns, path, kind)
+
+
+def _painted(begin: Ints, layers: Sequence[_Layer]) -> tuple[Ints, Ints]:
+    """The path and kind of each segment: those of the first layer that covers it."""
+    path, kind = np.full(len(begin), _ON_CPU), np.full(len(begin), _KIND_OF_NODE)
+    for layer in reversed(layers):
+        segment, interval = layer.inside(begin)
+        path[segment], kind[segment] = layer.code[interval], layer.kind
+    return path, kind
 
 
 def waits_for_data(capture: Traced) -> Ints:
@@ -200,9 +273,13 @@ def _cuts(
     threads = np.append(distinct(layers[-1].code), thread_of_steps(links))
     nodes = np.flatnonzero(differs & np.isin(tree.thread, threads))
     start_ns = tree.start_ns[nodes]
-    times = [span.start_ns, span.end_ns, start_ns, start_ns + links.spent_ns[nodes]]
-    times += [side for layer in layers for side in (layer.start_ns, layer.end_ns)]
-    cuts = distinct(np.concatenate(times))
+    times = [start_ns, start_ns + links.spent_ns[nodes]]
+    return _cut(span, [*times, *(side for layer in layers for side in layer[1:3])])
+
+
+def _cut(span: CountedSteps, times: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """The starts and durations of the pieces of the steps between the times."""
+    cuts = distinct(np.concatenate([span.start_ns, span.end_ns, *times]))
     begin, lasts_ns = cuts[:-1], np.diff(cuts)
     inside = span.holds(begin) >= 0
     return begin[inside], lasts_ns[inside]
@@ -258,13 +335,16 @@ def _disjoint(kind: int, start_ns: Ints, end_ns: Ints, code: Ints) -> _Layer:
     return _Layer(kind, start_ns[left], end_ns[left], code[left])
 
 
-def _on_cpu(links: Links) -> tuple[Ints, Ints]:
+def _of_nodes(capture: Traced, lane: Lane) -> tuple[Ints, Ints]:
     """For each node, and for the time outside of all nodes, the code of its range and its kind."""
-    events, tree, scopes = links.events, links.call_tree, links.scopes
+    tree, scopes, events = capture.links.call_tree, capture.links.scopes, capture.links.events
     waits = events.among(is_runtime) & events.named(is_wait)
     is_python = np.zeros(len(events), np.bool_)
     is_python[scopes.ranges.index] = True
     is_python &= ~is_compiled_code(events)
     kind = np.where(is_python, PYTHON, OPERATORS)
-    kind[waits | events.named(is_step)] = IDLE
+    if lane == "cpu":
+        kind[capture.work.call[capture.work.call >= 0]] = LAUNCH
+    kind[waits] = IDLE if lane == "step" else _WAITING_FOR_DEVICE
+    kind[events.named(is_step)] = IDLE
     return scopes.path_of_node, np.append(kind[tree.index], IDLE)

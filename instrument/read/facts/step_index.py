@@ -62,8 +62,8 @@ class CountedSteps:
         return interval_at((self.start_ns, self.end_ns), time_ns)
 
 
-def counted_steps(events: Events, steps: Ints) -> CountedSteps:
-    """The steps of a trace that count; `steps` are the positions of the finished ones."""
+def spans_of_steps(events: Events, steps: Ints) -> CountedSteps:
+    """All finished steps of a trace; `steps` are their positions, sorted by start."""
     if not len(steps):
         recorded = ~events.among(_PROFILER)
         begin = int(events.start_ns[recorded].min()) if recorded.any() else events.begin_ns
@@ -71,8 +71,15 @@ def counted_steps(events: Events, steps: Ints) -> CountedSteps:
         return CountedSteps("recording", slice(None), np.array([begin]), np.array([end]))
     start_ns, end_ns = events.start_ns[steps], events.end_ns[steps]
     end_ns[:-1] = np.minimum(end_ns[:-1], start_ns[1:])
-    kept = counting((end_ns - start_ns).tolist())
-    return CountedSteps("step", kept, start_ns[kept], end_ns[kept])
+    return CountedSteps("step", slice(None), start_ns, end_ns)
+
+
+def counted_steps(every: CountedSteps) -> CountedSteps:
+    """Those of all finished steps that count."""
+    if every.what == "recording":
+        return every
+    kept = counting((every.end_ns - every.start_ns).tolist())
+    return CountedSteps("step", kept, every.start_ns[kept], every.end_ns[kept])
 
 
 def step_number(events: Events, event: int) -> int:

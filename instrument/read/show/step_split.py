@@ -28,7 +28,7 @@ def step_split(capture: Views) -> list[tuple[str, float]]:
 
     The kinds are those of `step_parts`. The list is empty if the trace shows no time.
     """
-    parts = step_parts(capture, capture.links.counted_steps)
+    parts = step_parts(capture)
     whole = sum(parts.values())
     spent = {name: sum(ns for (_, kind), ns in parts.items() if kind == name) for name in KINDS}
     return [(name, ns / whole) for name, ns in spent.items() if ns]

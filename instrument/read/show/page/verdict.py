@@ -47,7 +47,7 @@ def verdict(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
     """
     span = capture.links.counted_steps
     lasts_ns = (span.end_ns - span.start_ns).tolist()
-    parts = step_parts(capture, span)
+    parts = step_parts(capture)
     cards = [_card(each, capture, diagnosis, not at) for at, each in enumerate(diagnosis.findings)]
     first, others = cards[:_FIRST_FINDINGS], cards[_FIRST_FINDINGS:]
     known = sum(finding.saving is not None for finding in diagnosis.findings)

@@ -1,0 +1,65 @@
+"""The segments of steps: in each lane they sum exactly to each step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import polars as pl
+import pytest
+import real_traces
+from builders import capture
+from compare.painter import Program
+from seeds import seeds
+
+from instrument.read.capture import Capture
+from instrument.read.facts.idle import WAITS, device_steps, device_time
+from instrument.read.facts.schema import names_of
+from instrument.read.facts.segments import LANES, SEGMENTS, segments
+from instrument.read.views.views import Views
+
+
+def check(views: Views) -> None:
+    finished = views.links.finished_steps
+    for lane in LANES:
+        rows = segments(views, lane)
+        assert rows.columns == names_of(SEGMENTS)
+        if lane == "device" and not len(views.work.event):
+            assert not len(rows)
+            continue
+        ends = (finished.start_ns, finished.end_ns)
+        start_ns, end_ns = ends if lane != "device" else device_steps(views.links, views.work)
+        of_step = rows.group_by("step", maintain_order=True).agg(pl.sum("duration_ns"))
+        lasts_ns = [ns for ns in (end_ns - start_ns).tolist() if ns]
+        assert [ns for ns in of_step["duration_ns"].to_list() if ns] == lasts_ns, lane
+        assert (rows["start_ns"][1:] >= rows["end_ns"][:-1]).all(), "none overlaps another"
+        assert rows["kind"].null_count() == rows["path"].null_count() == 0
+        counted = rows.filter("counted")["duration_ns"].sum()
+        assert counted == sum((end_ns - start_ns)[views.links.counted_steps.kept].tolist())
+
+
+@pytest.mark.parametrize("seed", seeds(12, 200))
+def test_random_steps(seed: int, tmp_path: Path) -> None:
+    check(capture(tmp_path, Program(Random(seed), length=120).make().events))
+
+
+@real_traces.needs_traces
+@pytest.mark.parametrize("name", real_traces.each())
+def test_real_steps(name: str) -> None:
+    views = real_traces.load(name)
+    check(views)
+    spent = device_time(views)
+    rows = segments(views, "device").filter("counted").group_by("kind").agg(pl.sum("duration_ns"))
+    by_kind = dict(rows.iter_rows())
+    for cause in WAITS:
+        assert by_kind.get(cause.removesuffix("_ns").replace("_", " "), 0) == spent[cause]
+    both = by_kind.get("compute and communication", 0)
+    assert both == spent["overlap_ns"]
+    assert by_kind.get("compute", 0) + both == spent["compute_ns"]
+    assert by_kind.get("exposed communication", 0) == spent["exposed_communication_ns"]
+    assert by_kind.get("copy", 0) == spent["exposed_copy_ns"]
+
+
+def test_a_capture_without_events_has_one_empty_recording(tmp_path: Path) -> None:
+    views: Capture = capture(tmp_path, [])
+    assert all(len(segments(views, lane)) == 0 for lane in LANES)
