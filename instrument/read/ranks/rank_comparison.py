@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from statistics import median_low
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import polars as pl
+from polars import selectors as cs
 
 from instrument.base.step_times import counting
 from instrument.read.facts.collective_records import is_collective
-from instrument.read.facts.groupby import Groups, cells
 from instrument.read.facts.schema import Schema, schema
-from instrument.read.ranks.rank_summary import UNKNOWN, RankSummary, column_of_all
-from instrument.read.trace.columns import Interned, ints
-from instrument.read.trace.events import Codes, Ints
+from instrument.read.ranks.rank_summary import UNKNOWN, Ranges, RankSummary, column_of_all
+from instrument.read.trace.columns import Interned
+from instrument.read.trace.events import Codes
 from instrument.read.views.table import Table
 
 # A rank is a straggler if its `own_ns` is above the median by more than 3 standard deviations, and
@@ -118,39 +119,26 @@ def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[in
     return sorted(planned - {summary.rank for summary in summaries if summary.rank is not None})
 
 
-class _Cells(NamedTuple):
-    """The ranges of all ranks, one rank after the other.
+def _all_ranges(summaries: Sequence[RankSummary]) -> tuple[pl.DataFrame, list[str]]:
+    """The ranges of all ranks, one rank after the other, and the texts of the column `path`.
 
-    `path` is an index into the distinct `paths`, and `owner` the index of the rank's summary.
+    `owner` is the index of the rank's summary.
     """
+    listed = [summary.ranges for summary in summaries]
+    paths, codes = Interned(), dict[int, Codes]()
+    for each in listed:
+        if id(each.path) not in codes:  # most ranks share the list of another rank
+            codes[id(each.path)] = paths.codes(each.path, len(each))
+    columns = {name: column_of_all(listed, name) for name in Ranges.__struct_fields__[1:]}
+    columns["path"] = np.concatenate([np.zeros(0, np.int32), *(codes[id(x.path)] for x in listed)])
+    columns["owner"] = np.repeat(np.arange(len(listed)), [len(each) for each in listed])
+    frame = pl.DataFrame(columns).with_columns(cs.ends_with("_ns", "calls").replace(UNKNOWN, None))
+    return frame, [*paths]
 
-    summaries: Sequence[RankSummary]
-    paths: list[str]
-    path: Ints
-    owner: Ints
 
-    @classmethod
-    def of(cls, summaries: Sequence[RankSummary]) -> _Cells:
-        listed = [summary.ranges.path for summary in summaries]
-        paths, codes = Interned(), dict[int, Codes]()
-        for each in listed:
-            if id(each) not in codes:  # most ranks share the list of another rank
-                codes[id(each)] = paths.codes(each, len(each))
-        path = np.concatenate([np.zeros(0, np.int64), *(codes[id(each)] for each in listed)])
-        owner = np.repeat(np.arange(len(listed)), [len(each) for each in listed])
-        return cls(summaries, [*paths], path, owner)
-
-    def values(self, name: str) -> Ints:
-        """The column `name` for each range of each rank; unknown values are -1."""
-        return column_of_all([summary.ranges for summary in self.summaries], name)
-
-    def spread(self, values: Ints) -> list[Ints]:
-        """The lowest, median and highest value of each path; -1 if it has no value."""
-        known = np.flatnonzero(values >= 0)
-        order = known[np.argsort(values[known])]
-        ranked = Groups(self.path[order], len(self.paths)).in_order
-        ordered = np.append(values[order], UNKNOWN)
-        return [ordered[ranked.row(percent)] for percent in (0, 50, 100)]
+def _median(name: str) -> pl.Expr:
+    """The lower one of two middle values."""
+    return pl.col(name).quantile(0.5, "lower").cast(pl.Int64)
 
 
 def ranges(summaries: Sequence[RankSummary]) -> Table:
@@ -160,26 +148,29 @@ def ranges(summaries: Sequence[RankSummary]) -> Table:
     only other ranks have. Ranks whose trace is cut short are left out, unless all are.
     """
     summaries = whole(summaries)
-    ranges = _Cells.of(summaries)
-    groups = Groups(ranges.path, len(ranges.paths))
-    cpu_ns = ranges.values("cpu_ns")
-    on_cpu, on_device = map(ranges.spread, (cpu_ns, ranges.values("device_ns")))
-    low, middle, high = on_cpu
-    is_most = cpu_ns == high[ranges.path]
-    number = ints([summary.rank for summary in summaries], UNKNOWN)[ranges.owner]
-    slowest = Groups(ranges.path[is_most], groups.count).min(number[is_most])
-    times = [cells(values, values >= 0) for values in (*on_cpu, *on_device)]
-    spread = zip((high - low).tolist(), middle.tolist())
-    columns: dict[str, list[Any]] = {
-        "path": ranges.paths,
-        "ranks": groups.size.tolist(),
-        "calls": groups.sum(np.maximum(ranges.values("calls"), 0)).tolist(),
-        **dict(zip(("cpu_min_ns", "cpu_median_ns", "cpu_max_ns"), times)),
-        "slowest": cells(slowest, high >= 0),
-        "spread": [apart / usual if usual > 0 else None for apart, usual in spread],
-        **dict(zip(("device_min_ns", "device_median_ns", "device_max_ns"), times[3:])),
-    }
-    return Table.of(RANK_RANGES, columns)
+    frame, paths = _all_ranges(summaries)
+    rank = pl.Series("rank", [summary.rank for summary in summaries], pl.Int64)
+    cpu, device, calls = pl.col("cpu_ns"), pl.col("device_ns"), pl.col("calls")
+    rows = (
+        frame.with_columns(rank=rank.gather(frame["owner"]))
+        .group_by("path")
+        .agg(
+            ranks=pl.len().cast(pl.Int64),
+            calls=calls.sum(),
+            cpu_min_ns=cpu.min(),
+            cpu_median_ns=_median("cpu_ns"),
+            cpu_max_ns=cpu.max(),
+            slowest=pl.col("rank").filter(cpu == cpu.max()).min(),
+            device_min_ns=device.min(),
+            device_median_ns=_median("device_ns"),
+            device_max_ns=device.max(),
+        )
+        .sort("path")
+    )
+    apart, usual = pl.col("cpu_max_ns") - pl.col("cpu_min_ns"), pl.col("cpu_median_ns")
+    spread = pl.when(usual > 0).then(apart / usual)
+    texts = pl.Series("path", paths, pl.String).gather(rows["path"])
+    return Table.of(RANK_RANGES, rows.with_columns(texts, spread=spread))
 
 
 def stragglers(summaries: Sequence[RankSummary], ranks: Table) -> Table:
@@ -232,19 +223,19 @@ def _most_above(
     it: the stages of a pipeline differ. What only `slow` ranks have, such as a checkpoint, takes 0
     on the others. Ranges that a process group records, such as "nccl:all_reduce", are left out.
     """
-    ranges = _Cells.of(summaries)
-    is_ours = [not is_collective(path.rpartition("/")[2]) for path in ranges.paths]
-    ours = np.array(is_ours, np.bool_)[ranges.path]
-    is_slow = np.array([summary.rank in slow for summary in summaries], np.bool_)
-    others = Groups(ranges.path[~is_slow[ranges.owner]], len(ranges.paths)).size
-    first = np.searchsorted(ranges.owner, np.arange(len(summaries) + 1)).tolist()
-    found: dict[int | None, tuple[str, int]] = {}
-    for name in ("self_cpu_ns", "self_device_ns"):
-        values = ranges.values(name)
-        usual = np.where(others > 0, ranges.spread(values)[1], 0)
-        above = np.where((values >= 0) & ours, values - usual[ranges.path], 0)
-        for summary, begin, end in zip(summaries, first, first[1:]):
-            most = begin + int(np.argmax(above[begin:end])) if end > begin else -1
-            if most >= 0 and above[most] > found.get(summary.rank, ("", 0))[1]:
-                found[summary.rank] = ranges.paths[ranges.path[most]], int(above[most])
-    return found
+    frame, paths = _all_ranges(summaries)
+    ours = [k for k, path in enumerate(paths) if not is_collective(path.rpartition("/")[2])]
+    is_slow = pl.col("owner").is_in([k for k, each in enumerate(summaries) if each.rank in slow])
+    others = (~is_slow).any().over("path")
+    above = [
+        pl.col(name) - pl.when(others).then(_median(name).over("path")).otherwise(0)
+        for name in ("self_cpu_ns", "self_device_ns")
+    ]
+    most = (
+        frame.select("path", "owner", above=pl.max_horizontal(above))
+        .filter(pl.col("above") > 0, pl.col("path").is_in(ours))
+        .sort("above", descending=True, maintain_order=True)
+        .unique("owner", keep="first")
+    )
+    rows = most.select("owner", "path", "above").iter_rows()
+    return {summaries[owner].rank: (paths[path], above) for owner, path, above in rows}
