@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from instrument.read.facts.call_tree import nest
-from instrument.read.facts.groupby import groupby_rows
 from instrument.read.facts.intervals import Intervals, merged, sweep
 from instrument.read.facts.links import Links
 from instrument.read.trace.events import ANNOTATION, OPERATOR, Details, Events, Flags, Ints, is_step
@@ -21,7 +20,6 @@ ON_CPU = ("gloo:", "mpi:")
 # Operators that only start a collective or wait for it.
 _STARTING_OR_WAITING = "c10d::"
 _OF_PROCESS_GROUPS = (*ON_CPU, "nccl:", "ucc:", "xccl:", "hccl:")
-_NONE = Details()
 
 
 def is_collective(name: str) -> bool:
@@ -62,27 +60,20 @@ def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints
     return np.where(record >= 0, record, around[0]), around[1]
 
 
-def collective_details(events: Events, kernel: Ints, record: Ints) -> tuple[Ints, list[Details]]:
+def collective_details(events: Events, kernel: Ints, record: Ints) -> list[Details]:
     """The details of each collective: those of its kernel, completed from its record.
 
     `kernel` and `record` hold positions among the events, or -1.
-
-    Returns:
-        For each collective an index into the list of details; and this list.
     """
-    codes = np.append(events.detail.astype(np.int64), -1)
-    one, other = codes[kernel], codes[record]
-    pairs, groups = groupby_rows(one, other)
-    found = [
-        _completed(*(events.details[code] if code >= 0 else _NONE for code in pair))
-        for pair in pairs.T.tolist()
-    ]
-    return groups.of, found
-
-
-def _completed(first: Details, second: Details) -> Details:
-    missing = {name: value for name, value in second._asdict().items() if value is not None}
-    return Details(**(missing | {n: v for n, v in first._asdict().items() if v is not None}))
+    codes, found = np.append(events.detail.astype(np.int64), -1), dict[tuple[int, int], Details]()
+    every, pairs = (
+        [*events.details, Details()],
+        [*zip(codes[kernel].tolist(), codes[record].tolist())],
+    )
+    for pair in {*pairs}:
+        first, second = (every[code]._asdict() for code in pair)
+        found[pair] = Details(**second | {k: v for k, v in first.items() if v is not None})
+    return [found[pair] for pair in pairs]
 
 
 def is_on_cpu(events: Events) -> Flags:

@@ -6,10 +6,12 @@ docs/gpu.md defines the bandwidths, as NCCL's own tests do (doc/PERFORMANCE.md i
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import polars as pl
 
 from instrument.read.facts.collective_records import (
     RECORD,
@@ -20,20 +22,12 @@ from instrument.read.facts.collective_records import (
     records,
 )
 from instrument.read.facts.device_work import COMMUNICATION, KERNEL, MEMSET, Work
-from instrument.read.facts.groupby import Groups, cells, group_rows, groupby, groupby_rows, intern
 from instrument.read.facts.idle import launching_step
 from instrument.read.facts.intervals import Intervals, merged, sweep, within
 from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import step_at, step_number
-from instrument.read.trace.columns import ints
-from instrument.read.trace.events import (
-    Details,
-    Events,
-    Flags,
-    Ints,
-    flags,
-)
+from instrument.read.trace.events import Details, Events, Ints, flags
 from instrument.read.views.table import Table
 
 # Every rank waits in such a collective until the last rank has joined it. So the collective ends at
@@ -41,7 +35,6 @@ from instrument.read.views.table import Table
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 # Where a collective ran.
 DEVICE, CPU = "device", "CPU"
-_RUNS_ON = (DEVICE, CPU, None)
 # For each kind, a pattern that finds the kind in the names of annotations and kernels, and in the
 # records of collectives that torch writes.
 _KINDS = (
@@ -72,7 +65,6 @@ _FLOAT8 = "Float8_"
 _MOST_BYTES = 2**43  # 9 TB; torch recorded a wrong size if a message is larger
 # torch's description of a process group that was made without a description.
 _NO_DESCRIPTION = "undefined"
-_UNKNOWN = -1
 
 _GROUP = {
     "kind": "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, "
@@ -130,8 +122,11 @@ COLLECTIVE_CALLS: Schema = schema(
 )
 #: The columns that are equal for all collectives of one process group and kind.
 OF_GROUP = tuple(_GROUP)
+# The columns that torch's records and the names of events give; see `_described`.
+_DESCRIBED = ("name", *OF_GROUP[:-1], "element_type", "number", "bytes")
 
 
+@lru_cache(1024)
 def kind_of(name: str) -> str | None:
     """Return the kind of collective that a name contains, such as `all_reduce`; None if unknown."""
     return next((kind for kind, pattern in _PATTERNS if pattern.search(name)), None)
@@ -178,23 +173,6 @@ def message_bytes(kind: str | None, details: Details) -> int | None:
     return size if size < _MOST_BYTES else None
 
 
-class _Found(NamedTuple):
-    """Events of collectives, as parallel columns.
-
-    `event` is a kernel, an annotation or a record; `record` is the CPU event in which torch
-    recorded the collective; `range` is the annotation around the launch; `step` is the index of the
-    finished step that launched it. These are positions or -1. `runs_on` is an index into
-    `_RUNS_ON`.
-    """
-
-    event: Ints
-    record: Ints
-    range: Ints
-    step: Ints
-    exposed_ns: Ints
-    runs_on: Ints
-
-
 def collective_calls(links: Links, work: Work) -> Table:
     """Return one row for each collective, in order of its end; see `COLLECTIVE_CALLS`.
 
@@ -209,40 +187,88 @@ def collective_calls(links: Links, work: Work) -> Table:
     """
     events, steps = links.events, links.steps
     on_device = _on_device(events, work, steps)
-    others = _on_cpu(links, steps), _recorded_only(events, steps, on_device.record)
-    found = _Found(*map(np.concatenate, zip(on_device, *others)))
-    table = Table.of(COLLECTIVE_CALLS, _rows(events, steps, found), begin_ns=events.begin_ns)
-    return table.sort("end_ns", descending=False)
+    recorded_only = _recorded_only(events, steps, on_device["record"].to_numpy())
+    found = pl.concat([on_device, _on_cpu(links, steps), recorded_only])
+    event = found["event"].to_numpy()
+    of_record, own = pl.col("record"), len(events) + pl.int_range(pl.len())
+    calls = (
+        found.with_columns(
+            unit=pl.when(of_record >= 0).then(of_record).otherwise(own),
+            start_ns=events.start_ns[event],
+            end_ns=events.end_ns[event],
+            duration_ns=events.duration_ns[event],
+        )
+        .sort("unit", "start_ns", maintain_order=True)
+        .group_by("unit", maintain_order=True)
+        .agg(
+            pl.col("event", "record", "around", "step", "runs_on", "start_ns").first(),
+            pl.col("end_ns").max(),
+            pl.col("duration_ns", "exposed_ns").sum(),
+        )
+    )
+    described = [*zip(*_described(events, calls))] or [()] * len(_DESCRIBED)
+    names = Table({name: [*cells] for name, cells in zip(_DESCRIBED, described)}).frame
+    alike = pl.col("start_ns").rank("ordinal").over("step", "runs_on", "name", "ranks")
+    numbers = {k: step_number(events, event) for k, event in enumerate(steps.tolist())}
+    calls = calls.drop("event", "record", "around", "unit").hstack(names)
+    calls = calls.with_columns(
+        ordinal=alike.cast(pl.Int64) - 1,
+        step=pl.col("step").replace_strict(numbers, default=None, return_dtype=pl.Int64),
+    )
+    times = pl.col("start_ns", "end_ns", "duration_ns", "exposed_ns")
+    calls = calls.with_columns(pl.when(pl.col("runs_on").is_not_null()).then(times))
+    algorithm, bus = _rates(calls, "bytes", "duration_ns")
+    calls = calls.with_columns(algorithm_bytes_per_second=algorithm, bus_bytes_per_second=bus)
+    calls = calls.sort("end_ns", nulls_last=True, maintain_order=True)
+    return Table.of(COLLECTIVE_CALLS, calls, begin_ns=events.begin_ns)
 
 
-def _on_device(events: Events, work: Work, steps: Ints) -> _Found:
+def _found(
+    event: Ints, record: Ints, around: Ints, step: Ints, exposed_ns: Ints, runs_on: str | None
+) -> pl.DataFrame:
+    """Events of collectives, whose positions, or -1, are in `event`, `record` and `around`.
+
+    `event` is a kernel, an annotation or a record; `record` is the CPU event in which torch
+    recorded the collective; `around` is the annotation around the launch; `step` is the index of
+    the finished step that launched it.
+    """
+    columns = {
+        "event": event,
+        "record": record,
+        "around": around,
+        "step": step,
+        "exposed_ns": exposed_ns,
+    }
+    frame = pl.DataFrame({name: each.astype(np.int64) for name, each in columns.items()})
+    return frame.with_columns(runs_on=pl.lit(runs_on, pl.String))
+
+
+def _on_device(events: Events, work: Work, steps: Ints) -> pl.DataFrame:
     chosen = np.flatnonzero(work.kind == COMMUNICATION)
     record, around = collective_records(events, work.operator[chosen], work.call[chosen])
     exposed = _outside(work.of(KERNEL, MEMSET), work.start_ns[chosen], work.end_ns[chosen])
     step = launching_step(events, work, steps)[chosen]
-    return _Found(work.event[chosen], record, around, step, exposed, np.zeros_like(step))
+    return _found(work.event[chosen], record, around, step, exposed, DEVICE)
 
 
-def _on_cpu(links: Links, steps: Ints) -> _Found:
+def _on_cpu(links: Links, steps: Ints) -> pl.DataFrame:
     events = links.events
     index = np.flatnonzero(is_on_cpu(events))
     start, end = events.start_ns[index], events.end_ns[index]
     exposed = _outside(cpu_sides(links)[1], start, end) if len(index) else start
     none = np.full(len(index), -1)
-    step = step_at(events, steps, start)
-    return _Found(index, none, index, step, exposed, np.ones_like(index))
+    return _found(index, none, index, step_at(events, steps, start), exposed, CPU)
 
 
-def _recorded_only(events: Events, steps: Ints, used: Ints) -> _Found:
+def _recorded_only(events: Events, steps: Ints, used: Ints) -> pl.DataFrame:
     """The collectives that have a record and no kernel; `used` are the records with a kernel."""
     is_named = flags(lambda each: kind_of(each.collective or "") is not None, events.details)
     chosen = records(events)
     chosen &= np.append(is_named, False)[events.detail]
     chosen[used[used >= 0]] = False
     index = np.flatnonzero(chosen)
-    step = step_at(events, steps, events.start_ns[index])
-    none = np.full(len(index), -1)
-    return _Found(index, index, none, step, np.zeros_like(index), np.full(len(index), 2))
+    none, step = np.full(len(index), -1), step_at(events, steps, events.start_ns[index])
+    return _found(index, index, none, step, np.zeros_like(index), None)
 
 
 def _outside(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
@@ -250,79 +276,38 @@ def _outside(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
     return end_ns - start_ns - within(merged(*intervals), start_ns, end_ns)
 
 
-def _rows(events: Events, steps: Ints, found: _Found) -> dict[str, list[Any]]:
-    """The columns of `COLLECTIVE_CALLS`: events with the same record share one row."""
-    unit = np.where(found.record >= 0, found.record, len(events) + np.arange(len(found.record)))
-    groups = groupby(unit)[1]
-    first = groups.sorted_by(events.start_ns[found.event]).row(0)
-    event = found.event[first]
-    start_ns = groups.min(events.start_ns[found.event])
-    end_ns = -groups.min(-events.end_ns[found.event])
-    duration_ns, exposed_ns = (
-        groups.sum(values) for values in (events.duration_ns[found.event], found.exposed_ns)
-    )
-    of, details = collective_details(events, event, found.record[first])
-    described = [details[code] for code in of.tolist()]
-    ranges = np.append(events.name, -1)[found.range[first]]
-    names, kinds = _names(events, event, ranges, of, details)
-    step = found.step[first]
-    numbers = [*(step_number(events, k) for k in steps.tolist()), None]
-    sizes = [message_bytes(kind, each) for kind, each in zip(kinds, described)]
-    group_sizes = [_count(each.group_size) for each in described]
-    runs_on = [_RUNS_ON[k] for k in found.runs_on[first].tolist()]
-    has_work = np.array([each is not None for each in runs_on], np.bool_)
-    times = cells(duration_ns, has_work)
-    rates = [bandwidths(*each) for each in zip(kinds, group_sizes, sizes, times)]
-    ranks = [each.ranks for each in described]
-    alike = group_rows(step, found.runs_on[first], intern(names)[0], intern(ranks)[0])
-    return {
-        "name": names,
-        "kind": kinds,
-        "process_group": [each.process_group for each in described],
-        "description": [
-            None if each.group_description == _NO_DESCRIPTION else each.group_description
-            for each in described
-        ],
-        "ranks": ranks,
-        "group_size": group_sizes,
-        "runs_on": runs_on,
-        "element_type": [each.element_type for each in described],
-        "number": [_count(each.collective_number) for each in described],
-        "step": [numbers[k] for k in step.tolist()],
-        "ordinal": alike.sorted_by(start_ns).ordinals().tolist(),
-        "start_ns": cells(start_ns, has_work),
-        "end_ns": cells(end_ns, has_work),
-        "duration_ns": times,
-        "exposed_ns": cells(exposed_ns, has_work),
-        "bytes": sizes,
-        "algorithm_bytes_per_second": [rate for rate, _ in rates],
-        "bus_bytes_per_second": [rate for _, rate in rates],
-    }
+def _described(events: Events, calls: pl.DataFrame) -> Iterator[tuple[Any, ...]]:
+    """What torch says about each collective, and the names: the columns `_DESCRIBED`.
+
+    The kind is in torch's record, or else in the name of the annotation, or else in that of the
+    kernel.
+    """
+    event, record = calls["event"].to_numpy(), calls["record"].to_numpy()
+    names = [*events.names, ""]
+    around = np.append(events.name, -1)[calls["around"].to_numpy()].tolist()
+    details = collective_details(events, event, record)
+    for each, own, outer in zip(details, events.name[event].tolist(), around):
+        recorded = each.collective or ""
+        kinds = map(kind_of, (recorded, names[outer], names[own]))
+        kind = next(filter(None, kinds), None)
+        name = names[own].replace("(anonymous namespace)::", "").partition("(")[0]
+        about = each.group_description
+        yield (
+            recorded if name == RECORD else name,
+            kind,
+            each.process_group,
+            None if about == _NO_DESCRIPTION else about,
+            each.ranks,
+            _count(each.group_size),
+            each.element_type,
+            _count(each.collective_number),
+            message_bytes(kind, each),
+        )
 
 
 def _count(value: int | None) -> int | None:
     """A number from torch's record; None if it is negative or does not fit into 64 bits."""
     return value if value is not None and 0 <= value < 2**63 else None
-
-
-def _names(
-    events: Events, event: Ints, ranges: Ints, of: Ints, details: Sequence[Details]
-) -> tuple[list[str], list[str | None]]:
-    """The name and the kind of each collective.
-
-    The kind is in torch's record, or else in the name of the annotation, or else in that of the
-    kernel.
-    """
-    keys, groups = groupby_rows(of, ranges, events.name[event])
-    names, kinds = [], []
-    for number, around, own in keys.T.tolist():
-        recorded = details[number].collective or ""
-        name = events.names[own].replace("(anonymous namespace)::", "").partition("(")[0]
-        texts = (recorded, events.names[around] if around >= 0 else "", events.names[own])
-        kinds.append(next(filter(None, map(kind_of, texts)), None))
-        names.append(recorded if name == RECORD else name)
-    every = groups.of.tolist()
-    return [names[k] for k in every], [kinds[k] for k in every]
 
 
 def collectives(collective_calls: Table) -> Table:
@@ -332,56 +317,48 @@ def collectives(collective_calls: Table) -> Table:
     is ready, and ends when all ranks are done. So the bandwidths are lower bounds.
     `Ranks.collectives` has times without the waiting.
     """
-    key, distinct = intern(zip(*(collective_calls.column(name) for name in OF_GROUP)))
-    groups = Groups(key, len(distinct))
-    duration = ints(collective_calls.column("duration_ns"), _UNKNOWN)
-    size = ints(collective_calls.column("bytes"), _UNKNOWN)
-    lasting, sized = duration >= 0, size >= 0
-    both = lasting & sized
-    largest = np.full(groups.count, _UNKNOWN)
-    np.maximum.at(largest, key[both], size[both])
-    is_largest = both & (size == largest[key])
-    totals = groups.sums(duration, lasting)
-    exposed = groups.sums(ints(collective_calls.column("exposed_ns"), 0), lasting)
-    timed = groups.number(lasting)
-    means = [total // count if count else None for total, count in zip(totals, timed.tolist())]
-    shortest = groups.min(np.where(lasting, duration, np.iinfo(np.int64).max))
-    rates = _rates(distinct, groups, size, duration, both)
-    rates_of_largest = _rates(distinct, groups, size, duration, is_largest)
-    types = collective_calls.column("element_type")
-    columns: dict[str, list[Any]] = {
-        **{name: [each[k] for each in distinct] for k, name in enumerate(OF_GROUP)},
-        "element_type": [
-            ", ".join(sorted({types[k] for k in rows.tolist()} - {None})) or None
-            for rows in groups.rows()
-        ],
-        "calls": groups.size.tolist(),
-        "bytes": groups.sums(size, sized),
-        "duration_ns": totals,
-        "min_ns": groups.cells(shortest, timed > 0),
-        "mean_ns": means,
-        "max_ns": groups.cells(-groups.min(-duration), timed > 0),
-        "exposed_ns": exposed,
-        "exposed_share": [
-            part / whole if part is not None and whole else None
-            for part, whole in zip(exposed, totals)
-        ],
-        "algorithm_bytes_per_second": [rate for rate, _ in rates],
-        "bus_bytes_per_second": [rate for _, rate in rates],
-        "largest_message_bytes": cells(largest, largest >= 0),
-        "largest_message_calls": cells(groups.number(is_largest), largest >= 0),
-        "largest_message_bus_bytes_per_second": [rate for _, rate in rates_of_largest],
-    }
-    return Table.of(COLLECTIVES, columns).sort("duration_ns")
+    duration, size, exposed = pl.col("duration_ns"), pl.col("bytes"), pl.col("exposed_ns")
+    sized = duration.is_not_null() & size.is_not_null()
+    largest = sized & (size == size.filter(sized).max())
+
+    def total(cells: pl.Expr) -> pl.Expr:
+        return pl.when(cells.count() > 0).then(cells.sum())
+
+    groups = collective_calls.frame.group_by(OF_GROUP, maintain_order=True).agg(
+        element_type=pl.col("element_type").drop_nulls().unique().sort().str.join(", "),
+        calls=pl.len().cast(pl.Int64),
+        bytes=total(size),
+        duration_ns=total(duration),
+        min_ns=duration.min(),
+        mean_ns=duration.sum() // duration.count(),
+        max_ns=duration.max(),
+        exposed_ns=total(exposed),
+        exposed_share=exposed.sum() / duration.sum(),
+        largest_message_bytes=size.filter(sized).max(),
+        largest_message_calls=pl.when(sized.any()).then(largest.sum().cast(pl.Int64)),
+        sized_bytes=total(size.filter(sized)),
+        sized_ns=total(duration.filter(sized)),
+        largest_bytes=total(size.filter(largest)),
+        largest_ns=total(duration.filter(largest)),
+    )
+    algorithm, bus = _rates(groups, "sized_bytes", "sized_ns")
+    _, of_largest = _rates(groups, "largest_bytes", "largest_ns")
+    groups = groups.with_columns(
+        pl.col("element_type").replace("", None),
+        pl.col("exposed_share").fill_nan(None),
+        algorithm_bytes_per_second=algorithm,
+        bus_bytes_per_second=bus,
+        largest_message_bus_bytes_per_second=of_largest,
+    ).drop("sized_bytes", "sized_ns", "largest_bytes", "largest_ns")
+    return Table.of(COLLECTIVES, groups).sort("duration_ns")
 
 
-def _rates(
-    distinct: Sequence[Any], groups: Groups, size: Ints, duration: Ints, where: Flags
-) -> list[tuple[int | None, int | None]]:
-    """The two bandwidths of each group; see `bandwidths`. `where` is a mask of the calls to sum."""
-    kind, count = (OF_GROUP.index(name) for name in ("kind", "group_size"))
-    sums = zip(groups.sums(size, where), groups.sums(duration, where))
-    return [bandwidths(each[kind], each[count], *both) for each, both in zip(distinct, sums)]
+def _rates(frame: pl.DataFrame, size: str, duration: str) -> tuple[pl.Series, pl.Series]:
+    """The algorithm and the bus bandwidth of each row, as `bandwidths` computes them."""
+    rows = frame.select("kind", "group_size", size, duration).iter_rows()
+    rates = [*zip(*(bandwidths(*row) for row in rows))] or [(), ()]
+    algorithm, bus = (pl.Series(each, dtype=pl.Int64, strict=False) for each in rates)
+    return algorithm, bus
 
 
 def cpu_waits(links: Links) -> dict[str, list[int]]:
