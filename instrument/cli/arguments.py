@@ -22,6 +22,18 @@ def add_formats(parser: argparse.ArgumentParser, **texts: str) -> None:
         group.add_argument(f"--{name}", action="store_true", help=text)
 
 
+def add_ignore(parser: argparse.ArgumentParser) -> None:
+    """Add the option --ignore, for codes of findings."""
+    parser.add_argument(
+        "--ignore",
+        metavar="CODE",
+        action="append",
+        default=[],
+        help="leave out findings of this code, such as unmarked-time; may be given several times, "
+        "and adds to those that [tool.instrument.diagnose] in pyproject.toml names",
+    )
+
+
 def path_or_url(text: str) -> Path | str:
     """Return the text as a path, or unchanged if it is a URL."""
     return text if "://" in text else Path(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from instrument.cli.arguments import CAPTURES, add_formats, path_or_url
+from instrument.cli.arguments import CAPTURES, add_formats, add_ignore, path_or_url
 from instrument.cli.output import Written
 
 HELP = "say what slows a run, what to change, and what the change saves"
@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Of a folder with several runs, only the newest run is diagnosed."
     )
     parser.add_argument("paths", metavar="PATH", type=path_or_url, nargs="+", help=CAPTURES)
+    add_ignore(parser)
     add_formats(
         parser,
         json="print JSON, with all evidence and times in nanoseconds",
@@ -30,7 +31,9 @@ def run(arguments: argparse.Namespace) -> str:
     from instrument.cli.paths import readable_captures
     from instrument.read.advise.diagnose import diagnose_all
     from instrument.read.advise.diagnosis import as_json, as_markdown, as_text
+    from instrument.read.advise.settings import read_settings
 
-    diagnosis = diagnose_all(readable_captures(arguments.paths))
+    settings = read_settings(arguments.ignore)
+    diagnosis = diagnose_all(readable_captures(arguments.paths), settings=settings)
     write = as_json if arguments.json else as_markdown if arguments.markdown else as_text
     return Written(write(diagnosis))

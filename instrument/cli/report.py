@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from instrument.base.errors import ConfigError
-from instrument.cli.arguments import CAPTURES, path_or_url
+from instrument.cli.arguments import CAPTURES, add_ignore, path_or_url
 from instrument.cli.output import Written, writing
 
 HELP = "write one HTML page about a capture or a run"
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=path_or_url,
         help="show what changed since this capture or run, like `instrument diff`",
     )
+    add_ignore(parser)
     add("--open", action="store_true", help="open the page in the browser")
     add(
         "--redact",
@@ -53,12 +54,15 @@ def run(arguments: argparse.Namespace) -> str:
     from instrument.base import files
     from instrument.base.units import size
     from instrument.cli.paths import readable_captures
+    from instrument.read.advise.diagnose import Diagnosing
+    from instrument.read.advise.settings import read_settings
     from instrument.read.show.page.page import page, payload
 
     if arguments.json and (arguments.output or arguments.open):
         raise ConfigError("--json prints on stdout: leave out --open; use > FILE instead of -o.")
     captures = readable_captures(arguments.paths)
-    content = payload(captures, before=arguments.before, redact=arguments.redact)
+    seen = Diagnosing(settings=read_settings(arguments.ignore))
+    content = payload(captures, before=arguments.before, redact=arguments.redact, diagnosing=seen)
     if arguments.json:
         return Written(json.dumps(content, indent=2))
     target = arguments.output or _FILE

@@ -13,6 +13,7 @@ from instrument.cli.arguments import (
     ROWS,
     ROWS_HELP,
     add_formats,
+    add_ignore,
     column_names,
     path_or_url,
     positive,
@@ -66,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(f"--{option}", dest="views", action="append_const", const=name, help=VIEWS[name].help)
     timings = "show only the timings of a run with profiler.timings; PATH may be a timings file"
     add("--timings", action="store_true", help=timings)
+    add_ignore(parser)
     add_formats(
         parser,
         json="print the views as JSON, with all columns and with times in nanoseconds",
@@ -76,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the tables that the options ask for, as text, JSON or CSV."""
+    from instrument.read.advise.settings import read_settings
     from instrument.read.show.remarks import incomplete
     from instrument.read.show.text import (
         as_csv,
@@ -120,7 +123,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         return Written(table.rstrip("\n"))
     rows = arguments.rows or ROWS
     own = {name: name in chosen for name in ("ranges", "operators")}
-    first = first_parts(capture) if all(own.values()) else []
+    settings = read_settings(arguments.ignore)
+    first = first_parts(capture, settings) if all(own.values()) else []
     sort, sort_ranges = sort_keys(arguments.sort, **own) if any(own.values()) else (None, None)
     parts = capture_parts(
         capture,

@@ -36,7 +36,7 @@ def environment(**facts: Any) -> dict[str, Any]:
 
 def check(capture: Capture, code: str) -> list[Finding]:
     """The findings of a check, which may raise `NotRecorded`."""
-    return list(run_check(check_of(code), capture, capture.whatif))
+    return [each.finding for each in run_check(check_of(code), capture, capture.whatif)]
 
 
 def described(cases: Mapping[str, Case], folder: Path) -> str:

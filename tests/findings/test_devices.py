@@ -42,7 +42,7 @@ from findings.device_traces import (
 )
 from findings.twins import assert_command_runs
 from instrument import Capture
-from instrument.read.advise import stragglers
+from instrument.read.advise.communication import STRAGGLERS
 from instrument.read.advise.diagnose import CHECKS, diagnose
 from instrument.read.advise.evidence import cost_share, share_of, share_with_device
 from instrument.read.advise.verdict import verdict
@@ -409,7 +409,7 @@ def test_a_rank_that_others_wait_for(tmp_path: Path) -> None:
     for rank, own_us in enumerate((300, 310, 800, 305)):
         write_rank(tmp_path, rank, synchronous_steps(own_us))
     (window,) = Run.load(tmp_path).windows
-    (finding,) = stragglers.CHECK.find(window)
+    (finding,) = STRAGGLERS.find(window)
     assert finding.title.startswith("Rank 2 is late: the own work of rank 2 takes 122 %")
     assert "495.000 µs of each step (50 %)" in finding.title
     assert finding.range == "forward"
@@ -500,7 +500,7 @@ def test_a_rank_that_others_without_own_work_wait_for(tmp_path: Path) -> None:
         ]
         write_rank(tmp_path, rank, [step(3, 0, 1000), step(4, 1000, 1000), *work, *waits])
     (window,) = Run.load(tmp_path).windows
-    (finding,) = stragglers.CHECK.find(window)
+    (finding,) = STRAGGLERS.find(window)
     assert finding.title == (
         "Rank 2 is late: the other ranks wait up to 800.000 µs of each step (80 %)"
     )
@@ -510,7 +510,7 @@ def test_equal_ranks_have_no_straggler(tmp_path: Path) -> None:
     for rank, own_us in enumerate((300, 310, 302, 305)):
         write_rank(tmp_path, rank, synchronous_steps(own_us))
     (window,) = Run.load(tmp_path).windows
-    assert not list(stragglers.CHECK.find(window))
+    assert not list(STRAGGLERS.find(window))
 
 
 # What the checks find in each trace beside unmarked time, in this order, and why each finding is justified. The readings
@@ -584,7 +584,7 @@ def test_stragglers_of_a_real_job() -> None:
     (window,) = Run.load(
         *(real_traces.path(f"a100_megatron_tp8_rank{rank}") for rank in range(8))
     ).windows
-    (finding,) = stragglers.CHECK.find(window)
+    (finding,) = STRAGGLERS.find(window)
     assert finding.title.startswith("Ranks 6, 0, 2 are late")
     assert "its CPU is late" in finding.change
     # The CPU of each rank is busy all the time, so that balance wins much less than the devices wait.

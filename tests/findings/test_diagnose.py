@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import html
 import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 from builders import (
     Event,
@@ -45,6 +48,7 @@ from instrument.read.advise.diagnosis import (
     as_text,
 )
 from instrument.read.advise.finding import Evidence, Finding
+from instrument.read.advise.settings import DEFAULT, read_settings
 from instrument.read.advise.verdict import first_lines, verdict
 from instrument.read.compare.side import load
 from instrument.read.ranks import rank_summary
@@ -77,7 +81,7 @@ def scaled_operator(name: str) -> Callable[[Any], Any]:
 def problem(**changed: Any) -> Problem:
     """A problem whose saving is half of the range `forward`."""
     given = {
-        "title": "Half of the step is slow",
+        "what": "Half of the step is slow",
         "change": "faster()",
         "verify": "instrument show CAPTURE",
         "edit": scaled(0.5),
@@ -118,10 +122,10 @@ def failing(error: Exception) -> Check:
 
 def test_findings_are_sorted_by_their_saving_or_share(tmp_path: Path) -> None:
     def find(capture: Any) -> Iterator[Problem]:
-        yield problem(title="unknown", edit=None, place=("a", None))
-        yield problem(title="share", edit=None, share=0.3, place=("d", None))
-        yield problem(title="small", place=("b", None))
-        yield problem(title="large", edit=scaled(0.1), place=("c", None))
+        yield problem(what="unknown", edit=None, place=("a", None))
+        yield problem(what="share", edit=None, share=0.3, place=("d", None))
+        yield problem(what="small", place=("b", None))
+        yield problem(what="large", edit=scaled(0.1), place=("c", None))
 
     found = diagnosed([recorded(tmp_path)], [Check("made-up", find), check(code="other")])
     assert [each.title for each in found.findings] == ["large", "small", "share", "unknown"]
@@ -133,9 +137,9 @@ def test_findings_are_sorted_by_their_saving_or_share(tmp_path: Path) -> None:
 
 def test_half_of_a_share_counts_if_the_saving_is_unknown(tmp_path: Path) -> None:
     def find(capture: Any) -> Iterator[Problem]:
-        yield problem(title="share of 50 %", edit=None, share=0.5, place=("a", None))
-        yield problem(title="saves 25 %", place=("b", None))
-        yield problem(title="share of 51 %", edit=None, share=0.51, place=("c", None))
+        yield problem(what="share of 50 %", edit=None, share=0.5, place=("a", None))
+        yield problem(what="saves 25 %", place=("b", None))
+        yield problem(what="share of 51 %", edit=None, share=0.51, place=("c", None))
 
     found = diagnosed([recorded(tmp_path)], [Check("made-up", find)])
     assert [each.title for each in found.findings] == [
@@ -149,13 +153,13 @@ def test_what_ends_the_run_comes_first_and_caveats_last(tmp_path: Path) -> None:
     captures = [recorded(tmp_path, window) for window in (3, 6, 9)]
 
     def find(capture: Any) -> Iterator[Problem]:
-        yield problem(title="slow", edit=scaled(0.1), place=("a", None))
-        yield problem(title="grows", edit=None, ends_run=True, place=("b", None))
+        yield problem(what="slow", edit=scaled(0.1), place=("a", None))
+        yield problem(what="grows", edit=None, ends_run=True, place=("b", None))
         if capture is captures[1]:
-            yield problem(title="grew once", edit=None, ends_run=True, place=("c", None))
+            yield problem(what="grew once", edit=None, ends_run=True, place=("c", None))
 
     def doubt(capture: Any) -> Iterator[Problem]:
-        yield problem(title="busy", edit=None, share=0.9)
+        yield problem(what="busy", edit=None, share=0.9)
 
     checks = [Check("doubt", doubt, is_caveat=True), Check("made-up", find)]
     found = diagnosed(captures, checks)
@@ -183,7 +187,7 @@ def test_an_error_of_a_check_is_said_and_the_others_go_on(tmp_path: Path) -> Non
         raise ConfigError("No range matches 'decoder'.")
 
     def unknown_saving(capture: Any) -> Iterator[Problem]:
-        yield problem(title="lost", edit=lambda _: Unsimulated())
+        yield problem(what="lost", edit=lambda _: Unsimulated())
 
     checks = [
         failing(TypeError("'int' object is not iterable")),
@@ -211,10 +215,10 @@ def test_a_simulation_that_fails_is_said_and_is_no_finding(tmp_path: Path) -> No
     found = diagnosed(
         [recorded(tmp_path)],
         [
-            check({"edit": refuse, "title": "lost"}, {"title": "kept"}, code="half"),
+            check({"edit": refuse, "what": "lost"}, {"what": "kept"}, code="half"),
             check({"edit": scaled_operator("decoder")}, code="nothing-to-edit"),
             check({"edit": scaled(0.99)}, code="too-little"),
-            check({"edit": None, "title": "unknown by design"}, code="unknown"),
+            check({"edit": None, "what": "unknown by design"}, code="unknown"),
         ],
     )
     assert [(each.title, each.saving is None) for each in found.findings] == [
@@ -272,9 +276,9 @@ def test_equal_findings_of_windows_and_ranks_become_one(tmp_path: Path) -> None:
 
     def find(capture: Any) -> Iterator[Problem]:
         left = by[capture.about.window.first_step, capture.about.rank]
-        yield problem(title=f"Slow in {capture.name}: 60 %", share=1 - left, edit=scaled(left))
+        yield problem(what=f"Slow in {capture.name}: 60 %", share=1 - left, edit=scaled(left))
         if capture.about.rank == 1:
-            yield problem(title="Also slow", place=("other", None))
+            yield problem(what="Also slow", place=("other", None))
 
     found = diagnosed(iter(captures), [Check("made-up", find)])
     assert [each.title for each in found.findings] == [
@@ -292,7 +296,7 @@ def test_without_savings_the_median_share_counts(tmp_path: Path) -> None:
     shares = iter([0.3, 0.1])
 
     def find(capture: Any) -> Iterator[Problem]:
-        yield problem(title=capture.name, share=next(shares), edit=None)
+        yield problem(what=capture.name, share=next(shares), edit=None)
 
     (found,) = diagnosed(captures, [Check("made-up", find)]).findings
     assert found.share == 0.1, "of two, the smaller"
@@ -300,7 +304,7 @@ def test_without_savings_the_median_share_counts(tmp_path: Path) -> None:
 
 
 def test_two_findings_of_a_capture_in_one_range_stay_two(tmp_path: Path) -> None:
-    checks = [check({"title": "one"}, {"title": "two"})]
+    checks = [check({"what": "one"}, {"what": "two"})]
     found = diagnosed([recorded(tmp_path), recorded(tmp_path, rank=1)], checks)
     assert [each.title for each in found.findings] == [
         "one (on all 2 ranks)",
@@ -319,8 +323,8 @@ def test_different_problems_of_a_check_stay_apart(tmp_path: Path) -> None:
 
     def find(capture: Any) -> Iterator[Problem]:
         if capture is captures[0]:
-            yield problem(title="5.0 % are casts", share=0.05, variant="casts")
-        yield problem(title="30 % are copies", share=0.3, variant="copies")
+            yield problem(what="5.0 % are casts", share=0.05, variant="casts")
+        yield problem(what="30 % are copies", share=0.3, variant="copies")
 
     found = diagnosed(captures, [Check("made-up", find)])
     assert [each.title for each in found.findings] == [
@@ -334,8 +338,8 @@ def test_a_problem_of_few_windows_comes_after_those_of_most(tmp_path: Path) -> N
 
     def find(capture: Any) -> Iterator[Problem]:
         if capture is captures[1]:
-            yield problem(title="No CPU", share=0.9, edit=None)
-        yield problem(title="Slow", share=0.1, edit=None, place=("loop", None))
+            yield problem(what="No CPU", share=0.9, edit=None)
+        yield problem(what="Slow", share=0.1, edit=None, place=("loop", None))
 
     found = diagnosed(captures, [Check("made-up", find)])
     assert [each.title for each in found.findings] == [
@@ -416,11 +420,20 @@ def test_nothing_to_diagnose(tmp_path: Path) -> None:
         diagnose([])
 
 
-def test_codes_and_files_have_the_same_names() -> None:
-    for each in CHECKS:
-        name = each.find.__module__.rpartition(".")[2]
-        assert each.code == name.replace("_", "-")
+def test_codes_functions_and_rows_have_the_same_names() -> None:
     assert len({each.code for each in CHECKS}) == len(CHECKS)
+    for each in CHECKS:
+        name = each.code.replace("-", "_")
+        assert each.find.__name__ == name
+        assert getattr(import_module(each.find.__module__), name.upper()) == each
+
+
+def test_no_check_imports_another() -> None:
+    modules = {each.find.__module__ for each in CHECKS}
+    for module in modules:
+        tree = ast.parse(Path(import_module(module).__file__ or "").read_text())
+        imported = {each.module for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)}
+        assert not imported & modules, module
 
 
 def test_text_markdown_and_json(tmp_path: Path, golden: Golden) -> None:
@@ -446,7 +459,7 @@ def test_json_has_the_documented_keys(tmp_path: Path) -> None:
 
 def hostile(capture: Any) -> Iterator[Problem]:
     yield problem(
-        title=f"{HOSTILE} is slow",
+        what=f"{HOSTILE} is slow",
         place=(HOSTILE, HOSTILE),
         evidence=(Evidence(HOSTILE, 3, 1_500_000, detail=HOSTILE),),
         change=HOSTILE,
@@ -488,7 +501,7 @@ REPLACED = re.compile(
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_names_of_a_stranger_are_shown_as_they_are(tmp_path: Path, name: str) -> None:
-    found = diagnosed([recorded(tmp_path)], [check({"title": name, "place": (name, None)})])
+    found = diagnosed([recorded(tmp_path)], [check({"what": name, "place": (name, None)})])
     text = as_markdown(replace(found, not_checked=(name,)))
     page = MarkdownIt().enable(["strikethrough", "table"]).render(text)
     verdict, title = re.findall(r"<strong>(.*)</strong>", page)
@@ -514,7 +527,7 @@ def test_markdown_stays_below_two_thousand_tokens(tmp_path: Path) -> None:
     evidence = tuple(Evidence(f"{long}{k}", 10**6, 10**9, detail=long) for k in range(9))
     many = [
         {
-            "title": f"{k} {long}",
+            "what": f"{k} {long}",
             "place": (f"{k}/{long}", None),
             "evidence": evidence,
             "change": long,
@@ -555,7 +568,7 @@ def test_markdown_says_how_sure_the_savings_are(tmp_path: Path) -> None:
 
 def test_text_fits_into_eighty_columns(tmp_path: Path) -> None:
     long = {
-        "title": "A long title that says much of what is slow and why it is so slow " * 3,
+        "what": "A long title that says much of what is slow and why it is so slow " * 3,
         "place": ("model/" + "/".join(f"layer{k}" for k in range(40)), None),
         "evidence": (Evidence("x" * 300, 10**6, 10**12, detail="y " * 99),),
     }
@@ -565,7 +578,7 @@ def test_text_fits_into_eighty_columns(tmp_path: Path) -> None:
 
 def test_a_sentence_that_verifies_is_wrapped_and_a_command_is_one_line(tmp_path: Path) -> None:
     sentence, command = "Record again. " * 9, "instrument show " + "CAPTURE" * 14
-    changes = [{"verify": sentence}, {"title": "other", "verify": command}]
+    changes = [{"verify": sentence}, {"what": "other", "verify": command}]
     lines = as_text(diagnosed([recorded(tmp_path)], [check(*changes)])).splitlines()
     assert f"   verify  {command}" in lines
     assert max(len(line) for line in lines if command not in line) <= 80
@@ -920,7 +933,7 @@ def test_communication_follows_the_late_ranks_of_most_windows(
 
     shares = {"exposed-communication": 0.9, "other": 0.3, "small": 0.1}
     checks = [
-        check({"title": "x is exposed communication", "share": share, "edit": None}, code=code)
+        check({"what": "x is exposed communication", "share": share, "edit": None}, code=code)
         for code, share in shares.items()
     ]
     captures = [recorded(tmp_path, window, rank) for window in (3, 6, 9) for rank in (0, 1)]
@@ -981,3 +994,153 @@ def test_one_of_several_ranks_cannot_be_compared(tmp_path: Path) -> None:
 def test_a_job_of_one_rank_has_nothing_to_compare(tmp_path: Path) -> None:
     found = diagnose([write_capture(tmp_path, steps())], [], [LATE])
     assert (found.findings, found.passed, found.not_checked) == ((), (), ())
+
+
+# What is ignored, and what the first findings save together
+
+
+def two_halves(capture: Any) -> Iterator[Problem]:
+    for name in ("aten::mm", "aten::add"):
+        events = np.flatnonzero(capture.events.named(name.__eq__))
+        yield Problem(name, events, variant=name)
+
+
+HALVED = Check("made-up", two_halves, factor=0.5)
+
+
+def halves(folder: Path, first: str = "aten::mm", second: str = "aten::add") -> Capture:
+    return write_capture(folder, in_steps(3, 1000, span(first, 0, 500), span(second, 500, 400)))
+
+
+def test_what_the_first_findings_save_together_is_simulated(tmp_path: Path) -> None:
+    found = diagnosed([halves(tmp_path)], [HALVED])
+    assert [each.saving and each.saving.saving_ns for each in found.findings] == [250_000, 200_000]
+    assert found.together is not None
+    assert found.together.numbers == (1, 2)
+    assert found.together.saving.saving_ns == 450_000
+    line = "Findings 1 and 2 together save 450.000 µs (45 %): a step would take 550.000 µs."
+    assert line in as_text(found)
+    assert line in as_markdown(found).replace("\\", "")
+    assert json.loads(as_json(found))["together"] == {
+        "numbers": [1, 2], "saving_ns": 450_000, "low_ns": 450_000, "high_ns": 450_000, "step_ns": 550_000,
+    }  # fmt: skip
+
+
+def test_findings_on_the_same_events_are_not_counted_twice(tmp_path: Path) -> None:
+    again = Check("again", two_halves, factor=0.5)
+    found = diagnosed([halves(tmp_path)], [HALVED, again])
+    assert [each.code for each in found.findings] == ["made-up", "again", "made-up", "again"]
+    assert found.together is not None
+    assert found.together.numbers == (1, 3)
+    assert found.together.saving.saving_ns == 450_000
+
+
+def test_windows_are_simulated_together_as_most_of_them_are(tmp_path: Path) -> None:
+    found = diagnosed([halves(tmp_path / name) for name in "ab"], [HALVED])
+    assert found.together is not None
+    assert found.together.saving.saving_ns == 450_000
+
+
+def test_one_finding_saves_nothing_together(tmp_path: Path) -> None:
+    found = diagnosed([halves(tmp_path)], [HALVED._replace(least_saving=0.22)])
+    assert len(found.findings) == 1
+    assert found.together is None
+    assert "together" not in as_text(found)
+
+
+def test_an_ignored_finding_is_only_counted(tmp_path: Path) -> None:
+    other = Check("other", two_halves, factor=0.5)
+    found = diagnose([halves(tmp_path)], [HALVED, other], (), ignore=["other"])
+    assert {each.code for each in found.findings} == {"made-up"}
+    assert found.ignored == ("other", "other")
+    assert found.together is not None
+    assert found.together.numbers == (1, 2)
+    assert "2 findings ignored: other" in as_text(found)
+    assert json.loads(as_json(found))["ignored"] == ["other", "other"]
+
+
+def test_a_threshold_replaces_that_of_the_check(tmp_path: Path) -> None:
+    half, capture = HALVED._replace(least_share=0.3), halves(tmp_path)
+
+    def names(share: float) -> list[str]:
+        found = diagnose(capture, [half], (), thresholds={"made-up": share})
+        return [each.title for each in found.findings]
+
+    assert names(0.3) == ["aten::mm", "aten::add"]
+    assert names(0.45) == ["aten::mm"]
+    assert names(0.05) == ["aten::mm", "aten::add"]
+    assert names(0.6) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ignore": ["unmarked-tim"]}, "'unmarked-tim'; did you mean 'unmarked-time'?"),
+        ({"thresholds": {"laucnh-bound": 0.1}}, "did you mean 'launch-bound'?"),
+        ({"thresholds": {"graph-breaks": 0.1}}, "graph-breaks have no threshold 0.1: remove it"),
+        ({"thresholds": {"launch-bound": 10}}, "is 10: give a share of the step from 0.01 to 1"),
+        ({"thresholds": {"launch-bound": True}}, "is True: give a share"),
+        ({"thresholds": {"python-time": 0.1}}, "a share of the step from 0.2 to 1"),
+    ],
+)
+def test_settings_that_are_not_possible_are_named(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        diagnose([], **given)
+
+
+def write_settings(folder: Path, text: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pyproject.toml").write_text(text)
+
+
+def test_settings_are_those_of_the_nearest_project_that_has_some(tmp_path: Path) -> None:
+    write_settings(
+        tmp_path / "a",
+        '[tool.instrument.diagnose]\nignore = ["unmarked-time"]\n'
+        "[tool.instrument.diagnose.thresholds]\nlaunch-bound = 0.1\n",
+    )
+    write_settings(tmp_path / "a/b", "[tool.other]\nx = 1\n")
+    (tmp_path / "a/b/c").mkdir()
+    found = read_settings(["first-step"], tmp_path / "a/b/c")
+    assert found.ignore == ("unmarked-time", "first-step")
+    assert found.thresholds == {"launch-bound": 0.1}
+    write_settings(tmp_path / "a/b", "[tool.instrument]\n")
+    assert read_settings(folder=tmp_path / "a/b/c") == DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[tool", "cannot be read"),
+        ("[tool.instrument.diagnose]\nignored = []", "did you mean 'ignore'?"),
+        ('[tool.instrument.diagnose]\nignore = "first-step"', "write a list of codes"),
+        ("[tool.instrument.diagnose]\nignore = [1]", "write a list of codes"),
+        ("[tool.instrument.diagnose]\nthresholds = 0.1", "write a table of shares"),
+        ("[tool.instrument]\ndiagnose = 1", "write a table"),
+        ("[tool]\ninstrument = 1", "write a table"),
+    ],
+)
+def test_a_wrong_pyproject_is_named(tmp_path: Path, text: str, said: str) -> None:
+    write_settings(tmp_path, text)
+    with pytest.raises(ConfigError, match=re.escape(said)) as raised:
+        read_settings(folder=tmp_path)
+    assert str(tmp_path / "pyproject.toml") in str(raised.value)
+
+
+def test_commands_leave_out_what_the_project_ignores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = str(halves(tmp_path).place)
+    monkeypatch.chdir(tmp_path)
+    outputs = [["diagnose", place], ["show", place], ["report", "--json", place]]
+    for command in outputs:
+        assert main(command) == 0
+        text = capsys.readouterr().out
+        assert "is in no range" in text
+        assert "ignored" not in text.replace('"ignored"', "")
+        assert main([*command, "--ignore", "unmarked-time"]) == 0
+        assert "1 finding ignored: unmarked-time" in capsys.readouterr().out
+    write_settings(tmp_path, '[tool.instrument.diagnose]\nignore = ["unmarked-time"]')
+    for command in outputs:
+        assert main(command) == 0
+        assert "1 finding ignored: unmarked-time" in capsys.readouterr().out

@@ -30,10 +30,11 @@ from builders import (
 
 from findings.by_hand import Case, check, environment
 from instrument.cli.command import main
-from instrument.read.advise import not_training, operator_storm
+from instrument.read.advise import loops
 from instrument.read.advise.diagnose import diagnose
 from instrument.read.advise.verdict import verdict
 from instrument.read.trace.events import is_step
+from instrument.read.views.untrained import change_of
 
 # Waiting for data
 
@@ -730,7 +731,7 @@ NAMES = {
 
 @pytest.mark.parametrize("verb", NAMES)
 def test_a_name_says_whether_a_function_trains(verb: str) -> None:
-    changes = {name: not_training.change_of(name) or "" for name in NAMES[verb].split()}
+    changes = {name: change_of(name) or "" for name in NAMES[verb].split()}
     assert {name: change.partition(" ")[0] for name, change in changes.items()} == dict.fromkeys(
         changes, verb
     )
@@ -738,8 +739,8 @@ def test_a_name_says_whether_a_function_trains(verb: str) -> None:
 
 def test_the_search_for_a_name_of_a_stranger_ends() -> None:
     """Its time must not double with each part of the name."""
-    assert not_training.change_of("save" + "_and_a" * 50 + "!") is None
-    assert not_training.change_of("run_" * 100_000 + "val") is None
+    assert change_of("save" + "_and_a" * 50 + "!") is None
+    assert change_of("run_" * 100_000 + "val") is None
 
 
 WITHOUT_CPU = {
@@ -839,10 +840,8 @@ def test_loops_of_several_threads_do_not_add_up(tmp_path: Path) -> None:
 def test_the_cost_of_loops_does_not_grow_with_the_number_of_ranges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passes, makers = [], operator_storm.makers
-    monkeypatch.setattr(
-        operator_storm, "makers", lambda views: passes.append(views) or makers(views)
-    )
+    passes, makers = [], loops.makers
+    monkeypatch.setattr(loops, "makers", lambda links: passes.append(links) or makers(links))
     counts = []
     for ranges in (1, 30):
         inside = [
@@ -856,7 +855,7 @@ def test_the_cost_of_loops_does_not_grow_with_the_number_of_ranges(
         (folder := tmp_path / str(ranges)).mkdir()
         recorded = capture(folder, in_steps(3, 30_000, *inside))
         passes.clear()
-        assert len(operator_storm.storms(recorded)) == ranges
+        assert len(loops._storms(recorded)) == ranges
         counts.append(len(passes))
     assert counts[0] == counts[1]
 

@@ -11,14 +11,9 @@ import pytest
 from builders import annotation, call, capture, frame, kernel, launched, made, node, span, step
 
 from findings.twins import found
-from instrument.read.advise import (
-    attention_not_fused,
-    device_idle,
-    first_step,
-    unused_autograd,
-)
+from instrument.read.advise import autograd, launches, recording
 from instrument.read.advise.finding import Evidence
-from instrument.read.advise.launch_bound import launch_gaps
+from instrument.read.advise.operators import _KERNELS, _attention
 from instrument.read.facts import places
 
 
@@ -42,7 +37,7 @@ def launching_threads(count: int) -> list[dict[str, Any]]:
 
 def test_each_gap_counts_for_the_thread_that_ends_it(tmp_path: Path) -> None:
     trace = capture(tmp_path, launching_threads(8))
-    causes = device_idle._causes(trace, launch_gaps(trace))
+    causes = launches._causes(trace, launches._launch_gaps(trace))
     assert [(cause.name, cause.calls, cause.time_ns) for cause in causes] == [
         ("aten::work1", 4, 4 * 1_100_000),
         ("aten::work0", 4, 4 * 1_000_000),
@@ -135,15 +130,15 @@ def test_only_ranges_that_may_be_long_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = []
-    share_of = unused_autograd.share_with_device
+    share_of = autograd.share_with_device
 
     def counted(*arguments: Any) -> float:
         measured.append(arguments)
         return share_of(*arguments)
 
-    monkeypatch.setattr(unused_autograd, "share_with_device", counted)
+    monkeypatch.setattr(autograd, "share_with_device", counted)
     trace = capture(tmp_path, validations(60))
-    places = [problem.place for problem in unused_autograd.find(trace)]
+    places = [problem.place for problem in autograd.unused_autograd(trace)]
     assert [place and place[0] for place in places] == ["short59", "long"]
     assert len(measured) == 2
 
@@ -156,7 +151,7 @@ def test_attentions_beside_each_other_share_no_operator(tmp_path: Path) -> None:
         events += [span(name, 10 + 100 * k + 10 * j, 9) for j, name in enumerate(names)]
         events.append(span("aten::relu", 10 + 100 * k + 90, 9))
     trace = capture(tmp_path, events)
-    softmax, nodes = attention_not_fused._attention(trace, attention_not_fused._KERNELS["cpu"])
+    softmax, nodes = _attention(trace, _KERNELS["cpu"])
     names = [trace.events.names[k] for k in trace.events.name[trace.links.call_tree.index[nodes]]]
     assert (len(softmax), len(nodes)) == (20, between)
     assert set(names) == {"aten::mul", "aten::softmax", "aten::add"}
@@ -175,14 +170,14 @@ def test_additional_time_of_names_in_few_steps(tmp_path: Path, count: int) -> No
             lasts = int(random.integers(1, 100))
             took.setdefault(name, [0] * count)[at] += 1000 * lasts
             events.append(span(name, 1000 * at + 110 * k, lasts))
-    causes = first_step._names(capture(tmp_path, events))
+    causes = recording._names(capture(tmp_path, events))
     assert {cause.name: cause.more_ns for cause in causes} == {
         name: int(times[0] - np.median(times[1:])) for name, times in took.items()
     }
 
 
 def test_own_time_below_zero_has_its_place_in_the_median() -> None:
-    more_ns = first_step._additional(np.array([7, -5, -4, 9, 0]))
+    more_ns = recording._additional(np.array([7, -5, -4, 9, 0]))
     assert more_ns == 7 - (-2)  # the median of -5, -4, 0 and 9 is -2
 
 
@@ -197,9 +192,9 @@ def test_a_name_for_each_step_takes_little_memory(tmp_path: Path) -> None:
     assert trace.links.call_tree
     tracemalloc.start()
     try:
-        (finding,) = first_step.find(trace)
+        (finding,) = recording.first_step(trace)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert finding.title.endswith("100 % of the difference is aten::op0")
+    assert finding.what.endswith("100 % of the difference is aten::op0")
     assert peak < 4 * count * count  # a table of all names and steps takes twice that

@@ -30,7 +30,7 @@ import torch
 from instrument import Capture, Session
 from instrument.cli.command import main
 from instrument.read.advise.check import Check, NotRecorded, run_check
-from instrument.read.advise.diagnose import diagnose
+from instrument.read.advise.diagnose import CHECKS, diagnose
 from instrument.read.advise.finding import Finding, Saving
 from instrument.read.advise.verdict import LEAST_SHARE, causes
 
@@ -131,14 +131,13 @@ def retimed(capture: Capture, folder: Path) -> Capture:
 def found(capture: Capture, code: str) -> list[Finding]:
     """The findings of one kind in a capture; none where the capture lacks what the check needs."""
     try:
-        return list(run_check(check_of(code), capture, capture.whatif))
+        return [each.finding for each in run_check(check_of(code), capture, capture.whatif)]
     except NotRecorded:
         return []
 
 
 def check_of(code: str) -> Check:
-    check: Check = import_module(f"instrument.read.advise.{code.replace('-', '_')}").CHECK
-    return check
+    return next(each for each in CHECKS if each.code == code)
 
 
 def headline(capture: Capture) -> str:

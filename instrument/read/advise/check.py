@@ -1,4 +1,4 @@
-"""`Check`: a kind of problem, with its thresholds; `run_check` makes findings of what it finds."""
+"""`Check`: a row and a query for a kind of problem; `run_check` makes findings of its problems."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from instrument.base.errors import CaptureError
-from instrument.read.advise.evidence import evidence
+from instrument.base.units import percent
+from instrument.read.advise.evidence import evidence, share_of
 from instrument.read.advise.finding import Evidence, Finding, Saving
 from instrument.read.facts.places import common_place
 from instrument.read.trace.events import Ints, is_runtime
@@ -24,6 +25,10 @@ RECORD_SHAPES = "record with profiler.record_shapes=true"
 RECORD_STEPS = "record with profiler.active=4 or more"
 RECORD_AGAIN = "record with a session of this version of instrument"
 QUIET_CPUS = "record while no other program uses the CPUs"
+#: No change that saves a smaller share of the step is worth a finding, and no threshold is lower.
+LEAST_SAVING = 0.01
+#: What a change does to a simulated step.
+Edit: TypeAlias = "Callable[[Scenario], Scenario]"
 
 
 class NotRecorded(CaptureError):  # noqa: N818
@@ -42,12 +47,7 @@ class NotRecorded(CaptureError):  # noqa: N818
 
 
 class Need(NamedTuple):
-    """Data without which a check cannot run.
-
-    Attributes:
-        is_met: whether a capture has the data.
-        missing, remedy: what `NotRecorded` says if it does not.
-    """
+    """Data without which a check cannot run, and what `NotRecorded` says without it."""
 
     is_met: Callable[[Views], bool]
     missing: str
@@ -82,19 +82,13 @@ DEVICE_WORK = Need(
 )
 
 
-#: A change that saves a smaller share of the step is not worth a finding.
-LEAST_SAVING = 0.01
-#: What a change does to a simulated step.
-Edit: TypeAlias = "Callable[[Scenario], Scenario]"
-
-
 class Problem(NamedTuple):
     """What a check has found: events, and what makes a finding of them.
 
     Attributes:
-        title: the title of the finding.
+        what: the text for `{what}` in the check's title.
         events: the positions of the events in `capture.events`; None if no events show the problem.
-        share: the share of the step that the title names.
+        share: the share of the step that the title names; None takes that of the events, if any.
         edit: the simulated change, of no more than the problem's events or times; None scales the
             time of the events by `Check.factor`.
         place: the range and the source line; None finds those of 90 % of the events' time.
@@ -102,9 +96,11 @@ class Problem(NamedTuple):
         variant: which of several problems it is that the check looks for; see `Finding`.
         change, verify: replace those of the check.
         ends_run: whether the run soon fails because of the problem.
+        is_large: whether it is a finding whatever its share; without a `share`, it has none.
+        unclear: raised if the problem is large enough, because the capture does not show more.
     """
 
-    title: str
+    what: str = ""
     events: Ints | None = None
     share: float | None = None
     edit: Edit | None = None
@@ -114,19 +110,23 @@ class Problem(NamedTuple):
     change: str = ""
     verify: str = ""
     ends_run: bool = False
+    is_large: bool = False
+    unclear: NotRecorded | None = None
 
 
 class Check(NamedTuple):
-    """A kind of problem and the function that looks for it.
+    """A kind of problem: its code, thresholds and texts, and the query for the events it blames.
 
     Attributes:
         code: the code of the findings, as in `Finding`.
-        find: yields the problems of a capture of at least `least_share`. It raises `NotRecorded` if
-            the capture does not show whether it has the problem.
+        find: yields the problems of a capture, of whatever share. It raises `NotRecorded` if the
+            capture does not show whether it has the problem.
+        title: the title of the findings, with `{share}`, `{step}` and the `{what}` of the problem.
         change: what to write instead.
         verify: how to check that the change helped: the options of `instrument show` that print it,
             with a comment behind two spaces and "#"; or a sentence.
         least_share: a problem is a finding if it takes at least this share of the step.
+        lowest: users can set `least_share` to this or more.
         least_saving: there is no finding if the simulation saves a smaller share of the step.
         factor: the factor by which the simulation multiplies the time of the events and of their
             device work. None: the saving is known only if there is a `Problem.edit`.
@@ -140,9 +140,11 @@ class Check(NamedTuple):
 
     code: str
     find: Callable[[Views], Iterator[Problem]]
+    title: str = "{what}"
     change: str = ""
     verify: str = ""
     least_share: float = 0.0
+    lowest: float = LEAST_SAVING
     least_saving: float = LEAST_SAVING
     factor: float | None = None
     on_device: bool | None = None
@@ -155,17 +157,23 @@ class Check(NamedTuple):
 class RanksCheck(NamedTuple):
     """A kind of problem that only shows if the ranks of a window are compared.
 
-    Attributes:
-        code: the code of the findings, as in `Finding`.
-        find: yields the findings of one window on all its ranks. It raises `NotRecorded` if the
-            captures lack what it needs.
+    `find` yields the findings of one window on all its ranks. It raises `NotRecorded` if the
+    captures lack what it needs.
     """
 
     code: str
     find: Callable[[Ranks], Iterator[Finding]]
 
 
-def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator[Finding]:
+class Found(NamedTuple):
+    """A finding, with the simulated change and the events that it blames, if there are any."""
+
+    finding: Finding
+    edit: Edit | None = None
+    events: Ints | None = None
+
+
+def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator[Found]:
     """Yield the findings of one check in one capture.
 
     `whatif` is the simulation without edits; None if the capture cannot be simulated: then no
@@ -183,7 +191,13 @@ def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator
     may_be_chance = is_found = False
     failure: Exception | None = None
     for problem in check.find(capture):
-        events, edit = problem.events, problem.edit or _scaled(check, problem)
+        share = _share(capture, problem)
+        is_small = share is not None and share < check.least_share and not problem.is_large
+        if is_small or (problem.events is not None and not len(problem.events)):
+            continue
+        if problem.unclear is not None:
+            raise problem.unclear
+        edit = problem.edit or _scaled(check, problem)
         try:
             scenario = edit(whatif) if edit is not None and whatif is not None else None
             if not is_worth(scenario, check.least_saving):
@@ -194,28 +208,8 @@ def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator
         if scenario is not None and _is_chance(capture, scenario):
             may_be_chance = True
             continue
-        path, source = problem.place or (None, None)
-        rows = problem.evidence or ()
-        if events is not None and problem.place is None:
-            path, source = common_place(capture, events)
-        if events is not None and problem.evidence is None:
-            rows = evidence(capture, events)
-        yield Finding(
-            code=check.code,
-            title=problem.title,
-            change=problem.change or check.change,
-            verify=_command(capture, problem.verify or check.verify),
-            saving=saving_of(scenario),
-            range=path,
-            source=source,
-            evidence=rows,
-            coverage=check.coverage,
-            share=problem.share,
-            variant=problem.variant,
-            ends_run=problem.ends_run,
-            is_caveat=check.is_caveat,
-            assumes=check.assumes,
-        )
+        finding = _finding(check, problem, capture, share, saving_of(scenario))
+        yield Found(finding, None if scenario is None else edit, problem.events)
         is_found = True
     if isinstance(failure, CaptureError):
         raise CaptureError(f"To check {check.code}, no change could be simulated: {failure}")
@@ -225,11 +219,64 @@ def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator
         raise NotRecorded("a thread without a CPU may explain the time", QUIET_CPUS)
 
 
-def is_worth(scenario: Scenario | None, least_saving: float) -> bool:
+def is_worth(scenario: Scenario | None, least_saving: float = LEAST_SAVING) -> bool:
     """Whether a change saves at least this share of the step; True if its saving is unknown."""
     if scenario is None:
         return True
     return scenario.saving_ns >= least_saving * scenario.baseline_ns
+
+
+def saving_of(scenario: Scenario | None) -> Saving | None:
+    """The figures of a simulated change; None for None. Simulates the bounds of the saving."""
+    if scenario is None:
+        return None
+    saving_ns, low_ns = scenario.saving_ns, scenario.low_ns
+    if saving_ns > 0:  # the change can be of no use, but does no harm
+        low_ns = max(low_ns, 0)
+    return Saving(scenario.baseline_ns, saving_ns, low_ns, scenario.high_ns)
+
+
+def _share(capture: Views, problem: Problem) -> float | None:
+    if problem.share is not None or problem.events is None or problem.is_large:
+        return problem.share
+    return share_of(capture, problem.events)
+
+
+def _scaled(check: Check, problem: Problem) -> Edit | None:
+    events, by = problem.events, check.factor
+    if events is None or by is None:
+        return None
+    return lambda whatif: whatif.scale_events(events, by=by)
+
+
+def _finding(
+    check: Check, problem: Problem, capture: Views, share: float | None, saving: Saving | None
+) -> Finding:
+    events, place, rows = problem.events, problem.place, problem.evidence
+    if place is None:
+        place = (None, None) if events is None else common_place(capture, events)
+    if rows is None:
+        rows = () if events is None else evidence(capture, events)
+    verify = problem.verify or check.verify
+    if verify.startswith("--"):  # ready to paste into a shell
+        verify = f"instrument show {shlex.quote(str(capture.place))} {verify}"
+    step = capture.links.counted_steps.what
+    return Finding(
+        code=check.code,
+        title=check.title.format(share=percent(share or 0), step=step, what=problem.what),
+        change=problem.change or check.change,
+        verify=verify,
+        saving=saving,
+        range=place[0],
+        source=place[1],
+        evidence=rows,
+        coverage=check.coverage,
+        share=share,
+        variant=problem.variant,
+        ends_run=problem.ends_run,
+        is_caveat=check.is_caveat,
+        assumes=check.assumes,
+    )
 
 
 def _is_chance(capture: Views, scenario: Scenario) -> bool:
@@ -245,40 +292,15 @@ def _is_chance(capture: Views, scenario: Scenario) -> bool:
     return bool(is_rare and wait and saved_ns.sum() <= (wait.waited_ns or 0))
 
 
-def saving_of(scenario: Scenario | None) -> Saving | None:
-    """The figures of a simulated change; None for None. Simulates the bounds of the saving."""
-    if scenario is None:
-        return None
-    saving_ns, low_ns = scenario.saving_ns, scenario.low_ns
-    if saving_ns > 0:  # the change can be of no use, but does no harm
-        low_ns = max(low_ns, 0)
-    return Saving(scenario.baseline_ns, saving_ns, low_ns, scenario.high_ns)
-
-
-def _scaled(check: Check, problem: Problem) -> Edit | None:
-    events, by = problem.events, check.factor
-    if events is None or by is None:
-        return None
-    return lambda whatif: whatif.scale_events(events, by=by)
-
-
 def _has_device_work(capture: Views, check: Check) -> bool:
     """Whether the trace has device work.
 
     Raises:
         NotRecorded: the check needs device work; the trace has none, although a device was used.
     """
-    has_work = DEVICE_WORK.is_met(capture)
-    events = capture.events
+    has_work, events = DEVICE_WORK.is_met(capture), capture.events
     if has_work or not check.on_device:
         return has_work
     if events.devices or capture.about.devices or events.among(is_runtime).any():
         raise NotRecorded(DEVICE_WORK.missing, DEVICE_WORK.remedy)
     return False
-
-
-def _command(capture: Views, verify: str) -> str:
-    """Make a command of options of `instrument show`, ready to paste into a shell."""
-    if not verify.startswith("--"):
-        return verify
-    return f"instrument show {shlex.quote(str(capture.place))} {verify}"

@@ -7,52 +7,44 @@ phase in several captures, the median is shown.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from statistics import median_low
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from instrument.base.errors import CaptureError, TraceError, reason_of
 from instrument.base.prose import shortened
 from instrument.base.step_times import kinds_in_words
 from instrument.base.units import counted, duration, few, percent
-from instrument.read.advise import (
-    allocator_churn,
-    attention_not_fused,
-    blocking_copies,
-    busy_cpus,
-    debug_modes,
-    device_idle,
-    exposed_communication,
-    first_step,
-    float64,
-    garbage_collection,
-    graph_breaks,
-    launch_bound,
-    layout_and_casts,
-    loader_wait,
-    memory_growth,
-    not_training,
-    one_time_costs,
-    operator_storm,
-    python_time,
-    recompilation,
-    recording_overhead,
-    slow_links,
-    stragglers,
-    synchronizing_calls,
-    tensor_cores,
-    thread_oversubscription,
-    unmarked_time,
-    unused_autograd,
-    unused_gradients,
+from instrument.read.advise.autograd import DEBUG_MODES, UNUSED_AUTOGRAD, UNUSED_GRADIENTS
+from instrument.read.advise.check import (
+    QUIET_CPUS,
+    Check,
+    Found,
+    NotRecorded,
+    RanksCheck,
+    run_check,
+    saving_of,
 )
-from instrument.read.advise.check import QUIET_CPUS, Check, NotRecorded, RanksCheck, run_check
-from instrument.read.advise.diagnosis import Diagnosis
-from instrument.read.advise.finding import Finding
+from instrument.read.advise.communication import EXPOSED_COMMUNICATION, SLOW_LINKS, STRAGGLERS
+from instrument.read.advise.compile import GRAPH_BREAKS, RECOMPILATION
+from instrument.read.advise.diagnosis import Diagnosis, Together
+from instrument.read.advise.finding import Finding, Saving
+from instrument.read.advise.host import BUSY_CPUS, GARBAGE_COLLECTION, THREAD_OVERSUBSCRIPTION
+from instrument.read.advise.launches import DEVICE_IDLE, LAUNCH_BOUND, ONE_TIME_COSTS
+from instrument.read.advise.loader import LOADER_WAIT
+from instrument.read.advise.loops import OPERATOR_STORM
+from instrument.read.advise.memory import ALLOCATOR_CHURN, MEMORY_GROWTH
+from instrument.read.advise.operators import ATTENTION_NOT_FUSED, LAYOUT_AND_CASTS
+from instrument.read.advise.precision import FLOAT64, TENSOR_CORES
+from instrument.read.advise.python import NOT_TRAINING, PYTHON_TIME, UNMARKED_TIME
+from instrument.read.advise.recording import FIRST_STEP, LEAST_EXCESS, RECORDING_OVERHEAD
+from instrument.read.advise.settings import DEFAULT, Settings
+from instrument.read.advise.waits import BLOCKING_COPIES, SYNCHRONIZING_CALLS
 from instrument.read.simulate.scenario import Scenario, scenario
 from instrument.read.views.coverage import lost_events
 from instrument.read.views.device_use import device_use
@@ -65,42 +57,41 @@ if TYPE_CHECKING:
 
 #: The checks that `diagnose` runs on each capture. Findings that cost the same keep this order.
 CHECKS: tuple[Check, ...] = (
-    loader_wait.CHECK,
-    synchronizing_calls.CHECK,
-    operator_storm.CHECK,
-    one_time_costs.CHECK,
-    launch_bound.CHECK,
-    device_idle.CHECK,
-    blocking_copies.CHECK,
-    exposed_communication.CHECK,
-    slow_links.CHECK,
-    tensor_cores.CHECK,
-    float64.CHECK,
-    attention_not_fused.CHECK,
-    layout_and_casts.CHECK,
-    allocator_churn.CHECK,
-    recompilation.CHECK,
-    graph_breaks.CHECK,
-    garbage_collection.CHECK,
-    thread_oversubscription.CHECK,
-    busy_cpus.CHECK,
-    memory_growth.CHECK,
-    unused_autograd.CHECK,
-    unused_gradients.CHECK,
-    debug_modes.CHECK,
-    first_step.CHECK,
-    recording_overhead.CHECK,
-    not_training.CHECK,
-    python_time.CHECK,
-    unmarked_time.CHECK,
+    LOADER_WAIT,
+    SYNCHRONIZING_CALLS,
+    OPERATOR_STORM,
+    ONE_TIME_COSTS,
+    LAUNCH_BOUND,
+    DEVICE_IDLE,
+    BLOCKING_COPIES,
+    EXPOSED_COMMUNICATION,
+    SLOW_LINKS,
+    TENSOR_CORES,
+    FLOAT64,
+    ATTENTION_NOT_FUSED,
+    LAYOUT_AND_CASTS,
+    ALLOCATOR_CHURN,
+    RECOMPILATION,
+    GRAPH_BREAKS,
+    GARBAGE_COLLECTION,
+    THREAD_OVERSUBSCRIPTION,
+    BUSY_CPUS,
+    MEMORY_GROWTH,
+    UNUSED_AUTOGRAD,
+    UNUSED_GRADIENTS,
+    DEBUG_MODES,
+    FIRST_STEP,
+    RECORDING_OVERHEAD,
+    NOT_TRAINING,
+    PYTHON_TIME,
+    UNMARKED_TIME,
 )
 #: The checks that `diagnose` runs on the ranks of each window.
-RANKS_CHECKS: tuple[RanksCheck, ...] = (stragglers.CHECK,)
+RANKS_CHECKS: tuple[RanksCheck, ...] = (STRAGGLERS,)
 # If the ranks cannot be compared, this code stands for all checks in RANKS_CHECKS.
 _RANKS = "ranks"
 # The checks whose time may be a wait for a late rank.
-_LATE = stragglers.CHECK.code
-_COMMUNICATION = (exposed_communication.CHECK.code, slow_links.CHECK.code)
+_COMMUNICATION = (EXPOSED_COMMUNICATION.code, SLOW_LINKS.code)
 _EVEN_FIRST = "Give the ranks equally much work first: to send less does not shorten their waits."
 _COMPARE_FIRST = (
     "First give the captures of all ranks to `instrument diagnose`, which shows whether they wait "
@@ -109,12 +100,19 @@ _COMPARE_FIRST = (
 _LONGEST_ERROR, _LONGEST_PHASE = 100, 44
 # The captures' mean steps differ if the largest is this many times the smallest.
 _DIFFER = 1.2
+# The changes of so many findings, the first ones, are simulated together.
+_TOGETHER = 3
+# What tells problems apart: code, variant, range, phase, and the number among equal ones.
+_Key: TypeAlias = tuple[str, str, str | None, str, int]
 
 
 def diagnose(
     captures: Views | Iterable[Views],
     checks: Iterable[Check] = CHECKS,
     ranks_checks: Iterable[RanksCheck] = RANKS_CHECKS,
+    *,
+    ignore: Iterable[str] = (),
+    thresholds: Mapping[str, float] | None = None,
 ) -> Diagnosis:
     """Run the checks on the captures of a run: one capture, or several windows and ranks.
 
@@ -125,20 +123,24 @@ def diagnose(
         captures: one capture, or several.
         checks: what to look for in each capture.
         ranks_checks: what to look for by comparing the ranks of each window.
+        ignore: codes of findings to leave out.
+        thresholds: by code, the least share of the step of a finding.
 
     Cost: for each capture, about the time of reading it, plus the time of the simulations.
 
     Raises:
         CaptureError: there is no capture, or a capture holds no trace.
+        ConfigError: a code is unknown, or a threshold is not possible.
         TraceError: a trace cannot be read.
     """
+    settings = Settings(tuple(ignore), thresholds or {})
     if isinstance(captures, Views):
-        return diagnose_all([captures], checks, ranks_checks)
+        return diagnose_all([captures], checks, ranks_checks, settings)
     newest, older = newest_run(captures, lambda capture: capture.about)
     named = [(capture.name, capture.place) for capture in older]
     sentences = filter(None, [left_out(named, [capture.name for capture in newest])])
     one_by_one = (newest.pop(0) for _ in range(len(newest)))
-    diagnosis = diagnose_all(one_by_one, checks, ranks_checks)
+    diagnosis = diagnose_all(one_by_one, checks, ranks_checks, settings)
     return replace(diagnosis, not_checked=(*sentences, *diagnosis.not_checked))
 
 
@@ -146,20 +148,20 @@ def diagnose_all(
     captures: Iterable[Views],
     checks: Iterable[Check] = CHECKS,
     ranks_checks: Iterable[RanksCheck] = RANKS_CHECKS,
+    settings: Settings = DEFAULT,
 ) -> Diagnosis:
     """Diagnose all captures as if they were of one run; they are read one after the other.
 
     A check that fails counts as not checked, and the other checks run. If the simulation fails, no
-    saving is known. A rank whose summary fails is not compared. The arguments and the errors are
-    those of `diagnose`.
+    saving is known. A rank whose summary fails is not compared. The errors are those of `diagnose`.
     """
-    seen = Diagnosing(tuple(checks), tuple(ranks_checks))
+    seen = Diagnosing(tuple(checks), tuple(ranks_checks), settings)
     for capture in captures:
         seen.add(capture)
     return seen.diagnosis
 
 
-class _Found(NamedTuple):
+class _Occurrence(NamedTuple):
     """A finding in one window; `rank` is None for a comparison of ranks."""
 
     finding: Finding
@@ -170,14 +172,34 @@ class _Found(NamedTuple):
 class _Placed(NamedTuple):
     """The finding of a problem in all windows.
 
-    Attributes:
-        is_common: whether at least half of the windows of its phase have the problem.
-        follows_late: whether late ranks are its cause, or only late ranks have it.
+    `is_common` is whether at least half of the windows of its phase have the problem, and
+    `follows_late` whether late ranks are its cause, or only late ranks have it.
     """
 
     finding: Finding
     is_common: bool
     follows_late: bool
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is kept of a capture.
+
+    `window` is its phase, its first step, and a number: the same steps of the same rank again are
+    another window, because they are of another run.
+    """
+
+    name: str
+    phase: str
+    rank: int | None
+    window: tuple[str | None, int | None, int]
+    has_device_work: bool
+    has_steps: bool
+    lost_events: str
+    sentences: tuple[str, str] = ("", "")  # what the device does, and the largest parts
+    step_ns: int | None = None
+    step_kinds: str = ""
+    unexplained: float = 0.0
 
 
 class Diagnosing:
@@ -187,28 +209,27 @@ class Diagnosing:
         self,
         checks: tuple[Check, ...] = CHECKS,
         ranks_checks: tuple[RanksCheck, ...] = RANKS_CHECKS,
+        settings: Settings = DEFAULT,
     ) -> None:
-        self.checks, self.ranks_checks = checks, ranks_checks
-        self.captures: list[str] = []
-        # By code, variant, range, phase, and number among the findings of a capture with all these.
-        self.problems: dict[tuple[Any, ...], list[_Found]] = defaultdict(list)
+        self.checks = settings.applied(checks, (*CHECKS, *RANKS_CHECKS, *checks, *ranks_checks))
+        self.ranks_checks = ranks_checks
+        self.ignored = settings.ignore
+        self.seen: list[_Seen] = []
+        self.problems: dict[_Key, list[_Occurrence]] = defaultdict(list)
+        self.together: dict[tuple[_Key, ...], list[Saving]] = defaultdict(list)
         # The number of captures, by remedy (or else message), then by code and what is missing.
         self.missing: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
         self.passed: set[str] = set()
-        self.has_device_work = self.has_steps = False
-        self.runs: Counter[tuple[Any, int | None]] = Counter()  # captures by steps and rank
         self.summaries: list[tuple[Path | str, RankSummary]] = []
         self.compared: set[str] = set()  # the phases with a window of all ranks
         # by phase, the ranks that others wait for; none if these differ
         self.late: dict[str, set[int | None]] = defaultdict(set)
         self.notes: Counter[str] = Counter()
-        # By phase: how long a step takes, the kinds of steps, what the device does, the largest
-        # parts, and the rank (-1: unknown).
-        self.steps_ns: dict[str, list[tuple[int, str, str, str, int]]] = defaultdict(list)
-        self.unexplained: list[float] = []
-        self.lost: dict[str, str] = {}  # sentences on lost events, by capture
-        # What the device does and the largest parts, in the first capture without a simulation.
-        self.unsimulated: tuple[str, str] | None = None
+
+    @property
+    def has_device_work(self) -> bool:
+        """Whether a capture has device work."""
+        return any(each.has_device_work for each in self.seen)
 
     def add(self, capture: Views) -> bool:
         """Run the checks of one capture; without a trace, only compare its rank, and return False.
@@ -224,20 +245,26 @@ class Diagnosing:
             self.summaries.append((place, summary))
             return False
         capture.events  # noqa: B018 - raises if the capture holds no trace
-        self.captures.append(capture.name)
-        self.has_device_work |= len(capture.work.event) > 0
-        self.has_steps |= len(capture.links.steps) > 0
-        if lost := lost_events(capture):
-            self.lost.setdefault(capture.name, lost)
-        about, whatif = capture.about, self._scenario(capture)
-        rank, steps = capture.rank, (about.window.phase, about.window.first_step)
-        # The same steps of the same rank again are of another run, and count as another window.
-        window = (*steps, self.runs[steps, rank])
-        self.runs[steps, rank] += 1
+        about, rank = capture.about, capture.rank
+        steps = about.window.phase, about.window.first_step
+        again = sum((each.window[:2], each.rank) == (steps, rank) for each in self.seen)
+        now = _Seen(
+            name=capture.name,
+            phase=capture.phase,
+            rank=rank,
+            window=(*steps, again),
+            has_device_work=len(capture.work.event) > 0,
+            has_steps=len(capture.links.steps) > 0,
+            lost_events=lost_events(capture),
+        )
+        self.seen.append(now)
+        whatif, simulated = self._scenario(capture, now), list[tuple[_Key, Found]]()
         for check in self.checks:
             find = partial(run_check, check, capture, whatif)
-            self._keep(check.code, find, window, capture.phase, rank, capture.name)
+            simulated += self._keep(check.code, find, now.window, now.phase, rank, now.name)
         world_size = about.world_size or capture.events.world_size or 1
+        if whatif is not None:
+            self._simulate_together(whatif, simulated)
         is_of_several = world_size > 1 or capture.given_rank is not None
         if is_of_several and place is not None and self.ranks_checks:
             with self._noting(_RANKS, "The summary of a rank"):
@@ -251,13 +278,15 @@ class Diagnosing:
         Raises:
             CaptureError: there is no capture with a trace.
         """
-        if not self.captures:
+        if not self.seen:
             raise CaptureError("There is no trace to diagnose: give a capture that holds one.")
         self._compare_ranks()
         self._doubt_cost_of_recording()
-        placed = [self._with_place(found) for found in self.problems.values()]
-        findings = sorted(placed, key=_rank, reverse=True)
-        codes = [each.code for each in self.checks] + [each.code for each in self.ranks_checks]
+        placed = {key: self._with_place(found) for key, found in self.problems.items()}
+        ranked = sorted(placed, key=lambda key: _rank(placed[key]), reverse=True)
+        ranked = _causes_first(ranked, placed)
+        keys = [key for key in ranked if key[0] not in self.ignored]
+        codes = [*(each.code for each in self.checks), *(each.code for each in self.ranks_checks)]
         silent = self.passed.difference(
             (code for code, *_ in self.problems),
             (code for counts in self.missing.values() for code, _ in counts),
@@ -265,40 +294,78 @@ class Diagnosing:
         not_seen = []
         if not self.has_device_work:
             not_seen = [each.code for each in self.checks if each.on_device and each.code in silent]
-        of = len(self.captures)
-        phase = TRAIN if TRAIN in self.steps_ns else next(iter(self.steps_ns), TRAIN)
-        steps = self.steps_ns.get(phase, [])
-        nothing = None, "", *(self.unsimulated or ("", "")), -1
-        step_ns, kinds, *sentences, rank = median_low(steps) if steps else nothing
-        if rank >= 0 and len({rank for _, rank in self.runs}) > 1:
-            sentences = [text and f"On rank {rank}: {text}" for text in sentences]
-        device_uses, parts = sentences
-        between = _range(steps)
+        stepping = [each for each in self.seen if each.step_ns is not None]
+        phases = [each.phase for each in stepping]
+        phase = TRAIN if TRAIN in phases else next(iter(phases), TRAIN)
+        steps_ns = self._steps_ns(phase)
+        shown = next(iter(self.seen))
+        if stepping:
+            alike = [each for each in stepping if each.phase == phase]
+            shown = sorted(alike, key=lambda each: each.step_ns or 0)[(len(alike) - 1) // 2]
+        device_use, parts = shown.sentences
+        if stepping and shown.rank is not None and len({each.rank for each in self.seen}) > 1:
+            device_use, parts = (
+                text and f"On rank {shown.rank}: {text}" for text in shown.sentences
+            )
+        low, high = min(steps_ns, default=0), max(steps_ns, default=-1)
+        of = len(self.seen)
+        lost = [each for each in self.seen if each.lost_events][:1]
         return Diagnosis(
-            captures=tuple(self.captures),
-            findings=tuple(_causes_first(findings)),
+            captures=tuple(each.name for each in self.seen),
+            findings=tuple(placed[key].finding for key in keys),
             passed=tuple(code for code in codes if code in silent.difference(not_seen)),
             not_checked=tuple(self._not_checked(not_seen)),
             notes=tuple(_of_captures(note, n, of) for note, n in self.notes.items()),
-            step_ns=step_ns,
-            step_phase=phase if len({at or TRAIN for (at, _), _ in self.runs}) > 1 else None,
-            step_kinds=kinds,
-            between_ns=between if between[1] >= _DIFFER * between[0] else None,
-            has_steps=self.has_steps,
-            unexplained=max(self.unexplained, default=None),
+            step_ns=shown.step_ns,
+            step_phase=phase if len({each.phase for each in self.seen}) > 1 else None,
+            step_kinds=shown.step_kinds,
+            between_ns=(low, high) if high >= _DIFFER * low else None,
+            has_steps=any(each.has_steps for each in self.seen),
+            unexplained=max((each.unexplained for each in stepping), default=None),
             largest_parts=parts,
-            device_use=device_uses,
-            lost_events=" ".join(
-                f"{name}: {lost}" if of > 1 else lost for name, lost in [*self.lost.items()][:1]
+            device_use=device_use,
+            lost_events="".join(
+                f"{each.name}: {each.lost_events}" if of > 1 else each.lost_events for each in lost
             ),
+            together=self._together([(key, placed[key].finding) for key in keys[:_TOGETHER]]),
+            ignored=tuple(key[0] for key in ranked if key[0] in self.ignored),
         )
+
+    def _steps_ns(self, phase: str) -> list[int]:
+        return [each.step_ns for each in self.seen if each.phase == phase and each.step_ns]
+
+    def _simulate_together(self, whatif: Scenario, found: list[tuple[_Key, Found]]) -> None:
+        """Simulate the first findings of a capture together, except those of the same events."""
+        known = [each for each in found if not each[1].finding.is_caveat]
+        known = [each for each in known if each[0][0] not in self.ignored]
+        known.sort(key=lambda each: _order(each[1].finding), reverse=True)
+        chosen, events = list[_Key](), np.zeros(0, np.int64)
+        for key, each in known[:_TOGETHER]:
+            own = np.zeros(0, np.int64) if each.events is None else each.events
+            if each.edit is not None and not np.isin(own, events).any():
+                chosen.append(key)
+                events = np.append(events, own)
+                whatif = each.edit(whatif)
+        if len(chosen) > 1 and (saving := saving_of(whatif)):
+            self.together[tuple(chosen)].append(saving)
+
+    def _together(self, first: list[tuple[_Key, Finding]]) -> Together | None:
+        """The median saving of the captures in which the same findings were simulated together."""
+        known = {key: at for at, (key, finding) in enumerate(first, 1) if finding.saving}
+        counts = [(len(s), keys) for keys, s in self.together.items() if known.keys() >= {*keys}]
+        if not counts:
+            return None
+        _, keys = max(counts, key=lambda each: each[0])
+        savings = sorted(self.together[keys], key=lambda saving: saving.share)
+        return Together(tuple(sorted(known[key] for key in keys)), savings[(len(savings) - 1) // 2])
 
     def _doubt_cost_of_recording(self) -> None:
         """Blame no recording for long steps if windows differ as much from each other."""
-        least, code = 1 + recording_overhead.LEAST_EXCESS, recording_overhead.CHECK.code
+        code = RECORDING_OVERHEAD.code
         for key in [key for key in self.problems if key[0] == code]:
-            low, high = _range(self.steps_ns[key[3]])
-            if high >= least * low:
+            steps_ns = self._steps_ns(key[3]) or [0]
+            low, high = min(steps_ns), max(steps_ns)
+            if high >= (1 + LEAST_EXCESS) * low > 0:
                 missing = f"windows differ: a step takes {duration(low)} to {duration(high)}"
                 self.missing[QUIET_CPUS][code, missing] += len(self.problems.pop(key))
 
@@ -315,31 +382,36 @@ class Diagnosing:
                 if len(ranks.summaries) >= (ranks.world_size or 0):
                     self.compared.add(phase)
                 for check in self.ranks_checks:
-                    self._keep(check.code, partial(check.find, ranks), ranks.where, phase)
-                if any(at[0] == _LATE and at[3] == phase for at in self.problems):
+                    find = partial(map, Found, check.find(ranks))
+                    self._keep(check.code, find, ranks.where, phase)
+                if any(key[0] == STRAGGLERS.code and key[3] == phase for key in self.problems):
                     self.late[phase].update(ranks.stragglers.column("rank"))
             if not windows:
                 message = "The ranks were not compared: give the captures of all ranks of a window."
-                self.missing[message][_RANKS, ""] = len(self.captures)
+                self.missing[message][_RANKS, ""] = len(self.seen)
 
     def _keep(
         self,
         code: str,
-        find: Callable[[], Iterator[Finding]],
+        find: Callable[[], Iterator[Found]],
         window: Any,
         phase: str,
         rank: int | None = None,
         capture: str | None = None,
-    ) -> None:
+    ) -> list[tuple[_Key, Found]]:
         """Add the findings of one check in one capture or window."""
         number: Counter[tuple[Any, ...]] = Counter()
+        kept = []
         with self._noting(code, f"The check {code}"):
-            for finding in find():
-                key = finding.code, finding.variant, finding.range, phase
-                named = replace(finding, capture=capture, phase=phase)
-                self.problems[*key, number[key]].append(_Found(named, window, rank))
-                number[key] += 1
+            for each in find():
+                finding = replace(each.finding, capture=capture, phase=phase)
+                of = finding.code, finding.variant, finding.range, phase
+                key = (*of, number[of])
+                number[of] += 1
+                self.problems[key].append(_Occurrence(finding, window, rank))
+                kept.append((key, each))
             self.passed.add(code)
+        return kept
 
     @contextmanager
     def _noting(self, code: str, what: str) -> Iterator[None]:
@@ -351,44 +423,38 @@ class Diagnosing:
         except Exception as error:
             self.missing[_failure(what, error)][code, ""] += 1
 
-    def _scenario(self, capture: Views) -> Scenario | None:
+    def _scenario(self, capture: Views, now: _Seen) -> Scenario | None:
         """The simulation of a capture; None, and a note, if it fails."""
-        uses = parts = ""
         with self._noting("largest-parts", "The search for the largest parts"):
-            uses, parts = device_use(capture), largest_parts(capture)
+            now.sentences = device_use(capture), largest_parts(capture)
         try:
             whatif = scenario(capture)
-            kinds, rank = kinds_in_words(whatif.counted_steps), capture.rank
-            own = whatif.baseline_ns, kinds, uses, parts, -1 if rank is None else rank
-            self.steps_ns[capture.phase].append(own)
-            self.unexplained.append(whatif.unexplained)
+            now.step_kinds = kinds_in_words(whatif.counted_steps)
+            now.step_ns, now.unexplained = whatif.baseline_ns, whatif.unexplained
             self.notes.update(dict.fromkeys(whatif.notes, 1))
         except Exception as error:
             self.notes[f"No saving is known: {_failure('The simulation', error)}"] += 1
-            self.unsimulated = self.unsimulated or (uses, parts)
             return None
         return whatif
 
-    def _with_place(self, found: list[_Found]) -> _Placed:
+    def _with_place(self, found: list[_Occurrence]) -> _Placed:
         """The median finding of a problem, with its windows, ranks and spread in the title.
 
         `found` is of one phase. The finding's phase is None if all captures are of this phase.
         """
-        facts = []
         median = _median([each.finding for each in found])
-        of_ranks = {rank for _, rank in self.runs}.union(s.rank for _, s in self.summaries) - {None}
         if median.code in _COMMUNICATION:
             median = self._with_lateness(median)
-        phases = {phase or TRAIN for (phase, _), _ in self.runs}
-        name = "" if len(phases) == 1 else f"{shortened(median.phase or TRAIN, _LONGEST_PHASE)} "
+        phase = median.phase or TRAIN
+        name = ""
+        if len({each.phase for each in self.seen}) > 1:
+            name = f"{shortened(phase, _LONGEST_PHASE)} "
         windows = {each.window for each in found}
+        of_windows = {each.window for each in self.seen if each.phase == phase}
         ranks = sorted({each.rank for each in found if each.rank is not None})
-        of_windows = {
-            (*steps, k)
-            for (steps, _), count in self.runs.items()
-            for k in range(count)
-            if (steps[0] or TRAIN) == median.phase
-        }
+        of_ranks = {each.rank for each in self.seen} | {each.rank for _, each in self.summaries}
+        of_ranks -= {None}
+        facts = []
         if len(of_windows) > 1 or name:
             facts.append(f"in {len(windows)} of {counted(len(of_windows), f'{name}window')}")
         if len(of_ranks) > 1 and len(ranks) == len(of_ranks):
@@ -402,18 +468,21 @@ class Diagnosing:
         place = [", ".join(facts), " to ".join(spread) if has_spread else ""]
         where = "; ".join(filter(None, place))
         title = f"{median.title} ({where})" if where else median.title
-        rows = median.evidence
-        # Captures of one name cannot be told apart by `Finding.spans_in`.
-        if self.captures.count(median.capture or "") > 1:
-            rows = tuple(row._replace(start_ns=None, end_ns=None) for row in rows)
         if name:
             title = title.replace("of the step", f"of the {name}step", 1)
-        placed = replace(median, title=title, evidence=rows, phase=median.phase if name else None)
-        late = self.late.get(median.phase or TRAIN, set())
-        is_of_late = 0 < len(ranks) < len(of_ranks) and late.issuperset(ranks)
+        rows = median.evidence
+        # Captures of one name cannot be told apart by `Finding.spans_in`.
+        if sum(each.name == median.capture for each in self.seen) > 1:
+            rows = tuple(row._replace(start_ns=None, end_ns=None) for row in rows)
+        is_of_late = 0 < len(ranks) < len(of_ranks) and self.late.get(phase, set()).issuperset(
+            ranks
+        )
         waits = median.code in _COMMUNICATION and median.saving is None
-        follows_late = waits or (is_of_late and not median.ends_run)
-        return _Placed(placed, 2 * len(windows) >= len(of_windows), follows_late)
+        return _Placed(
+            replace(median, title=title, evidence=rows, phase=median.phase if name else None),
+            is_common=2 * len(windows) >= len(of_windows),
+            follows_late=waits or (is_of_late and not median.ends_run),
+        )
 
     def _with_lateness(self, finding: Finding) -> Finding:
         """Promise no saving of communication if ranks are late, or if this is not known."""
@@ -434,7 +503,6 @@ class Diagnosing:
         if not_seen:
             sentence = "Without device work, these problems do not occur or cannot be seen"
             yield f"{sentence}: {', '.join(not_seen)}."
-        of = len(self.captures)
         for remedy, counts in self.missing.items():
             captures: Counter[str] = Counter()
             for (code, _), count in counts.items():
@@ -446,13 +514,7 @@ class Diagnosing:
                 codes = f"{', '.join(most)} and {last}" if most else last
                 because = f" ({reasons.pop()})" if len(reasons) == 1 else ""
                 message = f"To check {codes}, {remedy}{because}."
-            yield _of_captures(message, max(captures.values()), of)
-
-
-def _range(steps: Sequence[tuple[int, str, str, str, int]]) -> tuple[int, int]:
-    """The smallest and the largest step; (0, -1) for none."""
-    found = [step_ns for step_ns, *_ in steps]
-    return min(found, default=0), max(found, default=-1)
+            yield _of_captures(message, max(captures.values()), len(self.seen))
 
 
 def _of_captures(sentence: str, count: int, of: int) -> str:
@@ -475,22 +537,24 @@ def _failure(what: str, error: Exception) -> str:
     return f"{what} failed on this capture ({why}): please report it."
 
 
-def _rank(placed: _Placed) -> tuple[bool, bool, bool, float, bool]:
+def _rank(placed: _Placed) -> tuple[Any, ...]:
     """The place of a finding, the higher the earlier."""
-    finding, is_common, _ = placed
-    is_known = finding.saving is not None
-    return not finding.is_caveat, is_common, finding.ends_run, _cost(finding), is_known
+    return not placed.finding.is_caveat, placed.is_common, *_order(placed.finding)
 
 
-def _causes_first(ranked: list[_Placed]) -> list[Finding]:
+def _order(finding: Finding) -> tuple[bool, float, bool]:
+    return finding.ends_run, _cost(finding), finding.saving is not None
+
+
+def _causes_first(ranked: list[_Key], placed: dict[_Key, _Placed]) -> list[_Key]:
     """Move what follows from late ranks behind these, unless few windows have late ranks."""
-    found = [each.finding for each in ranked]
-    late = [each.finding for each in ranked if each.is_common and each.finding.code == _LATE]
-    for each in (placed.finding for placed in ranked[::-1] if placed.follows_late):
-        causes = [found.index(cause) for cause in late if cause.phase == each.phase]
-        if causes and found.index(each) < causes[0]:
-            found.remove(each)
-            found.insert(causes[0], each)
+    found = [*ranked]
+    late = [key for key in ranked if placed[key].is_common and key[0] == STRAGGLERS.code]
+    for key in (key for key in ranked[::-1] if placed[key].follows_late):
+        causes = [found.index(cause) for cause in late if cause[3] == key[3]]
+        if causes and found.index(key) < causes[0]:
+            found.remove(key)
+            found.insert(causes[0], key)
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,8 +24,8 @@ from instrument.base.prose import (
     wrapped,
 )
 from instrument.base.units import counted, duration
-from instrument.read.advise.finding import Evidence, Finding
-from instrument.read.advise.verdict import notes, saving_text, verdict
+from instrument.read.advise.finding import Evidence, Finding, Saving
+from instrument.read.advise.verdict import notes, saved, saving_text, verdict
 from instrument.read.views.layout import plain
 from instrument.read.views.section import Part, Section
 from instrument.read.views.table import Table, known_columns
@@ -45,6 +45,10 @@ JSON_KEYS = {
     "findings": "the findings: first what ends the run, then sorted by the share of the step that "
     "they save, or else by half of `share`; those of few windows and caveats come last; "
     "communication that waits for late ranks, and what only these have, after these ranks",
+    "together": "what the changes of the first three findings save if they are made together: "
+    "their `numbers`, from 1, and `saving_ns`, `low_ns`, `high_ns` and `step_ns`; `null` if fewer "
+    "than two of them are simulated and blame other events",
+    "ignored": "the codes of the findings that were left out on request, such as by `--ignore`",
     "passed": "the codes of the checks that found nothing",
     "not_checked": "sentences on the checks that could not run, with what to record",
     "notes": "sentences on how far the savings can be trusted",
@@ -94,33 +98,31 @@ _PROSE = re.compile(r"\w \w")
 _MARKDOWN_BYTES, _MARKDOWN_LIST, _MARKDOWN_TEXT, _MARKDOWN_EVIDENCE = 4_800, 900, 300, 3
 
 
+class Together(NamedTuple):
+    """What the changes of several findings save if they are made together."""
+
+    numbers: tuple[int, ...]  # of the findings, from 1
+    saving: Saving
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What slows a run, what to change, and what the change saves.
+    """What slows a run, what to change, and what the change saves; see the keys of the JSON, too.
 
     Attributes:
-        captures: the names of the captures.
-        findings: the problems: first what ends the run, then those that cost time, sorted by the
-            share of the step that the change saves, or, if the saving is unknown, by half of the
-            share that the title names, or else last; communication that waits for late ranks, and
-            what only late ranks have, come after these. Then those of fewer than half of the
-            windows, and at the end the caveats.
-        passed: the codes of the checks that could run on all captures and found nothing.
-        not_checked: sentences on what was not checked, why, and how to record it.
-        notes: sentences on how far the savings can be trusted.
-        step_ns: the mean of the recorded steps that count; of several captures, the median of their
-            means, or of those of training if phases differ. None if no step could be simulated.
+        step_ns: the mean of the recorded steps that count, or of several captures, the median of
+            these means. None if no step could be simulated.
         step_phase: the phase of `step_ns`; None if all captures are of one phase.
         step_kinds: how the steps of this mean differ; "" if they are alike.
         between_ns: the smallest and the largest mean of the captures, if they differ by a fifth or
             more; else None.
         has_steps: whether a step finished; else `step_ns` is the time of the whole recording.
-        unexplained: the share of the window in which device work was late for an unknown reason; of
-            several captures, the largest. None if no step could be simulated.
         largest_parts: a sentence on what takes most of a step, for a step without a large finding.
         device_use: a sentence on what the device does in a step; "" without device work.
         lost_events: sentences on a hundredth or more of the events that were not read, or have
             impossible times; "" if there are fewer.
+        together: what the first three findings save together; None if fewer than two are simulated.
+        ignored: the codes of the findings that were left out on request.
     """
 
     captures: tuple[str, ...]
@@ -137,6 +139,8 @@ class Diagnosis:
     largest_parts: str = ""
     device_use: str = ""
     lost_events: str = ""
+    together: Together | None = None
+    ignored: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """The text that `instrument diagnose` prints."""
@@ -157,20 +161,39 @@ def as_text(diagnosis: Diagnosis) -> str:
 
     The lines that begin with "verify" may be longer, because a command must stay on one line.
     """
-    findings = diagnosis.findings
     first = [line for each in (verdict(diagnosis), *notes(diagnosis)) for line in wrapped(each)]
-    number, found = _summary(diagnosis)
-    what = diagnosis.captures[0] if number == 1 else f"{number} captures"
+    what, found = _summary(diagnosis, str)
     parts: list[Part] = [first, wrapped(f"{what}: {found}", indent="  ")]
-    parts += [_finding(number, each, diagnosis) for number, each in enumerate(findings, 1)]
+    parts += [
+        _finding(number, each, diagnosis) for number, each in enumerate(diagnosis.findings, 1)
+    ]
+    parts += [wrapped(each, indent="  ") for each in below(diagnosis)]
     if diagnosis.passed:
         parts.append(wrapped(", ".join(diagnosis.passed), _PASSED, "  "))
-    others = [("Not checked", diagnosis.not_checked)]
-    others += [("Accuracy of the savings", diagnosis.notes)] if findings else []
-    for title, sentences in others:
-        lines = [line for each in sentences for line in wrapped(each, "  - ")]
-        parts += [[f"{title}:", *lines]] if lines else []
+    for title, sentences in _further(diagnosis):
+        parts.append([f"{title}:", *(line for each in sentences for line in wrapped(each, "  - "))])
     return plain(parts)
+
+
+def below(diagnosis: Diagnosis) -> list[str]:
+    """Return the lines below the findings: what the first save together, and what is ignored."""
+    lines = []
+    if diagnosis.together is not None:
+        (*most, last), saving = diagnosis.together
+        step = "a step" if diagnosis.has_steps else "the recording"
+        takes = "" if saving.is_wide else f": {step} would take {duration(saving.step_ns)}"
+        numbers = f"{', '.join(map(str, most))} and {last}"
+        lines.append(f"Findings {numbers} together save {saved(saving)}{takes}.")
+    if diagnosis.ignored:
+        codes = ", ".join(dict.fromkeys(diagnosis.ignored))
+        lines.append(f"{counted(len(diagnosis.ignored), 'finding')} ignored: {codes}")
+    return lines
+
+
+def _further(diagnosis: Diagnosis) -> list[tuple[str, Sequence[str]]]:
+    accuracy = diagnosis.notes if diagnosis.findings else ()
+    found = ("Not checked", diagnosis.not_checked), ("Accuracy of the savings", accuracy)
+    return [each for each in found if each[1]]
 
 
 class Term(NamedTuple):
@@ -195,6 +218,7 @@ def terms(finding: Finding, diagnosis: Diagnosis) -> list[Term]:
 
 def as_json(diagnosis: Diagnosis) -> str:
     """Return a diagnosis as JSON; docs/json.md describes the keys."""
+    together = diagnosis.together
     content = {
         "version": VERSION,
         "captures": diagnosis.captures,
@@ -202,6 +226,8 @@ def as_json(diagnosis: Diagnosis) -> str:
         "step_ns": diagnosis.step_ns,
         "unexplained": diagnosis.unexplained,
         "findings": [finding_as_dict(finding) for finding in diagnosis.findings],
+        "together": together and {"numbers": together.numbers, **_figures(together.saving)},
+        "ignored": diagnosis.ignored,
         "passed": diagnosis.passed,
         "not_checked": diagnosis.not_checked,
         "notes": diagnosis.notes,
@@ -211,27 +237,14 @@ def as_json(diagnosis: Diagnosis) -> str:
 
 def finding_as_dict(finding: Finding) -> dict[str, Any]:
     """Return a finding as JSON values; docs/json.md describes the keys."""
-    saving = finding.saving
-    return {
-        "code": finding.code,
-        "title": finding.title,
-        "share": finding.share,
-        "saving_ns": None if saving is None else round(saving.saving_ns),
-        "low_ns": None if saving is None else round(saving.low_ns),
-        "high_ns": None if saving is None else round(saving.high_ns),
-        "step_ns": None if saving is None else round(saving.step_ns),
-        "range": finding.range,
-        "source": finding.source,
-        "capture": finding.capture,
-        "phase": finding.phase,
-        "evidence": [row._asdict() for row in finding.evidence],
-        "assumes": finding.assumes,
-        "ends_run": finding.ends_run,
-        "change": finding.change,
-        "verify": finding.verify,
-        "coverage": finding.coverage,
-        "is_caveat": finding.is_caveat,
-    }
+    values = {key: getattr(finding, key, None) for key in FINDING_KEYS}
+    values["evidence"] = [row._asdict() for row in finding.evidence]
+    return values | _figures(finding.saving)
+
+
+def _figures(saving: Saving | None) -> dict[str, int | None]:
+    keys = ("saving_ns", "low_ns", "high_ns", "step_ns")
+    return {key: None if saving is None else round(getattr(saving, key)) for key in keys}
 
 
 def as_markdown(diagnosis: Diagnosis) -> str:
@@ -240,20 +253,16 @@ def as_markdown(diagnosis: Diagnosis) -> str:
     The text has at most 2,000 tokens of a language model. The largest findings come first. If not
     all findings fit, a line says how many are left out.
     """
-    number, found = _summary(diagnosis)
-    what = code(diagnosis.captures[0]) if number == 1 else f"{number} captures"
+    what, found = _summary(diagnosis, code)
     parts = [
         f"## Diagnosis of {what}: {found}",
         f"**{escaped(verdict(diagnosis))}**",
         *map(escaped, notes(diagnosis)),
         f"Found by `instrument diagnose`; the savings are simulated. {NAMES_ARE_DATA}",
     ]
-    tail = [_PASSED + escaped(", ".join(diagnosis.passed))] if diagnosis.passed else []
-    for title, sentences in (
-        ("Not checked", diagnosis.not_checked),
-        ("Accuracy of the savings", diagnosis.notes if diagnosis.findings else ()),
-    ):
-        tail += [f"{title}: {_few(sentences)}"] if sentences else []
+    tail = [escaped(each) for each in below(diagnosis)]
+    tail += [_PASSED + escaped(", ".join(diagnosis.passed))] if diagnosis.passed else []
+    tail += [f"{title}: {_few(sentences)}" for title, sentences in _further(diagnosis)]
     left = _MARKDOWN_BYTES - byte_count([*parts, *tail])
     shown = 0
     for at, finding in enumerate(diagnosis.findings, 1):
@@ -272,10 +281,11 @@ def as_markdown(diagnosis: Diagnosis) -> str:
     return "\n\n".join([*parts, *tail])
 
 
-def _summary(diagnosis: Diagnosis) -> tuple[int, str]:
-    """Return the number of captures, and that of findings as text."""
-    found = counted(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
-    return len(diagnosis.captures), found
+def _summary(diagnosis: Diagnosis, shown: Callable[[str], str]) -> tuple[str, str]:
+    """Return what was diagnosed, a single capture by its name, and the number of findings."""
+    captures, findings = diagnosis.captures, diagnosis.findings
+    what = shown(captures[0]) if len(captures) == 1 else f"{len(captures)} captures"
+    return what, counted(len(findings), "finding") if findings else "no findings"
 
 
 def _finding(number: int, finding: Finding, diagnosis: Diagnosis) -> list[str]:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from instrument.read.advise.finding import Evidence
-from instrument.read.facts.groupby import Groups, groupby
+from instrument.read.facts.groupby import Groups, group_rows, groupby
+from instrument.read.facts.intervals import Intervals
+from instrument.read.facts.places import sources_of_names
 from instrument.read.trace.events import Codes, Ints, is_runtime, split_overload
 from instrument.read.views.synchronisations import callers
 from instrument.read.views.views import Views
+
+# Of the calls of an operator with the same shapes, nothing disturbed the one at this percentile.
+_UNDISTURBED = 10
 
 
 def device_kind(capture: Views) -> str:
@@ -17,15 +22,17 @@ def device_kind(capture: Views) -> str:
     if not len(work):
         return "cpu"
     codes: list[int] = np.unique(events.category[work]).tolist()
-    categories = {
-        *filter(is_runtime, events.categories),
-        *(events.categories[code] for code in codes),
-    }
+    categories = {*filter(is_runtime, events.categories), *(events.categories[k] for k in codes)}
     found = {name.partition("_")[0] for name in categories} & {"xpu", "mtia", "hpu"}
     if found:
         return min(found)
     # Kineto's category of HIP's calls is cuda_runtime.
     return "hip" if any(name.startswith("hip") for name in events.names) else "cuda"
+
+
+def in_steps(capture: Views, events: Ints) -> Ints:
+    """Those of the events that begin in a counted step."""
+    return events[capture.links.counted_steps.holds(capture.events.start_ns[events]) >= 0]
 
 
 def share_of(capture: Views, events: Ints) -> float:
@@ -48,7 +55,7 @@ def cost_share(capture: Views, nodes: Ints) -> float:
     """
     if not len(capture.work.event):
         return share_of(capture, capture.links.call_tree.index[nodes])
-    return share_of(capture, launched_by(capture, nodes)[0])
+    return share_of(capture, launched_by(capture, nodes)[0]) if len(nodes) else 0.0
 
 
 def costs(capture: Views, nodes: Ints) -> Ints:
@@ -69,6 +76,36 @@ def launched_by(capture: Views, nodes: Ints) -> tuple[Ints, Ints]:
     around = capture.links.call_tree.nearest_of(nodes, launcher)
     inside = around >= 0
     return device[inside], around[inside]
+
+
+def undisturbed_ns(capture: Views, nodes: Ints, time_ns: Ints) -> Ints:
+    """The time of each operator in the steps as if no other program or thread had disturbed it.
+
+    It follows from equal calls: those of an operator with the same input shapes. Without shapes,
+    they are the calls of a range that have the same place among those of each step, or all if their
+    number changes from step to step: then half of them are taken as slow for another reason.
+
+    `nodes` are nodes of the call tree, and `time_ns` is the recorded time of each.
+    """
+    events, links = capture.events, capture.links
+    index = links.call_tree.index[nodes]
+    if (events.shapes[index] >= 0).any():
+        same = group_rows(events.name[index], events.shapes[index])
+        least: Ints = time_ns[same.sorted_by(time_ns).row(_UNDISTURBED)][same.of]
+        return np.minimum(least, time_ns)
+    start_ns = links.call_tree.start_ns[nodes]
+    same = group_rows(events.name[index], links.scopes.path_of_node[nodes])
+    in_step = group_rows(same.of, links.counted_steps.holds(start_ns))
+    at_place = group_rows(same.of, in_step.sorted_by(start_ns).ordinals())
+    is_regular = same.min(at_place.size[at_place.of]) == links.counted_steps.count
+    median = time_ns[same.sorted_by(time_ns).row(50)]
+    least = np.where(is_regular[same.of], at_place.min(time_ns)[at_place.of], median[same.of])
+    return np.minimum(least, time_ns)
+
+
+def lasting(spans: Intervals) -> int:
+    """The length of the spans in ns, which do not overlap."""
+    return int((spans[1] - spans[0]).sum())
 
 
 def evidence(
@@ -105,9 +142,8 @@ def evidence_row(
     """Make one row; `longest` is the position of its longest event, or -1 if there is none."""
     if longest < 0:
         return Evidence(name, calls, total_ns, detail=detail)
-    start_ns, end_ns = (
-        int(each[longest]) for each in (capture.events.start_ns, capture.events.end_ns)
-    )
+    events = capture.events
+    start_ns, end_ns = int(events.start_ns[longest]), int(events.end_ns[longest])
     return Evidence(name, calls, total_ns, start_ns, end_ns, detail)
 
 
@@ -129,6 +165,15 @@ def evidence_by_cost(capture: Views, nodes: Ints) -> tuple[Evidence, ...]:
     what = "device time" if len(capture.work.event) else "CPU time"
     name, cost_ns = capture.events.name[events], costs(capture, nodes)
     return without_overloads(evidence_by_name(capture, name, events, cost_ns, detail=what))
+
+
+def evidence_of_function(capture: Views, source: str, time_ns: int) -> Evidence:
+    """Make a row for the time that a function of the user spends outside of operators."""
+    frames, events = capture.links.frames, capture.events
+    is_source = np.array([each == source for each in sources_of_names(capture.links)], np.bool_)
+    calls = in_steps(capture, frames.index[is_source[events.name[frames.index]]])
+    # The function may begin before the window.
+    return Evidence(source, max(len(calls), 1), time_ns, detail="outside of operators")
 
 
 def without_overloads(rows: tuple[Evidence, ...]) -> tuple[Evidence, ...]:

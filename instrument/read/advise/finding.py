@@ -7,16 +7,7 @@ from typing import NamedTuple
 
 
 class Evidence(NamedTuple):
-    """Events of one name that show a problem, as one table row.
-
-    Attributes:
-        name: the name of the events, such as "aten::item".
-        calls: how often the events occurred in the window.
-        total_ns: the time of the events in the window; None if this time has no meaning.
-        start_ns, end_ns: the start and end of the longest event, on the trace's own clock; None if
-            the row stands for no event of the trace.
-        detail: further facts, such as a size or a shape; empty if there are none.
-    """
+    """Events of one name that show a problem; the attributes are the keys of the JSON."""
 
     name: str
     calls: int
@@ -70,37 +61,12 @@ class Saving(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem in a capture.
+    """A problem in a capture; the attributes are the keys of the JSON, except for these two.
 
     Attributes:
-        code: the kind of the problem, such as "loader-wait". The file in `advise/` that finds the
-            problem has the same name with underscores.
-        title: the problem in one sentence, with a number, such as "80 % of the step waits for
-            data".
-        change: what to write, as a sentence or a line of PyTorch.
-        verify: how to check that the change helped. Usually, it is a shell command: run it for this
-            capture, and for a capture of the changed program. Else it is a sentence.
-        saving: how much shorter a simulated step is without the problem; None if it cannot be
-            simulated.
-        range: the path of the range where the problem is; None if the problem is in no range, or in
-            several.
-        source: the file and line, such as "train.py:31"; None if the line is not known, or if there
-            are several.
-        evidence: the events that show the problem, the most important first.
-        coverage: the rows of `capture.coverage` that the finding depends on.
-        share: the share of the step, or of the window, that the title names; None if the title
-            names none. For `unmarked-time`, it is the share in no range and no operator; None with
-            device work.
+        saving: the figures of the simulated change; None if it cannot be simulated.
         variant: which of the check's problems it is, such as "casts tensors" of `layout-and-casts`;
             empty if the check looks for one problem.
-        ends_run: whether the run soon fails because of the problem.
-        is_caveat: whether the problem makes the recording less exact instead of the program slower.
-        assumes: what the saving assumes, such as "with half of this time"; empty if it assumes that
-            the problem is gone.
-        capture: the name of the capture that holds the evidence; None for a comparison of ranks.
-            `diagnose` sets it.
-        phase: the phase of the step that the saving shortens, such as "validation"; None if all
-            captures are of one phase. `diagnose` sets it.
     """
 
     code: str

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from instrument.base.errors import reason_of
+from instrument.base.errors import ConfigError, reason_of
 from instrument.base.prose import code, wrapped
-from instrument.read.advise.diagnose import diagnose
-from instrument.read.advise.diagnosis import Diagnosis, as_markdown
+from instrument.read.advise.diagnose import diagnose_all
+from instrument.read.advise.diagnosis import Diagnosis, as_markdown, below
+from instrument.read.advise.settings import DEFAULT, Settings
 from instrument.read.advise.verdict import first_lines
 from instrument.read.views.views import Views
 
 
-def first_parts(capture: Views) -> list[list[str]]:
+def first_parts(capture: Views, settings: Settings = DEFAULT) -> list[list[str]]:
     """Return the paragraphs before the tables: the verdict with its notes, what to change first."""
     try:
-        return first_lines(replace(_diagnosis(capture), lost_events=""))  # the heading has these
+        diagnosis = replace(_diagnosis(capture, settings), lost_events="")  # the heading has these
+        rest = [line for each in below(diagnosis) for line in wrapped(each)]
+        return [*first_lines(diagnosis), *([rest] if rest else [])]
+    except ConfigError:
+        raise
     except Exception as error:  # the tables are shown anyway
         return [wrapped(f"The capture could not be diagnosed: {reason_of(error)}.")]
 
@@ -28,5 +33,8 @@ def markdown_of(capture: Views) -> str:
         return f"The capture could not be diagnosed: {code(reason_of(error))}"
 
 
-def _diagnosis(capture: Views) -> Diagnosis:
-    return capture.once("diagnosis", lambda: diagnose([capture], ranks_checks=()))
+def _diagnosis(capture: Views, settings: Settings = DEFAULT) -> Diagnosis:
+    def found() -> Diagnosis:
+        return diagnose_all([capture], ranks_checks=(), settings=settings)
+
+    return capture.once("diagnosis", found) if settings == DEFAULT else found()

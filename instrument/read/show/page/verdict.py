@@ -9,7 +9,7 @@ from typing import Any
 
 from instrument.base.errors import CaptureError
 from instrument.base.units import duration, percent
-from instrument.read.advise.diagnosis import Diagnosis, Term, terms
+from instrument.read.advise.diagnosis import Diagnosis, Term, below, terms
 from instrument.read.advise.finding import Finding
 from instrument.read.advise.verdict import nothing_found, saved
 from instrument.read.facts.segments import KINDS, step_parts
@@ -65,6 +65,7 @@ def verdict(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
         if known > 1
         else None,
         *first,
+        *map(text, below(diagnosis)),
         # Without findings, the notes on the simulation are not folded.
         None if cards else notes,
         folded(f"More findings ({len(others)})", others),

@@ -1,13 +1,4 @@
-"""`not-training`: a part of the steps is validation, checkpoints or logging.
-
-Such a part is a range with a name such as `validation`, `save_checkpoint` or `log_metrics`; with
-Python stacks, a function with such a name, `torch.save`, or a writer of logs; or calls of a model
-in eval mode, if other calls of the same model have a backward. Nothing in it has a backward in the
-window. A tenth of the training time is usual for a validation, so a smaller part is no finding. The
-simulation leaves the part out of the steps. The saving is unknown if the part occurs only in one of
-several steps, because that does not show how often it occurs; and if a step calls a model in eval
-mode many times, because training may need the results, such as those of a rollout.
-"""
+"""The parts of the steps that do not train: validation, checkpoints, logging."""
 
 from __future__ import annotations
 
@@ -18,20 +9,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from instrument.base.units import percent
-from instrument.read.advise.autograd_nodes import makers, ran
-from instrument.read.advise.check import ONE_STEP, Check, Edit, Problem
-from instrument.read.advise.evidence import evidence
-from instrument.read.advise.unused_autograd import ranges_around, wasteful_ranges
-from instrument.read.facts.groupby import intern, isin
+from instrument.read.facts.graph_nodes import (
+    has_run,
+    makers,
+    ran,
+    ranges_around,
+    wasteful_ranges,
+)
+from instrument.read.facts.groupby import intern
 from instrument.read.facts.intervals import Intervals, concatenated, interval_at, merged, within
-from instrument.read.facts.places import common_place, users_source
+from instrument.read.facts.places import users_source
 from instrument.read.facts.segments import thread_of_steps
-from instrument.read.facts.step_index import step_at
 from instrument.read.trace.events import Flags, Ints, called_operators
-from instrument.read.views.coverage_rows import CPU_IN_STEPS
 from instrument.read.views.views import TRAIN, Views
 
+#: A tenth of the training time is usual for a validation, so a smaller part does not count.
+LEAST_PART = 0.1
 # The names of ranges and functions, and what to do about each kind. Words with another meaning in a
 # model are left out: `next_val` is a value, `log_prob` a logarithm, `save_for_backward` a tensor.
 _WHEN = r"(?:(?:run|do|do_epoch|perform|maybe|on|after|before|final|full|mid|async|the)_)*"
@@ -86,17 +79,11 @@ _LIBRARIES = tuple(
         (r"logging/__init__\.py\(\d+\): _log", "logging", 2),
     )
 )
-_EVAL = (
+#: What to do about calls in eval mode; training may need their results, such as those of a rollout.
+EVAL = (
     "Give one call more samples; call the model for validation less often, such as once in an "
     "epoch, or on fewer samples; if these calls are no validation, keep their results"
 )
-_FEW_CALLS = 4  # in eval mode, in a step; after more of them, training may need their results
-_ONCE = (
-    "{change}. In this window it occurs once, which does not show how often it occurs: if it is in "
-    "one of many steps, it costs little."
-)
-
-
 _NONE = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
@@ -118,85 +105,30 @@ class Part(NamedTuple):
     is_range: bool
 
 
-def find(capture: Views) -> Iterator[Problem]:
-    """Yield a problem for each kind of work in the steps that does not train."""
-    for part in parts(capture):
-        yield _problem(capture, part)
+def untrained_parts(capture: Views) -> list[Part]:
+    """Return the parts of the steps that do not train, each of at least a tenth of them.
 
-
-CHECK = Check(
-    "not-training",
-    find,
-    verify="Record again: this finding must be gone.",
-    least_share=0.1,
-    least_saving=0.05,
-    needs=(ONE_STEP,),
-    coverage=(CPU_IN_STEPS,),
-)
-
-
-def parts(capture: Views) -> list[Part]:
-    """The parts of the steps that do not train, each of at least `least_share`.
-
-    There are none in a window without a backward, such as one of inference.
+    A part is a range with a name such as `validation`, `save_checkpoint` or `log_metrics`; with
+    Python stacks, a function with such a name, `torch.save`, or a writer of logs; or calls of a
+    model in eval mode, if other calls of the same model have a backward. Nothing in it has a
+    backward in the window. There are none in a window without a backward, such as one of inference.
     """
-    if (capture.about.window.phase or TRAIN) != TRAIN or not len(ran(capture)):
-        return []
-    return capture.once("not-training", lambda: _parts(capture))
+    return capture.once("untrained parts", lambda: _parts(capture))
 
 
 def _parts(capture: Views) -> list[Part]:
-    steps = capture.links.counted_steps
-    found = list[Part]()
+    if capture.phase != TRAIN or not len(ran(capture.links)):
+        return []
+    steps, found = capture.links.counted_steps, list[Part]()
     for search in (_named_ranges, _functions, _calls_in_eval_mode):
         known = merged(*concatenated([_NONE, *(part.spans for part in found)]))
         found += [
             part
             for part in search(capture, known)
-            if steps.covered(*part.spans) >= CHECK.least_share
-            and (_steps_of(capture, part) >= 0).any()  # it may begin between steps
+            if steps.covered(*part.spans) >= LEAST_PART
+            and (steps.holds(part.spans[0]) >= 0).any()  # it may begin between steps
         ]
     return found
-
-
-def _problem(capture: Views, part: Part) -> Problem:
-    steps = capture.links.counted_steps
-    share = steps.covered(*part.spans)
-    at = _steps_of(capture, part)
-    holding = len(np.unique(at[at >= 0]))
-    often = f"{(at >= 0).sum() / holding:,.0f}× a step"
-    if holding < steps.count:
-        often = f"in {holding} of {steps.count} steps"
-    every = step_at(capture.events, capture.links.steps, part.spans[0])
-    is_once = len(capture.links.steps) > 1 and len(np.unique(every[every >= 0])) == 1
-    may_train = part.change == _EVAL and (at >= 0).sum() > _FEW_CALLS * holding
-    place = common_place(capture, part.events)
-    return Problem(
-        f"{percent(share)} of the {steps.what} goes to {part.name}"
-        f"{'' if may_train else ', not to training'}: {often}",
-        part.events,
-        None if is_once else share,
-        edit=None if is_once or may_train else _without(capture, part),
-        place=(place[0] if part.is_range else None, place[1]),
-        evidence=evidence(capture, part.events),
-        change=_ONCE.format(change=part.change) if is_once else f"{part.change}.",
-        verify="--ranges" if part.is_range else "",
-    )
-
-
-def _steps_of(capture: Views, part: Part) -> Ints:
-    """The step that counts in which each span begins; -1 for none."""
-    return capture.links.counted_steps.holds(part.spans[0])
-
-
-def _without(capture: Views, part: Part) -> Edit:
-    """The step without the part, and without the device work that it launches."""
-    if part.is_range:
-        return lambda whatif: whatif.scale_events(part.events, by=0)
-    tree, thread = capture.links.call_tree, thread_of_steps(capture.links)
-    inside = (interval_at(part.spans, tree.start_ns) >= 0) & (tree.thread == thread)
-    calls = tree.index[tree.outermost(inside)]
-    return lambda whatif: whatif.scale_events(calls, by=0).scale_spans(thread, part.spans, by=0)
 
 
 def _named_ranges(capture: Views, _: Intervals) -> Iterator[Part]:
@@ -221,15 +153,13 @@ def _calls_in_eval_mode(capture: Views, known: Intervals) -> Iterator[Part]:
     tree, scopes = links.call_tree, links.scopes
     ranges, (codes, names) = scopes.ranges, intern(scopes.paths.names)
     name = codes[scopes.opened]
-    made = makers(capture)
-    around, has_run = ranges_around(capture, made), isin(events.sequence[made], ran(capture))
     called = np.flatnonzero(called_operators(events)[tree.index])
     calls, records = (
-        ranges.with_descendants(_count(ranges_around(capture, tree.index[nodes]), len(ranges))) > 0
+        ranges.with_descendants(_count(ranges_around(links, tree.index[nodes]), len(ranges))) > 0
         for nodes in (called, called[scopes.recording[called]])
     )
-    wasteful = wasteful_ranges(capture, around, has_run)
-    chosen = calls & (~records | wasteful) & ~_in_backward(capture)
+    in_backward = scopes.nodes.inside(scopes.backward)[~scopes.backward]
+    chosen = calls & (~records | wasteful_ranges(links, makers(links))) & ~in_backward
     chosen &= interval_at(known, ranges.start_ns) < 0
     chosen &= ranges.thread == thread_of_steps(links)
     # Only the number of calls in eval mode is known: it must be that of the chosen calls or more.
@@ -239,7 +169,7 @@ def _calls_in_eval_mode(capture: Views, known: Intervals) -> Iterator[Part]:
     chosen = ranges.outermost(chosen & fits[name])
     for path in np.unique(scopes.opened[chosen]).tolist():
         what = f"calls of {_quoted(capture, path)} in eval mode"
-        yield _of_ranges(capture, chosen & (scopes.opened == path), what, _EVAL)
+        yield _of_ranges(capture, chosen & (scopes.opened == path), what, EVAL)
 
 
 def _functions(capture: Views, known: Intervals) -> Iterator[Part]:
@@ -250,9 +180,8 @@ def _functions(capture: Views, known: Intervals) -> Iterator[Part]:
     chosen = events.named(lambda name: _of_frame(name) is not None)[frames.index]
     chosen &= frames.thread == thread_of_steps(capture.links)
     chosen &= within(known, frames.start_ns, frames.end_ns) == 0
-    trained = makers(capture)
-    trained = trained[isin(events.sequence[trained], ran(capture))]
-    times = np.sort(events.start_ns[trained])
+    made = makers(capture.links)
+    times = np.sort(events.start_ns[made[has_run(capture.links, made)]])
     first, last = (np.searchsorted(times, each) for each in (frames.start_ns, frames.end_ns))
     chosen = frames.outermost(chosen & (first == last))
     for code in np.unique(events.name[frames.index[chosen]]).tolist():
@@ -274,17 +203,10 @@ def _quoted(capture: Views, path: int) -> str:
 
 def _trains(capture: Views) -> Flags:
     """A mask of the ranges in which an operator made a node that a backward of the window ran."""
-    made, ranges = makers(capture), capture.links.scopes.ranges
-    has_run = isin(capture.events.sequence[made], ran(capture))
-    number = _count(ranges_around(capture, made[has_run]), len(ranges))
-    found: Flags = ranges.with_descendants(number) > 0
+    made, ranges = makers(capture.links), capture.links.scopes.ranges
+    around = ranges_around(capture.links, made[has_run(capture.links, made)])
+    found: Flags = ranges.with_descendants(_count(around, len(ranges))) > 0
     return found
-
-
-def _in_backward(capture: Views) -> Flags:
-    """A mask of the ranges inside backward nodes."""
-    scopes = capture.links.scopes
-    return scopes.nodes.inside(scopes.backward)[~scopes.backward]
 
 
 def _count(of: Ints, groups: int) -> Ints:

@@ -1,20 +1,4 @@
-"""`loader-wait`: steps wait for data.
-
-The check reads torch's ranges around `DataLoader.__next__`, and the range `data` that sessions open
-around the wait for a batch, on the threads of the steps. With a device, a wait counts only while
-the device is idle. With enough workers, waits take 1 % or less; the threshold is higher because
-workers cost memory and CPU time too. For the same reason, the finding names no more workers than
-the estimate needs, and leaves CPUs to the training. If worker processes load the data, the saving
-is not known: the trace does not show how long they need. Another library's loader is seen only in a
-session.
-
-With workers, a step takes at least as long as the work beside the loading and taking over the
-batch, as one worker's share of a batch, and as the CPUs need for the CPU time of the step's thread.
-A session on Linux counts this time; else the thread counts as always busy. The lower bound assumes
-that two CPUs are one core, which does 1.25 times the work of one CPU, and that all threads work in
-each operator. If other programs keep the CPUs busy, workers may get no CPU time that the process
-does not get now: then the lower bound is 0, and the estimate half of the rest.
-"""
+"""The data loader: steps wait for data."""
 
 from __future__ import annotations
 
@@ -24,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from instrument.base.units import duration, percent
+from instrument.base.units import duration
 from instrument.read.advise.check import Check, Edit, Problem
-from instrument.read.advise.evidence import evidence
+from instrument.read.advise.evidence import evidence, in_steps
 from instrument.read.advise.finding import Evidence
 from instrument.read.facts.idle import is_loading
 from instrument.read.facts.intervals import merged, sweep
@@ -67,34 +51,36 @@ _SHORT = (
 )
 
 
-def find(capture: Views) -> Iterator[Problem]:
-    """Yield one problem for all waits for data."""
+def loader_wait(capture: Views) -> Iterator[Problem]:
+    """Find the waits for data: torch's ranges around `DataLoader.__next__`, and a session's `data`.
+
+    With a device, a wait counts only while the device is idle. If worker processes load the data,
+    the saving is not known: the trace does not show how long they need.
+    """
     events, steps = capture.events, capture.links.counted_steps
-    waits = waits_for_data(capture)
-    waits = waits[steps.holds(events.start_ns[waits]) >= 0]
-    waited_ns = _waited_ns(capture, waits)
-    share = steps.share(waited_ns)
-    if not len(waits) or share < CHECK.least_share:
+    waits = in_steps(capture, waits_for_data(capture))
+    if not len(waits):
         return
+    waited_ns = _waited_ns(capture, waits)
     loader, kind = capture.loader, _kind(capture)
     loads_ns = int(steps.within(events.start_ns[waits], events.end_ns[waits]).sum())
     workers = _workers(capture, loads_ns, waited_ns, kind, loader)
     is_short = kind != "workers" and loads_ns < _SHORT_BATCH_NS * len(waits)
     in_each = " in each step" if steps.what == "step" else ""
     yield Problem(
-        f"{percent(share)} of the {steps.what} waits for data: "
         f"{duration(waited_ns / steps.count)}{in_each}{_TITLES[kind]}",
         waits,
-        share,
+        steps.share(waited_ns),
         edit=None if is_short else _edit(capture, waits, loads_ns, kind, workers),
         evidence=(*evidence(capture, waits), *_settings(loader)),
         change=_SHORT if is_short else _change(capture, waits, loader, kind, workers),
     )
 
 
-CHECK = Check(
+LOADER_WAIT = Check(
     "loader-wait",
-    find,
+    loader_wait,
+    title="{share} of the {step} waits for data: {what}",
     verify="--interruptions --steps",
     least_share=0.05,
     least_saving=0.02,
@@ -106,12 +92,8 @@ def _waited_ns(capture: Views, waits: Ints) -> int:
     """The time of the waits inside the steps, without the time in which a device worked."""
     events, device = capture.events, capture.links.launches.device
     steps = capture.links.counted_steps
-    timeline = sweep(
-        [
-            (events.start_ns[waits], events.end_ns[waits]),
-            merged(events.start_ns[device], events.end_ns[device]),
-        ]
-    )
+    working = merged(events.start_ns[device], events.end_ns[device])
+    timeline = sweep([(events.start_ns[waits], events.end_ns[waits]), working])
     waiting = timeline.active[0] & ~timeline.active[1]
     return int(timeline.within(waiting, steps.start_ns, steps.end_ns).sum())
 
@@ -145,15 +127,18 @@ def _workers(
 
 def _cpus(capture: Views) -> int | None:
     """The number of CPUs for each rank on this machine, at least 1; None if it is not known."""
-    environment = capture.about.environment
-    threads = environment.threads if environment else None
-    if threads is None or threads.cpus is None:
+    threads = capture.about.environment and capture.about.environment.threads
+    if not threads or threads.cpus is None:
         return None
     return max(threads.cpus // max(threads.local_ranks or 1, 1), 1)
 
 
 def _edit(capture: Views, waits: Ints, loads_ns: int, kind: _Kind, workers: int) -> Edit | None:
-    """The step with data that `workers` worker processes load; None if workers already load it."""
+    """The step with data that `workers` worker processes load; None if workers already load it.
+
+    A step takes at least as long as the work beside the loading and taking over the batch, as one
+    worker's share of a batch, and as the CPUs need for the CPU time of the step's thread.
+    """
     if kind == "workers" or not loads_ns:
         return None
     # The expected, the longest and the shortest time of all batches.
@@ -170,7 +155,11 @@ def _edit(capture: Views, waits: Ints, loads_ns: int, kind: _Kind, workers: int)
 
 
 def _batches_ns(capture: Views, loads_ns: int, workers: int) -> tuple[float, float, float]:
-    """The time in which workers deliver the batches of all steps: expected, longest, shortest."""
+    """The time in which workers deliver the batches of all steps: expected, longest, shortest.
+
+    A session on Linux counts the CPU time of the step's thread; else the thread counts as always
+    busy. The longest assumes that two CPUs are one core, and that all threads work in an operator.
+    """
     total_ns, cpus = capture.links.counted_steps.total_ns, _cpus(capture)
     alone_ns = loads_ns / workers
     if cpus is None:

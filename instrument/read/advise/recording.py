@@ -1,11 +1,4 @@
-"""`first-step`: the first step is much slower, so sums over all steps are too large.
-
-It must take at least twice as long as the longest other step, and at least 10 ms more: if another
-step is as long, as where long and short steps take turns, the first is not special. The cause is
-the kind of interruption whose time in the first step exceeds its median in the others most, if this
-is at least 20 % of the difference; else the operator, call or range, under the same condition.
-There is no saving: the simulation leaves the first step out.
-"""
+"""The recording itself: a slow first step, and a cost that makes the times untrue."""
 
 from __future__ import annotations
 
@@ -15,18 +8,20 @@ from typing import NamedTuple
 import numpy as np
 
 from instrument.base.units import duration, percent
-from instrument.read.advise.check import FOUR_STEPS, Check, Problem
+from instrument.read.advise.check import FOUR_STEPS, QUIET_CPUS, Check, NotRecorded, Problem
 from instrument.read.advise.finding import Evidence
 from instrument.read.facts.groupby import Groups, groupby
 from instrument.read.facts.intervals import merged, within
 from instrument.read.facts.step_index import step_at, step_number
 from instrument.read.trace.events import Ints
-from instrument.read.views.coverage_rows import CPU_IN_STEPS
+from instrument.read.views.coverage import ENOUGH_STEPS, OTHER_KINDS, RECORD_ALL_KINDS
+from instrument.read.views.coverage_rows import CPU_IN_STEPS, UNDISTURBED
 from instrument.read.views.interruptions import KINDS, kinds_of
 from instrument.read.views.views import Views
 
-_LEAST_FACTOR = 2.0
-_LEAST_NS = 10_000_000
+# The first step must take so many times as long as the longest other step, and so much longer.
+_LEAST_FACTOR, _LEAST_NS = 2.0, 10_000_000
+# A cause explains at least this part of the difference.
 _LEAST_CAUSE = 0.2
 # What each kind of interruption is called in a title.
 _CAUSES = {
@@ -35,6 +30,8 @@ _CAUSES = {
     "memory allocation": "allocating and freeing device memory",
     "profiler": "the profiler's own work",
 }
+#: Recorded steps are longer than others if they take at least this share more.
+LEAST_EXCESS = 0.3
 
 
 class _Cause(NamedTuple):
@@ -43,18 +40,24 @@ class _Cause(NamedTuple):
     calls: int
 
 
-def find(capture: Views) -> Iterator[Problem]:
-    """Yield one problem if the first step is much slower than the others."""
+def first_step(capture: Views) -> Iterator[Problem]:
+    """Find a first step much longer than all others, and what it does that the others do not.
+
+    If another step is as long, as where long and short steps take turns, the first is not special.
+    """
     took = capture.events.duration_ns[capture.links.steps]
     longest_ns = int(took[1:].max())
     more_ns = int(took[0]) - longest_ns
     if not longest_ns or more_ns < _LEAST_NS or took[0] < _LEAST_FACTOR * longest_ns:
         return
-    cause, why, rows = _cause(capture, more_ns), "", []
-    if cause is not None:
-        why = f"; {percent(min(cause.more_ns / more_ns, 1))} of the difference is {cause.name}"
-        detail = "more than in other steps"
-        rows = [Evidence(cause.name, cause.calls, cause.more_ns, detail=detail)]
+    why, rows = "", []
+    for causes in (_kinds, _names):
+        cause = max(causes(capture), key=lambda cause: cause.more_ns, default=None)
+        if cause is not None and cause.more_ns >= _LEAST_CAUSE * more_ns:
+            why = f"; {percent(min(cause.more_ns / more_ns, 1))} of the difference is {cause.name}"
+            detail = "more than in other steps"
+            rows = [Evidence(cause.name, cause.calls, cause.more_ns, detail=detail)]
+            break
     first = step_number(capture.events, int(capture.links.steps[0]))
     yield Problem(
         f"Step {first}, the first recorded, takes {duration(int(took[0]))}, "
@@ -63,9 +66,9 @@ def find(capture: Views) -> Iterator[Problem]:
     )
 
 
-CHECK = Check(
+FIRST_STEP = Check(
     "first-step",
-    find,
+    first_step,
     change="Set profiler.warmup=3 or a larger profiler.wait. The window then begins later, and "
     "holds only usual steps.",
     verify="--steps",
@@ -75,13 +78,63 @@ CHECK = Check(
 )
 
 
-def _cause(capture: Views, more_ns: float) -> _Cause | None:
-    """The cause of `more_ns`, the additional time of the first step; None if it is not known."""
-    for causes in (_kinds, _names):
-        found = max(causes(capture), key=lambda cause: cause.more_ns, default=None)
-        if found is not None and found.more_ns >= _LEAST_CAUSE * more_ns:
-            return found
-    return None
+def recording_overhead(capture: Views) -> Iterator[Problem]:
+    """Find recorded steps that are much longer than those of the same kind before the window.
+
+    If threads waited for a CPU, or if windows differ as much (see `diagnose`), recording need not
+    be the cause.
+    """
+    cost = capture.about.cost
+    recorded_ns, usual_ns = cost.recorded_step_ns or 0, cost.unrecorded_step_ns or 0
+    before = cost.unrecorded_steps or 0
+    if recorded_ns <= 0 or before < ENOUGH_STEPS:
+        raise NotRecorded(
+            f"fewer than {ENOUGH_STEPS} steps before the window were timed",
+            "record with a session, and let the window begin later",
+        )
+    if usual_ns <= 0:
+        raise NotRecorded(OTHER_KINDS, RECORD_ALL_KINDS)
+    if capture.about.window.steps == 1:
+        raise NotRecorded(
+            "the window has only one step, which may do more than the steps before it",
+            "record several steps",
+        )
+    excess, wait, waited = recorded_ns / usual_ns - 1, capture.about.cpu_wait, 0.0
+    if excess < LEAST_EXCESS:
+        return
+    if wait is not None and wait.window_ns:
+        waited = ((wait.waited_ns or 0) + (wait.workers_waited_ns or 0)) / wait.window_ns
+    if recorded_ns * (1 - min(waited, 1.0)) / usual_ns - 1 < LEAST_EXCESS:
+        raise NotRecorded(
+            "threads without a CPU may explain why recorded steps are longer", QUIET_CPUS
+        )
+    events, recorded = capture.events, capture.about.window.steps or len(capture.links.steps)
+    options = {
+        "with_stack": len(capture.links.frames) > 0 or (events.call_stack >= 0).any(),
+        "record_shapes": (events.types >= 0).any(),
+        "profile_memory": len(events.memory) > 0,
+    }
+    less = ", ".join(f"profiler.{name}=false" for name, is_on in options.items() if is_on)
+    shorter = f"usual step, {duration(recorded_ns - usual_ns)} shorter"
+    yield Problem(
+        f"Recording makes the steps {percent(excess)} longer, so shares of the step are "
+        "different in a run without recording",
+        evidence=(
+            Evidence("recorded steps", recorded, recorded_ns, detail="usual step"),
+            Evidence("steps before the window", before, usual_ns, detail=shorter),
+        ),
+        change=(f"Record less: {less}. " if less else "")
+        + "Mark fewer and larger ranges. profiler=timings costs least; it times only ranges.",
+    )
+
+
+RECORDING_OVERHEAD = Check(
+    "recording-overhead",
+    recording_overhead,
+    verify="--coverage",
+    coverage=(UNDISTURBED,),
+    is_caveat=True,
+)
 
 
 def _kinds(capture: Views) -> Iterator[_Cause]:

@@ -1,14 +1,4 @@
-"""`operator-storm`: loops that call tiny operators, or ranges of tiny operators, again and again.
-
-A loop repeats: in one range (or outside of all), 32 operators or inner ranges of the same name
-follow each other, and their operators take 50 µs or less (median). All tiny operators from the
-first to the last of them count together, with their backward, so the rounds of a loop may be of any
-length, and may differ. In the simulation, one round does the work of all.
-
-Layers of a model are no loop. So 32 operators that may use weights must use the same ones again and
-again: there are three times as many as gradients of parameters, and the backward adds the gradients
-of later calls to those of earlier ones; or, without gradients, a range around them repeats.
-"""
+"""Loops over tiny operators: one operator, or a module, is called again and again."""
 
 from __future__ import annotations
 
@@ -19,13 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from instrument.base.units import duration, percent
-from instrument.read.advise.autograd_nodes import makers
+from instrument.base.units import duration
 from instrument.read.advise.check import Check, Edit, Problem
-from instrument.read.advise.evidence import device_kind, evidence, evidence_row
-from instrument.read.advise.undisturbed import undisturbed_ns
+from instrument.read.advise.evidence import device_kind, evidence, evidence_row, undisturbed_ns
 from instrument.read.facts.attribution import OPTIMIZER_STEP
 from instrument.read.facts.autograd import ACCUMULATION, is_backward
+from instrument.read.facts.graph_nodes import makers
 from instrument.read.facts.groupby import Groups, distinct, group_rows, groupby, isin
 from instrument.read.facts.intervals import Intervals, concatenated, merged
 from instrument.read.facts.places import common_place
@@ -63,7 +52,7 @@ _SLOWER_ON_CPU, _FOREACH_ON_CPU = frozenset({"ASGD"}), 0.5
 _OPTIMIZER = re.compile(rf"{OPTIMIZER_STEP}(\w+)\.step")
 
 
-class Storm(NamedTuple):
+class _Storm(NamedTuple):
     """The loops in one range.
 
     Attributes:
@@ -94,37 +83,41 @@ class Storm(NamedTuple):
     left_of_gaps: float
 
 
-def find(capture: Views) -> Iterator[Problem]:
-    """Yield a problem for each range with loops over tiny operators, the longest first."""
+def operator_storm(capture: Views) -> Iterator[Problem]:
+    """Find the ranges with loops over tiny operators, the longest first.
+
+    A loop repeats: in one range (or outside of all), 32 operators or inner ranges of the same name
+    follow each other, and their operators take 50 µs or less (median). All tiny operators from the
+    first to the last of them count together, with their backward, so the rounds of a loop may be of
+    any length, and may differ. In the simulation, one round does the work of all.
+
+    Layers of a model are no loop. So 32 operators that may use weights must use the same ones again
+    and again: there are three times as many as gradients of parameters, and the backward adds the
+    gradients of later calls to those of earlier ones; or, without gradients, a range around them
+    repeats.
+    """
     events, steps = capture.events, capture.links.counted_steps
-    for storm in storms(capture):
+    on_cpu = device_kind(capture) == "cpu"
+    for storm in _storms(capture):
         share = steps.share(storm.elapsed_ns)
-        if share < CHECK.least_share:
+        if share < OPERATOR_STORM.lowest:
             return
         place = common_place(capture, storm.calls)
-        optimizer, on_cpu = _optimizer(place[0], storm), device_kind(capture) == "cpu"
+        optimizer = _optimizer(place[0], storm)
         if on_cpu and optimizer in _SLOWER_ON_CPU:
             continue
         is_partial = on_cpu and bool(optimizer) and _OPTIONS.get(optimizer) != "fused"
         lasts = events.duration_ns[storm.calls]
-        tiny = (
-            f"{len(storm.calls) / steps.count:,.0f} calls of {duration(int(np.median(lasts)))} "
-            "(median), and the gaps between them"
-        )
         what, name, count = "a loop over tiny operators", "rounds of the loop", storm.rounds
         if storm.is_range:
             name, count = storm.name, storm.bodies
             what = f"a loop that calls range {name!r} {count / steps.count:,.0f} times"
-        row = evidence_row(
-            capture,
-            name,
-            count,
-            storm.elapsed_ns,
-            int(storm.calls[np.argmax(lasts)]),
-            f"{count / steps.count:,.0f} in each {steps.what}, with all operators and their gaps",
-        )
+        longest = int(storm.calls[np.argmax(lasts)])
+        each = f"{count / steps.count:,.0f} in each {steps.what}, with all operators and their gaps"
+        row = evidence_row(capture, name, count, storm.elapsed_ns, longest, each)
         yield Problem(
-            f"{percent(share)} of the {steps.what} goes to {what}: {tiny}",
+            f"{what}: {len(storm.calls) / steps.count:,.0f} calls of "
+            f"{duration(int(np.median(lasts)))} (median), and the gaps between them",
             storm.calls,
             share,
             edit=_edit(storm, saved=_FOREACH_ON_CPU if is_partial else 1),
@@ -135,9 +128,10 @@ def find(capture: Views) -> Iterator[Problem]:
         )
 
 
-CHECK = Check(
+OPERATOR_STORM = Check(
     "operator-storm",
-    find,
+    operator_storm,
+    title="{share} of the {step} goes to {what}",
     verify="--ops",
     least_share=0.05,
     least_saving=0.02,
@@ -145,7 +139,7 @@ CHECK = Check(
 )
 
 
-def storms(capture: Views) -> list[Storm]:
+def _storms(capture: Views) -> list[_Storm]:
     """Find the loops over tiny operators in the steps, the longest first."""
     events, tree = capture.events, capture.links.call_tree
     operators, ranges = _bodies(capture)
@@ -252,7 +246,7 @@ def _of_layers(capture: Views, calls: Ints, parent: Ints, in_range: Flags) -> Fl
     """
     events, tree = capture.events, capture.links.call_tree
     made = np.zeros(len(tree), np.int64)
-    made[tree.nodes_of(makers(capture))] = 1
+    made[tree.nodes_of(makers(capture.links))] = 1
     makes = tree.with_descendants(made)[calls] > 0
     accumulated = events.start_ns[events.named(ACCUMULATION.__eq__)]
     steps = capture.links.counted_steps
@@ -279,7 +273,7 @@ def _of_layers(capture: Views, calls: Ints, parent: Ints, in_range: Flags) -> Fl
 
 def _storm(
     capture: Views, calls: Ints, body: Ints, rounds: Ints, parts_ns: Ints, backward: Ints
-) -> Storm:
+) -> _Storm:
     """The loops of one range and thread.
 
     For each of the calls, `body` is what the loop calls, and `rounds` how often the loop repeats.
@@ -301,7 +295,7 @@ def _storm(
     names, of = np.unique(events.name[tree.index[bodies]], return_inverse=True)
     largest = np.bincount(of, tree.total_ns[bodies]).argmax()
     main = bodies[of == largest]
-    return Storm(
+    return _Storm(
         name=events.names[names[largest]],
         is_range=events.categories[events.category[tree.index[main[0]]]] in ANNOTATION,
         bodies=len(main),
@@ -329,7 +323,7 @@ def _gaps(capture: Views, in_order: list[Ints]) -> dict[int, Intervals]:
 def _backward(capture: Views, calls: Ints) -> tuple[Ints, Ints]:
     """The backward nodes that run what some operators made, and the index in `calls` of each."""
     events, tree = capture.events, capture.links.call_tree
-    made = makers(capture)
+    made = makers(capture.links)
     call = tree.nearest_of(calls, tree.nodes_of(made))
     made, call = made[call >= 0], call[call >= 0]
     number, last = np.unique(events.sequence[made][::-1], return_index=True)
@@ -339,7 +333,7 @@ def _backward(capture: Views, calls: Ints) -> tuple[Ints, Ints]:
     return nodes, call[::-1][last[at]]
 
 
-def _edit(storm: Storm, saved: float) -> Edit:
+def _edit(storm: _Storm, saved: float) -> Edit:
     """Do the work of all rounds in one; `saved` is the part of the saving that is expected."""
     events = np.concatenate([storm.calls, storm.backward])
     left, left_of_gaps = (1 - saved * (1 - each) for each in (storm.left, storm.left_of_gaps))
@@ -355,13 +349,13 @@ def _edit(storm: Storm, saved: float) -> Edit:
     return edit
 
 
-def _optimizer(path: str | None, storm: Storm) -> str:
+def _optimizer(path: str | None, storm: _Storm) -> str:
     """The class of the optimizer that itself runs the loop; "" for other loops."""
     found = _OPTIMIZER.fullmatch((path or "").rpartition("/")[2])
     return "" if found is None or len(storm.backward) else found[1]
 
 
-def _change(path: str | None, optimizer: str, storm: Storm) -> str:
+def _change(path: str | None, optimizer: str, storm: _Storm) -> str:
     if option := _OPTIONS.get(optimizer):
         return (
             f"torch.optim.{optimizer}(params, ..., {option}=True) updates all parameters together."

@@ -1,0 +1,300 @@
+"""The autograd graph: built for nothing, gradients that nothing uses, anomaly detection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from instrument.base.units import percent
+from instrument.read.advise.check import RECORD_AGAIN, Check, NotRecorded, Problem
+from instrument.read.advise.evidence import in_steps, share_with_device
+from instrument.read.facts.autograd import is_accumulation, is_backward
+from instrument.read.facts.graph_nodes import makers, ran, ranges_around, wasteful_ranges
+from instrument.read.facts.groupby import Groups, distinct, groupby, isin
+from instrument.read.facts.places import common_place
+from instrument.read.trace.events import OPERATOR, Flags, Ints
+from instrument.read.views.coverage_rows import CPU_IN_RANGES, JOINED
+from instrument.read.views.views import Views
+
+if TYPE_CHECKING:
+    from instrument.read.simulate.scenario import Scenario
+
+# What it costs to make a node, and the bounds of this cost. With torch 2.13, a node of small layers
+# costs 1.1 to 1.7 µs on an idle machine, and up to 3 µs beside other programs. A graph also keeps
+# results, so that new ones get other memory: with results of 1 MiB, a node costs 30 to 50 µs. A
+# trace does not show this part.
+_NODE_NS, _NODE_BOUNDS_NS = 1500, (1000, 3000)
+_MOST_SCALED = 10  # names of operators
+# A program without any backward is a finding if making nodes takes this share of the steps.
+_LEAST_COST = 0.01
+# The backward must run this part of the nodes that the window made.
+_LEAST_JOINED = 0.5
+_MOST_TRIED = 32  # ranges
+_MOST_NAMES = 3
+_RECORD_AGAIN = "Record again: this finding must be gone"
+_SEARCH = frozenset({"aten::isnan", "aten::_is_any_true", "aten::any", "aten::item"})
+_FIRST = "aten::isnan"
+# If a larger share of the backward nodes searches for NaN, anomaly mode is on. A smaller share may
+# come from hooks of the user.
+_LEAST_SEARCHED = 0.5
+# An operator at this percentile of the own times computes almost nothing, such as a view.
+_CHEAP = 25
+
+
+def unused_autograd(capture: Views) -> Iterator[Problem]:
+    """Find the ranges with outermost calls that build graphs that no backward uses.
+
+    Such calls are a validation, or those of a model in a validation. The last of several steps
+    shows no such call by itself, because its backward may follow.
+    """
+    events, links = capture.events, capture.links
+    made, numbers = makers(links), ran(links)
+    if not is_backward(events).any():
+        inside = in_steps(capture, made)
+        if links.counted_steps.share(len(inside) * _NODE_NS) >= _LEAST_COST:
+            title = "The program builds a graph for gradients, but runs no backward"
+            yield _unused_nodes(capture, inside, title, common_place(capture, inside)[0])
+        return
+    if isin(numbers, events.sequence[made]).sum() < _LEAST_JOINED * len(numbers):
+        raise NotRecorded(
+            "the window contains the backward of an earlier forward, so the backward of the "
+            "window's own forward may come later",
+            "record more steps, with a larger profiler.active",
+        )
+    scopes, steps = links.scopes, links.counted_steps
+    ranges, opened, call = scopes.ranges, scopes.opened, ranges_around(links, made)
+    outermost = ranges.outermost(wasteful_ranges(links, made))
+    most_ns = _most_ns(capture, outermost)
+    # Only the largest ranges are tried, because `share_with_device` reads the whole call tree.
+    largest = np.flatnonzero(most_ns)
+    largest = largest[np.argsort(-most_ns[largest], kind="stable")[:_MOST_TRIED]]
+    for k in np.sort(largest).tolist():
+        if steps.share(int(most_ns[k])) < UNUSED_AUTOGRAD.lowest:
+            continue
+        calls = outermost & (opened == k)
+        share = share_with_device(capture, ranges.index[calls])
+        every = calls[opened == k].all()
+        title = (
+            f"{'Range' if every else 'Some calls of range'} {scopes.paths.names[k]!r}, "
+            f"{percent(share)} of the {steps.what}, build{'s' if every else ''} a graph that no "
+            "backward uses"
+        )
+        chosen = made[np.append(ranges.at_or_inside(calls), False)[call]]
+        yield _unused_nodes(capture, chosen, title, scopes.paths.texts[k], share)
+
+
+UNUSED_AUTOGRAD = Check(
+    "unused-autograd",
+    unused_autograd,
+    change="Use torch.inference_mode() around this code, or torch.no_grad() if its results are "
+    "used for training. The saving is that of the graph nodes; the memory that the graph keeps "
+    "costs time too, the more the larger the results.",
+    verify=f"{_RECORD_AGAIN}, and profiler.profile_memory=true must show that less memory is in "
+    "use.",
+    least_share=0.03,
+    assumes="without the graph nodes alone",
+    coverage=(JOINED, CPU_IN_RANGES),
+)
+
+
+def unused_gradients(capture: Views) -> Iterator[Problem]:
+    """Find modules whose gradients nothing uses, such as a backbone that is not frozen.
+
+    A session knows the modules. There is no finding if the number of gradients at the end of the
+    backward is not that of the modules, because then an input may get a gradient too.
+    """
+    events, modules = capture.events, capture.about.unused_gradients
+    if not is_backward(events).any():
+        return
+    if modules is None:
+        raise NotRecorded(
+            "the capture does not say which parameters are in an optimizer",
+            "give the session all models that an optimizer of torch trains",
+        )
+    made = makers(capture.links)
+    unused, names = _unused(capture, made, modules)
+    number = distinct(events.sequence[unused])
+    saved = made[isin(events.sequence[made], number[number >= 0])]
+    what = ", ".join(map(repr, names[:_MOST_NAMES]))
+    if len(names) > _MOST_NAMES:
+        what += f" and {len(names) - _MOST_NAMES} more"
+    yield Problem(
+        what,
+        unused,
+        share_with_device(capture, unused),
+        edit=lambda whatif: _shortened(
+            capture, whatif.scale_events(unused, by=0), saved, _NODE_NS, _NODE_BOUNDS_NS
+        ),
+        change=f"Freeze {what}: call module.requires_grad_(False), or call the module within "
+        "torch.no_grad(). If an optimizer should train it, add its parameters.",
+    )
+
+
+UNUSED_GRADIENTS = Check(
+    "unused-gradients",
+    unused_gradients,
+    title="{share} of the {step} computes gradients of {what} that no optimizer uses",
+    verify=f"{_RECORD_AGAIN}.",
+    least_share=0.03,
+    least_saving=0.02,
+    assumes="without these gradients and their graph nodes",
+    coverage=(JOINED, CPU_IN_RANGES),
+)
+
+
+def debug_modes(capture: Views) -> Iterator[Problem]:
+    """Find anomaly detection, by `capture.json` or by most backward nodes; it is never small.
+
+    In the forward, each operator that makes a node also stores the Python stack, for which the
+    trace has no event: the simulation subtracts an estimate of its time.
+    """
+    environment = capture.about.environment
+    recorded = None if environment is None else environment.anomaly_mode
+    search, is_searched = _search(capture)
+    if not is_searched and not recorded:
+        if recorded is None and not is_backward(capture.events).any():
+            raise NotRecorded(
+                "the trace has no backward, so it does not show whether anomaly detection was on",
+                RECORD_AGAIN,
+            )
+        return
+    if not len(search):
+        yield Problem()
+        return
+    stored, stack_ns = _stacks(capture)
+    share, step = share_with_device(capture, search), capture.links.counted_steps.what
+    yield Problem(
+        f"; the search for NaN in the gradients takes {percent(share)} of the {step}",
+        search,
+        share,
+        edit=lambda whatif: _shortened(
+            capture, whatif.scale_events(search, by=0), stored, stack_ns
+        ),
+        place=(None, None),
+    )
+
+
+DEBUG_MODES = Check(
+    "debug-modes",
+    debug_modes,
+    title="Anomaly detection is on{what}",
+    change="Call torch.autograd.set_detect_anomaly(False), and remove "
+    "torch.autograd.detect_anomaly().",
+    verify="--ops  # aten::isnan is gone",
+    coverage=(JOINED,),
+)
+
+
+def _unused_nodes(
+    capture: Views, made: Ints, title: str, path: str | None, share: float | None = None
+) -> Problem:
+    count, steps = len(in_steps(capture, made)), capture.links.counted_steps
+    per_step = f": {count / steps.count:.0f} graph nodes a {steps.what}" if count else ""
+    return Problem(
+        f"{title}{per_step}",
+        made,
+        share,
+        edit=lambda whatif: _shortened(capture, whatif, made, _NODE_NS, _NODE_BOUNDS_NS),
+        place=(path, common_place(capture, made)[1]),
+        is_large=share is None,
+    )
+
+
+def _shortened(
+    capture: Views,
+    whatif: Scenario,
+    events: Ints,
+    each_ns: float,
+    bounds_ns: tuple[float, float] | None = None,
+) -> Scenario:
+    """Return the simulation in which the CPU takes about `each_ns` less time for each operator.
+
+    All operators of a name are scaled by one factor, with which they take `each_ns` less on
+    average. Only the ten names with the most operators are scaled. `bounds_ns` are the values of
+    `each_ns` for the bounds of the saving, the smaller first.
+    """
+    table = capture.events
+    _, groups = groupby(table.name[events].astype(np.int64))
+    for row in sorted(groups.rows(), key=len, reverse=True)[:_MOST_SCALED]:
+        mean_ns = max(float(np.mean(table.duration_ns[events[row]])), 1.0)
+        by, *bounds = (max(1 - each / mean_ns, 0.0) for each in (each_ns, *(bounds_ns or ())))
+        whatif = whatif.scale_events(
+            events[row], by, bounds=(bounds[0], bounds[1]) if bounds else None, device=False
+        )
+    return whatif
+
+
+def _most_ns(capture: Views, chosen: Flags) -> Ints:
+    """For each path, an upper bound of the time of its chosen ranges in the steps.
+
+    Overlaps count twice. No chosen range may lie inside another one.
+    """
+    events, tree, scopes = capture.events, capture.links.call_tree, capture.links.scopes
+    steps, paths = capture.links.counted_steps, len(scopes.paths.names)
+    calls, opened = scopes.ranges.index[chosen], scopes.opened[chosen]
+    on_cpu_ns = steps.within(events.start_ns[calls], events.end_ns[calls])
+    path = np.full(len(tree) + 1, -1)  # the last entry is for work without a node
+    path[tree.nodes_of(calls)] = opened
+    path[-1] = -1
+    device, node = capture.links.launched
+    launched = path[tree.nearest(path[:-1] >= 0, node)]
+    on_device_ns = steps.within(events.start_ns[device], events.end_ns[device])
+    return np.maximum(
+        Groups(opened, paths).sum(on_cpu_ns),
+        Groups(launched, paths).sum(on_device_ns, launched >= 0),
+    )
+
+
+def _unused(capture: Views, made: Ints, modules: Mapping[str, int]) -> tuple[Ints, list[str]]:
+    """The backward nodes at the end of each backward that can be saved, and their modules.
+
+    `made` are the forward operators that made a node. A backward ends where the next one begins.
+    """
+    events, scopes = capture.events, capture.links.scopes
+    names, paths = list(modules), scopes.paths
+    index = {name: k for k, name in enumerate(names)}
+    module: list[int] = []  # the module of each path, -1 for none; parents come first
+    for name, above in zip(paths.names, paths.above.tolist()):
+        inherited = module[above] if above >= 0 else -1
+        module.append(index.get(name, inherited))
+    node = np.flatnonzero(scopes.nodes.outermost(scopes.backward))
+    node = node[np.argsort(scopes.nodes.start_ns[node], kind="stable")]
+    event, of = scopes.nodes.index[node], np.append(module, -1)[scopes.attributed[node]]
+    is_sum, count = is_accumulation(events, event), np.array([*modules.values()], np.int64)
+    begun = np.searchsorted(np.sort(events.start_ns[made]), events.start_ns[event])
+    unused, found = [np.zeros(0, np.int64)], set[int]()
+    for row in np.split(np.arange(len(event)), np.flatnonzero(np.diff(begun)) + 1):
+        used = row[is_sum[row] & (of[row] < 0)]
+        end = row[row > used.max(initial=-1)]
+        own = of[end][is_sum[end]]
+        which = np.unique(own)
+        if len(own) and len(own) == count[which].sum():
+            unused.append(event[end])
+            found.update(which.tolist())
+    return np.concatenate(unused), [names[k] for k in sorted(found)]
+
+
+def _search(capture: Views) -> tuple[Ints, bool]:
+    """The calls that search gradients for NaN, and whether most backward nodes have such calls."""
+    events, tree = capture.events, capture.links.call_tree
+    node = is_backward(events)[tree.index] & (events.sequence >= 0)[tree.index]
+    outer = node & ~np.append(node, False)[tree.parent]
+    in_outer = np.append(outer, False)[tree.parent]
+    chosen = in_outer & events.named(_SEARCH.__contains__)[tree.index]
+    searched = np.unique(tree.parent[chosen & events.named(_FIRST.__eq__)[tree.index]])
+    found: Ints = tree.index[chosen & isin(tree.parent, searched)]
+    return found, len(searched) > _LEAST_SEARCHED * max(int(outer.sum()), 1)
+
+
+def _stacks(capture: Views) -> tuple[Ints, float]:
+    """The operators that store a Python stack, and the estimated time to store one stack."""
+    events, tree = capture.events, capture.links.call_tree
+    made = makers(capture.links)
+    own_ns = tree.own(tree.total_ns)
+    is_other: Flags = events.among(OPERATOR)[tree.index] & (events.sequence < 0)[tree.index]
+    if not len(made) or not is_other.any():
+        return made, 0.0
+    cheap_ns = np.percentile(own_ns[tree.nodes_of(made)], _CHEAP)
+    return made, max(float(cheap_ns - np.median(own_ns[is_other])), 0.0)

@@ -1,0 +1,339 @@
+"""Operators that others replace: attention that is not fused, copies of layout or type alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from instrument.base.units import counted
+from instrument.read.advise.check import INPUT_TYPES, RECORD_SHAPES, Check, NotRecorded, Problem
+from instrument.read.advise.evidence import (
+    cost_share,
+    costs,
+    device_kind,
+    evidence_by_cost,
+    in_steps,
+    launched_by,
+)
+from instrument.read.facts.attribution import FORWARD, OPTIMIZER, kinds_of_scopes
+from instrument.read.facts.autograd import is_backward
+from instrument.read.facts.device_work import COPY, KERNEL
+from instrument.read.facts.groupby import Groups, groupby, isin
+from instrument.read.facts.idle import is_loading
+from instrument.read.facts.places import common_place, input_shapes
+from instrument.read.trace.events import (
+    OPERATOR,
+    Events,
+    Flags,
+    Ints,
+    called_operators,
+    decoded,
+    split_overload,
+)
+from instrument.read.views.coverage_rows import LAUNCHERS
+from instrument.read.views.views import Views
+
+_MOST_BETWEEN = 12
+_BATCHED = frozenset({"aten::bmm", "aten::baddbmm"})
+_FUSED = "scaled_dot_product"
+_BACKWARD = "Backward"
+_DRAWS = re.compile(r"bernoulli|(native|fused)_dropout|::rand|uniform_")
+
+
+class _Kernel(NamedTuple):
+    """What a fused kernel of torch 2.13 can compute (`sdp_utils*` in ATen/native/transformers).
+
+    Attributes:
+        types: torch's names of the types of the matrices.
+        dropout: whether it can drop weights.
+        least_keys: from how many keys on it is faster.
+    """
+
+    types: frozenset[str]
+    dropout: bool
+    least_keys: int
+
+
+_ON_GPU = _Kernel(frozenset({"float", "c10::Half", "c10::BFloat16"}), dropout=True, least_keys=1)
+# Measured on a CPU with AVX-512: bfloat16 takes twice as long as with separate operators, and 16 or
+# 32 keys a tenth longer. With dropout, torch runs the same operators as without the kernel.
+_KERNELS = {
+    "cuda": _ON_GPU,
+    "hip": _ON_GPU,
+    "cpu": _Kernel(frozenset({"float", "double"}), dropout=False, least_keys=128),
+}
+_LEAST_LAYOUT, _LEAST_COPIES = 0.05, 0.1
+# An operator is named if it makes copies of at least this share of their cost.
+_MOSTLY = 0.5
+_LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|^batched_transpose_\d", re.IGNORECASE)
+_CASTS = frozenset({"aten::to", "aten::_to_copy"})
+_COPIES = frozenset({"aten::contiguous", "aten::clone"})
+_BETWEEN_DEVICES = re.compile(r"HtoD|DtoH|PtoP|Host", re.IGNORECASE)
+_CHANNELS_LAST = (
+    "Keep one layout: model = model.to(memory_format=torch.channels_last), and "
+    "batch = batch.to(memory_format=torch.channels_last)."
+)
+_ON_ROCM = (
+    " Set PYTORCH_MIOPEN_SUGGEST_NHWC=1 before the program starts; without it, torch gives MIOpen "
+    "NCHW in any case."
+)
+_CAST_ONCE = (
+    "Cast once instead of in each step: keep parameters and constants in the type in which "
+    "they are used, such as model.to(torch.bfloat16), or cast the input of the model, not that of "
+    "each layer."
+)
+_COPY_LESS = (
+    "Remove .contiguous() if the next operator can read any layout, and .clone() if "
+    "nothing writes to the copy in place; or store the tensor in the layout in which it is read."
+)
+
+# Names of torch's operators and of the backward nodes of these; not of a user's autograd function.
+_TORCHS = re.compile(r"\w+::|.*Backward\d+$")
+_OTHER_LAYOUT = (
+    "{} copies its input because it cannot read this layout, such as that of .expand(), .t() or a "
+    "slice: store the tensor once in a layout that it reads, or use an operator that reads any."
+)
+
+
+def attention_not_fused(capture: Views) -> Iterator[Problem]:
+    """Find softmax between two batched matrix products, where torch has a faster fused kernel.
+
+    The simulation removes the softmax and the other operators between: a fused kernel never writes
+    the matrix of scores to memory. On a CPU it may still compute as long. The backward stays.
+    """
+    tree, steps, kind = capture.links.call_tree, capture.links.counted_steps, device_kind(capture)
+    if kind not in _KERNELS:
+        return
+    softmax, between = _attention(capture, _KERNELS[kind])
+    if not len(softmax):
+        return
+    on_cpu, events, unclear = kind == "cpu", tree.index[between], None
+    if on_cpu and not INPUT_TYPES.is_met(capture):
+        unclear = NotRecorded(INPUT_TYPES.missing, RECORD_SHAPES)
+    count = len(in_steps(capture, tree.index[softmax])) / steps.count
+    yield Problem(
+        f"{counted(round(count), 'softmax call')} a {steps.what}",
+        events,
+        cost_share(capture, between),
+        edit=lambda whatif: whatif.scale_events(events, by=0, bounds=(1, 0) if on_cpu else None),
+        place=common_place(capture, tree.index[softmax]),
+        evidence=evidence_by_cost(capture, between),
+        unclear=unclear,
+    )
+
+
+ATTENTION_NOT_FUSED = Check(
+    "attention-not-fused",
+    attention_not_fused,
+    title="{share} of the {step} is softmax and the other operators between the two matrix "
+    "products of attention: {what}",
+    change="Use torch.nn.functional.scaled_dot_product_attention(query, key, value, "
+    "attn_mask=mask, is_causal=...), with tensors of 4 dimensions, instead of the two products and "
+    "the softmax. nn.MultiheadAttention does so with need_weights=False.",
+    verify="--ops",
+    least_share=0.05,
+    coverage=LAUNCHERS,
+)
+
+
+def layout_and_casts(capture: Views) -> Iterator[Problem]:
+    """Find kernels that convert between NCHW and NHWC, casts, and copies by contiguous or clone.
+
+    Healthy programs spend up to 6 % of the step in each kind. The check does not know which copies
+    are needed, and does not see conversions inside other kernels.
+    """
+    if len(capture.work.event):
+        work, steps = capture.work, capture.links.counted_steps
+        is_layout = capture.events.named(lambda name: _LAYOUT.search(name) is not None)
+        kernels = work.event[(work.kind == KERNEL) & is_layout[work.event]]
+        number = counted(round(len(in_steps(capture, kernels)) / steps.count), "kernel")
+        yield Problem(
+            f"converts tensors between NCHW and NHWC: {number} a {steps.what}",
+            kernels,
+            variant="layout",
+            change=_CHANNELS_LAST + _ON_ROCM * (device_kind(capture) == "hip"),
+            verify="--kernels",
+        )
+    yield from _conversions(capture, _CASTS, "casts tensors", _CAST_ONCE)
+    does = "copies tensors with contiguous() or clone()"
+    yield from _conversions(capture, _COPIES, does, _COPY_LESS)
+
+
+LAYOUT_AND_CASTS = Check(
+    "layout-and-casts",
+    layout_and_casts,
+    title="{share} of the {step} {what}",
+    verify="--ops",
+    least_share=_LEAST_LAYOUT,
+    lowest=_LEAST_LAYOUT,
+    factor=0,
+    coverage=LAUNCHERS,
+)
+
+
+def _attention(capture: Views, kernel: _Kernel) -> tuple[Ints, Ints]:
+    """The softmax nodes of attention that a kernel computes, and all nodes between the products.
+
+    All are siblings in the call tree. A product is or contains a batched matrix product. What is
+    not recorded does not exclude an attention.
+    """
+    events, tree = capture.events, capture.links.call_tree
+    softmax = events.named(_is_softmax)[tree.index]
+    batched = events.named(lambda name: split_overload(name)[0] in _BATCHED)[tree.index]
+    hidden = events.named(lambda name: _FUSED in name or _BACKWARD in name)[tree.index]
+    shown = events.among(OPERATOR)[tree.index] & ~tree.at_or_inside(hidden)
+    # aten::softmax calls aten::_softmax: only the outermost of the two counts.
+    softmax = tree.outermost(softmax & shown)
+    products = shown & (tree.with_descendants(batched.astype(np.int64)) > 0) & ~softmax
+    draws = events.named(lambda name: _DRAWS.search(name) is not None)[tree.index]
+    draws = tree.with_descendants(draws.astype(np.int64)) > 0
+    batched_nodes = np.flatnonzero(batched)
+    by_parent = np.flatnonzero(shown)[np.argsort(tree.parent[shown], kind="stable")]
+    parents = tree.parent[by_parent]
+    softmaxes, between = [], []
+    for node in np.flatnonzero(softmax).tolist():
+        first, last = np.searchsorted(parents, [tree.parent[node], tree.parent[node] + 1]).tolist()
+        siblings = by_parent[first:last]
+        at = int(np.searchsorted(siblings, node))
+        earlier = siblings[max(at - _MOST_BETWEEN - 1, 0) : at]
+        later = siblings[at + 1 : at + _MOST_BETWEEN + 2]
+        before, after = earlier[products[earlier]][-1:], later[products[later]][:1]
+        around = np.concatenate([before, after])
+        if len(around) < 2 or (tree.thread[around] != tree.thread[node]).any():
+            continue
+        # Types are those of the innermost product: autocast casts the inputs of the outer one.
+        inner = batched_nodes[np.searchsorted(batched_nodes, around[0])]
+        begin, end = np.searchsorted(siblings, around).tolist()
+        inside = siblings[begin + 1 : end]
+        if (
+            _fits(events, *tree.index[[around[0], node, around[1]]].tolist())
+            and _computes(kernel, events, *tree.index[[inner, node]].tolist())
+            and (kernel.dropout or not draws[inside].any())
+        ):
+            softmaxes.append(node)
+            between.append(inside)
+    if not softmaxes:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    return np.array(softmaxes), np.unique(np.concatenate(between))
+
+
+def _is_softmax(name: str) -> bool:
+    lowered = name.lower()
+    return "softmax" in lowered and "log" not in lowered
+
+
+def _fits(events: Events, first: int, softmax: int, last: int) -> bool:
+    """Whether softmax and second product read the first one's result; True without shapes."""
+    factors, scores, others = (_matrices(events, each) for each in (first, softmax, last))
+    if len(factors) < 2 or not scores or not others:
+        return bool(events.shapes[softmax] < 0)
+    rows, columns = scores[0][-2:]
+    return (
+        factors[-2][-2] == rows and factors[-1][-1] == columns and others[0][-2:] == [rows, columns]
+    )
+
+
+def _computes(kernel: _Kernel, events: Events, product: int, softmax: int) -> bool:
+    """Whether a kernel computes such a product, and such a softmax faster."""
+    code, scores = int(events.types[product]), _matrices(events, softmax)
+    types = decoded(events.texts[code]) if code >= 0 else []
+    is_type = not isinstance(types, list) or kernel.types.issuperset(
+        each for each in types[:2] if isinstance(each, str)
+    )
+    return is_type and (not scores or scores[0][-1] >= kernel.least_keys)
+
+
+def _matrices(events: Events, event: int) -> list[list[int]]:
+    return [shape for shape in input_shapes(events, event) if shape is not None and len(shape) > 2]
+
+
+def _conversions(
+    capture: Views, names: frozenset[str], does: str, change: str
+) -> Iterator[Problem]:
+    steps, tree = capture.links.counted_steps, capture.links.call_tree
+    nodes = _copying(capture, names)
+    share = cost_share(capture, nodes)
+    if share < _LEAST_COPIES:
+        return
+    place = common_place(capture, tree.index[nodes], costs(capture, nodes))
+    caller = _caller(capture, nodes) if names == _COPIES else None
+    if caller is not None:
+        does, change = f"copies tensors inside {caller}", _OTHER_LAYOUT.format(caller)
+    yield Problem(
+        f"{does}: {counted(round(len(nodes) / steps.count), 'call')} a {steps.what}",
+        tree.index[nodes],
+        share,
+        place=place,
+        evidence=evidence_by_cost(capture, nodes),
+        variant=does,
+        change=change,
+        verify="--ops --by range" if place[0] else "",
+    )
+
+
+def _copying(capture: Views, names: frozenset[str]) -> Ints:
+    """The outermost calls of the operators in `names`, as nodes of the call tree.
+
+    Only calls that copy within one device are returned. Calls outside the measured steps, and calls
+    of the data loader or of an optimizer itself are left out.
+    """
+    events, tree = capture.events, capture.links.call_tree
+    named = events.named(lambda name: split_overload(name)[0] in names) & events.among(OPERATOR)
+    other = events.named(lambda name: split_overload(name)[0] in (_CASTS | _COPIES) - names)
+    copies = events.named(lambda name: split_overload(name)[0] == "aten::copy_")
+    stops = (named | (other & events.among(OPERATOR)) | is_loading(events))[tree.index]
+    copying = tree.with_descendants(copies[tree.index].astype(np.int64)) > 0
+    nodes = np.flatnonzero(named[tree.index] & ~tree.inside(stops) & copying)
+    nodes = nodes[capture.links.counted_steps.holds(tree.start_ns[nodes]) >= 0]
+    nodes = nodes[~_of_optimizer(capture, nodes) & _of_program(capture, nodes, names)]
+    device, around = launched_by(capture, nodes)
+    across = events.named(lambda name: _BETWEEN_DEVICES.search(name) is not None)
+    is_copy = isin(device, capture.work.event[capture.work.kind == COPY])
+    moves = Groups(around, len(nodes)).number(across[device] & is_copy) > 0
+    return nodes[~moves]
+
+
+def _caller(capture: Views, nodes: Ints) -> str | None:
+    """The operator that itself makes most of the copies; None if the program makes them."""
+    events, tree = capture.events, capture.links.call_tree
+    cost = costs(capture, nodes)
+    parent = tree.index[np.maximum(tree.parent[nodes], 0)]
+    calls = (called_operators(events) & ~is_backward(events))[parent] & (tree.parent[nodes] >= 0)
+    names, groups = groupby(events.name[parent[calls]].astype(np.int64))
+    spent = groups.sum(cost[calls])
+    if not len(names) or spent.max() < _MOSTLY * cost.sum():
+        return None
+    return split_overload(events.names[names[np.argmax(spent)]])[0]
+
+
+def _of_program(capture: Views, nodes: Ints, names: frozenset[str]) -> Flags:
+    """Whether the program can change each cast or copy: its own code calls it.
+
+    A copy inside an operator counts too, as the operator cannot read the layout of its input; but
+    not inside the backward, nor where the copy is the result, as `aten::masked_fill` makes one for
+    `aten::masked_fill_`.
+    """
+    events, tree = capture.events, capture.links.call_tree
+    by_torch = events.named(lambda name: _TORCHS.match(name) is not None)
+    by_torch &= called_operators(events)
+    has_parent = tree.parent[nodes] >= 0
+    parent = tree.index[np.maximum(tree.parent[nodes], 0)]
+    of_program: Flags = ~(by_torch[parent] & has_parent)
+    if names == _COPIES:
+        known = {split_overload(name)[0] for name in events.names}
+        makes = events.named(lambda name: f"{split_overload(name)[0]}_" in known)
+        backward = np.append(capture.links.scopes.backward, False)
+        in_backward = backward[capture.links.scopes.innermost[nodes]]
+        of_program |= ~makes[parent] & ~is_backward(events)[parent] & ~in_backward
+    return of_program
+
+
+def _of_optimizer(capture: Views, nodes: Ints) -> Flags:
+    """Whether each node is called by an optimizer itself, and not by the closure of its `step`."""
+    scopes = capture.links.scopes
+    kind = np.append(kinds_of_scopes(capture.links), FORWARD)[scopes.innermost[nodes]]
+    found: Flags = (kind == OPTIMIZER) & ~scopes.recording[nodes]
+    return found
