@@ -9,10 +9,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from builders import (
-    WORKERS,
     Event,
     annotation,
     call,
@@ -21,21 +19,16 @@ from builders import (
     launched,
     span,
     step,
-    synchronous_steps,
     write_capture,
-    write_rank,
 )
 from commands import Command
 from golden import Golden
 from real_traces import load, needs_traces
 from rich.console import Console
 
-from instrument.base.errors import CaptureError
 from instrument.base.units import durations_like
-from instrument.read.ranks.run import Run
 from instrument.read.show import whatif as report
 from instrument.read.show.terminal import draw
-from instrument.read.simulate.scenario import joint_scenario
 from instrument.read.simulate.selection import short_name
 from instrument.read.views.section import Section
 
@@ -98,7 +91,6 @@ COMMANDS = [
     "whatif device",
     "whatif without_steps",
     "whatif costly --rows 1",
-    "whatif ranks/steps_000003-000004_rank0 ranks/steps_000003-000004_rank1 --balance --critical-path",
     # what the capture lacks
     "whatif cpu --scale range:slwo=0.5",
     "whatif cpu --remove kernel:*",
@@ -106,7 +98,6 @@ COMMANDS = [
     "whatif cpu --overlap-copies",
     "whatif cpu --workers 4",
     "whatif cpu --bandwidth 2",
-    "whatif cpu --balance",
     "whatif cpu --graph-launch slow",
     "whatif device_alone",
     # a misspelt edit, before the trace is read
@@ -131,7 +122,6 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_capture(Path(name), events)
     cost = {"recorded_step_ns": 1_250_000, "unrecorded_step_ns": 1_000_000, "unrecorded_steps": 20}
     write_capture(Path("costly"), cpu_steps(), cost=cost)
-    two_ranks(Path("ranks"))
 
 
 @pytest.mark.usefixtures("folders")
@@ -185,41 +175,6 @@ def test_each_option_is_its_edit(command: Command) -> None:
         assert given["step_ns"] < 1_000_000 or "Launch" in edit, edit
         if "× 0.5" in edit and "kernel " in edit:
             assert given["saving_ns"] == 400_000
-
-
-def two_ranks(tmp_path: Path) -> list[Path]:
-    events = [synchronous_steps(own_us, device=True) for own_us in (200, 600)]
-    return [
-        write_rank(tmp_path, rank, each, world_size=2).folder for rank, each in enumerate(events)
-    ]
-
-
-def test_a_batch_that_one_of_several_ranks_waits_for_is_a_note(tmp_path: Path) -> None:
-    """The second rank's trace begins 5 ms later; its second step waits 60 µs longer or 400 µs."""
-    for waits_us, is_noted in ((60, False), (400, True)):
-        folder = tmp_path / str(waits_us)
-        for rank, own_us in enumerate((200, 600)):
-            events = synchronous_steps(own_us, device=True)
-            if rank:
-                events += [annotation(WORKERS, 20, 20), annotation(WORKERS, 1020, waits_us)]
-            write_rank(folder, rank, events, world_size=2, base_ns=5_000_000 * rank)
-        (window,) = Run.load(folder).windows
-        notes = " ".join(joint_scenario(window).notes)
-        assert ("a worker needs as long for a batch" in notes) == is_noted
-
-
-def test_positions_of_events_need_one_rank(tmp_path: Path) -> None:
-    two_ranks(tmp_path)
-    (window,) = Run.load(tmp_path).windows
-    both, calls = joint_scenario(window), np.zeros(1, np.int64)
-    for edit in (
-        lambda: both.scale_events(calls, 0.5),
-        lambda: both.asynchronous(positions=calls),
-    ):
-        with pytest.raises(
-            CaptureError, match="Events can be selected by position only in a scenario of one rank"
-        ):
-            edit()
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])

@@ -5,20 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from instrument.base.errors import ConfigError
 from instrument.cli.arguments import CAPTURE, ROWS, ROWS_HELP, add_formats, path_or_url, row_count
 from instrument.cli.output import Parts, Written
-from instrument.cli.paths import chosen_window, newest_capture
+from instrument.cli.paths import newest_capture
 
 if TYPE_CHECKING:
-    from instrument.read.simulate.scenario import Scenario
-
-_Edit: TypeAlias = "Callable[[Scenario], Scenario]"
+    from instrument.read.simulate.scenario import Edit
 # Makes an edit of an option and its value.
-_Parser: TypeAlias = Callable[[str, str], _Edit]
+_Parser: TypeAlias = "Callable[[str, str], Edit]"
 
 HELP = "compute how long a step would take with faster or removed parts"
 
@@ -40,11 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(edits=[])
     add = parser.add_argument
-    of = f"{CAPTURE}; several paths are the ranks of one window, which are simulated together"
-    add("paths", metavar="PATH", type=path_or_url, nargs="+", help=of)
+    add("path", metavar="PATH", type=path_or_url, help=CAPTURE)
 
     def edit(option: str, metavar: str, parse: _Parser, text: str, **more: Any) -> None:
-        def later(value: str) -> partial[_Edit]:
+        def later(value: str) -> partial[Edit]:
             return partial(parse, option, value)
 
         add(option, metavar=metavar, dest="edits", action="append", type=later, help=text, **more)
@@ -87,8 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     edit("--workers", "N", _workers, "load the data in N worker processes")
     edit("--bandwidth", "FACTOR", _bandwidth, "multiply the bandwidth between ranks")
-    text = "with several ranks: give each rank the same amount of work"
-    add("--balance", dest="edits", action="append_const", const=_balance, help=text)
     add(
         "--critical-path",
         action="store_true",
@@ -105,12 +99,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the simulated step and its tables, as text, JSON or CSV."""
     from instrument.read.show import whatif as text
+    from instrument.read.simulate.scenario import combined
     from instrument.read.views.table import ALL
 
     edits = [parse() for parse in arguments.edits]
-    name, scenario = _unedited(arguments.paths)
-    for edit in edits:
-        scenario = edit(scenario)
+    capture = newest_capture(arguments.path)
+    name, scenario = capture.name, combined(capture, edits)
     if arguments.json:
         return Written(text.as_json(name, scenario, rows=arguments.rows or ALL))
     if arguments.csv:
@@ -120,21 +114,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     return text.parts(name, scenario, rows=rows, only_path=arguments.critical_path)
 
 
-def _unedited(paths: list[Path | str]) -> tuple[str, Scenario]:
-    """Return a title for the simulated steps, and their simulation without edits.
-
-    One path gives the newest capture; several paths give all ranks of the newest window.
-    """
-    if len(paths) == 1:
-        capture = newest_capture(paths[0])
-        return capture.name, capture.whatif
-    from instrument.read.simulate.scenario import joint_scenario
-
-    ranks = chosen_window(paths)
-    return f"{ranks.name}, {len(ranks.paths)} ranks", joint_scenario(ranks)
-
-
-def _scale(option: str, value: str) -> _Edit:
+def _scale(option: str, value: str) -> Edit:
     kind, glob = _kind_and_glob(value.rpartition("=")[0])
     factor = _number(value.rpartition("=")[2])
     if kind not in _KINDS or not glob or factor is None or factor < 0:
@@ -146,7 +126,7 @@ def _scale(option: str, value: str) -> _Edit:
     return lambda scenario: scenario.scale(**chosen, by=factor)
 
 
-def _remove(option: str, value: str) -> _Edit:
+def _remove(option: str, value: str) -> Edit:
     kind, glob = (_SYNC, "*") if value == _SYNC else _kind_and_glob(value)
     if kind not in (*_KINDS, _SYNC) or not glob:
         raise ConfigError(
@@ -156,18 +136,14 @@ def _remove(option: str, value: str) -> _Edit:
     return lambda scenario: scenario.remove(**{kind: glob})
 
 
-def _balance() -> _Edit:
-    return lambda scenario: scenario.balance()
-
-
-def _workers(option: str, value: str) -> _Edit:
+def _workers(option: str, value: str) -> Edit:
     count = int(value) if value.isascii() and value.isdigit() and len(value) < _DIGITS else 0
     if count < 1:
         raise ConfigError(f"{option} is {value!r}; give a whole number of at least 1, such as 4.")
     return lambda scenario: scenario.workers(count)
 
 
-def _bandwidth(option: str, value: str) -> _Edit:
+def _bandwidth(option: str, value: str) -> Edit:
     factor = _number(value)
     if not factor or factor < 0:
         raise ConfigError(f"{option} is {value!r}; give a number greater than 0, such as 2.")

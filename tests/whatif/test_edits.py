@@ -41,18 +41,18 @@ def steps_us(found: Scenario) -> list[float]:
 
 
 def positions_of_steps(found: Scenario) -> np.ndarray:
-    return found.window.models[0].links.steps
+    return found.model.links.steps
 
 
 def replays(found: Scenario) -> bool:
     """Whether the unedited costs give the recorded times, to the nanosecond."""
-    window = found.window
-    times = window.program.run(window.weights(window.measured))
-    return np.array_equal(times, window.models[0].moments.time_ns)
+    model = found.model
+    times = model.program.run(model.weights(model.measured))
+    return np.array_equal(times, model.moments.time_ns)
 
 
 def arcs(found: Scenario, kind: int) -> int:
-    return int(np.count_nonzero(found.window.models[0].arcs.kind == kind))
+    return int(np.count_nonzero(found.model.arcs.kind == kind))
 
 
 def repeated(
@@ -100,7 +100,7 @@ def test_half_of_some_cpu_time(tmp_path, edit, step_us) -> None:
 def test_half_of_the_cpu_time_in_spans_of_a_thread(tmp_path) -> None:
     """From 100 to 300 µs of the second step lie 60 µs of one operator, 100 of another, and 40 between."""
     found = whatif(tmp_path, repeated(1000, on_cpu))
-    thread = int(found.window.models[0].links.events.thread[positions_of_steps(found)[0]])
+    thread = int(found.model.links.events.thread[positions_of_steps(found)[0]])
     spans = np.array([1_100_000]), np.array([1_300_000])
     assert steps_us(found.scale_spans(thread, spans, by=0.5)) == [1000, 900, 1000, 1000]
     assert steps_us(found.scale_spans(thread, spans, by=0)) == [1000, 800, 1000, 1000]
@@ -163,7 +163,7 @@ def steps_with_waits(*waits_us: int, works_us: int = 480) -> list[Event]:
 def test_workers_that_limit_the_program_stay_as_slow(tmp_path) -> None:
     """Steps 1 to 3 wait 500 µs for the only worker; with faster operators, they wait longer."""
     found = whatif(tmp_path, steps_with_waits(20, 1000, 520, 520, works_us=480))
-    assert len(found.window.models[0].batches[1]) == 4
+    assert len(found.model.batches[1]) == 4
     faster = found.scale(operator="aten::mm", by=0.5)
     assert steps_us(faster) == [260, 1480, 1000, 1000]
     # The worker is two batches ahead, so that slow steps hide it.
@@ -321,7 +321,7 @@ def test_copies_that_overlap_and_calls_that_wait(tmp_path) -> None:
 
 def test_edits_by_position_leave_other_events(tmp_path) -> None:
     found = whatif(tmp_path, repeated(1000, behind_a_copy))
-    events = found.window.models[0].links.events
+    events = found.model.links.events
     copies = np.flatnonzero(events.named(lambda name: name == oracle.PAGEABLE))
     assert found.overlap(positions=copies).saving_ns == found.overlap().saving_ns
     assert found.overlap(positions=copies[:0]).saving_ns == 0
@@ -369,8 +369,8 @@ def test_work_without_a_launch_comes_when_it_came(tmp_path) -> None:
     assert replays(found)
     faster = found.scale_events(positions_of_steps(found), by=0.5)
     assert steps_us(faster) == [500] * 4
-    times = found.window.program.run(found.window.weights(faster.variants[0].costs))
-    assert times[found.window.models[0].moments.end_of].tolist() == [3_950_000]
+    times = found.model.program.run(found.model.weights(faster.variants[0].costs))
+    assert times[found.model.moments.end_of].tolist() == [3_950_000]
 
 
 def across(_: int, at: float) -> list[Event]:
@@ -433,7 +433,7 @@ def test_one_rank_gives_both_bounds(tmp_path) -> None:
 
 def test_bandwidth_of_chosen_collectives(tmp_path) -> None:
     found = whatif(tmp_path, repeated(1000, with_a_collective))
-    communication = found.window.models[0].work
+    communication = found.model.work
     sent = communication.event[communication.kind == COMMUNICATION]
     assert found.bandwidth(2, positions=sent).saving_ns == found.bandwidth(2).saving_ns > 0
     assert found.bandwidth(2, positions=sent[:0]).saving_ns == 0

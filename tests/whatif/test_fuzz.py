@@ -65,11 +65,11 @@ def ask(folder: Path, events: list[Any], *, is_damaged: bool = False) -> None:
     except SAID as error:
         check(error)
         return
-    window = found.window
-    times = window.program.run(window.weights(window.measured))
+    model = found.model
+    times = model.program.run(model.weights(model.measured))
     # In a damaged trace, a thread can launch work while it waits: no order of events explains it.
     if not is_damaged:
-        assert np.array_equal(times, window.models[0].moments.time_ns)
+        assert np.array_equal(times, model.moments.time_ns)
     for edit in EDITS:
         try:
             answers(edit(found))

@@ -11,7 +11,7 @@ from builders import capture
 from seeds import seeds
 
 from instrument.base.errors import ConfigError
-from instrument.read.simulate.scenario import Scenario
+from instrument.read.simulate.scenario import Scenario, combined
 from whatif.oracle import run
 from whatif.programs import Author, Features
 
@@ -32,9 +32,8 @@ def whatif(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 
 
 def ends_ns(found: Scenario) -> np.ndarray:
-    window = found.window
-    (ends,) = window.ends_ns(window.program.run(window.weights(found.variants[0].costs)))
-    return ends
+    model = found.model
+    return model.ends_ns(model.program.run(model.weights(found.variants[0].costs)))
 
 
 def edits_of(whatif: Scenario) -> list[dict[str, str]]:
@@ -62,6 +61,19 @@ def test_edits_compose(whatif) -> None:
             == whatif.scale(**one, by=0.25).steps
         )
         assert first.steps == whatif.scale(**one, by=0.5).steps, "an edit changed another scenario"
+
+
+def test_several_edits_together_save_what_each_saves_alone_or_more(tmp_path) -> None:
+    """But not their sum: where one waits for the other, both are needed."""
+    found = capture(tmp_path, run(Author(0, ALL).program()).events)
+    edits = [lambda scenario, edit=edit: scenario.remove(**edit) for edit in edits_of(found.whatif)]
+    alone = [edit(found.whatif).saving_ns for edit in edits]
+    both = combined(found, edits)
+    assert both.steps == combined(found, edits[::-1]).steps
+    assert len(both.edits) == len(edits)
+    assert both.low_ns <= both.saving_ns <= both.high_ns
+    assert both.saving_ns >= max(alone)
+    assert combined(found, []) is found.whatif
 
 
 def test_a_factor_of_one_changes_nothing(whatif) -> None:

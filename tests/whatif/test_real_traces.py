@@ -37,19 +37,18 @@ def share_won(found: Scenario) -> float:
 
 @pytest.mark.parametrize("name", real_traces.each())
 def test_the_replay_with_residues_repeats_the_recording(name) -> None:
-    model = load(name).whatif.window.models[0]
+    model = load(name).whatif.model
     times = model.program.run(model.weights(model.measured))
     assert np.array_equal(times, model.moments.time_ns)
-    assert model.dropped == 0
+    assert model.program.kept.all()
 
 
 @pytest.mark.parametrize("name", real_traces.each(sorted(EXPLAINED)))
 def test_the_replay_without_residues_is_near_where_little_is_unexplained(name) -> None:
-    window = load(name).whatif.window
-    model = window.models[0]
+    model = load(name).whatif.model
     assert model.unexplained <= MOST_UNEXPLAINED
     times = model.program.run(model.weights(model.typical))
-    steps, typical = window.steps_ns(model.moments.time_ns), window.steps_ns(times)
+    steps, typical = model.steps_ns(model.moments.time_ns), model.steps_ns(times)
     assert typical == pytest.approx(steps, rel=0.01)
     if len(model.moments.end_of):
         ended = model.moments.time_ns[model.moments.end_of].max()
@@ -61,13 +60,13 @@ def test_the_replay_without_residues_is_near_where_little_is_unexplained(name) -
     "name", real_traces.each(sorted({*KNOWN} - EXPLAINED - {"cupti_counters"}))
 )
 def test_of_the_other_traces_more_is_unexplained(name) -> None:
-    assert load(name).whatif.window.models[0].unexplained > MOST_UNEXPLAINED
+    assert load(name).whatif.model.unexplained > MOST_UNEXPLAINED
 
 
 @pytest.mark.parametrize("name", real_traces.each())
 def test_the_critical_path_of_each_lasts_from_the_first_step_to_the_last(name) -> None:
-    window = load(name).whatif.window
-    model, (ends,) = window.models[0], window.ends_ns(window.models[0].moments.time_ns)
+    model = load(name).whatif.model
+    ends = model.ends_ns(model.moments.time_ns)
     begin = ends[0] if len(ends) > 1 else model.moments.time_ns[model.moments.step_start[0]]
     found = load(name).whatif.critical_path
     assert sum(row.total_ns for row in found) == ends[-1] - begin
@@ -76,16 +75,16 @@ def test_the_critical_path_of_each_lasts_from_the_first_step_to_the_last(name) -
 @pytest.mark.parametrize("name", real_traces.each())
 def test_a_faster_part_never_costs_and_no_bound_excludes_the_saving(name) -> None:
     whatif = load(name).whatif
-    window = whatif.window
+    model = whatif.model
     edits = [whatif.scale(operator="*", by=0.5)]
-    if len(whatif.window.models[0].work.event):
+    if len(whatif.model.work.event):
         edits.append(whatif.scale(kernel="*", by=0.5))
     for found in edits:
         times = [
-            window.program.run(window.weights(scenario.variants[0].costs))
+            model.program.run(model.weights(scenario.variants[0].costs))
             for scenario in (found, whatif)
         ]
-        after, before = (window.ends_ns(ends)[0] for ends in times)
+        after, before = map(model.ends_ns, times)
         assert (after <= before).all()
         assert found.low_ns <= found.saving_ns <= found.high_ns
 
@@ -110,7 +109,7 @@ def test_a_step_without_its_loader_against_the_recording_with_workers() -> None:
     slow, fast = load("v100_resnet50_workers0"), load("v100_resnet50_workers4")
     right = fast.whatif.baseline_ns
     predicted = slow.whatif.remove(operator="enumerate(DataLoader)*").step_ns
-    events, steps = slow.events, slow.whatif.window.models[0].links.steps
+    events, steps = slow.events, slow.whatif.model.links.steps
     loads = np.flatnonzero(events.named(is_loader))
     subtracted = [
         whole - int(events.duration_ns[loads[_inside(events, step, loads)]].sum())

@@ -284,8 +284,8 @@ def _is_chance(capture: Views, scenario: Scenario) -> bool:
 
     On a busy machine, any event can be long in one step, because its thread gets no CPU.
     """
-    wait, before = capture.about.cpu_wait, scenario.window.recorded_steps(0)
-    counted = scenario.window.counted
+    wait, before = capture.about.cpu_wait, scenario.model.recorded_steps()
+    counted = scenario.model.counted
     taken_ns = np.maximum(before[counted], 1)
     saved_ns = taken_ns - scenario.steps[counted]
     is_rare = 2 * np.median(saved_ns / taken_ns) < saved_ns.sum() / taken_ns.sum()

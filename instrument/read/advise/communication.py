@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from instrument.base.errors import CaptureError, TraceError
 from instrument.base.units import duration, few, percent, rate, size
 from instrument.read.advise.check import (
     RECORD_SHAPES,
@@ -18,10 +17,8 @@ from instrument.read.advise.check import (
     NotRecorded,
     Problem,
     RanksCheck,
-    is_worth,
-    saving_of,
 )
-from instrument.read.advise.finding import Evidence, Finding
+from instrument.read.advise.finding import Evidence, Finding, Saving
 from instrument.read.facts.collective_records import is_collective, is_on_cpu
 from instrument.read.facts.device_work import COMMUNICATION
 from instrument.read.facts.groupby import distinct
@@ -33,7 +30,6 @@ from instrument.read.views.views import Views
 
 if TYPE_CHECKING:
     from instrument.read.ranks.run import Ranks
-    from instrument.read.simulate.scenario import Scenario
 
 _MOST_ROWS = 5
 # With gloo on a CPU, DistributedDataParallel refuses the other hook (TypeError).
@@ -64,7 +60,6 @@ _LARGE_BYTES, _SLOW, _USUAL = 4 * 2**20, 10e9, 12e9
 _LEAST_WAIT = 0.03
 # A range is named if it explains at least this part of the rank's additional time.
 _OF_EXCESS = 0.25
-_MOST_SIMULATED = 32
 # Without a late rank, at least this part of the time in collectives must be waiting.
 _MOSTLY = 0.5
 
@@ -168,14 +163,14 @@ SLOW_LINKS = Check(
 def stragglers(ranks: Ranks) -> Iterator[Finding]:
     """Find ranks that the others wait for in collectives, and the range that makes them late.
 
-    The saving comes from a joint simulation in which all ranks have the same amount of work. If no
-    rank is late in all steps, they may still wait for another one in each step.
+    What the others wait is the upper bound of the saving. The estimate is its mean over all ranks:
+    equal work moves the time of the late ranks to those that now wait. If no rank is late in all
+    steps, they may still wait for another one in each step.
     """
     table = ranks.ranks
     step_ns = {row.rank: row.step_ns for row in table}
     late = [row for row in ranks.stragglers if _waited_ns(row) >= _LEAST_WAIT * step_ns[row.rank]]
-    balanced = _balanced(ranks) if late else None
-    if not late or not is_worth(balanced):
+    if not late:
         yield from _in_turn(ranks)
         return
     worst, waited_ns = late[0], max(map(_waited_ns, late))
@@ -183,7 +178,7 @@ def stragglers(ranks: Ranks) -> Iterator[Finding]:
     if worst.excess is not None:  # None: the median rank has no own work
         more = percent(worst.excess)
         excess = f"the own work of rank {worst.rank} takes {more} longer than the median, and "
-    share = waited_ns / step_ns[worst.rank]
+    share, of_mean = waited_ns / step_ns[worst.rank], 1 - len(late) / len(table)
     numbers = few(row.rank for row in late)
     who = f"Ranks {numbers} are" if len(late) > 1 else f"Rank {numbers} is"
     known = table.where("own_ns >= 0 and exposed_communication_ns >= 0")
@@ -196,7 +191,7 @@ def stragglers(ranks: Ranks) -> Iterator[Finding]:
         change=_change(worst),
         verify=_command(ranks),
         share=share,
-        saving=saving_of(balanced),
+        saving=Saving(step_ns[worst.rank], round(waited_ns * of_mean), 0, waited_ns),
         range=worst.range if _is_in_range(worst) else None,
         evidence=tuple(map(_rank, [*shown, by_work[-1]])),
     )
@@ -278,19 +273,6 @@ def _waited_ns(row: Any) -> int:
 def _is_in_range(row: Any) -> bool:
     excess_ns = row.own_ns - row.median_own_ns
     return row.range is not None and row.range_excess_ns >= _OF_EXCESS * excess_ns
-
-
-def _balanced(ranks: Ranks) -> Scenario | None:
-    """Simulate equal work on all ranks; None if this costs too much or is not possible."""
-    from instrument.read.simulate.scenario import joint_scenario
-
-    if len(ranks.paths) > _MOST_SIMULATED:
-        return None
-    try:
-        joint = joint_scenario(ranks)
-    except (CaptureError, TraceError):  # without traces, or collectives on the device
-        return None
-    return joint.balance()
 
 
 def _change(row: Any) -> str:

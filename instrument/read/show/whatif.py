@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
 #: does not change the version.
-VERSION = 1
+VERSION = 2
 #: What the keys of the JSON mean.
 JSON_KEYS = {
     "version": "the version of this format",
@@ -71,7 +71,7 @@ def parts(name: str, scenario: Scenario, *, rows: int = 15, only_path: bool = Fa
     """Return a scenario as text and tables: the time of the step, and what the edits save.
 
     Args:
-        name: the name of the capture, or of the window of several ranks.
+        name: the name of the capture.
         scenario: the capture with or without edits.
         rows: the maximum number of rows in each table.
         only_path: show the critical path without the causal profile; otherwise the causal profile
@@ -126,8 +126,7 @@ def _heading(name: str, scenario: Scenario, text: Callable[[float], str]) -> str
 
 
 def _unit(scenario: Scenario) -> str:
-    has_steps = all(model.has_steps for model in scenario.window.models)
-    return "a step" if has_steps else "the recorded window"
+    return "a step" if scenario.model.has_steps else "the recorded window"
 
 
 def _edits(scenario: Scenario) -> list[str]:
@@ -188,13 +187,12 @@ def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) 
     if others := [*table][len(shown) :]:
         name = f"({counted(len(others), 'smaller row')})"
         step_ns, share = sum(row.step_ns for row in others), sum(row.share for row in others)
-        shown.append(("others", name, None, step_ns, share))
+        shown.append(("others", name, step_ns, share))
     found = _table(table.columns, shown)
     return Section(
         found,
         known_columns(found),
         f"Critical path; what decides how long {_unit(scenario)} takes: {_kinds(table)}",
-        missable=("rank",),
         key="step_ns",
         texts={"step_ns": text, "share": _share},
         all_columns=_ALL_COLUMNS,
@@ -202,19 +200,14 @@ def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) 
 
 
 def _by_short_name(path: Table) -> Table:
-    """Sum the rows of a critical path that have the same kind, short name and rank.
-
-    In the result, the longest time comes first.
-    """
+    """Sum the rows of a critical path that have the same kind and short name; longest first."""
     sums: dict[tuple[Any, ...], tuple[int, float]] = {}
     for row in path:
-        key = row.kind, _short(row.kind, row.name), row.rank
+        key = row.kind, _short(row.kind, row.name)
         step_ns, share = sums.get(key, (0, 0.0))
         sums[key] = step_ns + row.step_ns, share + (row.share or 0.0)
-    found = _table(
-        ("kind", "name", "rank", "step_ns", "share"), [(*key, *sums[key]) for key in sums]
-    )
-    return found.sort("step_ns")
+    rows = [(*key, *sums[key]) for key in sums]
+    return _table(("kind", "name", "step_ns", "share"), rows).sort("step_ns")
 
 
 def _table(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> Table:

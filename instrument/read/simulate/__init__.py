@@ -5,7 +5,6 @@ moment waits for another: the vertices and edges of the simulated graph.
 
 - `model`: the moments and arcs of a window; `builder` finds them in a trace.
 - `cpu_time`: the CPU time of each thread, with waits left out and edits applied.
-- `window`: the models of several ranks, joined by their collectives.
 - `program`: the moments in order, and the computation of when each moment happens.
 - `selection`: the CPU time and the device work that an edit changes.
 - `edits`: the possible changes: faster ranges, removed waits and others.
@@ -21,17 +20,8 @@ from typing import TYPE_CHECKING
 from instrument.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from instrument.read.simulate.scenario import Scenario, joint_scenario
+    from instrument.read.simulate.scenario import Scenario, combined
 
-__all__ = [
-    "Scenario",
-    "joint_scenario",
-]
+__all__ = ["Scenario", "combined"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "Scenario": "scenario",
-        "joint_scenario": "scenario",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__, {"Scenario": "scenario", "combined": "scenario"})

@@ -6,7 +6,8 @@ a device event has a moment at its end, and one at its start if another moment w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -70,7 +71,7 @@ _WORKERS, _IN_PROCESS = "_MultiProcessing", "_SingleProcess"
 
 
 class _Builder:
-    """Collects the moments and arcs of the simulated graph."""
+    """Collects the moments and arcs of the simulated graph, and the waits of its threads."""
 
     def __init__(self, links: Links, work: Work) -> None:
         self.links, self.work, self.events = links, work, links.events
@@ -93,7 +94,7 @@ class _Builder:
     def add(
         self, phase: int | Ints, thread: Ints | Codes, time_ns: Ints, call: Ints | None = None
     ) -> Ints:
-        """Add CPU moments with these columns of `Moments`, and return their indices."""
+        """Add CPU moments, and return their indices."""
         self.threads.append(thread.astype(np.int64))
         self.times.append(time_ns)
         self.phases.append(np.broadcast_to(np.asarray(phase), len(thread)))
@@ -111,10 +112,7 @@ class _Builder:
         event: Ints | int = -1,
         typical_ns: Ints | int | None = None,
     ) -> None:
-        """Add arcs with these columns of `Arcs`.
-
-        If `typical_ns` is given, it replaces `fixed_ns` in `Model.typical`.
-        """
+        """Add arcs; `typical_ns`, if given, replaces `fixed_ns` in `Model.typical`."""
         columns = np.broadcast_arrays(target, source, kind, fixed_ns, row, event)
         self.arcs.append(tuple(np.asarray(each, np.int64) for each in columns))
         typical = fixed_ns if typical_ns is None else typical_ns
@@ -124,21 +122,12 @@ class _Builder:
         return Arcs(*(np.concatenate(side) for side in zip(*self.arcs)))
 
     def wait(self, thread: Ints | Codes, start_ns: Ints, end_ns: Ints) -> None:
-        """Add intervals in which threads only wait; these intervals do not count as CPU time."""
+        """Add intervals in which threads only wait: they are no CPU time."""
         self.waits.append((thread.astype(np.int64), start_ns, end_ns))
 
 
-def build_model(
-    links: Links, work: Work, meets: Ints | None = None, loader: Loader | None = None
-) -> Model:
-    """Build the model of a capture.
-
-    Args:
-        links: the relations of the trace.
-        work: the device work of the trace.
-        meets: the collectives in which other ranks of the window take part, as rows of `work`. Each
-            gets a moment at its start.
-        loader: the settings of the data loader, if they are known.
+def build_model(links: Links, work: Work, loader: Loader | None = None) -> Model:
+    """Build the model of a capture; `loader` has the settings of its data loader, if known.
 
     Cost: a few hundred array operations on launches, waits, device events and the call tree.
 
@@ -149,62 +138,33 @@ def build_model(
     # For a node, its thread in the call tree, which can differ from that in the trace.
     thread_of = events.thread.astype(np.int64)
     thread_of[links.call_tree.index] = links.call_tree.thread
-    step_start, step_end, step_of, has_steps = _steps(made)
-    starts = made.add(_BEGINS, step_start[0], step_start[1])
+    step_start, step_end, step_of = _steps(made)
+    starts = made.add(_BEGINS, *step_start)
     _hand_overs(made)
-    # One moment for each call that launched work.
-    called = np.flatnonzero(work.call >= 0)
-    calls, of_call = groupby(work.call[called])
-    # The work of a call that loads code first can only begin after the call.
-    first_ns, begins_ns, ends_ns = (
-        of_call.min(work.start_ns[called]),
-        events.start_ns[calls],
-        events.end_ns[calls],
-    )
-    is_late = (ends_ns - begins_ns > _LONGEST_DELAY_NS) & (first_ns >= ends_ns)
-    launches_ns = np.where(is_late, ends_ns, begins_ns)
-    launches = made.add(_BEGINS, thread_of[calls], launches_ns, calls)
-    launch_of, launch_ns = np.full(len(work.event), -1), np.zeros(len(work.event), np.int64)
-    launch_of[called], launch_ns[called] = launches[of_call.of], launches_ns[of_call.of]
+    launch_of, launch_ns = _launches(made, thread_of)
     _loader_waits(made, loader)
     queued = _queue_moments(made, thread_of)
     blocked = _wait_moments(made, thread_of)
     polls, ends_early = _polling(made)
-    ends = made.add(_LEAVES, step_end[0], step_end[1])
-    cpu_count = made.count
-    end_of = cpu_count + np.arange(len(work.event))
+    ends = made.add(_LEAVES, *step_end)
+    end_of = made.count + np.arange(len(work.event))
+    needed = distinct(np.concatenate([queued.row, polls.row[ends_early]]))
     start_of = np.full(len(work.event), -1)
-    is_needed = np.zeros(len(work.event), np.bool_)
-    is_needed[queued.row] = True
-    is_needed[polls.row[ends_early]] = True
-    if meets is not None:
-        is_needed[meets] = True
-    needed = np.flatnonzero(is_needed)
-    start_of[needed] = cpu_count + len(end_of) + np.arange(len(needed))
-    ready = _ready_arcs(made, cpu_count + len(end_of) + len(needed))
+    start_of[needed] = made.count + len(end_of) + np.arange(len(needed))
+    ready_ns = _ready_arcs(made, made.count + len(end_of) + len(needed))
     _device_arcs(made, launch_of, launch_ns, end_of, start_of)
     polled = np.where(ends_early, start_of[polls.row], end_of[polls.row])
     made.connect(WAIT, polls.moment, polled, polls.lag_ns, event=polls.call)
     for kind, waits, awaited in ((QUEUE, queued, start_of), (WAIT, blocked, end_of)):
+        source, usual_ns = awaited[waits.row], waits.usual_ns
         made.connect(
-            kind,
-            waits.moment,
-            awaited[waits.row],
-            waits.lag_ns,
-            event=waits.call,
-            typical_ns=waits.usual_ns,
+            kind, waits.moment, source, waits.lag_ns, event=waits.call, typical_ns=usual_ns
         )
+    times = np.concatenate([*made.times, work.end_ns, work.start_ns[needed], ready_ns])
+    device_phases = np.repeat((_ENDS, _STARTS, _ENDS), (len(end_of), len(needed), len(ready_ns)))
     moments = Moments(
-        time_ns=np.concatenate([*made.times, work.end_ns, work.start_ns[needed], ready])
-        - made.begin_ns,
-        phase=np.concatenate(
-            [
-                *made.phases,
-                np.full(len(end_of), _ENDS),
-                np.full(len(needed), _STARTS),
-                np.full(len(ready), _ENDS),
-            ]
-        ),
+        time_ns=times - made.begin_ns,
+        phase=np.concatenate([*made.phases, device_phases]),
         thread=np.concatenate(made.threads),
         call=np.concatenate(made.calls),
         end_of=end_of,
@@ -213,14 +173,32 @@ def build_model(
         step_end=ends,
     )
     _cpu_arcs(made, moments)
-    _ = made.links.launched  # computed here once, because every edit needs it
-    return _finish(made, moments, has_steps, step_of)
+    _ = links.launched  # computed here once, because every edit needs it
+    return _finish(made, moments, step_of)
 
 
-def _finish(made: _Builder, moments: Moments, has_steps: bool, step_of: Ints) -> Model:
+def _launches(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints]:
+    """Add a moment for each call that launched work; return that of each device row, and its time.
+
+    The moment is the start of the call. But the work of a call that loads code first can only begin
+    after the call.
+    """
+    events, work = made.events, made.work
+    called = np.flatnonzero(work.call >= 0)
+    calls, of_call = groupby(work.call[called])
+    begins_ns, ends_ns = events.start_ns[calls], events.end_ns[calls]
+    loads_code = ends_ns - begins_ns > _LONGEST_DELAY_NS
+    loads_code &= of_call.min(work.start_ns[called]) >= ends_ns
+    times_ns = np.where(loads_code, ends_ns, begins_ns)
+    moments = made.add(_BEGINS, thread_of[calls], times_ns, calls)
+    launch_of, launch_ns = np.full(len(work.event), -1), np.zeros(len(work.event), np.int64)
+    launch_of[called], launch_ns[called] = moments[of_call.of], times_ns[of_call.of]
+    return launch_of, launch_ns
+
+
+def _finish(made: _Builder, moments: Moments, step_of: Ints) -> Model:
     thread, start, end = (np.concatenate(side) for side in zip(*made.waits))
     place = made.axis.place
-    axis = replace(made.axis, waits=joined(place(thread, start), place(thread, end)))
     # Among device events at the same time, the one that started first comes first.
     started = np.zeros(len(moments.time_ns), np.int64)
     started[moments.end_of] = made.work.start_ns
@@ -228,29 +206,27 @@ def _finish(made: _Builder, moments: Moments, has_steps: bool, step_of: Ints) ->
     started[moments.start_of[has_start]] = made.work.start_ns[has_start]
     on_cpu = moments.phase >= _RETURNS
     order = np.lexsort((moments.phase, started, on_cpu, moments.time_ns))
-    program, arcs = _built(made, moments, order)
+    program, arcs = _program(made, moments, order)
     arcs.fixed_ns[~program.kept] = NEVER
     typical = np.concatenate(made.typical)
     typical[~program.kept] = NEVER
-    found = Model(
+    return Model(
         links=made.links,
         work=made.work,
-        axis=axis,
+        axis=replace(made.axis, waits=joined(place(thread, start), place(thread, end))),
         moments=moments,
         arcs=arcs,
         program=program,
-        residue_ns=np.zeros(len(made.work.event), np.int64),
-        dropped=int(np.count_nonzero(~program.kept)),
-        has_steps=has_steps,
+        residue_ns=_residues(made, moments, arcs),
+        has_steps=len(made.links.steps) > 0,
         step_of=step_of,
         unknown_wait_ns=_unknown_wait_ns(made),
         _typical_ns=typical,
     )
-    return replace(found, residue_ns=_residues(found))
 
 
-def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs]:
-    """Make the `Program` of a model, and the columns of its arcs.
+def _program(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs]:
+    """Make the `Program` of a model, and its arcs.
 
     If the clocks of CPU and device differ, some arcs contradict the recorded times, and are left
     out. A moment without any other arc happens at the recorded time.
@@ -262,15 +238,14 @@ def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs
     if alone.any():
         target = np.flatnonzero(alone)
         row = moments.ended_row[target]
-        lasts = np.append(made.work.end_ns - made.work.start_ns, 0)[row]
+        lasts = np.append(made.work.duration_ns, 0)[row]
         made.connect(ORIGIN, target, -1, moments.time_ns[target] - lasts, row)
         arcs, kept = made.columns(), np.append(kept, alone[target])
     return Program(order, arcs.target, arcs.source, kept), arcs
 
 
-def _residues(found: Model) -> Ints:
+def _residues(made: _Builder, moments: Moments, arcs: Arcs) -> Ints:
     """For each device event: its start minus the earliest start that its arcs allow, in ns."""
-    arcs, moments, work = found.arcs, found.moments, found.work
     into = np.flatnonzero(
         np.isin(arcs.kind, (LAUNCH, STREAM, CROSS, ORIGIN))
         & (arcs.row >= 0)
@@ -278,35 +253,31 @@ def _residues(found: Model) -> Ints:
     )
     row, source = arcs.row[into], arcs.source[into]
     begun = np.where(source >= 0, np.append(moments.time_ns, 0)[source], 0) + arcs.fixed_ns[into]
-    expected = np.full(len(work.event), NEVER)
+    expected = np.full(len(made.work.event), NEVER)
     np.maximum.at(expected, row, begun)
-    started = work.start_ns - found.axis.begin_ns
-    return np.where(expected == NEVER, 0, started - expected)
+    return np.where(expected == NEVER, 0, made.work.start_ns - made.begin_ns - expected)
 
 
-def _steps(made: _Builder) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], Ints, bool]:
+def _steps(made: _Builder) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], Ints]:
     """Find the steps; if no step finished, the whole time of the main thread is one step.
 
     Returns:
         The threads and times of the steps' starts; those of their ends; for each device row, the
-            step that launched it, or -1; whether a step finished.
+            step that launched it, or -1.
     """
-    events, links = made.events, made.links
-    index = links.steps
+    events, index, tree = made.events, made.links.steps, made.links.call_tree
     if len(index):
         thread = events.thread[index].astype(np.int64)
-        starts, ends = (thread, events.start_ns[index]), (thread, events.end_ns[index])
-        return starts, ends, launching_step(events, made.work, index), True
-    tree = links.call_tree
-    everything = np.zeros(len(made.work.event), np.int64)
+        step_of = launching_step(events, made.work, index)
+        return (thread, events.start_ns[index]), (thread, events.end_ns[index]), step_of
+    rows = len(made.work.event)
     if not len(tree):
         none = np.zeros(0, np.int64)
-        return (none, none), (none, none), np.full(len(everything), -1), False
+        return (none, none), (none, none), np.full(rows, -1)
     main = int(np.argmax(np.bincount(tree.thread)))
-    own = np.flatnonzero(tree.thread == main)
-    thread = np.array([main])
+    own, thread = np.flatnonzero(tree.thread == main), np.array([main])
     begin, end = np.array([tree.start_ns[own].min()]), np.array([tree.end_ns[own].max()])
-    return (thread, begin), (thread, end), everything, False
+    return (thread, begin), (thread, end), np.zeros(rows, np.int64)
 
 
 def _cpu_arcs(made: _Builder, moments: Moments) -> None:
@@ -449,16 +420,11 @@ def _by_name(events: Events, calls: Ints) -> list[Ints]:
 # ---- waits for the device
 
 
-@dataclass(frozen=True, slots=True)
-class _Waits:
+class _Waits(NamedTuple):
     """Calls that wait for device work; a call that waits for n device rows has n entries.
 
-    Attributes:
-        moment: the moment at the end of the call.
-        call: the call.
-        row: the device row for whose start (in a full launch queue) or end the call waits.
-        lag_ns: the time from this start or end to the end of the call.
-        usual_ns: the usual value of `lag_ns`.
+    `moment` is at the end of the call. `lag_ns` is the time to it from the end of the device row,
+    or, for a full launch queue, from its start; `usual_ns` is the usual value of it.
     """
 
     moment: Ints
@@ -686,7 +652,7 @@ def _device_arcs(
         CROSS, target[later], end_of[earlier], np.minimum(usual, lag), later, work.event[later]
     )
     made.connect(DEVICE, end_of[has_start], start_of[has_start], 0, has_start)
-    # These arcs have no effect until `edits.others_stay` gives them a time.
+    # These arcs have no effect until `Model.assumptions` gives them a time.
     meets = np.flatnonzero(work.kind == COMMUNICATION)
     made.connect(RANKS, end_of[meets], -1, NEVER, event=work.event[meets])
 

@@ -6,8 +6,8 @@ measures such savings in a running program, by slowing down the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from instrument.read.facts.schema import Schema, schema
 from instrument.read.simulate.cpu_time import joined
 from instrument.read.simulate.model import Costs, Model
 from instrument.read.simulate.selection import of_paths, short_name
-from instrument.read.simulate.window import Window
 from instrument.read.trace.events import Flags, Ints, called_operators, split_overload
 from instrument.read.views.table import Table
 
@@ -43,92 +42,55 @@ CAUSAL_PROFILE: Schema = schema(
 
 
 class _Part(NamedTuple):
-    """The CPU time (on `Model.axis`) and device rows of a range, operator or kernel."""
+    """A range, operator or kernel: its CPU time on `Model.axis` and its device rows."""
 
+    kind: str
+    name: str
     cpu: Intervals
     rows: Flags
 
 
-def causal_profile(window: Window, costs: Sequence[Costs], step_ns: int, rows: int = 12) -> Table:
+def causal_profile(model: Model, costs: Costs, step_ns: int, rows: int = 12) -> Table:
     """Return how much shorter a step is if a range, an operator or a kernel is faster.
 
     Args:
-        window: the window.
-        costs: the costs of each rank, after the edits of the scenario.
+        model: the simulated graph of the window.
+        costs: the costs after the edits of the scenario.
         step_ns: how long a step takes with these costs; see `Scenario.step_ns`.
-        rows: the number of ranges, of operators and of kernels to simulate for each rank: those
-            with the most time.
+        rows: the number of ranges, of operators and of kernels to simulate: those with the most
+            time.
 
     Cost: for each row, some array operations on all arcs, and a simulation of four scenarios.
     """
-    tried = _tried(window, rows)
-    base = window.weights(costs)
-    steps = window.steps_ns(window.program.run(base))
-    kept = window.counted
-    whole_ns = np.sum(steps[kept])
-    shares: list[list[float]] = []
-    for chosen in tried.values():
-        change = window.change(costs, chosen)
-        times = window.program.run_shares(base, change, np.array(_FASTER))
-        left = np.sum(window.steps_ns(times)[..., kept], axis=-1) / max(whole_ns, 1)
-        shares.append((1 - left).tolist())
+    base, kept = model.weights(costs), model.counted
+    whole_ns = np.sum(model.steps_ns(model.program.run(base))[kept])
     to_step = step_ns / max(whole_ns, 1)
-    spent = [_spent(window, costs, chosen, kept, to_step) for chosen in tried.values()]
-    names = list(tried)
-    order = sorted(
-        range(len(names)),
-        key=lambda k: (-round(shares[k][2] * step_ns), -sum(filter(None, spent[k]))),
-    )
-    cells: dict[str, list[Any]] = {
-        "kind": [names[k][0] for k in order],
-        "name": [names[k][1] for k in order],
-        "cpu_ns": [spent[k][0] for k in order],
-        "device_ns": [spent[k][1] for k in order],
-        **{
-            f"saving_{round(faster * 100)}_ns": [round(shares[k][n] * step_ns) for k in order]
-            for n, faster in enumerate(_FASTER)
-        },
-        "saving_50_share": [shares[k][2] if step_ns else None for k in order],
-    }
-    return Table.of(CAUSAL_PROFILE, cells)
+    cells = []
+    for part in [*_ranges(model, rows), *_operators(model, rows), *_kernels(model, rows)]:
+        change = model.change(costs, part.cpu, part.rows)
+        times = model.program.run_shares(base, change, np.array(_FASTER))
+        left = np.sum(model.steps_ns(times)[..., kept], axis=-1) / max(whole_ns, 1)
+        saved = (1 - left).tolist()
+        savings = [round(share * step_ns) for share in saved]
+        share = saved[_FASTER.index(0.5)] if step_ns else None
+        cells.append((*part[:2], *_spent(model, costs, part, to_step), *savings, share))
+    # The largest `saving_50_ns` first, then the most CPU time and device time.
+    cells.sort(key=lambda row: (-row[6], -(row[2] + (row[3] or 0))))
+    return Table.of_rows(CAUSAL_PROFILE, cells)
 
 
-# The parts of a range, operator or kernel on some ranks; the key is the index of the rank's model.
-_Chosen = dict[int, _Part]
+def _spent(model: Model, costs: Costs, part: _Part, to_step: float) -> tuple[int, int | None]:
+    """The mean CPU time and device time of one step; None for the latter without device work."""
+    moments, kept = model.moments, model.counted
+    begin, end = moments.time_ns[moments.step_start], moments.time_ns[moments.step_end]
+    cpu_ns = model.axis.spent_within(begin[kept], end[kept], costs.cpu, part.cpu)
+    counts = np.isin(model.step_of, range(len(begin))[kept])
+    device_ns = int(costs.device_ns[part.rows & counts].sum())
+    has_device = len(model.work.event) > 0
+    return round(cpu_ns * to_step), round(device_ns * to_step) if has_device else None
 
 
-def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
-    """The ranges, operators and kernels that take the most time on each rank, by kind and name."""
-    found: dict[tuple[str, str], _Chosen] = {}
-    for rank, model in enumerate(window.models):
-        for kind, find in (("range", _ranges), ("operator", _operators), ("kernel", _kernels)):
-            for name, part in find(model, rows):
-                found.setdefault((kind, name), {})[rank] = part
-    return found
-
-
-def _spent(
-    window: Window, costs: Sequence[Costs], chosen: _Chosen, kept: slice, to_step: float
-) -> tuple[int, int | None]:
-    """The mean CPU time and device time of the ranks in one step, after edits.
-
-    The times in the steps `kept`, multiplied by `to_step`, are those of one step. The device time
-    is None if no rank has device work.
-    """
-    cpu = device = 0
-    for rank, own in chosen.items():
-        model, edited = window.models[rank], costs[rank]
-        moments = model.moments
-        begin, end = moments.time_ns[moments.step_start], moments.time_ns[moments.step_end]
-        cpu += model.axis.spent_within(begin[kept], end[kept], edited.cpu, own.cpu)
-        counts = np.isin(model.step_of, range(len(begin))[kept])
-        device += int(edited.device_ns[own.rows & counts].sum())
-    has_device = any(len(model.work.event) for model in window.models)
-    in_step = to_step / len(chosen)
-    return round(cpu * in_step), round(device * in_step) if has_device else None
-
-
-def _ranges(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
+def _ranges(model: Model, rows: int) -> Iterator[_Part]:
     scopes, links = model.links.scopes, model.links
     if not len(scopes.paths.names):
         return
@@ -140,10 +102,10 @@ def _ranges(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
     bound = scopes.paths.with_descendants(spent)
     for k in _largest(bound, rows):
         chosen = of_paths(model, np.arange(count) == k)
-        yield scopes.paths.texts[k], _Part(chosen.cpu, chosen.rows)
+        yield _Part("range", scopes.paths.texts[k], chosen.cpu, chosen.rows)
 
 
-def _operators(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
+def _operators(model: Model, rows: int) -> Iterator[_Part]:
     """The operator names with the most time. Only calls outside all other operators count."""
     tree, events, links = model.links.call_tree, model.links.events, model.links
     top = np.flatnonzero(tree.outermost(called_operators(events)[tree.index]))
@@ -159,10 +121,11 @@ def _operators(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
     for k in _largest(bound, rows):
         nodes = top[groups.of == k]
         starts, ends = model.node_spans
-        yield names[distinct[k]], _Part(joined(starts[nodes], ends[nodes]), launched == k)
+        cpu = joined(starts[nodes], ends[nodes])
+        yield _Part("operator", names[distinct[k]], cpu, launched == k)
 
 
-def _kernels(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
+def _kernels(model: Model, rows: int) -> Iterator[_Part]:
     events, work = model.links.events, model.work
     if not len(work.event):
         return
@@ -172,7 +135,7 @@ def _kernels(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
     bound = groups.sum(work.end_ns - work.start_ns)
     none = np.zeros(0, np.int64)
     for k in _largest(bound, rows):
-        yield names[distinct[k]], _Part((none, none), groups.of == k)
+        yield _Part("kernel", names[distinct[k]], (none, none), groups.of == k)
 
 
 def _largest(bound: Ints, rows: int) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,25 +39,14 @@ KINDS = (
 CPU, LAUNCH, STREAM, CROSS, WAIT, QUEUE, HANDOVER, LOADER, DEVICE, ORIGIN, RANKS = range(11)
 
 
-@dataclass(frozen=True, slots=True)
-class Moments:
-    """The starts and ends of events that the simulation uses.
+class Moments(NamedTuple):
+    """The starts and ends of events that the simulation uses, as columns.
 
-    A moment is an index into `time_ns` and `phase`. First come the moments on CPU threads, then the
-    ends of device events, then the starts of device events, then the moments at which batches from
-    worker processes are ready. `thread` and `call` have entries only for those on CPU threads.
-
-    Attributes:
-        time_ns: the recorded time of each moment, from the start of the trace.
-        phase: orders moments at the same time: 0 is a start of a device event, 1 an end of a device
-            event or a batch that is ready, 2 an end of a wait on the CPU, 3 a start on the CPU, and
-            4 another end on the CPU. Device moments of the same time are first ordered by the
-            starts of their events.
-        thread: the thread of each CPU moment.
-        call: the event of each CPU moment; -1 if there is none.
-        end_of: for each device row, the moment at its end.
-        start_of: for each device row, the moment at its start; -1 if the simulation needs none.
-        step_start, step_end: the moments at the start and the end of each step.
+    First come the moments on CPU threads, which alone have a `thread` and a `call` (an event; -1
+    for none). Then come the ends of device events, their starts, and the moments at which batches
+    from worker processes are ready. Times count from the start of the trace. `phase` orders moments
+    at the same time; see `builder`. `end_of` and `start_of` have the moments of each device row
+    (-1: the simulation needs no start), `step_start` and `step_end` those of each step.
     """
 
     time_ns: Ints
@@ -76,16 +66,12 @@ class Moments:
         return row
 
 
-@dataclass(frozen=True, slots=True)
-class Arcs:
-    """What each moment waits for: the arcs, as parallel columns.
+class Arcs(NamedTuple):
+    """What each moment waits for: the arcs, as columns.
 
-    Attributes:
-        target, source: moments; a source of -1 is the origin: the start of the trace, at time 0.
-        kind: an index into `KINDS`.
-        fixed_ns: the time from the source to the target, without CPU time and device time.
-        row: the device row whose start or end is the target; -1 if there is none or none is needed.
-        event: the waiting call or the device event that the arc belongs to; -1 if there is none.
+    A source of -1 is the start of the trace, at time 0. `kind` is an index into `KINDS`. `fixed_ns`
+    is the time from source to target without CPU time and device time. `row` is the device row
+    whose start or end is the target, and `event` the waiting call or the device event; -1 for none.
     """
 
     target: Ints
@@ -95,19 +81,12 @@ class Arcs:
     row: Ints
     event: Ints
 
-    def __len__(self) -> int:
-        return len(self.target)
 
-
-@dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(NamedTuple):
     """The times of a scenario, from which `Model.weights` computes the weights of the arcs.
 
-    Attributes:
-        cpu: for each edit, intervals on `Model.axis`, and the factor for the CPU time in them.
-        device_ns: the duration of each device row.
-        fixed_ns: the fixed time of each arc, as in `Arcs.fixed_ns`; `NEVER` removes the arc.
-        added_ns: for each CPU moment, the CPU time to add directly before it.
+    `cpu` has, for each edit, intervals on `Model.axis` and the factor for the CPU time in them. A
+    fixed time of `NEVER` removes the arc. `added_ns` is CPU time directly before each CPU moment.
     """
 
     cpu: tuple[tuple[Intervals, float], ...]
@@ -118,16 +97,11 @@ class Costs:
 
 @dataclass(frozen=True)
 class Model:
-    """The simulated graph of one window on one rank.
+    """The simulated graph of one window.
 
     Attributes:
-        links, work: the relations and the device work of the capture.
-        axis: the axis that joins the times of all threads; see `CpuTime`.
-        moments, arcs: see `Moments` and `Arcs`.
-        program: the `Program` that computes when each moment happens.
         residue_ns: for each device row, how much later it started than its arcs explain; negative
             if it started earlier.
-        dropped: the number of arcs that are left out because they contradict the recorded times.
         has_steps: whether a step finished; otherwise the whole window counts as one step.
         step_of: for each device row, the step that launched it; -1 for none.
         unknown_wait_ns: the total time of the calls that wait for unknown device work.
@@ -140,11 +114,11 @@ class Model:
     arcs: Arcs
     program: Program
     residue_ns: Ints
-    dropped: int
     has_steps: bool
     step_of: Ints
     unknown_wait_ns: int
     _typical_ns: Ints = field(repr=False)
+    _recorded: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def lasting(self) -> Ints:
@@ -194,7 +168,7 @@ class Model:
         `cpu` holds intervals on `axis`, and `rows` is a mask of device rows. This is
         `edits.scale(…, by=0)`, but faster.
         """
-        change = np.zeros(len(self.arcs), np.int64)
+        change = np.zeros(len(self.arcs.target), np.int64)
         device_ns = np.where(rows, -costs.device_ns, 0)
         arcs, row = self._work_arcs
         change[arcs] = device_ns[row]
@@ -251,24 +225,59 @@ class Model:
         return self.links.events.among(is_runtime)
 
     @cached_property
-    def has_parts(self) -> Flags:
-        """A mask of the events that are device work or nodes of the call tree."""
-        found = np.zeros(len(self.links.events), np.bool_)
-        found[self.links.call_tree.index] = True
-        found[self.work.event] = True
+    def assumptions(self) -> tuple[Costs, ...]:
+        """The costs without edits, under each assumption.
+
+        All times are as recorded; or all delays and gaps have their usual lengths; or, with
+        communication, the other ranks do not change: no collective ends earlier than recorded.
+        """
+        ends, rows = self.ranks_arcs
+        if not len(ends):
+            return self.measured, self.typical
+        device_ns, fixed_ns = self.measured.device_ns.copy(), self.measured.fixed_ns.copy()
+        device_ns[rows] = self.transfer_ns[rows]
+        fixed_ns[ends] = self.work.end_ns[rows] - self.axis.begin_ns
+        others_stay = self.measured._replace(device_ns=device_ns, fixed_ns=fixed_ns)
+        return self.measured, self.typical, others_stay
+
+    @property
+    def counted(self) -> slice:
+        """Which of the steps count."""
+        return self.links.counted_steps.kept
+
+    def recorded_steps(self, assumption: int = 0) -> list[int]:
+        """The duration of each step without edits, in ns; see `assumptions`."""
+        if assumption not in self._recorded:
+            self._recorded[assumption] = self.simulated(self.assumptions[assumption])
+        return self._recorded[assumption]
+
+    def simulated(self, costs: Costs) -> list[int]:
+        """The duration of each step with these costs, in ns."""
+        steps_ns = self.steps_ns(self.program.run(self.weights(costs)))
+        found: list[int] = np.rint(steps_ns).astype(np.int64).tolist()
         return found
 
-    def ends_ns(self, times: Ints, first: int = 0) -> Floats:
+    def steps_ns(self, times: Ints) -> Floats:
+        """The duration of each step; with several scenarios, a row for each.
+
+        A step begins when it begins on the CPU, but not before the previous step has ended.
+        """
+        ends = self.ends_ns(times)
+        begin = times[..., self.moments.step_start].astype(np.float64)
+        begin[..., 1:] = np.maximum(begin[..., 1:], ends[..., :-1])
+        found: Floats = ends - begin
+        return found
+
+    def ends_ns(self, times: Ints) -> Floats:
         """The time at which each step ends; with several scenarios, a row for each.
 
         A step ends when the CPU has ended it and the device has ended the work that it launched,
-        but not before the previous step. `first` is the index in `times` of the model's first
-        moment.
+        but not before the previous step.
         """
-        ends = times[..., self.moments.step_end + first].astype(np.float64)
+        ends = times[..., self.moments.step_end].astype(np.float64)
         last, step, of_step = self._last
         if len(step):
-            device = np.maximum.reduceat(times[..., last + first], of_step, axis=-1)
+            device = np.maximum.reduceat(times[..., last], of_step, axis=-1)
             ends[..., step] = np.maximum(ends[..., step], device)
         found: Floats = np.maximum.accumulate(ends, axis=-1)
         return found
@@ -301,6 +310,18 @@ class Model:
         takes = np.flatnonzero((arcs.kind == LOADER) & (arcs.target < cpu))
         of_workers = arcs.source[takes] >= cpu
         return takes[~of_workers], takes[of_workers]
+
+    def waits_for_workers(self, costs: Costs) -> bool:
+        """Whether a step but the first waits for a batch from worker processes of a data loader."""
+        arcs, ends = self.batches[1], self.moments.step_end
+        if not len(arcs):
+            return False
+        weights = self.weights(costs)
+        times = self.program.run(weights)
+        arrival = times[self.arcs.target[arcs]]
+        is_awaited = arrival == times[self.arcs.source[arcs]] + weights[arcs]
+        begin = times[ends[0] if len(ends) > 1 else self.moments.step_start[0]]
+        return bool((is_awaited & (arrival > begin) & (arrival <= times[ends[-1]])).any())
 
     @cached_property
     def span_ns(self) -> int:

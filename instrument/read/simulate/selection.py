@@ -1,10 +1,14 @@
-"""`Selection`: the CPU time and the device work that an edit changes, by name, position or kind."""
+"""`Selection`: the CPU time and the device work that an edit changes, by name, position or kind.
+
+A pattern that matches nothing raises `ConfigError`, which names what there is.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,15 +27,11 @@ _SHOWN = 3
 _UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\{anonymous\}::")
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """The parts of a window that an edit changes.
 
-    Attributes:
-        cpu: the chosen CPU time, as intervals on `Model.axis`.
-        rows: a mask of the device rows.
-        calls: a mask of events: the runtime calls in the chosen CPU time, and all other runtime
-            calls that launched only chosen rows.
+    `cpu` has intervals on `Model.axis`, `rows` is a mask of device rows, and `calls` one of events:
+    the runtime calls in the CPU time, and those that launched only chosen rows.
     """
 
     cpu: Intervals
@@ -44,9 +44,6 @@ def by_range(model: Model, pattern: str) -> Selection:
 
     A pattern that begins with "/" must match the whole path, from the root on; any other the name
     or the path.
-
-    Raises:
-        ConfigError: no range matches.
     """
     paths = model.links.scopes.paths
     whole = pattern[1:] if pattern.startswith("/") else None
@@ -72,9 +69,6 @@ def by_operator(model: Model, pattern: str) -> Selection:
     """Select operators, runtime calls and backward nodes by name, with all that runs inside.
 
     Their device work is selected too, but not that of runtime calls.
-
-    Raises:
-        ConfigError: no operator matches.
     """
     events = model.links.events
     chosen = events.among(OPERATOR) | model.calls
@@ -85,21 +79,17 @@ def by_operator(model: Model, pattern: str) -> Selection:
 
 
 def by_kernel(model: Model, pattern: str, *, only_copies: bool = False) -> Selection:
-    """Select kernels, copies and memsets by name or `short_name`, without their launches' CPU time.
-
-    Raises:
-        ConfigError: no device event matches.
-    """
+    """Select kernels, copies and memsets by name or `short_name`, without their launches' time."""
     events, event = model.links.events, model.work.event
     of_kind = model.work.kind == COPY if only_copies else np.ones(len(event), np.bool_)
-    names = {k: events.names[k] for k in np.unique(events.name[event[of_kind]]).tolist()}
+    present = np.unique(events.name[event[of_kind]]).tolist()
     fitting = np.zeros(len(events.names), np.bool_)
-    for k, name in names.items():
-        fitting[k] = fits(pattern, name, short_name(name))
+    for k in present:
+        fitting[k] = fits(pattern, events.names[k], short_name(events.names[k]))
     rows = of_kind & fitting[events.name[event]]
     if not rows.any():
         kind = "copy" if only_copies else "kernel"
-        raise _nothing(kind, pattern, [short_name(name) for name in names.values()])
+        raise _nothing(kind, pattern, [short_name(events.names[k]) for k in present])
     return of_rows(model, rows)
 
 
@@ -112,13 +102,14 @@ def of_events(model: Model, selected: Ints | Flags, *, device: bool = True) -> S
     chosen = np.zeros(len(events), np.bool_)
     chosen[selected] = True
     found = _below(model, chosen[tree.index])
+    cpu, rows = found.cpu, found.rows | chosen[model.work.event]
     # Some events have no node, such as collections of Python's garbage collector.
-    alone, cpu = np.flatnonzero(chosen & ~model.has_parts), found.cpu
-    if len(alone):
-        thread, place = events.thread[alone], model.axis.place
-        begin, end = place(thread, events.start_ns[alone]), place(thread, events.end_ns[alone])
+    chosen[tree.index] = chosen[model.work.event] = False
+    if chosen.any():
+        thread, place = events.thread[chosen], model.axis.place
+        begin, end = place(thread, events.start_ns[chosen]), place(thread, events.end_ns[chosen])
         cpu = joined(*concatenated([cpu, (begin, end)]))
-    return Selection(cpu, (found.rows | chosen[model.work.event]) & device, found.calls)
+    return Selection(cpu, rows & device, found.calls)
 
 
 def of_spans(model: Model, thread: int, spans: Intervals) -> Selection:
@@ -138,11 +129,7 @@ def of_rows(model: Model, rows: Flags) -> Selection:
 
 
 def communication(model: Model) -> Selection:
-    """Select all communication of the devices.
-
-    Raises:
-        CaptureError: there is none.
-    """
+    """Select all communication of the devices."""
     rows = model.work.kind == COMMUNICATION
     if not rows.any():
         raise CaptureError("The capture has no communication whose bandwidth could change.")
@@ -150,11 +137,7 @@ def communication(model: Model) -> Selection:
 
 
 def loading(model: Model) -> Selection:
-    """Select the calls in which a data loader loads a batch in the training process.
-
-    Raises:
-        CaptureError: there is no such loader.
-    """
+    """Select the calls in which a data loader loads a batch in the training process."""
     events = model.links.events
     calls = np.flatnonzero(is_loading(events) & events.finished & loads_here(events))
     if not len(calls):
@@ -165,27 +148,8 @@ def loading(model: Model) -> Selection:
     return of_events(model, calls)
 
 
-def launching(model: Model, pattern: str) -> Selection:
-    """Select ranges that launch device work; the pattern is as for `by_range`.
-
-    Raises:
-        ConfigError: no range matches.
-        CaptureError: the ranges launch nothing.
-    """
-    found = by_range(model, pattern)
-    if not found.rows.any():
-        raise CaptureError(
-            f"The range {pattern} launches no device work: a CUDA graph cannot help."
-        )
-    return found
-
-
-def calls_named(model: Model, pattern: str) -> Ints:
-    """Find calls that wait for the device, by their name or that of an operator around them.
-
-    Raises:
-        ConfigError: no waiting call matches.
-    """
+def waiting_calls(model: Model, pattern: str) -> Ints:
+    """Find calls that wait for the device, by their name or that of an operator around them."""
     events, found = model.links.events, model.links.synchronisations
     calls = np.unique(found.call[np.unique(found.wait)])
     tree = model.links.call_tree
@@ -193,13 +157,8 @@ def calls_named(model: Model, pattern: str) -> Ints:
     around = np.append(tree.at_or_inside(named[tree.index]), False)[tree.nodes_of(calls)]
     chosen: Flags = named[calls] | around
     if not chosen.any():
-        raise _nothing("synchronizing call", pattern, [events.names[k] for k in events.name[calls]])
+        raise _nothing("synchronizing call", pattern, (events.names[k] for k in events.name[calls]))
     return calls[chosen]
-
-
-def by_waiting_call(model: Model, pattern: str) -> Selection:
-    """Select the calls of `calls_named`, with the same errors."""
-    return of_events(model, calls_named(model, pattern))
 
 
 def short_name(name: str) -> str:
@@ -244,7 +203,7 @@ def _names(model: Model, chosen: Flags) -> list[str]:
     return [events.names[k] for k in np.unique(events.name[chosen]).tolist()]
 
 
-def _nothing(kind: str, pattern: str, present: list[str]) -> ConfigError:
+def _nothing(kind: str, pattern: str, present: Iterable[str]) -> ConfigError:
     distinct = sorted(set(present))
     near = get_close_matches(pattern, distinct, _SHOWN, cutoff=0.3) or distinct[:_SHOWN]
     hint = (

@@ -26,7 +26,7 @@ def what_if(scenario: Scenario) -> dict[str, Any] | None:
     Cost: as `simulate.causal_profile` for 12 ranges, 12 operators and 12 kernels. In a
     window of more than 100,000 events, fewer ranges, operators and kernels are simulated.
     """
-    events = sum(len(model.links.events) for model in scenario.window.models)
+    events = len(scenario.model.links.events)
     profile = scenario.profile(max(_LEAST_TRIED, _TRIED * _MANY // max(events, _MANY)))
     if not len(profile):
         return None
