@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import polars as pl
 
 from instrument.base.units import counted, duration, percent
 from instrument.read.advise.check import ONE_STEP, Check, Edit, NotRecorded, Problem
@@ -16,7 +17,6 @@ from instrument.read.facts.collective_records import exposed_on_cpu
 from instrument.read.facts.groupby import Groups
 from instrument.read.facts.intervals import (
     Intervals,
-    Timeline,
     concatenated,
     interval_at,
     merged,
@@ -26,10 +26,9 @@ from instrument.read.facts.intervals import (
 from instrument.read.facts.paths import NO_RANGE
 from instrument.read.facts.places import common_place, has_sources, spans_by_source, time_by_source
 from instrument.read.facts.segments import python_time as python_spans
-from instrument.read.facts.segments import thread_of_steps, waits_for_data
+from instrument.read.facts.segments import segments, thread_of_steps, waits_for_data
 from instrument.read.facts.step_index import CountedSteps, step_at
-from instrument.read.facts.synchronisation import STREAM_WAIT
-from instrument.read.trace.events import OPERATOR, Ints, called_operators, is_runtime
+from instrument.read.trace.events import OPERATOR, Ints, called_operators
 from instrument.read.views.coverage_rows import CPU_IN_RANGES, CPU_IN_STEPS
 from instrument.read.views.device_use import is_busy
 from instrument.read.views.untrained import EVAL, LEAST_PART, Part, untrained_parts
@@ -186,16 +185,12 @@ def unmarked_time(capture: Views) -> Iterator[Problem]:
         )
     if is_busy(capture):
         return
-    steps, timeline = capture.links.counted_steps, _timeline(capture)
-    of_step, in_range, in_operator, is_named, waits, of_range = timeline.active
-    unmarked = of_step & ~in_range & ~is_named & ~(waits & of_range)
-    outside_ns = int(timeline.total_ns(unmarked & ~in_operator)[0])
-    share = steps.share(int(timeline.total_ns(unmarked)[0]))
-    outside = steps.share(outside_ns)
-    if not _is_large(capture, timeline.merged(unmarked)):
+    unmarked, spans = _unmarked(capture)
+    if not _is_large(capture, unmarked):
         return
-    spans, thread = timeline.merged(unmarked & ~in_operator), capture.links.steps[-1]
-    by_source = time_by_source(capture, int(capture.events.thread[thread]), spans)
+    steps, outside_ns = capture.links.counted_steps, lasting(spans)
+    share, outside = steps.share(lasting(unmarked)), steps.share(outside_ns)
+    by_source = time_by_source(capture, thread_of_steps(capture.links), spans)
     sources = sorted(by_source, key=lambda each: -by_source[each])
     main = next((each for each in sources[:1] if by_source[each] >= outside_ns / 2), None)
     is_outside = outside >= _LEAST / 2
@@ -316,41 +311,34 @@ def _halved(whatif: Scenario, *, thread: int, spans: Intervals) -> Scenario:
     return whatif.scale_spans(thread, spans, by=_LEFT)
 
 
-def _timeline(capture: Views) -> Timeline:
-    """When what is active, as rows of a timeline.
+def _unmarked(capture: Views) -> tuple[Intervals, Intervals]:
+    """When the thread of the steps is in no range, and when of this time it is in no operator.
 
-    The rows are steps, ranges, operators, named functions, calls that wait for a device, and device
-    work of ranges.
+    Left out are waits for data, for communication, and for device work of ranges, and what
+    `not-training` and `python-time` name, which needs no mark.
     """
-    events, links, steps = capture.events, capture.links, capture.links.counted_steps
-    scopes, tree = links.scopes, links.call_tree
-    thread = np.unique(events.thread[links.steps])
-    on_step = np.isin(scopes.nodes.thread, thread)
-    marked = np.where(scopes.backward, scopes.attributed >= 0, on_step)
-    loads = waits_for_data(capture)
-    in_range = concatenated(
-        [
-            (scopes.nodes.start_ns[marked], scopes.nodes.end_ns[marked]),
-            (events.start_ns[loads], events.end_ns[loads]),
-        ]
-    )
-    # Operators on the engine's threads count too, because the step's own thread waits for them.
-    called = (called_operators(events) | events.among(is_runtime))[tree.index]
-    called &= np.isin(tree.thread, thread) | np.append(scopes.backward, False)[scopes.innermost]
-    in_operator = merged(tree.start_ns[called], tree.end_ns[called])
+    events, links = capture.events, capture.links
     named = [exposed_on_cpu(links), *(part.spans for part in untrained_parts(capture))]
     if not len(capture.work.event):
         named += [place.spans for place in _places(capture)]
-    is_named = merged(*concatenated(named))
-    found, (device, node) = links.synchronisations, links.launched
-    calls = found.call[found.kind != STREAM_WAIT]
-    work = device[scopes.path_of_node[node] >= 0]
-    waits, of_range = (
-        merged(events.start_ns[each], events.end_ns[each])
-        for each in (calls[np.isin(events.thread[calls], thread)], work)
+    device, node = links.launched
+    work = device[links.scopes.path_of_node[node] >= 0]
+    rows = segments(capture, "cpu").filter(
+        pl.col("counted") & (pl.col("path") == NO_RANGE) & (pl.col("kind") != "waiting for data")
     )
-    of_steps = steps.start_ns, steps.end_ns
-    return sweep([of_steps, merged(*in_range), in_operator, is_named, waits, of_range])
+    waits = rows.filter(pl.col("kind") == "waiting for the device")
+    outside = rows.filter(pl.col("kind").is_in(["Python", "idle"]))
+    timeline = sweep(
+        [
+            *((each["start_ns"].to_numpy(), each["end_ns"].to_numpy()) for each in (rows, outside)),
+            (waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy()),
+            merged(events.start_ns[work], events.end_ns[work]),
+            merged(*concatenated(named)),
+        ]
+    )
+    in_no_range, in_no_operator, waiting, of_range, is_named = timeline.active
+    unmarked = in_no_range & ~is_named & ~(waiting & of_range)
+    return timeline.merged(unmarked), timeline.merged(unmarked & in_no_operator)
 
 
 def _outermost_outside(capture: Views) -> Ints:
