@@ -29,11 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """Return the diagnosis of the captures as text, JSON or Markdown."""
     from instrument.cli.paths import readable_captures
-    from instrument.read.advise.diagnose import diagnose_all
+    from instrument.read.advise.diagnose import Diagnosing
     from instrument.read.advise.diagnosis import as_json, as_markdown, as_text
     from instrument.read.advise.settings import read_settings
 
-    settings = read_settings(arguments.ignore)
-    diagnosis = diagnose_all(readable_captures(arguments.paths), settings=settings)
+    seen = Diagnosing(settings=read_settings(arguments.ignore))
+    for capture in readable_captures(arguments.paths):
+        seen.add(capture)
     write = as_json if arguments.json else as_markdown if arguments.markdown else as_text
-    return Written(write(diagnosis))
+    return Written(write(seen.diagnosis))

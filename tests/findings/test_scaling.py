@@ -170,15 +170,10 @@ def test_additional_time_of_names_in_few_steps(tmp_path: Path, count: int) -> No
             lasts = int(random.integers(1, 100))
             took.setdefault(name, [0] * count)[at] += 1000 * lasts
             events.append(span(name, 1000 * at + 110 * k, lasts))
-    causes = recording._names(capture(tmp_path, events))
-    assert {cause.name: cause.more_ns for cause in causes} == {
-        name: int(times[0] - np.median(times[1:])) for name, times in took.items()
+    causes = recording._causes(capture(tmp_path, events))
+    assert {name: more_ns for name, more_ns, _ in causes} == {
+        name: int(times[0] - np.median(times[1:])) for name, times in took.items() if times[0]
     }
-
-
-def test_own_time_below_zero_has_its_place_in_the_median() -> None:
-    more_ns = recording._additional(np.array([7, -5, -4, 9, 0]))
-    assert more_ns == 7 - (-2)  # the median of -5, -4, 0 and 9 is -2
 
 
 def test_a_name_for_each_step_takes_little_memory(tmp_path: Path) -> None:

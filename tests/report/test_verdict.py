@@ -275,7 +275,7 @@ def test_a_capture_that_cannot_be_diagnosed_says_why(monkeypatch: pytest.MonkeyP
     def fail(*arguments: object, **options: object) -> None:
         raise ValueError("no luck")
 
-    monkeypatch.setattr("instrument.read.show.verdict.diagnose_all", fail)
+    monkeypatch.setattr("instrument.read.show.verdict.diagnose", fail)
     capture = SimpleNamespace(once=lambda name, find: find())
     assert first_parts(capture) == [["The capture could not be diagnosed: no luck."]]
     assert markdown_of(capture) == "The capture could not be diagnosed: `no luck`"

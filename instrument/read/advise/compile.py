@@ -93,8 +93,7 @@ def graph_breaks(capture: Views) -> Iterator[Problem]:
     if breaks:
         graphs = f" and {dynamo.graphs} graphs" if dynamo and dynamo.graphs else ""
         yield Problem(
-            f"{sum(breaks.values())} graph breaks{graphs}",
-            evidence=_reasons("graph break", breaks),
+            f"{sum(breaks.values())} graph breaks{graphs}", evidence=_reasons("graph break", breaks)
         )
 
 

@@ -133,32 +133,18 @@ def diagnose(
         ConfigError: a code is unknown, or a threshold is not possible.
         TraceError: a trace cannot be read.
     """
-    settings = Settings(tuple(ignore), thresholds or {})
-    if isinstance(captures, Views):
-        return diagnose_all([captures], checks, ranks_checks, settings)
-    newest, older = newest_run(captures, lambda capture: capture.about)
-    named = [(capture.name, capture.place) for capture in older]
-    sentences = filter(None, [left_out(named, [capture.name for capture in newest])])
-    one_by_one = (newest.pop(0) for _ in range(len(newest)))
-    diagnosis = diagnose_all(one_by_one, checks, ranks_checks, settings)
-    return replace(diagnosis, not_checked=(*sentences, *diagnosis.not_checked))
-
-
-def diagnose_all(
-    captures: Iterable[Views],
-    checks: Iterable[Check] = CHECKS,
-    ranks_checks: Iterable[RanksCheck] = RANKS_CHECKS,
-    settings: Settings = DEFAULT,
-) -> Diagnosis:
-    """Diagnose all captures as if they were of one run; they are read one after the other.
-
-    A check that fails counts as not checked, and the other checks run. If the simulation fails, no
-    saving is known. A rank whose summary fails is not compared. The errors are those of `diagnose`.
-    """
+    settings, sentences = Settings(tuple(ignore), thresholds or {}), list[str]()
     seen = Diagnosing(tuple(checks), tuple(ranks_checks), settings)
-    for capture in captures:
-        seen.add(capture)
-    return seen.diagnosis
+    if isinstance(captures, Views):
+        seen.add(captures)
+    else:
+        newest, older = newest_run(captures, lambda capture: capture.about)
+        named = [(capture.name, capture.place) for capture in older]
+        sentences += filter(None, [left_out(named, [capture.name for capture in newest])])
+        while newest:
+            seen.add(newest.pop(0))
+    diagnosis = seen.diagnosis
+    return replace(diagnosis, not_checked=(*sentences, *diagnosis.not_checked))
 
 
 class _Occurrence(NamedTuple):
@@ -203,7 +189,11 @@ class _Seen:
 
 
 class Diagnosing:
-    """The results of the checks for the captures so far."""
+    """The results of the checks for the captures so far, as if all were of one run.
+
+    A check that fails counts as not checked, and the other checks run. If the simulation fails, no
+    saving is known. A rank whose summary fails is not compared.
+    """
 
     def __init__(
         self,

@@ -9,7 +9,6 @@ from instrument.read.facts.groupby import Groups, group_rows, groupby
 from instrument.read.facts.intervals import Intervals
 from instrument.read.facts.places import sources_of_names
 from instrument.read.trace.events import Codes, Ints, is_runtime, split_overload
-from instrument.read.views.synchronisations import callers
 from instrument.read.views.views import Views
 
 # Of the calls of an operator with the same shapes, nothing disturbed the one at this percentile.
@@ -109,29 +108,29 @@ def lasting(spans: Intervals) -> int:
 
 
 def evidence(
-    capture: Views, events: Ints, most: int = 5, *, detail: str = ""
+    capture: Views,
+    events: Ints,
+    name: Codes | Ints | None = None,
+    time_ns: Ints | None = None,
+    *,
+    most: int = 5,
+    detail: str = "",
 ) -> tuple[Evidence, ...]:
-    """Make one row for each event name, at most `most`; every row gets the same `detail`."""
-    table = capture.events
-    return evidence_by_name(
-        capture, table.name[events], events, table.duration_ns[events], most, detail
-    )
+    """Make one row for each name of the events, at most `most`; every row has the same `detail`.
 
-
-def evidence_by_name(
-    capture: Views, name: Codes | Ints, events: Ints, time_ns: Ints, most: int = 5, detail: str = ""
-) -> tuple[Evidence, ...]:
-    """Group events by the given names, and make one row for each name, at most `most`.
-
-    `name` holds the name of each event's row, as an index into `events.names`, and `time_ns` the
-    time of each event. The start and end in a row are those of the event with the most time.
+    `name` are other names, as indices into `events.names`, and `time_ns` other times than the
+    durations. The start and end in a row are those of the event with the most time.
     """
+    table = capture.events
+    name = table.name[events] if name is None else name
+    time_ns = table.duration_ns[events] if time_ns is None else time_ns
     names, groups = groupby(name.astype(np.int64))
     total_ns, size = groups.sum(time_ns), groups.size
     longest = events[groups.sorted_by(time_ns).row(100)]
-    texts = capture.events.names
     return tuple(
-        evidence_row(capture, texts[names[k]], int(size[k]), int(total_ns[k]), longest[k], detail)
+        evidence_row(
+            capture, table.names[names[k]], int(size[k]), int(total_ns[k]), longest[k], detail
+        )
         for k in np.argsort(-total_ns, kind="stable")[:most].tolist()
     )
 
@@ -147,24 +146,11 @@ def evidence_row(
     return Evidence(name, calls, total_ns, start_ns, end_ns, detail)
 
 
-def evidence_by_operator(
-    capture: Views, calls: Ints, time_ns: Ints, detail: str
-) -> tuple[Evidence, ...]:
-    """Make one row for each operator around the given calls, or name of a call outside of all.
-
-    `time_ns` is a time for each call, and `detail` says what this time is.
-    """
-    operator, _ = callers(capture.links, calls)
-    name = np.where(operator >= 0, operator, capture.events.name[calls])
-    return without_overloads(evidence_by_name(capture, name, calls, time_ns, detail=detail))
-
-
 def evidence_by_cost(capture: Views, nodes: Ints) -> tuple[Evidence, ...]:
     """Make one row of evidence for each name of the nodes; the highest cost comes first."""
     events = capture.links.call_tree.index[nodes]
     what = "device time" if len(capture.work.event) else "CPU time"
-    name, cost_ns = capture.events.name[events], costs(capture, nodes)
-    return without_overloads(evidence_by_name(capture, name, events, cost_ns, detail=what))
+    return without_overloads(evidence(capture, events, time_ns=costs(capture, nodes), detail=what))
 
 
 def evidence_of_function(capture: Views, source: str, time_ns: int) -> Evidence:

@@ -13,12 +13,12 @@ from instrument.base.units import duration, percent
 from instrument.read.advise.check import Check, Problem
 from instrument.read.advise.evidence import (
     device_kind,
-    evidence_by_operator,
+    evidence,
     evidence_of_function,
     evidence_row,
     in_steps,
+    without_overloads,
 )
-from instrument.read.advise.finding import Evidence
 from instrument.read.facts.attribution import OPTIMIZER_STEP
 from instrument.read.facts.groupby import group_rows, groupby
 from instrument.read.facts.idle import gaps
@@ -88,6 +88,8 @@ def launch_bound(capture: Views) -> Iterator[Problem]:
     waited_ns = int(short.wait_ns.sum())
     work_ns = capture.work.end_ns - capture.work.start_ns
     trains = any(name.startswith(OPTIMIZER_STEP) for name in capture.events.names)
+    operator, _ = callers(capture.links, short.call)
+    name = np.where(operator >= 0, operator, capture.events.name[short.call])
     detail = "time in which the device waited for the operator's kernels"
     yield Problem(
         f"{len(short.call) / steps.count:,.0f} gaps of {duration(waited_ns // len(short.call))} on "
@@ -96,7 +98,9 @@ def launch_bound(capture: Views) -> Iterator[Problem]:
         steps.share(waited_ns),
         edit=partial(_launched_early, capture, short),
         place=common_place(capture, short.call, short.wait_ns),
-        evidence=evidence_by_operator(capture, short.call, short.wait_ns, detail),
+        evidence=without_overloads(
+            evidence(capture, short.call, name, short.wait_ns, detail=detail)
+        ),
         change=_launch_less(capture)
         + (", and use fused=True in the optimizer." if trains else "."),
     )
@@ -140,7 +144,15 @@ def device_idle(capture: Views) -> Iterator[Problem]:
     top = causes[0]
     where, spent_ns = f"in {top.name}", top.time_ns
     source = source_of(capture, top.event) if top.event >= 0 else None
-    rows, change = [_row(capture, cause) for cause in causes], _keep_launching(capture, top)
+    change = _keep_launching(capture, top)
+    rows = [
+        evidence_row(
+            capture,
+            *(each.name, each.calls, each.time_ns, each.event),
+            "own CPU time in the gaps" + (f", in {each.range}" if each.range else ""),
+        )
+        for each in causes
+    ]
     if top.event < 0:
         where, by_source = "in no range and no operator", _by_source(capture, long)
         if by_source and by_source[0][1] >= _LEAST_SOURCE * idle_ns:
@@ -232,15 +244,9 @@ def _is_compiled(capture: Views) -> bool:
 class _LaunchGaps(NamedTuple):
     """Gaps in the work of the devices, as parallel columns.
 
-    Attributes:
-        start_ns: the start of each gap.
-        queued_ns: when the call that launches the next work returned, but at most the end of the
-            gap. For a gap after all device work, it is the end of the gap.
-        call: the CPU call that launches the next work; -1 for a gap after all device work.
-        wait_ns: the time from `start_ns` to `queued_ns` inside the counted steps. The
-            interruptions in `_EXPLAINED`, such as waits for data, do not count.
-        waiting: the time of `wait_ns` as merged intervals, sorted by start. There is not one
-            interval for each gap. The method `only` selects gaps, but does not change `waiting`.
+    `queued_ns` is when `call`, which launches the next work, returned, but at most the end of the
+    gap; after all device work, `call` is -1. `wait_ns` is the time until then in the counted steps,
+    without the interruptions in `_EXPLAINED`, and `waiting` the same time of all gaps as intervals.
     """
 
     start_ns: Ints
@@ -282,12 +288,19 @@ def _launch_gaps(capture: Views) -> _LaunchGaps:
 
 
 def _waits_by_thread(capture: Views, gaps: _LaunchGaps) -> tuple[Ints, Ints, Ints]:
-    """The thread that ends a gap, the start and the end of each interval in which devices wait."""
+    """The thread that ends a gap, the start and the end of each interval in which devices wait.
+
+    The gap after all device work is ended by the thread of the last launch.
+    """
+    events = capture.events
+    calls = capture.work.call[capture.work.call >= 0]
+    last = events.thread[calls[np.argmax(events.start_ns[calls])]] if len(calls) else -1
+    threads = np.where(gaps.call >= 0, events.thread[gaps.call], last).astype(np.int64)
     timeline = sweep([(gaps.start_ns, gaps.queued_ns), gaps.waiting])
     waits = timeline.active[0] & timeline.active[1] & (timeline.end_ns > timeline.start_ns)
     start_ns, end_ns = timeline.start_ns[waits], timeline.end_ns[waits]
     gap = np.searchsorted(gaps.start_ns, start_ns, "right") - 1  # gaps do not overlap
-    return _threads(capture, gaps)[gap], start_ns, end_ns
+    return threads[gap], start_ns, end_ns
 
 
 def _launched_early(capture: Views, gaps: _LaunchGaps, whatif: Scenario) -> Scenario:
@@ -299,20 +312,6 @@ def _launched_early(capture: Views, gaps: _LaunchGaps, whatif: Scenario) -> Scen
     return whatif
 
 
-def _threads(capture: Views, gaps: _LaunchGaps) -> Ints:
-    """For each gap, the thread that launches the work after it, or that of the last launch."""
-    events = capture.events
-    calls = capture.work.call[capture.work.call >= 0]
-    last = events.thread[calls[np.argmax(events.start_ns[calls])]] if len(calls) else -1
-    found: Ints = np.where(gaps.call >= 0, events.thread[gaps.call], last).astype(np.int64)
-    return found
-
-
-def _row(capture: Views, cause: _Cause) -> Evidence:
-    detail = "own CPU time in the gaps" + (f", in {cause.range}" if cause.range else "")
-    return evidence_row(capture, cause.name, cause.calls, cause.time_ns, cause.event, detail)
-
-
 def _keep_launching(capture: Views, cause: _Cause) -> str:
     name, events = cause.name, capture.events
     stacks = "" if has_sources(capture) else ", or with profiler.with_stack=true"
@@ -321,8 +320,13 @@ def _keep_launching(capture: Views, cause: _Cause) -> str:
             f"Find this code first, with @profiled{stacks}; then move it into the workers of the "
             "DataLoader or after the launches of the step."
         )
-    same = events.named(lambda each: split_overload(each)[0] == name)[capture.links.call_tree.index]
-    if not (same & (_launches_inside(capture) > 0)).any():
+    tree, (_, launcher) = capture.links.call_tree, capture.links.launched
+    call = tree.nodes_of(capture.work.call)
+    launching = np.concatenate([launcher[launcher >= 0], call[call >= 0]])
+    launches = tree.with_descendants(np.bincount(launching, minlength=len(tree))) > 0
+    if not (
+        launches & events.named(lambda each: split_overload(each)[0] == name)[tree.index]
+    ).any():
         return _FASTER.format(name)
     if events.among(ANNOTATION)[cause.event]:
         return (
@@ -337,18 +341,11 @@ def _keep_launching(capture: Views, cause: _Cause) -> str:
     )
 
 
-def _launches_inside(capture: Views) -> Ints:
-    """For each node of the call tree, how much device work it and its descendants launch."""
-    tree, (_, launcher) = capture.links.call_tree, capture.links.launched
-    call = tree.nodes_of(capture.work.call)
-    launching = np.concatenate([launcher[launcher >= 0], call[call >= 0]])
-    return tree.with_descendants(np.bincount(launching, minlength=len(tree)))
-
-
 def _causes(capture: Views, gaps: _LaunchGaps) -> list[_Cause]:
     """Where the launching threads spent time during the gaps, the longest time first."""
     events, tree = capture.events, capture.links.call_tree
-    inside_ns = _inside_ns(capture, gaps)
+    waited = _waits_by_thread(capture, gaps)
+    inside_ns = within_groups(waited, tree.thread, tree.start_ns, tree.ends_before_overlap)
     own_ns = tree.own(inside_ns)
     outside_ns = int(gaps.wait_ns.sum() - inside_ns[tree.parent < 0].sum())
     node = np.flatnonzero((own_ns > 0) & ~events.named(is_step)[tree.index])
@@ -383,13 +380,6 @@ def _by_source(capture: Views, gaps: _LaunchGaps) -> list[tuple[str, int]]:
         own = threads == thread
         found.update(time_by_source(capture, thread, (start_ns[own], end_ns[own])))
     return found.most_common()
-
-
-def _inside_ns(capture: Views, gaps: _LaunchGaps) -> Ints:
-    """For each node of the call tree, how much of its time lies in gaps that its thread ends."""
-    tree = capture.links.call_tree
-    waited = _waits_by_thread(capture, gaps)
-    return within_groups(waited, tree.thread, tree.start_ns, tree.ends_before_overlap)
 
 
 def _one_time_calls(capture: Views) -> Ints:

@@ -210,7 +210,7 @@ def unmarked_time(capture: Views) -> Iterator[Problem]:
         evidence=(
             *[Evidence(_NOWHERE, steps.count, outside_ns, detail=per_step)][: outside_ns > 0],
             *(evidence_of_function(capture, each, by_source[each]) for each in sources[:_SHOWN]),
-            *evidence(capture, _outermost_outside(capture), _SHOWN),
+            *evidence(capture, _outermost_outside(capture), most=_SHOWN),
         ),
         change=_mark(capture, main, is_large=is_outside),
     )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 
 from instrument.base.units import duration, percent
 from instrument.read.advise.check import FOUR_STEPS, QUIET_CPUS, Check, NotRecorded, Problem
 from instrument.read.advise.finding import Evidence
-from instrument.read.facts.groupby import Groups, groupby
-from instrument.read.facts.intervals import merged, within
-from instrument.read.facts.step_index import step_at, step_number
-from instrument.read.trace.events import Ints
+from instrument.read.facts.facts import Facts
+from instrument.read.facts.step_index import step_number
 from instrument.read.views.coverage import ENOUGH_STEPS, OTHER_KINDS, RECORD_ALL_KINDS
 from instrument.read.views.coverage_rows import CPU_IN_STEPS, UNDISTURBED
 from instrument.read.views.interruptions import KINDS, kinds_of
@@ -34,12 +32,6 @@ _CAUSES = {
 LEAST_EXCESS = 0.3
 
 
-class _Cause(NamedTuple):
-    name: str
-    more_ns: int
-    calls: int
-
-
 def first_step(capture: Views) -> Iterator[Problem]:
     """Find a first step much longer than all others, and what it does that the others do not.
 
@@ -50,19 +42,16 @@ def first_step(capture: Views) -> Iterator[Problem]:
     more_ns = int(took[0]) - longest_ns
     if not longest_ns or more_ns < _LEAST_NS or took[0] < _LEAST_FACTOR * longest_ns:
         return
-    why, rows = "", []
-    for causes in (_kinds, _names):
-        cause = max(causes(capture), key=lambda cause: cause.more_ns, default=None)
-        if cause is not None and cause.more_ns >= _LEAST_CAUSE * more_ns:
-            why = f"; {percent(min(cause.more_ns / more_ns, 1))} of the difference is {cause.name}"
-            detail = "more than in other steps"
-            rows = [Evidence(cause.name, cause.calls, cause.more_ns, detail=detail)]
-            break
+    why, rows = "", tuple[Evidence, ...]()
+    name, cause_ns, calls = max(_causes(capture), key=lambda cause: cause[1], default=("", 0, 0))
+    if cause_ns >= _LEAST_CAUSE * more_ns:
+        why = f"; {percent(min(cause_ns / more_ns, 1))} of the difference is {name}"
+        rows = (Evidence(name, calls, cause_ns, detail="more than in other steps"),)
     first = step_number(capture.events, int(capture.links.steps[0]))
     yield Problem(
         f"Step {first}, the first recorded, takes {duration(int(took[0]))}, "
         f"{took[0] / longest_ns:.1f} times as long as the longest other step{why}",
-        evidence=tuple(rows),
+        evidence=rows,
     )
 
 
@@ -137,43 +126,27 @@ RECORDING_OVERHEAD = Check(
 )
 
 
-def _kinds(capture: Views) -> Iterator[_Cause]:
-    """For each kind of interruption, its additional time in the first step."""
+def _causes(capture: Views) -> Iterator[tuple[str, int, int]]:
+    """Yield interruptions, operators, calls and ranges of the first step.
+
+    With the name comes how much longer their own time is than the median of the other steps, and
+    their number.
+    """
     events, steps = capture.events, capture.links.steps
-    kind = kinds_of(events)
-    for number in np.unique(kind[kind >= 0]).tolist():
-        chosen = np.flatnonzero(kind == number)
-        spent = merged(events.start_ns[chosen], events.end_ns[chosen])
-        in_steps = within(spent, events.start_ns[steps], events.end_ns[steps])
-        calls = int((step_at(events, steps, events.start_ns[chosen]) == 0).sum())
-        yield _Cause(_CAUSES.get(KINDS[number], KINDS[number]), _additional(in_steps), calls)
-
-
-def _names(capture: Views) -> Iterator[_Cause]:
-    """For each name of an operator, call or range, the additional self time in the first step."""
-    events, steps, tree = capture.events, capture.links.steps, capture.links.call_tree
-    step = step_at(events, steps, tree.start_ns)
-    chosen = np.flatnonzero((step >= 0) & ~np.isin(tree.index, steps))
-    names, groups = groupby(events.name[tree.index[chosen]].astype(np.int64))
-    # The time of each name in each step in which the name occurs.
-    cells, of_cells = groupby(groups.of * len(steps) + step[chosen])
-    spent_ns = of_cells.sum(tree.own(tree.total_ns)[chosen])
+    first = step_number(events, int(steps[0]))
     environment = capture.about.environment
     searches = environment is not None and environment.cudnn_benchmark
-    of_names = Groups(cells // len(steps), len(names)).rows()
-    for code, rows in zip(names.tolist(), of_names):
-        at = cells[rows] % len(steps)
-        # If a name occurs in less than half of the other steps, the median is 0.
-        counted = len(steps) if 2 * len(rows) >= len(steps) - 1 else 1
-        in_steps = np.zeros(counted, np.int64)
-        in_steps[at[at < counted]] = spent_ns[rows[at < counted]]
-        name = events.names[code]
+    kinds = pl.Series([*(_CAUSES.get(kind, kind) for kind in KINDS), None]).gather(kinds_of(events))
+    facts = Facts(capture.links, capture.work, capture.phase)
+    rows = facts.events("name", "kind", "step", "own_ns")
+    rows = rows.with_columns(pl.coalesce(kinds, "name").alias("name"))
+    rows = rows.filter(pl.col("step").is_not_null() & (pl.col("kind") != "step"))
+    own = rows.group_by("name", "step").agg(pl.sum("own_ns"), pl.len().alias("calls"))
+    usual = own.filter(pl.col("step") != first).group_by("name").agg("own_ns")
+    of_first = own.filter(pl.col("step") == first).join(usual, on="name", how="left")
+    for name, _, own_ns, calls, others in of_first.sort("name").iter_rows():
+        in_others = np.zeros(len(steps) - 1, np.int64)
+        in_others[: len(others or ())] = others or ()
         if searches and "convolution" in name:
             name = f"{name}, for which cuDNN searches its fastest algorithm"
-        calls = int(of_cells.size[rows[at == 0]].sum())
-        yield _Cause(name, _additional(in_steps), calls)
-
-
-def _additional(in_steps: Ints) -> int:
-    """How much longer the first step takes than the median of all others; 0 for no others."""
-    return int(in_steps[0] - (np.median(in_steps[1:]) if len(in_steps) > 1 else 0))
+        yield name, int(own_ns - np.median(in_others)), calls

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from instrument.base.errors import ConfigError, reason_of
 from instrument.base.prose import code, wrapped
-from instrument.read.advise.diagnose import diagnose_all
+from instrument.read.advise.diagnose import diagnose
 from instrument.read.advise.diagnosis import Diagnosis, as_markdown, below
 from instrument.read.advise.settings import DEFAULT, Settings
 from instrument.read.advise.verdict import first_lines
@@ -35,6 +35,6 @@ def markdown_of(capture: Views) -> str:
 
 def _diagnosis(capture: Views, settings: Settings = DEFAULT) -> Diagnosis:
     def found() -> Diagnosis:
-        return diagnose_all([capture], ranks_checks=(), settings=settings)
+        return diagnose(capture, ranks_checks=(), **settings._asdict())
 
     return capture.once("diagnosis", found) if settings == DEFAULT else found()

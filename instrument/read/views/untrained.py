@@ -9,13 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from instrument.read.facts.graph_nodes import (
-    has_run,
-    makers,
-    ran,
-    ranges_around,
-    wasteful_ranges,
-)
+from instrument.read.facts.graph_nodes import has_run, makers, ran, ranges_around, wasteful_ranges
 from instrument.read.facts.groupby import intern
 from instrument.read.facts.intervals import Intervals, concatenated, interval_at, merged, within
 from instrument.read.facts.places import users_source
