@@ -29,8 +29,7 @@ VIEWS = (
     "operators_without_flops", "kernels", "steps", "moments", "interruptions", "memory_devices",
     "memory_steps", "memory_sizes", "memory_events", "memory_categories", "breakdown", "copies",
     "efficiency", "efficiency_steps", "collectives", "collective_calls", "launches", "streams",
-    "cuda_graphs", "cuda_graph_nodes", "queue", "synchronisations", "devices", "compiled_ranges",
-    "coverage",
+    "cuda_graphs", "cuda_graph_nodes", "queue", "synchronisations", "compiled_ranges", "coverage",
 )  # fmt: skip
 GROUPINGS = (
     "input_shapes", "input_types", "stack", "overload", "thread", "step", "device", "range",

@@ -77,15 +77,14 @@ TRAINING = [
     *flow(1, 21, 81),
 ]
 VIEWS = (
-    "breakdown", "kernels", "launches", "copies", "collectives", "streams", "steps", "ranges", "operators", "devices"
+    "breakdown", "kernels", "launches", "copies", "collectives", "streams", "steps", "ranges", "operators"
 )  # fmt: skip
 
 
 def test_the_views_of_a_device(tmp_path, golden: Golden) -> None:
     """Checked by hand. Of the device's 195 µs compute is 35–60, 95–130, 164–174 and 220–230; the all-reduce overlaps
     sgd for 4 µs. From the end of its call to its start what was launched waited 5, 5, 2, 4 and 5 µs. Step 7 launched all
-    but the last; its device waited for launches until 30, 90 and 175, and from 190 on for the CPU's waiting. Step 8 was
-    cut off, so that `devices` leaves it out.
+    but the last; its device waited for launches until 30, 90 and 175, and from 190 on for the CPU's waiting.
     """
     found = capture(tmp_path, TRAINING)
     assert_sums(found)

@@ -89,7 +89,7 @@ def test_kernels_launches_copies_and_streams(tmp_path, golden: Golden) -> None:
     for name, events in CASES.items():
         found = capture(tmp_path, events)
         assert_sums(found)
-        views = ("kernels", "launches", "copies", "streams", "devices")
+        views = ("kernels", "launches", "copies", "streams")
         tables = rows_as_lines({view: getattr(found, view) for view in views})
         told.append(f"---- {name}\n{tables}")
     golden("kernels.txt", "\n".join(told))

@@ -139,7 +139,6 @@ def test_steps_are_made_of_what_they_launched(tmp_path: Path, device: str) -> No
             own = row.clipped_compute_ns + row.clipped_exposed_copy_ns + row.clipped_idle_ns
             assert own + row.clipped_exposed_communication_ns == row.duration_ns
             assert row.compute_ns > 0
-    assert len(capture.devices) == (device == "cuda")
 
 
 def device_time_by_step(path: Path, steps: list[str]) -> dict[str, tuple[int, int]]:

@@ -218,7 +218,6 @@ class Views:
         "the calls that wait for device work, where they are, and what they wait for",
         rows.ORDERED,
     )
-    devices = View("devices", "how well each device was used", rows.DEVICE)
     compiled_ranges = View(
         "ranges", "the ranges inside compiled regions, which cannot be timed", rows.COMPILED
     )
