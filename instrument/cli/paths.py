@@ -23,10 +23,10 @@ def newest_capture(path: Path | str) -> Capture:
     Else return the most complete capture of the newest run. The others are listed on stderr.
     """
     from instrument.read.capture import Capture
-    from instrument.read.views.find_captures import captures_at, most_complete_last, of_newest_run
+    from instrument.read.views.find_captures import captures_at, of_newest_run
 
     found = captures_at(path)
-    newest = most_complete_last(of_newest_run(found).captures)[-1]
+    newest = of_newest_run(found).captures[-1]
     others = [each for each in found if each != newest]
     tell_others(newest, others, "captures", "newest" if newest == found[-1] else "most complete")
     return Capture.load(newest)
@@ -45,13 +45,13 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
     """
     from instrument.read.capture import Capture
     from instrument.read.ranks.rank_summary import without_trace
-    from instrument.read.views.find_captures import captures_at, most_complete_last, of_newest_run
+    from instrument.read.views.find_captures import captures_at, of_newest_run
 
     found: list[Path | str] = []
     named = set[Path | str]()  # by the user, not found in a folder
     for path in paths:
         run = of_newest_run(captures_at(path, or_traces=True))
-        found += most_complete_last(run.captures)  # the page shows the last one
+        found += run.captures  # the page shows the last one
         named.update({path}.intersection(run.captures))
         if run.left_out:
             say(run.left_out)

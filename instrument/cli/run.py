@@ -254,14 +254,13 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
     from instrument.read.advise.verdict import causes, first_lines
     from instrument.read.capture import Capture
     from instrument.read.show.page.page import page, payload
-    from instrument.read.views.find_captures import captures_at, most_complete_last, of_newest_run
+    from instrument.read.views.find_captures import captures_at, of_newest_run
     from instrument.record.long_steps import long_steps, unlike_window
 
-    captures: Sequence[Path | str] = own
+    every: list[Path | str] = [*own]
     if (Capture.load(own[-1]).about.world_size or 1) > 1:
-        every = of_newest_run(captures_at(own[-1].parent)).captures
-        captures = [*(each for each in every if each not in own), *own]
-    captures = most_complete_last(captures)  # the page shows the last one
+        every = [each for each in captures_at(own[-1].parent) if each not in own] + every
+    captures = of_newest_run(every).captures  # the page shows the last one
     seen = Diagnosing()
     content = payload(map(Capture.load, captures), diagnosing=seen)
     target = own[-1] / "report.html"

@@ -22,6 +22,7 @@ from instrument.base.units import counted, few
 from instrument.read.trace.capture_json import (
     TRACE_FILES,
     Metadata,
+    Window,
     decoded,
     read,
     typed,
@@ -64,17 +65,25 @@ def captures_at(place: Place, *, or_traces: bool = False) -> list[Place]:
         return [path]
     found = {folder: folder / METADATA_FILE for folder in captures_below(path)}
     if not found and or_traces:
-        found = {file: file for file in _traces_in(path)}
-    if not found:
-        raise _no_capture_in(path)
-    return [*sorted(found, key=lambda each: found[each].stat().st_mtime_ns)]
+        traces = sorted(path.glob("[!.]*.json")) + sorted(path.glob("[!.]*.json.gz"))
+        found = {file: file for file in traces if files.is_regular(file)}
+    if found:
+        return [*sorted(found, key=lambda each: (found[each].stat().st_mtime_ns, each.name))]
+    if any(_files_below(path, TIMINGS_FILES)):
+        raise CaptureError(
+            f"{path} holds timings and no capture: "
+            f"`instrument show {shlex.quote(str(path))} --timings` shows them."
+        )
+    raise CaptureError(
+        f"{path} holds no capture: "
+        "give the folder of a capture, a folder above it, or a trace file."
+    )
 
 
 def captures_below(folder: Path) -> Iterator[Path]:
     """Yield the finished captures at most `DEPTH` levels below a folder, ordered by path."""
-    for parent, names in _walk(folder):
-        if parent != folder and METADATA_FILE in names and files.is_regular(parent / METADATA_FILE):
-            yield parent
+    found = (file.parent for file in _files_below(folder, METADATA_FILE))
+    return (capture for capture in found if capture != folder)
 
 
 def timings_at(place: Place) -> list[Path]:
@@ -86,25 +95,19 @@ def timings_at(place: Place) -> list[Path]:
     path = storage.fetch(place) if storage.is_url(place) else Path(place)
     if not path.is_dir():
         return [path]
-    found = _timings_in(path)
+    found = [*_files_below(path, TIMINGS_FILES)]
     if not found:
         raise CaptureError(f"{path} holds no timings: record them with profiler=timings.")
     return sorted(found, key=lambda file: (file.stat().st_mtime_ns, file))
 
 
-def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+def _files_below(folder: Path, pattern: str) -> Iterator[Path]:
     for parent, inner, names in os.walk(folder):
-        path = Path(parent)
-        depth = len(path.parts) - len(folder.parts)
+        depth = len(Path(parent).parts) - len(folder.parts)
         shown = sorted(name for name in inner if not name.startswith("."))
         inner[:] = shown if depth < DEPTH else []
-        yield path, names
-
-
-def _timings_in(folder: Path) -> list[Path]:
-    found = [(parent, fnmatch.filter(names, TIMINGS_FILES)) for parent, names in _walk(folder)]
-    paths = (parent / name for parent, names in found for name in names)
-    return [path for path in paths if files.is_regular(path)]
+        files_of_folder = (Path(parent, name) for name in fnmatch.filter(names, pattern))
+        yield from filter(files.is_regular, files_of_folder)
 
 
 def kind_of(path: Path) -> Literal["folder", "file"]:
@@ -123,28 +126,6 @@ def kind_of(path: Path) -> Literal["folder", "file"]:
     raise CaptureError(f"There is no capture at {path}; give a capture folder or a trace file.")
 
 
-def _traces_in(folder: Path) -> list[Path]:
-    return [
-        file
-        for file in sorted(folder.iterdir())
-        if file.name.endswith((".json", ".json.gz"))
-        and not file.name.startswith(".")
-        and files.is_regular(file)
-    ]
-
-
-def _no_capture_in(folder: Path) -> CaptureError:
-    if _timings_in(folder):
-        return CaptureError(
-            f"{folder} holds timings and no capture: "
-            f"`instrument show {shlex.quote(str(folder))} --timings` shows them."
-        )
-    return CaptureError(
-        f"{folder} holds no capture: "
-        "give the folder of a capture, a folder above it, or a trace file."
-    )
-
-
 class NewestRun(NamedTuple):
     """The captures of the newest run, all others, and a sentence that names the others or is ""."""
 
@@ -156,32 +137,27 @@ class NewestRun(NamedTuple):
 def of_newest_run(places: Sequence[Place]) -> NewestRun:
     """Choose the captures of the newest run; only the `capture.json` of each is read.
 
-    A capture whose file cannot be read counts as newest, so that the caller can report the error.
-    All URLs must be on the same file system.
+    The captures of whole windows of training with a trace come last, else in the given order. A
+    capture whose file cannot be read counts as newest and whole, so that the caller can report the
+    error. All URLs must be on the same file system.
 
     Raises:
         CaptureError: the server refuses access.
     """
     if len(places) < 2:
         return NewestRun([*places], [], "")
-    newest, older = newest_run(places, _metadata(places).get)
-    named = [(Path(place).name, place) for place in older]
-    return NewestRun(newest, older, left_out(named, (Path(place).name for place in newest)))
-
-
-def most_complete_last(places: Sequence[Place]) -> list[Place]:
-    """Move the captures of whole windows of training with a trace to the end, in their order."""
-    about = _metadata(places) if len(places) > 1 else {}
+    about = _metadata(places)
+    newest, older = newest_run(places, about.get)
 
     def completeness(place: Place) -> tuple[bool, bool, bool]:
         # a rank may have kept no trace, as of profiler.ranks=one_per_role
         has_trace = isinstance(place, str) or place.is_file() or any(place.glob("trace.json*"))
-        if place not in about:  # the caller reports why it cannot be read
-            return has_trace, True, True
-        window = about[place].window
+        window = about[place].window if place in about else Window()
         return has_trace, window.phase in (None, "train"), not window.truncated
 
-    return sorted(places, key=completeness)
+    newest.sort(key=completeness)
+    named = [(Path(place).name, place) for place in older]
+    return NewestRun(newest, older, left_out(named, (Path(place).name for place in newest)))
 
 
 class _Process(NamedTuple):
@@ -204,27 +180,26 @@ def newest_run(
     """
     captures = list(captures)
     began = [_began(about(capture)) for capture in captures]
-    seconds: dict[_Process, list[float]] = {}
+    last: dict[_Process, float] = {}
+    first: dict[_Process, float] = {}
     last_of_rank: dict[int | None, tuple[float, _Process]] = {}
     for second, rank, process in filter(None, began):
-        seconds.setdefault(process, []).append(second)
+        last[process] = max(last.get(process, second), second)
+        first[process] = min(first.get(process, second), second)
         latest = (second, process)
         last_of_rank[rank] = max(last_of_rank.get(rank, latest), latest)
-    if not seconds:
-        return captures, []
-    run = max(seconds, key=lambda process: (max(seconds[process]), process))
+    run = max(last, key=lambda process: (last[process], process), default=None)
 
-    first = min(seconds[run]) - TOGETHER_S
-    newest: list[_Capture] = []
-    older: list[_Capture] = []
-    for capture, each in zip(captures, began):
-        is_newest = each is None or (
-            each[2] == last_of_rank[each[1]][1]
-            and each[2].world_size == run.world_size
-            and max(seconds[each[2]]) >= first
-        )
-        (newest if is_newest else older).append(capture)
-    return newest, older
+    def is_newest(began: tuple[float, int | None, _Process] | None) -> bool:
+        if began is None or run is None:
+            return True
+        _, rank, process = began
+        is_last = process == last_of_rank[rank][1] and process.world_size == run.world_size
+        return is_last and last[process] >= first[run] - TOGETHER_S
+
+    newest = [*map(is_newest, began)]
+    older = [capture for capture, is_new in zip(captures, newest) if not is_new]
+    return [capture for capture, is_new in zip(captures, newest) if is_new], older
 
 
 def left_out(older: Sequence[tuple[str, Place | None]], newest: Iterable[str]) -> str:
@@ -249,20 +224,13 @@ def _metadata(places: Sequence[Place]) -> dict[Place, Metadata]:
     }
     found: dict[Place, Metadata] = {}
     for place in places:
-        with suppress(CaptureError):
-            if not storage.is_url(place):
+        if not storage.is_url(place):
+            with suppress(CaptureError):
                 found[place] = typed(read(Path(place)))
-    for url, about in (storage.contents([*urls], _decoded) if urls else {}).items():
-        if about is not None:
-            found[urls[url]] = about
+    for url, content in (storage.contents([*urls], bytes) if urls else {}).items():
+        with suppress(CaptureError):
+            found[urls[url]] = typed(decoded(content, METADATA_FILE))
     return found
-
-
-def _decoded(content: bytes) -> Metadata | None:
-    try:
-        return typed(decoded(content, METADATA_FILE))
-    except CaptureError:
-        return None
 
 
 def _began(about: Metadata | None) -> tuple[float, int | None, _Process] | None:

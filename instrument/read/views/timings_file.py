@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,18 +57,11 @@ def summary_table(runs: Mapping[str, Mapping[str, int]]) -> Table:
 
     The columns `device_…` are left out if no device time is known.
     """
-    order = sorted(
-        runs, key=lambda name: -runs[name].get("calls", 0) * runs[name].get("mean_ns", 0)
-    )
+    total_ns = {name: run.get("calls", 0) * run.get("mean_ns", 0) for name, run in runs.items()}
+    order = sorted(runs, key=lambda name: -total_ns[name])
     known = {key for run in runs.values() for key in run}
-    columns = [
-        column
-        for column in names_of(TIMINGS)[1:]
-        if column in known or not column.startswith("device_")
-    ]
-    return Table(
-        {"name": order} | {column: [runs[name].get(column) for name in order] for column in columns}
-    )
+    names = [name for name in names_of(TIMINGS)[1:] if name in known or "device" not in name]
+    return Table({"name": order} | {name: [runs[k].get(name) for k in order] for name in names})
 
 
 def read_timings(path: Path) -> tuple[Table, list[str]]:
@@ -80,37 +73,31 @@ def read_timings(path: Path) -> tuple[Table, list[str]]:
         CaptureError: there is no such file, the file holds no line of timings, or a newer version
             of torch-instrument wrote the file.
     """
+    if path.exists() and not path.is_file():  # reading a named pipe without a writer would block
+        raise CaptureError(f"The timings {path} cannot be read: it is not a regular file.")
     runs: dict[str, dict[str, int]] = {}
     last = None
-    for last in _lines(path):
-        for name, entry in last.ranges.items():
-            runs.setdefault(name, {}).update(entry.run)
-    if last is not None and last.format > TIMINGS_FORMAT:
-        raise CaptureError(
-            f"The timings {path} have format {last.format}, and this version of torch-instrument "
-            f"reads formats up to {TIMINGS_FORMAT}: upgrade torch-instrument."
-        )
+    try:
+        with path.open("rb") as lines:
+            while text := lines.readline(_LONGEST_LINE):
+                with suppress(ValueError, RecursionError):
+                    last = read_line(text)
+                    for name, entry in last.ranges.items():
+                        runs.setdefault(name, {}).update(entry.run)
+    except OSError as error:
+        reason = error.strerror or error
+        raise CaptureError(f"The timings {path} cannot be read: {reason}.") from error
     if last is None:
         raise CaptureError(
             f"{path} holds no timings: give a timings file, such as timings_rank0.jsonl."
         )
-    upto = "no step ended" if last.step is None else f"up to step {last.step}"
-    heading = f"{path.stem}: {upto}, written {last.time}"
-    return summary_table(runs), [heading, str(path)]
-
-
-def _lines(path: Path) -> Iterator[Line]:
-    if path.exists() and not path.is_file():  # reading a named pipe without a writer would block
-        raise CaptureError(f"The timings {path} cannot be read: it is not a regular file.")
-    try:
-        with path.open("rb") as lines:
-            while line := lines.readline(_LONGEST_LINE):
-                with suppress(ValueError, RecursionError):
-                    yield read_line(line)
-    except OSError as error:
+    if last.format > TIMINGS_FORMAT:
         raise CaptureError(
-            f"The timings {path} cannot be read: {error.strerror or error}."
-        ) from error
+            f"The timings {path} have format {last.format}, and this version of torch-instrument "
+            f"reads formats up to {TIMINGS_FORMAT}: upgrade torch-instrument."
+        )
+    upto = "no step ended" if last.step is None else f"up to step {last.step}"
+    return summary_table(runs), [f"{path.stem}: {upto}, written {last.time}", str(path)]
 
 
 def read_line(line: bytes) -> Line:
