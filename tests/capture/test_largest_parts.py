@@ -85,11 +85,11 @@ def test_device_work_counts_for_the_range_that_launched_it(tmp_path: Path) -> No
         return largest_parts(capture(tmp_path / folder, events))
 
     assert found("apart", 600) == (
-        "The kernels with the most time: 60 % conv, 10 % add. The largest ranges on the device: "
+        "The largest ranges on the device: "
         "60 % in first (60 % in aten::conv2d), 10 % in second (10 % in no operator)."
     )
     # The shares of the ranges would add up to more than 100 %.
-    assert found("overlapping", 950) == "The kernels with the most time: 95 % conv, 10 % add."
+    assert not found("overlapping", 950)
 
 
 def test_the_shares_are_those_of_torchs_own_sums(tmp_path: Path) -> None:

@@ -707,7 +707,7 @@ def test_the_saving_names_the_phase_of_its_step_if_phases_differ(tmp_path: Path)
         f"Half of the {phase} step is slow (in 1 of 1 {phase} window)"
         for phase in ("train", "validation", "validation")
     ]
-    assert verdict(found).startswith("A train step takes 1.000 ms (median of the captures). Half ")
+    assert verdict(found).startswith("A train step takes 1.000 ms (median of the captures). ")
     saves = "10.000 µs of a validation step of 40.000 µs (25 %): a step would take 30.000 µs"
     others = "250.000 µs of a train step of 1.000 ms (25 %): a step would take 750.000 µs"
     text = " ".join(as_text(found).split())

@@ -245,7 +245,8 @@ def test_without_events_on_the_cpu_the_device_is_described(tmp_path: Path) -> No
     found = capture(tmp_path, [kernel("conv", 0, 400), kernel("add", 600, 400)]).diagnose()
     assert verdict(found) == (
         "From its first to its last work, 1.000 ms, the device computes for 80 % and is idle for "
-        "20 %. The kernels with the most time: 40 % add, 40 % conv. Nothing found; the savings are "
+        "20 %, mostly waiting for work whose launch is not in the trace. The kernels with the most "
+        "time: 40 % elementwise (add), 40 % convolutions (conv). Nothing found; the savings are "
         "not known, because no step could be simulated."
     )
 

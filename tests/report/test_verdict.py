@@ -13,6 +13,7 @@ from instrument.base.prose import escaped, wrapped
 from instrument.read.advise.diagnosis import Diagnosis, as_markdown, as_text
 from instrument.read.advise.finding import Finding, Saving
 from instrument.read.advise.verdict import changes, first_lines, notes, verdict
+from instrument.read.show.remarks import device
 from instrument.read.show.verdict import first_parts, markdown_of
 
 
@@ -208,7 +209,7 @@ def test_a_caveat_is_a_note_and_never_the_verdict() -> None:
     ]
 
 
-def test_the_largest_parts_stand_where_no_large_finding_does() -> None:
+def test_the_largest_parts_stand_without_a_device_or_a_large_finding() -> None:
     parts = "The largest parts: 43 % in conv\x1b1."
     none = replace(_diagnosis(), largest_parts=parts)
     nothing = f"{STEP}{parts} Nothing found that saves more than 3 % of a step."
@@ -217,7 +218,9 @@ def test_the_largest_parts_stand_where_no_large_finding_does() -> None:
     small = replace(none, findings=(_finding("A waits", 29),))
     assert verdict(small).startswith(f"{nothing} The largest saving: A waits; ")
     for found in _finding("A waits", 300), _finding("A waits", None, 0.3):
-        assert parts not in verdict(replace(none, findings=(found,)))
+        assert verdict(replace(none, findings=(found,))).startswith(f"{STEP}{parts} A waits")
+        on_device = replace(none, findings=(found,), device_use="The device computes.")
+        assert parts not in verdict(on_device)
 
 
 @pytest.mark.parametrize(("share", "is_busy"), [(0.5, False), (0.51, True)])
@@ -258,17 +261,24 @@ def test_without_a_simulated_step_the_verdict_promises_nothing() -> None:
     assert "not known" in verdict(_diagnosis(step_ns=None))
 
 
-def test_the_verdict_names_the_time_that_is_not_explained() -> None:
+def test_time_that_is_not_explained_is_a_note_below_the_verdict() -> None:
     late = _diagnosis(unexplained=0.487)
-    expected = f"{STEP}For 49 % of the time, device work began late for an unknown"
-    assert verdict(late).startswith(expected)
-    assert verdict(late).endswith("nothing was found that saves more than 3 % of a step.")
-    assert "record several whole steps" in verdict(late)
-    assert verdict(late) in as_text(late).replace("\n", " ")
-    assert escaped(verdict(late)) in as_markdown(late)
-    assert verdict(_diagnosis(_finding("A waits", 300), unexplained=0.487)) == STEP + A_WAITS
-    assert verdict(_diagnosis(unexplained=0.05)).startswith(f"{STEP}Nothing found that saves")
-    assert verdict(_diagnosis(unexplained=0.051)).startswith(f"{STEP}For 5.1 % of the time")
+    assert verdict(late) == f"{STEP}Nothing found that saves more than 3 % of a step."
+    (note,) = notes(late)
+    assert note.startswith("Note: for 49 % of the time, the trace does not show why")
+    assert "record several whole steps" in note
+    assert note in as_text(late).replace("\n", " ")
+    assert escaped(note) in as_markdown(late)
+    assert not notes(_diagnosis(_finding("A waits", 300), unexplained=0.487))
+    assert not notes(_diagnosis(unexplained=0.05))
+    assert notes(_diagnosis(_finding("A waits", 29), unexplained=0.051))
+
+
+def test_time_in_no_range_is_never_the_verdict_of_a_device() -> None:
+    unmarked = replace(_finding("100 % of the step is in no range", None), code="unmarked-time")
+    use = "The device computes for 92 % of it and is idle for 8.1 %."
+    assert "in no range" in verdict(_diagnosis(unmarked))
+    assert "in no range" not in verdict(replace(_diagnosis(unmarked), device_use=use))
 
 
 def test_a_capture_that_cannot_be_diagnosed_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,19 +291,44 @@ def test_a_capture_that_cannot_be_diagnosed_says_why(monkeypatch: pytest.MonkeyP
     assert markdown_of(capture) == "The capture could not be diagnosed: `no luck`"
 
 
-# What a person who reads the trace finds, as the verdict says it.
+# What a person who reads the trace finds, as the verdict says it, in this order.
 SAYS = {
-    "h100_qwen_0.5b_inference": ("computes for 92 % of it and is idle for 8.1 %", "26 % gemm 128×128 tn bf16, 15 % mul<bf16>"),
-    "mi300x_vllm_graph": ("computes for 100 % and is idle for 0.2 %", "53 % matmul_ogs", "began late"),
-    "h800_deepseek_train": ("computes for 96 % of it (84 % while it communicates)", "grouped_gemm"),
-    "h100_timesformer_inference": ("idle for 59 %", "image_transforms.py:390 in normalize"),
-    "b200_eager": ("idle for 86 %", "waits 70 % of the recording for launches"),
-    "a100_nccl_2ranks_rank0": ("idle for 76 %", "waits 52 % of the step for launches"),
-    "v100_216k_events": ("only communicates for 21 %", "idle for 42 %"),
-    "mi300x_resnet_checkpoint_train": ("only communicates for 66 %", "exposed communication"),
-    "mtia_rank0": ("computes for 55 % of it", "idle for 42 %"),
+    "h100_qwen_0.5b_inference": (
+        "computes for 92 % of it and is idle for 8.1 %", "35 % elementwise", "26 % matrix products (gemm 128×128 tn bf16)",
+        "21 % copying",
+    ),
+    "mi300x_vllm_graph": (
+        "computes for 100 % and is idle for 0.2 %", "91 % matrix products (53 % matmul_ogs", "25 % matmul_ogs",
+    ),
+    "h800_deepseek_train": (
+        "computes for 96 % of it (84 % while it communicates)", "54 % matrix products (21 % grouped_gemm", "17 % attention",
+    ),
+    "h100_timesformer_inference": (
+        "idle for 59 %, mostly waiting for launches: the CPU is the limit", "18 % cunn_SoftMaxForward",
+        "image_transforms.py:390 in normalize",
+    ),
+    "b200_eager": ("idle for 86 %, mostly waiting for launches: the CPU is the limit", "waits 70 % of the recording for launches"),
+    "a100_nccl_2ranks_rank0": ("idle for 76 %, mostly waiting for launches: the CPU is the limit", "waits 52 % of the step for launches"),
+    "v100_216k_events": (
+        "only communicates for 21 %", "idle for 42 %, mostly waiting for launches",
+        "exposed communication (nccl AllReduce sum f32 ring LL; 404 kernels a step)",
+    ),
+    "v100_ns_resolution": ("computes for 98 %", "38 % convolutions", "multiply float32 without tensor cores"),
+    "v100_resnet50_workers0": ("idle for 43 %, mostly waiting for data", "33 % of the step waits for data"),
+    "v100_resnet50_workers4": ("idle for 23 %, mostly waiting for launches: the CPU is the limit", "44 % convolutions"),
+    "v100_resnet50_autograd_api": ("idle for 81 %, mostly waiting for launches", "1.565 s of cudaLaunchKernel in aten::add"),
+    "mi300x_resnet_checkpoint_train": ("only communicates for 62 %", "62 % exposed communication", "all_reduce"),
+    "mtia_rank0": (
+        "computes for 55 % of it", "idle for 42 %, mostly waiting for work whose launch is not in the trace",
+        "44 % matrix products (43 % fc<f32>)",
+    ),
+    "a100_megatron_tp8_rank0": ("only communicates for 40 % and is idle for 38 %, mostly waiting for launches",),
+    "a100_megatron_tp8_rank7": ("only communicates for 77 % and is idle for 2.2 %", "perhaps with waits for late ranks"),
+    "hta_simple_add": ("idle for 100 %", "24.587 s of cudaDeviceGetStreamPriorityRange in aten::to"),
     "kineto_before_fix": ("takes 130 ns", "From its first to its last work, 20 ns"),
+    "no_categories_gpu": ("only copies for 29 %", "29 % exposed copies"),
     "unsloth_no_steps": ("takes 13.571 ms", "82 % in no operator, 14 % in aten::mm"),
+    "cpu_particle_transformer": ("takes 4.848 s", "22 % in aten::conv1d, 21 % in aten::dropout"),
 }  # fmt: skip
 
 
@@ -302,6 +337,31 @@ SAYS = {
 def test_the_verdict_says_what_a_reader_of_the_trace_finds(name: str) -> None:
     sentence = verdict(real_traces.load(name).diagnose())
     place = [sentence.find(text) for text in SAYS[name]]
-    assert -1 not in place
+    assert -1 not in place, sentence
     assert place == sorted(place)
     assert "in no range and no operator; the saving is not known" not in sentence
+
+
+@real_traces.needs_traces
+@pytest.mark.parametrize("name", real_traces.each())
+def test_the_first_sentences_have_one_basis(name: str) -> None:
+    capture = real_traces.load(name)
+    use = capture.diagnose().device_use
+    if not capture.work.duration_ns.any():
+        assert not use
+        return
+    first, _, kernels = use.partition(" The kernels with the most time: ")
+    does = {
+        word: float(share)
+        for word, share in re.findall(r"(computes|only \w+|is idle) for ([\d.]+) %", first)
+    }
+    assert 97.5 <= sum(does.values()) <= 101.5
+    classes = [float(share) for share in re.findall(r"(?:^|\), )([\d.]+) %", kernels)]
+    assert classes == sorted(classes, reverse=True)
+    assert len(classes) <= 3
+    several_streams = len(capture.streams) > 1
+    assert several_streams or sum(classes) <= 100 - does["is idle"] + 1.5
+    exposed = re.search(r"([\d.]+) % exposed communication", kernels)
+    assert exposed is None or float(exposed[1]) == does["only communicates"]
+    below = re.search(r"([\d.]+) % idle", " ".join(device(capture)))
+    assert below is None or float(below[1]) == does["is idle"]

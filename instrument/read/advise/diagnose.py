@@ -104,6 +104,8 @@ _DIFFER = 1.2
 _TOGETHER = 3
 # What tells problems apart: code, variant, range, phase, and the number among equal ones.
 _Key: TypeAlias = tuple[str, str, str | None, str, int]
+# If at least this share of the critical path is on the CPU, the CPU is the limit.
+_LEAST_CPU = 0.5
 
 
 def diagnose(
@@ -415,16 +417,18 @@ class Diagnosing:
 
     def _scenario(self, capture: Views, now: _Seen) -> Scenario | None:
         """The simulation of a capture; None, and a note, if it fails."""
-        with self._noting("largest-parts", "The search for the largest parts"):
-            now.sentences = device_use(capture), largest_parts(capture)
+        whatif = None
         try:
             whatif = scenario(capture)
             now.step_kinds = kinds_in_words(whatif.counted_steps)
             now.step_ns, now.unexplained = whatif.baseline_ns, whatif.unexplained
             self.notes.update(dict.fromkeys(whatif.notes, 1))
         except Exception as error:
+            whatif = None
             self.notes[f"No saving is known: {_failure('The simulation', error)}"] += 1
-            return None
+        with self._noting("largest-parts", "The search for the largest parts"):
+            use = device_use(capture, lambda: whatif is not None and _is_cpu_the_limit(whatif))
+            now.sentences = use, largest_parts(capture)
         return whatif
 
     def _with_place(self, found: list[_Occurrence]) -> _Placed:
@@ -525,6 +529,12 @@ def _failure(what: str, error: Exception) -> str:
     said = said if len(said) <= _LONGEST_ERROR else f"{said[: _LONGEST_ERROR - 1]}…"
     why = kind if said == kind else f"{kind}: {said}"
     return f"{what} failed on this capture ({why}): please report it."
+
+
+def _is_cpu_the_limit(whatif: Scenario) -> bool:
+    """Whether at least half of the critical path of the simulated steps is on the CPU."""
+    path = whatif.critical_path
+    return sum(row.share or 0.0 for row in path if row.kind == "CPU") >= _LEAST_CPU
 
 
 def _rank(placed: _Placed) -> tuple[Any, ...]:

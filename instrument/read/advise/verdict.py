@@ -38,14 +38,15 @@ _CAUSE = re.compile(r"""(?:(?<!\w)(?:'[^']*'|"[^"]*")|(?!:\ ).)*""", re.DOTALL)
 def verdict(diagnosis: Diagnosis) -> str:
     """Return how long a step takes, and the first finding: the cause, its place, the saving.
 
-    With device work, the second sentence says what the device does. If the finding is not known to
-    save 3 % of a step, the next of `changes` that is follows. If there is no such finding at all, a
-    sentence says what takes most of a step, and another one that nothing was found. A caveat is
-    never the cause (see `notes`), and neither is time in no range that is in known operators. The
-    result may hold names from a trace: escape it.
+    With device work, the next sentences say what the device does, what it waits for, and which
+    kernels it runs; without it, a sentence names the largest parts of a step. If the finding is not
+    known to save 3 % of a step, the next of `changes` that is follows. If there is no such finding
+    at all, a sentence says that nothing was found; with device work, it follows the largest ranges.
+    A caveat is never the cause (see `notes`), and neither is time in no range, if there is device
+    work, or if the time is in known operators. The result may hold names from a trace: escape it.
     """
     takes, step_ns = "", diagnosis.step_ns
-    found = [each for each in causes(diagnosis) if not _is_of_operators(each, diagnosis)]
+    found = [each for each in causes(diagnosis) if not _is_known_time(each, diagnosis)]
     found = found[:_FIRST_FINDINGS]
     if step_ns is not None:
         median = " (median of the captures)" if len(diagnosis.captures) > 1 else ""
@@ -55,9 +56,11 @@ def verdict(diagnosis: Diagnosis) -> str:
         kinds = f" on average: {diagnosis.step_kinds}" if diagnosis.step_kinds else ""
         step = _step_of(diagnosis, diagnosis.step_phase)
         takes = f"{step[0].upper()}{step[1:]} takes {duration(step_ns)}{median}{kinds}. "
+    parts = f"{diagnosis.largest_parts} " if diagnosis.largest_parts else ""
     if diagnosis.device_use:
         takes += f"{diagnosis.device_use} "
-    parts = f"{diagnosis.largest_parts} " if diagnosis.largest_parts else ""
+    else:
+        takes, parts = takes + parts, ""
     if not found:
         return f"{takes}{parts}{nothing_found(diagnosis)}."
     first, large = found[0], [each for each in found if _is_large(each)]
@@ -73,29 +76,25 @@ def causes(diagnosis: Diagnosis) -> list[Finding]:
 
 
 def notes(diagnosis: Diagnosis) -> list[str]:
-    """Return a sentence for each caveat, such as a busy machine, and one for lost events."""
+    """Return a sentence for each caveat, such as a busy machine, and for what is not known."""
     found = [f"Note: {each.title}." for each in diagnosis.findings if each.is_caveat]
+    late = diagnosis.unexplained or 0.0
+    if late > MOST_UNEXPLAINED and not any(map(_is_large, diagnosis.findings)):
+        found.append(
+            f"Note: for {percent(late)} of the time, the trace does not show why device work began "
+            "so late, so savings are less certain: record several whole steps, and synchronize "
+            "before the window begins."
+        )
     return [*found, *filter(None, [diagnosis.lost_events])]
 
 
 def nothing_found(diagnosis: Diagnosis) -> str:
-    """Return the sentence for a diagnosis without large findings. The sentence has no full stop.
-
-    If device work often began late for an unknown reason, the sentence says so, because the checks
-    cannot explain these delays.
-    """
+    """Return the sentence for a diagnosis without large findings. The sentence has no full stop."""
     if diagnosis.step_ns is None:
         return "Nothing found; the savings are not known, because no step could be simulated"
     if _is_busy(diagnosis):
         return "The machine was too busy for a verdict: record again when it is idle"
-    late = diagnosis.unexplained or 0.0
-    if late <= MOST_UNEXPLAINED:
-        return f"Nothing found {_large(diagnosis)}"
-    return (
-        f"For {percent(late)} of the time, device work began late for an unknown reason: record "
-        "several whole steps, and synchronize before the window begins; in the rest of the time, "
-        f"nothing was found {_large(diagnosis)}"
-    )
+    return f"Nothing found {_large(diagnosis)}"
 
 
 def first_lines(diagnosis: Diagnosis) -> list[list[str]]:
@@ -162,10 +161,15 @@ def _is_large(finding: Finding) -> bool:
     return finding.saving is not None and finding.saving.share >= LEAST_SHARE
 
 
-def _is_of_operators(finding: Finding, diagnosis: Diagnosis) -> bool:
-    """Whether the largest parts say more than a finding on time in no range: it is in operators."""
+def _is_known_time(finding: Finding, diagnosis: Diagnosis) -> bool:
+    """Whether a finding is on time in no range, and it is known without ranges what happens then.
+
+    It is known if the device was recorded, or if most of the time is in operators.
+    """
+    if finding.code != "unmarked-time":
+        return False
     is_outside = finding.share is None or finding.share >= _OUTSIDE
-    return finding.code == "unmarked-time" and bool(diagnosis.largest_parts) and not is_outside
+    return bool(diagnosis.device_use) or (bool(diagnosis.largest_parts) and not is_outside)
 
 
 def _cause(finding: Finding, diagnosis: Diagnosis) -> str:

@@ -2,8 +2,8 @@
 
 Submodules of one class, in ranges of one class, are one part. Instead of a range, the ranges inside
 it are parts if one of them takes most of its time, or if it takes most of the steps. A trace with
-device work is split by the work that ranges launch, after its kernels; any other by the CPU time of
-the steps' thread. Where no range is among the largest parts, operators are.
+device work is split by the work that ranges launch; any other by the CPU time of the steps' thread,
+and where no range is among its largest parts, operators are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from instrument.read.facts.groupby import groupby_rows
 from instrument.read.facts.idle import device_time
 from instrument.read.facts.segments import thread_of_steps, waits_for_data
 from instrument.read.trace.events import called_operators, is_compiled_code
-from instrument.read.views.device_use import busiest_kernels
 from instrument.read.views.views import Views
 
 _NO_RANGE, _DATA = -1, -2
@@ -36,7 +35,7 @@ def largest_parts(capture: Views) -> str:
     ranges call, and its share, if this is a quarter of the part's.
     """
     links, types = capture.links, capture.about.module_types
-    paths, kernels = links.scopes.paths, busiest_kernels(capture)
+    paths, has_device_work = links.scopes.paths, bool(capture.work.duration_ns.any())
     whole_ns = device_time(capture)["total_ns"] or links.counted_steps.total_ns
     # A tree of parts: ranges with the same part around them, and the same class or else name.
     numbers: dict[tuple[int, str], int] = {}
@@ -57,9 +56,9 @@ def largest_parts(capture: Views) -> str:
         while part >= 0:
             total[part, back][operator] += ns
             part = parts[part][0]
-    all_ns, has_device_work = sum(each.total() for each in own.values()), bool(kernels)
+    all_ns = sum(each.total() for each in own.values())
     if not all_ns or all_ns > whole_ns:  # several devices or streams work at the same time
-        return kernels
+        return ""
     if not has_device_work:
         own[_NO_RANGE, 0][_NO_OPERATOR] += whole_ns - all_ns
     waiting = {"waiting for data": Counter({"": own[_DATA, 0].total()})}
@@ -86,7 +85,7 @@ def largest_parts(capture: Views) -> str:
     shown = _largest(found, whole_ns)
     if not shown.keys() - {*waiting, *outside}:  # no range is among them
         if has_device_work:
-            return kernels
+            return ""
         operators = own[_NO_RANGE, 0] + own[_NO_RANGE, 1]
         named = {f"in {shortened(name, _LONGEST_NAME)}": ns for name, ns in operators.items()}
         shown = _largest(
@@ -94,7 +93,7 @@ def largest_parts(capture: Views) -> str:
         )
     texts = [_part(label, spent, whole_ns) for label, spent in shown.items()]
     what = "The largest ranges on the device" if has_device_work else "The largest parts"
-    return " ".join(filter(None, [kernels, f"{what}: {', '.join(texts)}." if texts else ""]))
+    return f"{what}: {', '.join(texts)}." if texts else ""
 
 
 def _largest(found: dict[str, Counter[str]], whole_ns: int) -> dict[str, Counter[str]]:
