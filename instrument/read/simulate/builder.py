@@ -13,13 +13,13 @@ import numpy as np
 
 from instrument.read.facts.autograd import is_backward
 from instrument.read.facts.device_work import COMMUNICATION, Work
-from instrument.read.facts.groupby import Groups, distinct, groupby, isin
+from instrument.read.facts.groupby import Groups, distinct, groupby, intern, isin
 from instrument.read.facts.idle import is_loading, launching_step
-from instrument.read.facts.intervals import merged, within
+from instrument.read.facts.intervals import concatenated, merged, within
 from instrument.read.facts.links import Links
 from instrument.read.facts.synchronisation import DEVICE as DEVICE_WAIT
 from instrument.read.facts.synchronisation import STREAM_WAIT
-from instrument.read.simulate.cpu_time import CpuTime, axis_of, joined
+from instrument.read.simulate.cpu_time import axis_of, joined
 from instrument.read.simulate.loader_queue import LoaderQueue, loader_queue
 from instrument.read.simulate.model import (
     CPU,
@@ -78,27 +78,23 @@ class _Builder:
         # The device row of each event; -1 for a CPU event. The last entry is for the position -1.
         self.row_of = np.full(len(links.events) + 1, -1)
         self.row_of[work.event] = np.arange(len(work.event))
-        self.begin_ns, span_ns = axis_of(self.events)
-        self.axis = CpuTime(self.begin_ns, span_ns, (np.zeros(0, np.int64),) * 2)  # no waits yet
-        self.threads: list[Ints] = []
-        self.times: list[Ints] = []
-        self.phases: list[Ints] = []
-        self.calls: list[Ints] = []
+        self.axis = axis_of(self.events)  # the waits come later
+        self.begin_ns = self.axis.begin_ns
+        # For a node, its thread in the call tree, which can differ from that in the trace.
+        self.thread_of = self.events.thread.astype(np.int64)
+        self.thread_of[links.call_tree.index] = links.call_tree.thread
         self.count = 0
+        self.moments: list[tuple[Ints, ...]] = []  # phase, thread, time, call
         self.arcs: list[tuple[Ints, ...]] = []
         self.typical: list[Ints] = []
         self.waits: list[tuple[Ints, Ints, Ints]] = []
-        # For each loader with workers: its calls, the moments at their ends, and its queue.
-        self.loaders: list[tuple[Ints, Ints, LoaderQueue]] = []
 
     def add(
-        self, phase: int | Ints, thread: Ints | Codes, time_ns: Ints, call: Ints | None = None
+        self, phase: int | Ints, thread: Ints | Codes, time_ns: Ints, call: Ints | int = -1
     ) -> Ints:
         """Add CPU moments, and return their indices."""
-        self.threads.append(thread.astype(np.int64))
-        self.times.append(time_ns)
-        self.phases.append(np.broadcast_to(np.asarray(phase), len(thread)))
-        self.calls.append(np.full(len(thread), -1) if call is None else call)
+        columns = np.broadcast_arrays(phase, thread.astype(np.int64), time_ns, call)
+        self.moments.append(tuple(columns))
         self.count += len(thread)
         return np.arange(self.count - len(thread), self.count)
 
@@ -113,10 +109,11 @@ class _Builder:
         typical_ns: Ints | int | None = None,
     ) -> None:
         """Add arcs; `typical_ns`, if given, replaces `fixed_ns` in `Model.typical`."""
-        columns = np.broadcast_arrays(target, source, kind, fixed_ns, row, event)
-        self.arcs.append(tuple(np.asarray(each, np.int64) for each in columns))
         typical = fixed_ns if typical_ns is None else typical_ns
-        self.typical.append(np.broadcast_to(np.asarray(typical, np.int64), len(columns[0])))
+        columns = np.broadcast_arrays(target, source, kind, fixed_ns, row, event, typical)
+        *arcs, typical = (np.asarray(each, np.int64) for each in columns)
+        self.arcs.append(tuple(arcs))
+        self.typical.append(typical)
 
     def columns(self) -> Arcs:
         return Arcs(*(np.concatenate(side) for side in zip(*self.arcs)))
@@ -134,24 +131,21 @@ def build_model(links: Links, work: Work, loader: Loader | None = None) -> Model
     Raises:
         CaptureError: the trace is too long to simulate.
     """
-    events, made = links.events, _Builder(links, work)
-    # For a node, its thread in the call tree, which can differ from that in the trace.
-    thread_of = events.thread.astype(np.int64)
-    thread_of[links.call_tree.index] = links.call_tree.thread
+    made = _Builder(links, work)
     step_start, step_end, step_of = _steps(made)
     starts = made.add(_BEGINS, *step_start)
     _hand_overs(made)
-    launch_of, launch_ns = _launches(made, thread_of)
-    _loader_waits(made, loader)
-    queued = _queue_moments(made, thread_of)
-    blocked = _wait_moments(made, thread_of)
+    launch_of, launch_ns = _launches(made)
+    loaders = _loader_waits(made, loader)
+    queued = _queue_moments(made)
+    blocked = _wait_moments(made)
     polls, ends_early = _polling(made)
     ends = made.add(_LEAVES, *step_end)
     end_of = made.count + np.arange(len(work.event))
     needed = distinct(np.concatenate([queued.row, polls.row[ends_early]]))
     start_of = np.full(len(work.event), -1)
     start_of[needed] = made.count + len(end_of) + np.arange(len(needed))
-    ready_ns = _ready_arcs(made, made.count + len(end_of) + len(needed))
+    ready_ns = _ready_arcs(made, loaders, made.count + len(end_of) + len(needed))
     _device_arcs(made, launch_of, launch_ns, end_of, start_of)
     polled = np.where(ends_early, start_of[polls.row], end_of[polls.row])
     made.connect(WAIT, polls.moment, polled, polls.lag_ns, event=polls.call)
@@ -160,13 +154,14 @@ def build_model(links: Links, work: Work, loader: Loader | None = None) -> Model
         made.connect(
             kind, waits.moment, source, waits.lag_ns, event=waits.call, typical_ns=usual_ns
         )
-    times = np.concatenate([*made.times, work.end_ns, work.start_ns[needed], ready_ns])
+    phase, thread, time_ns, call = (np.concatenate(side) for side in zip(*made.moments))
     device_phases = np.repeat((_ENDS, _STARTS, _ENDS), (len(end_of), len(needed), len(ready_ns)))
+    times = np.concatenate([time_ns, work.end_ns, work.start_ns[needed], ready_ns])
     moments = Moments(
         time_ns=times - made.begin_ns,
-        phase=np.concatenate([*made.phases, device_phases]),
-        thread=np.concatenate(made.threads),
-        call=np.concatenate(made.calls),
+        phase=np.append(phase, device_phases),
+        thread=thread,
+        call=call,
         end_of=end_of,
         start_of=start_of,
         step_start=starts,
@@ -177,7 +172,7 @@ def build_model(links: Links, work: Work, loader: Loader | None = None) -> Model
     return _finish(made, moments, step_of)
 
 
-def _launches(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints]:
+def _launches(made: _Builder) -> tuple[Ints, Ints]:
     """Add a moment for each call that launched work; return that of each device row, and its time.
 
     The moment is the start of the call. But the work of a call that loads code first can only begin
@@ -190,7 +185,7 @@ def _launches(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints]:
     loads_code = ends_ns - begins_ns > _LONGEST_DELAY_NS
     loads_code &= of_call.min(work.start_ns[called]) >= ends_ns
     times_ns = np.where(loads_code, ends_ns, begins_ns)
-    moments = made.add(_BEGINS, thread_of[calls], times_ns, calls)
+    moments = made.add(_BEGINS, made.thread_of[calls], times_ns, calls)
     launch_of, launch_ns = np.full(len(work.event), -1), np.zeros(len(work.event), np.int64)
     launch_of[called], launch_ns[called] = moments[of_call.of], times_ns[of_call.of]
     return launch_of, launch_ns
@@ -311,10 +306,7 @@ def _hand_overs(made: _Builder) -> None:
     bounds = distinct(np.concatenate([tree.start_ns[own], tree.end_ns[own]]))
     # The intervals in which the other threads work, sorted by thread and time.
     roots = np.flatnonzero((tree.parent < 0) & (tree.thread != main))
-    busy = merged(
-        axis.place(tree.thread[roots], tree.start_ns[roots]),
-        axis.place(tree.thread[roots], tree.end_ns[roots]),
-    )
+    busy = merged(*(axis.place(tree.thread[roots], t[roots]) for t in (tree.start_ns, tree.end_ns)))
     if not len(busy[0]):
         return
     other = busy[0] // axis.span_ns
@@ -358,31 +350,49 @@ def _hand_overs(made: _Builder) -> None:
 # ---- waits for the data loader
 
 
-def _loader_waits(made: _Builder, loader: Loader | None) -> None:
-    """Add moments at which the program takes batches; `_ready_arcs` adds their arcs."""
-    events = made.events
-    workers, prefetch = (loader.workers, loader.prefetch_factor) if loader else (None, None)
+# The calls of a loader with workers, the moments at their ends, and its queue.
+_Loaded = tuple[Ints, Ints, LoaderQueue]
+
+
+def loads_here(events: Events) -> Flags:
+    """A mask of the events in which a data loader loads in the training process."""
+    return events.named(lambda name: _IN_PROCESS in (loader_iterator(name) or ""))
+
+
+def _loader_waits(made: _Builder, loader: Loader | None) -> list[_Loaded]:
+    """Add moments at which the program takes batches; `_ready_arcs` adds those from workers.
+
+    Where the training process loads, an arc leads from each batch to the next; it has no effect
+    until `edits.workers` gives it a time.
+    """
+    events, found = made.events, list[_Loaded]()
     loads = is_loading(events) & events.finished
-    _next_batches(made, np.flatnonzero(loads & loads_here(events)))
-    of_workers = events.named(lambda name: _WORKERS in (loader_iterator(name) or ""))
-    calls = np.flatnonzero(loads & of_workers)
-    for same in _by_name(events, calls):
-        same = same[np.argsort(events.end_ns[same], kind="stable")]
-        start, end, thread = events.start_ns[same], events.end_ns[same], events.thread[same]
-        queue = loader_queue(made.begin_ns, start, end, workers, prefetch)
+    for calls in _by_name(events, np.flatnonzero(loads & loads_here(events)), events.start_ns):
+        moments = made.add(_RETURNS, events.thread[calls], events.end_ns[calls], calls)
+        made.connect(LOADER, moments[1:], moments[:-1], NEVER, event=calls[1:])
+    loads &= events.named(lambda name: _WORKERS in (loader_iterator(name) or ""))
+    for calls in _by_name(events, np.flatnonzero(loads), events.end_ns):
+        start, end, thread = events.start_ns[calls], events.end_ns[calls], events.thread[calls]
+        queue = loader_queue(made.begin_ns, start, end, loader)
         if queue is not None:
             late = queue.is_awaited
-            made.loaders.append((same, made.add(_RETURNS, thread, end, same), queue))
+            found.append((calls, made.add(_RETURNS, thread, end, calls), queue))
             made.wait(thread[late], (start + queue.own_ns)[late], end[late])
+    return found
 
 
-def _ready_arcs(made: _Builder, first: int) -> Ints:
+def _by_name(events: Events, calls: Ints, time_ns: Ints) -> list[Ints]:
+    calls = calls[np.argsort(time_ns[calls], kind="stable")]
+    return [calls[rows] for rows in groupby(events.name[calls])[1].rows()]
+
+
+def _ready_arcs(made: _Builder, loaders: list[_Loaded], first: int) -> Ints:
     """Add the arcs of the batches from workers; see `LoaderQueue`.
 
     Returns the times at which the batches are ready: the moments from `first` on.
     """
     times = [np.zeros(0, np.int64)]
-    for calls, taken, queue in made.loaders:
+    for calls, taken, queue in loaders:
         ready = first + np.arange(len(calls))
         begun = ready[: queue.workers]
         made.connect(LOADER, begun, -1, queue.ready_ns[: queue.workers] - made.begin_ns)
@@ -394,27 +404,6 @@ def _ready_arcs(made: _Builder, first: int) -> Ints:
         times.append(queue.ready_ns)
         first += len(calls)
     return np.concatenate(times)
-
-
-def loads_here(events: Events) -> Flags:
-    """A mask of the events in which a data loader loads in the training process."""
-    return events.named(lambda name: _IN_PROCESS in (loader_iterator(name) or ""))
-
-
-def _next_batches(made: _Builder, calls: Ints) -> None:
-    """Add an arc from each batch to the next, for batches that the training process loads.
-
-    These arcs have no effect until `edits.workers` gives them a time.
-    """
-    events = made.events
-    for same in _by_name(events, calls):
-        same = same[np.argsort(events.start_ns[same], kind="stable")]
-        moments = made.add(_RETURNS, events.thread[same], events.end_ns[same], same)
-        made.connect(LOADER, moments[1:], moments[:-1], NEVER, event=same[1:])
-
-
-def _by_name(events: Events, calls: Ints) -> list[Ints]:
-    return [calls[rows] for rows in groupby(events.name[calls])[1].rows()]
 
 
 # ---- waits for the device
@@ -434,7 +423,7 @@ class _Waits(NamedTuple):
     usual_ns: Ints
 
 
-def _queue_moments(made: _Builder, thread_of: Ints) -> _Waits:
+def _queue_moments(made: _Builder) -> _Waits:
     """Add a moment at the end of each launch that may find a full launch queue."""
     events, work = made.events, made.work
     is_cuda = events.named(lambda name: name.startswith("cu"))
@@ -466,13 +455,13 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> _Waits:
     usual = int(np.median(events.duration_ns[free])) if len(free) else 0
     own = np.minimum(usual, returned - called)
     blocked &= returned > called + own
-    moments = made.add(_returns(called, returned), thread_of[call], returned, call)
+    moments = made.add(_returns(called, returned), made.thread_of[call], returned, call)
     # A call that did not wait in the recording may wait in a scenario. The lag of such a call is at
     # most the recorded time, so that it does not wait in a scenario without edits.
     after = returned - started
     lag = int(np.median(after[blocked])) if blocked.any() else 0
     typical = np.minimum(after, lag)
-    made.wait(thread_of[call[blocked]], (called + own)[blocked], returned[blocked])
+    made.wait(made.thread_of[call[blocked]], (called + own)[blocked], returned[blocked])
     return _Waits(moments, call, earlier, np.where(blocked, after, typical), typical)
 
 
@@ -481,7 +470,7 @@ def _returns(start_ns: Ints, end_ns: Ints) -> Ints:
     return np.where(end_ns > start_ns, _RETURNS, _LEAVES)
 
 
-def _wait_moments(made: _Builder, thread_of: Ints) -> _Waits:
+def _wait_moments(made: _Builder) -> _Waits:
     events, found, work = made.events, made.links.synchronisations, made.work
     earlier = made.row_of[found.earlier]
     edge = np.flatnonzero((found.kind[found.wait] != STREAM_WAIT) & (earlier >= 0))
@@ -506,8 +495,8 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _Waits:
         held = same & waited & (duration > own)
         lag[same] = int(np.median(np.maximum((end - work_end)[held], 0))) if held.any() else 0
     waited &= duration > own
-    moments = made.add(_returns(start, end), thread_of[call], end, call)
-    made.wait(thread_of[call[waited]], (start + own)[waited], end[waited])
+    moments = made.add(_returns(start, end), made.thread_of[call], end, call)
+    made.wait(made.thread_of[call[waited]], (start + own)[waited], end[waited])
     left = end[of_wait] - work.end_ns[row]
     decides = waited[of_wait] & (work.end_ns[row] == work_end[of_wait])
     own_lag = np.where(decides, left, np.minimum(lag[of_wait], left))
@@ -563,28 +552,28 @@ def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
     once. In a trace with very many synchronisations and streams, nothing is added.
     """
     events, found, work = made.events, made.links.synchronisations, made.work
-    on_device = found.kind[wait] == DEVICE_WAIT
-    waits, nth = np.unique(wait[on_device], return_inverse=True)
-    rows = row[on_device]
-    streams, column = np.unique(events.thread[work.event[rows]], return_inverse=True)
+    rows = row[found.kind[wait] == DEVICE_WAIT]
+    waits, nth = np.unique(wait[found.kind[wait] == DEVICE_WAIT], return_inverse=True)
+    order = np.argsort(events.start_ns[found.call[waits]], kind="stable")
+    stream = events.thread[work.event[rows]]
+    streams = np.unique(stream).tolist()
     if len(waits) * len(streams) > _MOST_PAIRS * len(events):
         return wait, row
-    rank = np.empty(len(waits), np.int64)
-    rank[np.argsort(events.start_ns[found.call[waits]], kind="stable")] = np.arange(len(waits))
-    by_end = np.argsort(work.end_ns[rows], kind="stable")
-    # For each synchronisation and stream, the last row that the synchronisation waits for. If there
-    # is no such row, the row of the nearest earlier synchronisation counts.
-    own = np.full((len(waits), len(streams)), -1)
-    own[rank[nth[by_end]], column[by_end]] = rows[by_end]
-    last = np.maximum.accumulate(np.where(own >= 0, np.arange(len(waits))[:, None], 0), axis=0)
-    filled = np.take_along_axis(own, last, axis=0)
-    device = np.array([events.threads[k][0] for k in streams.tolist()], object)
-    of_wait = np.empty(len(waits), object)
-    of_wait[rank[nth]] = device[column]
-    repeated = (own < 0) & (filled >= 0) & (of_wait[:, None] == device[None, :])
-    at, _ = np.nonzero(repeated)
-    by_rank = waits[np.argsort(rank)]
-    return np.concatenate([wait, by_rank[at]]), np.concatenate([row, filled[repeated]])
+    device, _ = intern(events.threads[k][0] for k in streams)
+    of_wait = np.zeros(len(waits), np.int64)
+    of_wait[nth] = device[np.searchsorted(streams, stream)]
+    more = [(wait, row)]
+    for k, own_device in zip(streams, device.tolist()):
+        # The last row of the stream for each wait; without one, that of the nearest earlier wait.
+        mine = np.flatnonzero(stream == k)
+        mine = mine[np.argsort(work.end_ns[rows[mine]], kind="stable")]
+        own = np.full(len(waits), -1)
+        own[nth[mine]] = rows[mine]
+        own = own[order]
+        filled = own[np.maximum.accumulate(np.where(own >= 0, np.arange(len(own)), 0))]
+        repeated = (own < 0) & (filled >= 0) & (of_wait[order] == own_device)
+        more.append((waits[order][repeated], filled[repeated]))
+    return concatenated(more)
 
 
 # ---- the device

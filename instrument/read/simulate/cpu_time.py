@@ -17,9 +17,8 @@ from instrument.read.facts.intervals import Intervals, Timeline, begun_by, merge
 from instrument.read.trace.columns import BEYOND_NS
 from instrument.read.trace.events import Codes, Events, Ints
 
-# Each edit has intervals on the axis, and a factor that multiplies the CPU time in these intervals.
-# The intervals of one edit are sorted and do not overlap. Where two edits overlap, both factors
-# apply.
+# For each edit, sorted intervals on the axis, and a factor for the CPU time in them. Where two
+# edits overlap, both factors apply.
 Edits = Sequence[tuple[Intervals, float]]
 
 
@@ -27,10 +26,8 @@ Edits = Sequence[tuple[Intervals, float]]
 class CpuTime:
     """The axis that joins the times of all threads, one thread after another.
 
-    Attributes:
-        begin_ns: the time in the trace at which each thread's part of the axis starts.
-        span_ns: the length of each thread's part, in ns.
-        waits: intervals on the axis in which a thread only waits.
+    Each part starts at `begin_ns` of the trace and is `span_ns` long. `waits` are the intervals
+    on the axis in which a thread only waits.
     """
 
     begin_ns: int
@@ -45,8 +42,7 @@ class CpuTime:
     def spent(self, at: Ints, edits: Edits = (), inside: Intervals | None = None) -> Ints:
         """For each position, the edited CPU time that its thread has used before this position.
 
-        Where several edits overlap, their factors are multiplied. If `inside` is given, only CPU
-        time in these intervals counts.
+        If `inside` is given, only CPU time in these intervals counts.
 
         Cost: sorts all intervals, then does a binary search for each position.
         """
@@ -92,8 +88,8 @@ class CpuTime:
         return pieces, rate
 
 
-def axis_of(events: Events) -> tuple[int, int]:
-    """Return the start and the length of each thread's part of a common axis, in ns.
+def axis_of(events: Events) -> CpuTime:
+    """The axis of a trace, without waits.
 
     Raises:
         CaptureError: the trace is so long that the axis of all its threads exceeds 64 bits.
@@ -105,7 +101,8 @@ def axis_of(events: Events) -> tuple[int, int]:
             f"The trace spans {span_ns} ns on {len(events.threads)} threads, which is too long to "
             "simulate: record a shorter window."
         )
-    return begin_ns, span_ns
+    none = np.zeros(0, np.int64)
+    return CpuTime(begin_ns, span_ns, (none, none))
 
 
 def joined(start: Ints, end: Ints) -> Intervals:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from instrument.read.trace.capture_json import Loader
 from instrument.read.trace.events import Flags, Ints
 
 #: torch's own default.
@@ -33,12 +34,8 @@ _MOST_WORKERS = 8
 class LoaderQueue(NamedTuple):
     """The batches of a loader, in the order in which the program takes them.
 
-    Attributes:
-        workers, ahead: the number of workers, and of batches in flight.
-        own_ns: the time of a call that does not wait.
-        is_awaited: a mask of the batches for which the program waits.
-        ready_ns: when each batch is ready, at most at the end of the call that takes it.
-        load_ns: how long its worker needs for each batch; not known for the first ones.
+    `ahead` batches are in flight. A call that does not wait takes `own_ns`. `load_ns` is how long
+    its worker needs for each batch; it is not known for the first ones.
     """
 
     workers: int
@@ -50,12 +47,12 @@ class LoaderQueue(NamedTuple):
 
 
 def loader_queue(
-    begin_ns: int, start_ns: Ints, end_ns: Ints, workers: int | None, prefetch: int | None
+    begin_ns: int, start_ns: Ints, end_ns: Ints, loader: Loader | None
 ) -> LoaderQueue | None:
     """Find the load of each batch; None if no call waits for the workers.
 
-    The trace begins at `begin_ns`. The calls that take a batch are sorted by time. Settings of the
-    loader are None if unknown.
+    The trace begins at `begin_ns`. The calls that take a batch are sorted by time. `loader` has the
+    settings of the loader, if they are known.
     """
     count, lasts = len(start_ns), end_ns - start_ns
     if count < 2:
@@ -64,10 +61,11 @@ def loader_queue(
     late_ns = min(_LATE_NS, _LATE_SHARE * float(np.median(np.diff(end_ns))))
     late = (lasts > 2 * own_ns + _READY_NS) & (lasts - own_ns >= late_ns)
     places = np.flatnonzero(late)
+    workers = loader.workers if loader else None
     if not workers:
         distance = int(np.median(np.diff(places))) if len(places) > 1 else 1
         workers = distance if distance <= _MOST_WORKERS else 1
-    ahead = workers * (prefetch or PREFETCH_FACTOR)
+    ahead = workers * ((loader and loader.prefetch_factor) or PREFETCH_FACTOR)
     rounds = places[places >= workers]
     is_limit = len(places) * workers >= _LEAST_ROUNDS * count and len(rounds) > 0
     usual_ns = int(np.median(end_ns[rounds] - end_ns[rounds - workers])) if is_limit else 0

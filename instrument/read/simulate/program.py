@@ -22,13 +22,8 @@ Floats = NDArray[np.float64]
 NEVER = -(2**60)
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
-    """The critical path to a moment: its arcs in order of time, and when each begins and ends.
-
-    The path has no holes: the first arc begins at time 0, and each other arc when the previous one
-    ends. So an arc from the origin can begin later here than in the graph; see `Program.critical`.
-    """
+class Path(NamedTuple):
+    """The arcs of a critical path in order of time, and when each begins and ends."""
 
     arc: Ints
     begin_ns: Ints
@@ -50,7 +45,7 @@ class Program:
     Attributes:
         moment_order: the moments, each after the sources of the `kept` arcs that lead to it.
         target, source: the moments at which each arc ends and starts. A source of -1 is the origin,
-            whose time is 0: the start of the trace, or of the earliest trace of several ranks.
+            whose time is 0: the start of the trace.
         kept: a mask of the arcs that the program uses; see `in_order`.
     """
 
@@ -68,18 +63,28 @@ class Program:
         return found
 
     def run_shares(self, of_arcs: Ints, change: Ints, shares: Floats) -> Ints:
-        """The simulated time of each moment; the result has a row for each of several scenarios.
+        """The simulated time of each moment, in a row for each share.
 
-        Args:
-            of_arcs: the weights of the arcs in nanoseconds.
-            change: how much each weight changes.
-            shares: for each scenario, the share of `change` to add to the weights, in whole
-                nanoseconds.
+        The weights are `of_arcs` plus the share of `change`, cut to whole nanoseconds.
 
-        Cost: the first scenario costs as much as `run`, each further one about 2 ns for each arc;
+        Cost: the first share costs as much as `run`, each further one about 2 ns for each arc;
         without the C extension, as much as `run`.
         """
-        return _longest_paths(self._ordered, of_arcs, change, shares, self._earliest)
+        arcs, earliest = self._ordered, self._earliest
+        if loops.compiled is not None:
+            columns = (*arcs, of_arcs, change, shares, earliest)
+            found = loops.compiled.longest_paths(*map(np.ascontiguousarray, columns))
+            return np.frombuffer(found, np.int64).reshape(len(earliest), len(shares)).T
+        rows, (targets, sources) = [], (each.tolist() for each in arcs[:2])
+        for share in shares.tolist():
+            weights = (of_arcs + (share * change).astype(np.int64))[arcs.number]
+            times = [*earliest.tolist(), 0]  # the last one is the origin
+            for target, source, weight in zip(targets, sources, weights.tolist()):
+                reached = times[source] + weight
+                if reached > times[target]:
+                    times[target] = reached
+            rows.append(times[:-1])
+        return np.array(rows, np.int64)
 
     @cached_property
     def _earliest(self) -> Ints:
@@ -98,23 +103,17 @@ class Program:
         return _Arcs(*(each.astype(np.int32) for each in columns))
 
     def critical(self, of_arcs: Ints, times: Ints, moment: int) -> Path:
-        """The arcs that decide when a moment happens.
+        """The arcs that decide when a moment happens; `times` is the result of `run(of_arcs)`.
 
         Of all arcs to a moment, the first of those that end last decides; the path goes on at its
         source. If this is an arc from the origin, such as the arrival of a batch from another
-        process, the path goes on at the source of the latest arc that has one. If there is none,
-        the path is complete.
-
-        Args:
-            of_arcs: the weight of each arc in ns.
-            times: the result of `run` for these weights.
-            moment: the moment at which the path ends.
+        process, the path goes on at the source of the latest arc that has one. So the path has no
+        holes, but an arc from the origin can begin later here than in the graph.
         """
         arcs = self._ordered
         reached = np.append(times, 0)[arcs.source] + of_arcs[arcs.number]
         deciding = _latest(arcs.target, reached, len(times))
-        inside = arcs.source >= 0
-        reached[~inside] = np.iinfo(np.int64).min
+        reached[arcs.source < 0] = np.iinfo(np.int64).min
         going_on = _latest(arcs.target, reached, len(times))
         found, begins, ends, at = [], [], [], moment
         while at >= 0 and deciding[at] >= 0:
@@ -139,27 +138,6 @@ def _latest(target: NDArray[np.int32], reached: Ints, moments: int) -> Ints:
         is_last = np.flatnonzero(reached == np.repeat(lasts, counts))
         found[target[is_last[::-1]]] = is_last[::-1]
     return found
-
-
-def _longest_paths(arcs: _Arcs, own: Ints, change: Ints, shares: Floats, earliest: Ints) -> Ints:
-    """For each share (row) and moment (column), the longest path to it, at least `earliest`, in ns.
-
-    The weight of each arc is `own` + share · `change`, with the product cut to whole nanoseconds.
-    """
-    if loops.compiled is not None:
-        columns = (*arcs, own, change, shares, earliest)
-        found = loops.compiled.longest_paths(*map(np.ascontiguousarray, columns))
-        return np.frombuffer(found, np.int64).reshape(len(earliest), len(shares)).T
-    rows, (targets, sources) = [], (each.tolist() for each in arcs[:2])
-    for share in shares.tolist():
-        weights = (own + (share * change).astype(np.int64))[arcs.number]
-        times = [*earliest.tolist(), 0]  # the last one is the origin
-        for target, source, weight in zip(targets, sources, weights.tolist()):
-            reached = times[source] + weight
-            if reached > times[target]:
-                times[target] = reached
-        rows.append(times[:-1])
-    return np.array(rows, np.int64)
 
 
 def in_order(order: Ints, target: Ints, source: Ints) -> Flags:
