@@ -94,7 +94,7 @@ COMMANDS = [
     # what the capture lacks
     "whatif cpu --scale range:slwo=0.5",
     "whatif cpu --remove kernel:*",
-    "whatif cpu --remove sync",
+    "whatif cpu --asynchronous",
     "whatif cpu --overlap-copies",
     "whatif cpu --workers 4",
     "whatif cpu --bandwidth 2",
@@ -108,7 +108,7 @@ COMMANDS = [
             "range:slow=nan", "range:slow=inf", "sync:*=0.5", "thread:*=0.5",
         )
     ),
-    *(f"whatif nothing --remove={value}" for value in ("slow", "range:", "step:3")),
+    *(f"whatif nothing --remove={value}" for value in ("slow", "range:", "step:3", "sync:*")),
     *(f"whatif nothing --workers={value}" for value in ("0", "2.5", "many")),
     *(f"whatif nothing --bandwidth={value}" for value in ("0", "-2", "nan")),
 ]  # fmt: skip
@@ -163,8 +163,7 @@ def test_each_option_is_its_edit(command: Command) -> None:
         (["--scale", f"kernel:{KERNEL}=0.5"], f"kernel {KERNEL} × 0.5"),
         (["--scale", "kernel:*apply*=0.25"], "kernel *apply* × 0.25"),
         (["--remove", f"kernel:{LONG}"], f"no kernel {LONG}"),
-        (["--remove", "sync"], "no sync *"),
-        (["--remove", "sync:cudaDevice*"], "no sync cudaDevice*"),
+        (["--remove", "operator:cudaDevice*"], "no operator cudaDevice*"),
         (["--asynchronous"], "no wait in *"),
         (["--asynchronous", "cudaDeviceSynchronize"], "no wait in cudaDeviceSynchronize"),
         (["--graph-launch", "forward"], "range forward as a graph"),

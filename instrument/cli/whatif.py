@@ -20,7 +20,6 @@ _Parser: TypeAlias = "Callable[[str, str], Edit]"
 HELP = "compute how long a step would take with faster or removed parts"
 
 _KINDS = ("range", "operator", "kernel")
-_SYNC = "sync"
 # The option --workers refuses numbers of this many digits or more.
 _DIGITS = 10
 
@@ -56,8 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--remove",
         "KIND:GLOB",
         _remove,
-        "remove the matching parts and the waits in these parts; sync:GLOB or sync removes calls "
-        "that wait for the device",
+        "remove the matching parts and the waits in these parts",
     )
     edit(
         "--overlap-copies",
@@ -127,11 +125,11 @@ def _scale(option: str, value: str) -> Edit:
 
 
 def _remove(option: str, value: str) -> Edit:
-    kind, glob = (_SYNC, "*") if value == _SYNC else _kind_and_glob(value)
-    if kind not in (*_KINDS, _SYNC) or not glob:
+    kind, glob = _kind_and_glob(value)
+    if kind not in _KINDS or not glob:
         raise ConfigError(
             f"{option} is {value!r}; give KIND:GLOB, such as kernel:*conv*, where KIND is range, "
-            "operator, kernel or sync."
+            "operator or kernel."
         )
     return lambda scenario: scenario.remove(**{kind: glob})
 

@@ -26,7 +26,7 @@ EDITS = (
     lambda w: w.scale(kernel="*", by=0),
     lambda w: w.remove(range="*"),
     lambda w: w.remove(kernel="*"),
-    lambda w: w.remove(sync="*"),
+    lambda w: w.remove(operator="cuda*"),
     lambda w: w.asynchronous(),
     lambda w: w.overlap(),
     lambda w: w.graph_launch(range="*"),

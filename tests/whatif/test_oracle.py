@@ -81,7 +81,9 @@ def _removing() -> Iterator[Edit]:
             lambda p, kind=kind, glob=glob: removed(p, kind, glob),
         )
     yield Edit(
-        "no syncs", lambda w: w.remove(sync="cuda*Synchronize"), lambda p: removed(p, "sync", "*")
+        "no syncs",
+        lambda w: w.remove(operator="cuda*Synchronize"),
+        lambda p: removed(p, "sync", "*"),
     )
     yield Edit("no waits", lambda w: w.asynchronous(sync="cuda*Synchronize"), without_waits)
     yield Edit("overlap", Scenario.overlap, without_copies)

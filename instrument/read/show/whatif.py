@@ -7,9 +7,10 @@ how much shorter a step is if one range, operator or kernel is faster.
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import polars as pl
 
 from instrument.base.errors import ConfigError
 from instrument.base.units import counted, durations_like
@@ -149,12 +150,11 @@ def _profile(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str
     if not len(table):
         return f"Causal profile{after}: the capture has no ranges, operators or kernels."
     shown = table.head(rows)
-    columns = {name: shown.column(name) for name in table.columns if name != "saving_50_share"} | {
-        "share": shown.column("saving_50_share")
-    }
+    shown = Table(shown.frame.rename({"saving_50_share": "share"}))
+    columns = shown.columns
     return Section(
-        Table(columns),
-        known_columns(Table(columns)),
+        shown,
+        known_columns(shown),
         f"Causal profile{after}{shown_of(len(shown), len(table))}; 50 % less: how much shorter "
         f"{_unit(scenario)} is if the row takes 50 % less time",
         missable=_MISSABLE,
@@ -181,37 +181,35 @@ def _all_device_work(scenario: Scenario, text: Callable[[float], str]) -> str:
 
 
 def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) -> Section:
-    table = _by_short_name(scenario.critical_path)
-    large = table.where(f"share >= {_LEAST_SHARE}") if rows < sys.maxsize else table
-    shown = [tuple(row) for row in large.head(rows)]
-    if others := [*table][len(shown) :]:
+    """The critical path with short names; small rows are summed in one."""
+    of_path = scenario.critical_path
+    names = [
+        _short(kind, name) for kind, name in zip(of_path.column("kind"), of_path.column("name"))
+    ]
+    sums = pl.col("step_ns", "share").sum()
+    path = of_path.frame.with_columns(pl.Series("name", names, pl.String))
+    path = path.group_by("kind", "name", maintain_order=True).agg(sums)
+    path = path.sort("step_ns", descending=True, maintain_order=True)
+    kinds = path.group_by("kind", maintain_order=True).agg(sums)
+    kinds = kinds.sort("share", descending=True, maintain_order=True)
+    shares = ", ".join(
+        f"{kind} {share:.1%}" for kind, _, share in kinds.rows() if share >= _LEAST_SHARE
+    )
+    large = len(path) if rows == ALL else min(rows, int((path["share"] >= _LEAST_SHARE).sum()))
+    shown, others = path.head(large), path.slice(large)
+    if len(others):
         name = f"({counted(len(others), 'smaller row')})"
-        step_ns, share = sum(row.step_ns for row in others), sum(row.share for row in others)
-        shown.append(("others", name, step_ns, share))
-    found = _table(table.columns, shown)
+        row = others.select(pl.lit("others").alias("kind"), pl.lit(name).alias("name"), sums)
+        shown = pl.concat([shown, row])
+    table = Table(shown)
     return Section(
-        found,
-        known_columns(found),
-        f"Critical path; what decides how long {_unit(scenario)} takes: {_kinds(table)}",
+        table,
+        known_columns(table),
+        f"Critical path; what decides how long {_unit(scenario)} takes: {shares}",
         key="step_ns",
         texts={"step_ns": text, "share": _share},
         all_columns=_ALL_COLUMNS,
     )
-
-
-def _by_short_name(path: Table) -> Table:
-    """Sum the rows of a critical path that have the same kind and short name; longest first."""
-    sums: dict[tuple[Any, ...], tuple[int, float]] = {}
-    for row in path:
-        key = row.kind, _short(row.kind, row.name)
-        step_ns, share = sums.get(key, (0, 0.0))
-        sums[key] = step_ns + row.step_ns, share + (row.share or 0.0)
-    rows = [(*key, *sums[key]) for key in sums]
-    return _table(("kind", "name", "step_ns", "share"), rows).sort("step_ns")
-
-
-def _table(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> Table:
-    return Table({name: [row[k] for row in rows] for k, name in enumerate(names)})
 
 
 def _short(kind: str, name: str | None) -> str | None:
@@ -219,12 +217,3 @@ def _short(kind: str, name: str | None) -> str | None:
     if name is None:
         return _NAMELESS.get(kind)
     return short_name(name) if kind in WORK_KINDS else name
-
-
-def _kinds(table: Table) -> str:
-    """Return the share of each kind of work in a critical path as text, the largest first."""
-    shares: dict[str, float] = {}
-    for row in table:
-        shares[row.kind] = shares.get(row.kind, 0.0) + row.share
-    order = sorted(shares.items(), key=lambda item: -item[1])
-    return ", ".join(f"{kind} {share:.1%}" for kind, share in order if share >= _LEAST_SHARE)

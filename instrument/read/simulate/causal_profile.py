@@ -63,7 +63,7 @@ def causal_profile(model: Model, costs: Costs, step_ns: int, rows: int = 12) -> 
     Cost: for each row, some array operations on all arcs, and a simulation of four scenarios.
     """
     base, kept = model.weights(costs), model.counted
-    whole_ns = np.sum(model.steps_ns(model.program.run(base))[kept])
+    whole_ns = int(model.steps_ns(model.program.run(base))[kept].sum())
     to_step = step_ns / max(whole_ns, 1)
     cells = []
     for part in [*_ranges(model, rows), *_operators(model, rows), *_kernels(model, rows)]:

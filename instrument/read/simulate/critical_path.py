@@ -55,7 +55,7 @@ def critical_path(model: Model, costs: Costs) -> Table:
     first = kept.start or 0
     begin = int(times[ends[first - 1] if first else model.moments.step_start[0]])
     end = int(times[ends[kept][-1]])
-    path = model.program.critical(weights, times, int(ends[kept][-1]))
+    path = model.program.critical(weights, times, ends[kept][-1])
     inside = (path.end_ns > begin) & (path.begin_ns < end)
     arcs = path.arc[inside]
     lasts = np.minimum(path.end_ns[inside], end) - np.maximum(path.begin_ns[inside], begin)
@@ -75,19 +75,13 @@ def critical_path(model: Model, costs: Costs) -> Table:
     return Table.of_rows(CRITICAL_PATH, cells)
 
 
-def _step_ends(model: Model, times: Ints) -> Ints:
+def _step_ends(model: Model, times: Ints) -> list[int]:
     """The moment at which each step ends; see `Model.ends_ns`."""
-    moments = model.moments
-    ends = moments.step_end.copy()
-    rows = np.flatnonzero(model.step_of >= 0)
-    order = rows[np.lexsort((times[moments.end_of[rows]], model.step_of[rows]))]
-    last = np.full(len(ends), -1)
-    last[model.step_of[order]] = moments.end_of[order]
-    later = (last >= 0) & (np.append(times, 0)[last] > times[ends])
-    ends[later] = last[later]
-    for k in range(1, len(ends)):
-        if times[ends[k]] < times[ends[k - 1]]:
-            ends[k] = ends[k - 1]
+    moments, first = model.step_ends
+    ends = list[int]()
+    for of_step in np.split(moments, first[1:]):
+        end = int(of_step[np.argmax(times[of_step])])
+        ends.append(ends[-1] if ends and times[end] < times[ends[-1]] else end)
     return ends
 
 

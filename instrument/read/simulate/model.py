@@ -17,7 +17,7 @@ from instrument.read.facts.groupby import group_rows
 from instrument.read.facts.intervals import Intervals
 from instrument.read.facts.links import Links
 from instrument.read.simulate.cpu_time import CpuTime, joined
-from instrument.read.simulate.program import NEVER, Floats, Program
+from instrument.read.simulate.program import NEVER, Program
 from instrument.read.trace.events import Flags, Ints, is_runtime
 
 _LARGEST = np.iinfo(np.int64).max
@@ -253,55 +253,47 @@ class Model:
 
     def simulated(self, costs: Costs) -> list[int]:
         """The duration of each step with these costs, in ns."""
-        steps_ns = self.steps_ns(self.program.run(self.weights(costs)))
-        found: list[int] = np.rint(steps_ns).astype(np.int64).tolist()
+        found: list[int] = self.steps_ns(self.program.run(self.weights(costs))).tolist()
         return found
 
-    def steps_ns(self, times: Ints) -> Floats:
+    def steps_ns(self, times: Ints) -> Ints:
         """The duration of each step; with several scenarios, a row for each.
 
         A step begins when it begins on the CPU, but not before the previous step has ended.
         """
-        ends = self.ends_ns(times)
-        begin = times[..., self.moments.step_start].astype(np.float64)
+        ends, begin = self.ends_ns(times), times[..., self.moments.step_start]
         begin[..., 1:] = np.maximum(begin[..., 1:], ends[..., :-1])
-        found: Floats = ends - begin
-        return found
+        return ends - begin
 
-    def ends_ns(self, times: Ints) -> Floats:
+    def ends_ns(self, times: Ints) -> Ints:
         """The time at which each step ends; with several scenarios, a row for each.
 
         A step ends when the CPU has ended it and the device has ended the work that it launched,
         but not before the previous step.
         """
-        ends = times[..., self.moments.step_end].astype(np.float64)
-        last, step, of_step = self._last
-        if len(step):
-            device = np.maximum.reduceat(times[..., last], of_step, axis=-1)
-            ends[..., step] = np.maximum(ends[..., step], device)
-        found: Floats = np.maximum.accumulate(ends, axis=-1)
+        moments, first = self.step_ends
+        ends = np.maximum.reduceat(times[..., moments], first, axis=-1)
+        found: Ints = np.maximum.accumulate(ends, axis=-1)
         return found
 
     @cached_property
-    def _last(self) -> tuple[Ints, Ints, Ints]:
-        """The ends of the device work that can finish last in its step.
+    def step_ends(self) -> tuple[Ints, Ints]:
+        """The moments that can end the steps, sorted by step, and the index of each step's first.
 
-        Work after which other work of its step follows on its stream is left out.
-
-        Returns:
-            The moments of these ends, sorted by step; the steps that have some; for each of these
-                steps, the index of its first moment in the first array.
+        The first is the step's end on the CPU. The others are the ends of its device work, without
+        work after which other work of the step follows on its stream.
         """
-        arcs = self.arcs
+        arcs, step_of = self.arcs, self.step_of
         gap_ns = np.minimum(self.measured.fixed_ns, self.typical.fixed_ns)
         after = np.flatnonzero((arcs.kind == STREAM) & (gap_ns >= 0))
         before, row = self.moments.ended_row[arcs.source[after]], arcs.row[after]
-        is_last = self.step_of >= 0
-        is_last[before[self.step_of[before] == self.step_of[row]]] = False
-        rows = np.flatnonzero(is_last)
-        rows = rows[np.argsort(self.step_of[rows], kind="stable")]
-        step, first = np.unique(self.step_of[rows], return_index=True)
-        return self.moments.end_of[rows], step, first
+        is_last = step_of >= 0
+        is_last[before[step_of[before] == step_of[row]]] = False
+        count = len(self.moments.step_end)
+        steps = np.append(np.arange(count), step_of[is_last])
+        moments = np.append(self.moments.step_end, self.moments.end_of[is_last])
+        order = np.argsort(steps, kind="stable")
+        return moments[order], np.searchsorted(steps[order], np.arange(count))
 
     @cached_property
     def batches(self) -> tuple[Ints, Ints]:

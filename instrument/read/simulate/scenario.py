@@ -39,7 +39,6 @@ _SELECT: dict[str, Callable[[Model, str], Selection]] = {
     "range": selection.by_range,
     "operator": selection.by_operator,
     "kernel": selection.by_kernel,
-    "sync": lambda model, glob: selection.of_events(model, selection.waiting_calls(model, glob)),
 }
 
 
@@ -61,8 +60,9 @@ class Scenario:
 
     `capture.whatif` is the window without edits. Each edit is a method that returns a new scenario,
     so that edits can be chained: `capture.whatif.workers(4).scale(kernel="*conv*", by=0.5)`. Globs
-    choose what to edit: `*` stands for any text, `?` for one character. If a glob matches nothing,
-    the method raises `ConfigError`.
+    choose what to edit: `*` stands for any text, `?` for one character. A method raises
+    `ConfigError` if a glob matches nothing or a number is impossible, and `CaptureError` if the
+    capture has nothing that the edit could change.
 
     Attributes:
         model: the simulated graph of the window.
@@ -228,13 +228,9 @@ class Scenario:
     def scale_spans(
         self, thread: int, spans: Intervals, by: float, *, bounds: tuple[float, float] | None = None
     ) -> Scenario:
-        """Multiply the CPU time of one thread in some spans of time by a factor.
+        """Multiply the CPU time of one thread in some spans of time; see `scale_events`.
 
-        Args:
-            thread: the thread, as in `capture.events.thread`.
-            spans: the starts and ends of the spans, on the clock of `capture.events`.
-            by: the factor, at least 0.
-            bounds: the factors for the bounds of the saving, the larger factor first.
+        The thread and the starts and ends of the spans are those of `capture.events`.
         """
         chosen = selection.of_spans(self.model, thread, spans)
         return self._scaled(f"{len(spans[0])} spans × {by:g}", chosen, by, bounds)
@@ -245,17 +241,12 @@ class Scenario:
         range: str | None = None,
         operator: str | None = None,
         kernel: str | None = None,
-        sync: str | None = None,
     ) -> Scenario:
         """Remove a part of the program, and the waits in this part; see `scale` for the globs.
 
-        Args:
-            range: as for `scale`.
-            operator: as for `scale`.
-            kernel: as for `scale`; calls that launch only these kernels are removed too.
-            sync: calls that wait for the device, by their name or by an operator around them.
+        With kernels, the calls that launch only these kernels are removed too.
         """
-        chosen, text = self._select(range=range, operator=operator, kernel=kernel, sync=sync)
+        chosen, text = self._select(range=range, operator=operator, kernel=kernel)
         return self._with(f"no {text}", lambda costs: edits.remove(self.model, costs, chosen))
 
     def overlap(self, *, copy: str = "Memcpy*", positions: Ints | None = None) -> Scenario:
@@ -293,8 +284,7 @@ class Scenario:
     def graph_launch(self, *, range: str) -> Scenario:
         """Replace each call of some ranges by one launch of a CUDA graph; see `edits.graph_launch`.
 
-        Raises:
-            CaptureError: the range launches no device work.
+        The ranges must launch device work.
         """
         chosen = selection.by_range(self.model, range)
         if not chosen.rows.any():
@@ -308,16 +298,13 @@ class Scenario:
         )
 
     def workers(self, count: float, *, bounds: tuple[float, float] | None = None) -> Scenario:
-        """Load batches in `count` worker processes; see `edits.workers`.
+        """Load batches in worker processes instead of the training process; see `edits.workers`.
 
         Args:
             count: the number of workers. 1.5 stands for workers that share CPUs, and so need as
                 long for three batches as the training process for two.
             bounds: the numbers for the bounds of the saving, the smaller number first. Usually,
                 these are half of `count`, but at least 1, and `count`.
-
-        Raises:
-            CaptureError: no data loader loads its batches in the training process.
         """
         least, most = bounds or (max(count / 2, min(count, 1)), count)
         if not 0 < min(least, count, most) <= max(least, count, most) <= _MOST_FACTOR:
@@ -336,9 +323,6 @@ class Scenario:
         """Multiply the bandwidth between ranks; see `edits.bandwidth`.
 
         `positions` chooses communication by its positions in `capture.events`.
-
-        Raises:
-            CaptureError: the capture has no communication.
         """
         self._check_factors("bandwidth", factor, least=1e-6)
         if positions is None:
