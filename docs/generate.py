@@ -38,6 +38,8 @@ from instrument.read.compare.rows import (
     SHAPES_COMPARED,
 )
 from instrument.read.compare.step_change import PARTS
+from instrument.read.facts.facts import EVENTS as FACTS
+from instrument.read.facts.segments import SEGMENTS
 from instrument.read.ranks.run import SCHEMAS
 from instrument.read.show import ab, ranks, whatif
 from instrument.read.simulate.causal_profile import CAUSAL_PROFILE
@@ -154,6 +156,16 @@ def cli_page() -> str:
         ]
         rows = [(f"`{_usage(action)}`", _cell(_help(action))) for action in arguments]
         parts += [f"### {name}", _prose(each.description or ""), _table(("argument", ""), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def tables_page() -> str:
+    """The page of the tables of facts: the part written by hand, then the columns of both."""
+    by_hand = (DOCS / "tables.md").read_text(encoding="utf-8").partition(NOTE)[0].rstrip()
+    parts = [f"{by_hand}\n\n{NOTE}"]
+    for name, columns in (("events", FACTS), ("segments", SEGMENTS)):
+        rows = [(f"`{column.name}`", _cell(column.doc)) for column in columns]
+        parts += [f"## `{name}`", _table(("column", ""), rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -446,6 +458,7 @@ def files() -> dict[Path, Callable[[], str]]:
     pages = {
         "options.md": options_page,
         "columns.md": columns_page,
+        "tables.md": tables_page,
         "cli.md": cli_page,
         "json.md": json_page,
     }

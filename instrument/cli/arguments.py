@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from instrument.read.capture import Capture
 
 # The default number of rows of each table.
 ROWS = 15
@@ -32,6 +36,37 @@ def add_ignore(parser: argparse.ArgumentParser) -> None:
         help="leave out findings of this code, such as unmarked-time; may be given several times, "
         "and adds to those that [tool.instrument.diagnose] in pyproject.toml names",
     )
+
+
+def add_steps(parser: argparse.ArgumentParser) -> None:
+    """Add the option that restricts a command to some steps."""
+    parser.add_argument(
+        "--step",
+        metavar="N[-M]",
+        help="only this step, or the steps N to M of the capture; all of them count",
+    )
+
+
+def add_scope(parser: argparse.ArgumentParser) -> None:
+    """Add the options that restrict a command to a part of a trace."""
+    add_steps(parser)
+    inside = "only events in the ranges whose path fits this glob, such as 'forward/*'"
+    parser.add_argument("--range", metavar="GLOB", dest="within", help=inside)
+    parser.add_argument("--stream", metavar="N", help="only device work on this stream")
+    condition = "only events for which this holds, in SQL over the columns of docs/tables.md, such "
+    condition += "as 'device_ns > 1000000'"
+    parser.add_argument("--where", metavar="CONDITION", help=condition)
+
+
+def scoped(capture: Capture, arguments: argparse.Namespace) -> Capture:
+    """Return the capture restricted to what the options of `add_steps` or `add_scope` name."""
+    from instrument.read.facts.scope import parsed_steps
+
+    steps = parsed_steps(arguments.step) if arguments.step is not None else None
+    given = {name: getattr(arguments, name, None) for name in ("within", "stream", "where")}
+    if steps is None and not any(given.values()):
+        return capture
+    return capture.during(steps=steps, range=given.pop("within"), **given)
 
 
 def path_or_url(text: str) -> Path | str:

@@ -31,6 +31,7 @@ from instrument.cli import (
     report,
     run,
     show,
+    sql,
     trigger,
     watch,
     whatif,
@@ -40,6 +41,7 @@ from instrument.cli.output import Result, Written, say, saying_warnings, show_re
 COMMANDS = {
     "run": run,
     "show": show,
+    "sql": sql,
     "ls": ls,
     "report": report,
     "open": open,

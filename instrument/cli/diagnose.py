@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from instrument.cli.arguments import CAPTURES, add_formats, add_ignore, path_or_url
+from instrument.cli.arguments import (
+    CAPTURES,
+    add_formats,
+    add_ignore,
+    add_steps,
+    path_or_url,
+    scoped,
+)
 from instrument.cli.output import Written
 
 HELP = "say what slows a run, what to change, and what the change saves"
@@ -19,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("paths", metavar="PATH", type=path_or_url, nargs="+", help=CAPTURES)
     add_ignore(parser)
+    add_steps(parser)
     add_formats(
         parser,
         json="print JSON, with all evidence and times in nanoseconds",
@@ -35,6 +43,6 @@ def run(arguments: argparse.Namespace) -> str:
 
     seen = Diagnosing(settings=read_settings(arguments.ignore))
     for capture in readable_captures(arguments.paths):
-        seen.add(capture)
+        seen.add(scoped(capture, arguments))
     write = as_json if arguments.json else as_markdown if arguments.markdown else as_text
     return Written(write(seen.diagnosis))

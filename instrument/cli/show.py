@@ -14,10 +14,12 @@ from instrument.cli.arguments import (
     ROWS_HELP,
     add_formats,
     add_ignore,
+    add_scope,
     column_names,
     path_or_url,
     positive,
     row_count,
+    scoped,
 )
 from instrument.cli.output import Parts, Written, say
 from instrument.cli.paths import newest_capture, tell_others
@@ -65,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for option, name in OPTIONS.items():
         add(f"--{option}", dest="views", action="append_const", const=name, help=VIEWS[name].help)
+    add_scope(parser)
     timings = "show only the timings of a run with profiler.timings; PATH may be a timings file"
     add("--timings", action="store_true", help=timings)
     add_ignore(parser)
@@ -92,7 +95,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     from instrument.read.views.table import ALL
 
     timings = arguments.timings or str(arguments.path).endswith(".jsonl")
-    chosen = arguments.views or ["ranges", "operators"]
+    is_part = arguments.within or arguments.stream or arguments.where
+    chosen = arguments.views or (["operators"] if is_part else ["ranges", "operators"])
     if arguments.by != "name" and (timings or "operators" not in chosen):
         raise ConfigError(
             f"--by {arguments.by} groups the table of operators, which is not shown: add --ops, or "
@@ -110,7 +114,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
             "--csv prints one table, but several were chosen: give one view, such as --ranges or "
             "--ops."
         )
-    capture = newest_capture(arguments.path)
+    capture = scoped(newest_capture(arguments.path), arguments)
     depth = arguments.stack_depth or _STACK_DEPTH
     grouping = {"by": arguments.by, "stack_depth": depth}
     options = {"rows": arguments.rows or sys.maxsize, "sort": arguments.sort, **grouping}

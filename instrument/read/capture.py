@@ -47,6 +47,7 @@ class Capture(Views):
         """
         from instrument.read.simulate.scenario import scenario
 
+        self.require_whole("A simulation")
         return scenario(self)
 
     def diagnose(self) -> Diagnosis:
@@ -60,6 +61,7 @@ class Capture(Views):
         """
         from instrument.read.advise.diagnose import diagnose
 
+        self.require_whole("A diagnosis")
         return diagnose(self)
 
     def report(
@@ -84,6 +86,7 @@ class Capture(Views):
         """
         from instrument.read.show.page.page import page, payload
 
+        self.require_whole("A report")
         made = page(payload([self], before=before, redact=redact))
         if path is not None:
             files.write(Path(path), made.html)

@@ -10,7 +10,6 @@ import polars as pl
 from instrument.base.units import duration, percent
 from instrument.read.advise.check import FOUR_STEPS, QUIET_CPUS, Check, NotRecorded, Problem
 from instrument.read.advise.finding import Evidence
-from instrument.read.facts.facts import Facts
 from instrument.read.facts.step_index import step_number
 from instrument.read.views.coverage import ENOUGH_STEPS, OTHER_KINDS, RECORD_ALL_KINDS
 from instrument.read.views.coverage_rows import CPU_IN_STEPS, UNDISTURBED
@@ -137,8 +136,7 @@ def _causes(capture: Views) -> Iterator[tuple[str, int, int]]:
     environment = capture.about.environment
     searches = environment is not None and environment.cudnn_benchmark
     kinds = pl.Series([*(_CAUSES.get(kind, kind) for kind in KINDS), None]).gather(kinds_of(events))
-    facts = Facts(capture.links, capture.work, capture.phase)
-    rows = facts.events("name", "kind", "step", "own_ns")
+    rows = capture.facts.events("name", "kind", "step", "own_ns")
     rows = rows.with_columns(pl.coalesce(kinds, "name").alias("name"))
     rows = rows.filter(pl.col("step").is_not_null() & (pl.col("kind") != "step"))
     own = rows.group_by("name", "step").agg(pl.sum("own_ns"), pl.len().alias("calls"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -82,6 +82,10 @@ class Work:
     def by_start(self) -> Ints:
         """The rows, sorted by their starts."""
         return np.argsort(self.start_ns, kind="stable")
+
+    def only(self, chosen: Flags) -> Work:
+        """The chosen rows."""
+        return Work(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def of(self, *kinds: int) -> Intervals:
         """The starts and the ends of all work of the given kinds."""

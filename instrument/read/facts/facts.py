@@ -7,7 +7,8 @@ groups, each at its first use: a question about kernels does not pay for FLOPs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -22,13 +23,15 @@ from instrument.read.facts.flops import UNKNOWN
 from instrument.read.facts.groupby import groupby
 from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, names_of, schema
-from instrument.read.facts.step_index import step_at, step_number
+from instrument.read.facts.segments import LANES, segments
+from instrument.read.facts.step_index import step_at
 from instrument.read.trace.events import (
     ANNOTATION,
     OPERATOR,
     PYTHON,
     Codes,
     Flags,
+    Ints,
     decoded,
     is_loader,
     is_moment,
@@ -38,6 +41,7 @@ from instrument.read.trace.events import (
     split_overload,
 )
 
+T = TypeVar("T")
 #: The kinds of events. The first row of `_KIND_OF_NAME` whose test a name passes counts.
 CPU_KINDS = ("operator", "range", "step", "mark", "loader", "runtime", "wait")
 _KIND_OF_NAME: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
@@ -46,6 +50,8 @@ _KIND_OF_NAME: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
     ("mark", "", is_moment),
     ("loader", "", is_loader),
 )
+# The pass of each kind of work of a scope, in the order of `attribution.KINDS`.
+_PASS_OF_KIND = ("forward", "backward", "backward", "optimizer", "backward", "recompute")
 _WAIT_KINDS = {"wait": "device", "loader": "data"}
 
 EVENTS: Schema = schema(
@@ -120,11 +126,13 @@ class Facts:
         links: the relations between events.
         work: the work of the devices.
         phase: the phase of the window.
+        is_ours: whether a session recorded the trace.
     """
 
-    def __init__(self, links: Links, work: Work, phase: str) -> None:
-        self.links, self.work, self.phase = links, work, phase
+    def __init__(self, links: Links, work: Work, *, phase: str, is_ours: bool) -> None:
+        self.links, self.work, self.phase, self.is_ours = links, work, phase, is_ours
         self._columns: dict[str, pl.Series] = {}
+        self._kept: dict[str, Any] = {}
 
     def events(self, *columns: str) -> pl.DataFrame:
         """Return columns of the table of events; all of `EVENTS` if none is named."""
@@ -134,6 +142,31 @@ class Facts:
                 found = _COMPUTED_BY[name](self)
                 self._columns |= {key: each.alias(key) for key, each in found.items()}
         return pl.DataFrame([self._columns[name] for name in wanted])
+
+    @cached_property
+    def nodes(self) -> Ints:
+        """The node of each event in the call tree; of a device event, that of its operator."""
+        node = np.full(len(self.links.events), -1)
+        node[self.links.call_tree.index] = np.arange(len(self.links.call_tree))
+        device, launcher = self.links.launched
+        node[device] = launcher
+        return node
+
+    @cached_property
+    def path_codes(self) -> Ints:
+        """The range of each event as an index into `links.scopes.paths`; -1 for none."""
+        return self.links.scopes.path_of_node[self.nodes]
+
+    def segments(self) -> pl.DataFrame:
+        """Return the table of segments, of all lanes; see `instrument.read.facts.segments`."""
+        return pl.concat([segments(self, lane) for lane in LANES])
+
+    def once(self, name: str, compute: Callable[[], T]) -> T:
+        """Return the result of `compute`, which is called only at the first use of `name`."""
+        if name not in self._kept:
+            self._kept[name] = compute()
+        found: T = self._kept[name]
+        return found
 
     def of_nodes(self, values: NDArray[Any] | None, known: Flags | None = None) -> pl.Series:
         """Spread the values of nodes of the call tree over the events; null for other events."""
@@ -240,9 +273,7 @@ def _of_steps(facts: Facts) -> dict[str, pl.Series]:
     links, work, events = facts.links, facts.work, facts.links.events
     time_ns = events.start_ns.copy()
     time_ns[work.event] = launched_ns(events, work)
-    numbers = pl.Series(
-        [*(step_number(events, k) for k in links.steps.tolist()), None], dtype=pl.Int64
-    )
+    numbers = pl.Series([*links.step_numbers, None], dtype=pl.Int64)
     at = step_at(events, links.steps, time_ns)
     is_counted = (
         links.counted_steps.holds(time_ns) >= 0
@@ -282,19 +313,12 @@ def _launched(facts: Facts) -> dict[str, pl.Series]:
 
 
 def _placed(facts: Facts) -> dict[str, pl.Series]:
-    links, scopes = facts.links, facts.links.scopes
-    node = np.full(len(links.events), -1)
-    node[links.call_tree.index] = np.arange(len(links.call_tree))
-    device, launcher = links.launched
-    node[device] = launcher
-    path = scopes.path_of_node[node]
+    links, scopes, path = facts.links, facts.links.scopes, facts.path_codes
     texts = pl.Series([*scopes.paths.texts, None], dtype=pl.String)
-    kind = np.append(kinds_of_scopes(links), -1)[np.append(scopes.innermost, -1)[node]]
-    passes = pl.Series(
-        ["forward", "backward", "backward", "optimizer", "backward", "recompute", None]
-    )
+    kind = np.append(kinds_of_scopes(links), -1)[np.append(scopes.innermost, -1)[facts.nodes]]
+    passes = pl.Series([*_PASS_OF_KIND, None], dtype=pl.String)
     found = passes.gather(np.where(kind >= 0, kind, len(passes) - 1))
-    waits = facts.events("wait_kind")["wait_kind"].eq("data").fill_null(False)
+    waits = facts.events("wait_kind")["wait_kind"].eq_missing("data")
     data = pl.Series(["data"]).new_from_index(0, len(found))
     return {
         "path": texts.gather(np.where(path >= 0, path, len(texts) - 1)),

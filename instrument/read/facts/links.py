@@ -16,6 +16,7 @@ from instrument.read.facts.step_index import (
     counted_steps,
     finished_steps,
     spans_of_steps,
+    step_number,
 )
 from instrument.read.facts.synchronisation import Synchronisations, synchronisations
 from instrument.read.trace.events import ANNOTATION, OPERATOR, PYTHON, Events, Ints, is_runtime
@@ -40,9 +41,13 @@ class Links:
     finished. Percentages in tables are shares of these times.
     """
 
-    def __init__(self, events: Events, *, python: bool = False) -> None:
-        """Keep the events. With `python`, Python frames become nodes of the call tree too."""
-        self.events = events
+    def __init__(self, events: Events, *, python: bool = False, every_step: bool = False) -> None:
+        """Keep the events.
+
+        With `python`, Python frames become nodes of the call tree too. With `every_step`, all
+        finished steps count.
+        """
+        self.events, self._every_step = events, every_step
         self._kinds = OPERATOR | ANNOTATION | (PYTHON if python else frozenset())
 
     @cached_property
@@ -75,9 +80,14 @@ class Links:
         return finished_steps(self.events)
 
     @cached_property
+    def step_numbers(self) -> list[int]:
+        """The numbers of the finished steps, such as 3 for `ProfilerStep#3`."""
+        return [step_number(self.events, step) for step in self.steps.tolist()]
+
+    @cached_property
     def counted_steps(self) -> CountedSteps:
         """The steps that count; see `CountedSteps`."""
-        return counted_steps(self.finished_steps)
+        return self.finished_steps if self._every_step else counted_steps(self.finished_steps)
 
     @cached_property
     def finished_steps(self) -> CountedSteps:

@@ -22,7 +22,7 @@ from instrument.read.facts.links import Links
 from instrument.read.facts.paths import NO_LAUNCH, NO_RANGE
 from instrument.read.facts.places import range_codes
 from instrument.read.facts.schema import Schema, schema
-from instrument.read.facts.step_index import CountedSteps, step_number
+from instrument.read.facts.step_index import CountedSteps
 from instrument.read.facts.traced import Traced
 from instrument.read.trace.events import (
     ANNOTATION,
@@ -180,7 +180,6 @@ def _segments(capture: Traced, lane: Lane) -> pl.DataFrame:
     else:
         painted = _on_host(capture, span, lane)
     begin, of = painted.begin_ns, span.holds(painted.begin_ns)
-    steps: list[int | None] = [step_number(links.events, k) for k in links.steps.tolist()]
     counted = np.zeros(span.count, np.bool_)
     counted[links.counted_steps.kept] = True
     texts = (NO_LAUNCH, NO_RANGE, *links.scopes.paths.texts, *painted.loaders)
@@ -190,7 +189,7 @@ def _segments(capture: Traced, lane: Lane) -> pl.DataFrame:
             "start_ns": begin,
             "end_ns": begin + painted.lasts_ns,
             "duration_ns": painted.lasts_ns,
-            "step": pl.Series(steps or [None], dtype=pl.Int64).gather(of),
+            "step": pl.Series(links.step_numbers or [None], dtype=pl.Int64).gather(of),
             "counted": counted[of],
             "path": pl.Series([*map(plain_path, texts)]).gather(painted.path - _NO_LAUNCH),
             "kind": pl.Series(_EVERY_KIND).gather(painted.kind),

@@ -64,7 +64,7 @@ def heading(capture: Views) -> list[str]:
 
 def facts(capture: Views) -> list[str]:
     """Return short texts on a capture: its steps, torch's version, the devices, the rank, a cut."""
-    about, numbers = capture.about, capture.steps.column("number")
+    about, numbers = capture.about, capture.links.step_numbers
     found = [_steps_of(numbers) if numbers else "no steps marked"]
     if "torch" in about.versions:
         found.append(f"torch {about.versions['torch']}")
@@ -147,7 +147,7 @@ def _share_is(capture: Views, of: str) -> str:
 
     The times in the table are of all steps, so the quotient is not one of two of its numbers.
     """
-    numbers = capture.steps.column("number")
+    numbers = capture.links.step_numbers
     kept = capture.links.counted_steps.kept
     window = _steps_of(numbers[kept]) if numbers else "the recording"
     return f"share = {of} in {window} / {duration(capture.range_tree.shared_ns)} on all threads"
@@ -175,7 +175,7 @@ def device(capture: Views) -> list[str]:
             f"Device-bound: {percent(share['compute_ns'])} of the time, the device computes; no "
             "other activity takes much time."
         )
-    numbers = capture.steps.column("number")
+    numbers = capture.links.step_numbers
     where = " from its first work to its last"
     if numbers:
         where = f" in {_steps_of(numbers[capture.links.counted_steps.kept])}"

@@ -107,7 +107,7 @@ def coverage(capture: Views) -> Table:
 
 def part(capture: Views, name: str) -> Part | None:
     """Return the row `name` of `capture.coverage`, computed once; None if it does not apply."""
-    return capture.once(name, lambda: _FINDERS[name](capture))
+    return capture.whole.once(name, lambda: _FINDERS[name](capture.whole))
 
 
 def incomplete(capture: Views, names: Iterable[str] = rows.TABLES) -> Table:

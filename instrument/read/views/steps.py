@@ -11,7 +11,7 @@ from instrument.read.facts.device_work import Work, by_group
 from instrument.read.facts.idle import WAITS, device_time_of, launching_step
 from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, names_of, schema
-from instrument.read.facts.step_index import step_at, step_number
+from instrument.read.facts.step_index import step_at
 from instrument.read.trace.events import (
     ANNOTATION,
     OPERATOR,
@@ -67,7 +67,7 @@ def steps(links: Links, work: Work) -> Table:
     events, index = links.events, links.steps
     start, end = events.start_ns[index], events.end_ns[index]
     columns: dict[str, Any] = dict.fromkeys(names_of(STEPS), [None] * len(index))
-    columns["number"] = [step_number(events, k) for k in index.tolist()]
+    columns["number"] = links.step_numbers
     columns |= {"start_ns": start, "duration_ns": end - start}
     if len(index) and len(work.event):
         columns |= by_group(work, launching_step(events, work, index), len(index))
@@ -83,7 +83,7 @@ def moments(links: Links) -> Table:
     index = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_moment))
     index = index[np.argsort(events.start_ns[index], kind="stable")]
     start_ns = events.start_ns[index]
-    numbers = [*(step_number(events, k) for k in finished.tolist()), None]
+    numbers = [*links.step_numbers, None]
     return Table.of(
         MOMENTS,
         {

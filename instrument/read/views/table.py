@@ -17,8 +17,8 @@ import polars as pl
 
 from instrument.base.errors import MissingPackage
 from instrument.base.printable import is_terminal, printable
+from instrument.read.facts.expressions import expression
 from instrument.read.facts.schema import POINTS, Schema, names_of, unit_of
-from instrument.read.views.expressions import expression
 
 if TYPE_CHECKING:
     import pandas

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cached_property
 from importlib import import_module
 from inspect import signature
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from typing import Self
 
     from instrument.read.facts.device_work import Work
+    from instrument.read.facts.facts import Facts
     from instrument.read.facts.links import Links
     from instrument.read.facts.memory_attribution import By
+    from instrument.read.facts.scope import Scope
     from instrument.read.trace.capture_json import Loader, Metadata
-    from instrument.read.trace.events import Events
+    from instrument.read.trace.events import Events, Flags
     from instrument.read.views.efficiency import FlopCalls
     from instrument.read.views.memory_categories import Categories
     from instrument.read.views.memory_timeline import MemoryView
@@ -76,6 +79,7 @@ class View:
         help: what the table holds, the help text of the option.
         coverage: the rows of `capture.coverage` that matter to this table.
         option: the option of `instrument show`, without dashes.
+        is_scoped: whether the table can be restricted to a range, a stream or a condition.
     """
 
     def __init__(
@@ -86,9 +90,10 @@ class View:
         *,
         option: str = "",
         name: str = "",
+        is_scoped: bool = False,
     ) -> None:
         self.module, self.help, self.coverage = module, help, coverage
-        self.option, self.name = option, name
+        self.option, self.name, self.is_scoped = option, name, is_scoped
 
     def __set_name__(self, owner: type[Views], name: str) -> None:
         self.name = name
@@ -103,6 +108,8 @@ class View:
     def __get__(self, capture: Views | None, owner: type[Views]) -> View | Table:
         if capture is None:
             return self
+        if not self.is_scoped:
+            capture.require_whole(self.name)
         make = self._member(self.name)
         needed = signature(make).parameters
         parts = {name: capture if name == "capture" else getattr(capture, name) for name in needed}
@@ -133,7 +140,11 @@ class Views:
     ranges_attribution = View("ranges", "all CPU time, by range and kind of work", rows.PARTS)
     ranges_rest = View("ranges", "the time outside of all ranges", rows.PARTS)
     operators = View(
-        "operators", "the operators, grouped by name or --by", rows.CALLS, option="ops"
+        "operators",
+        "the operators, grouped by name or --by",
+        rows.CALLS,
+        option="ops",
+        is_scoped=True,
     )
     operators_without_flops = View(
         "operators", "the operators whose FLOPs are not counted", rows.CALLS
@@ -142,6 +153,7 @@ class Views:
         "kernels",
         "the device's kernels by name, with the CPU time of their launches",
         rows.LAUNCHING,
+        is_scoped=True,
     )
     steps = View(
         "steps", "each step, its device work, and the causes of the device's idle time", rows.STEPS
@@ -175,7 +187,9 @@ class Views:
     breakdown = View(
         "breakdown", "the device's time: compute, communication, copies, idle", rows.DEVICE
     )
-    copies = View("kernels", "copies and memsets, with their bandwidth", rows.LAUNCHING)
+    copies = View(
+        "kernels", "copies and memsets, with their bandwidth", rows.LAUNCHING, is_scoped=True
+    )
     efficiency = View(
         "efficiency",
         "FLOP/s and bandwidth of matrix products, convolutions and attention, and the device's "
@@ -195,8 +209,9 @@ class Views:
         "launches",
         "the CPU calls that launch device work, and the delay until the work starts",
         rows.ORDERED,
+        is_scoped=True,
     )
-    streams = View("kernels", "what ran on each stream of each device", rows.DEVICE)
+    streams = View("kernels", "what ran on each stream of each device", rows.DEVICE, is_scoped=True)
     cuda_graphs = View(
         "cuda_graphs",
         "the CUDA and HIP graphs: replays, device time, idle time, and what launched them",
@@ -243,6 +258,9 @@ class Views:
         self.url: str | None = None
         #: The rank of a capture that names none, by its place among those that a user names.
         self.given_rank: int | None = None
+        #: The part of the trace that is asked about; see `during`.
+        self.scope: Scope | None = None
+        self._unrestricted: Self | None = None
         self._kept: dict[str, Any] = {}  # see `once`
 
     @classmethod
@@ -298,6 +316,83 @@ class Views:
         capture = cls(trace, folder, metadata, communication, peak_flops)
         capture.url = url
         return capture
+
+    def during(
+        self,
+        *,
+        steps: int | tuple[int, int] | None = None,
+        range: str | None = None,
+        stream: int | str | None = None,
+        where: str | None = None,
+    ) -> Self:
+        """Return the capture restricted to a part of its trace.
+
+        Args:
+            steps: a step, or the first and the last step; all of them count. Everything can be
+                asked about them: tables, diagnoses, simulations.
+            range: a glob for paths of ranges, such as `forward/*`; what lies inside counts too.
+            stream: the stream of device work.
+            where: a condition in SQL over the columns of `events`, such as `device_ns > 1000000`.
+
+        With `range`, `stream` or `where`, only the tables of operators, kernels, copies, launches
+        and streams can be asked for, and `sql`.
+
+        Raises:
+            CaptureError: the capture holds no trace.
+            ConfigError: no step, range or stream fits, or the condition is not one.
+            TraceError: the trace cannot be read.
+        """
+        from instrument.read.facts.links import Links
+        from instrument.read.facts.scope import Scope, only_steps
+
+        given = (self.trace_path, self.folder, self.metadata, self.communication, self.peak_flops)
+        part = type(self)(*given)
+        part.url, part.given_rank, part.scope = self.url, self.given_rank, self.scope
+        vars(part).update(events=self.events, links=self.links, _work=self._work)
+        if steps is not None:
+            first, last = (steps, steps) if isinstance(steps, int) else steps
+            events = only_steps(self.links, first, last)
+            vars(part).update(events=events, links=Links(events, every_step=True))
+            del vars(part)["_work"]
+        if not range is stream is where is None:
+            whole = copy(part)
+            part.scope = Scope(range, None if stream is None else str(stream), where)
+            part._unrestricted, part._kept = whole, {}
+            _ = part.work  # raises if nothing fits
+        return part
+
+    @property
+    def whole(self) -> Self:
+        """The same steps, without the restriction to a range, a stream or a condition."""
+        return self._unrestricted or self
+
+    def sql(self, query: str) -> Table:
+        """Return the answer to a query in SQL over the tables `events` and `segments`.
+
+        docs/tables.md lists their columns. Nothing else can be read: no file, no URL.
+
+        Raises:
+            CaptureError: the capture holds no trace.
+            ConfigError: the query cannot be answered.
+            TraceError: the trace cannot be read.
+        """
+        from instrument.read.facts.queries import answer
+        from instrument.read.views.table import Table
+
+        return Table(answer(self.facts, query, self._chosen))
+
+    def require_whole(self, what: str) -> None:
+        """Refuse a question that cannot be asked about a part of the events.
+
+        Raises:
+            ConfigError: the capture is restricted to a range, a stream or a condition.
+        """
+        if self.scope is not None:
+            tables = [name for name, view in VIEWS.items() if view.is_scoped]
+            raise ConfigError(
+                f"{what} cannot be restricted to {self.scope}; these tables can: "
+                f"{', '.join(tables)}; and sql."
+            )
 
     @property
     def about(self) -> Metadata:
@@ -404,14 +499,34 @@ class Views:
 
         return Links(self.events)
 
-    @cached_property
+    @property
     def work(self) -> Work:
         """The work of the devices, with its kind and launch; see `facts.device_work`."""
+        if self.scope is None:
+            return self._work
+        return self.once("work", lambda: self._work.only(self._chosen[self._work.event]))
+
+    @cached_property
+    def _work(self) -> Work:
         from instrument.read.facts.device_work import COMMUNICATION_NAMES, device_work
 
         if self.communication is not None:
             return device_work(self.links, self.communication)
         return device_work(self.links, [*COMMUNICATION_NAMES, *self._recorded_globs()])
+
+    @cached_property
+    def facts(self) -> Facts:
+        """The tables of events and segments, from which answers are computed."""
+        from instrument.read.facts.facts import Facts
+
+        return Facts(self.links, self._work, phase=self.phase, is_ours=self.is_ours)
+
+    @cached_property
+    def _chosen(self) -> Flags:
+        """A mask of the events that are asked about."""
+        from instrument.read.facts.scope import Scope, chosen_events
+
+        return chosen_events(self.facts, self.scope or Scope())
 
     @property
     def is_ours(self) -> bool:
@@ -443,7 +558,7 @@ class Views:
         """The calls that the table of operators sums."""
         from instrument.read.views.operators import operator_calls
 
-        return operator_calls(self.links)
+        return operator_calls(self.links, None if self.scope is None else self._chosen)
 
     @cached_property
     def flop_calls(self) -> FlopCalls | None:
