@@ -251,6 +251,8 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
     """
     from instrument.base import files
     from instrument.read.advise.diagnose import Diagnosing
+    from instrument.read.advise.diagnosis import below
+    from instrument.read.advise.settings import read_settings
     from instrument.read.advise.verdict import causes, first_lines
     from instrument.read.capture import Capture
     from instrument.read.show.page.page import page, payload
@@ -261,7 +263,7 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
     if (Capture.load(own[-1]).about.world_size or 1) > 1:
         every = [each for each in captures_at(own[-1].parent) if each not in own] + every
     captures = of_newest_run(every).captures  # the page shows the last one
-    seen = Diagnosing()
+    seen = Diagnosing(settings=read_settings())
     content = payload(map(Capture.load, captures), diagnosing=seen)
     target = own[-1] / "report.html"
     files.write(target, page(content).html)
@@ -276,5 +278,6 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
     shown = window.first_step or 0, window.steps or 0
     if times and on_host and not long and (unlike := unlike_window(times, *shown)):
         said.insert(1, [*wrapped(unlike[0]), unlike[1]])
+    said += [wrapped(each) for each in below(seen.diagnosis)]
     lines = [line for each in said for line in ("", *each)]
     return [*lines, "", f"The report page is {target}."]

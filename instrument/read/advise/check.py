@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,12 +13,12 @@ from instrument.base.units import percent
 from instrument.read.advise.evidence import evidence, share_of
 from instrument.read.advise.finding import Evidence, Finding, Saving
 from instrument.read.facts.places import common_place
+from instrument.read.simulate.scenario import Edit, Scenario
 from instrument.read.trace.events import Ints, is_runtime
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:
     from instrument.read.ranks.run import Ranks
-    from instrument.read.simulate.scenario import Scenario
 
 # Remedies that several checks have in common.
 RECORD_SHAPES = "record with profiler.record_shapes=true"
@@ -27,8 +27,6 @@ RECORD_AGAIN = "record with a session of this version of instrument"
 QUIET_CPUS = "record while no other program uses the CPUs"
 #: No change that saves a smaller share of the step is worth a finding, and no threshold is lower.
 LEAST_SAVING = 0.01
-#: What a change does to a simulated step.
-Edit: TypeAlias = "Callable[[Scenario], Scenario]"
 
 
 class NotRecorded(CaptureError):  # noqa: N818

@@ -45,7 +45,7 @@ from instrument.read.advise.python import NOT_TRAINING, PYTHON_TIME, UNMARKED_TI
 from instrument.read.advise.recording import FIRST_STEP, LEAST_EXCESS, RECORDING_OVERHEAD
 from instrument.read.advise.settings import DEFAULT, Settings
 from instrument.read.advise.waits import BLOCKING_COPIES, SYNCHRONIZING_CALLS
-from instrument.read.simulate.scenario import Scenario, scenario
+from instrument.read.simulate.scenario import Edit, Scenario, combined, scenario
 from instrument.read.views.coverage import lost_events
 from instrument.read.views.device_use import device_use
 from instrument.read.views.find_captures import left_out, newest_run
@@ -207,6 +207,7 @@ class Diagnosing:
         self.ranks_checks = ranks_checks
         self.ignored = settings.ignore
         self.seen: list[_Seen] = []
+        self.windows: Counter[tuple[Any, int | None]] = Counter()  # captures by steps and rank
         self.problems: dict[_Key, list[_Occurrence]] = defaultdict(list)
         self.together: dict[tuple[_Key, ...], list[Saving]] = defaultdict(list)
         # The number of captures, by remedy (or else message), then by code and what is missing.
@@ -239,24 +240,23 @@ class Diagnosing:
         capture.events  # noqa: B018 - raises if the capture holds no trace
         about, rank = capture.about, capture.rank
         steps = about.window.phase, about.window.first_step
-        again = sum((each.window[:2], each.rank) == (steps, rank) for each in self.seen)
         now = _Seen(
             name=capture.name,
             phase=capture.phase,
             rank=rank,
-            window=(*steps, again),
+            window=(*steps, self.windows[steps, rank]),
             has_device_work=len(capture.work.event) > 0,
             has_steps=len(capture.links.steps) > 0,
             lost_events=lost_events(capture),
         )
         self.seen.append(now)
+        self.windows[steps, rank] += 1
         whatif, simulated = self._scenario(capture, now), list[tuple[_Key, Found]]()
         for check in self.checks:
             find = partial(run_check, check, capture, whatif)
             simulated += self._keep(check.code, find, now.window, now.phase, rank, now.name)
         world_size = about.world_size or capture.events.world_size or 1
-        if whatif is not None:
-            self._simulate_together(whatif, simulated)
+        self._simulate_together(capture, simulated)
         is_of_several = world_size > 1 or capture.given_rank is not None
         if is_of_several and place is not None and self.ranks_checks:
             with self._noting(_RANKS, "The summary of a rank"):
@@ -326,20 +326,21 @@ class Diagnosing:
     def _steps_ns(self, phase: str) -> list[int]:
         return [each.step_ns for each in self.seen if each.phase == phase and each.step_ns]
 
-    def _simulate_together(self, whatif: Scenario, found: list[tuple[_Key, Found]]) -> None:
+    def _simulate_together(self, capture: Views, found: list[tuple[_Key, Found]]) -> None:
         """Simulate the first findings of a capture together, except those of the same events."""
         known = [each for each in found if not each[1].finding.is_caveat]
         known = [each for each in known if each[0][0] not in self.ignored]
         known.sort(key=lambda each: _order(each[1].finding), reverse=True)
-        chosen, events = list[_Key](), np.zeros(0, np.int64)
-        for key, each in known[:_TOGETHER]:
-            own = np.zeros(0, np.int64) if each.events is None else each.events
-            if each.edit is not None and not np.isin(own, events).any():
+        chosen, edits, events = list[_Key](), list[Edit](), np.zeros(0, np.int64)
+        for key, (_, edit, blamed) in known[:_TOGETHER]:
+            own = np.zeros(0, np.int64) if blamed is None else blamed
+            if edit is not None and not np.isin(own, events).any():
                 chosen.append(key)
+                edits.append(edit)
                 events = np.append(events, own)
-                whatif = each.edit(whatif)
-        if len(chosen) > 1 and (saving := saving_of(whatif)):
-            self.together[tuple(chosen)].append(saving)
+        with self._noting("together", "The simulation of several changes"):
+            if len(chosen) > 1 and (saving := saving_of(combined(capture, edits))):
+                self.together[tuple(chosen)].append(saving)
 
     def _together(self, first: list[tuple[_Key, Finding]]) -> Together | None:
         """The median saving of the captures in which the same findings were simulated together."""

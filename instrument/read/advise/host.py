@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from instrument.base.units import counted, duration, percent
-from instrument.read.advise.check import QUIET_CPUS, RECORD_AGAIN, Check, Edit, NotRecorded, Problem
+from instrument.read.advise.check import QUIET_CPUS, RECORD_AGAIN, Check, NotRecorded, Problem
 from instrument.read.advise.evidence import evidence, undisturbed_ns
 from instrument.read.advise.finding import Evidence
 from instrument.read.trace.capture_json import DISTURBING_CPU_WAIT
@@ -17,6 +17,7 @@ from instrument.read.views.coverage_rows import CPU_IN_STEPS
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:
+    from instrument.read.simulate.scenario import Edit
     from instrument.read.trace.capture_json import CpuWait, Environment, Threads
 
 # If the longest collection takes a larger share of the collector's time, the finding says so,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from instrument.base.units import duration
-from instrument.read.advise.check import Check, Edit, Problem
+from instrument.read.advise.check import Check, Problem
 from instrument.read.advise.evidence import evidence, in_steps
 from instrument.read.advise.finding import Evidence
 from instrument.read.facts.idle import is_loading
@@ -21,6 +21,7 @@ from instrument.read.views.coverage_rows import STEPS
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:
+    from instrument.read.simulate.scenario import Edit
     from instrument.read.trace.capture_json import Loader
 
 _SINGLE = "_SingleProcess"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from instrument.base.units import duration
-from instrument.read.advise.check import Check, Edit, Problem
+from instrument.read.advise.check import Check, Problem
 from instrument.read.advise.evidence import device_kind, evidence, evidence_row, undisturbed_ns
 from instrument.read.facts.attribution import OPTIMIZER_STEP
 from instrument.read.facts.autograd import ACCUMULATION, is_backward
@@ -24,7 +24,7 @@ from instrument.read.views.coverage_rows import CPU_IN_STEPS
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:
-    from instrument.read.simulate.scenario import Scenario
+    from instrument.read.simulate.scenario import Edit, Scenario
 
 _LEAST_REPEATS, _NEVER = 32, 2**62
 _TINY_NS = 50_000

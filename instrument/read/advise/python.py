@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from instrument.base.units import counted, duration, percent
-from instrument.read.advise.check import ONE_STEP, Check, Edit, NotRecorded, Problem
+from instrument.read.advise.check import ONE_STEP, Check, NotRecorded, Problem
 from instrument.read.advise.evidence import evidence, evidence_of_function, lasting
 from instrument.read.advise.finding import Evidence
 from instrument.read.facts.collective_records import exposed_on_cpu
@@ -35,7 +35,7 @@ from instrument.read.views.untrained import EVAL, LEAST_PART, Part, untrained_pa
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:
-    from instrument.read.simulate.scenario import Scenario
+    from instrument.read.simulate.scenario import Edit, Scenario
 
 _SHOWN = 3
 _FEW_CALLS = 4  # in eval mode, in a step; after more of them, training may need their results
