@@ -67,18 +67,6 @@ def on_cpus(
     )
 
 
-ONE_LONG_WAIT = [
-    *loading(WORKERS, 100),
-    step(4, 40_000, 20_000),
-    annotation(WORKERS, 40_000, 15_000),
-]
-# The end of an epoch, which ends the workers, and the first batch of the next epoch, in one step.
-NEW_EPOCH = [
-    *loading(WORKERS, 100),
-    step(4, 40_000, 20_000),
-    annotation(WORKERS, 40_000, 6400),
-    annotation(WORKERS, 50_000, 6500),
-]
 FRAMES = [frame("train.py(7): main", 0, 40_000)]
 WORKED = [
     each for k in range(4) for each in launched("gemm", 10_000 * k + 1, 10_000 * k, 9950, k + 1)
@@ -111,12 +99,6 @@ LOADER = {
     ),
     "as many workers as fit": Case(
         "loader-wait", loading(WORKERS), settings(workers=2, persistent_workers=True)
-    ),
-    "one long wait is no start of the workers": Case(
-        "loader-wait", ONE_LONG_WAIT, settings(workers=2, persistent_workers=False)
-    ),
-    "the workers start where an epoch begins": Case(
-        "loader-wait", NEW_EPOCH, settings(workers=2, persistent_workers=False)
     ),
     "two batches in each step": Case(
         "loader-wait",

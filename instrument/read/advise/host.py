@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from instrument.read.simulate.scenario import Edit
     from instrument.read.trace.capture_json import CpuWait, Environment, Threads
 
-# If the longest collection takes a larger share of the collector's time, the finding says so,
-# because in another window the collector may take much more or much less.
-_MOST_IN_ONE = 0.5
 _COLLECTION, _COLLECT_CALL = "Python GC", "<built-in function collect>"
 _RECORD = "profiler.with_stack=true profiler.experimental_config={record_python_gc_info: true}"
 # There must be so many times as many threads as CPUs.
@@ -51,14 +48,13 @@ def garbage_collection(capture: Views) -> Iterator[Problem]:
     if len(frames):
         is_call = events.named(_COLLECT_CALL.__eq__)[frames.index]
         called = bool((frames.nearest(is_call, frames.nodes_of(inside)) >= 0).mean() > 0.5)
-    largest = float(within_ns.max() / within_ns.sum())
     longest_ns = int(events.duration_ns[inside].max())
     yield Problem(
-        f"{steps.what}: {_collections(len(inside), longest_ns, largest)}",
+        f"{steps.what}: {_collections(len(inside), longest_ns)}",
         inside,
         steps.share(int(within_ns.sum())),
         edit=lambda whatif: whatif.scale_events(collections, by=0),
-        change=_collect_less(called, largest),
+        change=_collect_less(called),
     )
 
 
@@ -86,44 +82,32 @@ def _collections_of_window(capture: Views) -> Iterator[Problem]:
     whole_ns = int(events.end_ns.max(initial=0) - events.begin_ns)
     if len(steps):
         whole_ns = int(events.end_ns[steps[-1]] - events.start_ns[steps[0]])
-    largest = (known.longest_ns or 0) / max(known.total_ns, 1)
     yield Problem(
-        f"window: {_collections(known.collections, known.longest_ns, largest)}",
+        f"window: {_collections(known.collections, known.longest_ns)}",
         share=known.total_ns / whole_ns if whole_ns > 0 else 0.0,
         evidence=(Evidence(_COLLECTION, known.collections, known.total_ns),),
-        change=_collect_less(None, largest),
+        change=_collect_less(None),
         verify=f"Record with {_RECORD} to see which steps wait for the collector, and where.",
     )
 
 
-def _collections(number: int, longest_ns: int | None, largest: float) -> str:
-    """The number of collections and the longest one, whose share of their time is `largest`."""
-    if longest_ns is None:
-        return counted(number, "collection")
-    if number == 1:
+def _collections(number: int, longest_ns: int | None) -> str:
+    if number == 1 and longest_ns is not None:
         return f"one collection of {duration(longest_ns)}"
-    longest = f"the longest {duration(longest_ns)}"
-    if largest > _MOST_IN_ONE:
-        longest = f"but one of {duration(longest_ns)} makes {percent(largest)} of this time"
-    return f"{counted(number, 'collection')}, {longest}"
+    longest = "" if longest_ns is None else f", the longest {duration(longest_ns)}"
+    return counted(number, "collection") + longest
 
 
-def _collect_less(called: bool | None, largest: float) -> str:
+def _collect_less(called: bool | None) -> str:
     """What to do; `called` is whether the program calls `gc.collect()`, None if not known."""
+    if called:
+        return "Do not call gc.collect() in the steps."
     text = (
         "Call gc.freeze() and gc.disable() after the set-up, and gc.collect() every few hundred "
         "steps."
     )
-    if called:
-        text = "Do not call gc.collect() in the steps."
-    elif called is None:
-        text += " If the step itself calls gc.collect(), remove this call."
-    if largest > _MOST_IN_ONE:
-        text += (
-            " One collection makes most of the time in this window: a longer window shows how "
-            "often such a collection occurs, and so what a step saves on average."
-        )
-    return text
+    remove = " If the step itself calls gc.collect(), remove this call."
+    return text + remove if called is None else text
 
 
 class _Waiting(NamedTuple):

@@ -30,9 +30,6 @@ _SINGLE = "_SingleProcess"
 _USUAL_WORKERS, _MOST_WORKERS = 4, 16
 # Two CPUs of one core together do about 2 / 1.6 = 1.25 times the work of one.
 _SHARED_CORE = 1.6
-# If the beginnings of epochs take at least this part of all waiting time, the workers start then.
-# If more steps than this have one more wait, they are not beginnings of epochs.
-_AT_BEGINNINGS, _RARE = 0.5, 0.25
 # To take over a batch from a worker costs the training process 0.8 ms (torch 2.13, CPU), so a
 # worker saves nothing if the process itself loads a batch in less than about this time.
 _TAKEN_OVER_NS, _SHORT_BATCH_NS = 800_000, 1_000_000
@@ -74,7 +71,7 @@ def loader_wait(capture: Views) -> Iterator[Problem]:
         steps.share(waited_ns),
         edit=None if is_short else _edit(capture, waits, loads_ns, kind, workers),
         evidence=(*evidence(capture, waits), *_settings(loader)),
-        change=_SHORT if is_short else _change(capture, waits, loader, kind, workers),
+        change=_SHORT if is_short else _change(capture, loader, kind, workers),
     )
 
 
@@ -192,7 +189,7 @@ def _threads(capture: Views) -> int:
     return max(min(environment.threads.intra_op or 1, cpus or 1), 1)
 
 
-def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, workers: int) -> str:
+def _change(capture: Views, loader: Loader | None, kind: _Kind, workers: int) -> str:
     pinned = loader is None or loader.pin_memory is False
     pin = ", pin_memory=True" if pinned and len(capture.links.launches.device) else ""
     if kind == "iterator":
@@ -202,34 +199,21 @@ def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, wor
         )
     if kind == "process":
         return f"DataLoader(..., num_workers={workers}, persistent_workers=True{pin})"
-    starts = loader is not None and loader.persistent_workers is False
-    if starts and _epochs_begin(capture, waits):
-        return (
-            "DataLoader(..., persistent_workers=True): most of the waiting is in few steps, in "
-            "which an epoch begins, so the workers start again."
-        )
     if loader is not None and loader.workers is not None and loader.workers >= workers:
+        keep = ""
+        if loader.persistent_workers is False:
+            keep = (
+                " If the waits are where epochs begin, persistent_workers=True keeps the workers."
+            )
         return (
             "Make a batch cheaper, for example by decoding and resizing beforehand. More than the "
             f"present {loader.workers} workers help if these wait for files or a network; if they "
-            "compute, there are no CPUs for more."
+            f"compute, there are no CPUs for more.{keep}"
         )
     return (
         f"DataLoader(..., num_workers={workers}, prefetch_factor=4, persistent_workers=True{pin}); "
         "if that does not help, make a batch cheaper, for example by decoding beforehand."
     )
-
-
-def _epochs_begin(capture: Views, waits: Ints) -> bool:
-    """Whether most of the waiting is in few steps in which an epoch begins.
-
-    An epoch ends with a wait without a batch, so a step in which the next begins has one more.
-    """
-    lasts, steps = capture.events.duration_ns[waits], capture.links.counted_steps
-    counts = np.bincount(in_step := steps.holds(capture.events.start_ns[waits]))
-    has_more = counts > counts[in_step].min()
-    is_rare = has_more.sum() <= max(_RARE * steps.count, 1)
-    return bool(is_rare and lasts[has_more[in_step]].sum() >= _AT_BEGINNINGS * lasts.sum())
 
 
 def _settings(loader: Loader | None) -> tuple[Evidence, ...]:
