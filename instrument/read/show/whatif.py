@@ -63,7 +63,6 @@ _NAMELESS = {
     "full queue": "(until the launch queue has room)",
     "hand-over": "(until another thread goes on)",
     "waiting for data": "(until a worker delivers a batch)",
-    "other ranks": "(until the other ranks arrive)",
     "unexplained": "(the device begins late, without a known cause)",
 }
 

@@ -13,10 +13,11 @@ import numpy as np
 
 from instrument.read.facts.autograd import is_backward
 from instrument.read.facts.device_work import COMMUNICATION, Work
-from instrument.read.facts.groupby import Groups, distinct, groupby, intern, isin
+from instrument.read.facts.groupby import Groups, distinct, group_rows, groupby, intern, isin
 from instrument.read.facts.idle import is_loading, launching_step
 from instrument.read.facts.intervals import concatenated, merged, within
 from instrument.read.facts.links import Links
+from instrument.read.facts.segments import thread_of_steps
 from instrument.read.facts.synchronisation import DEVICE as DEVICE_WAIT
 from instrument.read.facts.synchronisation import STREAM_WAIT
 from instrument.read.simulate.cpu_time import axis_of, joined
@@ -132,15 +133,15 @@ def build_model(links: Links, work: Work, loader: Loader | None = None) -> Model
         CaptureError: the trace is too long to simulate.
     """
     made = _Builder(links, work)
-    step_start, step_end, step_of = _steps(made)
-    starts = made.add(_BEGINS, *step_start)
+    step_thread, step_start, step_end, step_of = _steps(made)
+    starts = made.add(_BEGINS, step_thread, step_start)
     _hand_overs(made)
     launch_of, launch_ns = _launches(made)
     loaders = _loader_waits(made, loader)
     queued = _queue_moments(made)
     blocked = _wait_moments(made)
     polls, ends_early = _polling(made)
-    ends = made.add(_LEAVES, *step_end)
+    ends = made.add(_LEAVES, step_thread, step_end)
     end_of = made.count + np.arange(len(work.event))
     needed = distinct(np.concatenate([queued.row, polls.row[ends_early]]))
     start_of = np.full(len(work.event), -1)
@@ -253,26 +254,25 @@ def _residues(made: _Builder, moments: Moments, arcs: Arcs) -> Ints:
     return np.where(expected == NEVER, 0, made.work.start_ns - made.begin_ns - expected)
 
 
-def _steps(made: _Builder) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], Ints]:
+def _steps(made: _Builder) -> tuple[Ints, Ints, Ints, Ints]:
     """Find the steps; if no step finished, the whole time of the main thread is one step.
 
     Returns:
-        The threads and times of the steps' starts; those of their ends; for each device row, the
-            step that launched it, or -1.
+        The thread, the start and the end of each step; for each device row, the step that launched
+            it, or -1.
     """
     events, index, tree = made.events, made.links.steps, made.links.call_tree
     if len(index):
-        thread = events.thread[index].astype(np.int64)
         step_of = launching_step(events, made.work, index)
-        return (thread, events.start_ns[index]), (thread, events.end_ns[index]), step_of
-    rows = len(made.work.event)
+        thread = events.thread[index].astype(np.int64)
+        return thread, events.start_ns[index], events.end_ns[index], step_of
+    rows, none = len(made.work.event), np.zeros(0, np.int64)
     if not len(tree):
-        none = np.zeros(0, np.int64)
-        return (none, none), (none, none), np.full(rows, -1)
-    main = int(np.argmax(np.bincount(tree.thread)))
-    own, thread = np.flatnonzero(tree.thread == main), np.array([main])
+        return none, none, none, np.full(rows, -1)
+    main = thread_of_steps(made.links)
+    own = tree.thread == main
     begin, end = np.array([tree.start_ns[own].min()]), np.array([tree.end_ns[own].max()])
-    return (thread, begin), (thread, end), np.zeros(rows, np.int64)
+    return np.array([main]), begin, end, np.zeros(rows, np.int64)
 
 
 def _cpu_arcs(made: _Builder, moments: Moments) -> None:
@@ -298,8 +298,7 @@ def _hand_overs(made: _Builder) -> None:
     links, tree, axis = made.links, made.links.call_tree, made.axis
     if not len(tree):
         return
-    threads = made.events.thread[links.steps] if len(links.steps) else tree.thread
-    main = int(np.argmax(np.bincount(threads)))
+    main = thread_of_steps(links)
     is_engine = np.zeros(len(made.events.threads), np.bool_)
     is_engine[tree.thread[is_backward(made.events)[tree.index]]] = True
     own = np.flatnonzero(tree.thread == main)
@@ -429,10 +428,8 @@ def _queue_moments(made: _Builder) -> _Waits:
     is_cuda = events.named(lambda name: name.startswith("cu"))
     known = np.flatnonzero((work.call >= 0) & is_cuda[work.call])
     stream = events.thread[work.event[known]].astype(np.int64)
-    order = np.lexsort((work.start_ns[known], work.call[known], stream))
-    known, stream = known[order], stream[order]
-    changes = (np.diff(work.call[known]) != 0) | (np.diff(stream) != 0)
-    first = np.append(True, changes)[: len(known)]
+    # Of the work of a call on a stream, the first counts.
+    first = group_rows(stream, work.call[known]).sorted_by(work.start_ns[known]).row(0)
     known, stream = known[first], stream[first]
     order = np.lexsort((events.start_ns[work.call[known]], stream))
     known, stream = known[order], stream[order]
@@ -448,10 +445,7 @@ def _queue_moments(made: _Builder) -> _Waits:
     called, returned, started = called[near], returned[near], started[near]
     call = work.call[later]
     blocked = started > called
-    is_free = np.zeros(len(events), np.bool_)
-    is_free[work.call[known]] = True
-    is_free[call[blocked]] = False
-    free = np.flatnonzero(is_free)
+    free = np.setdiff1d(work.call[known], call[blocked])
     usual = int(np.median(events.duration_ns[free])) if len(free) else 0
     own = np.minimum(usual, returned - called)
     blocked &= returned > called + own
@@ -528,7 +522,7 @@ def _polling(made: _Builder) -> tuple[_Waits, Flags]:
     chosen &= np.append(tree.start_ns, 0)[around] <= tree.start_ns[node]
     node, row, begin, end = (each[chosen] for each in (node, row, begin, end))
     lasts, left = end - begin, end - work.end_ns[row]
-    busy = within(merged(work.start_ns, work.end_ns), begin, end)
+    busy = within(work.busy, begin, end)
     chosen = np.abs(left) <= _POLLS_NS + _POLLS_SHARE * lasts
     chosen &= (work.start_ns[row] < end) & (busy >= _BUSY_SHARE * lasts)
     node, row, begin, end, left = (each[chosen] for each in (node, row, begin, end, left))
@@ -586,7 +580,6 @@ def _device_arcs(
     count = len(work.event)
     if not count:
         return
-    rows = np.arange(count)
     stream = events.thread[work.event].astype(np.int64)
     order = np.lexsort((work.end_ns, work.start_ns, stream))
     before = np.full(count, -1)
@@ -601,49 +594,25 @@ def _device_arcs(
     waits[later] = True
     delay, gap = _usual_delays(made, before, follows, waits, launch_ns)
     target = np.where(start_of >= 0, start_of, end_of)
-    has_start = np.flatnonzero(start_of >= 0)
     # An arc to the end of a device event also adds the duration of the event.
-    made.connect(
-        LAUNCH,
-        target[launched],
-        launch_of[launched],
-        delay[launched],
-        rows[launched],
-        work.event[launched],
-    )
-    made.connect(
-        STREAM,
-        target[follows],
-        end_of[before[follows]],
-        gap[follows],
-        rows[follows],
-        work.event[follows],
-    )
-    free = ~launched & ~follows
-    made.connect(
-        ORIGIN,
-        target[free],
-        -1,
-        work.start_ns[free] - made.begin_ns,
-        rows[free],
-        work.event[free],
-    )
+    row = np.flatnonzero(launched)
+    made.connect(LAUNCH, target[row], launch_of[row], delay[row], row)
+    row = np.flatnonzero(follows)
+    made.connect(STREAM, target[row], end_of[before[row]], gap[row], row)
+    row = np.flatnonzero(~launched & ~follows)
+    made.connect(ORIGIN, target[row], -1, work.start_ns[row] - made.begin_ns, row)
     lag = np.maximum(work.start_ns[later] - work.end_ns[earlier], 0)
     # The lag is measured only where neither the launch nor the own stream explains the start.
-    free_ns = np.where(follows, np.append(work.end_ns, 0)[before], NEVER)
+    free_ns = np.where(follows, free_ns, NEVER)
+    ready_ns = np.maximum(np.where(launched, launch_ns, NEVER), free_ns)
     explained = np.maximum(np.where(launched, launch_ns + delay, NEVER), free_ns + gap)
-    decides = (
-        work.end_ns[earlier] > np.maximum(np.where(launched, launch_ns, NEVER), free_ns)[later]
-    )
-    decides &= work.start_ns[later] > explained[later]
+    decides = (work.end_ns[earlier] > ready_ns[later]) & (work.start_ns[later] > explained[later])
     usual = int(np.median(lag[decides])) if decides.any() else 0
-    made.connect(
-        CROSS, target[later], end_of[earlier], np.minimum(usual, lag), later, work.event[later]
-    )
-    made.connect(DEVICE, end_of[has_start], start_of[has_start], 0, has_start)
+    made.connect(CROSS, target[later], end_of[earlier], np.minimum(usual, lag), later)
+    row = np.flatnonzero(start_of >= 0)
+    made.connect(DEVICE, end_of[row], start_of[row], 0, row)
     # These arcs have no effect until `Model.assumptions` gives them a time.
-    meets = np.flatnonzero(work.kind == COMMUNICATION)
-    made.connect(RANKS, end_of[meets], -1, NEVER, event=work.event[meets])
+    made.connect(RANKS, end_of[work.kind == COMMUNICATION], -1, NEVER)
 
 
 def _stream_waits(made: _Builder) -> tuple[Ints, Ints]:

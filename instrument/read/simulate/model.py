@@ -71,7 +71,7 @@ class Arcs(NamedTuple):
 
     A source of -1 is the start of the trace, at time 0. `kind` is an index into `KINDS`. `fixed_ns`
     is the time from source to target without CPU time and device time. `row` is the device row
-    whose start or end is the target, and `event` the waiting call or the device event; -1 for none.
+    whose start or end is the target, and `event` the waiting call; -1 for none.
     """
 
     target: Ints
