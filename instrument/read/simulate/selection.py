@@ -74,7 +74,8 @@ def by_operator(model: Model, pattern: str) -> Selection:
     chosen = events.among(OPERATOR) | model.calls
     named = events.named(lambda name: fits(pattern, name, split_overload(name)[0]))
     if not (chosen & named).any():
-        raise _nothing("operator or runtime call", pattern, _names(model, chosen))
+        present = (events.names[k] for k in np.unique(events.name[chosen]).tolist())
+        raise _nothing("operator or runtime call", pattern, present)
     return of_events(model, chosen & named)
 
 
@@ -189,26 +190,17 @@ def _below(model: Model, nodes: Flags) -> Selection:
     links, tree = model.links, model.links.call_tree
     around = np.append(tree.at_or_inside(nodes), False)
     # Only the outermost nodes are needed, because their time contains the time of inner nodes.
-    top, place = np.flatnonzero(tree.outermost(nodes)), model.axis.place
-    thread = tree.thread[top]
-    cpu = joined(place(thread, tree.start_ns[top]), place(thread, tree.end_ns[top]))
+    top, (start, end) = tree.outermost(nodes), model.node_spans
+    cpu = joined(start[top], end[top])
     calls = np.zeros(len(links.events), np.bool_)
     calls[tree.index] = around[:-1]
     calls &= model.calls
     return Selection(cpu, around[links.launched[1]], calls)
 
 
-def _names(model: Model, chosen: Flags) -> list[str]:
-    events = model.links.events
-    return [events.names[k] for k in np.unique(events.name[chosen]).tolist()]
-
-
 def _nothing(kind: str, pattern: str, present: Iterable[str]) -> ConfigError:
     distinct = sorted(set(present))
     near = get_close_matches(pattern, distinct, _SHOWN, cutoff=0.3) or distinct[:_SHOWN]
-    hint = (
-        f"the capture has {', '.join(near)}" + (" and others" if len(distinct) > len(near) else "")
-        if near
-        else "the capture has none"
-    )
-    return ConfigError(f"No {kind} matches {pattern!r}: {hint}.")
+    others = " and others" if len(distinct) > len(near) else ""
+    names = f"{', '.join(near)}{others}" if near else "none"
+    return ConfigError(f"No {kind} matches {pattern!r}: the capture has {names}.")
