@@ -260,13 +260,13 @@ def _coverage() -> list[str]:
     letters = dict(zip(ascii_uppercase, groups))
     legend = [f"- {letter}: {_listed(groups[rows])}" for letter, rows in letters.items()]
     depend = (
-        (name, " ".join(letter for letter, rows in letters.items() if name in rows) or "none")
+        (name, " ".join(letter for letter, rows in letters.items() if name in rows))
         for name in ROWS
     )
-    rows = ((name, _cell(row.doc), "yes" if row.is_loss else "no") for name, row in ROWS.items())
+    rows = ((name, _cell(doc)) for name, doc in ROWS.items())
     return [
         "## Rows of `capture.coverage` { #rows }",
-        _table(("row", "the share is", "a loss"), rows),
+        _table(("row", "the share is"), rows),
         "## Coverage that views depend on { #coverage-of-views }",
         _prose(
             "If a row of `capture.coverage` is below 100 %, numbers of the views that depend on it "

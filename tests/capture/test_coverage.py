@@ -18,7 +18,6 @@ from builders import (
     ACCUMULATE,
     ENGINE,
     Event,
-    allocation,
     annotation,
     call,
     capture,
@@ -64,20 +63,14 @@ def shares(found: Capture) -> dict[str, Share]:
     }
 
 
-# Of 126 µs on the device, 10 are of a product in no range. Of 350 µs on the CPU, the device is waited for during 10. The
-# second allocation lies in no operator.
+# Of 350 µs on the CPU, the device is waited for during 10.
 WHOLE: dict[str, Share] = {
     rows.LAUNCHES: 1,
     rows.LAUNCHED: (126, 126),
     rows.IN_OPERATOR: (126, 126),
     rows.IN_ORDER: (126, 126),
-    rows.DEVICE_IN_STEPS: (126, 126),
     rows.CPU_IN_STEPS: (340, 340),
-    rows.DEVICE_IN_RANGES: (116, 126),
-    rows.CPU_IN_RANGES: (60 + 35 + 15 + 30, 350),
     rows.JOINED: (35, 35),
-    rows.OWNED: 1024 / 1536,
-    rows.NESTED: (775 + 91, 775 + 91),
     rows.VALID: 1,
     rows.READ: 1,
 }
@@ -135,29 +128,20 @@ ADDED: dict[str, tuple[list[Event], dict[str, Share]]] = {
     "a graph without its launch": ([BY_ID], {rows.OUTSIDE_GRAPHS: (126, 146)}),
     "work after the steps": (
         launched("late", 310, 320, 20, 9),
-        {rows.DEVICE_IN_STEPS: (126, 146), rows.CPU_IN_STEPS: (340, 345)},
+        {rows.CPU_IN_STEPS: (340, 345)},
     ),
     "work of a step after its end": (
         launched("late", 285, 320, 20, 9),
-        {rows.DEVICE_IN_STEPS: (146, 146), rows.CPU_IN_STEPS: (340, 340)},
-    ),
-    "work from before in no step": (
-        [kernel("old", -30, 20, correlation=99), kernel("old", 2, 8, correlation=98)],
-        {rows.DEVICE_IN_STEPS: (126 + 8, 126 + 28)},
+        {rows.CPU_IN_STEPS: (340, 340)},
     ),
     "another forward": (
         [node("MulBackward0", 140, 5, 77)],
-        {rows.JOINED: (35, 40), rows.CPU_IN_RANGES: (140, 355)},
+        {rows.JOINED: (35, 40)},
     ),
     "gradients": (
         [span(ENGINE + ACCUMULATE, 116, 4, tid=2), span(ACCUMULATE, 117, 2, tid=2)],
-        {rows.JOINED: (39, 39), rows.CPU_IN_RANGES: (144, 354)},
+        {rows.JOINED: (39, 39)},
     ),
-    "turns": (
-        [annotation("a", 310, 10, tid=5), annotation("b", 315, 10, tid=5)],
-        {rows.NESTED: (866 + 10, 866 + 20)},
-    ),
-    "an owner": ([allocation(206, 1536, 3, device=0)], {rows.OWNED: 2560 / 3072}),
     "a clock set back": ([span("aten::odd", 260, -5)], {rows.VALID: 1 - 1 / 30}),
 }
 
@@ -192,7 +176,6 @@ CAUSES: dict[str, list[Event]] = {
     "no calls at all": [ALONE],
     "a lost kernel before others": [e for e in TRAINING if e["name"] != "gemm_backward"],
     "no device work": [e for e in TRAINING if e["cat"] not in ("kernel", "gpu_memcpy")],
-    "no ranges": [span("aten::mm", 0, 1)],
 }
 
 
@@ -207,44 +190,8 @@ def test_the_likely_cause_depends_on_what_is_missing(tmp_path, golden: Golden) -
     golden("coverage.txt", "\n".join(told))
 
 
-MESSAGE = (
-    "INFO: Record counts: Out-of-range = 3829, Blocklisted runtime = 56517, Invalid ext correlations = {}, "
-    "CPU GPU out-of-order = 7, Unexpected CUDA events = {}, CUPTI stopped early? = {}"
-)
-PROCESSED = "INFO: Processed 1000 GPU records (7455816 bytes)"
-
-
-@pytest.mark.parametrize(
-    ("messages", "expected"),
-    [
-        ([PROCESSED, MESSAGE.format(0, 0, 0)], {rows.RECORDS: 1.0}),
-        ([PROCESSED, MESSAGE.format(20, 30, 0)], {rows.RECORDS: 0.95}),
-        ([PROCESSED, MESSAGE.format(0, 0, 1)], {rows.RECORDS: None}),
-        ([PROCESSED, MESSAGE.format(0, 0, 0).replace("CUPTI", "GPU") + "1"], {rows.RECORDS: 1.0}),
-        (
-            [MESSAGE.format(0, 0, 0), PROCESSED, "WARNING: Dropped 250 activity records"],
-            {rows.RECORDS: 0.8},
-        ),
-        ([MESSAGE.format(5, 0, 0)], {rows.RECORDS: None}),
-        (["WARNING: Exceeded max GPU buffer count (40 >= 40)"], {rows.RECORDS: None}),
-        (["a message of " + "9" * 400, "Processed x GPU records"], {}),
-    ],
-)
-def test_what_kineto_says_it_lost(tmp_path, messages, expected) -> None:
-    found = capture(tmp_path, steps(), INFO=messages)
-    table = {row.name: row for row in found.coverage if row.name == rows.RECORDS}
-    assert {name: row.share for name, row in table.items()} == expected
-    lost = expected and expected[rows.RECORDS] != 1
-    assert [bool(row.why) for row in table.values()] == [bool(lost)] * len(table)
-    shown = line(found)
-    assert (rows.RECORDS in shown) == bool(lost and expected[rows.RECORDS] != 0.95)
-    if expected.get(rows.RECORDS, 1) is None:
-        assert f"{rows.RECORDS} unknown" in shown
-
-
 WINDOW = {"first_step": 3, "last_step": 4, "steps": 2, "truncated": False, "reason": None}
 COST = {"recorded_step_ns": 1_250_000, "unrecorded_step_ns": 1_000_000}
-COMPILED = [{"range": name, "region": "0/0"} for name in ("inner", "forward")]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +207,6 @@ COMPILED = [{"range": name, "region": "0/0"} for name in ("inner", "forward")]
             rows.UNDISTURBED,
             1,
         ),
-        ({"compiled_ranges": COMPILED}, rows.TIMED_RANGES, 2 / 3),
     ],
 )
 def test_what_the_metadata_says(tmp_path, changed, row, share) -> None:
@@ -303,8 +249,6 @@ def test_counter_events_are_counted(tmp_path) -> None:
 
 def test_rows_that_do_not_apply_are_left_out(tmp_path) -> None:
     assert list(shares(capture(tmp_path, [span("aten::mm", 0, 1)]))) == [
-        rows.CPU_IN_RANGES,
-        rows.NESTED,
         rows.VALID,
         rows.READ,
     ]
@@ -318,7 +262,7 @@ def test_steps_of_which_none_finished_cover_nothing(tmp_path) -> None:
         for e in TRAINING
     ]
     found = shares(capture(tmp_path, events))
-    assert (found[rows.DEVICE_IN_STEPS], found[rows.CPU_IN_STEPS]) == ((0, 126), (0, 340))
+    assert found[rows.CPU_IN_STEPS] == (0, 340)
 
 
 def test_a_share_just_below_the_limit_is_not_rounded_up_to_it(tmp_path) -> None:
@@ -333,7 +277,7 @@ def test_every_view_names_the_rows_it_depends_on() -> None:
         assert set(view.coverage) <= set(rows.ROWS), name
         assert bool(view.coverage) == (name != "coverage"), name
     named = {row for view in VIEWS.values() for row in view.coverage}
-    assert named == set(rows.TABLES) == set(rows.EVERY) - {rows.NESTED}
+    assert named == set(rows.EVERY)
     assert rows.OUTSIDE_GRAPHS in VIEWS["operators"].coverage
     assert rows.JOINED in VIEWS["ranges"].coverage
     assert rows.LAUNCHED not in VIEWS["breakdown"].coverage
@@ -345,7 +289,7 @@ def test_a_view_has_its_own_losses_and_computes_nothing_for_others(tmp_path) -> 
     assert line(found, rows_of(["breakdown", "streams"])) == ""
     assert not {"ranges", "operators", "coverage"} & vars(found).keys()
     assert "call_tree" not in vars(found.links)
-    assert [row.name for row in incomplete(found)] == [rows.LAUNCHED, rows.OWNED]
+    assert [row.name for row in incomplete(found)] == [rows.LAUNCHED]
 
 
 OUTPUTS: dict[str, Callable[[Capture, Path], str]] = {
@@ -392,15 +336,12 @@ def parquet_metadata(found: Capture, folder: Path) -> str:
 
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_every_output_says_what_is_missing_and_nothing_otherwise(tmp_path, output) -> None:
-    whole = [*TRAINING, allocation(27, 100_000, 4, device=0), allocation(207, 7, 5, device=0)]
-    # On the memory page only what concerns memory matters.
+    # The memory page does not depend on launches.
     is_memory = output.startswith("memory")
-    lost = (
-        allocation(290, 90_000, 6, device=0) if is_memory else kernel("old", 2, 20, correlation=9)
-    )
-    row = rows.OWNED if is_memory else rows.LAUNCHED
+    old, odd = kernel("old", 2, 20, correlation=9), span("aten::odd", 260, -5)
+    lost, row = ([odd, odd], rows.VALID) if is_memory else ([old], rows.LAUNCHED)
     texts = []
-    for name, events in (("whole", whole), ("cut", [*whole, lost])):
+    for name, events in (("whole", TRAINING), ("cut", [*TRAINING, *lost])):
         found = write_capture(tmp_path, events, name)
         texts.append(OUTPUTS[output](found, tmp_path / name).replace("_", " "))
     marks = ("Coverage below", "incomplete", "coverage/")
@@ -408,7 +349,7 @@ def test_every_output_says_what_is_missing_and_nothing_otherwise(tmp_path, outpu
     assert any(mark in texts[1] for mark in marks)
     assert row in " ".join(texts[1].split())
     if output == "command":
-        others = write_capture(tmp_path, [*whole, allocation(290, 90_000, 6, device=0)], "other")
+        others = write_capture(tmp_path, [*TRAINING, node("MulBackward0", 140, 5, 77)], "other")
         assert "Coverage" not in OUTPUTS[output](others, tmp_path / "other")
         assert "Coverage" in render(others)
 
@@ -460,7 +401,6 @@ def by_loops(events: list[Event]) -> dict[str, tuple[int, int]]:
     calls = {e["args"].get("correlation"): e for e in reversed(spans) if is_call(e)}
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     work = [e for e in spans if e["cat"] in ON_DEVICE]
-    marked = [ns(e) for e in spans if e["name"].startswith("ProfilerStep#") and e["cat"] in ON_CPU]
     last_called: dict[Any, int] = {}
     for event in sorted(work, key=ns):
         start, end = ns(event)
@@ -468,9 +408,6 @@ def by_loops(events: list[Event]) -> dict[str, tuple[int, int]]:
         count(found[rows.LAUNCHED], end - start, launch is not None)
         in_graph = launch is not None and "GraphLaunch" in launch["name"]
         count(found[rows.OUTSIDE_GRAPHS], end - start, not in_graph)
-        began = start if launch is None else ns(launch)[0]
-        in_step = any(first <= began < last for first, last in marked)
-        count(found[rows.DEVICE_IN_STEPS], end - start, in_step)
         if launch is not None:
             lane, (called, returned) = (event["pid"], event["tid"]), ns(launch)
             is_late = start < called or last_called.get(lane, 0) > returned
@@ -480,45 +417,14 @@ def by_loops(events: list[Event]) -> dict[str, tuple[int, int]]:
     for event in spans:
         if is_call(event) and is_launch(event["name"]):
             count(found[rows.LAUNCHES], 1, event["args"]["correlation"] in has_work)
-    if not marked:
-        del found[rows.DEVICE_IN_STEPS]
     if not any("GraphLaunch" in event["name"] for event in spans):
         del found[rows.OUTSIDE_GRAPHS]
-    found[rows.NESTED] = nested(spans)[0]
     return {name: (covered, whole) for name, (covered, whole) in found.items()}
 
 
 def count(sums: list[int], amount: int, is_covered: bool) -> None:
     sums[0] += amount * is_covered
     sums[1] += amount
-
-
-def nested(spans: list[Event]) -> tuple[list[int], float]:
-    """The time of slices that overlap none before them in part, and of all; and the share that Perfetto draws.
-
-    In the call tree a slice that overlaps in part ends the one before it. Perfetto drops it, so that the next may fit.
-    """
-    sums, drawn = [0, 0], [0, 0]
-    lanes = defaultdict(list)
-    for event in spans:
-        if event["cat"] in ON_CPU | {"python_function"} or is_call(event):
-            first, last = ns(event)
-            lanes[event["pid"], event["tid"]].append((first, -last))
-    for lane in lanes.values():
-        open_until: list[int] = []
-        kept_until: list[int] = []
-        for start, minus_end in sorted(lane):
-            end, overlaps = -minus_end, False
-            while open_until and open_until[-1] < end + (start == end):
-                overlaps |= open_until.pop() > start
-            count(sums, end - start, not overlaps)
-            open_until.append(end)
-            while kept_until and kept_until[-1] <= start:
-                kept_until.pop()
-            fits = not kept_until or kept_until[-1] >= end
-            count(drawn, end - start, fits)
-            kept_until += [end] if fits else []
-    return sums, drawn[0] / drawn[1]
 
 
 # What is missing from each real trace that is not whole: launches from before the recording, a backward whose forward ran
@@ -561,7 +467,6 @@ def test_rows_of_real_traces_are_those_of_plain_loops(name) -> None:
         else:
             assert (table[row].covered_ns, table[row].total_ns) == (covered, whole), row
     assert table[rows.LAUNCHES].share == 1
-    assert table[rows.NESTED].share == pytest.approx(nested(exact(name))[1], abs=0.03), "Perfetto"
 
 
 @real_traces.needs_traces
@@ -572,23 +477,15 @@ def test_owners_in_real_traces_are_those_of_plain_loops(name) -> None:
     for event in spans:
         if event["cat"] in ON_CPU and not event["name"].startswith("ProfilerStep#"):
             lanes[event["tid"]].append(ns(event))
-    in_operator, owned = [0, 0], [0, 0]
+    in_operator = [0, 0]
     calls = {e["args"]["correlation"]: e for e in spans if is_call(e)}
     for event in spans:
         if event["cat"] in ON_DEVICE and (launch := calls.get(event["args"]["correlation"])):
             start, end = ns(event)
             at = ns(launch)[0]
             count(in_operator, end - start, any(a <= at <= b for a, b in lanes[launch["tid"]]))
-    for event in file_of(name):
-        if event["name"] == "[memory]" and event["args"]["Bytes"] > 0:
-            at = round(event["ts"] * 1000)
-            is_owned = any(a <= at <= b for a, b in lanes[event["tid"]])
-            count(owned, event["args"]["Bytes"], is_owned)
-    table = {row.name: row for row in load(name).coverage}
-    found = table[rows.IN_OPERATOR]
+    (found,) = load(name).coverage.where(name=rows.IN_OPERATOR)
     assert [found.covered_ns, found.total_ns] == in_operator
-    if owned[1]:
-        assert table[rows.OWNED].share == owned[0] / owned[1] < 1
 
 
 def without_first_step(events: list[Event]) -> list[Event]:

@@ -15,7 +15,7 @@ from instrument.read.facts.graph_nodes import makers, ran, ranges_around, wastef
 from instrument.read.facts.groupby import Groups, distinct, groupby, isin
 from instrument.read.facts.places import common_place
 from instrument.read.trace.events import OPERATOR, Flags, Ints
-from instrument.read.views.coverage_rows import CPU_IN_RANGES, JOINED
+from instrument.read.views.coverage_rows import JOINED
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ UNUSED_AUTOGRAD = Check(
     "use.",
     least_share=0.03,
     assumes="without the graph nodes alone",
-    coverage=(JOINED, CPU_IN_RANGES),
+    coverage=(JOINED,),
 )
 
 
@@ -140,7 +140,7 @@ UNUSED_GRADIENTS = Check(
     least_share=0.03,
     least_saving=0.02,
     assumes="without these gradients and their graph nodes",
-    coverage=(JOINED, CPU_IN_RANGES),
+    coverage=(JOINED,),
 )
 
 

@@ -18,7 +18,7 @@ from instrument.read.advise.check import (
 )
 from instrument.read.advise.finding import Evidence
 from instrument.read.facts.memory_attribution import By
-from instrument.read.views.coverage_rows import FILE, OWNED
+from instrument.read.views.coverage_rows import FILE
 from instrument.read.views.interruptions import ALLOCATION, kinds_of
 from instrument.read.views.views import Views
 
@@ -80,7 +80,7 @@ MEMORY_GROWTH = Check(
     title="Memory in use on {what}",
     verify="--memory  # needs profiler.profile_memory=true",
     needs=(MEMORY_EVENTS, FOUR_STEPS),
-    coverage=(OWNED,),
+    coverage=FILE,
 )
 
 

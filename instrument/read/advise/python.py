@@ -29,7 +29,7 @@ from instrument.read.facts.segments import python_time as python_spans
 from instrument.read.facts.segments import segments, thread_of_steps, waits_for_data
 from instrument.read.facts.step_index import CountedSteps, step_at
 from instrument.read.trace.events import OPERATOR, Ints, called_operators
-from instrument.read.views.coverage_rows import CPU_IN_RANGES, CPU_IN_STEPS
+from instrument.read.views.coverage_rows import CPU_IN_STEPS
 from instrument.read.views.device_use import is_busy
 from instrument.read.views.untrained import EVAL, LEAST_PART, Part, untrained_parts
 from instrument.read.views.views import Views
@@ -217,7 +217,7 @@ def unmarked_time(capture: Views) -> Iterator[Problem]:
 
 
 UNMARKED_TIME = Check(
-    "unmarked-time", unmarked_time, verify="--ranges", needs=(ONE_STEP,), coverage=(CPU_IN_RANGES,)
+    "unmarked-time", unmarked_time, verify="--ranges", needs=(ONE_STEP,), coverage=(CPU_IN_STEPS,)
 )
 
 

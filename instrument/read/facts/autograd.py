@@ -57,8 +57,6 @@ class Scopes:
         unattributed: a mask of the backward nodes whose range is not known. A node whose forward
             operator ran outside all ranges is not in the mask.
         recomputed: a mask of the ranges of a forward pass that a backward node repeats.
-        too_deep: the number of ranges that are left out, because they lie inside `DEEPEST_RANGE`
-            others. Their time belongs to the scope around them.
         recording: a mask of the nodes of the whole call tree that are operators and ran in grad
             mode.
         path_of_node: for each node of the whole call tree, the path that its time belongs to. One
@@ -75,7 +73,6 @@ class Scopes:
     attributed: Ints
     unattributed: Flags
     recomputed: Flags
-    too_deep: int
     recording: Flags
     path_of_node: Ints
 
@@ -85,11 +82,9 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
     is_range = events.among(ANNOTATION) & ~events.named(
         lambda name: is_step(name) or is_moment(name) or is_compiler_note(name)
     )
-    too_deep = np.zeros(0, np.int64)
     if call_tree.depth.max(initial=0) >= DEEPEST_RANGE:
         every = call_tree.only(is_range[call_tree.index])
-        too_deep = every.index[every.depth >= DEEPEST_RANGE]
-        is_range[too_deep] = False
+        is_range[every.index[every.depth >= DEEPEST_RANGE]] = False
     is_scope = (is_range | is_backward(events))[call_tree.index]
     nodes, innermost = call_tree.only(is_scope), call_tree.nearest_of(np.flatnonzero(is_scope))
     backward = ~is_range[nodes.index]
@@ -115,7 +110,6 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
         attributed=attributed,
         unattributed=unattributed,
         recomputed=recomputed,
-        too_deep=len(too_deep),
         recording=recording,
         path_of_node=np.append(np.append(attributed, -1)[innermost], -1),
     )

@@ -203,10 +203,9 @@ def incomplete(capture: Views, views: Sequence[str]) -> str:
     """Return a line on what is missing from the given views; "" if nothing is missing.
 
     `views` holds the names of views; "ranges" and "operators" together stand for all views. The
-    line leaves out missing data that `heading` or `inside_compiled` reports.
+    line leaves out missing data that `heading` reports.
     """
-    stated = {*HEADING_ROWS, *([coverage_rows.TIMED_RANGES] if "ranges" in views else [])}
-    return line(capture, [name for name in rows_of(views) if name not in stated])
+    return line(capture, [name for name in rows_of(views) if name not in HEADING_ROWS])
 
 
 def inside_compiled(capture: Views) -> list[str]:

@@ -6,38 +6,30 @@ view computes only the rows that it depends on.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from instrument.base.range_names import REGION
-from instrument.base.units import counted, duration, percent, size
+from instrument.base.units import counted, duration, percent
 from instrument.read.facts.attribution import ACCUMULATE, BACKWARD, UNATTRIBUTED
-from instrument.read.facts.autograd import DEEPEST_RANGE
-from instrument.read.facts.call_tree import nest
 from instrument.read.facts.cuda_graphs import is_graph_launch, replayed
-from instrument.read.facts.device_work import Work, launched_ns
+from instrument.read.facts.device_work import Work
 from instrument.read.facts.groupby import groupby
 from instrument.read.facts.intervals import within
 from instrument.read.facts.launches import have_work, launches_kernel, ran_first
 from instrument.read.facts.schema import Schema, schema
-from instrument.read.facts.step_index import step_at
 from instrument.read.trace.events import (
     ANNOTATION,
     OPERATOR,
-    PYTHON,
     Events,
     Flags,
     Ints,
-    is_moment,
     is_runtime,
     is_step,
     is_synchronising,
 )
 from instrument.read.views import coverage_rows as rows
-from instrument.read.views.memory_timeline import MOST_DEVICES
 from instrument.read.views.table import Table
 
 if TYPE_CHECKING:
@@ -62,19 +54,10 @@ ENOUGH_STEPS = 10
 OTHER_KINDS = "steps differ, and those before the window are not known to be of the recorded kinds"
 RECORD_ALL_KINDS = "record more steps"
 
-# The category of the counters that Kineto's range profiler records instead of kernels.
 # If fewer of the events are lost, the figures hardly change.
 _FEW = 0.01
+# The category of the counters that Kineto's range profiler records instead of kernels.
 _COUNTERS = frozenset({"cuda_profiler_range"})
-# Kineto's log messages about lost records; see `operator<<` of Kineto's `ErrorCounts`, and
-# `CuptiActivityApi`. Three other counts of Kineto are not read. "Out-of-range" counts records from
-# before and after the window, and "Blocklisted runtime" counts calls that Kineto leaves out on
-# purpose. `_in_order` computes what "CPU GPU out-of-order" counts.
-_STOPPED_EARLY = re.compile(r"stopped early\? = [1t]|stopped by \w+ profiler|max GPU buffer count")
-_DISCARDED = re.compile(r"(?:Invalid ext correlations|Unexpected CUDA events) = (\d{1,15})")
-_DROPPED = re.compile(r"Dropped (\d{1,15}) activity records")
-_PROCESSED = re.compile(r"Processed (\d{1,15}) GPU records")
-_COUNTS = "Record counts:"
 
 
 class Part(NamedTuple):
@@ -110,12 +93,12 @@ def part(capture: Views, name: str) -> Part | None:
     return capture.whole.once(name, lambda: _FINDERS[name](capture.whole))
 
 
-def incomplete(capture: Views, names: Iterable[str] = rows.TABLES) -> Table:
+def incomplete(capture: Views, names: Iterable[str] = rows.EVERY) -> Table:
     """Return the rows of `capture.coverage` that are a loss, and unknown or below `ENOUGH`.
 
     `names` are the rows to compute, such as `VIEWS[view].coverage`.
     """
-    found = _table(capture, (name for name in names if rows.ROWS[name].is_loss))
+    found = _table(capture, (name for name in names if name != rows.UNDISTURBED))
     return found.where(f"why != '' and (share is null or share < {ENOUGH})")
 
 
@@ -126,7 +109,7 @@ def lost_events(capture: Views) -> str:
     return " ".join(many)
 
 
-def line(capture: Views, names: Iterable[str] = rows.TABLES) -> str:
+def line(capture: Views, names: Iterable[str] = rows.EVERY) -> str:
     """Return one line that lists the rows of `incomplete`; "" if nothing is missing."""
     below = ENOUGH - 0.001  # 0.9499 is not rounded up
     found = [
@@ -137,7 +120,7 @@ def line(capture: Views, names: Iterable[str] = rows.TABLES) -> str:
     return f"Coverage below {percent(ENOUGH)}: {', '.join(found)}. {why}" if found else ""
 
 
-def losses(capture: Views, names: Iterable[str] = rows.TABLES) -> list[dict[str, Any]]:
+def losses(capture: Views, names: Iterable[str] = rows.EVERY) -> list[dict[str, Any]]:
     """Return the rows of `incomplete` as dicts, for JSON; an empty list if nothing is missing."""
     return [row._asdict() for row in incomplete(capture, names)]
 
@@ -198,37 +181,38 @@ def _launches(capture: Views) -> Part | None:
     calls = np.flatnonzero(
         events.among(is_runtime) & events.named(is_launch) & (events.correlation != 0)
     )
-    calls = calls[_are_recorded(capture, calls)]
-    has_work = have_work(events, device, calls)
-    start = events.start_ns[calls]
-    expected = has_work | ~_captures(events, start)
-    total, covered = int(expected.sum()), int(has_work.sum())
-    at_end = int((expected & (start > start[has_work].max(initial=events.begin_ns))).sum())
-    why = "launches have no device work in the trace"
+    if chosen := _chosen_types(capture):
+        copies = events.named(is_copy)[calls]
+        calls = calls[np.where(copies, "GPU_MEMCPY" in chosen, "CONCURRENT_KERNEL" in chosen)]
+    has_work, start = have_work(events, device, calls), events.start_ns[calls]
+    lost = ~has_work & ~_captures(events, start)
+    covered, missing = int(has_work.sum()), int(lost.sum())
+    at_end = int((lost & (start > start[has_work].max(initial=events.begin_ns))).sum())
     if not covered:
-        why += (
+        cause = (
             ". The trace holds no device work at all: record a device too, with "
             "profiler.activities."
         )
-    elif 2 * at_end > total - covered:
-        why += (
+    elif 2 * at_end > missing:
+        cause = (
             f"; {at_end} of these launches came after all launches that have device work. Either "
             "the recording ended before the device ran the work of these last launches, or the "
             "profiler's buffer was full: synchronize before the end of the window, or record fewer "
             "steps."
         )
     else:
-        why += (
+        cause = (
             ", most likely because the profiler dropped records of the device. So device times are "
             "too small: record fewer steps."
         )
-    return _share(covered, total, why, str)
+    why = f"launches have no device work in the trace{cause}"
+    return _share(covered, covered + missing, why, str)
 
 
-def _are_recorded(capture: Views, calls: Ints) -> Flags:
-    """A mask of the calls whose device work `profiler.activities` did not exclude."""
+def _chosen_types(capture: Views) -> set[str]:
+    """The types of device work that `profiler.activities` names; empty if all were recorded."""
     activities = capture.about.config.activities
-    chosen = {
+    return {
         str(kind)
         for each in (activities if isinstance(activities, list) else ())
         if isinstance(each, dict)
@@ -236,11 +220,6 @@ def _are_recorded(capture: Views, calls: Ints) -> Flags:
         if name != "cpu" and isinstance(types, list)
         for kind in types
     }
-    if not chosen:
-        return np.ones(len(calls), np.bool_)
-    events = capture.events
-    copies = events.named(is_copy)[calls]
-    return np.where(copies, "GPU_MEMCPY" in chosen, "CONCURRENT_KERNEL" in chosen)
 
 
 def _captures(events: Events, time_ns: Ints) -> Flags:
@@ -255,32 +234,6 @@ def _captures(events: Events, time_ns: Ints) -> Flags:
     earlier = int((np.arange(1, len(ends) + 1) - begun_by_end).max(initial=0))
     begun, ended = (np.searchsorted(times, time_ns, "right") for times in (begins, ends))
     return begun + earlier > ended
-
-
-def _records(capture: Views) -> Part | None:
-    messages = capture.events.messages
-    if any(_STOPPED_EARLY.search(text) for text in messages):
-        why = (
-            "Kineto stopped recording the device early because its buffer was full, so the device "
-            "work after that is missing: record fewer steps, or raise "
-            "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB in Kineto's configuration."
-        )
-        return Part(None, why=why)
-    if not any(_COUNTS in text for text in messages):
-        return None
-    dropped = sum(_numbers(_DROPPED, messages))
-    lost = dropped + sum(_numbers(_DISCARDED, messages))
-    if not lost:
-        return Part(1.0)
-    total = sum(_numbers(_PROCESSED, messages)) + dropped
-    why = "records of the device were dropped, according to Kineto's own log: record fewer steps."
-    if total < lost:
-        return Part(None, why=f"{lost} {why}")
-    return _share(total - lost, total, why, str)
-
-
-def _numbers(pattern: re.Pattern[str], messages: Sequence[str]) -> Iterable[int]:
-    return (int(number) for text in messages for number in pattern.findall(text))
 
 
 def _launched(capture: Views) -> Part | None:
@@ -303,15 +256,14 @@ def _launched(capture: Views) -> Part | None:
             "with cpu (or the type CUDA_RUNTIME) in profiler.activities.": ~known
         }
     likely = max(causes, key=lambda cause: int(length[causes[cause]].sum()))
-    named = ~known & (work.operator >= 0)
-    lost_ns, named_ns = int(length[~known & ~named].sum()), int(length[named].sum())
-    why = f"device time has no launch in the trace{likely}"
-    if lost_ns:
-        this = f"{duration(lost_ns)} of this time" if named_ns else "This time"
-        why += f" {this} belongs to no range. The table of operators shows it as [no launch]."
-    if named_ns:
-        this = "The rest" if lost_ns else "This time"
-        why += f" {this} belongs to operators, because the External id of the work names them."
+    by_id_ns = int(length[~known & (work.operator >= 0)].sum())
+    of_operators = (
+        f", but for {duration(by_id_ns)}, whose External id names an operator" if by_id_ns else ""
+    )
+    why = (
+        f"device time has no launch in the trace{likely} This time belongs to no range. The table "
+        f"of operators shows it as [no launch]{of_operators}."
+    )
     return _device_time(work, known, why)
 
 
@@ -346,8 +298,7 @@ def _in_order(capture: Views) -> Part | None:
 
 
 def _outside_graphs(capture: Views) -> Part | None:
-    events, work = capture.events, capture.work
-    inside = replayed(events, work.event, work.call)
+    inside = replayed(capture.events, capture.work.event, capture.work.call)
     if not inside.any():
         return None
     why = (
@@ -355,87 +306,26 @@ def _outside_graphs(capture: Views) -> Part | None:
         "around the launch of the graph, because the operators inside the graph are not known. "
         "Lost kernels of a graph would not be noticed: record a window without CUDA graphs."
     )
-    return _device_time(work, ~inside, why)
-
-
-def _has_steps(events: Events) -> bool:
-    return bool((events.among(ANNOTATION | OPERATOR) & events.named(is_step)).any())
-
-
-_STEPS_ADVICE = (
-    "outside of finished steps, so shares do not count this time: call step() after each step, and "
-    "record whole steps."
-)
-
-
-def _device_in_steps(capture: Views) -> Part | None:
-    events, work, steps = capture.events, capture.work, capture.links.steps
-    if not _has_steps(events):
-        return None
-    inside = step_at(events, steps, launched_ns(events, work)) >= 0
-    return _device_time(work, inside, f"device time was launched {_STEPS_ADVICE}")
+    return _device_time(capture.work, ~inside, why)
 
 
 def _cpu_in_steps(capture: Views) -> Part | None:
-    events, links = capture.events, capture.links
-    if not _has_steps(events):
+    events, links, tree = capture.events, capture.links, capture.links.call_tree
+    if not (events.among(ANNOTATION | OPERATOR) & events.named(is_step)).any():
         return None
-    tree = links.call_tree
     waits = (events.among(is_runtime) & events.named(is_synchronising))[tree.index]
-    nested = waits & (tree.parent >= 0) & waits[tree.parent]
-    roots = tree.parent < 0
-
-    def without_waits(spent: Ints) -> int:
-        return int(spent[roots].sum() - spent[waits & ~nested].sum())
-
+    outermost = waits & ~((tree.parent >= 0) & waits[tree.parent])
     start_ns, end_ns = events.start_ns[links.steps], events.end_ns[links.steps]
     in_steps = within((start_ns, end_ns), tree.start_ns, tree.ends_before_overlap)
-    return _share(
-        without_waits(in_steps), without_waits(links.spent_ns), f"CPU time is {_STEPS_ADVICE}"
+    covered, total = (
+        int(spent[tree.parent < 0].sum() - spent[outermost].sum())
+        for spent in (in_steps, links.spent_ns)
     )
-
-
-def _device_in_ranges(capture: Views) -> Part | None:
-    work = capture.range_tree.work
-    if work.device_ns is None:
-        return None
-    covered = int(work.device_ns[(work.enclosing >= 0) | (work.attributed >= 0)].sum())
-    total = int(work.device_ns.sum()) + work.unlaunched_ns
-    return _share(covered, total, _without_range(capture, "device"))
-
-
-def _cpu_in_ranges(capture: Views) -> Part | None:
-    work = capture.range_tree.work
-    inside = (work.enclosing >= 0) | (work.attributed >= 0)
-    why = _without_range(capture, "CPU")
-    return _share(int(work.cpu_ns[inside].sum()), int(work.cpu_ns.sum()), why)
-
-
-def _without_range(capture: Views, kind: str) -> str:
-    no_ranges = "" if len(capture.ranges) else ", as there are no ranges"
-    return f"{kind} time is in no range{no_ranges}: {range_advice(capture)}"
-
-
-def _timed_ranges(capture: Views) -> Part | None:
-    timed = {name for name in capture.ranges.column("name") if not name.startswith(REGION)}
-    compiled = set(capture.compiled_ranges.column("name")) - timed
-    if not compiled:
-        return None
     why = (
-        "called ranges have no time of their own, because torch.compile removed their marks. Their "
-        "time is part of the compiled regions around them; --compiled-ranges lists these ranges."
+        "CPU time is outside of finished steps, so shares do not count this time: call step() "
+        "after each step, and record whole steps."
     )
-    return _share(len(timed), len(timed) + len(compiled), why, str)
-
-
-def _shallow(capture: Views) -> Part | None:
-    scopes = capture.links.scopes
-    why = (
-        f"ranges lie inside {DEEPEST_RANGE:,} other ranges. They are left out, and their time "
-        "belongs to the range around them: do not open ranges in a recursive function."
-    )
-    kept = len(scopes.ranges)
-    return _share(kept, kept + scopes.too_deep, why, str) if scopes.too_deep else None
+    return _share(covered, total, why)
 
 
 def _joined(capture: Views) -> Part | None:
@@ -450,80 +340,20 @@ def _joined(capture: Views) -> Part | None:
     return _share(joined, total, why)
 
 
-def _owned(capture: Views) -> Part | None:
-    events, tree = capture.events, capture.links.call_tree
-    memory = events.memory
-    made = np.flatnonzero(memory.size_bytes > 0)
-    is_owner = events.among(OPERATOR | ANNOTATION) & ~events.named(
-        lambda name: is_step(name) or is_moment(name)
-    )
-    node = tree.node_at(memory.thread[made], memory.time_ns[made])
-    owner = tree.nearest(is_owner[tree.index], node)
-    # Python's integers cannot overflow; sizes in a damaged file can be very large.
-    sizes = memory.size_bytes[made].astype(object)
-    total, missing = int(sizes.sum()), int(sizes[owner < 0].sum())
-    why = (
-        "was allocated outside of all operators and ranges, or on a thread that torch did not "
-        "record: mark this code with @profiled."
-    )
-    return _share(total - missing, total, why, size)
-
-
-def _memory_shown(capture: Views) -> Part | None:
-    total, left_out = len(capture.events.memory), capture.memory.left_out
-    why = (
-        f"memory events are of other devices than the {MOST_DEVICES} with the most events. The "
-        "tables of memory leave them out."
-    )
-    return _share(total - left_out, total, why, str) if left_out else None
-
-
-def _nested(capture: Views) -> Part | None:
-    events, tree = capture.events, capture.links.call_tree
-    shown = events.among(OPERATOR | ANNOTATION | PYTHON) | events.among(is_runtime)
-    # The call tree lacks some events, and has some calls on the threads of their operators.
-    if len(tree) < shown.sum() or (tree.thread != events.thread[tree.index]).any():
-        tree = nest(events, shown)
-    # An event that overlaps earlier events only in part is the next sibling of one of them.
-    _, overlapping = tree.overlapping_siblings
-    total = int(tree.total_ns.sum())
-    covered = total - int(tree.total_ns[overlapping].sum())
-    why = (
-        f"slice time is in {len(overlapping)} slices that overlap an earlier slice of their thread "
-        "only in part. Examples are ranges of coroutines, and ranges beside Python frames. The "
-        "tables count overlapping time once, but Perfetto drops most of these slices, or moves "
-        "them to another track."
-    )
-    return _share(covered, total, why)
-
-
 def _valid(capture: Views) -> Part | None:
     events = capture.events
-    whys = []
-    if events.negative_durations:
-        whys.append(
-            f"{events.negative_durations} of {events.recorded} events end before they begin and "
-            "are shown without a duration: the clock was perhaps set back during the recording, so "
-            "other times may be wrong too"
-        )
-    if events.left_out:
-        whys.append(
-            f"{events.left_out} of {events.recorded} events are left out because they are at "
-            "impossible times"
-        )
-    if events.no_duration:
-        whys.append(f"{events.no_duration} of {events.recorded} events have no duration (`dur`)")
-    if events.overlapping:
-        whys.append(
-            f"{events.overlapping} of {events.recorded} events are device work that ends after the "
-            "next work of its stream begins, which cannot be: they end where it begins"
-        )
-    if not events.recorded:
-        return None
-    bad = events.negative_durations + events.left_out + events.no_duration + events.overlapping
-    bad = min(bad, events.recorded)
-    return Part(
-        (events.recorded - bad) / events.recorded, why=f"{'; '.join(whys)}." if whys else None
+    causes = {
+        "end before they begin and are shown without a duration: the clock was perhaps set back "
+        "during the recording, so other times may be wrong too": events.negative_durations,
+        "are left out because they are at impossible times": events.left_out,
+        "have no duration (`dur`)": events.no_duration,
+        "are device work that ends after the next work of its stream begins, which cannot be: they "
+        "end where it begins": events.overlapping,
+    }
+    total, bad = events.recorded, min(sum(causes.values()), events.recorded)
+    whys = (f"{count} of {total} events {cause}" for cause, count in causes.items() if count)
+    return (
+        Part((total - bad) / total, why=f"{'; '.join(whys)}." if bad else None) if total else None
     )
 
 
@@ -532,14 +362,13 @@ def _read(capture: Views) -> Part | None:
     if events.cut_short:
         why = f"The trace file is cut short: only its first {events.recorded} events could be read."
         return Part(None, why=why)
-    lost = events.unreadable + events.no_category + events.unknown_category
-    if lost:
-        causes = {
-            "are not JSON": events.unreadable,
-            "have no category (`cat`), and their names show none either; export the trace with "
-            "prof.export_chrome_trace": events.no_category,
-            "have a category (`cat`) that torch does not write": events.unknown_category,
-        }
+    causes = {
+        "are not JSON": events.unreadable,
+        "have no category (`cat`), and their names show none either; export the trace with "
+        "prof.export_chrome_trace": events.no_category,
+        "have a category (`cat`) that torch does not write": events.unknown_category,
+    }
+    if lost := sum(causes.values()):
         whys = (f"{count} {cause}" for cause, count in causes.items() if count)
         why = f"events of the trace file could not be read: {'; '.join(whys)}."
         return _share(events.recorded - lost, events.recorded, why, str)
@@ -586,21 +415,12 @@ def _undisturbed(capture: Views) -> Part | None:
 
 _FINDERS: dict[str, Callable[[Views], Part | None]] = {
     rows.LAUNCHES: _launches,
-    rows.RECORDS: _records,
     rows.LAUNCHED: _launched,
     rows.IN_OPERATOR: _in_operator,
     rows.IN_ORDER: _in_order,
     rows.OUTSIDE_GRAPHS: _outside_graphs,
-    rows.DEVICE_IN_STEPS: _device_in_steps,
     rows.CPU_IN_STEPS: _cpu_in_steps,
-    rows.DEVICE_IN_RANGES: _device_in_ranges,
-    rows.CPU_IN_RANGES: _cpu_in_ranges,
-    rows.TIMED_RANGES: _timed_ranges,
-    rows.SHALLOW: _shallow,
     rows.JOINED: _joined,
-    rows.OWNED: _owned,
-    rows.MEMORY_SHOWN: _memory_shown,
-    rows.NESTED: _nested,
     rows.VALID: _valid,
     rows.READ: _read,
     rows.PLANNED: _planned,

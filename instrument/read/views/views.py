@@ -167,14 +167,12 @@ class Views:
     memory_devices = View(
         "memory_timeline",
         "the memory allocated and freed on each device, and its peak",
-        rows.MEMORY,
+        rows.FILE,
         option="memory",
     )
-    memory_steps = View(
-        "memory_timeline", "the memory allocated and freed in each step", rows.MEMORY
-    )
+    memory_steps = View("memory_timeline", "the memory allocated and freed in each step", rows.FILE)
     memory_sizes = View(
-        "memory_timeline", "the allocations of each device, counted by size", rows.MEMORY
+        "memory_timeline", "the allocations of each device, counted by size", rows.FILE
     )
     memory_events = View(
         "memory_timeline", "every allocation and free, and what made it", rows.OWNERS
@@ -234,7 +232,7 @@ class Views:
         rows.ORDERED,
     )
     compiled_ranges = View(
-        "ranges", "the ranges inside compiled regions, which cannot be timed", rows.COMPILED
+        "ranges", "the ranges inside compiled regions, which cannot be timed", rows.FILE
     )
     coverage = View(
         "coverage",
@@ -701,6 +699,6 @@ def rows_of(views: Sequence[str]) -> tuple[str, ...]:
     "ranges" and "operators" together stand for all views.
     """
     if {"ranges", "operators"}.issubset(views):
-        return rows.TABLES
+        return rows.EVERY
     chosen = {name for view in views if view in VIEWS for name in VIEWS[view].coverage}
     return tuple(name for name in rows.EVERY if name in chosen)
