@@ -532,30 +532,10 @@ EQUIVALENT = {
         "before = before - min(1, int(before.min()), int(line.net_bytes.min()))",
     ): "what was freed of before the window is never above 0",
     (
-        "instrument/read/ranks/rank_comparison.py",
-        "above = np.where((values >= 0) & ours, values - usual[cells.path], 0)",
-        "above = np.where((values > 0) & ours, values - usual[cells.path], 0)",
-    ): "a range of no time is above no median",
-    (
-        "instrument/read/ranks/rank_comparison.py",
-        "above = np.where((values >= 0) & ours, values - usual[cells.path], 0)",
-        "above = np.where((values >= 1) & ours, values - usual[cells.path], 0)",
-    ): "as above",
-    (
-        "instrument/read/ranks/rank_comparison.py",
-        "first = np.searchsorted(cells.owner, np.arange(len(summaries) + 1)).tolist()",
-        "first = np.searchsorted(cells.owner, np.arange(len(summaries) + 2)).tolist()",
-    ): "one more end than there are ranks is looked at by nobody",
-    (
         "instrument/read/facts/call_tree.py",
         "width, numbers = int(name.max(initial=0)) + 1, Interned()",
         "width, numbers = int(name.max(initial=0)) + 2, Interned()",
     ): "the width only has to be above every name's number",
-    (
-        "instrument/read/ranks/rank_comparison.py",
-        "_UNKNOWN = -1",
-        "_UNKNOWN = -2",
-    ): "any number below 0 says that a value is unknown",
     (
         "instrument/finish/queue.py",
         "text = json.dumps(metadata, indent=2, default=repr)",

@@ -32,7 +32,8 @@ _JOINING = {
 _RANK_OFFSET = 2**40
 _LONGEST_NUMBER = 19  # digits of a 64-bit integer
 # Kineto's sort index of a CPU process is the number of the process. The sort index of a device is
-# `_DEVICES` plus the number of the device. Kineto's own spans have larger sort indices.
+# `_DEVICES` plus the number of the device. Kineto's own spans have larger sort indices. Within a
+# rank, the CPU comes first, then the devices, then these spans.
 _DEVICES = 2**24
 _PLACES = 1000
 
@@ -90,7 +91,7 @@ def merge(ranks: Ranks, target: Path) -> int:
 
 def _events(trace: Path, rank: _Rank) -> Iterator[_Event]:
     with closing(Source(trace)) as source:
-        for piece in Pieces(source, trace, lambda *_: None, _decode, _as_read):
+        for piece in Pieces(source, trace, lambda *_: None, _decode, _encoded):
             yield from map(rank.event, piece)
     yield from rank.names()
 
@@ -100,7 +101,7 @@ def _decode(text: bytes) -> list[_Event]:
     return _EVENTS.decode(text)
 
 
-def _as_read(event: dict[str, Any], _: str) -> _Event:
+def _encoded(event: dict[str, Any], _: str = "") -> _Event:
     return {key: _raw(value) for key, value in event.items()}
 
 
@@ -121,7 +122,11 @@ class _Rank:
 
     def event(self, event: _Event) -> _Event:
         """Change the process, time and ids (such as `correlation`) of an event, in place."""
-        process = self._process(bytes(event.get("pid", b"0")))
+        pid = bytes(event.get("pid", b"0"))
+        if pid not in self._processes:
+            self._processes[pid] = next(self._numbers)
+            self._unnamed[self._processes[pid]] = pid.decode().strip('"')
+        process = self._processes[pid]
         event["pid"] = Raw(b"%d" % process)
         if "ts" in event and self._clock != _SAME:
             _convert(event, *self._clock)
@@ -136,13 +141,7 @@ class _Rank:
         for process, before in self._unnamed.items():
             args = {"name": f"rank {self._rank}: {before}"}
             named = {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": args}
-            yield {key: _raw(value) for key, value in named.items()}
-
-    def _process(self, pid: bytes) -> int:
-        if pid not in self._processes:
-            self._processes[pid] = next(self._numbers)
-            self._unnamed[self._processes[pid]] = pid.decode().strip('"')
-        return self._processes[pid]
+            yield _encoded(named)
 
     def _describe(self, event: _Event, process: int) -> None:
         name, args = (decoded(bytes(event.get(key, b"null"))) for key in ("name", "args"))
@@ -150,9 +149,10 @@ class _Rank:
             self._unnamed.pop(process, None)
             event["args"] = _raw(args | {"name": f"rank {self._rank}: {args.get('name', '')}"})
         elif name == "process_sort_index" and isinstance(args, dict):
-            event["args"] = _raw(
-                args | {"sort_index": self._position * _PLACES + _place(args.get("sort_index"))}
-            )
+            index = args.get("sort_index")
+            place = 1 + index - _DEVICES if isinstance(index, int) else 0
+            sort_index = self._position * _PLACES + min(max(place, 0), _PLACES - 1)
+            event["args"] = _raw(args | {"sort_index": sort_index})
 
     def _keep_apart(self, event: _Event) -> None:
         for key in ("id", "bind_id"):
@@ -186,10 +186,3 @@ def _convert(event: _Event, rate: Decimal, later_us: Decimal) -> None:
         if rate != 1 and "dur" in event:  # from the end, so that ends that are equal stay equal
             end = (time + Decimal(bytes(event["dur"]).decode())) * rate + later_us
             event["dur"] = Raw(f"{end.quantize(_NS) - begin:f}".encode())
-
-
-def _place(index: Any) -> int:
-    """The sort index of a process within its rank: CPU, then devices, then Kineto's spans."""
-    if not isinstance(index, int) or index < _DEVICES:
-        return 0
-    return min(1 + index - _DEVICES, _PLACES - 1)

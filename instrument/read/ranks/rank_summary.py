@@ -12,6 +12,7 @@ import warnings
 from array import array
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -299,17 +300,15 @@ def written(paths: Sequence[Place]) -> dict[Place, RankSummary | None]:
 
 
 def _stored(folder: Path) -> RankSummary | None:
-    try:
+    with suppress(OSError):
         return _decoded(files.read_bytes(folder / SUMMARY_FILE, MOST_BYTES))
-    except OSError:
-        return None
+    return None
 
 
 def _decoded(text: bytes) -> RankSummary | None:
-    try:
+    with suppress(*BAD_JSON):
         return _DECODER.decode(text)
-    except BAD_JSON:
-        return None
+    return None
 
 
 def without_trace(capture: Views) -> RankSummary | None:

@@ -200,21 +200,18 @@ class Ranks:
         every = self.summaries
         whole = rank_comparison.whole(every)
         counts = [len(summary.steps) for summary in every]
-        cut = [
-            f"{s.rank} ({n} of {max(counts)} steps)" if n < max(counts) else s.rank
-            for s, n in zip(every, counts) if s.cut_short
-        ]  # fmt: skip
+        of_steps = [f" ({n} of {max(counts)} steps)" if n < max(counts) else "" for n in counts]
+        cut = [f"{s.rank}{said}" for s, said in zip(every, of_steps) if s.cut_short]
         left_out = ", and its figures are left out of medians" if len(whole) < len(every) else ""
+        limited = [s.rank for s in every if s.ranges_left_out]
         about: dict[str, list[Any]] = {
+            f"Of {self.world_size} ranks, captures are missing for rank {{}}.": self.missing,
             "The window was cut short on rank {}.": [s.rank for s in every if s.truncated],
             f"The trace file of rank {{}} is cut short{left_out}: copy or record it again.": cut,
-            "Only the ranges with the most CPU time are known for rank {}.": [
-                s.rank for s in every if s.ranges_left_out
-            ],
+            "Only the ranges with the most CPU time are known for rank {}.": limited,
         }
-        missing = f"Of {self.world_size} ranks, captures are missing for rank {few(self.missing)}."
-        notes = [self._numbered, missing if self.missing else ""]
-        notes += [text.format(few(map(str, ranks))) for text, ranks in about.items() if ranks]
+        notes = [self._numbered]
+        notes += [text.format(few(ranks)) for text, ranks in about.items() if ranks]
         differing = {
             "steps": {s.rank: f"{s.first_step}–{s.last_step}" for s in every},
             "devices": {s.rank: ", ".join(s.devices or ()) for s in every},
@@ -325,11 +322,9 @@ def _in_order(windows: list[Ranks]) -> list[Ranks]:
 def _name(summary: RankSummary) -> str:
     prefix = "" if summary.phase in (None, "train") else f"{summary.phase}_"
     first, last = summary.first_step, summary.last_step
-    return (
-        "no_steps"
-        if first is None
-        else f"{prefix}steps_{first:06d}-{first if last is None else last:06d}"
-    )
+    if first is None:
+        return "no_steps"
+    return f"{prefix}steps_{first:06d}-{first if last is None else last:06d}"
 
 
 def _differing(what: str, values: dict[int | None, str]) -> str:
