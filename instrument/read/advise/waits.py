@@ -10,7 +10,7 @@ from instrument.base.units import duration, size
 from instrument.read.advise.check import Check, Problem
 from instrument.read.advise.evidence import evidence, evidence_row, in_steps, without_overloads
 from instrument.read.advise.finding import Evidence
-from instrument.read.facts.device_work import COMMUNICATION, COPY, KERNEL
+from instrument.read.facts.device_work import COMMUNICATION, COPY, KERNEL, moved_bytes
 from instrument.read.facts.groupby import Groups, group_rows, groupby
 from instrument.read.facts.idle import gaps
 from instrument.read.facts.intervals import sweep
@@ -19,7 +19,6 @@ from instrument.read.facts.segments import waits_for_data
 from instrument.read.facts.synchronisation import STREAM_WAIT
 from instrument.read.trace.events import COPIES, Flags, Ints, is_runtime, is_wait
 from instrument.read.views.coverage_rows import LAUNCHING, ORDERED
-from instrument.read.views.kernels import moved_bytes
 from instrument.read.views.synchronisations import callers, outermost_operators
 from instrument.read.views.views import Views
 

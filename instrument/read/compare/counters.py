@@ -18,7 +18,7 @@ import numpy as np
 from instrument.base.range_names import REGION
 from instrument.read.facts.attribution import OPTIMIZER_STEP
 from instrument.read.facts.collective_records import records
-from instrument.read.facts.device_work import COMMUNICATION, COPY, KERNEL, launched_ns
+from instrument.read.facts.device_work import COMMUNICATION, COPY, KERNEL, launched_ns, moved_bytes
 from instrument.read.facts.flops import UNKNOWN
 from instrument.read.facts.groupby import Groups, groupby, intern
 from instrument.read.facts.places import nodes_of, range_codes
@@ -26,7 +26,6 @@ from instrument.read.facts.synchronisation import STREAM_WAIT
 from instrument.read.trace.capture_json import Dynamo
 from instrument.read.trace.events import OPERATOR, Flags, Ints, is_runtime, is_wait, split_overload
 from instrument.read.views.collectives import kind_of
-from instrument.read.views.kernels import moved_bytes
 from instrument.read.views.views import Views
 
 #: The prefix of the counters that each count one kind of collective.

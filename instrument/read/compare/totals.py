@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
 
 import numpy as np
 
 from instrument.read.compare.counters import Counters
-from instrument.read.facts.device_work import COPY, KINDS, Work, launched_ns
+from instrument.read.facts.device_work import COPY, KINDS, launched_ns
 from instrument.read.facts.flops import UNKNOWN
 from instrument.read.facts.groupby import Groups
 from instrument.read.facts.segments import plain_path, step_parts
 from instrument.read.facts.step_index import CountedSteps
-from instrument.read.views.kernels import copies, kernels
-from instrument.read.views.operators import during, operators, operators_by
 from instrument.read.views.table import Table
 from instrument.read.views.views import Views
 
@@ -82,9 +80,8 @@ def totals(capture: Views, counted: Counters) -> Totals:
     """
     span = capture.links.counted_steps
     parts = step_parts(capture)
-    calls = during(capture.operator_calls, span.start_ns, span.end_ns)
-    of_operators = operators(calls)
-    shapes = operators_by(capture.links, calls, "input_shapes")
+    part = capture.during(where="counted")
+    of_operators, shapes = part.operators, part.operators_by("input_shapes")
     has_shapes = any(shapes.column("input_shapes"))
     return Totals(
         captures=(capture.name,),
@@ -96,7 +93,7 @@ def totals(capture: Views, counted: Counters) -> Totals:
         shapes=_summed(_called(shapes), _OF_OPERATORS, lambda row: (row.name, row.input_shapes))
         if has_shapes
         else {},
-        kernels=_kernels(capture, span),
+        kernels=_kernels(part),
         counters=_counters(counted),
         counted_steps=counted.steps,
     )
@@ -149,15 +146,12 @@ def _summed(table: Table, names: Iterable[str], key: Callable[[Any], Any]) -> Ro
     return found
 
 
-def _kernels(capture: Views, span: CountedSteps) -> Rows:
+def _kernels(part: Views) -> Rows:
     """The quantities of the kernels and copies that the steps launched, by name and kind."""
-    events, work = capture.events, capture.work
-    chosen = span.holds(launched_ns(events, work)) >= 0
-    part = Work(*(getattr(work, each.name)[chosen] for each in fields(work)))
     names = ("calls", "device_ns", "launch_ns")
-    found = _summed(kernels(events, part), names, lambda row: (row.name, row.kind))
+    found = _summed(part.kernels, names, lambda row: (row.name, row.kind))
     names = ("calls", "device_ns", "bytes")
-    moved = _summed(copies(events, part), names, lambda row: (row.name, KINDS[COPY]))
+    moved = _summed(part.copies, names, lambda row: (row.name, KINDS[COPY]))
     return _add_rows(found, moved)
 
 

@@ -153,3 +153,9 @@ def masks(active: NDArray[np.bool_]) -> dict[str, Flags]:
         "copy_ns": copy,
         "overlap_ns": communication & compute,
     }
+
+
+def moved_bytes(events: Events, copy: Ints, call: Ints) -> Ints:
+    """The bytes that each copy or memset moves, or else its launching `call`; -1 if not known."""
+    own = events.moved_bytes[copy]
+    return np.where((own >= 0) | (call < 0), own, events.moved_bytes[call])

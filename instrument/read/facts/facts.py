@@ -18,7 +18,7 @@ from instrument.base.range_names import STEP
 from instrument.read.facts import memory_attribution
 from instrument.read.facts.attribution import kinds_of_scopes
 from instrument.read.facts.device_work import KINDS as WORK
-from instrument.read.facts.device_work import Work, launched_ns
+from instrument.read.facts.device_work import Work, launched_ns, moved_bytes
 from instrument.read.facts.flops import UNKNOWN
 from instrument.read.facts.groupby import groupby
 from instrument.read.facts.links import Links
@@ -353,8 +353,7 @@ def _of_arguments(facts: Facts) -> dict[str, pl.Series]:
 def _of_kernels(facts: Facts) -> dict[str, pl.Series]:
     events, work = facts.links.events, facts.work
     size = np.full(len(events), -1)
-    own, call = events.moved_bytes[work.event], work.call
-    size[work.event] = np.where((own >= 0) | (call < 0), own, events.moved_bytes[call])
+    size[work.event] = moved_bytes(events, work.event, work.call)
     return {
         "bytes": nullable(size, size >= 0),
         "grid": _texts(events.grid, events.grids, lambda text: str(decoded(text))),

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.read.facts.device_work import COPY, MEMSET, Work, device_work
+from instrument.read.facts.device_work import COPY, MEMSET, Work, device_work, moved_bytes
 from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, names_of, schema
 from instrument.read.trace.events import Codes, Details, Events, Flags, Ints, decoded
-from instrument.read.views.kernels import bytes_per_second, estimated_occupancy, moved_bytes
 
 if TYPE_CHECKING:
     import pyarrow
@@ -253,3 +252,16 @@ def _on_one_line(text: bytes) -> str:
 def _frames(text: bytes) -> str:
     found = decoded(text)
     return found if isinstance(found, str) else _as_recorded(text)
+
+
+def bytes_per_second(size: Ints, duration_ns: Ints) -> Ints:
+    """Each size divided by its duration; -1 for a rate that is unknown or too large for 64 bits."""
+    pairs = zip(size.tolist(), duration_ns.tolist())
+    rates = [each * 10**9 // ns if ns > 0 and each >= 0 else -1 for each, ns in pairs]
+    return np.array([rate if rate < 2**63 else -1 for rate in rates], np.int64)
+
+
+def estimated_occupancy(events: Events, kernel: Ints) -> NDArray[np.float64]:
+    """Kineto's estimates of the occupancy of kernels as fractions; NaN without an estimate."""
+    percent = events.occupancy[kernel].astype(np.float64)
+    return np.where(percent > 0, percent / 100, np.nan)

@@ -1,17 +1,19 @@
-"""Kernels and copies by name, and the streams on which they ran."""
+"""Kernels and copies by name, the calls that launched them, and the streams on which they ran."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+import polars as pl
 
-from instrument.read.facts.device_work import COMMUNICATION, KERNEL, KINDS, Work, by_group
-from instrument.read.facts.groupby import Groups, SortedGroups, cells, groupby
+from instrument.read.facts.device_work import Work, by_group
+from instrument.read.facts.groupby import groupby
 from instrument.read.facts.schema import Schema, schema
-from instrument.read.trace.events import Codes, Events, Flags, Ints, decoded
+from instrument.read.trace.events import Events
 from instrument.read.views.table import Table
+
+if TYPE_CHECKING:
+    from instrument.read.views.views import Views
 
 KERNELS: Schema = schema(
     name="the kernel's name",
@@ -60,60 +62,138 @@ STREAMS: Schema = schema(
     copy_ns="time in which copies ran",
     idle_ns="time in which nothing ran on the stream, from its first work to its last work",
 )
+LAUNCHES: Schema = schema(
+    name="the name of the CPU call that launched device work, such as cudaLaunchKernel",
+    calls="how many calls of this name launched device work",
+    device_calls="the number of kernels, copies and memsets that the calls launched",
+    launch_ns="CPU time of the calls",
+    device_ns="device time of the work that the calls launched",
+    median_delay_ns="the median delay from the end of a call to the start of the first work that "
+    "it launched (the lower one of two middle delays); a delay is 0 if the work started before "
+    "the call returned",
+    max_delay_ns="the longest delay",
+    short_calls="the number of calls whose CPU time is longer than the device time of the work "
+    "that they launched",
+)
+
+_KERNELS = pl.col("kind").is_in(["kernel", "communication"])
+_SPREAD = (
+    pl.len().alias("calls"),
+    pl.sum("duration_ns").alias("device_ns"),
+    pl.min("duration_ns").alias("min_ns"),
+    (pl.sum("duration_ns") // pl.len()).alias("mean_ns"),
+    pl.max("duration_ns").alias("max_ns"),
+)
+_LONGEST = pl.col("duration_ns").arg_sort().last()
 
 
-def kernels(events: Events, work: Work) -> Table:
+def kernels(capture: Views) -> Table:
     """Return one row for each kernel name, the most device time first; see `KERNELS`."""
-    chosen = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))
-    event, duration = work.event[chosen], work.duration_ns[chosen]
-    groups = groupby(events.name[event])[1]
-    by_time = groups.sorted_by(duration)
-    last = by_time.row(100)
-    longest = event[last]
-    launch, short = _launch_costs(events, work)
-    launch, short = launch[chosen], short[chosen]
-    launched = groups.number(launch >= 0) > 0
-    rows, estimated = by_time.rows(), estimated_occupancy(events, event)
-    blocks = [averaged(events.blocks_per_sm[event[row]], duration[row])[0] for row in rows]
-    occupancy = [averaged(estimated[row], duration[row]) for row in rows]
-    columns: dict[str, list[Any]] = {
-        "name": [events.names[k] for k in events.name[longest].tolist()],
-        "kind": [KINDS[k] for k in work.kind[chosen][last].tolist()],
-        **_spread(groups, by_time, duration),
-        "launch_ns": cells(groups.sum(np.maximum(launch, 0)), launched),
-        "short_calls": cells(groups.number(short), launched),
-        "grid": _texts(events, events.grid[longest]),
-        "block": _texts(events, events.block[longest]),
-        "blocks_per_sm": blocks,
-        "occupancy": [mean for mean, _ in occupancy],
-        "occupancy_covered": [covered for _, covered in occupancy],
-    }
-    return Table.of(KERNELS, columns).sort("device_ns")
+    return Table.of(KERNELS, kernels_by_name(_work(capture)))
 
 
-def copies(events: Events, work: Work) -> Table:
+def kernels_by_name(work: pl.DataFrame) -> pl.DataFrame:
+    """The columns of `KERNELS` for some rows of the table of events with their launches."""
+    sm, occupancy, time = pl.col("blocks_per_sm"), pl.col("occupancy"), pl.col("duration_ns")
+    known_ns = time.filter(occupancy.is_not_null()).sum()
+    groups = work.filter(_KERNELS).group_by("name", maintain_order=True)
+    found = groups.agg(
+        *_SPREAD,
+        pl.col("kind").get(_LONGEST),
+        _sum_of_known("launch_ns"),
+        _sum_of_known("is_short").alias("short_calls"),
+        pl.col("grid", "block").get(_LONGEST),
+        _ratio(_millionths(sm * time).sum(), 1_000_000 * time.filter(sm.is_not_null()).sum()).alias(
+            "blocks_per_sm"
+        ),
+        _ratio(_millionths(occupancy * time).sum(), 1_000_000 * known_ns),
+        _ratio(known_ns, time.sum()).alias("occupancy_covered"),
+    )
+    return found.sort("device_ns", descending=True, maintain_order=True)
+
+
+def copies(capture: Views) -> Table:
     """Return one row for each kind of copy or memset, the most device time first; see `COPIES`."""
-    chosen = np.flatnonzero(~np.isin(work.kind, (KERNEL, COMMUNICATION)))
-    event, duration = work.event[chosen], work.duration_ns[chosen]
-    size = moved_bytes(events, event, work.call[chosen])
-    names, groups = groupby(events.name[event])
-    moved, taken = groups.sum(np.maximum(size, 0)), groups.sum(np.where(size >= 0, duration, 0))
-    known = groups.number(size >= 0) > 0
-    rates = bytes_per_second(moved, taken)
-    columns: dict[str, list[Any]] = {
-        "name": [events.names[k] for k in names.tolist()],
-        **_spread(groups, groups.sorted_by(duration), duration),
-        "bytes": cells(moved, known),
-        "bytes_per_second": cells(rates, known & (rates >= 0)),
-    }
-    return Table.of(COPIES, columns).sort("device_ns")
+    rows = capture.rows("name", "kind", "duration_ns", "bytes")
+    rows = rows.filter(pl.col("kind").is_in(["copy", "memset"]))
+    known_ns = pl.col("duration_ns").filter(pl.col("bytes").is_not_null()).sum()
+    rate = (pl.col("bytes").cast(pl.Int128) * 10**9) // pl.col("known_ns")
+    fits = (pl.col("known_ns") > 0) & (rate < 2**63)
+    found = rows.group_by("name", maintain_order=True).agg(
+        *_SPREAD, _sum_of_known("bytes"), known_ns.alias("known_ns")
+    )
+    found = found.with_columns(pl.when(fits).then(rate).cast(pl.Int64).alias("bytes_per_second"))
+    found = found.drop("known_ns").sort("device_ns", descending=True, maintain_order=True)
+    return Table.of(COPIES, found)
 
 
-def bytes_per_second(size: Ints, duration_ns: Ints) -> Ints:
-    """Each size divided by its duration; -1 for a rate that is unknown or too large for 64 bits."""
-    pairs = zip(size.tolist(), duration_ns.tolist())
-    rates = [each * 10**9 // ns if ns > 0 and each >= 0 else -1 for each, ns in pairs]
-    return np.array([rate if rate < 2**63 else -1 for rate in rates], np.int64)
+def launches(capture: Views) -> Table:
+    """Return one row for each kind of CPU call that launches device work; see `LAUNCHES`.
+
+    The row with the most CPU time comes first. Device work whose launch is not in the trace is not
+    counted. The sums, delays and short calls are those of HTA's `get_cuda_kernel_launch_stats`,
+    which leaves out the last step, counts only cudaLaunchKernel, cudaLaunchKernelExC,
+    cudaMemcpyAsync and cudaMemsetAsync, counts each pair of a call and a device event once, and
+    rounds to microseconds.
+    """
+    work = _work(capture).filter(pl.col("launcher").is_not_null())
+    call = capture.facts.events("name", "duration_ns", "end_ns")
+    by_call = work.group_by("launcher", maintain_order=True).agg(
+        pl.len().alias("device_calls"),
+        pl.sum("duration_ns").alias("device_ns"),
+        pl.min("start_ns").alias("first_ns"),
+    )
+    late_ns = pl.max_horizontal(pl.col("first_ns") - pl.col("end_ns"), 0)
+    rows = pl.concat([by_call, call[by_call["launcher"]]], how="horizontal")
+    found = (
+        rows.with_columns(late_ns.alias("late_ns"))
+        .group_by("name", maintain_order=True)
+        .agg(
+            pl.len().alias("calls"),
+            pl.sum("device_calls", "device_ns"),
+            pl.sum("duration_ns").alias("launch_ns"),
+            pl.col("late_ns").sort().get((pl.len() - 1) // 2).alias("median_delay_ns"),
+            pl.max("late_ns").alias("max_delay_ns"),
+            (pl.col("device_ns") < pl.col("duration_ns")).sum().alias("short_calls"),
+        )
+    )
+    return Table.of(LAUNCHES, found.sort("launch_ns", descending=True, maintain_order=True))
+
+
+def _work(capture: Views) -> pl.DataFrame:
+    """The device events with the time of their launches.
+
+    `launch_ns` is the CPU time of the launch for its first event, and 0 for others; `is_short` says
+    whether the launch took longer than all its events. Both are null without a launch.
+    """
+    columns = ("id", "name", "kind", "start_ns", "duration_ns", "launcher", "device")
+    of_kernels = ("grid", "block", "blocks_per_sm", "occupancy")
+    work = capture.rows(*columns, *of_kernels).filter(pl.col("device").is_not_null())
+    cost = pl.Series("cost_ns", capture.facts.events("duration_ns")["duration_ns"])
+    work = work.with_columns(cost.gather(work["launcher"]))
+    first = work.sort("start_ns", maintain_order=True).unique("launcher", keep="first")["id"]
+    counts = pl.when(pl.col("id").is_in(first.implode())).then("cost_ns").otherwise(0)
+    is_known = pl.col("launcher").is_not_null()
+    return work.with_columns(
+        pl.when(is_known).then(counts).alias("launch_ns"),
+        pl.when(is_known)
+        .then(pl.sum("duration_ns").over("launcher") < pl.col("cost_ns"))
+        .alias("is_short"),
+    )
+
+
+def _sum_of_known(column: str) -> pl.Expr:
+    """The sum of a column; null if no value is known."""
+    return pl.when(pl.col(column).count() > 0).then(pl.sum(column)).cast(pl.Int64).alias(column)
+
+
+def _millionths(value: pl.Expr) -> pl.Expr:
+    """A value as a whole number of millionths, whose sums are exact in any order."""
+    return (value * 1_000_000).round().cast(pl.Int128)
+
+
+def _ratio(part: pl.Expr, whole: pl.Expr) -> pl.Expr:
+    return pl.when(whole > 0).then(part / whole)
 
 
 def streams(events: Events, work: Work) -> Table:
@@ -130,56 +210,3 @@ def streams(events: Events, work: Work) -> Table:
         **{name: found[name].tolist() for name in names},
     }
     return Table.of(STREAMS, columns).sort("busy_ns")
-
-
-def moved_bytes(events: Events, copy: Ints, call: Ints) -> Ints:
-    """The bytes that each copy or memset moves, or else its launching `call`; -1 if not known."""
-    own = events.moved_bytes[copy]
-    return np.where((own >= 0) | (call < 0), own, events.moved_bytes[call])
-
-
-def estimated_occupancy(events: Events, kernel: Ints) -> NDArray[np.float64]:
-    """Kineto's estimates of the occupancy of kernels as fractions; NaN without an estimate."""
-    percent = events.occupancy[kernel].astype(np.float64)
-    return np.where(percent > 0, percent / 100, np.nan)
-
-
-def averaged(values: NDArray[np.floating[Any]], weights: Ints) -> tuple[float | None, float | None]:
-    """Return the weighted mean of the values that are not NaN, and their share of the weight.
-
-    A result is None if it would be divided by 0.
-    """
-    known = ~np.isnan(values)
-    weight, whole = int(weights[known].sum()), int(weights.sum())
-    mean = float(np.sum(values[known] * weights[known])) / weight if weight else None
-    return mean, weight / whole if whole else None
-
-
-def _launch_costs(events: Events, work: Work) -> tuple[Ints, Flags]:
-    """For each device event, the CPU time of its launch, and whether the event is short.
-
-    An event is short if its launch takes longer than all device events of the launch. The CPU time
-    is -1 if the launch is not in the trace, and 0 for all events of a launch but the first.
-    """
-    known = work.call >= 0
-    launch_ns = np.where(known, events.duration_ns[work.call], -1)
-    ran = Groups(work.call[known], len(events)).sum(events.duration_ns[work.event[known]])
-    by_start = work.by_start
-    _, first = np.unique(work.call[by_start], return_index=True)
-    counts = np.isin(np.arange(len(launch_ns)), by_start[first]) | (launch_ns < 0)
-    return np.where(counts, launch_ns, 0), (launch_ns >= 0) & (ran[work.call] < launch_ns)
-
-
-def _spread(groups: Groups, by_time: SortedGroups, duration: Ints) -> dict[str, list[int]]:
-    total = groups.sum(duration)
-    return {
-        "calls": groups.size.tolist(),
-        "device_ns": total.tolist(),
-        "min_ns": duration[by_time.row(0)].tolist(),
-        "mean_ns": (total // groups.size).tolist(),
-        "max_ns": duration[by_time.row(100)].tolist(),
-    }
-
-
-def _texts(events: Events, codes: Codes) -> list[str | None]:
-    return [str(decoded(events.grids[code])) if code >= 0 else None for code in codes.tolist()]

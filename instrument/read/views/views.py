@@ -29,6 +29,8 @@ from instrument.read.views import coverage_rows as rows
 if TYPE_CHECKING:
     from typing import Self
 
+    import polars
+
     from instrument.read.facts.device_work import Work
     from instrument.read.facts.facts import Facts
     from instrument.read.facts.links import Links
@@ -204,7 +206,7 @@ class Views:
     )
     collective_calls = View("collectives", "each collective, in order of its end", rows.LAUNCHING)
     launches = View(
-        "launches",
+        "kernels",
         "the CPU calls that launch device work, and the delay until the work starts",
         rows.ORDERED,
         is_scoped=True,
@@ -518,6 +520,11 @@ class Views:
         from instrument.read.facts.facts import Facts
 
         return Facts(self.links, self._work, phase=self.phase, is_ours=self.is_ours)
+
+    def rows(self, *columns: str) -> polars.DataFrame:
+        """Return columns of the table of events, for the events that are asked about."""
+        frame = self.facts.events(*columns)
+        return frame if self.scope is None else frame.filter(self._chosen)
 
     @cached_property
     def _chosen(self) -> Flags:
