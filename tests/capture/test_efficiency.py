@@ -32,7 +32,7 @@ from instrument.base import peak_flops
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.config.schema import ProfilerConfig
 from instrument.read.capture import Capture
-from instrument.read.facts.flops import FUSED_ATTENTION
+from instrument.read.facts.flops import _LENGTHS, _MASK_TYPES, FUSED_ATTENTION
 from instrument.read.facts.traffic import _SIZES, ELEMENT_TYPES, operand_types
 from instrument.read.trace.events import Device
 from instrument.read.views.peak_rates import _TABLE, peak_rates, roof
@@ -288,6 +288,24 @@ def test_a_causal_mask_leaves_the_products_that_torchs_mask_leaves(tmp_path, row
         assert operator.flops == row.flops // pairs * rows * columns, "as torch's counter"
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 7), (5, 9), (9, 5)])
+@pytest.mark.parametrize("name", _LENGTHS)
+def test_a_causal_mask_of_flash_attn_ends_at_the_last_row(tmp_path, name, rows, columns) -> None:
+    pairs = int(torch.ones(rows, columns).tril(columns - rows).sum()) if columns >= rows else None
+    q, k = [2, rows, 8, 4], [2, columns, 2, 4]
+    backward = name.endswith(("backward", "bwd"))
+    dims = [q, q, k, k] if backward else [q, k, k]
+    concrete = [""] * 30
+    concrete[5] = "True"
+    if name in _MASK_TYPES:
+        concrete[5], concrete[_MASK_TYPES[name]] = "False", "2"
+    given = {"Input_Dims": dims + [[]] * 13, "Input_type": [HALF] * len(dims) + [""] * 13}
+    (row,) = capture(tmp_path, [span(name, 0, 5, **given, Concrete_Inputs=concrete)]).efficiency
+    if pairs is None:  # at most the lower triangle that is as wide as the keys
+        pairs = columns * (columns + 1) // 2
+    assert row.flops == 2 * 2 * 8 * pairs * 4 * (5 if backward else 2)
+
+
 def test_the_position_of_is_causal_is_that_of_torchs_schema() -> None:
     for name, position in FUSED_ATTENTION.items():
         operator = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
@@ -445,6 +463,38 @@ def test_a_device_is_known_by_its_whole_name_and_size() -> None:
     both = "AMD Instinct MI250X/MI250"  # two products with one name
     peaks = [peak_rates(Device(0, both, None, n)).flops("float16") for n in (110, 104, None)]
     assert peaks == [191.5e12, 181e12, None]
+
+
+def test_a_users_pyproject_adds_devices(tmp_path, monkeypatch) -> None:
+    text = '[tool.instrument.devices."My GPU"]\nbandwidth = 5e11\nbfloat16 = 58e12\n'
+    (tmp_path / "pyproject.toml").write_text(text)
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir(tmp_path / "inside")
+    mine = peak_rates(Device(0, "My GPU", None, 12))
+    assert (mine.bytes_per_second, mine.flops("bfloat16"), mine.flops("float16")) == (
+        5e11,
+        58e12,
+        None,
+    )
+    assert peak_rates(Device(0, "NVIDIA L4", None, 58)).bytes_per_second == 300e9
+    assert peak_rates(Device(0, "My GPU", None, 12), 1e12).flops("bfloat16") == 1e12
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("devices = 3", "is no table of tables"),
+        ('[tool.instrument.devices."G"]\nbandwidth = -1', "bandwidth' of 'G'.* is -1"),
+        ('[tool.instrument.devices."G"]\nfloat17 = 1e12', "unknown precision 'float17'"),
+        ("[tool.instrument", "cannot be read"),
+    ],
+)
+def test_a_wrong_device_of_a_user_is_named(tmp_path, monkeypatch, text, sentence) -> None:
+    head = "[tool.instrument]\n" if text.startswith("devices") else ""
+    (tmp_path / "pyproject.toml").write_text(head + text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=sentence):
+        peak_rates(Device(0, "G", None, None))
 
 
 def test_the_table_of_peaks_is_plausible() -> None:

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from capture.conftest import record
 from instrument.read.capture import Capture
+from instrument.read.facts.flops import _LENGTHS, _MASK_TYPES
 
 
 def counted(tmp_path, body: Callable[[], object]) -> dict[str, int]:
@@ -134,6 +135,82 @@ def test_attention_on_the_cpu_is_counted_by_hand(tmp_path) -> None:
         "aten::_scaled_dot_product_flash_attention_for_cpu": 2 * product,
         "aten::_scaled_dot_product_flash_attention_for_cpu_backward": 5 * product,
     }
+
+
+Q, K, V, GRADIENT = [2, 7, 8, 4], [2, 9, 2, 4], [2, 9, 2, 6], [2, 7, 8, 6]
+BY_ROWS = [name for name in _LENGTHS if not name.endswith(("backward", "bwd"))]
+
+
+def by_rows(name: str, lengths: list[int] | None = None) -> list[list[int]]:
+    """The shapes of a call of attention by rows, with an argument that holds lengths, if there is one."""
+    dims = [GRADIENT, Q, K, V] if name.endswith(("backward", "bwd")) else [Q, K, V]
+    dims += [[]] * (16 - len(dims))
+    if lengths is not None:
+        dims[_LENGTHS[name][0]] = lengths
+    return dims
+
+
+@pytest.mark.parametrize("name", _LENGTHS)
+def test_attention_by_rows_is_torchs_formula_for_heads_before_rows(tmp_path, name) -> None:
+    q, k, v, gradient = ([each[0], each[2], each[1], each[3]] for each in (Q, K, V, GRADIENT))
+    ops, shapes = torch.ops.aten, (q, k, v)
+    operator = ops._scaled_dot_product_flash_attention
+    if name not in BY_ROWS:
+        operator, shapes = ops._scaled_dot_product_flash_attention_backward, (gradient, *shapes)
+    try:
+        theirs = flop_registry[operator](*shapes)
+    except AssertionError:
+        pytest.skip("this torch's formula knows no heads that share keys")
+    (row,) = capture(tmp_path, [span(name, 0, 5, Input_Dims=by_rows(name))]).operators
+    assert row.flops == theirs > 1000
+
+
+@pytest.mark.parametrize("name", [name for name, lengths in _LENGTHS.items() if lengths])
+def test_lengths_of_their_own_are_not_in_the_trace(tmp_path, name) -> None:
+    events = [span(name, 0, 5, Input_Dims=by_rows(name, [3]))]
+    rows, heads = [14, 8, 4], [18, 2, 4]  # the rows of all sequences, one after another
+    flat = [[14, 8, 6], rows, heads, heads] if name not in BY_ROWS else [rows, heads, heads]
+    events.append(span(name, 10, 5, Input_Dims=[*flat, *by_rows(name, [3])[len(flat) :]]))
+    assert [row.flops for row in capture(tmp_path, events).operators] == [None]
+
+
+def test_attention_with_lengths_in_its_name_has_no_rule(tmp_path) -> None:
+    dims = [[14, 8, 4], [18, 2, 4], [18, 2, 4], [3], [3]]
+    names = ("flash_attn::_flash_attn_varlen_forward", "_vllm_fa2_C::varlen_fwd")
+    events = [span(name, 10 * k, 5, Input_Dims=dims) for k, name in enumerate(names)]
+    found = capture(tmp_path, events)
+    assert {row.flops for row in found.operators} == {None}
+    assert len(found.operators_without_flops) == 2
+
+
+def test_the_arguments_with_lengths_are_those_of_torchs_schema() -> None:
+    for name, positions in _LENGTHS.items():
+        operator = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
+        if not name.startswith("aten::") or operator is None:
+            continue
+        arguments = [each.name for each in operator.default._schema.arguments]
+        known = [k for k, each in enumerate(arguments) if "seq" in each and "max" not in each]
+        known += [k for k, each in enumerate(arguments) if each in ("block_table", "seqlen_k")]
+        assert {*known} == {at for at in positions if at < len(arguments)}, name
+        if name in _MASK_TYPES:
+            assert arguments[_MASK_TYPES[name]] == "custom_mask_type"
+
+
+@pytest.mark.parametrize(
+    "shapes", [((12, 8), (3, 8, 6)), ((3, 4, 8), (3, 8, 6)), ((8, 12), (12, 6))]
+)
+def test_a_grouped_product_has_the_operations_of_its_products(tmp_path, shapes) -> None:
+    a, b = (torch.randn(*shape) for shape in shapes)
+    ends = [3, 8, 12]
+    starts = [0, *ends[:-1]]
+    parts = {
+        (2, 3): lambda: [a[x:y] @ b[k] for k, (x, y) in enumerate(zip(starts, ends))],
+        (3, 3): lambda: [torch.mm(x, y) for x, y in zip(a, b)],
+        (2, 2): lambda: [a[:, x:y] @ b[x:y] for x, y in zip(starts, ends)],
+    }
+    events = [span("aten::_grouped_mm", 0, 5, Input_Dims=[*map(list, shapes), [3], [], []])]
+    (row,) = capture(tmp_path, events).operators
+    assert {"aten::mm": row.flops} == by_torch(parts[a.dim(), b.dim()])
 
 
 def test_an_lstm_is_counted_by_hand(tmp_path) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from instrument.base.errors import ConfigError, did_you_mean, reason_of
+from instrument.base.errors import ConfigError, did_you_mean
+from instrument.base.project_file import project_table
 
 if TYPE_CHECKING:
     from instrument.read.advise.check import Check, RanksCheck
 
-_FILE, _TABLE = "pyproject.toml", "tool.instrument.diagnose"
+_TABLE = "tool.instrument.diagnose"
 _KEYS = ("ignore", "thresholds")
 
 
@@ -63,24 +63,9 @@ def read_settings(ignore: Iterable[str] = (), folder: Path | None = None) -> Set
     Raises:
         ConfigError: the file cannot be read, or has another key or type.
     """
-    start = (folder or Path()).absolute()
-    for path in (each / _FILE for each in (start, *start.parents)):
-        table = _table(path) if path.is_file() else None
-        if table is not None:
-            given = _checked(path, table)
-            return given._replace(ignore=(*given.ignore, *ignore))
-    return Settings(tuple(ignore))
-
-
-def _table(path: Path) -> Any:
-    """The table for diagnoses in a pyproject.toml; None without a table for instrument."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({reason_of(error)}): correct it.") from error
-    tools = content.get("tool")
-    own = tools.get("instrument") if isinstance(tools, dict) else None
-    return own.get("diagnose", {}) if isinstance(own, dict) else own
+    found = project_table("diagnose", folder)
+    given = _checked(*found) if found else DEFAULT
+    return given._replace(ignore=(*given.ignore, *ignore))
 
 
 def _checked(path: Path, table: Any) -> Settings:

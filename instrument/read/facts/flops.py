@@ -98,7 +98,8 @@ def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -
 
 def is_fused_attention(name: str) -> bool:
     """Whether the operator of this name computes attention in one kernel."""
-    return split_overload(name)[0] in FUSED_ATTENTION
+    plain = split_overload(name)[0]
+    return plain in FUSED_ATTENTION or plain in _LENGTHS
 
 
 def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> Ints:
@@ -231,6 +232,37 @@ def _attention_backward(dims: Shapes, _: list[str]) -> int:
     return 2 * batch * heads * rows * columns * (3 * width + 2 * value[3])
 
 
+def _attention_by_rows(first: int, lengths: tuple[int, ...]) -> Rule:
+    """A rule for attention of tensors [batch, rows, heads, width], as in flash-attn.
+
+    `first` is the position of the query; 1 is a backward, which has the gradient before it. If one
+    of the arguments at the positions `lengths` is given, sequences have lengths of their own, which
+    are not in the trace: the FLOPs are not known.
+    """
+
+    def rule(dims: Shapes, _: list[str]) -> int:
+        query, key, value = dims[first : first + 3]
+        (batch, rows, heads, width), (batches, columns, _heads, _width) = query, key
+        if batch != batches or any(dims[at] for at in lengths if at < len(dims)):
+            raise ValueError
+        widths = 3 * width + 2 * value[3] if first else width + value[3]
+        return 2 * batch * heads * rows * columns * widths
+
+    return rule
+
+
+def _grouped_product(dims: Shapes, _: list[str]) -> int:
+    """The FLOPs of matrix products of groups; torch.utils.flop_counter has no rule.
+
+    Either there is a matrix for each group, or the groups are parts of the rows, the columns or the
+    inner dimension, which offsets separate. Rows after the last offset count, too.
+    """
+    a, b = dims[:2]
+    if len(a) == len(b) == 3 and a[0] != b[0]:
+        raise ValueError
+    return 2 * elements(a) * b[-1]
+
+
 def _unmasked(events: Events, name: int, shapes: int, concrete: int, flops: int) -> int:
     """The FLOPs of an attention call; products that its mask makes unnecessary do not count.
 
@@ -240,16 +272,25 @@ def _unmasked(events: Events, name: int, shapes: int, concrete: int, flops: int)
     dims: Shapes = decoded(events.texts[shapes])
     arguments: list[str] = decoded(events.texts[concrete]) if concrete >= 0 else []
     operator = split_overload(events.names[name])[0]
-    at, is_backward = FUSED_ATTENTION[operator], operator.endswith("_backward")
 
     def needed() -> int:
-        is_causal = [text for text in arguments if text in ("True", "False")][at]
-        if is_causal == "False":
+        flags = [text for text in arguments if text in ("True", "False")]
+        by_rows = from_last_row = operator in _LENGTHS
+        if operator in _MASK_TYPES:
+            mask = arguments[_MASK_TYPES[operator]]
+            is_causal, from_last_row = mask != "0", mask != "1"
+        else:  # the first flag of the operators of flash-attn
+            is_causal = flags[0 if by_rows else FUSED_ATTENTION[operator]] == "True"
+        if not is_causal:
             return flops
-        query, key = dims[1:3] if is_backward else dims[:2]
-        rows, columns = query[2], key[2]
+        query, key = dims[1:3] if operator.endswith(("_backward", "bwd")) else dims[:2]
+        rows, columns = query[1 if by_rows else 2], key[1 if by_rows else 2]
         square = min(rows, columns)
-        pairs = square * (square + 1) // 2 + (rows - square) * columns
+        pairs = square * (square + 1) // 2
+        if not from_last_row:  # the first row needs the first column
+            pairs += (rows - square) * columns
+        elif columns > rows:  # the last row needs all columns, as in flash-attn
+            pairs += (columns - rows) * rows
         return flops // (rows * columns) * pairs
 
     return evaluated(needed)
@@ -299,10 +340,43 @@ FUSED_ATTENTION = {
     for backward, suffix in enumerate(("", "_backward"))
 }
 
+# For each attention of tensors [batch, rows, heads, width] in one kernel: positions of arguments
+# that give sequences lengths of their own, or pages. Sources: `flash_attn_interface.py` and
+# `hopper/flash_api.cpp` of flash-attn 2.8, `ops/fmha/flash.py` of xFormers 0.0.30, and
+# `native_functions.yaml` of torch 2.13, whose operators also run inside the fused ones above.
+_FLASH_3, _FLASH_3_BACKWARD = (3, 7, 8, 9, 10, 11, 14), (9, 10, 11, 12)
+_LENGTHS: dict[str, tuple[int, ...]] = {
+    "flash_attn::_flash_attn_forward": (),
+    "flash_attn::_flash_attn_backward": (),
+    **dict.fromkeys(
+        ("flash_attn_3::fwd", "_C_flashattention3::fwd", "_vllm_fa3_C::fwd", "sgl_kernel::fwd"),
+        _FLASH_3,
+    ),
+    **dict.fromkeys(("flash_attn_3::bwd", "_C_flashattention3::bwd"), _FLASH_3_BACKWARD),
+    "xformers_flash::flash_fwd": (3, 4, 5),
+    "xformers_flash::flash_bwd": (9, 10),
+    "xformers_flash3::flash_fwd": (3, 4, 5),
+    "xformers_flash3::flash_bwd": (9, 10),
+    "xformers::efficient_attention_forward_cutlass": (4, 5, 11),
+    "aten::_flash_attention_forward": (3, 4, 13, 15),
+    "aten::_flash_attention_backward": (6, 7),
+    "aten::_efficient_attention_forward": (4, 5, 12),
+    "aten::_efficient_attention_backward": (6, 7),
+}
+# The position of an argument that is 0 without a causal mask, 1 if this mask leaves the first row
+# only the first column, and 2 if it leaves the last row all columns.
+_MASK_TYPES = {
+    "xformers::efficient_attention_forward_cutlass": 9,
+    "aten::_efficient_attention_forward": 9,
+    "aten::_efficient_attention_backward": 14,
+}
+
 RULES: dict[str, Rule] = {
     "aten::mm": _matrix_product(0),
     "aten::_int_mm": _matrix_product(0),
     "aten::_scaled_mm": _matrix_product(0),
+    "aten::_grouped_mm": _grouped_product,
+    "aten::_scaled_grouped_mm": _grouped_product,
     "aten::bmm": _matrix_product(0),
     "aten::addmm": _matrix_product(1),
     "aten::addmm_": _matrix_product(1),
@@ -328,4 +402,8 @@ RULES: dict[str, Rule] = {
     ),
     **{f"aten::_scaled_dot_product_{kind}": _attention for kind in _FUSED},
     **{f"aten::_scaled_dot_product_{kind}_backward": _attention_backward for kind in _FUSED},
+    **{
+        name: _attention_by_rows(int(name.endswith(("_backward", "bwd"))), lengths)
+        for name, lengths in _LENGTHS.items()
+    },
 }
