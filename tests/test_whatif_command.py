@@ -29,7 +29,6 @@ from rich.console import Console
 from instrument.base.units import durations_like
 from instrument.read.show import whatif as report
 from instrument.read.show.terminal import draw
-from instrument.read.simulate.selection import short_name
 from instrument.read.views.section import Section
 
 PAGE = Path(__file__).parent.parent / "docs" / "what-if.md"
@@ -78,7 +77,7 @@ CAPTURES = {
     "without_steps": [annotation("slow", 0, 600)],
     "device_alone": [kernel("gemm", 0, 10)],
 }  # fmt: skip
-KERNEL = "at::native::multi_tensor_apply_kernel"
+KERNEL = "foreach functor<f32>"
 COMMANDS = [
     "whatif cpu",
     "whatif cpu --rows 1",
@@ -186,8 +185,8 @@ def test_a_narrow_terminal_keeps_what_answers(tmp_path: Path, width: int) -> Non
     kept = ["name", "50 % less", "share"]
     kept += ["kind", "CPU", "device"] if width >= 80 else []
     assert all(name in header for name in kept), header
-    assert ("  10 % less " in header) == (width >= 140)
-    if width < 140:
+    assert ("  10 % less " in header) == (width >= 100)
+    if width < 100:
         caption = " ".join(text.split())
         assert re.search("; --json or a wider terminal shows (it|them)[.]", caption)
 
@@ -207,25 +206,6 @@ def test_the_columns_of_a_table_line_up(tmp_path: Path) -> None:
 def test_names_of_a_stranger_do_not_control_the_terminal(tmp_path: Path, command: Command) -> None:
     folder = write_capture(tmp_path, device_steps("evil\x1b]0;owned\x07")).folder
     assert is_harmless(command("whatif", folder, "--scale", "kernel:evil*=0.5").out)
-
-
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        (LONG, "at::native::multi_tensor_apply_kernel"),
-        ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD"),
-        ("Memset (Device)", "Memset"),
-        ("volta_sgemm_64x64_nt", "volta_sgemm_64x64_nt"),
-        ("std::enable_if<((8) > (0)) && f<int>::on, void>::type vllm::norm<c10::Half, 8>(int)", "vllm::norm"),
-        ("void foo<bar<int> >(int)", "foo"),
-        ("<unnamed>::kernel(int)", "kernel"),
-        ("decltype(f<a->b>) k<1>(x)", "decltype"),
-        ("<lambda>", "<lambda>"),
-        ("", ""),
-    ],
-)  # fmt: skip
-def test_a_kernel_has_a_short_name(name: str, short: str) -> None:
-    assert short_name(name) == short
 
 
 def test_times_of_a_column_have_one_unit() -> None:
@@ -249,6 +229,6 @@ def test_what_the_page_shows_of_a_trace_is_printed() -> None:
     assert without_trailing_blanks(edited).startswith(blocks[1])
     for text in (
         "would be 13.5 ms",
-        "CudnnConvolutionBackward            15.1 ms  45.6 ms    20.6",
+        "CudnnConvolutionBackward 15.1 ms 45.6 ms 20.6",
     ):
-        assert text in edited, text
+        assert text in " ".join(edited.split()), text

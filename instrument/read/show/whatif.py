@@ -15,7 +15,7 @@ import polars as pl
 from instrument.base.errors import ConfigError
 from instrument.base.units import counted, durations_like
 from instrument.read.facts.device_work import KINDS as WORK_KINDS
-from instrument.read.simulate.selection import short_name
+from instrument.read.facts.kernel_names import kernel_label
 from instrument.read.views.section import Part, Section, shown_of
 from instrument.read.views.table import ALL, Table, known_columns
 
@@ -180,7 +180,7 @@ def _all_device_work(scenario: Scenario, text: Callable[[float], str]) -> str:
 
 
 def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) -> Section:
-    """The critical path with short names; small rows are summed in one."""
+    """The critical path with the labels of kernels; small rows are summed in one."""
     of_path = scenario.critical_path
     names = [
         _short(kind, name) for kind, name in zip(of_path.column("kind"), of_path.column("name"))
@@ -215,4 +215,4 @@ def _short(kind: str, name: str | None) -> str | None:
     """Return the name of a row of the critical path, shortened as in the causal profile."""
     if name is None:
         return _NAMELESS.get(kind)
-    return short_name(name) if kind in WORK_KINDS else name
+    return kernel_label(name) if kind in WORK_KINDS else name

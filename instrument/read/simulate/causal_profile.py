@@ -13,10 +13,11 @@ import numpy as np
 
 from instrument.read.facts.groupby import Groups, groupby, intern
 from instrument.read.facts.intervals import Intervals
+from instrument.read.facts.kernel_names import kernel_label
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.simulate.cpu_time import joined
 from instrument.read.simulate.model import Costs, Model
-from instrument.read.simulate.selection import of_paths, short_name
+from instrument.read.simulate.selection import of_paths
 from instrument.read.trace.events import Flags, Ints, called_operators, split_overload
 from instrument.read.views.table import Table
 
@@ -25,9 +26,9 @@ _LEAST_SHARE = 0.002
 
 CAUSAL_PROFILE: Schema = schema(
     kind="range (with all that runs inside it, its backward and its device work), operator (with "
-    "all that runs inside it and its device work), or kernel (device work with this name, without "
-    "template arguments)",
-    name="for a range, its path; for an operator or a kernel, its name",
+    "all that runs inside it and its device work), or kernel (device work with this label)",
+    name="for a range, its path; for an operator, its name; for a kernel, its label, such as "
+    "`add<bf16>`",
     cpu_ns="CPU time of the row in one step, after the edits of the scenario; waits do not count. "
     "It is the row's share of the steps that count, multiplied by the step",
     device_ns="time of the row's device work in one step, counted like `cpu_ns`; None if the trace "
@@ -130,7 +131,7 @@ def _kernels(model: Model, rows: int) -> Iterator[_Part]:
     if not len(work.event):
         return
     present, groups = groupby(events.name[work.event])
-    numbers, names = intern([short_name(events.names[k]) for k in present.tolist()])
+    numbers, names = intern([kernel_label(events.names[k]) for k in present.tolist()])
     distinct, groups = groupby(numbers[groups.of])
     bound = groups.sum(work.end_ns - work.start_ns)
     none = np.zeros(0, np.int64)

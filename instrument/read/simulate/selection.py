@@ -5,7 +5,6 @@ A pattern that matches nothing raises `ConfigError`, which names what there is.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import NamedTuple
@@ -17,14 +16,13 @@ from instrument.base.globs import fits
 from instrument.read.facts.device_work import COMMUNICATION, COPY
 from instrument.read.facts.idle import is_loading
 from instrument.read.facts.intervals import Intervals, concatenated
+from instrument.read.facts.kernel_names import kernel_label
 from instrument.read.simulate.builder import loads_here
 from instrument.read.simulate.cpu_time import joined
 from instrument.read.simulate.model import Model
 from instrument.read.trace.events import OPERATOR, Flags, Ints, split_overload
 
 _SHOWN = 3
-# How compilers write an anonymous C++ namespace.
-_UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\{anonymous\}::")
 
 
 class Selection(NamedTuple):
@@ -80,17 +78,17 @@ def by_operator(model: Model, pattern: str) -> Selection:
 
 
 def by_kernel(model: Model, pattern: str, *, only_copies: bool = False) -> Selection:
-    """Select kernels, copies and memsets by name or `short_name`, without their launches' time."""
+    """Select kernels, copies and memsets by name or label, without their launches' time."""
     events, event = model.links.events, model.work.event
     of_kind = model.work.kind == COPY if only_copies else np.ones(len(event), np.bool_)
     present = np.unique(events.name[event[of_kind]]).tolist()
     fitting = np.zeros(len(events.names), np.bool_)
     for k in present:
-        fitting[k] = fits(pattern, events.names[k], short_name(events.names[k]))
+        fitting[k] = fits(pattern, events.names[k], kernel_label(events.names[k]))
     rows = of_kind & fitting[events.name[event]]
     if not rows.any():
         kind = "copy" if only_copies else "kernel"
-        raise _nothing(kind, pattern, [short_name(events.names[k]) for k in present])
+        raise _nothing(kind, pattern, [kernel_label(events.names[k]) for k in present])
     return of_rows(model, rows)
 
 
@@ -160,29 +158,6 @@ def waiting_calls(model: Model, pattern: str) -> Ints:
     if not chosen.any():
         raise _nothing("synchronizing call", pattern, (events.names[k] for k in events.name[calls]))
     return calls[chosen]
-
-
-def short_name(name: str) -> str:
-    """The name of a kernel without return type, template arguments and parameters.
-
-    Other device work loses the text in brackets: `Memcpy HtoD (Pinned -> Device)` is `Memcpy HtoD`.
-    """
-    text, found, end = _UNNAMED.sub("", name), "", 0
-    opened: list[str] = []
-    for end, character in enumerate(text):
-        if character == "<" or (opened and character == "("):
-            opened.append(character)
-        elif opened:
-            # In a template argument, the `>` in `((8) > (0))` and `->` is no closing bracket.
-            if opened[-1] + character in ("<>", "()") and text[end - 1] != "-":
-                opened.pop()
-        elif character == "(":
-            break
-        else:
-            found += character
-    is_function = end > 0 and text[end] == "(" and text[end - 1] != " "
-    found = found.rpartition(" ")[2] if is_function else found.removeprefix("void ").strip()
-    return found or name
 
 
 def _below(model: Model, nodes: Flags) -> Selection:
