@@ -54,11 +54,11 @@ def test_what_activation_checkpointing_repeats_is_a_part_of_its_own(tmp_path: Pa
     )
 
 
-def test_a_range_with_most_of_the_time_of_another_stands_for_it(tmp_path: Path) -> None:
+def test_time_counts_for_the_innermost_range(tmp_path: Path) -> None:
     inside = [annotation("outer", 0, 900), annotation("inner", 0, 700), span("aten::sort", 0, 100)]
     found = capture(tmp_path, in_steps(3, 1000, *inside))
     assert largest_parts(found) == (
-        "The largest parts: 70 % in inner (60 % in no operator), 20 % directly in outer (20 % in "
+        "The largest parts: 70 % in inner (60 % in no operator), 20 % in outer (20 % in "
         "no operator), 10 % in no range (10 % in no operator)."
     )
 
