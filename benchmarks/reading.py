@@ -100,7 +100,7 @@ def _every_table(path: Path) -> object:
     from instrument import Capture
     from instrument.base.errors import CaptureError
     from instrument.read.trace import reader
-    from instrument.read.views.operator_keys import GROUPINGS
+    from instrument.read.views.operators import GROUPINGS
     from instrument.read.views.views import VIEWS
 
     capture = Capture(path, None, {})

@@ -45,7 +45,7 @@ from instrument.read.facts.schema import names_of
 from instrument.read.show.text import RANGE_COLUMNS, render
 from instrument.read.trace import scanner
 from instrument.read.views.coverage_rows import READ
-from instrument.read.views.operator_keys import GROUPINGS
+from instrument.read.views.operators import GROUPINGS
 from instrument.read.views.ranges import RANGES
 from instrument.read.views.table_text import heading
 from instrument.read.views.views import VIEWS

@@ -126,7 +126,6 @@ TESTS = {
         *_capture("operators", "flops", "table"),
         "tests/capture/test_efficiency.py::test_autocast_counts_the_call_with_the_types_that_are_multiplied",
     ],
-    "instrument/read/views/operator_keys.py": _capture("groupby", "operators", "stacks"),
     "instrument/read/views/ranges.py": [
         *_capture("ranges", "autograd", "flops"),
         "tests/report/page/test_payload.py::test_steps_of_ranges_sum_to_the_tree",
@@ -387,7 +386,7 @@ EQUIVALENT = {
         "found: Ints = np.append(self.first, -2)[self.by_launch.since(stream, time_ns)]",
     ): "any number below 0 says that there is none",
     (
-        "instrument/read/views/operator_keys.py",
+        "instrument/read/views/operators.py",
         "np.where(scopes.backward, np.arange(len(scopes.nodes)), scopes.nodes.parent), -1",
         "np.where(scopes.backward, np.arange(len(scopes.nodes)), scopes.nodes.parent), -2",
     ): "the last entry is looked up only for a call that is a range itself, and has one around it",
@@ -467,7 +466,7 @@ EQUIVALENT = {
         "rank[np.bincount(node.of[model], minlength=node.count) > 2] = -1",
     ): "the positions of a node that ran twice do not rise, so its graph is out of order either way",
     (
-        "instrument/read/views/operator_keys.py",
+        "instrument/read/views/operators.py",
         "if loops.compiled is None:",
         "if loops.compiled is not None:",
     ): "both ways give the same mask; without the C extension, many tests fail",
@@ -552,7 +551,7 @@ EQUIVALENT = {
         "self._paused_ns[part] = self._paused_ns.get(part, 1) + time.perf_counter_ns() - began",
     ): "a nanosecond of a duration",
     (
-        "instrument/read/views/operator_keys.py",
+        "instrument/read/views/operators.py",
         "path = np.append(scopes.attributed, -1)[",
         "path = np.append(scopes.attributed, -2)[",
     ): "any number below 0 says that there is none",
@@ -577,7 +576,7 @@ EQUIVALENT = {
         '"aten::dot": _matrix_vector(1),',
     ): "both operands of a dot product have the same length",
     (
-        "instrument/read/views/operator_keys.py",
+        "instrument/read/views/operators.py",
         "beyond = int(after.max(initial=0)) + 1",
         "beyond = int(after.max(initial=0)) + 2",
     ): "it only has to be above every sequence number",
@@ -602,7 +601,7 @@ EQUIVALENT = {
         "wrong |= equal | (end[1:] > end[:-1])",
     ): "speed: what is in order is sorted all the same",
     (
-        "instrument/read/views/operator_keys.py",
+        "instrument/read/views/operators.py",
         'overloads = [""] * (len(events.names) + 1) # the last entry is for memory outside of calls',
         'overloads = [""] * (len(events.names) + 2) # the last entry is for memory outside of calls',
     ): "one entry more at the end, with the same value",

@@ -32,7 +32,7 @@ from instrument.read.show import ranks
 from instrument.read.show.text import render
 from instrument.read.trace import json_stream, reader
 from instrument.read.trace.rewrite import rewrite
-from instrument.read.views.operator_keys import GROUPINGS
+from instrument.read.views.operators import GROUPINGS
 from instrument.read.views.views import VIEWS
 from instrument.sinks.window_scalars import last_step, scalars
 

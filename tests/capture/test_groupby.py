@@ -9,7 +9,7 @@ from instrument.read.facts import loops
 from instrument.read.facts.groupby import Groups, at, distinct, group_rows, groupby, intern, isin
 from instrument.read.facts.intervals import begun_by
 from instrument.read.facts.launches import find
-from instrument.read.views.operator_keys import Calls
+from instrument.read.views.operators import outermost
 
 # Two rows in group 0, none in group 1, three in group 2.
 GROUPS = Groups(np.array([2, 0, 2, 0, 2]), 3)
@@ -76,17 +76,14 @@ def test_calls_inside_a_call_of_their_group_are_not_outermost(module, monkeypatc
     elif loops.compiled is None:
         pytest.skip("The module instrument.read.facts._loops is not compiled.")
     # Node 0 contains nodes 1 to 3, and node 1 contains node 2.
-    node, after = np.array([0, 1, 2, 3, 4]), np.array([4, 3, 3, 4, 5], np.int32)
-    tree = outside = row = None  # not used
-    calls = Calls(tree, outside, node, after, row, [("f", "operator")], {}, {})
+    node, after = np.array([0, 1, 2, 3, 4]), np.array([4, 3, 3, 4, 5])
     for group, expected in (
         ([0, 0, 0, 0, 0], [True, False, False, False, True]),
         ([0, 1, 1, 0, 1], [True, True, False, False, True]),
         ([1, 2, 2, 1, 0], [True, True, False, False, True]),
         ([0, 1, 2, 1, 0], [True, True, True, True, True]),
     ):
-        groups = Groups(np.array(group), 3)
-        assert calls.outermost(groups).tolist() == expected
+        assert outermost(np.array(group), node, after, 3).tolist() == expected
 
 
 @pytest.mark.parametrize("time_ns", [[0, 2, 2, 5, 9], [9, 0, 5], [3], []], ids=str)

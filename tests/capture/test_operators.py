@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-import numpy as np
 import pytest
 import real_traces
 import torch
-from builders import allocation, annotation, call, capture, frame, kernel, read, span
+from builders import allocation, annotation, call, capture, frame, kernel, span
 from golden import Golden, rows_as_lines
 from recording import export
 from torch._C._profiler import _ExperimentalConfig
@@ -20,9 +18,9 @@ from capture.conftest import COLUMNS, EXACT_MEMORY, INEXACT_ROWS, each_body, rec
 from capture.sums import assert_sums
 from instrument.base.errors import ConfigError
 from instrument.read.capture import Capture
-from instrument.read.facts.links import Links
-from instrument.read.views.operator_keys import GROUPINGS
-from instrument.read.views.operators import during, operator_calls, operators, operators_by
+from instrument.read.views.operators import (
+    GROUPINGS,
+)
 
 SEEN = {  # what each recording must hold for a comparison to mean anything
     "convolutions": {
@@ -93,7 +91,7 @@ def test_with_python_frames_torchs_rules_have_them_as_rows(recordings) -> None:
         pytest.skip("older torch has no rows for Python's frames")
     assert frames
     assert values(torch_table(events), "name") == recording.by_name
-    ours = operators(operator_calls(Links(events)))
+    ours = recording.capture.operators
     assert not frames & {row.name for row in ours}
     self_cpu_ns = list(COLUMNS).index("self_cpu_ns")
     (forward,) = ours.where(name="forward")
@@ -372,18 +370,11 @@ def test_operators_by_hand(tmp_path, golden: Golden) -> None:
     golden("operators.txt", "\n".join(told))
 
 
-def test_a_total_share_counts_recursion_once(tmp_path) -> None:
-    whole = sum(row.self_cpu_ns for row in capture(tmp_path, RECURSIVE).operators)
-    (row,) = capture(tmp_path, RECURSIVE).operators.where(name="f")
-    assert row.total_share == (10000 + 5000 + 2000) / whole
-    assert row.device_total_share == 1
-
-
 def test_shares_are_of_what_ran_in_steps(tmp_path) -> None:
     events = [annotation("ProfilerStep#3", 0, 20)]
     events += [span("aten::add", 0, 5), span("aten::add", 30, 10)]
     (row,) = capture(tmp_path, events).operators.where(name="aten::add")
-    assert (row.self_cpu_ns, row.share, row.total_share) == (15_000, 5 / 20, 5 / 20)
+    assert (row.self_cpu_ns, row.share) == (15_000, 5 / 20)
 
 
 def test_memory_outside_of_operators_has_no_inputs(tmp_path) -> None:
@@ -557,23 +548,3 @@ def test_on_real_traces_every_grouping_holds_every_call_once(name) -> None:
             totals = [sum(value or 0 for value in each.column(column)) for each in (grouped, table)]
             assert totals[0] == totals[1], (what, column)
         assert all(row.self_cpu_ns <= row.cpu_ns for row in grouped if row.cpu_ns is not None)
-
-
-def test_during_keeps_the_calls_that_began_within_the_spans(tmp_path: Path) -> None:
-    events = [
-        span("aten::mm", 0, 10),
-        span("aten::add", 20, 100),  # contains the next two
-        span("aten::mm", 30, 10, Input_Dims=[[2, 2]]),
-        span("aten::mm", 60, 10),
-        span("aten::mm", 200, 10),
-    ]
-    links = Links(read(tmp_path, events))
-    calls = operator_calls(links)
-    starts, ends = np.array([20_000, 60_000]), np.array([50_000, 61_000])
-    inside = during(calls, starts, ends)
-    rows = {row.name: (row.calls, row.self_cpu_ns, row.cpu_ns) for row in operators(inside)}
-    assert rows == {"aten::add": (1, 80_000, 100_000), "aten::mm": (2, 20_000, 20_000)}
-    by_shapes = operators_by(links, inside, "input_shapes").where(name="aten::mm")
-    assert sorted(by_shapes.column("input_shapes")) == ["[[2, 2]]", "[]"]
-    assert len(operators(during(calls, starts[:0], ends[:0]))) == 0
-    assert len(operators(calls)) == 2

@@ -109,11 +109,6 @@ def test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each(tmp
         rows.column("device_share") + found.ranges_rest.column("device_share")
     ) == pytest.approx(1)
     operators = {r.name: (r.share, r.device_share) for r in found.operators}
-    totals = {r.name: (r.total_share, r.device_total_share) for r in found.operators}
-    assert totals["aten::mm"] == (10 / whole, 12 / device)
-    assert totals["model"] == (40 / whole, 12 / device)
-    assert totals["ProfilerStep*"] == (100 / whole, 16 / device)
-    assert totals["[no launch]"] == (None, 60 / device)
     assert operators["aten::mm"] == (7 / whole, 12 / device)
     assert operators["cudaLaunchKernel"] == (7 / whole, 0)
     assert operators["ProfilerStep*"] == (52 / whole, 0)

@@ -24,7 +24,7 @@ from instrument.read.show.text import (
     log_block,
     render,
 )
-from instrument.read.views.operator_keys import GROUPINGS
+from instrument.read.views.operators import GROUPINGS
 from instrument.read.views.table import TORCH_NAMES
 from instrument.sinks.table import TableSink
 

@@ -17,7 +17,7 @@ from instrument.read.facts.groupby import groupby_rows
 from instrument.read.facts.segments import waits_for_data
 from instrument.read.trace.events import OPERATOR, Flags, Ints, called_operators, decoded
 from instrument.read.views.coverage_rows import LAUNCHERS
-from instrument.read.views.operator_keys import shape_text
+from instrument.read.views.operators import shape_text
 from instrument.read.views.peak_rates import peak_rates
 from instrument.read.views.views import Views
 

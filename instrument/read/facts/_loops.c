@@ -1,6 +1,6 @@
 /*
  * Loops over columns that NumPy cannot express, because each row depends on rows before it.
- * `call_tree.py`, `operator_keys.py`, `whatif/program.py` and `timeline.py` do the same in NumPy and
+ * `call_tree.py`, `operators.py`, `whatif/program.py` and `timeline.py` do the same in NumPy and
  * Python for installations without a compiler.
  *
  * The columns are C arrays of char, int32_t, int64_t or double. Every index that comes from a

@@ -102,6 +102,9 @@ EVENTS: Schema = schema(
     "the same name; torch counts the two as one call",
     flops="the floating-point operations of an operator without those inside it; null if unknown",
     bytes="of a copy or memset, the bytes that it moves; null if unknown",
+    cpu_bytes="the memory that the event and all inside it allocated on the CPU, minus what they "
+    "freed; null if the trace has no memory events",
+    device_bytes="the same, of the devices",
     own_cpu_bytes="the memory that the event itself allocated on the CPU, minus what it freed; "
     "null if the trace has no memory events",
     own_device_bytes="the same, of the devices",
@@ -186,19 +189,9 @@ def nullable(values: NDArray[Any] | pl.Series, known: Flags) -> pl.Series:
 
 def _recorded(facts: Facts) -> dict[str, pl.Series]:
     events, count = facts.links.events, len(facts.links.events)
-    on_device = np.zeros(count, np.bool_)
-    on_device[facts.work.event] = True
-    thread = events.thread.copy()
-    thread[facts.links.call_tree.index] = facts.links.call_tree.thread
-    process, number = (
-        pl.Series([str(each[k]) for each in events.threads], dtype=pl.String) for k in (0, 1)
-    )
     return {
         "id": pl.Series(np.arange(count)),
         "part": pl.Series(np.zeros(count, np.int64)),
-        "thread": nullable((process + "/" + number).gather(thread), ~on_device),
-        "device": nullable(process.gather(thread), on_device),
-        "stream": nullable(number.gather(thread), on_device),
         "start_ns": pl.Series(events.start_ns),
         "end_ns": pl.Series(events.end_ns),
         "duration_ns": pl.Series(events.duration_ns),
@@ -206,6 +199,22 @@ def _recorded(facts: Facts) -> dict[str, pl.Series]:
         "phase": pl.Series([facts.phase]).new_from_index(0, count),
         "sequence": nullable(events.sequence, events.sequence >= 0),
         "correlation": nullable(events.correlation, events.correlation != 0),
+    }
+
+
+def _located(facts: Facts) -> dict[str, pl.Series]:
+    events, tree = facts.links.events, facts.links.call_tree
+    on_device = np.zeros(len(events), np.bool_)
+    on_device[facts.work.event] = True
+    thread = events.thread.copy()
+    thread[tree.index] = tree.thread
+    process, number = (
+        pl.Series([str(each[side]) for each in events.threads], dtype=pl.String) for side in (0, 1)
+    )
+    return {
+        "thread": nullable((process + "/" + number).gather(thread), ~on_device),
+        "device": nullable(process.gather(thread), on_device),
+        "stream": nullable(number.gather(thread), on_device),
     }
 
 
@@ -333,12 +342,12 @@ def _flops(facts: Facts) -> dict[str, pl.Series]:
 
 def _memory(facts: Facts) -> dict[str, pl.Series]:
     tree, memory = facts.links.call_tree, facts.links.events.memory
-    return {
-        f"own_{where}_bytes": facts.of_nodes(
-            None if size is None else tree.own(memory_attribution.within(tree, memory, size))
-        )
-        for where, size in memory_attribution.sizes(memory).items()
-    }
+    found = {}
+    for where, size in memory_attribution.sizes(memory).items():
+        total = None if size is None else memory_attribution.within(tree, memory, size)
+        found[f"{where}_bytes"] = facts.of_nodes(total)
+        found[f"own_{where}_bytes"] = facts.of_nodes(None if total is None else tree.own(total))
+    return found
 
 
 def _of_arguments(facts: Facts) -> dict[str, pl.Series]:
@@ -379,15 +388,15 @@ def _texts(
 
 
 _GROUPS: tuple[tuple[Callable[[Facts], dict[str, pl.Series]], str], ...] = (
-    (_recorded, "id part thread device stream start_ns end_ns duration_ns finished phase"),
-    (_recorded, "sequence correlation"),
+    (_recorded, "id part start_ns end_ns duration_ns finished phase sequence correlation"),
+    (_located, "thread device stream"),
     (_named, "kind name overload wait_kind"),
     (_nested, "parent own_ns counted_own_ns call"),
     (_of_steps, "step counted"),
     (_launched, "launcher operator device_ns own_device_ns counted_own_device_ns"),
     (_placed, "path pass"),
     (_flops, "flops"),
-    (_memory, "own_cpu_bytes own_device_bytes"),
+    (_memory, "cpu_bytes device_bytes own_cpu_bytes own_device_bytes"),
     (_of_arguments, "shapes types concrete stack"),
     (_of_kernels, "bytes grid block blocks_per_sm occupancy"),
 )

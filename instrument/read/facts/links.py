@@ -19,7 +19,15 @@ from instrument.read.facts.step_index import (
     step_number,
 )
 from instrument.read.facts.synchronisation import Synchronisations, synchronisations
-from instrument.read.trace.events import ANNOTATION, OPERATOR, PYTHON, Events, Ints, is_runtime
+from instrument.read.trace.events import (
+    ANNOTATION,
+    OPERATOR,
+    PYTHON,
+    Events,
+    Flags,
+    Ints,
+    is_runtime,
+)
 
 # Utility operators that torch leaves out of its tables.
 _HIDDEN = frozenset(
@@ -68,6 +76,13 @@ class Links:
     def scopes(self) -> Scopes:
         """The scopes (ranges and backward nodes), and the range that each scope belongs to."""
         return find_scopes(self.events, self.call_tree)
+
+    @cached_property
+    def events_that_are_ranges(self) -> Flags:
+        """A mask of the events that are ranges."""
+        found = np.zeros(len(self.events), np.bool_)
+        found[self.scopes.ranges.index] = True
+        return found
 
     @cached_property
     def flops(self) -> Ints | None:

@@ -62,7 +62,7 @@ SORT_NAMES = TORCH_NAMES | {
 }
 
 # Columns shown only on request, because a reader can compute them from columns that are shown.
-_ON_REQUEST = frozenset({"device_ns_per_call", "total_share", "device_total_share"})
+_ON_REQUEST = frozenset({"device_ns_per_call"})
 # The default columns of the ranges, and the columns that are added if there was a backward.
 _USUAL_OF_RANGES = (
     "calls",

@@ -26,7 +26,7 @@ from instrument.read.trace.events import (
     is_runtime,
     split_overload,
 )
-from instrument.read.views.operator_keys import shape_text
+from instrument.read.views.operators import shape_text
 from instrument.read.views.peak_rates import PeakFlops, PeakRates, peak_rates, roof
 from instrument.read.views.table import Table
 

@@ -166,9 +166,10 @@ def _work(capture: Views) -> pl.DataFrame:
     `launch_ns` is the CPU time of the launch for its first event, and 0 for others; `is_short` says
     whether the launch took longer than all its events. Both are null without a launch.
     """
-    columns = ("id", "name", "kind", "start_ns", "duration_ns", "launcher", "device")
+    columns = ("id", "name", "kind", "start_ns", "duration_ns", "launcher")
     of_kernels = ("grid", "block", "blocks_per_sm", "occupancy")
-    work = capture.rows(*columns, *of_kernels).filter(pl.col("device").is_not_null())
+    work = capture.rows(*columns, *of_kernels)
+    work = work.filter(pl.col("kind").is_in(["kernel", "communication", "copy", "memset"]))
     cost = pl.Series("cost_ns", capture.facts.events("duration_ns")["duration_ns"])
     work = work.with_columns(cost.gather(work["launcher"]))
     first = work.sort("start_ns", maintain_order=True).unique("launcher", keep="first")["id"]

@@ -2,59 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 
-from instrument.base.errors import ConfigError
-from instrument.base.range_names import STEP_PREFIX
-from instrument.read.facts import memory_attribution
-from instrument.read.facts.call_tree import CallTree
-from instrument.read.facts.flops import UNKNOWN, has_rule, nodes_without_flops
-from instrument.read.facts.groupby import groupby, intern
-from instrument.read.facts.intervals import interval_at
-from instrument.read.facts.links import Links
+from instrument.base.errors import CaptureError, ConfigError
+from instrument.read.facts import loops, memory_attribution
+from instrument.read.facts.device_work import KINDS as WORK
+from instrument.read.facts.facts import CPU_KINDS
+from instrument.read.facts.flops import has_rule, nodes_without_flops
+from instrument.read.facts.groupby import Groups, groupby, intern
 from instrument.read.facts.schema import Schema, names_of, schema
-from instrument.read.trace.events import (
-    ANNOTATION,
-    OPERATOR,
-    Events,
-    Flags,
-    Ints,
-    flags,
-    is_loader,
-    is_moment,
-    is_runtime,
-    is_step,
-    is_wait,
-    split_overload,
-)
-from instrument.read.views.operator_keys import (
-    GROUPINGS,
-    KINDS,
-    Calls,
-    Grouping,
-    Outside,
-    Quantities,
-    Row,
-)
+from instrument.read.trace.events import Codes, Flags, Ints, decoded
 from instrument.read.views.table import Table
 
-MEMORY_ROW, UNLAUNCHED_ROW = "[memory]", "[no launch]"
-_MEMORY, _UNLAUNCHED = (MEMORY_ROW, "memory"), (UNLAUNCHED_ROW, "unlaunched")
-_TOTALS = frozenset({"cpu_ns", "device_ns", "cpu_bytes", "device_bytes"})
-_NOTHING = Outside(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64))
-_OF_UNLAUNCHED = frozenset({"device_ns", "self_device_ns"})
-# For each share, the quantity of whose total it is a fraction.
-_SHARES = {
-    "share": "self_cpu_ns",
-    "total_share": "cpu_ns",
-    "device_share": "self_device_ns",
-    "device_total_share": "device_ns",
-}
+if TYPE_CHECKING:
+    from instrument.read.views.views import Views
 
+MEMORY_ROW, UNLAUNCHED_ROW = "[memory]", "[no launch]"
+# Grouping by device needs a flag for each device and call. No machine has more devices.
+_MOST_DEVICES = 64
+# The columns that the table sums over all calls, and those that it sums over the calls that are
+# not inside another call of their row, by their names in the table of events.
+_SUMS = {
+    "self_cpu_ns": "own_ns", "self_device_ns": "own_device_ns", "flops": "flops",
+    "self_cpu_bytes": "own_cpu_bytes", "self_device_bytes": "own_device_bytes",
+}  # fmt: skip
+_TOTALS = {
+    "cpu_ns": "duration_ns", "device_ns": "device_ns", "cpu_bytes": "cpu_bytes",
+    "device_bytes": "device_bytes",
+}  # fmt: skip
+_SHARES = {"share": "counted_own_ns", "device_share": "counted_own_device_ns"}
+_EVENTS = (
+    "id",
+    "name",
+    "kind",
+    "start_ns",
+    "call",
+    *_SUMS.values(),
+    *_TOTALS.values(),
+    *_SHARES.values(),
+)
 
 OPERATORS: Schema = schema(
     name="the name of the operator, range or runtime call; [memory] for allocations and frees "
@@ -66,9 +56,6 @@ OPERATORS: Schema = schema(
     "time",
     device_share="`self_device_ns` as a fraction of all device time. Only work that was launched "
     "in the steps that count is taken; if no step is finished, all work",
-    total_share="like `share`, but with `cpu_ns` in place of `self_cpu_ns`: torch's CPU total %",
-    device_total_share="like `device_share`, but with `device_ns` in place of `self_device_ns`: "
-    "torch's CUDA total %",
     cpu_ns="CPU time of the calls, including the calls inside them",
     cpu_ns_per_call="`cpu_ns` divided by `calls`",
     self_device_ns="device time of the work that the calls themselves launched; None if the trace "
@@ -100,64 +87,50 @@ OPERATORS_WITHOUT_FLOPS: Schema = schema(
 )
 
 
-def operators(operator_calls: Calls) -> Table:
+def operators(capture: Views) -> Table:
     """Return one row for each name of an operator, annotation or runtime call; see `OPERATORS`.
 
     The rows are ordered by first call. The columns `share` and `device_share` each sum to 1, of the
     same totals as in `ranges`. docs/getting-started.md says how the table differs from torch's own.
+    Cost: about 0.1 µs per event.
     """
-    return Table.of(OPERATORS, _rows(operator_calls))
+    return Table.of(OPERATORS, _summed(_calls(capture), ["name", "kind"]))
 
 
-def operators_by(links: Links, calls: Calls, what: str, depth: int = 5) -> Table:
+def operators_by(capture: Views, what: str, depth: int = 5) -> Table:
     """Return one row for each name and value of a property; see `Views.operators_by`."""
     if what not in GROUPINGS:
         *most, last = GROUPINGS
         raise ConfigError(
             f"Operators cannot be grouped by {what!r}; choose {', '.join(most)} or {last}."
         )
-    cells = _rows(calls, what, GROUPINGS[what](links, calls, depth))
-    first, *others = names_of(OPERATORS)
-    return Table({name: cells[name] for name in (first, what, *others)})
+    calls = _calls(capture)
+    # A call that torch counts with the one around it has that one's property.
+    first = pl.when("call").then(pl.int_range(pl.len())).forward_fill()
+    of = calls.select(first.fill_null(pl.int_range(pl.len()))).to_series()
+    calls = calls.with_columns(GROUPINGS[what](capture, calls, depth).gather(of).alias(what))
+    name, *others = names_of(OPERATORS)
+    return Table(_summed(calls, ["name", what, "kind"]).select(name, what, *others))
 
 
-def during(calls: Calls, start_ns: Ints, end_ns: Ints) -> Calls:
-    """Return the calls that began within spans of time, which are sorted and do not overlap."""
-    return _only(calls, interval_at((start_ns, end_ns), calls.start_ns) >= 0)
-
-
-def _only(calls: Calls, kept: Flags) -> Calls:
-    inside = np.flatnonzero(kept)
-
-    def chosen(columns: Mapping[str, Ints | None]) -> dict[str, Any]:
-        return {name: None if c is None else c[inside] for name, c in columns.items()}
-
-    return replace(
-        calls,
-        node=calls.node[inside],
-        after=calls.after[inside],
-        row=calls.row[inside],
-        quantities=chosen(calls.quantities),
-        counted=chosen(calls.counted),
-    )
-
-
-def operators_without_flops(links: Links) -> Table:
+def operators_without_flops(capture: Views) -> Table:
     """Return the operators whose FLOPs are not counted; see `OPERATORS_WITHOUT_FLOPS`.
 
     The longest device time, or else CPU time, comes first. A call is listed if no formula gives
     FLOPs for it, for a call inside it, or for a call around it; of nested calls, only the
     outermost.
     """
+    links = capture.links
     events, call_tree = links.events, links.call_tree
     nodes = np.flatnonzero(nodes_without_flops(events, call_tree, links.flops))
-    rows, row = _rows_of_nodes(events, call_tree)
     device = links.device_own_ns
-    keys, groups = groupby(row[nodes])
+    named = capture.facts.events("name")["name"].gather(call_tree.index[nodes])
+    of, names = intern(named.to_list())
+    groups = Groups(of, len(names))
     totals = None if device is None else call_tree.with_descendants(device)[nodes]
     ruled = events.named(has_rule)[call_tree.index].astype(np.int64)
     columns: dict[str, Any] = {
-        "name": [rows[k][0] for k in keys.tolist()],
+        "name": names,
         "has_rule": groups.sum(call_tree.with_descendants(ruled)[nodes]) > 0,
         "calls": groups.size,
         "cpu_ns": groups.sums(call_tree.total_ns[nodes]),
@@ -168,198 +141,235 @@ def operators_without_flops(links: Links) -> Table:
     )
 
 
-def operator_calls(links: Links, chosen: Flags | None = None) -> Calls:
-    """Return the calls that the operator table sums, of the chosen events if a mask is given.
+def _calls(capture: Views) -> pl.DataFrame:
+    """The rows of the table of events that the table sums.
 
-    Cost: about 0.1 µs per event.
+    `node` is the number of the call, depth-first: the calls inside it have the numbers up to
+    `after` - 1. At the end are device work without a launch in the trace, and the allocations and
+    frees outside of all calls, which have no `id`.
     """
-    events, call_tree = links.events, links.call_tree
-    rows, row = _rows_of_nodes(events, call_tree)
-    names, _ = intern([name for name, _ in rows])
-    kept = _kept(call_tree, names[row])
-    cpu_ns, self_cpu_ns = call_tree.total_ns[kept], _folded(links.own_ns, kept)
-    device = links.device_own_ns
-    quantities: Quantities = {
-        "cpu_ns": cpu_ns,
-        "self_cpu_ns": self_cpu_ns,
-        "device_ns": None if device is None else call_tree.with_descendants(device)[kept],
-        "self_device_ns": None if device is None else _folded(device, kept),
-        **_bytes(events, call_tree, kept),
-        "flops": _flops(links.flops, kept),
-    }
-    # If all time counts, these columns are those of the quantities, and are not summed again.
-    own, total = links.counted_own_ns, links.counted_ns
-    counted = {
-        "share": self_cpu_ns if own is links.own_ns else _folded(own, kept),
-        "total_share": cpu_ns if total is call_tree.total_ns else total[kept],
-    }
-    if (in_steps := links.counted_device_own_ns) is not None:
-        counted["device_share"] = _folded(in_steps, kept)
-        counted["device_total_share"] = call_tree.with_descendants(in_steps)[kept]
-    calls = Calls(
-        tree=call_tree,
-        outside=_NOTHING,
-        node=kept,
-        after=call_tree.until[kept],
-        row=row[kept],
-        rows=rows,
-        quantities=quantities,
-        counted=counted,
+    events, tree = capture.rows(*_EVENTS), capture.links.call_tree
+    node = pl.Series(tree.nodes_of(events["id"].to_numpy()))
+    events = events.with_columns(
+        node=node,
+        after=pl.Series(tree.until.astype(np.int64)).gather(node.clip(0)) if len(tree) else node,
     )
-    calls = _with_outside(calls, links)
-    if chosen is None:
-        return calls
-    event = calls.event
-    return _only(calls, (event >= 0) & chosen[event])
+    is_call = pl.col("kind").is_in(CPU_KINDS) & (pl.col("node") >= 0)
+    calls = events.filter(is_call).sort("node")
+    work = capture.rows("id", "operator").filter(pl.col("operator").is_null())["id"]
+    unlaunched = events.filter(pl.col("kind").is_in(WORK) & pl.col("id").is_in(work.implode()))
+    unlaunched = unlaunched.select(
+        "id", "start_ns", "own_device_ns", "device_ns", "counted_own_device_ns"
+    )
+    others = [unlaunched.with_columns(_row(UNLAUNCHED_ROW, "unlaunched"))]
+    if capture.scope is None:
+        others.insert(0, _memory(capture).with_columns(_row(MEMORY_ROW, "memory")))
+    found = pl.concat([calls, *(each for each in others if len(each))], how="diagonal")
+    outside = pl.int_range(len(tree), len(tree) + pl.len())
+    return found.with_columns(
+        node=pl.when(pl.col("after").is_null()).then(outside).otherwise("node"),
+        after=pl.when(pl.col("after").is_null()).then(outside + 1).otherwise("after"),
+    )
 
 
-def _rows_of_nodes(events: Events, call_tree: CallTree) -> tuple[list[Row], Ints]:
-    """The rows of the table, and for each node of the call tree the index of its row.
+def _row(name: str, kind: str) -> list[pl.Expr]:
+    return [pl.lit(name).alias("name"), pl.lit(kind).alias("kind"), pl.lit(True).alias("call")]
 
-    The row depends only on an event's category and name, and is found once for each pair of them.
-    """
-    shown = [
-        f"{STEP_PREFIX[:-1]}*" if name.startswith(STEP_PREFIX) else name for name in events.names
+
+def _memory(capture: Views) -> pl.DataFrame:
+    """The allocations and frees outside of all calls; their own time is 0."""
+    memory = capture.events.memory
+    bare = memory_attribution.uncovered(capture.links.call_tree, memory)
+    columns: dict[str, Any] = {"start_ns": memory.time_ns[bare], "thread_code": memory.thread[bare]}
+    for where, size in memory_attribution.sizes(memory).items():
+        if size is not None:
+            columns |= {f"own_{where}_bytes": size[bare], f"{where}_bytes": size[bare]}
+    has_device = len(capture.facts.work.event) > 0
+    zeros = ["own_ns", "duration_ns", "counted_own_ns"]
+    zeros += ["own_device_ns", "device_ns", "counted_own_device_ns"] if has_device else []
+    return pl.DataFrame(columns).with_columns(pl.lit(0, pl.Int64).alias(name) for name in zeros)
+
+
+def _summed(calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """The cells of the table, with the rows in the order of their first calls."""
+    groups = calls.select(keys).with_row_index("row").group_by(keys, maintain_order=True).agg("row")
+    rows, sizes = groups["row"].explode().to_numpy(), groups["row"].list.len().to_numpy()
+    group = np.empty(len(calls), np.int64)
+    group[rows] = np.repeat(np.arange(len(groups)), sizes)
+    node, after = (calls[name].to_numpy() for name in ("node", "after"))
+    calls = calls.with_columns(group=group, outer=outermost(group, node, after, len(groups)))
+    found = calls.group_by("group", maintain_order=True).agg(
+        pl.col(*keys).first(),
+        pl.sum("call").cast(pl.Int64).alias("calls"),
+        pl.min("start_ns"),
+        *(_known(pl.col(own)).alias(name) for name, own in _SUMS.items()),
+        *(_known(pl.col(whole), pl.col("outer")).alias(name) for name, whole in _TOTALS.items()),
+        *(pl.sum(part).alias(share) for share, part in _SHARES.items()),
+    )
+    whole = {share: calls[part].sum() for share, part in _SHARES.items()}
+    own = {"share": "self_cpu_ns", "device_share": "self_device_ns"}
+    shares = [
+        pl.when(pl.col(own[share]).is_not_null() & (whole[share] > 0))
+        .then(pl.col(share) / pl.repeat(whole[share], pl.len()))  # a scalar would round twice
+        .alias(share)
+        for share in _SHARES
     ]
-    plain = [split_overload(name)[0] for name in shown]
-    others = (_MEMORY, _UNLAUNCHED)
-    codes, names = intern([*shown, *plain, *(name for name, _ in others)])
-    of_shown, of_plain, of_others = np.split(codes, [len(shown), 2 * len(shown)])
-    # An array with a row for each role of a category, and a column for each name.
-    operator, annotation, call, other = range(4)
-    name, kind = np.tile(of_shown, (4, 1)), np.zeros((4, len(shown)), np.int64)
-    name[operator] = of_plain
-    kind[annotation] = KINDS.index("range")
-    for what, test in (("step", is_step), ("mark", is_moment), ("loader", is_loader)):
-        kind[:, flags(test, events.names)] = KINDS.index(what)
-    kind[call] = KINDS.index("runtime")
-    kind[call, flags(is_wait, events.names)] = KINDS.index("wait")
-    kinds_of_others = np.array([KINDS.index(what) for _, what in others])
-    keys, groups = groupby(
-        np.append(name * len(KINDS) + kind, of_others * len(KINDS) + kinds_of_others)
-    )
-    rows = [(names[k // len(KINDS)], KINDS[k % len(KINDS)]) for k in keys.tolist()]
-    role = np.full(len(events.categories), other, np.int32)
-    role[flags(OPERATOR.__contains__, events.categories)] = operator
-    role[flags(ANNOTATION.__contains__, events.categories)] = annotation
-    role[flags(is_runtime, events.categories)] = call
-    index = call_tree.index
-    return rows, groups.of[(role * len(shown))[events.category[index]] + events.name[index]]
+    per_call = [
+        pl.when(pl.col("calls") > 0).then(pl.col(ns) / pl.col("calls")).alias(f"{ns}_per_call")
+        for ns in ("cpu_ns", "device_ns")
+    ]
+    found = found.sort("start_ns", maintain_order=True).with_columns(*shares, *per_call)
+    return found.select(*dict.fromkeys([*keys, *names_of(OPERATORS)]))
 
 
-def _kept(call_tree: CallTree, name: Ints) -> Ints:
-    """The nodes that remain when a child without siblings joins its parent of the same name.
+def _known(values: pl.Expr, where: pl.Expr | None = None) -> pl.Expr:
+    """The sum of the known values, of the rows for which `where` holds; null if none is known."""
+    chosen = values if where is None else values.filter(where)
+    return pl.when(values.count() > 0).then(chosen.sum()).cast(pl.Int64)
 
-    torch merges the same nodes, one pair after the other.
+
+def outermost(group: Ints, node: Ints, after: Ints, groups: int) -> Flags:
+    """A mask of the calls that are not inside another call of the same group, sorted by `node`."""
+    if loops.compiled is not None:
+        columns = map(np.ascontiguousarray, (group, node, after.astype(np.int32)))
+        return np.frombuffer(loops.compiled.outermost(*columns, groups), np.bool_)
+    beyond = int(after.max(initial=0)) + 1
+    order = np.argsort(group, kind="stable")
+    first, until = (group * beyond + node)[order], (group * beyond + after)[order]
+    reached = np.maximum.accumulate(np.append(0, until))[:-1]
+    outer = np.zeros(len(group), np.bool_)
+    outer[order] = first >= reached
+    return outer
+
+
+def by_input_shapes(capture: Views, calls: pl.DataFrame, _: int) -> pl.Series:
+    """Input shapes as torch prints them; None for all calls if the trace holds no input shapes."""
+    return _inputs(capture, calls, "shapes", shape_text)
+
+
+def by_input_types(capture: Views, calls: pl.DataFrame, _: int) -> pl.Series:
+    """Input types as torch names them; None for all calls if the trace holds no input types."""
+    return _inputs(capture, calls, "types", _type_text)
+
+
+def _inputs(
+    capture: Views, calls: pl.DataFrame, column: str, text: Callable[[bytes], str]
+) -> pl.Series:
+    codes: Codes = getattr(capture.events, column)
+    if not (codes >= 0).any():
+        return _none(calls)
+    used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=len(capture.events.texts)))
+    texts = dict(zip(used.tolist(), (text(capture.events.texts[k]) for k in used.tolist())))
+    own = pl.Series(codes).gather(calls["id"])
+    return own.replace_strict(texts, default="[]", return_dtype=pl.String).fill_null("[]")
+
+
+def by_stack(capture: Views, calls: pl.DataFrame, depth: int) -> pl.Series:
+    """The innermost Python frames around each call."""
+    from instrument.read.views.stacks import frames_around
+
+    codes, labels = frames_around(capture.events, calls["id"].fill_null(-1).to_numpy(), depth)
+    return pl.Series(labels, dtype=pl.String).gather(codes)
+
+
+def by_overload(capture: Views, calls: pl.DataFrame, _: int) -> pl.Series:
+    """The operator's overload, "" for the default overload; None if the trace names no overload."""
+    overloads = capture.facts.events("overload")["overload"]
+    if not (overloads.fill_null("") != "").any():
+        return _none(calls)
+    return overloads.gather(calls["id"]).fill_null("")
+
+
+def by_thread(capture: Views, calls: pl.DataFrame, _: int) -> pl.Series:
+    """The thread as "process/thread"; a runtime call has the thread of the operator around it.
+
+    Work whose launch is not in the trace has its device and stream.
     """
-    # A child directly follows its parent. If it is the only child, both have the same last
-    # descendant; no other node has the same last descendant as the node before it.
-    stays = np.ones(len(call_tree), np.bool_)
-    np.not_equal(call_tree.until[1:], call_tree.until[:-1], out=stays[1:])
-    stays[1:] |= name[1:] != name[:-1]
-    return np.flatnonzero(stays)
+    where = capture.facts.events("thread", "device", "stream")
+    texts = where.select(pl.coalesce("thread", pl.col("device") + "/" + pl.col("stream")))
+    found = texts.to_series().gather(calls["id"])
+    if "thread_code" not in calls.columns:
+        return found
+    threads = pl.Series([f"{process}/{thread}" for process, thread in capture.events.threads])
+    return found.fill_null(threads.gather(calls["thread_code"]))
 
 
-def _folded(values: Ints, kept: Ints) -> Ints:
-    """For each remaining node, the sum over the node and the nodes that are merged into it."""
-    found: Ints = np.add.reduceat(values, kept)
-    return found
+def by_step(capture: Views, calls: pl.DataFrame, _: int) -> pl.Series:
+    """The number of the finished step, on any thread, in which the call began; None for none."""
+    steps, links = capture.facts.events("step")["step"], capture.links
+    found = steps.gather(calls["id"])
+    at = pl.Series(links.finished_steps.holds(calls["start_ns"].to_numpy()))
+    numbers = pl.Series(links.step_numbers, dtype=pl.Int64)
+    of_memory = numbers.gather(at.set(at < 0, None)) if len(numbers) else found
+    return found.zip_with(calls["id"].is_not_null(), of_memory)
 
 
-def _bytes(events: Events, call_tree: CallTree, kept: Ints) -> Quantities:
-    found: Quantities = {}
-    for where, size in memory_attribution.sizes(events.memory).items():
-        total = None if size is None else memory_attribution.within(call_tree, events.memory, size)
-        found[f"{where}_bytes"] = None if total is None else total[kept]
-        found[f"self_{where}_bytes"] = (
-            None if total is None else _folded(call_tree.own(total), kept)
+def by_device(capture: Views, calls: pl.DataFrame, _: int) -> pl.Series:
+    """The devices that ran work of the call, as text such as "0" or "0,1"; None for no device.
+
+    Raises:
+        CaptureError: the trace has too many devices.
+    """
+    links, devices = capture.links, capture.facts.events("device")["device"]
+    device, node = links.launched
+    on = devices.gather(device).to_numpy()
+    names = sorted({*on[node >= 0].tolist()})
+    if len(names) > _MOST_DEVICES:
+        raise CaptureError(
+            f"The trace holds work of {len(names)} devices, but operators can be grouped by at "
+            f"most {_MOST_DEVICES}: group them by another property."
         )
-    return found
+    tree = links.call_tree
+    used = np.zeros(len(tree), np.int64)  # a bit for each device
+    for bit, name in enumerate(names):
+        own = np.bincount(node[(node >= 0) & (on == name)], minlength=len(tree))
+        used |= (tree.with_descendants(own) > 0).astype(np.int64) << bit
+    masks, groups = groupby(used)
+    texts = [
+        ",".join(name for bit, name in enumerate(names) if mask >> bit & 1) or None
+        for mask in masks.tolist()
+    ]
+    of_node = pl.Series([*texts, None], dtype=pl.String).gather(np.append(groups.of, len(texts)))
+    found = of_node.gather(np.minimum(calls["node"].to_numpy(), len(tree)))
+    return devices.gather(calls["id"]).zip_with(calls["kind"] == "unlaunched", found)
 
 
-def _flops(own: Ints | None, kept: Ints) -> Ints | None:
-    if own is None:
-        return None
-    known = _folded((own != UNKNOWN).astype(np.int64), kept) > 0
-    return np.where(known, _folded(np.maximum(own, 0), kept), UNKNOWN)
+def by_range(capture: Views, calls: pl.DataFrame, _: int) -> pl.Series:
+    """The path of the range around the call, or around its forward operator; None for none."""
+    events = capture.facts.events("path", "parent", "kind")
+    around = events["path"].gather(events["parent"])
+    is_range = capture.links.events_that_are_ranges
+    path = around.zip_with(pl.Series(is_range), events["path"])
+    return path.gather(calls["id"])
 
 
-def _with_outside(calls: Calls, links: Links) -> Calls:
-    """Add a call for each allocation outside of calls, and for device work without a launch."""
-    events, memory, (device, node) = links.events, links.events.memory, links.launched
-    bare, work = memory_attribution.uncovered(calls.tree, memory), device[node < 0]
-    count = len(bare) + len(work)
-    if not count:
-        return calls
-    sizes = memory_attribution.sizes(memory)
+def _none(calls: pl.DataFrame) -> pl.Series:
+    return pl.Series([None], dtype=pl.String).new_from_index(0, len(calls))
 
-    def quantity(name: str, values: Ints | None) -> Ints | None:
-        if values is None:
-            return None
-        size = sizes.get(name.removeprefix("self_").removesuffix("_bytes"))
-        nothing = np.full(len(bare), UNKNOWN if name == "flops" else 0)
-        is_known = name in _OF_UNLAUNCHED
-        ran = events.duration_ns[work] if is_known else np.full(len(work), UNKNOWN)
-        return np.concatenate([values, nothing if size is None else size[bare], ran])
 
-    def counted(name: str, values: Ints) -> Ints:
-        ran = links.counted_device_ns[node < 0] if name.startswith("device") else 0 * work
-        return np.concatenate([values, 0 * bare, ran])
+GROUPINGS: dict[str, Callable[[Views, pl.DataFrame, int], pl.Series]] = {
+    "input_shapes": by_input_shapes,
+    "input_types": by_input_types,
+    "stack": by_stack,
+    "overload": by_overload,
+    "thread": by_thread,
+    "step": by_step,
+    "device": by_device,
+    "range": by_range,
+}
 
-    kinds = [calls.rows.index(_MEMORY)] * len(bare) + [calls.rows.index(_UNLAUNCHED)] * len(work)
-    number = len(calls.tree) + np.arange(count, dtype=np.int32)
-    return replace(
-        calls,
-        outside=Outside(
-            event=np.append(np.full(len(bare), -1), work),
-            thread=np.append(memory.thread[bare], events.thread[work]),
-            start_ns=np.append(memory.time_ns[bare], events.start_ns[work]),
-        ),
-        node=np.append(calls.node, number),
-        after=np.append(calls.after, number + 1),
-        row=np.append(calls.row, kinds),
-        quantities={name: quantity(name, each) for name, each in calls.quantities.items()},
-        counted={name: counted(name, each) for name, each in calls.counted.items()},
+
+def shape_text(text: bytes) -> str:
+    """Shapes as torch prints them. For a list of tensors, torch prints []."""
+    shapes = decoded(text)
+    if not isinstance(shapes, list):
+        return str(shapes)
+    lists = (
+        isinstance(shape, list) and any(isinstance(n, list) for n in shape) for shape in shapes
     )
+    return str([[] if is_list else shape for shape, is_list in zip(shapes, lists)])
 
 
-def _rows(calls: Calls, what: str = "", grouping: Grouping | None = None) -> dict[str, list[Any]]:
-    """The cells of the table, with the rows in the order of their first calls.
-
-    If the table is grouped by the column `what`, `grouping` is an index for each call, and the
-    values.
-    """
-    codes, labels = grouping or (0, [None])
-    keys, groups = groupby(calls.row * len(labels) + codes)
-    order = np.argsort(groups.min(calls.start_ns), kind="stable")
-    rows = [calls.rows[k] for k in (keys[order] // len(labels)).tolist()]
-    columns: dict[str, list[Any]] = {"name": [name for name, _ in rows]}
-    if what:
-        columns[what] = [labels[k] for k in (keys[order] % len(labels)).tolist()]
-    columns["calls"] = groups.size[order].tolist()
-    launched = np.array([name != UNLAUNCHED_ROW for name, _ in rows], np.bool_)
-    outer = calls.outermost(groups)
-
-    def sums(name: str, values: Ints | None) -> list[int | None]:
-        where = outer if name in _TOTALS else None
-        known = np.full(len(rows), True) if name in _OF_UNLAUNCHED else launched
-        if name == "flops" and values is not None:
-            where = values != UNKNOWN
-            known = launched & (groups.number(where)[order] > 0)
-        return groups.cells(None if values is None else groups.sum(values, where)[order], known)
-
-    for name, quantity in calls.quantities.items():
-        columns[name] = sums(name, quantity)
-    for share, name in _SHARES.items():
-        values = calls.counted.get(share)
-        own = calls.counted.get(share.replace("total_", ""))
-        whole = 0 if own is None else int(own.sum())
-        parts = columns[name] if values is calls.quantities[name] else sums(name, values)
-        columns[share] = [part / whole if part is not None and whole else None for part in parts]
-    for of in ("cpu", "device"):
-        pairs = zip(columns[f"{of}_ns"], columns["calls"])
-        columns[f"{of}_ns_per_call"] = [
-            None if time is None else time / calls for time, calls in pairs
-        ]
-    columns["kind"] = [kind for _, kind in rows]
-    return columns
+def _type_text(text: bytes) -> str:
+    """Types without quotation marks, such as "[double, Scalar]"."""
+    return str(decoded(text)).replace("'", "")

@@ -235,7 +235,7 @@ class Table:
     def __str__(self) -> str:
         """The table as text with all rows; on a terminal, only with the columns that fit."""
         from instrument.read.views import layout  # a program may read tables and print none
-        from instrument.read.views.operator_keys import GROUPINGS
+        from instrument.read.views.operators import GROUPINGS
         from instrument.read.views.section import Section
         from instrument.read.views.table_text import is_text
 

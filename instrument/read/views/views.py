@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from instrument.read.views.efficiency import FlopCalls
     from instrument.read.views.memory_categories import Categories
     from instrument.read.views.memory_timeline import MemoryView
-    from instrument.read.views.operator_keys import Calls
     from instrument.read.views.peak_rates import PeakFlops
     from instrument.read.views.ranges import RangeTree
     from instrument.read.views.stacks import Stack
@@ -559,13 +558,6 @@ class Views:
         return range_tree(self.links)
 
     @cached_property
-    def operator_calls(self) -> Calls:
-        """The calls that the table of operators sums."""
-        from instrument.read.views.operators import operator_calls
-
-        return operator_calls(self.links, None if self.scope is None else self._chosen)
-
-    @cached_property
     def flop_calls(self) -> FlopCalls | None:
         """The calls with known FLOPs, from which the tables of efficiency are made."""
         from instrument.read.views.efficiency import flop_calls
@@ -586,7 +578,7 @@ class Views:
 
         return self.once(
             f"operators by {what}, {depth}",
-            lambda: operators_by(self.links, self.operator_calls, what, depth),
+            lambda: operators_by(self, what, depth),
         )
 
     def queue_series(
