@@ -24,7 +24,7 @@ from instrument.base.prose import (
     wrapped,
 )
 from instrument.base.units import counted, duration
-from instrument.read.advise.finding import Evidence, Finding, Saving
+from instrument.read.advise.finding import Evidence, Finding, Saving, labels_of
 from instrument.read.advise.verdict import notes, saved, saving_text, verdict
 from instrument.read.views.layout import plain
 from instrument.read.views.section import Part, Section
@@ -238,7 +238,10 @@ def as_json(diagnosis: Diagnosis) -> str:
 def finding_as_dict(finding: Finding) -> dict[str, Any]:
     """Return a finding as JSON values; docs/json.md describes the keys."""
     values = {key: getattr(finding, key, None) for key in FINDING_KEYS}
-    values["evidence"] = [row._asdict() for row in finding.evidence]
+    values["evidence"] = [
+        {key: value for key, value in row._asdict().items() if key != "is_kernel"}
+        for row in finding.evidence
+    ]
     return values | _figures(finding.saving)
 
 
@@ -305,7 +308,7 @@ def _evidence(rows: Sequence[Evidence], indent: str) -> list[str]:
         return []
     table = Table(
         {
-            "name": [row.name for row in shown],
+            "name": labels_of(shown),
             "calls": [row.calls for row in shown],
             "total_ns": [row.total_ns for row in shown],
         }
@@ -335,10 +338,10 @@ def _markdown_finding(number: int, finding: Finding, diagnosis: Diagnosis, rows:
             lines.append(f"   - {each.label.title()}: {shown}")
     if finding.evidence[:rows]:
         lines.append("   - In total, not for each step:")
-    for row in finding.evidence[:rows]:
+    for row, name in zip(finding.evidence[:rows], labels_of(finding.evidence)):
         total = "" if row.total_ns is None else f", {duration(row.total_ns)}"
         detail = f", {code(row.detail)}" if row.detail else ""
-        lines.append(f"     - {code(row.name)}: {row.calls:,} calls{total}{detail}")
+        lines.append(f"     - {code(name)}: {row.calls:,} calls{total}{detail}")
     return "\n".join(lines)
 
 

@@ -143,7 +143,8 @@ def evidence_row(
         return Evidence(name, calls, total_ns, detail=detail)
     events = capture.events
     start_ns, end_ns = int(events.start_ns[longest]), int(events.end_ns[longest])
-    return Evidence(name, calls, total_ns, start_ns, end_ns, detail)
+    is_kernel = name == events.names[events.name[longest]] and longest in capture.work.event
+    return Evidence(name, calls, total_ns, start_ns, end_ns, detail, is_kernel)
 
 
 def evidence_by_cost(capture: Views, nodes: Ints) -> tuple[Evidence, ...]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from instrument.read.facts.kernel_names import kernel_labels
 
 
 class Evidence(NamedTuple):
@@ -15,6 +18,7 @@ class Evidence(NamedTuple):
     start_ns: int | None = None
     end_ns: int | None = None
     detail: str = ""
+    is_kernel: bool = False  # whether `name` is that of device work; not in the JSON
 
     @property
     def span(self) -> tuple[int, int] | None:
@@ -22,6 +26,12 @@ class Evidence(NamedTuple):
         if self.start_ns is None or self.end_ns is None:
             return None
         return self.start_ns, self.end_ns
+
+
+def labels_of(rows: Sequence[Evidence]) -> list[str]:
+    """Return what texts show for the names of rows: for kernels their labels."""
+    labels = kernel_labels(row.name for row in rows if row.is_kernel)
+    return [labels[row.name] if row.is_kernel else row.name for row in rows]
 
 
 class Saving(NamedTuple):

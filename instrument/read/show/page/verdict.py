@@ -10,7 +10,7 @@ from typing import Any
 from instrument.base.errors import CaptureError
 from instrument.base.units import duration, percent
 from instrument.read.advise.diagnosis import Diagnosis, Term, below, terms
-from instrument.read.advise.finding import Finding
+from instrument.read.advise.finding import Finding, labels_of
 from instrument.read.advise.verdict import nothing_found, saved
 from instrument.read.facts.segments import KINDS, step_parts
 from instrument.read.show.page.parts import (
@@ -235,7 +235,8 @@ def _evidence(finding: Finding, capture: Views) -> Part:
     ]
     details = [row.detail for row in rows]
     columns = [
-        column("name", [row.name for row in rows], title="evidence", kind="link", links=links),
+        column("name", [row.name for row in rows], title="evidence", kind="link", links=links,
+               texts=labels_of(rows)),
         column("calls", [row.calls for row in rows], title="calls in total",
                texts=lambda calls: f"{calls:,}"),
         column("total_ns", [row.total_ns for row in rows], title="time in total"),
