@@ -589,8 +589,7 @@ def test_stragglers_of_a_real_job() -> None:
     (finding,) = STRAGGLERS.find(window)
     assert finding.title.startswith("Ranks 6, 0, 2 are late")
     assert "its CPU is late" in finding.change
-    # The CPU of each rank is busy all the time, so balance may win much less than the devices wait.
+    # The CPU of each rank is busy all the time, so that balance wins much less than the devices wait.
     assert finding.saving is not None
-    assert finding.share is not None
-    assert finding.saving.low_ns == 0
-    assert finding.saving.high_ns == pytest.approx(finding.share * finding.saving.baseline_ns)
+    assert finding.saving.low_ns == 0 < finding.saving.saving_ns < finding.saving.high_ns
+    assert finding.saving.high_ns < 0.1 * finding.saving.baseline_ns

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from instrument.base.errors import CaptureError, TraceError
 from instrument.base.units import duration, few, percent, rate, size
 from instrument.read.advise.check import (
+    LEAST_SAVING,
     RECORD_SHAPES,
     Check,
     NotRecorded,
@@ -24,6 +26,7 @@ from instrument.read.facts.device_work import COMMUNICATION
 from instrument.read.facts.groupby import distinct
 from instrument.read.facts.idle import device_time
 from instrument.read.facts.places import common_place
+from instrument.read.simulate.scenario import scenario
 from instrument.read.views import coverage_rows
 from instrument.read.views.collectives import CPU, DEVICE, cpu_waits
 from instrument.read.views.views import Views
@@ -163,22 +166,22 @@ SLOW_LINKS = Check(
 def stragglers(ranks: Ranks) -> Iterator[Finding]:
     """Find ranks that the others wait for in collectives, and the range that makes them late.
 
-    What the others wait is the upper bound of the saving. The estimate is its mean over all ranks:
-    equal work moves the time of the late ranks to those that now wait. If no rank is late in all
-    steps, they may still wait for another one in each step.
+    If no rank is late in all steps, they may still wait for another one in each step.
     """
     table = ranks.ranks
     step_ns = {row.rank: row.step_ns for row in table}
     late = [row for row in ranks.stragglers if _waited_ns(row) >= _LEAST_WAIT * step_ns[row.rank]]
-    if not late:
+    waited_ns = max(map(_waited_ns, late), default=0)
+    saving = _saving(ranks, late, waited_ns) if late else None
+    if saving is None or saving.high_ns < LEAST_SAVING * saving.baseline_ns:
         yield from _in_turn(ranks)
         return
-    worst, waited_ns = late[0], max(map(_waited_ns, late))
+    worst = late[0]
     excess = ""
     if worst.excess is not None:  # None: the median rank has no own work
         more = percent(worst.excess)
         excess = f"the own work of rank {worst.rank} takes {more} longer than the median, and "
-    share, of_mean = waited_ns / step_ns[worst.rank], 1 - len(late) / len(table)
+    share = waited_ns / step_ns[worst.rank]
     numbers = few(row.rank for row in late)
     who = f"Ranks {numbers} are" if len(late) > 1 else f"Rank {numbers} is"
     known = table.where("own_ns >= 0 and exposed_communication_ns >= 0")
@@ -191,7 +194,7 @@ def stragglers(ranks: Ranks) -> Iterator[Finding]:
         change=_change(worst),
         verify=_command(ranks),
         share=share,
-        saving=Saving(step_ns[worst.rank], round(waited_ns * of_mean), 0, waited_ns),
+        saving=saving,
         range=worst.range if _is_in_range(worst) else None,
         evidence=tuple(map(_rank, [*shown, by_work[-1]])),
     )
@@ -273,6 +276,26 @@ def _waited_ns(row: Any) -> int:
 def _is_in_range(row: Any) -> bool:
     excess_ns = row.own_ns - row.median_own_ns
     return row.range is not None and row.range_excess_ns >= _OF_EXCESS * excess_ns
+
+
+def _saving(ranks: Ranks, late: Sequence[Any], waited_ns: int) -> Saving:
+    """What equal work on all ranks saves.
+
+    The upper bound is what the rank that waits most would save without waits, in a simulation of
+    this rank; if its trace cannot be simulated, it is the time that ranks wait. The estimate is a
+    part of it: equal work moves the time of the late ranks to all others.
+    """
+    known = ranks.ranks.where("exposed_communication_ns >= 0")
+    waits = known.sort("exposed_communication_ns", descending=True)[0]
+    paths = {each.rank: path for each, path in zip(ranks.summaries, ranks.paths)}
+    baseline_ns, high_ns = waits.step_ns, waited_ns
+    try:
+        found = scenario(Views.load(paths[waits.rank])).no_late_ranks()
+        baseline_ns, high_ns = found.baseline_ns, min(max(found.saving_ns, 0), waited_ns)
+    except (CaptureError, TraceError):  # without its trace, or with collectives on the CPU
+        pass
+    part = 1 - len(late) / len(ranks.ranks)
+    return Saving(baseline_ns, round(high_ns * part), 0, high_ns)
 
 
 def _change(row: Any) -> str:

@@ -121,6 +121,13 @@ def bandwidth(model: Model, costs: Costs, chosen: Selection, factor: float) -> C
     return _with_durations(model, costs, device_ns)
 
 
+def no_late_ranks(model: Model, costs: Costs, chosen: Selection) -> Costs:
+    """Let the selected communication take only its transfer time: no wait for other ranks."""
+    device_ns, rows = costs.device_ns.copy(), chosen.rows
+    device_ns[rows] = np.minimum(model.transfer_ns[rows], device_ns[rows])
+    return _with_durations(model, costs, device_ns)
+
+
 def workers(model: Model, costs: Costs, chosen: Selection, count: float) -> Costs:
     """Load batches in worker processes instead of the training process.
 

@@ -334,6 +334,13 @@ class Scenario:
             lambda costs: edits.bandwidth(self.model, costs, chosen, factor),
         )
 
+    def no_late_ranks(self) -> Scenario:
+        """Let no collective wait for other ranks: each takes only its transfer time."""
+        chosen = selection.communication(self.model)
+        return self._with(
+            "no late ranks", lambda costs: edits.no_late_ranks(self.model, costs, chosen)
+        )
+
     def _select(self, **globs: str | None) -> tuple[Selection, str]:
         given = {name: glob for name, glob in globs.items() if glob is not None}
         if len(given) != 1:
