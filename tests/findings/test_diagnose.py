@@ -1076,6 +1076,7 @@ def test_a_threshold_replaces_that_of_the_check(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ({"ignore": ["unmarked-tim"]}, "'unmarked-tim'; did you mean 'unmarked-time'?"),
+        ({"ignore": "unmarked-tim"}, "'unmarked-tim'; did you mean 'unmarked-time'?"),
         ({"thresholds": {"laucnh-bound": 0.1}}, "did you mean 'launch-bound'?"),
         ({"thresholds": {"graph-breaks": 0.1}}, "graph-breaks have no threshold 0.1: remove it"),
         ({"thresholds": {"launch-bound": 10}}, "is 10: give a share of the step from 0.01 to 1"),

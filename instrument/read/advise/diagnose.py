@@ -135,7 +135,8 @@ def diagnose(
         ConfigError: a code is unknown, or a threshold is not possible.
         TraceError: a trace cannot be read.
     """
-    settings, sentences = Settings(tuple(ignore), thresholds or {}), list[str]()
+    codes = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    settings, sentences = Settings(codes, thresholds or {}), list[str]()
     seen = Diagnosing(tuple(checks), tuple(ranks_checks), settings)
     if isinstance(captures, Views):
         seen.add(captures)
