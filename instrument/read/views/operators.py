@@ -206,19 +206,17 @@ def _summed(calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
         *(_known(pl.col(whole), pl.col("outer")).alias(name) for name, whole in _TOTALS.items()),
         *(pl.sum(part).alias(share) for share, part in _SHARES.items()),
     )
-    whole = {share: calls[part].sum() for share, part in _SHARES.items()}
-    own = {"share": "self_cpu_ns", "device_share": "self_device_ns"}
-    shares = [
-        pl.when(pl.col(own[share]).is_not_null() & (whole[share] > 0))
-        .then(pl.col(share) / pl.repeat(whole[share], pl.len()))  # a scalar would round twice
-        .alias(share)
-        for share in _SHARES
-    ]
+    found = found.sort("start_ns", maintain_order=True)
+    shares = []
+    for (share, part), own in zip(_SHARES.items(), ("self_cpu_ns", "self_device_ns")):
+        whole, pairs = calls[part].sum(), zip(found[share].to_list(), found[own].to_list())
+        cells = [ns / whole if known is not None and whole else None for ns, known in pairs]
+        shares.append(pl.Series(share, cells, dtype=pl.Float64))
     per_call = [
         pl.when(pl.col("calls") > 0).then(pl.col(ns) / pl.col("calls")).alias(f"{ns}_per_call")
         for ns in ("cpu_ns", "device_ns")
     ]
-    found = found.sort("start_ns", maintain_order=True).with_columns(*shares, *per_call)
+    found = found.with_columns(*shares, *per_call)
     return found.select(*dict.fromkeys([*keys, *names_of(OPERATORS)]))
 
 
