@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import translate
 from functools import lru_cache
 
-from instrument.base.globs import fits
 from instrument.base.printable import printable
 from instrument.base.prose import shortened
 from instrument.read.facts.device_work import COMMUNICATION_NAMES
@@ -23,6 +23,7 @@ CLASSES = (
     "matrix product", "attention", "convolution", "elementwise", "normalisation", "reduction",
     "copy", "communication", "other",
 )  # fmt: skip
+_COMMUNICATES = re.compile("|".join(map(translate, COMMUNICATION_NAMES)))
 # Longer names and deeper templates are not read to their end.
 _MOST_CHARACTERS, _DEEPEST = 2500, 40
 _UNNAMED = re.compile(r"(?:\(anonymous namespace\)|<unnamed>|\{anonymous\})::|\(anonymous\)::")
@@ -278,7 +279,7 @@ def _read(name: str) -> tuple[str, str]:
 
 
 def _class(name: str, what: str) -> str:
-    if any(fits(glob, name.lower()) for glob in COMMUNICATION_NAMES):
+    if _COMMUNICATES.match(name.lower()):
         return "communication"
     return next((kind for kind, pattern in _FOUND if pattern.search(what)), "other")
 
