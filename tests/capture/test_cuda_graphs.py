@@ -125,7 +125,7 @@ CASES = {
 
 
 def test_graphs_and_their_nodes(tmp_path: Path, golden: Golden) -> None:
-    """Checked by hand. Nodes have no number where the replays have no common order; with ids, each is a row."""
+    """Checked by hand. A node has a number if it has the same place in all replays; with ids, each is a row."""
     told = []
     for name, events in CASES.items():
         found = capture(tmp_path, events)

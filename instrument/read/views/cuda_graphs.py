@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import polars as pl
 
-from instrument.read.facts.cuda_graphs import graph_ids as ids_of
-from instrument.read.facts.cuda_graphs import replayed
+from instrument.read.facts.cuda_graphs import graph_ids, replayed
 from instrument.read.facts.device_work import KINDS, Work, launched_ns
-from instrument.read.facts.groupby import Groups, at, cells, groupby, intern
-from instrument.read.facts.intervals import sweep
+from instrument.read.facts.facts import nullable
+from instrument.read.facts.groupby import group_rows
 from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import step_at
-from instrument.read.trace.events import Events, Flags, Ints, called_operators
+from instrument.read.trace.events import Ints, called_operators
 from instrument.read.views.table import Table
 
 CUDA_GRAPHS: Schema = schema(
@@ -49,50 +49,16 @@ CUDA_GRAPHS: Schema = schema(
 CUDA_GRAPH_NODES: Schema = schema(
     name="the name of the graph, as in the table `cuda_graphs`",
     node="the place of the node in a replay: 0 for the node that starts first, 1 for the next "
-    "node. None if replays start the nodes in different orders, or if the order is not known",
+    "node. None if it is not at the same place in all replays",
     graph_node="the id of the node; None if the trace has no ids of nodes, as on ROCm",
-    kernel="the name of the kernel, copy or memset; if neither `node` nor `graph_node` is known, a "
-    "row holds all nodes of the graph with the same name",
+    kernel="the name of the kernel, copy or memset; if the trace has no ids, and "
+    "the replays differ, a row holds all nodes of the graph with the same name",
     kind="kernel, communication, copy or memset",
     annotation="the name that `mark_kernels` of `torch.cuda._graph_annotations` gave to the node, "
     "if torch's tool wrote it into the trace",
     calls="how many times the node ran",
     device_ns="device time of all runs of the node",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Replays:
-    """The device events that graphs replayed, sorted by replay and start.
-
-    Attributes:
-        event, kind: as in `Work`, for each device event.
-        name, node_id: for each device event, the index of its name and of its node's id, or -1.
-        replay, ordinal: for each device event, the number of its replay, and its position there.
-        first, size: for each replay, its first device event and the number of its events.
-        work: for each replay, the position in `Work` of its first device event.
-        operator, path: for each replay, the name of the innermost operator and the path of the
-            range around its launch, or -1.
-        graph_id: for each replay, the index of its graph's id; -1 if the graph has no id.
-        is_one: for each replay, whether a correlation id proves that it is one replay.
-        graph_ids, node_ids: the distinct ids.
-    """
-
-    event: Ints
-    kind: Ints
-    name: Ints
-    node_id: Ints
-    replay: Ints
-    ordinal: Ints
-    first: Ints
-    size: Ints
-    work: Ints
-    operator: Ints
-    path: Ints
-    graph_id: Ints
-    is_one: Flags
-    graph_ids: list[int]
-    node_ids: list[int]
 
 
 def cuda_graphs(links: Links, work: Work) -> Table:
@@ -103,178 +69,153 @@ def cuda_graphs(links: Links, work: Work) -> Table:
 
     Cost: sorts the device events of graphs, and builds the call tree.
     """
-    events, steps = links.events, links.steps
-    replays = _replays(links, work)
-    graphs, ids, labels = _graphs(events, replays)
-    known = work.launch[replays.work] >= 0
-    operator, path = (_agreed(graphs, values, known) for values in (replays.operator, replays.path))
-    step = np.where(known, step_at(events, steps, launched_ns(events, work)[replays.work]), -1)
-    in_steps = np.unique((graphs.of * (len(steps) + 1) + step)[step >= 0]) // (len(steps) + 1)
-    number = np.bincount(in_steps, minlength=graphs.count)
-    texts, paths = [*events.names, None], [*links.scopes.paths.texts, None]
-    columns: dict[str, list[Any]] = {
-        "name": labels,
-        "graph": ids,
-        "operator": [texts[k] for k in operator.tolist()],
-        "range": [paths[k] for k in path.tolist()],
-        "steps": graphs.cells(number if len(steps) else None, graphs.number(known) > 0),
-        **_times(events, work, replays, graphs),
-    }
-    return Table.of(CUDA_GRAPHS, columns)
+    events, (nodes, replays) = links.events, _replays(links, work)
+    call, began_ns = replays["call"].to_numpy(), replays["began_ns"].to_numpy()
+    step = step_at(events, links.steps, replays["launched_ns"].to_numpy())
+    replays = replays.with_columns(
+        launch_ns=nullable(events.duration_ns[call], call >= 0),
+        delay_ns=nullable(np.maximum(began_ns - events.end_ns[call], 0), call >= 0),
+        step=nullable(step, step >= 0),
+    )
+    known, is_one = pl.col("has_launch"), pl.col("is_one").all()
+    has_steps = known.any() & bool(len(links.steps))
+    found = replays.group_by("name", maintain_order=True).agg(
+        pl.col("graph").first(),
+        operator=_agreed("operator"),
+        range=_agreed("range"),
+        steps=pl.when(has_steps).then(pl.col("step").filter(known).drop_nulls().n_unique()),
+        replays=pl.when(is_one).then(pl.len()),
+        nodes=pl.when(is_one).then(_median("nodes")),
+        device_ns=pl.col("device_ns").sum(),
+        idle_ns=pl.when(is_one).then(pl.col("idle_ns").sum()),
+        launch_ns=pl.when(pl.col("launch_ns").count() > 0).then(pl.col("launch_ns").sum()),
+        median_delay_ns=_median("delay_ns"),
+        max_delay_ns=pl.col("delay_ns").max(),
+        median_replay_ns=pl.when(is_one).then(_median("lasts_ns")),
+        max_replay_ns=pl.when(is_one).then(pl.col("lasts_ns").max()),
+    )
+    streams = nodes.group_by("name").agg(streams=pl.col("thread").n_unique())
+    found = found.join(streams, on="name", how="left", maintain_order="left")
+    return Table.of(CUDA_GRAPHS, found.cast({pl.UInt32: pl.Int64})).sort("device_ns")
 
 
 def cuda_graph_nodes(links: Links, work: Work) -> Table:
     """Return one row for each node of each graph, by graph and node; see `CUDA_GRAPH_NODES`."""
-    events = links.events
-    replays = _replays(links, work)
-    graphs, _, labels = _graphs(events, replays)
-    nodes, position = _nodes(replays, graphs)
-    first = nodes.sorted_by().row(0)
-    event, position = replays.event[first], position[first]
-    details = [events.details[k] if k >= 0 else None for k in events.detail[event].tolist()]
-    ids = [*replays.node_ids, None]
-    columns: dict[str, Any] = {
-        "name": [labels[of] for of in graphs.of[replays.replay[first]].tolist()],
-        "node": cells(position, position >= 0),
-        "graph_node": [ids[k] for k in replays.node_id[first].tolist()],
-        "kernel": [events.names[k] for k in events.name[event].tolist()],
-        "kind": [KINDS[k] for k in replays.kind[first].tolist()],
-        "annotation": [each.annotation if each else None for each in details],
-        "calls": nodes.size,
-        "device_ns": nodes.sum(events.duration_ns[replays.event]),
-    }
-    return Table.of(CUDA_GRAPH_NODES, columns)
-
-
-def _replays(links: Links, work: Work) -> _Replays:
-    events, call_tree = links.events, links.call_tree
-    chosen = np.flatnonzero(replayed(events, work.event, work.call))
-    event = work.event[chosen]
-    graph, node, graph_ids, node_ids = ids_of(events, event)
-    is_one = events.correlation[event] != 0
-    _, launches = groupby(events.correlation[event])
-    _, of = groupby(np.where(is_one, launches.of, launches.count + 1 + graph))
-    by_start = of.sorted_by(events.start_ns[event], events.end_ns[event])
-    order, first = by_start.order, by_start.start
-    event, kind, replay = event[order], work.kind[chosen[order]], of.of[order]
-    launcher = links.launched[1][chosen[order[first]]]
-    operator = call_tree.nearest(called_operators(events)[call_tree.index], launcher)
-    return _Replays(
-        event=event,
-        kind=kind,
-        name=events.name[event].astype(np.int64),
-        node_id=node[order],
-        replay=replay,
-        ordinal=np.arange(len(order)) - first[replay],
-        first=first,
-        size=by_start.size,
-        work=chosen[order[first]],
-        operator=np.append(events.name[call_tree.index], -1)[operator],
-        path=links.scopes.path_of_node[launcher],
-        # The events of one replay can have several graph ids, if the graph holds other graphs.
-        graph_id=np.maximum.reduceat(graph[order], first),
-        is_one=is_one[order[first]],
-        graph_ids=graph_ids,
-        node_ids=node_ids,
+    events, (nodes, _) = links.events, _replays(links, work)
+    has_ids = (pl.col("node") >= 0).all().over("name")
+    label = pl.when(has_ids).then("node").otherwise("kernel")
+    is_same = (label.n_unique().over("name", "place") == 1).all().over("name")
+    total_ns, place = pl.col("device_ns").sum().over("name"), pl.col("place")
+    found = (
+        nodes.with_columns(key=pl.when(~has_ids & is_same).then("place").otherwise(label))
+        .sort(-total_ns, -pl.len().cast(pl.Int64).over("replay"), maintain_order=True)
+        .group_by("name", "key", "kernel", maintain_order=True)
+        .agg(
+            pl.col("graph_node", "kind").first(),
+            pl.col("device_ns").sum(),
+            event=pl.col("event").first(),
+            node=pl.when(place.n_unique() == 1).then(place.first()),
+            calls=pl.len().cast(pl.Int64),
+        )
     )
+    detail = events.detail[found["event"].to_numpy()].tolist()
+    notes = [events.details[k].annotation if k >= 0 else None for k in detail]
+    found = found.select(
+        "name", "node", "graph_node", "calls", "device_ns",
+        kernel=pl.Series(events.names, dtype=pl.String).gather(found["kernel"]),
+        kind=pl.Series(KINDS).gather(found["kind"]),
+        annotation=pl.Series(notes, dtype=pl.String),
+    )  # fmt: skip
+    return Table.of(CUDA_GRAPH_NODES, found)
 
 
-def _graphs(events: Events, replays: _Replays) -> tuple[Groups, list[int | None], list[str]]:
-    """The replays by graph, the most device time first; and each graph's id and label."""
-    first, last = replays.first, replays.first + replays.size
-    by_time = np.argsort(events.start_ns[replays.event[first]], kind="stable")
-    thread = events.thread[replays.event]
-    on_one_stream = np.minimum.reduceat(thread, first) == np.maximum.reduceat(thread, first)
-    sorted_names = replays.name[np.lexsort((replays.name, replays.replay))]
-    runs = np.where(on_one_stream[replays.replay], replays.name, sorted_names)
-    keys: list[Any] = [
-        int(replays.graph_id[k])
-        if replays.graph_id[k] >= 0
-        else (int(replays.operator[k]), int(replays.path[k]), runs[first[k] : last[k]].tobytes())
-        for k in by_time.tolist()
-    ]
-    codes, distinct = intern(keys)
-    graph = np.empty(len(codes), np.int64)
-    graph[by_time] = codes
-    spent = Groups(graph[replays.replay], len(distinct)).sum(events.duration_ns[replays.event])
-    order = np.argsort(-spent, kind="stable")
-    ids = [None if isinstance(key, tuple) else replays.graph_ids[key] for key in distinct]
-    labels = [f"#{k}" if id is None else f"graph {id}" for k, id in enumerate(ids, 1)]
-    return (
-        Groups(graph, len(distinct)).renumbered(order),
-        [ids[k] for k in order.tolist()],
-        [labels[k] for k in order.tolist()],
-    )
+def _replays(links: Links, work: Work) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The device events that graphs replayed, by replay and start; and the replays, by start.
 
-
-def _nodes(replays: _Replays, graphs: Groups) -> tuple[Groups, Ints]:
-    """The device events, grouped by node, and the position of each in its graph, or -1.
-
-    The node id decides; without ids, the position in the replay; if replays differ, the kernel
-    name. Nodes are in the order of the replay with the most device events, because other replays
-    can be cut by the window.
+    Both have the `name` of the graph. A correlation id proves that a replay `is_one` replay.
     """
-    graph, name = graphs.of[replays.replay], replays.name
-    by_graph = Groups(graph, graphs.count)
-    has_ids = (by_graph.number(replays.node_id < 0) == 0)[graph]
-    label = np.where(has_ids, replays.node_id, name)
-    longest = graphs.sorted_by(-replays.size).row(0)
-    rank = _ranks(replays, graph, label, longest)
-    rises = (replays.ordinal == 0) | (rank > np.append(-1, rank[:-1]))
-    same_size = (replays.size == replays.size[longest][graphs.of])[replays.replay]
-    model = np.where(same_size, replays.first[longest][graph] + replays.ordinal, 0)
-    same = same_size & (label[model] == label)
-    in_order = by_graph.number(~np.where(has_ids, (rank >= 0) & rises, same)) == 0
-    position = np.where(in_order[graph], np.where(has_ids, rank, replays.ordinal), -1)
-    key = np.where(position >= 0, position, label)
-    width, names = int(key.max(initial=0)) + 1, int(name.max(initial=0)) + 1
-    _, nodes = groupby((graph * width + key) * names + name)
-    return nodes, position
-
-
-def _ranks(replays: _Replays, graph: Ints, label: Ints, longest: Ints) -> Ints:
-    """The position of each event's node in the longest replay; -1 if it ran not just once there."""
-    _, node = groupby(graph * (int(label.max(initial=0)) + 1) + label)
-    model = np.flatnonzero(longest[graph] == replays.replay)
-    rank = np.full(node.count, -1)
-    rank[node.of[model]] = replays.ordinal[model]
-    rank[np.bincount(node.of[model], minlength=node.count) > 1] = -1
-    return rank[node.of]
-
-
-def _agreed(groups: Groups, values: Ints, known: Flags) -> Ints:
-    """For each group, the value that its rows in the mask `known` share; -1 if they differ."""
-    chosen = Groups(groups.of[known], groups.count)
-    least, greatest = chosen.min(values[known]), -chosen.min(-values[known])
-    return np.where(least == greatest, least, -1)
-
-
-def _times(events: Events, work: Work, replays: _Replays, graphs: Groups) -> dict[str, list[Any]]:
-    """The columns of `CUDA_GRAPHS` with counts and times."""
-    is_one = graphs.number(~replays.is_one) == 0
-    start, end = events.start_ns[replays.event], events.end_ns[replays.event]
-    began = start[replays.first]
-    lasted = np.maximum.reduceat(end, replays.first) - began
-    timeline = sweep([(start, end)], [replays.replay])
-    idle = lasted - timeline.total_ns(timeline.active[0], len(replays.first))
-    spent = Groups(replays.replay, len(replays.first)).sum(end - start)
-    call = work.call[replays.work]
-    known = call >= 0
-    delay = np.maximum(began - events.end_ns[call], 0)[known]
-    by_delay = Groups(graphs.of[known], graphs.count).sorted_by(delay)
-    by_time, by_size = graphs.sorted_by(lasted), graphs.sorted_by(replays.size)
-    streams = np.unique(
-        graphs.of[replays.replay] * len(events.threads) + events.thread[replays.event]
+    events, tree = links.events, links.call_tree
+    chosen = np.flatnonzero(replayed(events, work.event, work.call))
+    event, launcher = work.event[chosen], links.launched[1][chosen]
+    graph, node, ids, node_ids = graph_ids(events, event)
+    is_one = events.correlation[event] != 0
+    operator = tree.nearest(called_operators(events)[tree.index], launcher)
+    operator = np.append(events.name[tree.index], -1)[operator]
+    path = links.scopes.path_of_node[launcher]
+    nodes = pl.DataFrame(
+        {
+            "replay": group_rows(events.correlation[event], np.where(is_one, -1, graph)).of,
+            "is_one": is_one,
+            "event": event,
+            "kernel": events.name[event].astype(np.int64),
+            "kind": work.kind[chosen],
+            "thread": events.thread[event],
+            "start_ns": events.start_ns[event],
+            "end_ns": events.end_ns[event],
+            "device_ns": events.duration_ns[event],
+            "code": graph,
+            "node": node,
+            "graph_node": _values(node_ids, node),
+            "call": work.call[chosen],
+            "has_launch": work.launch[chosen] >= 0,
+            "launched_ns": launched_ns(events, work)[chosen],
+            "operator": _values(events.names, operator),
+            "range": _values(links.scopes.paths.texts, path),
+        }
+    ).sort("replay", "start_ns", "end_ns", maintain_order=True)
+    nodes = nodes.with_columns(place=pl.int_range(pl.len()).over("replay"))
+    reached_ns, kernels = pl.col("end_ns").cum_max().shift(1), pl.col("kernel").cast(pl.String)
+    replays = (
+        nodes.group_by("replay", maintain_order=True)
+        .agg(
+            pl.col("is_one", "call", "has_launch", "launched_ns", "operator", "range").first(),
+            pl.col(
+                "code"
+            ).max(),  # a graph may hold other graphs, whose nodes have ids of their own
+            pl.col("device_ns").sum(),
+            nodes=pl.len(),
+            began_ns=pl.col("start_ns").first(),
+            lasts_ns=pl.col("end_ns").max() - pl.col("start_ns").first(),
+            idle_ns=(pl.col("start_ns") - reached_ns).clip(lower_bound=0).sum(),
+            # On several streams, nodes may overtake each other.
+            runs=pl.when(pl.col("thread").n_unique() == 1)
+            .then(kernels.str.join(","))
+            .otherwise(kernels.sort().str.join(",")),
+        )
+        .sort("began_ns", maintain_order=True)
     )
-    return {
-        "replays": graphs.cells(graphs.size, is_one),
-        "nodes": graphs.cells(replays.size[by_size.row(50)], is_one),
-        "device_ns": graphs.sum(spent).tolist(),
-        "idle_ns": graphs.cells(graphs.sum(idle), is_one),
-        "launch_ns": graphs.sums(events.duration_ns[call], known),
-        "median_delay_ns": at(delay, by_delay.row(50)),
-        "max_delay_ns": at(delay, by_delay.row(100)),
-        "median_replay_ns": graphs.cells(lasted[by_time.row(50)], is_one),
-        "max_replay_ns": graphs.cells(lasted[by_time.row(100)], is_one),
-        "streams": np.bincount(streams // len(events.threads), minlength=graphs.count).tolist(),
-    }
+    is_known = pl.col("code") >= 0
+    looks = pl.concat_str(pl.col("operator", "range").fill_null(""), "runs", separator="\n")
+    replays = replays.with_columns(
+        key=pl.when(is_known).then(pl.col("code").cast(pl.String)).otherwise(looks),
+        graph=_values(ids, replays["code"].to_numpy()),
+    )
+    names = replays.select("key", "graph").unique("key", keep="first", maintain_order=True)
+    names = names.with_row_index("number", 1).select(
+        "key",
+        name=pl.when(pl.col("graph").is_null())
+        .then(pl.format("#{}", "number"))
+        .otherwise(pl.format("graph {}", "graph")),
+    )
+    replays = replays.join(names, on="key", how="left", maintain_order="left")
+    of_replay = replays.select("replay", "name")
+    return nodes.join(of_replay, on="replay", how="left", maintain_order="left"), replays
+
+
+def _values(values: Sequence[Any], code: Ints) -> pl.Series:
+    """The value of each code; null for the code -1."""
+    kind = pl.String if isinstance(next(iter(values), ""), str) else pl.Int64
+    series = pl.Series([*values, None], dtype=kind, strict=False)
+    return series.gather(np.where(code >= 0, code, len(values)))
+
+
+def _agreed(name: str) -> pl.Expr:
+    """The value that all replays with a launch share; null if they differ."""
+    found = pl.col(name).filter("has_launch")
+    return pl.when(found.n_unique() == 1).then(found.first())
+
+
+def _median(name: str) -> pl.Expr:
+    """The median of the known values, the lower one of two middle values."""
+    ordered = pl.col(name).drop_nulls().sort()
+    return ordered.get((ordered.len().cast(pl.Int64) - 1) // 2, null_on_oob=True)
