@@ -23,7 +23,8 @@ from instrument.cli.arguments import (
 )
 from instrument.cli.output import Parts, Written, say
 from instrument.cli.paths import newest_capture, tell_others
-from instrument.read.views.views import VIEWS, Grouping
+from instrument.read.facts.schema import Grouping
+from instrument.read.views.views import VIEWS
 
 HELP = "print the verdict, the range tree and the costliest operators, or another view"
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 # Columns that hold points in time; other columns in nanoseconds hold durations.
 POINTS = frozenset({"start_ns", "end_ns", "time_ns", "peak_ns", "since_ns"})
+# The properties by which `operators_by` can group, together with the name.
+Grouping = Literal[
+    "input_shapes", "input_types", "stack", "overload", "thread", "step", "device", "range"
+]
 
 
 class Column(NamedTuple):

@@ -18,7 +18,7 @@ from instrument.base.errors import CaptureError, ConfigError, did_you_mean
 from instrument.base.printable import printable
 from instrument.base.prose import wrapped
 from instrument.read.facts.kernel_names import kernel_labels
-from instrument.read.facts.schema import names_of
+from instrument.read.facts.schema import Grouping, names_of
 from instrument.read.show.outline import (
     OWN_COLUMNS,
     costliest_by,
@@ -48,7 +48,7 @@ from instrument.read.views.ranges import RANGES
 from instrument.read.views.section import Part, Section, is_every_column, lines_of, shown_of
 from instrument.read.views.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, known_columns
 from instrument.read.views.table_text import heading as column_title
-from instrument.read.views.views import Grouping, Views, rows_of
+from instrument.read.views.views import Views, rows_of
 
 By = Literal["name", Grouping]
 

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import polars as pl
 
 from instrument.base.errors import MissingPackage
 from instrument.base.printable import is_terminal, printable
 from instrument.read.facts.expressions import expression
-from instrument.read.facts.schema import POINTS, Schema, names_of, unit_of
+from instrument.read.facts.schema import POINTS, Grouping, Schema, names_of, unit_of
 
 if TYPE_CHECKING:
     import pandas
@@ -235,12 +235,11 @@ class Table:
     def __str__(self) -> str:
         """The table as text with all rows; on a terminal, only with the columns that fit."""
         from instrument.read.views import layout  # a program may read tables and print none
-        from instrument.read.views.operators import GROUPINGS
         from instrument.read.views.section import Section
         from instrument.read.views.table_text import is_text
 
         texts = [name for name in self.columns if is_text(self.column(name))]
-        group = next((name for name in self.columns[:2] if name in GROUPINGS), None)
+        group = next((name for name in self.columns[:2] if name in get_args(Grouping)), None)
         section = Section(self, self.columns, missable=texts, key=group, all_columns=".select([…])")
         is_fitted = is_terminal(sys.stdout)
         width = shutil.get_terminal_size().columns if is_fitted else None

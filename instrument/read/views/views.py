@@ -23,7 +23,7 @@ from instrument.base.globs import check_globs
 from instrument.base.peak_flops import check_peak_flops
 from instrument.base.printable import printable
 from instrument.base.range_names import whole
-from instrument.read.facts.schema import Schema
+from instrument.read.facts.schema import Grouping, Schema
 from instrument.read.views import coverage_rows as rows
 
 if TYPE_CHECKING:
@@ -55,11 +55,6 @@ TRAIN = "train"
 T = TypeVar("T")
 # A rank in the name of a capture or trace.
 _RANK = re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
-
-# The properties by which `operators_by` can group, together with the name.
-Grouping = Literal[
-    "input_shapes", "input_types", "stack", "overload", "thread", "step", "device", "range"
-]
 
 
 def rank_in(name: str) -> int | None:
