@@ -29,15 +29,7 @@ from instrument.cli.ls import CAPTURES
 from instrument.config.presets import preset, presets, shipped
 from instrument.config.schema import MetricsConfig, ModulesConfig, ProfilerConfig, TimingsConfig
 from instrument.read.advise import diagnosis
-from instrument.read.compare import difference, guard
-from instrument.read.compare.rows import (
-    COUNTERS_COMPARED,
-    KERNELS_COMPARED,
-    OPERATORS_COMPARED,
-    RANGES_COMPARED,
-    SHAPES_COMPARED,
-)
-from instrument.read.compare.step_change import PARTS
+from instrument.read.compare import changes, difference, guard
 from instrument.read.facts.facts import EVENTS as FACTS
 from instrument.read.facts.segments import SEGMENTS
 from instrument.read.ranks.run import SCHEMAS
@@ -189,12 +181,10 @@ def columns_page() -> str:
     tables |= {f"`window.{name}` of ranks": columns for name, columns in SCHEMAS.items()}
     tables |= {"`instrument ls`": CAPTURES}
     tables |= {
-        "`diff().step.parts`": PARTS,
-        "`diff().ranges`": RANGES_COMPARED,
-        "`diff().operators`": OPERATORS_COMPARED,
-        "`diff().kernels`": KERNELS_COMPARED,
-        "`diff().shapes`": SHAPES_COMPARED,
-        "`diff().counters`": COUNTERS_COMPARED,
+        **{
+            f"`diff().{'step.' if name == 'parts' else ''}{name}`": changes.SCHEMAS[name]
+            for name in ("parts", "ranges", "operators", "kernels", "shapes", "counters")
+        },
     }
     tables |= {"`session.timings.table()`": TIMINGS, "The Parquet dataset": EVENTS}
     helps = {f"`capture.{name}`": view.help for name, view in VIEWS.items()}

@@ -182,7 +182,7 @@ def _judge(item: pytest.Item, recording: _Recording) -> None:
             limits = guard.limits_of(stored)
         if updates:  # a change is judged with the next recording
             limits = [each for each in limits or () if each.kind == "value"]
-        verdicts = guard.judge_budget(limits or (), capture, stored, counted)
+        verdicts = guard.judge_budget(limits or (), stored, counted)
         item.user_properties += _properties(counted, limits or ())
         if updates:
             path.parent.mkdir(exist_ok=True)

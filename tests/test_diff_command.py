@@ -16,8 +16,8 @@ from golden import Golden
 from real_traces import needs_traces, path
 from rich.console import Console
 
-from instrument.read.compare import difference as report
-from instrument.read.compare import guard
+from instrument.read.compare import difference, guard
+from instrument.read.compare import text as report
 from instrument.read.compare.diff import diff
 from instrument.read.compare.difference import Difference
 from instrument.read.show.terminal import draw
@@ -93,11 +93,12 @@ def test_the_parts_that_are_shown_sum_to_the_step_in_80_columns(command: Command
 def test_json_has_the_keys_that_the_page_lists(command: Command) -> None:
     condition = ("--fail-on", "operators>1000")
     content = json.loads(command("diff", "before", "after", "--json", *condition).out)
-    assert [*content] == [*report.JSON_KEYS, "conditions"]
+    assert [*content] == [*difference.JSON_KEYS, "conditions"]
     assert content["conditions"][0].keys() == guard.JSON_KEYS.keys()
     assert content["version"] == 1
     (whole,) = content["wholes"]
-    assert {"rank", "before_ns", "after_ns", "change_ns", "steps", "parts"} == whole.keys()
+    times = {"before_ns", "after_ns", "change_ns", "low_ns", "high_ns"}
+    assert times | {"rank", "steps", "parts"} == whole.keys()
     for key in ("before_ns", "after_ns", "change_ns"):
         assert sum(part[key] for part in whole["parts"]) == whole[key]
     assert whole["steps"]["before"] == {"count": 3, "median_ns": 1_400_000, "deviation_ns": 0}
@@ -190,3 +191,14 @@ def test_a_small_change_is_said_to_lie_within_the_spread(tmp_path: Path) -> None
     )
     fewest = report.spread(diff(uneven(10, 12), uneven(20, 22)).step)
     assert fewest.startswith("The spread of"), "the mean in the first sentence is the median too"
+
+
+@pytest.mark.usefixtures("sides")
+def test_of_several_paths_the_first_half_is_before(command: Command) -> None:
+    content = json.loads(command("diff", "before", "old", "after", "new", "--json").out)
+    assert content["given"] == ["before and 1 more", "after and 1 more"]
+    assert len(content["before"]) == len(content["after"]) == 2
+    words = ("diff", *["before"] * 3, *["after"] * 3, "--fail-on", "step>5%", "--rows", 1)
+    printed = command(*words).out
+    assert printed.startswith("pass: step>5% (before 1.400 ms, after 1.100 ms)")
+    assert "give the same number of captures" in command("diff", *"abc", status=2).err

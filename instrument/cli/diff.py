@@ -28,14 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "newest run is compared."
     )
     add = parser.add_argument
-    of = "a capture, a Chrome trace, the folder of a run, or a URL"
-    baseline = "; with --fail-on, also a file that `instrument baseline` wrote"
-    add("before", metavar="BEFORE", type=path_or_url, help=of + baseline)
     add(
-        "after",
-        metavar="AFTER",
+        "paths",
+        metavar="CAPTURE",
         type=path_or_url,
-        help="the capture, trace, run, URL or file to compare with BEFORE",
+        nargs="+",
+        help="BEFORE and AFTER: captures, Chrome traces, folders of runs, or URLs; with --fail-on, "
+        "also files that `instrument baseline` wrote. Of more than two, the first half is before "
+        "the change and the second half after it; three on each side give intervals",
     )
     add(
         "--by",
@@ -79,28 +79,34 @@ def run(arguments: argparse.Namespace) -> Result:
     from instrument.read.compare.side import load
 
     conditions = [guard.parse(text) for text in arguments.fail_on]
-    paths = (arguments.before, arguments.after)
-    baselines = [path for path in paths if isinstance(path, Path) and is_baseline(path)]
-    if baselines and not conditions:
+    paths = arguments.paths
+    if len(paths) % 2:
         raise ConfigError(
-            f"{baselines[0]} is a baseline, which holds only counters: add a condition, such as "
-            "--fail-on 'operators>+0', or give the capture."
+            f"The paths are {', '.join(map(str, paths))}: give the same number of captures before "
+            "and after the change, first those before it."
         )
-    sides = {
-        path: load(path, for_guard=bool(conditions)) for path in paths if path not in baselines
-    }
-    if baselines:
-        for side in sides.values():
-            say(*side.notes)
-        found = None
+    halves = paths[: len(paths) // 2], paths[len(paths) // 2 :]
+    baselines = [path for path in paths if isinstance(path, Path) and is_baseline(path)]
+    if baselines and (not conditions or len(paths) > 2):
+        raise ConfigError(
+            f"{baselines[0]} is a baseline, which holds only counters: give it and one capture, "
+            "and add a condition, such as --fail-on 'operators>+0'."
+        )
+    sides = [None if {*half} & {*baselines} else load(half) for half in halves]
+    was, now = sides
+    found = None
+    if was is not None and now is not None:
+        found = diff(was, now, force=arguments.force)
     else:
-        found = diff(*(sides[path] for path in paths), force=arguments.force)
-    guarded = [
-        sides[path].guarded if path in sides else [guard.Window(read(path))]
-        for path in paths
-        if conditions
-    ]
-    verdicts = [guard.judge(condition, *guarded) for condition in conditions]
+        for side in sides:
+            say(*(side.notes if side else ()))
+    verdicts = []
+    if conditions:
+        windows = [
+            side.guarded if side else [guard.Window(read(half[0]))]
+            for side, half in zip(sides, halves)
+        ]
+        verdicts = [guard.judge(condition, *windows) for condition in conditions]
     return Result(_shown(arguments, found, verdicts), guard.exit_status(verdicts))
 
 
@@ -111,7 +117,8 @@ def _shown(
     import json
 
     from instrument.read.compare import guard
-    from instrument.read.compare.difference import as_dict, as_markdown, parts
+    from instrument.read.compare.difference import as_dict
+    from instrument.read.compare.text import as_markdown, parts
 
     if arguments.json:
         content = {} if found is None else as_dict(found)

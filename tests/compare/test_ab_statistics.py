@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from instrument.read.compare.statistics import (
     blocks_missing,
     changes,
     detectable,
+    is_higher,
     least_blocks,
     level_of,
+    shifts,
 )
 
 
@@ -173,3 +176,31 @@ def test_however_often_it_goes_on_a_comparison_rarely_reports_a_change_by_chance
     levels = [level_of(continued) for continued in range(50)]
     assert levels[0] == LEVEL
     assert sum(levels) <= 0.1
+
+
+@pytest.mark.parametrize(("low", "high"), [(3, 3), (4, 3), (5, 5)])
+def test_an_interval_of_captures_ends_where_the_test_of_windows_begins_to_reject(
+    low: int, high: int
+) -> None:
+    random = np.random.default_rng(low)
+    before, after = random.normal(0, 1, (1, low)), random.normal(1, 1, (1, high))
+    least, most = shifts(before, after)
+    assert least is not None
+    assert most is not None
+    was, now = ([Fraction(each) for each in side[0].tolist()] for side in (before, after))
+    for end, outside in ((least[0], -1), (most[0], 1)):
+        for sign, is_rejected in ((outside, True), (-outside, False)):
+            moved = [each + Fraction(end) + Fraction(sign, 10**6) for each in was]
+            assert (is_higher(now, moved) or is_higher(moved, now)) == is_rejected
+
+
+def test_two_captures_on_a_side_have_no_interval() -> None:
+    assert shifts(np.zeros((4, 2)), np.ones((4, 4))) == (None, None)
+
+
+def test_the_interval_of_captures_holds_the_true_change_in_90_of_100_comparisons() -> None:
+    random = np.random.default_rng(1)
+    low, high = shifts(random.normal(0, 1, (4_000, 5)), random.normal(2, 1, (4_000, 5)))
+    assert low is not None
+    assert high is not None
+    assert 0.9 <= ((low <= 2) & (high >= 2)).mean() <= 0.97

@@ -34,9 +34,9 @@ from compare.painter import Program
 from instrument import Capture, diff
 from instrument.base.errors import CaptureError
 from instrument.read.compare import side
+from instrument.read.compare.changes import divided
 from instrument.read.compare.difference import Difference
-from instrument.read.compare.difference import parts as text_parts
-from instrument.read.compare.step_change import divided
+from instrument.read.compare.text import parts as text_parts
 from instrument.read.ranks.run import Run
 
 V100, A100 = {"id": 0, "name": "Tesla V100"}, {"id": 0, "name": "NVIDIA A100"}
@@ -519,3 +519,62 @@ def test_work_without_a_launch_has_a_part_of_its_own(tmp_path: Path) -> None:
     events = [step(1, 0, 100), span("aten::mm", 0, 10), kernel("early", 20, 30)]
     path = saved(tmp_path, "a", events)
     assert parts(diff(path, path))["(no launch)", "compute"] == (30_000, 30_000)
+
+
+def test_three_captures_on_each_side_give_intervals(tmp_path: Path) -> None:
+    before = [saved(tmp_path, f"a{us}", training(us)) for us in (40, 42, 44)]
+    after = [saved(tmp_path, f"b{us}", training(us)) for us in (15, 16, 20)]
+    found = diff(before, after)
+    assert found.given == (f"{before[0]} and 2 more", f"{after[0]} and 2 more")
+    assert (found.step.change_ns, found.step.samples) == (-25_000, (3, 3))
+    # All nine differences of a capture after and one before lie in an interval of 90 %.
+    assert (found.step.low_ns, found.step.high_ns) == (-29_000, -20_000)
+    read = row_of(found.step.parts, range="read")
+    assert (read.change_ns, read.low_ns, read.high_ns) == (-25_000, -29_000, -20_000)
+    forward = row_of(found.ranges, range="forward")
+    assert (forward.low_step_ns, forward.high_step_ns) == (0, 0)
+    product = row_of(found.operators, name="aten::mm")
+    assert (product.low_self_cpu_ns, product.low_self_device_ns) == (0, None)
+    assert is_exact(found)
+    interval = "From 3 captures before and 3 after, the change is from −29.0 µs to −20.0 µs"
+    assert interval in " ".join(str(found).split())
+    assert "| 90 % interval |" in found._repr_markdown_()
+    fewer = diff(before[:2], after[:2])
+    assert (fewer.step.low_ns, fewer.step.high_ns) == (None, None)
+    assert "An interval needs three captures on each side." in " ".join(str(fewer).split())
+
+
+def test_a_range_of_some_captures_takes_no_time_in_the_others(tmp_path: Path) -> None:
+    before = [saved(tmp_path, f"a{k}", training(40)) for k in range(3)]
+    names = ("read", "forward"), ("load", "forward"), ("load", "forward")
+    after = [saved(tmp_path, f"b{k}", training(40, pair)) for k, pair in enumerate(names)]
+    read = row_of(diff(before, after).ranges, range="read")
+    assert (read.low_step_ns, read.high_step_ns) == (-40_000, 0)
+
+
+def test_kernels_match_by_name_then_by_label_then_without_their_tile(tmp_path: Path) -> None:
+    def one(*names: str) -> list[Event]:
+        events = [step(1, 0, 1000)]
+        for k, name in enumerate(names):
+            events += launched(name, 10 + 50 * k, 20 + 50 * k, 10, k + 1)
+        return events
+
+    add = "void at::native::vectorized_elementwise_kernel<{}, at::native::AddFunctor<float>>(int)"
+    before = ("volta_sgemm_64x64_nt", add.format(4), add.format(2), "same", "old")
+    after = ("volta_sgemm_128x32_nt", add.format(8), "same", "new")
+    found = diff(saved(tmp_path, "a", one(*before)), saved(tmp_path, "b", one(*after)))
+    rows = {row.name: (row.status, row.before_calls, row.after_calls) for row in found.kernels}
+    assert rows == {
+        "gemm nt f32": ("same", 1, 1),
+        "add<f32>": ("changed", 2, 1),
+        "same": ("same", 1, 1),
+        "old": ("removed", 1, 0),
+        "new": ("added", 0, 1),
+    }
+    added = row_of(found.kernels, name="add<f32>")
+    assert (added.before_full_name, added.after_full_name) == (
+        f"{add.format(2)} + {add.format(4)}",
+        add.format(8),
+    )
+    assert row_of(found.kernels, name="new").before_full_name is None
+    assert any("add<f32> (by label)" in line for line in str(found).splitlines())

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from instrument.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from instrument.read.compare.difference import Difference
-    from instrument.read.compare.step_change import Steps, Whole
+    from instrument.read.compare.difference import Difference, Steps, Whole
 
 __all__ = [
     "Difference",
@@ -20,7 +19,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Difference": "difference",
-        "Steps": "step_change",
-        "Whole": "step_change",
+        "Steps": "difference",
+        "Whole": "difference",
     },
 )

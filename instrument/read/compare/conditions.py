@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, NamedTuple
 
+import polars as pl
+
 from instrument.base.units import few, percent
-from instrument.read.compare.totals import Rows, Totals
-from instrument.read.facts.device_work import KERNEL, KINDS
+from instrument.read.compare.sums import KEYS, Sums
 from instrument.read.trace.capture_json import DISTURBING_CPU_WAIT, Environment
 from instrument.read.views.coverage import losses
 from instrument.read.views.views import TRAIN, Views
@@ -133,7 +133,7 @@ def joined(every: Iterable[Conditions]) -> Conditions:
     )
 
 
-def unlike(before: Conditions, after: Conditions, was: Totals, now: Totals) -> list[Unlike]:
+def unlike(before: Conditions, after: Conditions, was: Sums, now: Sums) -> list[Unlike]:
     """Return the differences between the two sides; those that make them misleading come first."""
     found = [
         *_kinds(before, after, was, now),
@@ -146,7 +146,7 @@ def unlike(before: Conditions, after: Conditions, was: Totals, now: Totals) -> l
     return sorted(found, key=lambda each: not each.misleads)
 
 
-def _kinds(before: Conditions, after: Conditions, was: Totals, now: Totals) -> Iterator[Unlike]:
+def _kinds(before: Conditions, after: Conditions, was: Sums, now: Sums) -> Iterator[Unlike]:
     if (_DEVICE_WORK in before.recorded) != (_DEVICE_WORK in after.recorded):
         one, other = _SIDES if _DEVICE_WORK in before.recorded else _SIDES[::-1]
         yield Unlike(f"{one} holds work of a device, {other} holds none.", misleads=True)
@@ -158,61 +158,60 @@ def _kinds(before: Conditions, after: Conditions, was: Totals, now: Totals) -> I
         )
 
 
-def _programs(was: Totals, now: Totals) -> Iterator[Unlike]:
-    one, other = _calls(was, was.operators), _calls(now, now.operators)
-    share = _common(one, other)
+def _programs(was: Sums, now: Sums) -> Iterator[Unlike]:
+    share = _common(was, now, "operators")
     if share < _FEW_COMMON:
-        has_common_range = any(not path.startswith("(") for path in was.ranges.keys() & now.ranges)
+        paths = [set(side["parts"]["range"]) for side in (was, now)]
+        has_common_range = any(not path.startswith("(") for path in paths[0] & paths[1])
         yield Unlike(
             f"The programs differ: {share:.0%} of the operators' calls in a step are the same.",
             misleads=share < _OTHER_PROGRAM and not has_common_range,
         )
-    names = one.keys() & other.keys()
-    shapes = [
-        {key: number for key, number in _calls(side, side.shapes).items() if key[0] in names}
+    if min(len(was["shapes"]), len(now["shapes"])):
+        both = was["operators"].join(now["operators"], "name", "semi")["name"].to_list()
+        share = _common(was, now, "shapes", pl.col("name").is_in(both))
+        if share < _OTHER_INPUTS:
+            yield Unlike(
+                "The inputs differ, for example in the batch size: among the operators that both "
+                f"sides call, {share:.0%} of the calls have the same input shapes.",
+                misleads=True,
+            )
+
+
+def _common(was: Sums, now: Sums, what: str, *chosen: pl.Expr) -> float:
+    """The calls of a step that both sides have, as a share of all calls; 1 without calls."""
+    calls = (
+        side[what].filter(*chosen).select(*KEYS[what], calls=pl.col("calls") / side.steps)
         for side in (was, now)
-    ]
-    if min(map(len, shapes)) and (share := _common(*shapes)) < _OTHER_INPUTS:
-        yield Unlike(
-            "The inputs differ, for example in the batch size: among the operators that both sides "
-            f"call, {share:.0%} of the calls have the same input shapes.",
-            misleads=True,
-        )
+    )
+    found = pl.concat(calls).group_by(KEYS[what], maintain_order=True).agg("calls").select(
+        least=pl.when(pl.col("calls").list.len() == 2).then(pl.col("calls").list.min()),
+        most=pl.col("calls").list.max(),
+    ).sum()  # fmt: skip
+    least, most = found.row(0)
+    return least / most if most else 1.0
 
 
-def _calls(totals: Totals, rows: Rows) -> dict[Any, float]:
-    steps = max(len(totals.steps_ns), 1)
-    return {key: (row["calls"] or 0) / steps for key, row in rows.items()}
-
-
-def _common(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
-    """The calls that both sides have, as a share of all calls; 1 if there are no calls."""
-    common = sum(min(number, other.get(key, 0.0)) for key, number in one.items())
-    every = sum(one.values()) + sum(other.values()) - common
-    return common / every if every else 1.0
-
-
-def _clocks(was: Totals, now: Totals) -> Iterator[Unlike]:
+def _clocks(was: Sums, now: Sums) -> Iterator[Unlike]:
     """Compare the times of the kernels that run equally often on both sides.
 
-    The factor of a kernel is its time after the change, divided by its time before. What counts is
-    the median factor, weighted by the times before the change.
+    What counts is the median of the factors by which their times change, weighted by the times
+    before the change.
     """
-    one, other = was.kernels, now.kernels
-    steps = [max(len(side.steps_ns), 1) for side in (was, now)]
-    factors = []
-    for name, kind in one.keys() & other.keys():
-        calls, device_ns = (
-            [(rows[name, kind][column] or 0) / count for rows, count in zip((one, other), steps)]
-            for column in ("calls", "device_ns")
+    sides = (
+        side["kernels"].filter(kind="kernel").select(
+            "name", calls=pl.col("calls") / side.steps, ns=pl.col("device_ns") / side.steps
         )
-        if kind == KINDS[KERNEL] and calls[0] == calls[1] and min(device_ns) > 0:
-            factors.append((device_ns[1] / device_ns[0], device_ns[0]))
+        for side in (was, now)
+    )  # fmt: skip
+    alike = pl.min_horizontal("ns", "ns_right") > 0
+    factors = next(sides).join(next(sides), ["name", "calls"]).filter(alike).select(
+        "ns", factor=pl.col("ns_right") / pl.col("ns")
+    ).sort("factor")  # fmt: skip
     if len(factors) < _ENOUGH_KERNELS:
         return
-    factors.sort()
-    passed = [*accumulate(weight for _, weight in factors)]
-    factor = next(each for (each, _), until in zip(factors, passed) if until >= passed[-1] / 2)
+    is_middle = pl.col("ns").cum_sum() >= pl.col("ns").sum() / 2
+    factor: float = factors.filter(is_middle)["factor"][0]
     if abs(factor - 1) >= _OTHER_CLOCK:
         yield Unlike(
             f"The kernels that run equally often on both sides take {abs(factor - 1):.0%} "
@@ -244,7 +243,7 @@ def _recordings(before: Conditions, after: Conditions) -> Iterator[Unlike]:
             )
 
 
-def _steps(was: Totals, now: Totals) -> Iterator[Unlike]:
+def _steps(was: Sums, now: Sums) -> Iterator[Unlike]:
     one, other = len(was.steps_ns), len(now.steps_ns)
     if was.what == now.what == "step" and one != other:
         yield Unlike(

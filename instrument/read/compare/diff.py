@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from instrument.base.errors import CaptureError
+from instrument.read.compare.changes import compared, counters_compared
 from instrument.read.compare.conditions import Unlike, unlike
-from instrument.read.compare.difference import Difference
-from instrument.read.compare.rows import compared, counters_compared
-from instrument.read.compare.side import Comparable, Side, common_phase, left_out, load
-from instrument.read.compare.step_change import whole
-from instrument.read.compare.totals import added
+from instrument.read.compare.difference import Difference, whole
+from instrument.read.compare.side import Comparables, Side, common_phase, left_out, load
 
-__all__ = ["Comparable", "compare", "diff"]
+__all__ = ["Comparables", "compare", "diff"]
 
 
-def diff(before: Comparable | Side, after: Comparable | Side, *, force: bool = False) -> Difference:
+def diff(
+    before: Comparables | Side, after: Comparables | Side, *, force: bool = False
+) -> Difference:
     """Compare two captures, two runs, or their traces.
 
     The steps of all windows of a run are compared together. If both sides have several ranks, each
     rank is also compared with the same rank of the other side.
 
     Args:
-        before: a capture, a run, or the path or URL of a capture, a trace or a run. Of a folder
-            with several runs, the newest is used.
+        before: a capture, a run, or the path or URL of a capture, a trace or a run; or a list of
+            them. With three or more on each side, each change has an interval. Of a folder with
+            several runs, the newest is used.
         after: the side after the change, in one of the same forms.
         force: compare the sides even if the comparison would mislead.
 
@@ -48,22 +49,25 @@ def compare(was: Side, now: Side) -> Difference:
         CaptureError: no phase, such as training or validation, was recorded on both sides.
     """
     phase = common_phase(was, now)
-    of_was, of_now = was.of_phase(phase), now.of_phase(phase)
-    old, new = added(of_was.values()), added(of_now.values())
-    found = unlike(was.conditions[phase], now.conditions[phase], old, new)
+    of_was, of_now = was.ranks(phase), now.ranks(phase)
+    old, new = was.samples(phase, of_was), now.samples(phase, of_now)
+    found = unlike(was.conditions[phase], now.conditions[phase], old.all, new.all)
     found += [Unlike(sentence, misleads=False) for sentence in left_out(was, now, phase)]
     step = whole(None, old, new)
     ranks = [rank for rank in of_was if rank in of_now] if len(of_was) > 1 < len(of_now) else []
+    of_ranks = (
+        whole(rank, was.samples(phase, [rank]), now.samples(phase, [rank])) for rank in ranks
+    )
     return Difference(
         given=(was.name, now.name),
-        before=old.captures,
-        after=new.captures,
-        what="step" if old.what == new.what == "step" else "recording",
-        wholes=(step, *(whole(rank, of_was[rank], of_now[rank]) for rank in ranks)),
-        ranges=compared("ranges", old, new, step),
-        operators=compared("operators", old, new),
-        shapes=compared("shapes", old, new),
-        kernels=compared("kernels", old, new),
-        counters=counters_compared(old, new),
+        before=old.all.captures,
+        after=new.all.captures,
+        what="step" if old.all.what == new.all.what == "step" else "recording",
+        wholes=(step, *of_ranks),
+        ranges=compared("ranges", old, new, step.parts),
+        operators=compared("operators", old, new, step.parts),
+        shapes=compared("shapes", old, new, step.parts),
+        kernels=compared("kernels", old, new, step.parts),
+        counters=counters_compared(old.all, new.all),
         unlike=tuple(found),
     )

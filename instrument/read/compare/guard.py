@@ -19,7 +19,7 @@ from fractions import Fraction
 from operator import ge, gt, le, lt
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
+import polars as pl
 
 from instrument.base.errors import ConfigError, did_you_mean
 from instrument.base.globs import fits
@@ -28,12 +28,8 @@ from instrument.base.units import BYTES, COUNTS, duration, quantity
 from instrument.read.compare.counters import COUNTERS, KIND, NEED_DEVICE, Count, Counters
 from instrument.read.compare.increases import Call, Increase, increased_ranges
 from instrument.read.compare.statistics import is_higher
-from instrument.read.facts.groupby import Groups
-from instrument.read.facts.intervals import merged
-from instrument.read.facts.segments import waits_for_data
+from instrument.read.compare.sums import Sums
 from instrument.read.views.collectives import KINDS
-from instrument.read.views.ranges import counted_total_ns
-from instrument.read.views.views import Views
 
 Result = Literal["pass", "fail", "undecided"]
 
@@ -49,9 +45,9 @@ JSON_KEYS = {
     "ranges": "the innermost ranges in which the counter is higher than before",
 }
 
-_STEP, _SHARE, _DATA = "step", "share", "data"
-# The times of a range, with their columns in `Capture.ranges`.
-_TIMES = {"total": "total_ns", "cpu": "cpu_ns", "device": "device_ns"}
+_STEP = "step"
+# The times of a range, with the columns of `Sums` that they sum over it and the ranges inside it.
+_TIMES = {"total": "self_cpu_ns", "device": "self_device_ns"}
 _SHORT = {"peak": "peak_bytes"}
 # With fewer windows on each side, the test in `is_higher` cannot find any change.
 _LEAST_WINDOWS, _MOST_WINDOWS = 3, 50
@@ -75,12 +71,12 @@ _RECORD = {
 
 
 class Condition(NamedTuple):
-    """A condition on a counter, a time or a share of the step.
+    """A condition on a counter or a time.
 
     Attributes:
         text: what the user wrote.
         range: a pattern for names or paths of ranges; None for the whole step.
-        name: the counter, the time, or "share".
+        name: the counter or the time.
         operator: ">", ">=", "<" or "<=".
         value: the limit. If `kind` is "percent", it is a share of the value before the change.
         kind: what is compared with the limit. "value": the value after the change. "difference":
@@ -107,20 +103,19 @@ class Condition(NamedTuple):
 
     def shown(self, value: float) -> str:
         """A value of what the condition judges, as text."""
-        if self.is_time:
-            return duration(value)
-        return f"{value:.1%}" if self.name == _SHARE else amount_of(self.name)(int(value))
+        return duration(value) if self.is_time else amount_of(self.name)(int(value))
 
 
 class Window(NamedTuple):
     """The counters and times of one window; a baseline has no times.
 
-    `ranges_ns` has, for each path of a range, its times per step by their names, such as "total".
+    `ranges_ns` has, for each path of a range, its times per step by their names, such as "total",
+    without the ranges inside it.
     """
 
     counters: Counters
     step_ns: int | None = None
-    ranges_ns: Mapping[str, Mapping[str, int]] = {}
+    ranges_ns: Mapping[str, Mapping[str, int | None]] = {}
 
 
 class Verdict(NamedTuple):
@@ -208,9 +203,7 @@ def budget(given: Mapping[str, Any]) -> list[Condition]:
     """
     found: list[Condition] = []
     for name, value in given.items():
-        if name == _SHARE:
-            found += _shares(value)
-        elif name == "collectives" and isinstance(value, Mapping):
+        if name == "collectives" and isinstance(value, Mapping):
             found += [_limit(KIND + kind, limit) for kind, limit in value.items()]
         else:
             found.append(_limit(name, value))
@@ -231,21 +224,6 @@ def _limit(name: str, value: Any) -> Condition:
     return parse(f"{name}>{value}")
 
 
-def _shares(value: Any) -> Iterator[Condition]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"perf_budget has share={value!r}: give the range and its share, such as "
-            "share={'data': 0.1}."
-        )
-    for name, share in value.items():
-        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
-            raise ConfigError(
-                f"perf_budget limits the share of {name!r} to {share!r}: give a number from 0 to 1."
-            )
-        text = f"share of {name}>{share:.4g}"
-        yield Condition(text, name, _SHARE, ">", Fraction(share))
-
-
 def limits_of(stored: Counters) -> list[Condition]:
     """The conditions that no counter is above its value in a baseline.
 
@@ -258,27 +236,13 @@ def limits_of(stored: Counters) -> list[Condition]:
     ]
 
 
-def window_of(views: Views, counted: Counters) -> Window:
-    """The counters and times of one window."""
-    span = views.links.counted_steps
-    return Window(counted, span.total_ns // span.count, _ranges_ns(views))
-
-
-def _ranges_ns(views: Views) -> dict[str, dict[str, int]]:
-    """The times of each range in a counted step, or in the recording without finished steps."""
-    ranges, links = views.ranges, views.links
-    columns = {name: ranges.column(column) for name, column in _TIMES.items()}
-    if len(links.steps):
-        each, count = Groups(np.arange(len(ranges)), len(ranges)), links.counted_steps.count
-        columns |= {
-            "total": (counted_total_ns(links, each) // count).tolist(),
-            "cpu": ranges.column("cpu_ns_per_step"),
-            "device": ranges.column("device_ns_per_step"),
-        }
-    return {
-        path: {name: cells[row] for name, cells in columns.items() if cells[row] is not None}
-        for row, path in enumerate(ranges.column("path"))
-    }
+def window_of(sums: Sums, counted: Counters) -> Window:
+    """The counters and times of one window; a time of a range is without the ranges inside it."""
+    columns = [(pl.col(column) // sums.steps).alias(name) for name, column in _TIMES.items()]
+    ranges = sums["ranges"].filter(pl.col("calls") > 0).select("range", *columns).to_dicts()
+    return Window(
+        counted, sum(sums.steps_ns) // sums.steps, {row.pop("range"): row for row in ranges}
+    )
 
 
 def judge(condition: Condition, before: Sequence[Window], after: Sequence[Window]) -> Verdict:
@@ -299,30 +263,12 @@ def judge(condition: Condition, before: Sequence[Window], after: Sequence[Window
     return (_judge_time if condition.is_time else _judge_counter)(condition, before, after)
 
 
-def judge_share(condition: Condition, capture: Views) -> Verdict:
-    """Judge the share of the steps' time in the ranges with a name or path.
-
-    For the name "data", the waits for batches of a `DataLoader` count too.
-    """
-    name, ranges, events = condition.range or "", capture.links.scopes, capture.events
-    chosen = np.array([_fits_range(name, text) for text in ranges.paths.texts], np.bool_)
-    inside = ranges.ranges.index[np.append(chosen, False)[ranges.opened]]
-    if name == _DATA:
-        inside = np.union1d(inside, waits_for_data(capture))
-    intervals = merged(events.start_ns[inside], events.end_ns[inside])
-    share = capture.links.counted_steps.covered(*intervals)
-    return Verdict(condition, "fail" if share > condition.value else "pass", after=share)
-
-
 def judge_budget(
-    conditions: Iterable[Condition], capture: Views, stored: Counters | None, counted: Counters
+    conditions: Iterable[Condition], stored: Counters | None, counted: Counters
 ) -> list[Verdict]:
     """Judge the conditions of a test on its recording; `stored` are the counters in its file."""
     before, after = [] if stored is None else [Window(stored)], [Window(counted)]
-    return [
-        judge_share(each, capture) if each.name == _SHARE else judge(each, before, after)
-        for each in conditions
-    ]
+    return [judge(each, before, after) for each in conditions]
 
 
 def breaks_budget(verdict: Verdict, counted: Counters) -> bool:
@@ -443,11 +389,19 @@ def _times(condition: Condition, windows: Sequence[Window]) -> list[int] | None:
         if condition.range is None:
             found.append(window.step_ns)
             continue
-        rows = [window.ranges_ns[path] for path in _outermost(condition.range, window.ranges_ns)]
-        if any(condition.name not in row for row in rows):
+        times = [times[condition.name] for path, times in window.ranges_ns.items()
+                 if _is_inside(condition.range, path)]  # fmt: skip
+        known = [each for each in times if each is not None]
+        if len(known) < len(times):
             return None
-        found.append(sum(row[condition.name] for row in rows))
+        found.append(sum(known))
     return found
+
+
+def _is_inside(pattern: str, path: str) -> bool:
+    """Whether a path or a path above it matches a pattern."""
+    ends = [at for at, letter in enumerate(path) if letter == "/"]
+    return any(_fits_range(pattern, path[:at]) for at in [*ends, len(path)])
 
 
 def as_lines(

@@ -1,4 +1,4 @@
-"""One side of a comparison: the summed quantities and the conditions of all its captures."""
+"""One side of a comparison: the sums and the conditions of all its captures."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from os import PathLike
 from typing import Protocol, TypeAlias
 
 from instrument.base.errors import CaptureError, TraceError
+from instrument.read.compare.changes import Samples, samples
 from instrument.read.compare.conditions import Conditions, conditions, joined
 from instrument.read.compare.counters import counters
 from instrument.read.compare.guard import Window, window_of
-from instrument.read.compare.totals import Totals, added, totals
+from instrument.read.compare.sums import Sums, added, sums_of
 from instrument.read.views.find_captures import (
     NewestRun,
     Place,
@@ -37,16 +38,17 @@ class Recorded(Protocol):
 
 #: What can be compared: a capture, a run, one window of a run, or the path or URL of one of them.
 Comparable: TypeAlias = "str | PathLike[str] | Views | Recorded"
+#: Several of them are samples of one side; three on each side give intervals.
+Comparables: TypeAlias = "Comparable | list[Comparable] | tuple[Comparable, ...]"
 
 
 @dataclass
 class Side:
-    """The captures of one side, by phase (such as training or validation) and rank.
+    """The captures of one side.
 
     Attributes:
         name: the capture, run or path that the user gave, as text.
-        totals: for each phase and rank, the sums of all windows: the times, calls and other
-            quantities that `Totals` lists.
+        sums: by phase (such as training), number of the sample, and rank, the sums of all windows.
         conditions: the conditions of each phase.
         notes: a sentence for each capture that could not be read or whose trace is cut short, and
             a sentence that names the captures of older runs.
@@ -56,20 +58,19 @@ class Side:
     """
 
     name: str
-    totals: dict[tuple[str, int | None], Totals] = field(default_factory=dict)
+    sums: dict[tuple[str, int, int | None], Sums] = field(default_factory=dict)
     conditions: dict[str, Conditions] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     private: set[str] = field(default_factory=set)
     windows: dict[tuple[bool, int], list[Window]] = field(default_factory=dict)
 
-    def add(self, capture: Views, *, for_guard: bool = False) -> None:
-        """Add the totals and the conditions of one capture; with `for_guard`, also its window."""
+    def add(self, capture: Views, sample: int = 0) -> None:
+        """Add the sums, the conditions and the window of one capture."""
         phase, counted = capture.phase, counters(capture)
-        own, place = totals(capture, counted), (phase, capture.rank)
-        if for_guard:
-            windows = self.windows.setdefault((phase != TRAIN, capture.rank or 0), [])
-            windows.append(window_of(capture, counted))
-        self.totals[place] = added([self.totals[place], own]) if place in self.totals else own
+        own, place = sums_of(capture, counted), (phase, sample, capture.rank)
+        window = window_of(own, counted)
+        self.windows.setdefault((phase != TRAIN, capture.rank or 0), []).append(window)
+        self.sums[place] = added([self.sums[place], own]) if place in self.sums else own
         known = [self.conditions[phase]] if phase in self.conditions else []
         self.conditions[phase] = joined([*known, conditions(capture)])
         self.private.update(private_words(capture))
@@ -85,12 +86,20 @@ class Side:
         """
         return self.windows[min(self.windows)]
 
-    def of_phase(self, phase: str) -> dict[int | None, Totals]:
-        """The totals of one phase, by rank."""
-        return {rank: each for (name, rank), each in self.totals.items() if name == phase}
+    def ranks(self, phase: str) -> list[int | None]:
+        """The ranks that recorded a phase, in the order in which they were read."""
+        return [*dict.fromkeys(rank for name, _, rank in self.sums if name == phase)]
+
+    def samples(self, phase: str, ranks: Sequence[int | None]) -> Samples:
+        """The samples of one phase, over some ranks."""
+        found: dict[int, list[Sums]] = {}
+        for (name, sample, rank), sums in self.sums.items():
+            if name == phase and rank in ranks:
+                found.setdefault(sample, []).append(sums)
+        return samples([added(each) for each in found.values()])
 
 
-def load(given: Comparable | Side, *, for_guard: bool = False) -> Side:
+def load(given: Comparables | Side) -> Side:
     """Load and sum the captures of one side, one after the other; a `Side` is returned as it is.
 
     Of a folder with several runs, only the newest run is loaded. `notes` names the captures of
@@ -102,19 +111,30 @@ def load(given: Comparable | Side, *, for_guard: bool = False) -> Side:
     """
     if isinstance(given, Side):
         return given
+    listed = list(given) if isinstance(given, list | tuple) else [given]
+    if not listed:
+        raise CaptureError("A side of the comparison is empty: give at least one capture.")
+    names = [str(place_of(each)) if isinstance(each, str | PathLike) else each.name
+             for each in listed]  # fmt: skip
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    side = Side(f"{names[0]}{more}")
+    for sample, (each, name) in enumerate(zip(listed, names)):
+        _add(side, each, name, sample)
+    return side
+
+
+def _add(side: Side, given: Comparable, name: str, sample: int) -> None:
     if isinstance(given, Views):
-        side = Side(given.name)
-        side.add(given, for_guard=for_guard)
-        return side
+        side.add(given, sample)
+        return
     if isinstance(given, str | PathLike):
-        place = place_of(given)
-        side, run = Side(str(place)), of_newest_run(captures_at(place, or_traces=True))
+        run = of_newest_run(captures_at(place_of(given), or_traces=True))
     else:
-        side, run = Side(given.name), NewestRun([*given.paths], [], "")
+        run = NewestRun([*given.paths], [], "")
     unread = 0
     for path in run.captures:
         try:
-            side.add(Views.load(path), for_guard=for_guard)
+            side.add(Views.load(path), sample)
         except (CaptureError, TraceError) as error:
             side.private.update(words_of_path(path))
             side.notes.append(f"Left out: {error}")
@@ -122,9 +142,8 @@ def load(given: Comparable | Side, *, for_guard: bool = False) -> Side:
             if unread == len(run.captures):
                 raise
     if run.left_out:
-        side.notes.append(f"{side.name}: {run.left_out}")
+        side.notes.append(f"{name}: {run.left_out}")
         side.private.update(word for path in run.older for word in words_of_path(path))
-    return side
 
 
 def common_phase(before: Side, after: Side) -> str:
@@ -150,6 +169,6 @@ def left_out(before: Side, after: Side, phase: str) -> Iterator[str]:
     phases = sorted({*before.conditions, *after.conditions} - {phase})
     if phases:
         yield f"Only the phase {phase} is compared; left out: {', '.join(phases)}."
-    was, now = ({*side.of_phase(phase)} for side in (before, after))
-    if len(was) != len(now):
-        yield f"The number of ranks differs: {len(was)} before, {len(now)} after."
+    was, now = (len(side.ranks(phase)) for side in (before, after))
+    if was != now:
+        yield f"The number of ranks differs: {was} before, {now} after."

@@ -150,6 +150,23 @@ def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
     return sum(orders[pairs:]) <= _LEVEL_OF_WINDOWS * sum(orders)
 
 
+def shifts(before: Floats, after: Floats) -> tuple[Floats | None, Floats | None]:
+    """The lower and upper ends of the 90 % intervals of changes; None if there are too few samples.
+
+    Each row is a quantity, each column a sample; three samples on each side are enough. The
+    interval holds the changes that `is_higher` rejects in neither direction, so it ends at
+    differences of pairs of samples (Hollander and Wolfe, 4.3).
+    """
+    orders = _orders(before.shape[1], after.shape[1])
+    rare = np.cumsum(np.array(orders, object)) <= _LEVEL_OF_WINDOWS * sum(orders)
+    left_out = int(rare.sum())
+    if not left_out:
+        return None, None
+    pairs = (after[:, :, None] - before[:, None, :]).reshape(len(before), -1)
+    pairs.sort(axis=1)
+    return pairs[:, left_out - 1], pairs[:, -left_out]
+
+
 def _orders(low: int, high: int) -> list[int]:
     """Item k is the number of orders of both samples in which the statistic of `is_higher` is k.
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from instrument.base.errors import CaptureError
 from instrument.base.units import counted, duration
+from instrument.read.compare.changes import SCHEMAS
 from instrument.read.compare.diff import compare
-from instrument.read.compare.difference import (
+from instrument.read.compare.difference import Difference, Steps, Whole
+from instrument.read.compare.side import Side
+from instrument.read.compare.text import (
     TIMES,
-    Difference,
     both,
     main_time,
     names,
@@ -22,15 +24,6 @@ from instrument.read.compare.difference import (
     statuses,
     summary,
 )
-from instrument.read.compare.rows import (
-    COUNTERS_COMPARED,
-    KERNELS_COMPARED,
-    OPERATORS_COMPARED,
-    RANGES_COMPARED,
-    SHAPES_COMPARED,
-)
-from instrument.read.compare.side import Side
-from instrument.read.compare.step_change import Steps, Whole
 from instrument.read.show.page.parts import (
     Part,
     column,
@@ -54,10 +47,10 @@ _MOST_ROWS = 500
 # At first, at most this many changed rows of a table are shown, and at most so many warnings.
 _FIRST_CHANGES, _FIRST_WARNINGS = 12, 3
 _TABLES = {
-    "ranges": ("Ranges", RANGES_COMPARED),
-    "operators": ("Operators", OPERATORS_COMPARED),
-    "kernels": ("Kernels and copies", KERNELS_COMPARED),
-    "shapes": ("Input shapes", SHAPES_COMPARED),
+    "ranges": "Ranges",
+    "operators": "Operators",
+    "kernels": "Kernels and copies",
+    "shapes": "Input shapes",
 }
 _TEXTS = ("range", "name", "input_shapes", "kind", "status")
 _KINDS = {"status": "status"}
@@ -179,14 +172,14 @@ def _table(found: Difference, name: str) -> Part | None:
     The time that changed most has the columns before, after and change. Each other quantity that
     changed, and the calls, have one column with both sides, which is sorted by the change.
     """
-    title, schema = _TABLES[name]
+    title = _TABLES[name]
     whole: Table = getattr(found, name)
     time = main_time(whole)
     changes = whole.column(f"change_{time}")
     order = sorted(range(len(whole)), key=lambda row: -abs(changes[row] or 0))[:_MOST_ROWS]
     rows = Table({each: [whole.column(each)[row] for row in order] for each in whole.columns})
     known = known_columns(rows)
-    docs = {each.name: each.doc for each in schema}
+    docs = {each.name: each.doc for each in SCHEMAS[name]}
     columns = [
         column(each, rows.column(each), doc=docs.get(each), kind=_KINDS.get(each))
         for each in _TEXTS
@@ -236,7 +229,7 @@ def _counters(found: Difference) -> Part | None:
     every = [*found.counters][:_MOST_ROWS]
     differs = [row for row in every if row.before != row.after]
     rows = [*differs, *(row for row in every if row.before == row.after)]
-    docs = {each.name: each.doc for each in COUNTERS_COMPARED}
+    docs = {each.name: each.doc for each in SCHEMAS["counters"]}
 
     def values(name: str) -> list[Any]:
         return [getattr(row, name) for row in rows]
