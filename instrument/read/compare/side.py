@@ -66,6 +66,7 @@ class Side:
 
     def add(self, capture: Views, sample: int = 0) -> None:
         """Add the sums, the conditions and the window of one capture."""
+        capture.require_whole("A comparison")
         phase, counted = capture.phase, counters(capture)
         own, place = sums_of(capture, counted), (phase, sample, capture.rank)
         window = window_of(own, counted)
