@@ -41,7 +41,6 @@ def answers(capture: Capture) -> Iterator[tuple[str, Callable[[], Any]]]:
     for view in VIEWS:
         yield f"view {view}", lambda name=view: getattr(capture, name).to_dicts()
     yield "view memory_live", lambda: capture.memory_live().to_dicts()
-    yield "view queue_series", lambda: capture.queue_series().to_dicts()
     for grouping in GROUPINGS:
         yield f"operators by {grouping}", lambda by=grouping: capture.operators_by(by).to_dicts()
     for metric in ("cpu", "device"):

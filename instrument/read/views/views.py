@@ -576,25 +576,6 @@ class Views:
             lambda: operators_by(self, what, depth),
         )
 
-    def queue_series(
-        self, stream: int | str | None = None, device: int | str | None = None
-    ) -> Table:
-        """Return the length of one stream's launch queue over time.
-
-        Args:
-            stream: the stream; None means any stream.
-            device: the device; None means any device. If several streams fit, the stream with the
-                most launches is taken.
-
-        Raises:
-            CaptureError: the trace has no launch on this stream.
-
-        Cost: up to two rows for each launch.
-        """
-        from instrument.read.views.launch_queue import queue_series
-
-        return queue_series(self.events, self.work, stream, device)
-
     def memory_live(
         self, by: By = "operator", *, device: str | None = None, at_ns: int | None = None
     ) -> Table:
@@ -677,12 +658,6 @@ VIEWS = {name: view for name, view in vars(Views).items() if isinstance(view, Vi
     f"{view.name}()": view
     for view in (
         View("memory_timeline", "what owns the memory at a time", rows.OWNERS, name="memory_live"),
-        View(
-            "launch_queue",
-            "the length of a stream's launch queue over time",
-            rows.ORDERED,
-            name="queue_series",
-        ),
     )
 }
 
