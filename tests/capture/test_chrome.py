@@ -457,28 +457,6 @@ def test_no_text_holds_half_of_a_character(tmp_path) -> None:
     assert r"\ud" not in repr([found.categories, found.threads, found.details, *found])
 
 
-def half(phase: str, at_us: float, name: str = "", tid: int = 1) -> dict[str, object]:
-    return {"ph": phase, "name": name, "cat": "cpu_op", "pid": 7, "tid": tid, "ts": at_us}
-
-
-def test_begins_and_ends_are_paired_by_thread(tmp_path) -> None:
-    halves = [
-        half("B", 1, "outer"), half("B", 2, "inner"), half("B", 2, "other thread", tid=2), half("E", 3.5),
-        half("E", 9), half("E", 4, tid=2), half("E", 20), half("B", 10, "never ends"), half("B", 11, "within"),
-    ]  # fmt: skip
-    events = read(tmp_path, [*EVENTS, *halves])
-    assert columns(events)[:2] == EXPECTED
-    found = {name: (start, end) for name, _, start, end in columns(events)[2:]}
-    assert found == {
-        "outer": (1000, 9000),
-        "inner": (2000, 3500),
-        "other thread": (2000, 4000),
-        "within": (11000, 20000),
-        "never ends": (10000, 20000),
-    }
-    assert [events.names[n] for n in events.name[~events.finished]] == ["never ends"]
-
-
 IMPOSSIBLE = [
     "1e400",
     "-1e400",
@@ -500,7 +478,6 @@ def test_an_event_at_a_time_that_no_recording_has_is_left_out(tmp_path, time) ->
     if not time.startswith("-"):
         odd += f', {{"ph": "X", "cat": "cpu_op", "name": "endless", "ts": 3, "dur": {time}}}'
     odd += f', {{"ph": "i", "name": "[memory]", "ts": {time}, "args": {{"Bytes": 9}}}}'
-    odd += f', {{"ph": "B", "name": "half", "ts": {time}}}, {{"ph": "E", "ts": {time}}}'
     whole = ", ".join(map(json.dumps, EVENTS))
     path = written(tmp_path, f"[{odd}, {whole}]")
     events = reader.read(path)

@@ -76,18 +76,22 @@ class Counting:
 
     scanned = 0
 
-    def Scanner(self) -> Any:  # noqa: N802 - the name of the class in the module
-        inner = _scanner.Scanner()
-        return SimpleNamespace(scan=partial(self._scan, inner), keep=inner.keep, take=inner.take)
+    Scanner = _scanner.Scanner
 
-    def _scan(self, inner: Any, text: bytes, begin: int, end: int) -> Any:
-        found = inner.scan(text, begin, end)
-        self.scanned += found[0] if found else 0
+    def Columns(self) -> Any:  # noqa: N802 - the name of the class in the module
+        inner = _scanner.Columns()
+        return SimpleNamespace(add=partial(self._add, inner), keep=inner.keep, take=inner.take)
+
+    def _add(self, inner: Any, piece: Any) -> Any:
+        found = inner.add(piece)
+        self.scanned += found[0]
         return found
 
 
-def scan(text: bytes, begin: int, end: int) -> Any:
-    return _scanner.Scanner().scan(text, begin, end)
+def scan(text: bytes, begin: int = 0, end: int | None = None) -> Any:
+    piece = _scanner.Scanner()
+    understood = piece.scan(text, begin, len(text) if end is None else end)
+    return _scanner.Columns().add(piece) if understood else None
 
 
 @pytest.fixture
@@ -376,25 +380,33 @@ def test_random_edits_are_scanned_as_they_are_decoded() -> None:
     assert scanned > 30
 
 
-NUMBERS = st.lists(st.lists(st.sampled_from([0, 1, 2**63 - 1]), min_size=1, max_size=4), max_size=5)
+NUMBERS = st.lists(
+    st.tuples(
+        st.lists(st.sampled_from([0, 1, 2**63 - 1]), min_size=1, max_size=4), st.integers(0, 2)
+    ),
+    max_size=8,
+)
 
 
 @given(NUMBERS, st.booleans())
 def test_the_pieces_that_are_kept_become_columns(pieces, drops) -> None:
-    found = _scanner.Scanner()
-    for numbers in pieces:
+    """Whichever of three scanners reads each piece, and what is dropped between two pieces."""
+    found, scanners = _scanner.Columns(), [_scanner.Scanner() for _ in range(3)]
+    for numbers, which in pieces:
         events = [
             f'{{"ph": "X", "dur": 1, "name": "{n}", "args": {{"correlation": {n}}}}}'
             for n in numbers
         ]
         if drops:
             other = b'{"ph": "X", "dur": 1, "name": "dropped", "args": {"Input Dims": []}}'
-            assert found.scan(other, 0, len(other))
+            assert scanners[which].scan(other, 0, len(other))
+            assert found.add(scanners[which])
         text = ",".join(events).encode()
-        assert found.scan(text, 0, len(text))[0] == len(numbers)
-        found.keep()
+        assert scanners[which].scan(text, 0, len(text))
+        assert found.add(scanners[which])[0] == len(numbers)
+        found.keep(scanners[which])
     (count, columns), memory, texts = found.take()
-    every = [n for numbers in pieces for n in numbers]
+    every = [n for numbers, _ in pieces for n in numbers]
     correlation, kind = (np.frombuffer(columns[k], t) for k, t in ((3, np.int64), (12, np.int32)))
     assert count == len(every)
     assert np.broadcast_to(correlation, count).tolist() == every
@@ -404,6 +416,49 @@ def test_the_pieces_that_are_kept_become_columns(pieces, drops) -> None:
     assert texts == ([], [], [], [])
     assert memory[0] == 0
     assert found.take()[0][0] == 0
+
+
+def test_what_no_scanner_has_read_is_refused() -> None:
+    columns, piece = _scanner.Columns(), _scanner.Scanner()
+    for other in (piece, 5, columns):
+        with pytest.raises(ValueError, match="the scanner has no piece that it understood"):
+            columns.add(other)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("most_bytes", [1 << 25, 3000])
+def test_the_columns_are_the_same_with_one_thread_and_two(
+    tmp_path, monkeypatch, pack, most_bytes
+) -> None:
+    monkeypatch.setattr("instrument.read.trace.scanner._MOST_BYTES", most_bytes)
+    monkeypatch.setattr("instrument.read.trace.scanner._LEAST_BYTES", 0)
+    monkeypatch.setattr("instrument.read.trace.json_stream.LARGEST", 1 << 12)
+    monkeypatch.setattr("instrument.read.trace.json_stream.SMALLEST", 1 << 9)
+    path = tmp_path / "trace.json"
+    odd = [
+        event(n, f"aten::{n}", f'"Input Dims": [[{n}]], "Sequence number": {n}') for n in range(990)
+    ]
+    kinds = [*ODD.values(), INSTANT, FLOW, *odd]
+    choose = random.Random(most_bytes)
+    for share in (0, 0.01, 0.2):
+        events = [
+            choose.choice(kinds) if choose.random() < share else choose.choice([*COMMON, *odd])
+            for _ in range(1500)
+        ]
+        text = document(events).encode()
+        path.write_bytes(pack(text if share else text[:-2000]))
+        found = []
+        for cpus in (1, 2, 4):
+            monkeypatch.setattr(scanner, "cpus", lambda cpus=cpus: cpus)
+            found.append(reader.read(path))
+        for other in found[1:]:
+            assert same(found[0], other)
+            assert found[0].texts == other.texts
+            assert found[0].names == other.names
+            assert found[0].threads == other.threads
+        monkeypatch.setattr(scanner, "compiled", None)
+        assert same(found[0], reader.read(path))
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])

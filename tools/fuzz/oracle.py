@@ -23,7 +23,7 @@ def is_scanned_as_decoded(text: bytes) -> bool:
     Asserts that the decoder then understands them too, with the same columns.
     """
     scanning, decoding = _Columns(), _Columns()
-    found = scanning.scanner.scan(text, 0, len(text))
+    found = scanning.scanner.begin(text, 0, len(text))()
     if not isinstance(found, Scanned):
         return False
     scanning.add(found)

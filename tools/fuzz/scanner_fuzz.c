@@ -2,6 +2,7 @@
 
 #define WITHOUT_PYTHON
 #define FIRST_SLOTS 2
+#define MOST_HELD 400
 #include "../../instrument/read/trace/_scanner.c"
 
 static void check(bool holds)
@@ -10,7 +11,7 @@ static void check(bool holds)
         abort();
 }
 
-/* Each kind is an event, and a comma; the event is read as the same kind. */
+/* Each kind is an event, and a comma; the event, with a duration, is read as the same kind. */
 static void check_kinds(const struct scanner *scanner, int table)
 {
     const struct table *kinds = &scanner->tables[table];
@@ -19,10 +20,14 @@ static void check_kinds(const struct scanner *scanner, int table)
         struct scanner again = {0};
         const struct table *found = &again.tables[table == SPAN_KINDS ? SPAN_KINDS : OTHER_KINDS];
         const char *begin = kinds->texts.data + entries[k].begin;
-        check(scan_piece((struct text){begin, begin + entries[k].size - 1}, &again));
+        struct buffer event = {0};
+        check(append(&event, "{\"dur\":1,", 9));
+        check(append(&event, begin + 1, entries[k].size - 2));
+        check(scan_piece((struct text){event.data, event.data + event.size}, &again));
         check(again.recorded == 1);
         check(found->count == 1 && found->texts.size == entries[k].size);
         check(memcmp(found->texts.data, begin, entries[k].size) == 0);
+        free(event.data);
         free_scanner(&again);
     }
 }
@@ -45,10 +50,10 @@ static void check_rows(const struct scanner *scanner)
 }
 
 /* Each entry of a table is found again at its position. */
-static void check_tables(struct scanner *scanner)
+static void check_tables(struct table *tables, int table_count)
 {
-    for (int t = 0; t < TABLES; t++) {
-        struct table *table = &scanner->tables[t];
+    for (int t = 0; t < table_count; t++) {
+        struct table *table = &tables[t];
         const struct entry *entries = (const struct entry *)table->entries.data;
         int32_t count = table->count;
         for (int32_t k = 0; k < count; k++) {
@@ -61,37 +66,61 @@ static void check_tables(struct scanner *scanner)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Each zero byte ends a piece. Every second piece that is understood is kept. A piece that is not
- * kept leaves the tables as they were. */
+/* Each row has the same texts and kind as before its piece was merged. */
+static void check_merged(const struct merged *merged, const struct scanner *scanner,
+                         const struct span *before)
+{
+    const struct span *spans = (const struct span *)scanner->spans.data;
+    for (size_t k = 0; k < scanner->spans.size / sizeof *spans; k++)
+        for (int t = 0; t <= SPAN_KINDS; t++) {
+            int32_t from = t < TEXTS ? before[k].texts[t] : before[k].kind;
+            int32_t to = t < TEXTS ? spans[k].texts[t] : spans[k].kind;
+            if (from < 0) {
+                check(to == from);
+                continue;
+            }
+            const struct entry *old = (const struct entry *)scanner->tables[t].entries.data + from;
+            const struct entry *new = (const struct entry *)merged->tables[t].entries.data + to;
+            check(to >= 0 && to < merged->tables[t].count && old->size == new->size);
+            check(memcmp(scanner->tables[t].texts.data + old->begin,
+                         merged->tables[t].texts.data + new->begin, old->size) == 0);
+        }
+}
+
+/* Each zero byte ends a piece; two scanners take turns. Of the pieces that are understood, every
+ * third is not kept, and after every seventh all is forgotten. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     const char *at = (const char *)data, *end = at + size;
-    struct scanner scanner = {0};
-    bool keeps = true;
+    struct scanner scanners[2] = {{.recorded = 0}, {.recorded = 0}};
+    struct merged merged = {.generation = 0};
+    int understood = 0;
     prepare_keys();
-    for (; at <= end; at++) {
+    restart_merged(&merged);
+    for (int turn = 0; at <= end; at++, turn++) {
+        struct scanner *scanner = &scanners[turn % 2];
         const char *zero = at < end ? memchr(at, 0, (size_t)(end - at)) : NULL;
         const char *piece_end = zero != NULL ? zero : end;
-        int32_t counts[TABLES];
-        for (int t = 0; t < TABLES; t++)
-            counts[t] = scanner.tables[t].kept;
-        bool is_understood = scan_piece((struct text){at, piece_end}, &scanner);
-        if (is_understood) {
-            check_rows(&scanner);
+        if (scan_piece((struct text){at, piece_end}, scanner)) {
+            check_rows(scanner);
             for (int t = SPAN_KINDS; t <= OTHER_KINDS; t++)
-                check_kinds(&scanner, t);
+                check_kinds(scanner, t);
+            struct buffer before = {0};
+            check(append(&before, scanner->spans.data, scanner->spans.size));
+            check(merge(&merged, scanner));
+            check_merged(&merged, scanner, (const struct span *)before.data);
+            free(before.data);
+            if (++understood % 3 != 0)
+                keep_merged(&merged, scanner);
+            if (understood % 7 == 0)
+                restart_merged(&merged);
         }
-        if (is_understood && keeps) {
-            keep_tables(&scanner);
-        } else {
-            restart(&scanner);
-            for (int t = 0; t < TABLES; t++)
-                check(scanner.tables[t].count == counts[t]);
-        }
-        keeps = is_understood ? !keeps : keeps;
-        check_tables(&scanner);
+        check_tables(scanner->tables, TABLES);
+        check_tables(merged.tables, MERGED_TABLES);
         at = piece_end;
     }
-    free_scanner(&scanner);
+    for (int k = 0; k < 2; k++)
+        free_scanner(&scanners[k]);
+    restart_merged(&merged);
     return 0;
 }

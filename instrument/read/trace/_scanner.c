@@ -16,9 +16,12 @@
  * Long texts (shapes, types, stacks) are numbered separately. As parts of a kind, they would
  * multiply the number of kinds.
  *
- * A trace is read in pieces. `scan` reads one piece. The caller then checks the new kinds, and calls
- * `keep`, which appends the rows to columns. Without `keep`, the next `scan` drops the piece.
- * `take` returns the columns and the texts, and starts again.
+ * A trace is read in pieces. A `Scanner` reads one piece at a time, without the GIL; several scanners
+ * read several pieces at once. `Columns.add` gives the rows of a piece the positions of their texts
+ * and kinds among those of all pieces. The caller then checks the new kinds, and calls
+ * `Columns.keep`, which appends the rows. Without `keep`, the next `add` drops the piece. As pieces
+ * are added in the order of the file, the result is the same for any number of scanners.
+ * `Columns.take` returns the columns and the texts, and starts again.
  */
 
 #ifndef WITHOUT_PYTHON
@@ -44,6 +47,9 @@
 #define START MOST_KEYS /* stands for the previous member if there is none */
 #define LONGEST_STEP 64 /* bytes of a step (see `take_member`); a longer one is not kept */
 #define MOST_BYTES ((size_t)1 << 30) /* of one piece, and slots of a table: counts are int32_t */
+#ifndef MOST_HELD
+#define MOST_HELD ((size_t)1 << 23) /* bytes of texts; a scanner that holds more forgets all */
+#endif
 
 struct text {
     const char *at, *end;
@@ -235,6 +241,7 @@ enum { TIME, BYTES, DEVICE_TYPE, DEVICE_ID, ALLOCATED, RESERVED, ADDRESS, MEMORY
  * because Python checks them. */
 enum { SHAPES, CONCRETE, TYPES, CALL_STACK, TEXTS };
 enum { SPAN_KINDS = TEXTS, MEMORY_KINDS, OTHER_KINDS, TABLES };
+enum { MERGED_TABLES = OTHER_KINDS };
 
 /* The rows. The codes are positions in tables; a text is -1 if missing. */
 struct span {
@@ -256,10 +263,12 @@ struct step {
 
 struct scanner {
     struct table tables[TABLES];
+    struct buffer codes[MERGED_TABLES]; /* see `merge`; -1 if not known */
+    uint64_t generation; /* of the `struct merged` to which the codes belong */
+    bool are_codes_kept;
     /* Of the current piece: */
-    int64_t recorded;
+    int64_t recorded, counters; /* the number of all events, and of those with the phase C */
     struct buffer spans, memory; /* rows */
-    struct buffer others; /* events with the phase B, E or C, as the items of a JSON list */
     struct buffer head, args; /* the two parts of the kind of the current event */
     struct step event_steps[MOST_KEYS + 1], args_steps[MOST_KEYS + 1];
 };
@@ -852,15 +861,11 @@ static bool add_instant(struct scanner *scanner, const struct event *event)
     return row.kind >= 0 && append(&scanner->memory, &row, sizeof row);
 }
 
-/* All that is kept of a counter event. */
-static const char COUNTER[] = "{\"ph\":\"C\"}";
-
 /* Reads one event and adds it. False if the event is not understood or memory is not enough. */
 static bool scan_event(struct text *text, struct scanner *scanner)
 {
     struct event event = {.span = {[SEQUENCE] = -1, [PYTHON_ID] = -1, [PYTHON_PARENT] = -1},
                           .memory = {[DEVICE_ID] = -1}};
-    const char *begin = text->at;
     scanner->head.size = scanner->args.size = 0;
     if (!append(&scanner->head, "{", 1) || !read_event(text, scanner, &event))
         return false;
@@ -870,13 +875,11 @@ static bool scan_event(struct text *text, struct scanner *scanner)
         return !event.is_odd && event.has_duration && add_span(scanner, &event);
     case 'i':
         return !event.is_odd && add_instant(scanner, &event);
-    case 'B':
-    case 'E':
-        return append_item(&scanner->others, begin, text->at);
     case 'C':
-        return append_item(&scanner->others, COUNTER, COUNTER + sizeof COUNTER - 1);
+        scanner->counters++;
+        return true;
     default:
-        return event.phase != '\0' && strchr("IbneSTpFstfPNODMVvRc()", event.phase) != NULL;
+        return event.phase != '\0' && strchr("BEIbneSTpFstfPNODMVvRc()", event.phase) != NULL;
     }
 }
 
@@ -885,16 +888,30 @@ static void restart(struct scanner *scanner)
 {
     for (int k = 0; k < TABLES; k++)
         forget_new(&scanner->tables[k]);
-    scanner->recorded = 0;
-    scanner->spans.size = scanner->memory.size = scanner->others.size = 0;
+    scanner->recorded = scanner->counters = 0;
+    scanner->spans.size = scanner->memory.size = 0;
     /* The steps point into the text of the last piece. */
     memset(scanner->event_steps, 0, sizeof scanner->event_steps);
     memset(scanner->args_steps, 0, sizeof scanner->args_steps);
 }
 
+/* The bytes that the texts of tables take. */
+static size_t held_by(const struct table *tables, int count)
+{
+    size_t held = 0;
+    for (int k = 0; k < count; k++)
+        held += tables[k].texts.size + tables[k].entries.size;
+    return held;
+}
+
 /* Reads the next piece: events with commas between them, to the end of the text. */
 static bool scan_piece(struct text text, struct scanner *scanner)
 {
+    if (held_by(scanner->tables, TABLES) > MOST_HELD) {
+        scanner->generation = 0;
+        for (int k = 0; k < TABLES; k++)
+            free_table(&scanner->tables[k]);
+    }
     restart(scanner);
     do {
         skip_blanks(&text);
@@ -905,22 +922,100 @@ static bool scan_piece(struct text text, struct scanner *scanner)
     return text.at == text.end;
 }
 
-/* Keeps the kinds and texts of the current piece, but not its rows, which the caller has copied. */
-static void keep_tables(struct scanner *scanner)
-{
-    for (int k = 0; k < TABLES; k++)
-        scanner->tables[k].kept = scanner->tables[k].count;
-    restart(scanner);
-}
-
 static void free_scanner(struct scanner *scanner)
 {
-    struct buffer *buffers[] = {&scanner->spans, &scanner->memory, &scanner->others,
-                                &scanner->head, &scanner->args};
+    struct buffer *buffers[] = {&scanner->spans, &scanner->memory, &scanner->head, &scanner->args};
     for (size_t k = 0; k < COUNT(buffers); k++)
         free(buffers[k]->data);
     for (int k = 0; k < TABLES; k++)
         free_table(&scanner->tables[k]);
+    for (int k = 0; k < MERGED_TABLES; k++)
+        free(scanner->codes[k].data);
+}
+
+/* ---- The texts and kinds of all pieces ---- */
+
+struct merged {
+    struct table tables[MERGED_TABLES];
+    uint64_t generation; /* not 0; another after each `restart_merged` */
+};
+
+/* Replaces the position of a text in a table of a scanner by that in the table of all pieces. */
+static bool merge_code(struct merged *merged, struct scanner *scanner, int table, int32_t *code)
+{
+    const struct entry *entries = (const struct entry *)scanner->tables[table].entries.data;
+    int32_t *known = (int32_t *)scanner->codes[table].data + *code;
+    if (*known < 0)
+        *known = code_of(&merged->tables[table],
+                         scanner->tables[table].texts.data + entries[*code].begin,
+                         entries[*code].size);
+    *code = *known;
+    return *code >= 0;
+}
+
+/* Makes room for the codes of all texts of a scanner, those that are new being -1. */
+static bool extend_codes(const struct merged *merged, struct scanner *scanner)
+{
+    bool are_known = scanner->are_codes_kept && scanner->generation == merged->generation;
+    scanner->generation = merged->generation;
+    scanner->are_codes_kept = false;
+    for (int k = 0; k < MERGED_TABLES; k++) {
+        struct buffer *codes = &scanner->codes[k];
+        size_t size = (size_t)scanner->tables[k].count * sizeof(int32_t);
+        size_t before = !are_known ? 0 : codes->size < size ? codes->size : size;
+        codes->size = before;
+        if (!reserve(codes, size - before))
+            return false;
+        if (size > before)
+            memset(codes->data + before, 0xFF, size - before);
+        codes->size = size;
+    }
+    return true;
+}
+
+/* Gives the rows of the scanner's piece their positions in the tables of all pieces. What an earlier
+ * piece added that was not kept is dropped. False if memory is not enough or a text needs too many
+ * probes; the piece is then dropped by the next call. */
+static bool merge(struct merged *merged, struct scanner *scanner)
+{
+    struct span *spans = (struct span *)scanner->spans.data;
+    struct memory *memory = (struct memory *)scanner->memory.data;
+    size_t span_count = scanner->spans.size / sizeof *spans;
+    size_t memory_count = scanner->memory.size / sizeof *memory;
+    bool found = true;
+    for (int k = 0; k < MERGED_TABLES; k++)
+        forget_new(&merged->tables[k]);
+    if (!extend_codes(merged, scanner))
+        return false;
+    for (size_t row = 0; found && row < span_count; row++) {
+        found = merge_code(merged, scanner, SPAN_KINDS, &spans[row].kind);
+        for (int k = 0; found && k < TEXTS; k++)
+            found = spans[row].texts[k] < 0 || merge_code(merged, scanner, k, &spans[row].texts[k]);
+    }
+    for (size_t row = 0; found && row < memory_count; row++)
+        found = merge_code(merged, scanner, MEMORY_KINDS, &memory[row].kind);
+    return found;
+}
+
+/* Keeps the texts and kinds of the piece that was merged last, but not its rows, which the caller
+ * has copied. */
+static void keep_merged(struct merged *merged, struct scanner *scanner)
+{
+    for (int k = 0; k < MERGED_TABLES; k++)
+        merged->tables[k].kept = merged->tables[k].count;
+    for (int k = 0; k < TABLES; k++)
+        scanner->tables[k].kept = scanner->tables[k].count;
+    scanner->are_codes_kept = true;
+    restart(scanner);
+}
+
+/* Forgets all texts and kinds. */
+static void restart_merged(struct merged *merged)
+{
+    static uint64_t generations = 0; /* the caller holds the GIL */
+    for (int k = 0; k < MERGED_TABLES; k++)
+        free_table(&merged->tables[k]);
+    merged->generation = ++generations;
 }
 
 #ifndef WITHOUT_PYTHON
@@ -1049,27 +1144,36 @@ static PyObject *result_of_columns(struct columns *columns)
 
 /* ---- The module ---- */
 
-struct object {
+struct scanner_object {
     PyObject_HEAD
     struct scanner scanner;
-    struct columns spans, memory;
     bool is_scanning; /* without the GIL */
+    bool is_understood; /* the piece that was read last */
 };
 
-/* The items of a JSON list, without the comma after the last one. */
-static PyObject *items_of(const char *data, size_t size)
+struct columns_object {
+    PyObject_HEAD
+    struct merged merged;
+    struct columns spans, memory;
+};
+
+static void delete_object(PyObject *object)
 {
-    return PyBytes_FromStringAndSize(data, (Py_ssize_t)(size > 0 ? size - 1 : 0));
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
 }
 
-/* The kinds of the current piece that are new. */
+/* The new entries of a table of kinds, as the items of a JSON list, without the last comma. */
 static PyObject *new_of(const struct table *table)
 {
     const struct entry *entries = (const struct entry *)table->entries.data;
     if (table->count == table->kept)
-        return items_of(NULL, 0);
+        return PyBytes_FromStringAndSize(NULL, 0);
     size_t begin = entries[table->kept].begin;
-    return items_of(table->texts.data + begin, table->texts.size - begin);
+    return PyBytes_FromStringAndSize(table->texts.data + begin,
+                                     (Py_ssize_t)(table->texts.size - begin - 1));
 }
 
 /* The texts of a table as a list of bytes. */
@@ -1086,56 +1190,23 @@ static PyObject *list_of(const struct table *table)
     return list;
 }
 
-static PyObject *new_scanner(PyTypeObject *type, PyObject *Py_UNUSED(args),
-                             PyObject *Py_UNUSED(named))
-{
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    struct object *self = (struct object *)allocate(type, 0);
-    if (self != NULL) {
-        self->spans = NO_SPANS;
-        self->memory = NO_MEMORY;
-    }
-    return (PyObject *)self;
-}
-
 static void delete_scanner(PyObject *object)
 {
-    struct object *self = (struct object *)object;
-    PyTypeObject *type = Py_TYPE(object);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    free_scanner(&self->scanner);
-    drop_columns(&self->spans, &NO_SPANS);
-    drop_columns(&self->memory, &NO_MEMORY);
-    release(object);
-    Py_DECREF(type);
-}
-
-/* Drops all that was kept, and the current piece. */
-static void forget(struct object *self)
-{
-    for (int k = 0; k < TABLES; k++)
-        free_table(&self->scanner.tables[k]);
-    restart(&self->scanner);
-    drop_columns(&self->spans, &NO_SPANS);
-    drop_columns(&self->memory, &NO_MEMORY);
-}
-
-static bool is_free(const struct object *self)
-{
-    if (self->is_scanning)
-        PyErr_SetString(PyExc_RuntimeError, "another thread uses this scanner");
-    return !self->is_scanning;
+    free_scanner(&((struct scanner_object *)object)->scanner);
+    delete_object(object);
 }
 
 static PyObject *scan(PyObject *object, PyObject *args)
 {
-    struct object *self = (struct object *)object;
-    struct scanner *scanner = &self->scanner;
+    struct scanner_object *self = (struct scanner_object *)object;
     PyObject *bytes;
     Py_ssize_t begin, end;
-    bool is_understood;
-    if (!PyArg_ParseTuple(args, "Snn:scan", &bytes, &begin, &end) || !is_free(self))
+    if (!PyArg_ParseTuple(args, "Snn:scan", &bytes, &begin, &end))
         return NULL;
+    if (self->is_scanning) {
+        PyErr_SetString(PyExc_RuntimeError, "another thread uses this scanner");
+        return NULL;
+    }
     if (begin < 0 || begin > end || end > PyBytes_Size(bytes) || (size_t)end > MOST_BYTES) {
         PyErr_SetString(PyExc_ValueError, "begin and end must be positions in the text");
         return NULL;
@@ -1144,46 +1215,94 @@ static PyObject *scan(PyObject *object, PyObject *args)
     if (data == NULL)
         return NULL;
     self->is_scanning = true;
+    self->is_understood = false;
     Py_BEGIN_ALLOW_THREADS
-    is_understood = scan_piece((struct text){data + begin, data + end}, scanner);
+    bool is_understood = scan_piece((struct text){data + begin, data + end}, &self->scanner);
+    if (!is_understood)
+        restart(&self->scanner);
+    self->is_understood = is_understood;
     Py_END_ALLOW_THREADS
     self->is_scanning = false;
-    if (!is_understood) {
-        restart(scanner);
-        Py_RETURN_NONE;
-    }
-    return Py_BuildValue("(LNNNN)", (long long)scanner->recorded,
-                         new_of(&scanner->tables[SPAN_KINDS]),
-                         new_of(&scanner->tables[MEMORY_KINDS]),
-                         new_of(&scanner->tables[OTHER_KINDS]),
-                         items_of(scanner->others.data, scanner->others.size));
+    return PyBool_FromLong(self->is_understood);
 }
 
-static PyObject *keep(PyObject *object, PyObject *Py_UNUSED(args))
+static PyObject *new_columns(PyTypeObject *type, PyObject *Py_UNUSED(args),
+                             PyObject *Py_UNUSED(named))
 {
-    struct object *self = (struct object *)object;
-    struct scanner *scanner = &self->scanner;
-    size_t held = 0;
-    if (!is_free(self))
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    struct columns_object *self = (struct columns_object *)allocate(type, 0);
+    if (self != NULL) {
+        restart_merged(&self->merged);
+        self->spans = NO_SPANS;
+        self->memory = NO_MEMORY;
+    }
+    return (PyObject *)self;
+}
+
+static void forget(struct columns_object *self)
+{
+    restart_merged(&self->merged);
+    drop_columns(&self->spans, &NO_SPANS);
+    drop_columns(&self->memory, &NO_MEMORY);
+}
+
+static void delete_columns(PyObject *object)
+{
+    forget((struct columns_object *)object);
+    delete_object(object);
+}
+
+/* The scanner that is the argument of a method; NULL, with an exception, if it has no piece. */
+static struct scanner_object *with_piece(PyObject *object)
+{
+    struct scanner_object *found = (struct scanner_object *)object;
+    bool is_scanner = PyType_GetSlot(Py_TYPE(object), Py_tp_dealloc) == (void *)delete_scanner;
+    if (!is_scanner || found->is_scanning || !found->is_understood) {
+        PyErr_SetString(PyExc_ValueError, "the scanner has no piece that it understood");
         return NULL;
-    if (!extend_all(&self->spans, &scanner->spans)
-        || !extend_all(&self->memory, &scanner->memory)) {
+    }
+    return found;
+}
+
+static PyObject *add(PyObject *object, PyObject *argument)
+{
+    struct columns_object *self = (struct columns_object *)object;
+    struct scanner_object *from = with_piece(argument);
+    if (from == NULL)
+        return NULL;
+    if (!merge(&self->merged, &from->scanner)) {
+        from->is_understood = false;
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("(LLNNN)", (long long)from->scanner.recorded,
+                         (long long)from->scanner.counters,
+                         new_of(&self->merged.tables[SPAN_KINDS]),
+                         new_of(&self->merged.tables[MEMORY_KINDS]),
+                         new_of(&from->scanner.tables[OTHER_KINDS]));
+}
+
+static PyObject *keep(PyObject *object, PyObject *argument)
+{
+    struct columns_object *self = (struct columns_object *)object;
+    struct scanner_object *from = with_piece(argument);
+    if (from == NULL)
+        return NULL;
+    from->is_understood = false;
+    if (!extend_all(&self->spans, &from->scanner.spans)
+        || !extend_all(&self->memory, &from->scanner.memory)) {
         forget(self); /* the columns may have different lengths */
         return NULL;
     }
-    keep_tables(scanner);
-    for (int k = 0; k < TABLES; k++)
-        held += scanner->tables[k].texts.size + scanner->tables[k].entries.size;
-    return PyLong_FromSize_t(held);
+    keep_merged(&self->merged, &from->scanner);
+    return PyLong_FromSize_t(held_by(self->merged.tables, MERGED_TABLES));
 }
 
 static PyObject *take_all(PyObject *object, PyObject *Py_UNUSED(args))
 {
-    struct object *self = (struct object *)object;
-    struct table *tables = self->scanner.tables;
-    if (!is_free(self))
-        return NULL;
-    restart(&self->scanner);
+    struct columns_object *self = (struct columns_object *)object;
+    struct table *tables = self->merged.tables;
+    for (int k = 0; k < MERGED_TABLES; k++)
+        forget_new(&tables[k]);
     PyObject *result = Py_BuildValue("(NN(NNNN))", result_of_columns(&self->spans),
                                      result_of_columns(&self->memory),
                                      list_of(&tables[SHAPES]), list_of(&tables[CONCRETE]),
@@ -1192,14 +1311,20 @@ static PyObject *take_all(PyObject *object, PyObject *Py_UNUSED(args))
     return result;
 }
 
-static PyMethodDef methods[] = {
+static PyMethodDef scanner_methods[] = {
     {"scan", scan, METH_VARARGS,
-     "Read the events between two positions of a text.\n\n"
-     "Returns None if the text is not understood. Else the number of events, and JSON lists without\n"
-     "their brackets: the new kinds of events with a duration, of memory events and of other\n"
-     "instant events, the events that only begin or end, and counter events without their values."},
-    {"keep", keep, METH_NOARGS,
-     "Append the events of the last scan to the columns. Returns the bytes of the kinds and texts."},
+     "Read the events between two positions of a text; false if the text is not understood."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMethodDef columns_methods[] = {
+    {"add", add, METH_O,
+     "Add the piece that a scanner has read, but not yet its rows.\n\n"
+     "Returns None if memory is not enough. Else the number of events, that of counter events, and\n"
+     "JSON lists without their brackets: the new kinds of events with a duration, of memory events\n"
+     "and of other instant events."},
+    {"keep", keep, METH_O,
+     "Append the rows of the piece that was added last. Returns the bytes of the kinds and texts."},
     {"take", take_all, METH_NOARGS,
      "Remove and return all that was kept.\n\n"
      "Returns the columns of events with a duration, the columns of memory events, and the distinct\n"
@@ -1209,18 +1334,32 @@ static PyMethodDef methods[] = {
 };
 
 static PyType_Slot scanner_slots[] = {
-    {Py_tp_doc, "Reads the events of a trace from its JSON text, piece by piece."},
-    {Py_tp_new, new_scanner},
+    {Py_tp_doc, "Reads the events of a trace from its JSON text, one piece at a time."},
     {Py_tp_dealloc, delete_scanner},
-    {Py_tp_methods, methods},
+    {Py_tp_methods, scanner_methods},
+    {0, NULL},
+};
+
+static PyType_Slot columns_slots[] = {
+    {Py_tp_doc, "The events of the pieces of a trace, as columns."},
+    {Py_tp_new, new_columns},
+    {Py_tp_dealloc, delete_columns},
+    {Py_tp_methods, columns_methods},
     {0, NULL},
 };
 
 static PyType_Spec scanner_spec = {
     .name = "instrument.read.trace._scanner.Scanner",
-    .basicsize = sizeof(struct object),
+    .basicsize = sizeof(struct scanner_object),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = scanner_slots,
+};
+
+static PyType_Spec columns_spec = {
+    .name = "instrument.read.trace._scanner.Columns",
+    .basicsize = sizeof(struct columns_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = columns_slots,
 };
 
 static int execute(PyObject *module)
@@ -1235,11 +1374,14 @@ static int execute(PyObject *module)
             Py_CLEAR(keys);
         Py_XDECREF(key);
     }
-    PyObject *type = keys == NULL ? NULL : PyType_FromSpec(&scanner_spec);
-    bool is_added = type != NULL && PyModule_AddObjectRef(module, "ARGS", keys) == 0
-        && PyModule_AddObjectRef(module, "Scanner", type) == 0;
+    PyObject *scanner = keys == NULL ? NULL : PyType_FromSpec(&scanner_spec);
+    PyObject *columns = scanner == NULL ? NULL : PyType_FromSpec(&columns_spec);
+    bool is_added = columns != NULL && PyModule_AddObjectRef(module, "ARGS", keys) == 0
+        && PyModule_AddObjectRef(module, "Scanner", scanner) == 0
+        && PyModule_AddObjectRef(module, "Columns", columns) == 0;
     Py_XDECREF(keys);
-    Py_XDECREF(type);
+    Py_XDECREF(scanner);
+    Py_XDECREF(columns);
     return is_added ? 0 : -1;
 }
 

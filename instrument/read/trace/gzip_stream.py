@@ -74,6 +74,13 @@ class Source:
             self._plain.seek(-len(rest), os.SEEK_CUR)  # to read again is faster than to join
             return self._plain.read(len(rest) + size)
 
+    def unread(self, text: bytes) -> None:
+        """Go back before `text`, the end of what was read."""
+        if self._plain is not None:
+            self._plain.seek(-len(text), os.SEEK_CUR)
+        else:
+            self._rest = memoryview(b"".join((text, self._rest)))
+
     def _next(self, size: int) -> Iterator[memoryview]:
         while size > 0:
             try:

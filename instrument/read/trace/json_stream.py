@@ -13,11 +13,12 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -87,15 +88,32 @@ class _Document(msgspec.Struct):
     ERROR: Any = None
 
 
+class _Begun(NamedTuple):
+    """A piece whose events are being read: its end, the text in memory, and that text's position.
+
+    `passed` is the number of bytes before `text`, `begin` and `end` are positions in it.
+    """
+
+    text: bytes
+    passed: int
+    begin: int
+    end: int
+    at_end: bool
+    size: int
+    result: Callable[[], Any]
+
+
 class Pieces:
     """Iterates once over the events of a trace, one piece at a time.
 
-    Each item is the result of `scan` for one piece, or that of `decode` if `scan` returns None.
+    Each item is the result of `begin` for one piece, or that of `decode` if that result is None.
 
     Args:
         source: the bytes of the file.
         path: the file, for error messages.
-        scan: reads the events between two positions of a text; returns None if that fails.
+        begin: begins to read the events between two positions of a text, and returns a function
+            that waits for them; this function returns None if that fails.
+        ahead: how many pieces are begun before the first one is awaited.
         decode: reads the text of a JSON list of events; raises the errors of msgspec if that fails.
         coerce: makes a struct of an event that `decode` cannot read, from the event as a dict and
             its repaired text.
@@ -118,7 +136,8 @@ class Pieces:
         self,
         source: Source,
         path: Path,
-        scan: Callable[[bytes, int, int], Any],
+        begin: Callable[[bytes, int, int], Callable[[], Any]],
+        ahead: int,
         decode: Callable[[bytes], list[Any]],
         coerce: Callable[[dict[str, Any], str], Any],
     ) -> None:
@@ -130,31 +149,35 @@ class Pieces:
         self.unreadable = 0
         self.head = self.tail = b""
         self._source, self._path = source, path
-        self._scan, self._decode, self._coerce = scan, decode, coerce
+        self._begin, self._ahead = begin, ahead
+        self._decode, self._coerce = decode, coerce
         self._text, self._at = b"", 0  # the text in memory, and the current position in it
         self._passed, self._at_end = 0, False  # the number of bytes before `_text`
         self._has_read, self._first_error = False, ""
 
     def __iter__(self) -> Iterator[list[Any]]:
         is_list = self._open()
-        size = SMALLEST * 8
+        size, begun = SMALLEST * 8, deque[_Begun]()
         while True:
-            self._fill(size)
-            self._at = _skip(self._text, self._at, _BLANK + b",")
-            end = _piece_end(self._text, self._at, self._at + size)
-            if end >= 0:
+            while len(begun) < (self._ahead if size == LARGEST else 1):
+                if not self._begin_piece(size, begun):
+                    break
+                size = min(size * 2, LARGEST)
+            if begun:
+                first = begun[0]
                 try:
-                    piece = self._scan(self._text, self._at, end)
+                    piece = first.result()
                     if piece is None:
-                        text = memoryview(self._text)[self._at : end]
+                        text = memoryview(first.text)[first.begin : first.end]
                         piece = self._decode(b"".join((b"[", text, b"]")))
                 except BAD:
+                    self._go_back(begun)
+                    size = first.size
                     if size > SMALLEST:
                         size = max(size // 8, SMALLEST)
                         continue
                 else:
-                    self._at = end
-                    size = min(size * 2, LARGEST)
+                    begun.popleft()
                     self._has_read = True
                     yield piece
                     continue
@@ -166,6 +189,40 @@ class Pieces:
             raise self._not_json(self._first_error)
         if not self.cut_short:
             self._close(is_list)
+
+    def _begin_piece(self, size: int, begun: deque[_Begun]) -> bool:
+        """Begin to read the next piece, and pass it; false if none of at most `size` bytes ends."""
+        self._fill(size)
+        self._at = begin = _skip(self._text, self._at, _BLANK + b",")
+        end = _piece_end(self._text, begin, begin + size)
+        if end >= 0:
+            begun.append(
+                _Begun(
+                    self._text,
+                    self._passed,
+                    begin,
+                    end,
+                    self._at_end,
+                    size,
+                    self._begin(self._text, begin, end),
+                )
+            )
+            self._at = end
+        return end >= 0
+
+    def _go_back(self, begun: deque[_Begun]) -> None:
+        """Go back to where the first of these pieces begins, and forget that they were begun."""
+        first, later = begun[0], b""
+        end = first.passed + len(first.text)
+        for text, passed in (
+            *((each.text, each.passed) for each in begun),
+            (self._text, self._passed),
+        ):
+            later += text[end + len(later) - passed :]
+        self._source.unread(later)
+        self._text, self._at, self._passed = first.text, first.begin, first.passed
+        self._at_end = first.at_end
+        begun.clear()
 
     def _fill(self, size: int) -> None:
         """Read until at least `size` bytes follow the current position, or the file ends.

@@ -18,7 +18,6 @@ import gc
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from decimal import Decimal
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
@@ -34,7 +33,6 @@ from instrument.base.range_names import shown
 from instrument.read.trace.capture_json import MOST_RANKS
 from instrument.read.trace.columns import (
     BEYOND_NS,
-    BEYOND_US,
     Interned,
     append,
     as_ns,
@@ -66,10 +64,8 @@ from instrument.read.trace.json_stream import Pieces, cut_short
 from instrument.read.trace.scanner import Scanned, Scanner
 from instrument.read.trace.schema import (
     Args,
-    Begin,
     Complete,
     Counter,
-    End,
     Instant,
     coerced,
     decode,
@@ -88,8 +84,9 @@ def read(path: Path) -> Events:
             much. Or its durations add up to more than 146 years.
     """
     columns = _Columns()
-    with collector_off(), closing(Source(path)) as source:
-        pieces = Pieces(source, path, columns.scanner.scan, decode, coerced)
+    scanner = columns.scanner
+    with collector_off(), closing(Source(path)) as source, closing(scanner):
+        pieces = Pieces(source, path, scanner.begin, scanner.ahead, decode, coerced)
         try:
             for piece in pieces:
                 columns.add(piece)
@@ -150,28 +147,27 @@ class _Columns:
         self._details = Interned({_NO_DETAILS: 0})
         self._parts: dict[str, list[NDArray[Any]]] = {}
         self._memory_parts: dict[str, list[NDArray[Any]]] = {}
-        self._halves: list[Begin | End] = []
         self._no_duration = 0
         self.scanner = Scanner(self.of_spans, self._memory)
 
     def add(self, piece: list[Any] | Scanned) -> None:
         if isinstance(piece, Scanned):
             self.recorded += piece.recorded
-            self._add_others(piece.others)
+            self.counters += piece.counters
             if piece.is_full:
                 self.add_scanned()
             return
         self.add_scanned()
         self.recorded += len(piece)
-        self._add_spans([event for event in piece if type(event) is Complete])
+        spans = [event for event in piece if type(event) is Complete]
+        if spans:
+            self.spans += len(spans)
+            self._no_duration += sum(span.dur is None for span in spans)
+            append(self._parts, self.of_spans(spans))
         instants = [e for e in piece if type(e) is Instant and e.args.size_bytes is not None]
         if instants:
             append(self._memory_parts, self._memory(instants))
-        self._add_others(piece)
-
-    def _add_others(self, events: list[Any]) -> None:
-        self._halves += [event for event in events if type(event) in (Begin, End)]
-        self.counters += sum(type(event) is Counter for event in events)
+        self.counters += sum(type(event) is Counter for event in piece)
 
     def add_scanned(self) -> None:
         scanned = self.scanner.take()
@@ -187,12 +183,6 @@ class _Columns:
             return repeated(_NONE, len(codes))
         known = self._texts.codes(distinct, len(distinct)) - np.int32(1)
         return taken(np.append(known, np.int32(-1)), codes)
-
-    def _add_spans(self, spans: list[Complete]) -> None:
-        if spans:
-            self.spans += len(spans)
-            self._no_duration += sum(span.dur is None for span in spans)
-            append(self._parts, self.of_spans(spans))
 
     def of_spans(self, spans: list[Complete]) -> dict[str, NDArray[Any]]:
         count, event = len(spans), fields_of(Complete, spans)
@@ -298,14 +288,12 @@ class _Columns:
 
         `about` holds further attributes of `Events`.
         """
-        halves = [half for half in self._halves if abs(half.ts) < BEYOND_US]
-        self._add_spans(_paired(halves))
         plain = Interned()
         pairs = ((_number(process), _number(thread)) for process, thread in self._threads)
         threads = plain.codes(pairs, len(self._threads))
         columns = joined(self._parts, self.of_spans([]))
         memory = joined(self._memory_parts, self._memory([]))
-        found = len(columns["name"]) + len(memory["time_ns"]) + len(self._halves)
+        found = len(columns["name"]) + len(memory["time_ns"])
         columns["category"], no_category = _known_categories(
             columns["category"],
             columns["name"],
@@ -337,7 +325,7 @@ class _Columns:
             memory=Memory(**memory),
             recorded=self.recorded,
             counters=self.counters,
-            left_out=found - len(columns["name"]) - len(memory["time_ns"]) - len(halves),
+            left_out=found - len(columns["name"]) - len(memory["time_ns"]),
             negative_durations=negative,
             no_category=no_category,
             unknown_category=unknown_category,
@@ -582,40 +570,3 @@ def _scattered(at: Ints, values: NDArray[Any], missing: float, count: int) -> ND
 
 def _number(value: int | str) -> int | str:
     return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else value
-
-
-def _paired(halves: list[Begin | End]) -> list[Complete]:
-    """Join separate starts and ends: an end closes the most recent open start on its thread.
-
-    A start without an end becomes an unfinished event that lasts until the last time on its thread.
-    An end without a start is left out.
-    """
-    found: list[Complete] = []
-    threads: dict[Thread, list[Begin | End]] = {}
-    for half in halves:
-        threads.setdefault((_number(half.pid), _number(half.tid)), []).append(half)
-    for members in threads.values():
-        members.sort(key=lambda half: half.ts)
-        stack: list[Begin] = []
-        for half in members:
-            if type(half) is Begin:
-                stack.append(half)
-            elif stack:
-                found.append(_between(stack.pop(), half.ts))
-        for begin in stack:
-            found.append(_between(begin, members[-1].ts, finished=False))
-    return found
-
-
-def _between(begin: Begin, end: float, *, finished: bool = True) -> Complete:
-    args = begin.args if finished else msgspec.structs.replace(begin.args, finished=False)
-    duration = float(Decimal(str(end)) - Decimal(str(begin.ts)))
-    return Complete(
-        name=begin.name,
-        pid=begin.pid,
-        tid=begin.tid,
-        ts=begin.ts,
-        args=args,
-        cat=begin.cat,
-        dur=duration,
-    )

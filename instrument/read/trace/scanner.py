@@ -1,13 +1,18 @@
-"""Read the events of a piece of a trace's text with the C extension `_scanner`, if it is installed.
+"""Read the events of a trace's text with the C extension `_scanner`, if it is installed.
 
-Without it, each piece is decoded as JSON (`schema`), with the same result in about six times as
-long. `_scanner` divides each event into its numbers, its long texts, and its kind: the JSON text of
-all other values that become columns. A trace has few kinds, and each is decoded only once.
+Without it, each piece of the text is decoded as JSON (`schema`), with the same result in about six
+times as long. `_scanner` divides each event into its numbers, its long texts, and its kind: the
+JSON text of all other values that become columns. A trace has few kinds, and each is decoded only
+once. Two threads scan pieces at the same time if the process may use two CPUs; the pieces become
+columns in the order of the file, so that the result does not depend on the threads.
 """
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -16,7 +21,7 @@ from numpy.typing import NDArray
 
 from instrument.read.trace.columns import append, joined, repeated, taken
 from instrument.read.trace.events import Codes
-from instrument.read.trace.schema import BAD, Begin, Counter, End, decode
+from instrument.read.trace.schema import BAD, decode
 
 compiled: ModuleType | None
 try:
@@ -26,6 +31,8 @@ except ImportError:  # built only where there is a compiler
 
 Columns = dict[str, NDArray[Any]]
 
+_THREADS = 2  # with more, the thread that reads the file would be the slowest
+_LEAST_BYTES = 1 << 19  # a smaller piece is scanned at once
 # The columns that `_scanner` returns, in its order: 64-bit numbers, then 32-bit codes. The code of
 # a missing text is -1.
 _NUMBERS = (
@@ -57,17 +64,14 @@ _MOST_BYTES = 1 << 25
 
 
 class Scanned(NamedTuple):
-    """What `Scanner.scan` returns for a piece of a trace's text.
+    """The events of a piece of a trace's text whose columns `Scanner.take` returns.
 
-    Attributes:
-        recorded: the number of all events in the piece.
-        others: the events that `take` does not return: the starts and ends of events whose start
-            and end are two entries of the file, and counter events.
-        is_full: whether `Scanner.take` must be called before the next piece is scanned.
+    `recorded` is the number of all events in the piece, `counters` that of counter events. If
+    `is_full`, `Scanner.take` must be called before the next piece is scanned.
     """
 
     recorded: int
-    others: list[Begin | End | Counter]
+    counters: int
     is_full: bool
 
 
@@ -109,45 +113,93 @@ class Kinds:
 
 
 class Scanner:
-    """Scans the text of one trace, piece by piece and in order."""
+    """Scans the pieces of one trace's text; `spans_of` and `memory_of` make columns of kinds.
+
+    Attributes:
+        ahead: how many pieces may be begun before the first one is awaited.
+    """
 
     def __init__(
         self, spans_of: Callable[[list[Any]], Columns], memory_of: Callable[[list[Any]], Columns]
     ) -> None:
-        self._compiled = compiled.Scanner() if compiled else None
+        threads = min(_THREADS, cpus())
+        self.ahead = threads + 1 if compiled and threads > 1 else 1
+        self._columns = compiled.Columns() if compiled else None
         self._kinds, self._memory_kinds = Kinds(spans_of), Kinds(memory_of)
+        self._threads: ThreadPoolExecutor | None = None
+        # Each scanner with the piece that it has begun to read last.
+        self._scanners: deque[tuple[Any, Future[bool] | None]] = deque(
+            (compiled.Scanner(), None) for _ in range(self.ahead) if compiled
+        )
 
-    def scan(self, text: bytes, begin: int, end: int) -> Scanned | None:
-        """Read the events between two positions of a text.
+    def begin(self, text: bytes, begin: int, end: int) -> Callable[[], Scanned | None]:
+        """Begin to read the events between two positions of a text; the result waits for them.
 
-        Returns None if the text must be decoded as JSON: the C extension is missing or does not
-        understand it, or `decode` rejects a part of it.
+        It returns None if the text must be decoded as JSON: the C
+        extension is missing or does not understand it, or `decode` rejects a part of it.
         """
-        if self._compiled is None or (found := self._compiled.scan(text, begin, end)) is None:
+        if self._columns is None:
+            return lambda: None
+        scanner, last = self._scanners.popleft()
+        if last is not None:
+            last.exception()  # a piece that nobody awaited
+        try:
+            if self.ahead > 1 and end - begin > _LEAST_BYTES:
+                self._threads = self._threads or ThreadPoolExecutor(self.ahead - 1)
+                future = self._threads.submit(scanner.scan, text, begin, end)
+            else:
+                future = _done(scanner.scan(text, begin, end))
+        except RuntimeError:  # no thread can start while the interpreter shuts down
+            future = _done(scanner.scan(text, begin, end))
+        self._scanners.append((scanner, future))
+        return lambda: self._added(scanner) if future.result() else None
+
+    def _added(self, scanner: Any) -> Scanned | None:
+        assert self._columns is not None
+        if (found := self._columns.add(scanner)) is None:
             return None
+        recorded, counters, *kinds = found
         try:
             # The events of the third list have no columns; they are decoded to check their JSON.
-            kinds, memory_kinds, _, others = (decode(b"[%b]" % events) for events in found[1:])
+            spans, memory, _ = (decode(b"[%b]" % events) for events in kinds)
         except BAD:
             return None
-        self._kinds.add(kinds)
-        self._memory_kinds.add(memory_kinds)
-        return Scanned(found[0], others, self._compiled.keep() > _MOST_BYTES)
+        self._kinds.add(spans)
+        self._memory_kinds.add(memory)
+        return Scanned(recorded, counters, self._columns.keep(scanner) > _MOST_BYTES)
 
     def take(self) -> Taken | None:
         """Remove and return all events that were scanned since the last call.
 
         Returns None if the C extension is missing.
         """
-        if self._compiled is None:
+        if self._columns is None:
             return None
-        spans, memory, texts = self._compiled.take()
+        spans, memory, texts = self._columns.take()
         rows, memory_rows = _rows(_SPAN, *spans), _rows(_MEMORY, *memory)
         return Taken(
             self._kinds.columns_at(rows),
             {name: (rows[name], distinct) for name, distinct in zip(TEXTS, texts)},
             self._memory_kinds.columns_at(memory_rows),
         )
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._threads is not None:
+            self._threads.shutdown()
+
+
+def _done(result: bool) -> Future[bool]:
+    future: Future[bool] = Future()
+    future.set_result(result)
+    return future
+
+
+def cpus() -> int:
+    """How many CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _rows(dtypes: dict[str, Any], count: int, columns: list[bytearray]) -> Columns:

@@ -108,28 +108,18 @@ class Instant(_Timed, tag_field="ph", tag="i"):
     """An event without a duration, such as an allocation."""
 
 
-class Begin(_Timed, tag_field="ph", tag="B"):
-    """The start of an event whose end is a separate event."""
-
-    cat: str = ""
-
-
-class End(_Timed, tag_field="ph", tag="E"):
-    """The end of the event that the last unfinished `Begin` of the same thread started."""
-
-
 class Counter(Struct, tag_field="ph", tag="C", gc=False):
     """A value at a point in time. Counter events are only counted."""
 
 
-_KEPT: dict[str, type[_Timed]] = {"X": Complete, "i": Instant, "B": Begin, "E": End}
+_KEPT: dict[str, type[_Timed]] = {"X": Complete, "i": Instant}
 
 _TIMED = frozenset(_KEPT.values())
 
 # Events with any other `ph` are counted and not kept. A struct without fields skips their text.
 _SKIPPED = tuple(
     msgspec.defstruct(f"Skipped{ord(phase)}", [], tag_field="ph", tag=phase, gc=False)
-    for phase in "IbneSTpFstfPNODMVvRc()"
+    for phase in "BEIbneSTpFstfPNODMVvRc()"
 )
 
 
