@@ -36,12 +36,6 @@ from instrument.read.ranks.run import SCHEMAS
 from instrument.read.show import ab, ranks, whatif
 from instrument.read.simulate.causal_profile import CAUSAL_PROFILE
 from instrument.read.simulate.critical_path import CRITICAL_PATH
-from instrument.read.trace.capture_json import (
-    CAPTURE_KEYS,
-    COST_KEYS,
-    ENVIRONMENT_KEYS,
-    WINDOW_KEYS,
-)
 from instrument.read.views.coverage_rows import ROWS
 from instrument.read.views.events_to_arrow import EVENTS
 from instrument.read.views.timings_file import TIMINGS
@@ -216,10 +210,6 @@ def json_page() -> str:
             name: f"the rows of [`window.{name}`](columns.md#window{name}-of-ranks)"
             for name in SCHEMAS
         },
-        "`capture.json`": CAPTURE_KEYS,
-        "`capture.json`: window": WINDOW_KEYS,
-        "`capture.json`: cost": COST_KEYS,
-        "`capture.json`: environment": ENVIRONMENT_KEYS,
     }
     parts = [
         f"{NOTE}\n# JSON",

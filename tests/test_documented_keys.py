@@ -1,21 +1,18 @@
-"""docs/json.md names all keys of `capture.json` and of the JSON of ranks."""
+"""The docs name all keys of `capture.json` and of the JSON of ranks."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from instrument import Session
 from instrument.read.ranks import Run
 from instrument.read.ranks.run import SCHEMAS
 from instrument.read.show.ranks import JSON_KEYS, as_json
-from instrument.read.trace.capture_json import (
-    CAPTURE_KEYS,
-    COST_KEYS,
-    ENVIRONMENT_KEYS,
-    WINDOW_KEYS,
-    Metadata,
-)
+from instrument.read.trace.capture_json import Metadata
+
+PAGE = Path(__file__).parents[1] / "docs" / "capture-json.md"
 
 
 def test_each_key_of_a_capture_is_documented(tmp_path: Path) -> None:
@@ -23,11 +20,15 @@ def test_each_key_of_a_capture_is_documented(tmp_path: Path) -> None:
         for _ in run.steps(range(4)):
             pass
     written = json.loads((run.captures[0].folder / "capture.json").read_text())
-    assert {*written} == {*CAPTURE_KEYS} - {"scalars"}, "scalars are for sinks in training"
-    assert {*written["window"]} == {*WINDOW_KEYS}
-    assert {*written["cost"]} == {*COST_KEYS}
-    assert {*written["environment"]} == {*ENVIRONMENT_KEYS}
-    assert {*Metadata.__struct_fields__} <= {*CAPTURE_KEYS}
+    sections = re.split(r"^## (\w+)$", PAGE.read_text(), flags=re.MULTILINE)
+    of_file, *parts = (
+        [*re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)] for text in sections[::2]
+    )
+    assert {*written} == {*of_file} - {"scalars"}, "scalars are for sinks in training"
+    assert {*Metadata.__struct_fields__} <= {*of_file}
+    for name, keys in zip(sections[1::2], parts, strict=True):
+        assert {*written[name]} == {*keys}
+    assert sections[1::2] == ["window", "cost", "environment"]
 
     (window,) = Run.load(tmp_path).windows
     assert [*json.loads(as_json(window))] == [*JSON_KEYS, *SCHEMAS]
