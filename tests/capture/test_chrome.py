@@ -30,7 +30,7 @@ from instrument.base.errors import TraceError, TraceWarning
 from instrument.read.capture import Capture
 from instrument.read.show.text import render
 from instrument.read.trace import json_stream, reader
-from instrument.read.trace.events import Details, Device, Event
+from instrument.read.trace.events import Details, Device
 from instrument.read.views.stacks import stacks
 
 pytestmark = pytest.mark.usefixtures("each_reader")
@@ -225,7 +225,7 @@ def test_details_are_kept_of_collectives_graphs_waits_and_launches_alone(tmp_pat
         file.mkdir()
         path = write_trace(file, events * copies, deviceProperties=devices, INFO=info, ERROR="no")
         found = reader.read(path)
-        rows = [event.details for event in found][:9]
+        rows = [found.details[k] if k >= 0 else None for k in found.detail[:9].tolist()]
         assert (
             rows[0] == rows[2] == Details("allreduce", "Float", 6, 6, "[0, 1]", 2, "1", "data", 4)
         )
@@ -245,33 +245,6 @@ def test_details_are_kept_of_collectives_graphs_waits_and_launches_alone(tmp_pat
             Device(None, None, None, None),
         )
         assert found.messages == ("Record counts: Out-of-range = 0",)
-
-
-def test_events_are_rows_when_iterated_and_indexed(tmp_path) -> None:
-    known = {"Input_Dims": [[2, 3], []], "Input_type": ["float", ""], "Concrete_Inputs": ["", "1"]}
-    launch = {"grid": [8, 1, 1], "block": [32, 1, 1], "bytes": 64, "blocks_per_SM": 0.5}
-    events = read(
-        tmp_path,
-        [
-            span("aten::mm", 1.5, 2.25, External_id=3, Sequence_number=0, **known),
-            kernel("gemm", 4, 2, correlation=9, **launch, **{"est._achieved_occupancy_%": 25}),
-            span("cut", 5, 1, finished=False, cat="user_annotation", Fwd_thread_id=2),
-        ],
-    )
-    first, second, third = events
-    assert first == events[0] == events[-3]
-    assert first._asdict() == {
-        **dict.fromkeys(Event._fields),
-        "category": "cpu_op", "name": "aten::mm", "process": 1, "thread": 1,
-        "start_ns": 1500, "duration_ns": 2250, "finished": True, "external_id": 3, "sequence": 0,
-        "input_shapes": [[2, 3], []], "input_types": ["float", ""], "concrete_inputs": ["", "1"],
-    }  # fmt: skip
-    assert (second.thread, second.correlation, second.bytes, second.grid) == (7, 9, 64, [8, 1, 1])
-    assert (second.block, second.blocks_per_sm, second.occupancy) == ([32, 1, 1], 0.5, 0.25)
-    assert (third.finished, third.forward_thread, third.category) == (False, 2, "user_annotation")
-    assert [event.name for event in events if event.duration_ns > 1500] == ["aten::mm", "gemm"]
-    with pytest.raises(IndexError):
-        events[3]
 
 
 def test_the_lower_case_external_id_of_torch_1_9_is_understood(tmp_path) -> None:
@@ -747,17 +720,6 @@ def test_a_bomb_is_refused_with_its_size_and_without_growing(tmp_path, monkeypat
     with pytest.raises(
         TraceError,
         match=r"The first \d{1,4} bytes of .* decompress to \d{7} bytes, over 200 times as many",
-    ):
-        reader.read(path)
-    monkeypatch.setenv("INSTRUMENT_MAX_INFLATION", "2000")
-    with pytest.raises(
-        TraceError, match="cut short"
-    ):  # allowed, and then without an end or a duration
-        reader.read(path)
-    monkeypatch.setenv("INSTRUMENT_MAX_INFLATION", "much")
-    with pytest.raises(
-        TraceError,
-        match=re.escape("INSTRUMENT_MAX_INFLATION is 'much'; give a number such as 200."),
     ):
         reader.read(path)
 

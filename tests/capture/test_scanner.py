@@ -449,7 +449,7 @@ def test_the_columns_are_the_same_with_one_thread_and_two(
         path.write_bytes(pack(text if share else text[:-2000]))
         found = []
         for cpus in (1, 2, 4):
-            monkeypatch.setattr(scanner, "cpus", lambda cpus=cpus: cpus)
+            monkeypatch.setattr(reader, "cpus", lambda cpus=cpus: cpus)
             found.append(reader.read(path))
         for other in found[1:]:
             assert same(found[0], other)

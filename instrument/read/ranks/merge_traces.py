@@ -91,7 +91,7 @@ def merge(ranks: Ranks, target: Path) -> int:
 
 def _events(trace: Path, rank: _Rank) -> Iterator[_Event]:
     with closing(Source(trace)) as source:
-        for piece in Pieces(source, trace, lambda *_: None, _decode, _encoded):
+        for piece in Pieces(source, trace, _decode, _encoded):
             yield from map(rank.event, piece)
     yield from rank.names()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -221,45 +221,13 @@ class Device(NamedTuple):
     multiprocessors: int | None
 
 
-class Event(NamedTuple):
-    """One event of a trace as a row; a value is None if the trace does not have it.
-
-    Times are in nanoseconds on the clock of the trace. `process` and `thread` of a device event are
-    its device and stream. Texts of arguments are decoded from JSON. `occupancy` 1 is full
-    occupancy.
-    """
-
-    category: str
-    name: str
-    process: int | str
-    thread: int | str
-    start_ns: int
-    duration_ns: int
-    finished: bool
-    external_id: int | None
-    correlation: int | None
-    sequence: int | None
-    forward_thread: int | None
-    input_shapes: Any
-    concrete_inputs: Any
-    input_types: Any
-    call_stack: str | None
-    bytes: int | None
-    grid: list[int] | None
-    block: list[int] | None
-    details: Details | None
-    blocks_per_sm: float | None
-    occupancy: float | None
-
-
 @dataclass(frozen=True, slots=True)
 class Events:
     """All events of a trace that have a duration, as parallel columns in the order of the file.
 
-    Iterating and indexing give rows of type `Event`, about 5 µs each; computing with the columns is
-    much faster. Flows (the arrows between events), thread labels, and arguments without a column
-    here or a field in `Details` are not kept. A column of equal values may be a read-only array of
-    stride 0.
+    Flows (the arrows between events), thread labels, events that are two entries of the file (start
+    and end; torch writes none), and arguments without a column here or a field in `Details` are not
+    kept. A column of equal values may be a read-only array of stride 0.
 
     Attributes:
         categories, names: the distinct categories and names. The name of an MTIA copy ends with its
@@ -359,39 +327,6 @@ class Events:
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def __getitem__(self, index: int) -> Event:
-        at = range(len(self))[index]  # negative indices count from the end, as in a list
-        process, thread = self.threads[self.thread[at]]
-        occupancy = float(self.occupancy[at])
-        return Event(
-            category=self.categories[self.category[at]],
-            name=self.names[self.name[at]],
-            process=process,
-            thread=thread,
-            start_ns=int(self.start_ns[at]),
-            duration_ns=int(self.end_ns[at] - self.start_ns[at]),
-            finished=bool(self.finished[at]),
-            external_id=int(self.external_id[at]) or None,
-            correlation=int(self.correlation[at]) or None,
-            sequence=_if_known(self.sequence[at]),
-            forward_thread=int(self.forward_thread[at]) or None,
-            input_shapes=_argument(self.texts, self.shapes[at]),
-            concrete_inputs=_argument(self.texts, self.concrete[at]),
-            input_types=_argument(self.texts, self.types[at]),
-            call_stack=_argument(self.texts, self.call_stack[at]),
-            bytes=_if_known(self.moved_bytes[at]),
-            grid=_argument(self.grids, self.grid[at]),
-            block=_argument(self.grids, self.block[at]),
-            details=self.details[self.detail[at]] if self.detail[at] >= 0 else None,
-            blocks_per_sm=None
-            if np.isnan(self.blocks_per_sm[at])
-            else float(self.blocks_per_sm[at]),
-            occupancy=occupancy / 100 if occupancy > 0 else None,
-        )
-
-    def __iter__(self) -> Iterator[Event]:
-        return map(self.__getitem__, range(len(self)))
-
     def __repr__(self) -> str:
         counts = f"{len(self)} with a duration, {len(self.memory)} memory"
         return f"<Events: {counts}, {self.recorded} in the file>"
@@ -457,14 +392,6 @@ def _taken(chosen: Flags, code: Codes) -> Flags:
     for each in codes:
         found |= code == each
     return found
-
-
-def _if_known(value: np.integer[Any]) -> int | None:
-    return int(value) if value >= 0 else None
-
-
-def _argument(texts: tuple[bytes, ...], code: np.integer[Any]) -> Any:
-    return decoded(texts[code]) if code >= 0 else None
 
 
 def decoded(text: bytes) -> Any:

@@ -20,7 +20,6 @@ CHUNKS_AHEAD = 3
 # factor over `MAX_RATIO` is not a trace, and its content could fill the memory.
 MAX_RATIO = 200
 RATIO_COUNTS_FROM_BYTES = 32 << 20
-RATIO_VARIABLE = "INSTRUMENT_MAX_INFLATION"
 
 
 def chunks(path: Path) -> Iterator[bytes]:
@@ -28,7 +27,7 @@ def chunks(path: Path) -> Iterator[bytes]:
 
     isal or zlib-ng decompresses the file if one of them is installed, else the standard library. A
     file is refused when its decompressed bytes exceed both 32 MiB and 200 times
-    (INSTRUMENT_MAX_INFLATION) the compressed bytes read so far.
+    the compressed bytes read so far.
 
     Raises:
         TraceError: the file is missing, cannot be read, is damaged gzip, or exceeds the ratio.
@@ -51,12 +50,14 @@ class Source:
     costs less than passing bytes from one core to another.
 
     Attributes:
+        threads: how many threads work beside the caller's.
         cut_short: whether the gzip data ends too early; known only after all bytes before that end.
     """
 
     def __init__(self, path: Path) -> None:
         self.cut_short = False
         self._path, self._plain = path, _opened_if_plain(path)
+        self.threads = 1 if self._plain is None else 0
         self._chunks = ahead(chunks(path))  # not used for a plain file
         self._rest = memoryview(b"")  # the rest of the chunk that was read last
 
@@ -147,7 +148,6 @@ def ahead(source: Iterator[bytes]) -> Generator[bytes, None, None]:
 
 def _inflated(path: Path, file: IO[bytes], packed: bytes) -> Iterator[bytes]:
     zlib = _fastest()
-    most = max_ratio()
     stream, size, taken = zlib.decompressobj(31), 0, 0
     while packed:
         try:
@@ -158,11 +158,11 @@ def _inflated(path: Path, file: IO[bytes], packed: bytes) -> Iterator[bytes]:
             ) from None
         size += len(plain)
         taken += len(packed) - len(stream.unconsumed_tail) - len(stream.unused_data)
-        if size > max(RATIO_COUNTS_FROM_BYTES, most * taken):
+        if size > max(RATIO_COUNTS_FROM_BYTES, MAX_RATIO * taken):
             raise TraceError(
                 f"The first {taken} bytes of the trace file {path} decompress to {size} bytes, "
-                f"over {most:g} times as many. No trace is compressed this much; if you trust the "
-                f"file, set {RATIO_VARIABLE} higher."
+                f"over {MAX_RATIO} times as many. No trace is compressed this much; if you trust "
+                "the file, decompress it with gunzip first."
             )
         if plain:
             yield plain
@@ -182,18 +182,3 @@ def _fastest() -> Any:
         except ImportError:
             continue
     return importlib.import_module("zlib")
-
-
-def max_ratio() -> float:
-    """How many times as many bytes a file may decompress to.
-
-    Raises:
-        TraceError: INSTRUMENT_MAX_INFLATION is not a number.
-    """
-    given = os.environ.get(RATIO_VARIABLE, "")
-    try:
-        return float(given) if given else MAX_RATIO
-    except ValueError:
-        raise TraceError(
-            f"{RATIO_VARIABLE} is {given!r}; give a number such as {MAX_RATIO}."
-        ) from None

@@ -61,7 +61,7 @@ from instrument.read.trace.events import (
 )
 from instrument.read.trace.gzip_stream import Source
 from instrument.read.trace.json_stream import Pieces, cut_short
-from instrument.read.trace.scanner import Scanned, Scanner
+from instrument.read.trace.scanner import Scanned, Scanner, cpus
 from instrument.read.trace.schema import (
     Args,
     Complete,
@@ -83,10 +83,13 @@ def read(path: Path) -> Events:
             the end of its first event with a duration. Or its gzip data is damaged or expands too
             much. Or its durations add up to more than 146 years.
     """
-    columns = _Columns()
-    scanner = columns.scanner
-    with collector_off(), closing(Source(path)) as source, closing(scanner):
-        pieces = Pieces(source, path, scanner.begin, scanner.ahead, decode, coerced)
+    with (
+        collector_off(),
+        closing(Source(path)) as source,
+        closing(_Columns(cpus() - source.threads)) as columns,
+    ):
+        scanner = columns.scanner
+        pieces = Pieces(source, path, decode, coerced, scanner.begin, scanner.ahead)
         try:
             for piece in pieces:
                 columns.add(piece)
@@ -139,7 +142,7 @@ _NONE = np.array(-1, np.int32)  # the code of a missing text
 class _Columns:
     """The columns of the events read so far; `add` appends the events of one piece of the file."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpus: int = 1) -> None:
         self.spans = 0
         self.recorded = self.counters = 0
         self._categories, self._names, self._threads = Interned(), Interned(), Interned()
@@ -148,7 +151,10 @@ class _Columns:
         self._parts: dict[str, list[NDArray[Any]]] = {}
         self._memory_parts: dict[str, list[NDArray[Any]]] = {}
         self._no_duration = 0
-        self.scanner = Scanner(self.of_spans, self._memory)
+        self.scanner = Scanner(self.of_spans, self._memory, cpus)
+
+    def close(self) -> None:
+        self.scanner.close()
 
     def add(self, piece: list[Any] | Scanned) -> None:
         if isinstance(piece, Scanned):
@@ -470,17 +476,9 @@ def _end_with_callers(columns: dict[str, NDArray[Any]]) -> None:
 
 
 def _positions(ids: Ints, wanted: Ints) -> Ints:
-    """For each wanted id, the position of the first equal id; any position if there is none.
-
-    Cost: linear time if no id is very large, as is usual; otherwise a sort.
-    """
-    most = int(ids.max())
-    if most > 4 * len(ids):
-        order = np.argsort(ids, kind="stable")
-        return order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
-    first = np.zeros(most + 1, np.int64)
-    first[ids[::-1]] = np.arange(len(ids))[::-1]  # of equal ids, the last assigned position counts
-    return first[np.clip(wanted, 0, most)]
+    """For each wanted id, the position of the first equal id; any position if there is none."""
+    order = np.argsort(ids, kind="stable")
+    return order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
 
 
 def _is_within(values: Ints, limit: int) -> Flags | None:

@@ -77,9 +77,7 @@ def _repaired(source: Path) -> Iterator[bytes | memoryview]:
         _NotRepairedError: the text, or an event, cannot be repaired.
     """
     with closing(Source(source)) as opened:
-        pieces = Pieces(
-            opened, source, lambda *_: _no_columns, 1, _checked, lambda _, text: as_json(text)
-        )
+        pieces = Pieces(opened, source, _checked, lambda _, text: as_json(text))
         after = None
         try:
             for events in pieces:
@@ -99,10 +97,6 @@ def _repaired(source: Path) -> Iterator[bytes | memoryview]:
         if pieces.cut_short:
             raise _NotRepairedError
         yield pieces.tail
-
-
-def _no_columns() -> None:
-    """The text is not scanned, but checked as JSON."""
 
 
 def _checked(text: bytes) -> list[memoryview]:

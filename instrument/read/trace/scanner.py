@@ -31,7 +31,7 @@ except ImportError:  # built only where there is a compiler
 
 Columns = dict[str, NDArray[Any]]
 
-_THREADS = 2  # with more, the thread that reads the file would be the slowest
+_MOST_THREADS = 2  # with more, the thread that reads the file would be the slowest
 _LEAST_BYTES = 1 << 19  # a smaller piece is scanned at once
 # The columns that `_scanner` returns, in its order: 64-bit numbers, then 32-bit codes. The code of
 # a missing text is -1.
@@ -113,16 +113,23 @@ class Kinds:
 
 
 class Scanner:
-    """Scans the pieces of one trace's text; `spans_of` and `memory_of` make columns of kinds.
+    """Scans the pieces of one trace's text, on as many threads as there are CPUs, but at most two.
+
+    Args:
+        spans_of, memory_of: make columns of decoded events.
+        cpus: how many CPUs the scanner may use.
 
     Attributes:
         ahead: how many pieces may be begun before the first one is awaited.
     """
 
     def __init__(
-        self, spans_of: Callable[[list[Any]], Columns], memory_of: Callable[[list[Any]], Columns]
+        self,
+        spans_of: Callable[[list[Any]], Columns],
+        memory_of: Callable[[list[Any]], Columns],
+        cpus: int = 1,
     ) -> None:
-        threads = min(_THREADS, cpus())
+        threads = min(_MOST_THREADS, cpus)
         self.ahead = threads + 1 if compiled and threads > 1 else 1
         self._columns = compiled.Columns() if compiled else None
         self._kinds, self._memory_kinds = Kinds(spans_of), Kinds(memory_of)

@@ -177,30 +177,25 @@ def coerced(event: dict[str, Any], text: str) -> Any:
     kind = _KEPT.get(str(event.get("ph")))
     if kind is None:
         return Counter() if event.get("ph") == "C" else None
-    args = event.get("args")
-    plain = {
-        field.name: _fit(event[field.encode_name], field.type)
-        for field in _fields(kind)
-        if field.name != "args" and field.encode_name in event
-    }
-    plain = {name: value for name, value in plain.items() if value is not None}
+    plain = _fitting(kind, event)
     if abs(plain.get("ts", 0)) >= FLOAT_HOLDS_NS_BELOW and isinstance(event["ts"], float):
         plain["ts"] = json.loads(text, strict=False, parse_float=Decimal)["ts"]
-    if "args" in kind.__struct_fields__:
-        plain["args"] = _coerced_args(args) if isinstance(args, dict) else NO_ARGS
-    return kind(**plain)
+    args = event.get("args")
+    return kind(**plain, args=Args(**_fitting(Args, args)) if isinstance(args, dict) else NO_ARGS)
 
 
-def _coerced_args(args: dict[str, Any]) -> Args:
-    known: dict[str, Any] = {}
-    for field in _fields(Args):
-        if field.encode_name not in args:
+def _fitting(kind: type[Struct], given: dict[str, Any]) -> dict[str, Any]:
+    """Those of the given values that fit the fields of a struct, except for `args`."""
+    found = {}
+    for field in _fields(kind):
+        if field.encode_name not in given or field.name == "args":
             continue
-        given = args[field.encode_name]
-        value = Raw(json.dumps(given).encode()) if field.type is Raw else _fit(given, field.type)
+        value = given[field.encode_name]
+        is_raw = field.type is Raw
+        value = Raw(json.dumps(value).encode()) if is_raw else _fit(value, field.type)
         if value is not None:
-            known[field.name] = value
-    return Args(**known)
+            found[field.name] = value
+    return found
 
 
 def _fit(value: Any, kind: Any) -> Any:
