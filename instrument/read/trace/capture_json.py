@@ -1,7 +1,7 @@
 """Read `capture.json` and check the types of its values, because a stranger may have written it.
 
-Every key may be missing; the value of a missing key is None or empty. Unknown keys are kept for the
-user and not checked.
+docs/capture-json.md says what the keys mean. Every key may be missing; its value is then None or
+empty. Unknown keys are kept for the user and not checked.
 """
 
 from __future__ import annotations
@@ -76,21 +76,14 @@ class Config(Struct):
 
 
 class InRegion(Struct):
-    """A range inside code that torch.compile has compiled, whose times are unknown.
-
-    `region` is torch's id of the compiled region, such as "0/0".
-    """
+    """A range inside code that torch.compile has compiled, and torch's id of the region."""
 
     range: str
     region: str
 
 
 class Threads(Struct):
-    """The number of torch's threads, of the CPUs they may use, and of the job's processes.
-
-    `cpus` is the process's affinity, or the CPU quota of its cgroup, rounded up, if that is
-    smaller. `local_ranks` counts the processes of the job on this machine.
-    """
+    """The number of torch's threads, of the CPUs they may use, and of the job's local processes."""
 
     intra_op: Count | None = None
     inter_op: Count | None = None
@@ -99,13 +92,7 @@ class Threads(Struct):
 
 
 class Dynamo(Struct):
-    """What torch.compile did within the window.
-
-    `graph_breaks` is the number for each reason. A recompilation needs a failed guard in every
-    earlier compilation of the function: after n of them, it adds n to `failed_guards`. A count is
-    None if the program reset torch.compile's counter within the window, or if torch has no such
-    counter.
-    """
+    """What torch.compile did within the window: graph breaks by reason, failed guards by guard."""
 
     graphs: Count | None = None
     graph_breaks: dict[str, Count] | None = None
@@ -126,11 +113,7 @@ DISTURBING_CPU_WAIT = 0.1
 
 
 class CpuWait(Struct):
-    """How long the thread that began the window was ready to run, but had no CPU.
-
-    `ran_ns` is its CPU time, and `workers_waited_ns` how long all threads that Python did not start
-    waited for a CPU, together: torch's threads for operators.
-    """
+    """How long the thread that began the window was ready to run, but had no CPU."""
 
     waited_ns: Count | None = None
     ran_ns: Count | None = None
@@ -151,11 +134,7 @@ class CpuWait(Struct):
 
 
 class Loader(Struct):
-    """The settings of a `DataLoader` from which the program read batches within the window.
-
-    `phase` is the phase of the program, such as "train"; `iterable` whether the dataset is an
-    `IterableDataset`.
-    """
+    """The settings of a `DataLoader` from which the program read batches within the window."""
 
     phase: str | None = None
     workers: Count | None = None
@@ -167,12 +146,7 @@ class Loader(Struct):
 
 
 class Environment(Struct):
-    """Facts about a window that its trace does not hold; None stands for unknown.
-
-    torch's settings were read when the window began, on the thread that began it. `allow_tf32` is
-    for matrix products on CUDA. `cpu_wait` is known only on Linux. `dynamo` is None if
-    torch.compile was never loaded, `loaders` if the session has seen no `DataLoader`.
-    """
+    """Facts about a window that its trace does not hold; None stands for unknown."""
 
     threads: Threads | None = None
     grad_enabled: bool | None = None

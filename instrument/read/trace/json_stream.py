@@ -3,19 +3,15 @@
 A piece must end where an event ends, which the layout of the text does not show. So `Pieces`
 guesses that a `}` before `, {` ends an event; the text up to there, between brackets, is a JSON
 list if and only if the guess is right. If decoding fails, a smaller piece is tried. The smallest is
-decoded event by event, with a parser that accepts the errors that Kineto is known to write: NaN,
-bad escapes, control characters, broken UTF-8, and quotation marks that are not escaped. An event
-that cannot be read all the same is counted.
+decoded event by event, after repairs (`json_repair`). An event that cannot be read all the same is
+counted.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +20,7 @@ import msgspec
 
 from instrument.base.errors import TraceError
 from instrument.read.trace.gzip_stream import Source
+from instrument.read.trace.json_repair import as_json, forgiving, with_escapes
 from instrument.read.trace.schema import BAD
 
 LARGEST, SMALLEST = 1 << 20, 1 << 13
@@ -37,42 +34,13 @@ _MOST_ITEMS = 1000  # only the first 1,000 items of a list other than `traceEven
 _LATEST_NS = 2**62  # the year 2116 in Unix time
 # A string, with or without its closing quotation mark, or a bracket.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)
-# Kineto writes a minus sign before both parts of a negative time, as in `"dur": -1918637.-566`.
-_TWO_SIGNS = re.compile(rb'("(?:ts|dur)"\s*:\s*)-?(\d{1,20})\.-(\d{1,3})(?!\d)')
 # Where one event of torch ends and the next one begins. No event that torch writes contains it.
 _NEXT_EVENT = re.compile(rb'\}\s*,\s*\{\s*"(?:ph|name)"\s*:')
 # Where the last event ends, and what follows the end of any event.
 _LAST_EVENT = re.compile(rb'\}\s*\]\s*(?:,\s*"|\}|\Z)')
 _AFTER_EVENT = re.compile(rb'\s*(?:,\s*(?:\{\s*(?:"[^"\\]{0,99}"\s*:|\}|\Z)|\Z)|\](?!\s*")|\Z)')
 _ARGS = re.compile(rb',\s*"args"\s*:')
-# An escape, half of a surrogate pair, or a backslash that begins no escape.
-_ESCAPE = re.compile(
-    r'(\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
-    r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))|(\\u[0-9a-fA-F]{4})|\\"
-)
-# In `with_escapes`: a bracket, comma or the start of a string; the end of a key; and the end of a
-# value, by what follows it. A value of an event ends before a row of complete members that leads to
-# the event's end, its arguments, or another text (`next`); a name with a quotation mark hardly
-# contains such a row. A value of the arguments must not end before the end of another event.
-_MARK = re.compile(r'["{}\[\],]')
-_KEY_END = re.compile(r'"(?=\s*:)')
-_SCALAR = r'(?:-?[\dEe.+-]{1,99}|"[^"\\]{0,99}"|\w{1,9})'
-_IN_EVENT = re.compile(
-    rf'"(?=\s*(?:,\s*"\w{{1,32}}"\s*:\s*{_SCALAR}\s*){{0,12}}'
-    r'(?:,\s*"(?P<next>args|name|cat)"\s*:\s*[{"]|\}\s*\Z))'
-)
-_IN_ARGS = re.compile(r'"(?=\s*(?:,\s*"[^"\\]{0,99}"\s*:|\}\s*(?:,\s*"|\}\s*\Z)))')
-_IN_OBJECT = re.compile(r'"(?=\s*(?:,\s*"[^"\\]{0,99}"\s*:|\}\s*(?:[,\]}]|\Z)))')
-_IN_LIST = re.compile(r'"(?=\s*(?:,\s*(?:["\[{\d-]|true|false|null)|\]\s*(?:[,\]}]|\Z)))')
-_DEEPEST = 64
 _MOST_ENDS = 4  # the ends that are tried for an event that is not JSON
-_UNESCAPED = re.compile(rf'{_ESCAPE.pattern}|(["\x00-\x1f])')
-_EXACT = msgspec.json.Encoder(decimal_format="number")
-_FORGIVING = json.JSONDecoder(
-    strict=False,
-    parse_constant=lambda _: None,
-    parse_float=lambda text: min(max(float(text), -sys.float_info.max), sys.float_info.max),
-)
 
 
 class _Document(msgspec.Struct):
@@ -88,16 +56,12 @@ class _Document(msgspec.Struct):
 
 
 class _Begun(NamedTuple):
-    """A piece whose events are being read: its end, the text in memory, and that text's position.
-
-    `passed` is the number of bytes before `text`, `begin` and `end` are positions in it.
-    """
+    """A piece whose events are being read; `passed` is the number of bytes before `text`."""
 
     text: bytes
     passed: int
     begin: int
     end: int
-    at_end: bool
     size: int
     result: Callable[[], Any]
 
@@ -195,32 +159,20 @@ class Pieces:
         self._at = begin = _skip(self._text, self._at, _BLANK + b",")
         end = _piece_end(self._text, begin, begin + size)
         if end >= 0:
-            begun.append(
-                _Begun(
-                    self._text,
-                    self._passed,
-                    begin,
-                    end,
-                    self._at_end,
-                    size,
-                    self._begin(self._text, begin, end),
-                )
-            )
+            result = self._begin(self._text, begin, end)
+            begun.append(_Begun(self._text, self._passed, begin, end, size, result))
             self._at = end
         return end >= 0
 
     def _go_back(self, begun: deque[_Begun]) -> None:
         """Go back to where the first of these pieces begins, and forget that they were begun."""
         first, later = begun[0], b""
-        end = first.passed + len(first.text)
-        for text, passed in (
-            *((each.text, each.passed) for each in begun),
-            (self._text, self._passed),
-        ):
-            later += text[end + len(later) - passed :]
+        texts = [(each.text, each.passed) for each in begun]
+        for text, passed in (*texts, (self._text, self._passed)):
+            later += text[first.passed + len(first.text) + len(later) - passed :]
         self._source.unread(later)
         self._text, self._at, self._passed = first.text, first.begin, first.passed
-        self._at_end = first.at_end
+        self._at_end = False
         begun.clear()
 
     def _fill(self, size: int) -> None:
@@ -355,8 +307,9 @@ class Pieces:
         try:
             event, repaired = forgiving(text)
         except (ValueError, RecursionError) as error:
+            args = _ARGS.search(text)  # Kineto writes the arguments last
             try:
-                event, repaired = forgiving(_without_args(text))
+                event, repaired = forgiving(text[: args.start()] + b"}" if args else text)
             except (ValueError, RecursionError):
                 where = f"in the event at byte {self._passed + begin}"
                 self.unreadable += 1
@@ -428,87 +381,6 @@ def _items(found: Any, kind: type[Any]) -> list[Any]:
     """The items of type `kind` in the first 1,000 items of a list; empty if `found` is no list."""
     items = found[:_MOST_ITEMS] if isinstance(found, list) else []
     return [item for item in items if isinstance(item, kind)]
-
-
-def forgiving(text: bytes, *, is_event: bool = True) -> tuple[Any, str]:
-    """Repair a JSON text and decode it; return the value and the repaired text.
-
-    The backslash of an unknown escape is taken literally. Half of a surrogate pair becomes U+FFFD.
-    NaN and Infinity become None, and a number beyond all floats the largest float. If a time has
-    two minus signs, one is removed. If the text still is not JSON, see `with_escapes`.
-
-    Raises:
-        ValueError: the text is not JSON even after the repairs.
-        RecursionError: the text is nested too deeply.
-    """
-    signed = _TWO_SIGNS.sub(lambda found: b"%b-%b.%03d" % (found[1], found[2], int(found[3])), text)
-    plain = signed.decode("utf-8", "replace")
-    repaired = _ESCAPE.sub(_literal, plain)
-    try:
-        return _FORGIVING.decode(repaired), repaired
-    except ValueError:
-        escaped = with_escapes(plain, is_event=is_event) if len(text) <= LARGEST else None
-        if escaped is None:
-            raise
-    return _FORGIVING.decode(escaped), escaped
-
-
-def as_json(repaired: str) -> bytes:
-    """Encode the text that `forgiving` repaired as valid JSON, with all digits of its numbers."""
-    value = json.loads(repaired, strict=False, parse_float=Decimal, parse_constant=lambda _: None)
-    return _EXACT.encode(value)
-
-
-def with_escapes(text: str, *, is_event: bool = True) -> str | None:
-    """Escape what torch does not escape in the strings of a JSON object, such as quotation marks.
-
-    A quotation mark ends a string if the text after it continues the object. None if the brackets
-    do not match. `is_event` says whether the object is an event of torch.
-    """
-    parts: list[str] = []
-    opened, keys, at, is_key = "", set[str](), 0, False
-    while mark := _MARK.search(text, at):
-        character = mark[0]
-        parts.append(text[at : mark.end()])
-        at = mark.end()
-        if character == '"':
-            ends = _KEY_END if is_key else _value_ends(opened, is_event=is_event)
-            found = (
-                end for end in ends.finditer(text, at) if end.groupdict().get("next") not in keys
-            )
-            if (end := next(found, None)) is None:
-                return None
-            inside = text[at : end.start()]
-            parts += (_UNESCAPED.sub(_literal, inside), '"')
-            if is_key and len(opened) == 1:
-                keys.add(inside)
-            at, is_key = end.end(), False
-        elif (is_key and character != "}") or len(opened) > _DEEPEST:
-            return None
-        elif character in "{[":
-            opened += character
-            is_key = character == "{"
-        elif character == ",":
-            is_key = opened[-1:] == "{"
-        elif opened[-1:] + character not in ("{}", "[]"):
-            return None
-        else:
-            opened, is_key = opened[:-1], False
-            if not opened:
-                return None if text[at:].strip() else "".join(parts)
-    return None
-
-
-def _value_ends(opened: str, *, is_event: bool) -> re.Pattern[str]:
-    if is_event and len(opened) < 3 and opened[-1:] == "{":
-        return _IN_EVENT if len(opened) == 1 else _IN_ARGS
-    return _IN_OBJECT if opened[-1:] == "{" else _IN_LIST
-
-
-def _literal(found: re.Match[str]) -> str:
-    """What stands for an escape (group 1), half of a surrogate pair (2), or a bare character."""
-    escape, half = found[1], found[2]
-    return escape or ("\ufffd" if half else json.dumps(found[0])[1:-1])
 
 
 def _skip(text: bytes, at: int, characters: bytes) -> int:
@@ -587,12 +459,6 @@ def _is_json(text: bytes) -> bool:
     except BAD:
         return False
     return True
-
-
-def _without_args(text: bytes) -> bytes:
-    """The text of an event without its arguments, which Kineto writes last."""
-    args = _ARGS.search(text)
-    return text if args is None else text[: args.start()] + b"}"
 
 
 def _object_end(text: bytes, begin: int, end: int) -> int:

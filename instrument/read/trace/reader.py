@@ -130,7 +130,6 @@ _MINUTE_NS, _DAY_NS = 60 * 10**9, 86_400 * 10**9
 _MOST_OVERLAP = 0.25
 # The limit of a duration: 104 days.
 _LONGEST_NS = 2**53
-_DEVICE_ARGS = ("moved_bytes", "size", "grid", "block", "blocks_per_sm", "occupancy")
 _DETAILS = attrgetter(*Details._fields)
 _NO_DETAILS = Details()
 _OPERATOR, _KERNEL = "cpu_op", "kernel"
@@ -212,7 +211,9 @@ class _Columns:
             "shapes": self._codes_of_texts(arg["shapes"]),
             "concrete": self._codes_of_texts(arg["concrete"]),
             "types": self._codes_of_texts(arg["types"]),
-            "call_stack": self._call_stacks(arg["call_stack"]),
+            "call_stack": repeated(_NONE, count)
+            if self._has_frames()
+            else self._codes_of_texts(arg["call_stack"]),
             "python_id": ints(arg["python_id"], -1),
             "python_parent": ints(arg["python_parent"], -1),
             **self._device_columns(event["cat"], arg),
@@ -225,25 +226,16 @@ class _Columns:
         self, categories: Sequence[str], arg: dict[str, Any]
     ) -> dict[str, NDArray[Any]]:
         """The columns in which only device events and runtime calls have values."""
-        at = np.flatnonzero(flags(_is_of_device, categories))
-        args = {name: [arg[name][k] for k in at.tolist()] for name in _DEVICE_ARGS}
-        sizes = [
-            size if moved is None else moved
-            for moved, size in zip(args["moved_bytes"], args["size"])
-        ]
-        moved_bytes = [
-            int(n) if (n := str(size)).isdecimal() and len(n) < 19 else -1 for size in sizes
-        ]
-        columns: dict[str, tuple[NDArray[Any], float]] = {
-            "moved_bytes": (np.array(moved_bytes, np.int64), -1),
-            "grid": (self._codes_of_texts(args["grid"], self._grids), -1),
-            "block": (self._codes_of_texts(args["block"], self._grids), -1),
-            "blocks_per_sm": (_floats(args["blocks_per_sm"]), np.nan),
-            "occupancy": (_floats(args["occupancy"]), np.nan),
-        }
+        on_device = flags(_is_of_device, categories)
+        moved_bytes = map(_whole, arg["moved_bytes"], arg["size"])
         return {
-            name: _scattered(at, values, missing, len(categories))
-            for name, (values, missing) in columns.items()
+            "moved_bytes": np.where(
+                on_device, np.fromiter(moved_bytes, np.int64, len(on_device)), -1
+            ),
+            "grid": self._codes_of_texts(arg["grid"], self._grids),
+            "block": self._codes_of_texts(arg["block"], self._grids),
+            "blocks_per_sm": _floats(arg["blocks_per_sm"]),
+            "occupancy": _floats(arg["occupancy"]),
         }
 
     def _codes_of_details(
@@ -255,8 +247,9 @@ class _Columns:
         if kernels.count(None) < len(kernels):
             can_have |= flags(is_runtime, categories) & flags(lambda k: k is not None, kernels)
         at = np.flatnonzero(can_have)
-        codes = self._details.codes((_details(args[k]) for k in at.tolist()), len(at))
-        return _scattered(at, codes - np.int32(1), -1, len(categories))
+        column = np.full(len(categories), -1, np.int32)
+        column[at] = self._details.codes((_details(args[k]) for k in at.tolist()), len(at)) - 1
+        return column
 
     def _memory(self, instants: list[Instant]) -> dict[str, NDArray[Any]]:
         event = fields_of(Instant, instants)
@@ -271,12 +264,6 @@ class _Columns:
             "reserved_bytes": ints(arg["reserved_bytes"], 0),
             "address": ints(arg["address"], 0),
         }
-
-    def _call_stacks(self, raws: Sequence[Raw]) -> Codes:
-        """The call stack of each event; all are -1 if the trace has Python frames as events."""
-        if self._has_frames():
-            return repeated(_NONE, len(raws))
-        return self._codes_of_texts(raws)
 
     def _has_frames(self) -> bool:
         return any(category in self._categories for category in PYTHON)
@@ -532,24 +519,19 @@ def _details(args: Args) -> Details:
     found: Details = Details(*_DETAILS(args))
     if found == _NO_DETAILS:
         return _NO_DETAILS
-    ranks = found.ranks
-    if ranks is not None and not isinstance(ranks, str):
-        ranks = json.dumps(ranks)
+    is_text = found.ranks is None or isinstance(found.ranks, str)
     kernel = found.launched_kernel
+    # torch 2.13 writes the annotation of a node under the key `str`.
+    notes = (args.annotation_name, args.annotation_text, args.annotation)
+    annotation = next((text for text in notes if isinstance(text, str) and text), None)
     # Kineto writes 0 for a kernel that no graph launched.
     return found._replace(
-        ranks=ranks,
+        ranks=found.ranks if is_text else json.dumps(found.ranks),
         graph=found.graph or None,
         graph_node=found.graph_node or None,
         launched_kernel=kernel if isinstance(kernel, str) else None,
-        annotation=_annotation(args) if found.graph_node else None,
+        annotation=annotation if found.graph_node else None,
     )
-
-
-def _annotation(args: Args) -> str | None:
-    """The annotation of a node of a CUDA graph; torch 2.13 writes it under the key `str`."""
-    keys = (args.annotation_name, args.annotation_text, args.annotation)
-    return next((text for text in keys if isinstance(text, str) and text), None)
 
 
 def _floats(values: Sequence[float | None]) -> NDArray[np.float32]:
@@ -560,10 +542,12 @@ def _floats(values: Sequence[float | None]) -> NDArray[np.float32]:
     return found
 
 
-def _scattered(at: Ints, values: NDArray[Any], missing: float, count: int) -> NDArray[Any]:
-    column = np.full(count, missing, values.dtype)
-    column[at] = values
-    return column
+def _whole(moved: int | str | None, size: int | None) -> int:
+    """The bytes that a copy or memset moves; -1 if they are unknown."""
+    if moved is None and size is None:
+        return -1
+    text = str(size if moved is None else moved)
+    return int(text) if text.isdecimal() and len(text) < 19 else -1
 
 
 def _number(value: int | str) -> int | str:

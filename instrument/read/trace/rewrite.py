@@ -15,7 +15,8 @@ import msgspec
 from instrument.base.errors import TraceError
 from instrument.base.files import replacing
 from instrument.read.trace.gzip_stream import Source, chunks
-from instrument.read.trace.json_stream import Pieces, as_json, cut_short
+from instrument.read.trace.json_repair import as_json
+from instrument.read.trace.json_stream import Pieces, cut_short
 
 _CHUNK = 1 << 20
 # For a trace of 42 MB, level 3 takes 0.15 s and compresses by a factor of 13. Level 6 takes 0.35 s
@@ -35,11 +36,11 @@ def rewrite(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
         TraceError: the file cannot be read; its gzip data is cut short, is damaged or expands too
             much; or there are keys to add, but the file does not begin with an opening brace.
     """
-    packed = _is_gzip(source)
-    with replacing(target) as raw:
-        if packed == (target.suffix == ".gz") and not metadata:
-            with source.open("rb") as copied:
-                shutil.copyfileobj(copied, raw, _CHUNK)
+    with replacing(target) as raw, source.open("rb") as opened:
+        is_packed = opened.read(2) == b"\x1f\x8b"
+        if is_packed == (target.suffix == ".gz") and not metadata:
+            opened.seek(0)
+            shutil.copyfileobj(opened, raw, _CHUNK)
             return
         try:
             _copy(_repaired(source), metadata, raw, source, target)
@@ -105,11 +106,6 @@ def _checked(text: bytes) -> list[memoryview]:
     if not text.isascii():
         text.decode()
     return [memoryview(text)[1:-1]]
-
-
-def _is_gzip(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(2) == b"\x1f\x8b"
 
 
 def _insert_first(

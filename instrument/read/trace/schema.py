@@ -114,8 +114,6 @@ class Counter(Struct, tag_field="ph", tag="C", gc=False):
 
 _KEPT: dict[str, type[_Timed]] = {"X": Complete, "i": Instant}
 
-_TIMED = frozenset(_KEPT.values())
-
 # Events with any other `ph` are counted and not kept. A struct without fields skips their text.
 _SKIPPED = tuple(
     msgspec.defstruct(f"Skipped{ord(phase)}", [], tag_field="ph", tag=phase, gc=False)
@@ -150,20 +148,15 @@ _EXACT: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(
 def decode(text: bytes) -> list[Any]:
     """Decode a list of events; times are `Decimal` if a float would not be exact to the ns."""
     events = _EVENTS.decode(text)
-    if not _floats_hold(events):
+    if any(isinstance(event, _Timed) and not _is_exact(event.ts) for event in events):
         for event, exact in zip(events, _EXACT.decode(text)):
             if isinstance(event, _Timed):
                 event.ts = exact.ts
     return events
 
 
-def _floats_hold(events: list[Any]) -> bool:
-    times = [event.ts for event in events if type(event) in _TIMED]
-    hold = (
-        min(times, default=0) > -FLOAT_HOLDS_NS_BELOW
-        and max(times, default=0) < FLOAT_HOLDS_NS_BELOW
-    )
-    return hold or all(type(time) is int or abs(time) < FLOAT_HOLDS_NS_BELOW for time in times)
+def _is_exact(time: float) -> bool:
+    return type(time) is int or abs(time) < FLOAT_HOLDS_NS_BELOW
 
 
 _fields = cache(msgspec.structs.fields)  # reads all annotations, which takes a millisecond
@@ -178,7 +171,7 @@ def coerced(event: dict[str, Any], text: str) -> Any:
     if kind is None:
         return Counter() if event.get("ph") == "C" else None
     plain = _fitting(kind, event)
-    if abs(plain.get("ts", 0)) >= FLOAT_HOLDS_NS_BELOW and isinstance(event["ts"], float):
+    if not _is_exact(plain.get("ts", 0)) and isinstance(event["ts"], float):
         plain["ts"] = json.loads(text, strict=False, parse_float=Decimal)["ts"]
     args = event.get("args")
     return kind(**plain, args=Args(**_fitting(Args, args)) if isinstance(args, dict) else NO_ARGS)

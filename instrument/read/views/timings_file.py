@@ -12,7 +12,7 @@ from instrument.base.errors import CaptureError
 from instrument.base.files import TIMINGS_FORMAT
 from instrument.read.facts.schema import Schema, names_of, schema
 from instrument.read.trace.capture_json import Number
-from instrument.read.trace.json_stream import forgiving
+from instrument.read.trace.json_repair import forgiving
 from instrument.read.views.table import Table
 
 TIMINGS: Schema = schema(
