@@ -26,6 +26,9 @@ from instrument.read.trace.schema import BAD, decode
 compiled: ModuleType | None
 try:
     from instrument.read.trace import _scanner as compiled
+
+    if not hasattr(compiled, "Columns"):  # built from an older source
+        compiled = None
 except ImportError:  # built only where there is a compiler
     compiled = None
 
