@@ -6,7 +6,6 @@ import argparse
 import shlex
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -98,7 +97,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     """
     from instrument.read.compare.ab import Comparison, RunError, run_blocks
     from instrument.read.compare.ab_file import BLOCKS_FILE, save
-    from instrument.read.show.ab import as_json, forecast, parts, progress
+    from instrument.read.show.ab import as_json, parts, progress
 
     with _sigterm_as_interrupt(), _programs(arguments) as (a, b):
         folder, finished = _begin(arguments, a, b)
@@ -115,13 +114,10 @@ def run(arguments: argparse.Namespace) -> str | Parts:
             return parts(a, b, found, folder)
 
         try:
-            began_s = time.monotonic()
             for block in run_blocks(a, b, more, folder, finished.keep, len(blocks)):
                 blocks.append(block)
                 save(finished, folder)
                 say(progress(len(blocks), total, block))
-                if len(blocks) == total - more + 1 < total:
-                    say(forecast(comparison(), total, time.monotonic() - began_s))
         except (InstrumentError, KeyboardInterrupt) as error:
             if isinstance(error, RunError) and (lines := _last_lines(error.output)):
                 say(*lines)

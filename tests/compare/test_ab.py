@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -21,7 +20,6 @@ from builders import annotation, span, step, write_capture
 from golden import Golden
 
 from instrument.base.errors import CaptureError, ConfigError
-from instrument.cli import ab as command_ab
 from instrument.cli.command import main
 from instrument.config.schema import ProfilerConfig
 from instrument.read.compare import ab, machine
@@ -34,7 +32,7 @@ from instrument.read.compare.run_record import RunRecord, read_run
 from instrument.read.show.ab import JSON_KEYS
 from instrument.record.output_folder import output_dir
 
-QUIET = MachineState(None, None, None, None, None)
+QUIET = MachineState(None, None)
 # A program whose steps take as many µs as its last argument says, with 1 % noise from run to run.
 # The first of the nine steps is far slower; half of each step is in `mlp` and half in `load`.
 PROGRAM = """
@@ -73,11 +71,10 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A run takes as many µs as the last argument says, as in the program, but nothing is run.
 
-    A block takes 90 s. The current folder is an empty one.
+    The current folder is an empty one.
     """
-    random, seconds = Random(0), itertools.count(step=90)
+    random = Random(0)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command_ab, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
 
     def run_once(program: Program, folder: Path) -> Run:
         step_ns = int(program.command[-1]) * random.uniform(990, 1010)
@@ -570,9 +567,7 @@ def test_the_load_of_other_programs_does_not_include_the_program(
     )
     children = iter([3.0, 8.0])
     seconds = iter([50.0, 60.0])
-    monkeypatch.setattr(
-        machine, "Path", lambda _: SimpleNamespace(read_text=lambda: next(stat), glob=lambda _: [])
-    )
+    monkeypatch.setattr(machine, "Path", lambda _: SimpleNamespace(read_text=lambda: next(stat)))
     monkeypatch.setattr(machine, "_children_s", lambda: next(children))
     monkeypatch.setattr(machine.os, "sysconf", {"SC_CLK_TCK": 100}.__getitem__)
     monkeypatch.setattr(machine, "time", SimpleNamespace(monotonic=lambda: next(seconds)))

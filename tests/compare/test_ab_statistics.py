@@ -15,7 +15,6 @@ from instrument.read.compare.statistics import (
     Change,
     blocks_missing,
     changes,
-    detectable,
     is_higher,
     least_blocks,
     level_of,
@@ -156,20 +155,6 @@ def test_missing_blocks_shrink_the_interval_until_it_decides() -> None:
     assert blocks_missing(Change(0.04, None, None, 1.0), 3, 1, margin=0.02) == 4
     many = blocks_missing(Change(0.2, -0.01, 0.4, 0.1), 6, 1, 0.02, level_of(10))
     assert many + 6 >= least_blocks(1, level_of(11))
-
-
-def test_the_detectable_change_is_found_in_about_half_of_the_comparisons() -> None:
-    change = detectable(0.03, 12, 5)
-    assert change is not None
-    chance = np.random.default_rng(7)
-    found = 0
-    for _ in range(100):
-        times = chance.normal(0, 0.03, (12, 5))
-        times[:, 0] += math.log1p(change)
-        found += excludes_zero(changes(times)[0])
-    assert found in range(35, 75)
-    assert detectable(0.03, least_blocks(5), 5) is not None
-    assert detectable(0.03, least_blocks(5) - 1, 5) is None
 
 
 def test_however_often_it_goes_on_a_comparison_rarely_reports_a_change_by_chance() -> None:

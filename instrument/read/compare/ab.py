@@ -26,7 +26,6 @@ from instrument.read.compare.statistics import (
     Verdict,
     blocks_missing,
     changes,
-    detectable,
     level_of,
 )
 
@@ -245,16 +244,6 @@ class Comparison:
         """The smallest and the largest change of the step in a block."""
         ratios = np.expm1(self._log_ratios(None))
         return float(ratios.min()), float(ratios.max())
-
-    def detectable(self, blocks: int) -> float | None:
-        """About the smallest change of the step that this many blocks show; None if too few.
-
-        If the two runs of a program in a block differ, so do log-ratios of blocks: the mean of two
-        runs minus that of two others deviates as much as one run.
-        """
-        pairs = [np.log(self._times(label, None)).reshape(-1, 2) for label in LABELS]
-        deviation = np.sqrt(np.mean([np.var(pair, axis=1, ddof=1) for pair in pairs]))
-        return detectable(float(deviation), blocks, len(self.quantities), self.level)
 
     def only_in(self, label: Label) -> dict[str, float]:
         """The ranges that no run of the other side has, each with its median time in ns."""

@@ -29,8 +29,6 @@ _LEVEL_OF_WINDOWS = Fraction(1, 20)
 # Up to `_MOST_EXACT` blocks, all patterns of signs are counted. With more blocks, `_PATTERNS`
 # random patterns are made with the seed `_SEED`.
 _MOST_EXACT, _PATTERNS, _SEED = 17, 10_000, 0
-# The number of random comparisons from which `detectable` takes the median.
-_SAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +99,6 @@ def blocks_missing(
     now, then = (NormalDist().inv_cdf(1 - each / 2 / quantities) for each in (level, level / 2))
     needed = blocks * (then / now * max(share - low, high - share) / wanted) ** 2
     return max(math.ceil(needed) - blocks, least - blocks, 1)
-
-
-def detectable(
-    deviation: float, blocks: int, quantities: int, level: float = LEVEL
-) -> float | None:
-    """Estimate the smallest change, as a share, that this many blocks can show.
-
-    It is the half width of the median interval of random blocks whose log-ratios have the given
-    standard deviation. None if there are too few blocks for an interval. Cost: at most 0.5 s.
-    """
-    chance = np.random.default_rng(_SEED)
-    samples = (chance.normal(0, deviation, (blocks, quantities)) for _ in range(_SAMPLES))
-    found = [change for each in samples for change in changes(each, level)]
-    widths = [
-        math.log1p(change.high) - math.log1p(change.low)
-        for change in found
-        if change.low is not None and change.high is not None
-    ]
-    return math.expm1(float(np.median(widths)) / 2) if widths else None
 
 
 def level_of(continued: int) -> float:

@@ -9,10 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from instrument.base.units import counted, durations_like, percent, percent_change
+from instrument.base.units import counted, durations_like, percent_change
 from instrument.read.compare.ab import LABELS, Block, Comparison, CounterValues, Program, Quantity
 from instrument.read.compare.guard import amount_of
-from instrument.read.compare.statistics import least_blocks
 from instrument.read.views.section import Part, Section
 from instrument.read.views.table import Table, known_columns
 
@@ -42,10 +41,7 @@ JSON_KEYS = {
 # For each quantity of the machine: its name, its unit and its number of decimals.
 _MACHINE = {
     "foreign_cpus": ("CPUs used by other programs", "", 1),
-    "cpu_mhz": ("CPU clock", " MHz", 0),
-    "cpu_celsius": ("CPU temperature", " °C", 0),
     "gpu_mhz": ("GPU clock", " MHz", 0),
-    "gpu_celsius": ("GPU temperature", " °C", 0),
 }
 
 
@@ -57,30 +53,6 @@ def progress(number: int, blocks: int, block: Block) -> str:
     load = f"; other programs use {sum(known) / len(known):.1f} CPUs" if known else ""
     steps = ", ".join(f"{label} {text(block.step_ns(label))}" for label in LABELS)
     return f"block {number} of {blocks}: {steps}{load}"
-
-
-def forecast(comparison: Comparison, blocks: int, block_s: float) -> str:
-    """Return a line on how long `blocks` blocks take, and what change they can show.
-
-    `block_s` is how long a block takes.
-    """
-    left, quantities = blocks - len(comparison.blocks), len(comparison.quantities)
-    takes = f"{counted(left, 'more block')} of {_time(block_s)}: about {_time(left * block_s)}"
-    least, change = least_blocks(quantities, comparison.level), comparison.detectable(blocks)
-    if change is None:
-        ranges = counted(quantities - 1, "range")
-        return f"{takes}. A verdict on the step and {ranges} needs at least {least} blocks."
-    return (
-        f"{takes}. If runs of the same program differ as in this block, a change of the step must "
-        f"be about {percent(change)} to be seen with {blocks} blocks."
-    )
-
-
-def _time(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    decimals = 1 if seconds < 600 else 0
-    return f"{seconds / 60:.{decimals}f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def parts(a: Program, b: Program, comparison: Comparison, folder: Path) -> list[Part]:
