@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -11,7 +11,6 @@ import polars as pl
 from instrument.base.units import few, percent
 from instrument.read.compare.sums import KEYS, Sums
 from instrument.read.trace.capture_json import DISTURBING_CPU_WAIT, Environment
-from instrument.read.views.coverage import losses
 from instrument.read.views.views import TRAIN, Views
 
 # If the share of equal calls is below the first limit, a sentence says that the programs differ.
@@ -44,15 +43,12 @@ class Conditions:
     Attributes:
         facts: for each fact, such as "device", the set of its values; empty if none is known.
         recorded: what was recorded in addition to the operators, such as "input shapes".
-        losses: for each row of `capture.coverage` that reports missing data, the lowest share of
-            the data that a capture holds; None if a share is not known.
         cpu_wait: the largest share of a window in which the thread of the steps was ready to run,
             but had no CPU; 0 if it is not known.
     """
 
     facts: dict[str, set[str]]
     recorded: set[str]
-    losses: dict[str, float | None] = field(default_factory=dict)
     cpu_wait: float = 0.0
 
 
@@ -109,7 +105,6 @@ def conditions(capture: Views) -> Conditions:
     return Conditions(
         facts={name: {str(each) for each in facts[name] if each is not None} for name in facts},
         recorded={name for name, is_there in recorded.items() if is_there},
-        losses={row["name"]: row["share"] for row in losses(capture)},
         cpu_wait=0.0 if wait is None else wait.share or 0.0,
     )
 
@@ -118,17 +113,12 @@ def joined(every: Iterable[Conditions]) -> Conditions:
     """The conditions under which several captures of one side were recorded."""
     listed = list(every)
     facts: dict[str, set[str]] = {}
-    lost: dict[str, float | None] = {}
     for each in listed:
         for name, values in each.facts.items():
             facts.setdefault(name, set()).update(values)
-        for name, share in each.losses.items():
-            known = lost.get(name, 1.0)
-            lost[name] = None if share is None or known is None else min(share, known)
     return Conditions(
         facts=facts,
         recorded=set.union(*(each.recorded for each in listed)),
-        losses=lost,
         cpu_wait=max(each.cpu_wait for each in listed),
     )
 
@@ -141,7 +131,6 @@ def unlike(before: Conditions, after: Conditions, was: Sums, now: Sums) -> list[
         *_clocks(was, now),
         *_recordings(before, after),
         *_steps(was, now),
-        *_losses(before, after),
     ]
     return sorted(found, key=lambda each: not each.misleads)
 
@@ -254,18 +243,6 @@ def _steps(was: Sums, now: Sums) -> Iterator[Unlike]:
             "There are no finished steps, so the whole recordings are compared, from the first "
             "event to the last."
         )
-
-
-def _losses(before: Conditions, after: Conditions) -> Iterator[Unlike]:
-    for name in sorted(before.losses | after.losses):
-        one, other = (_share(name, each) for each in (before, after))
-        if one != other:
-            yield Unlike(f"The coverage of {name!r} differs: {one} before, {other} after.")
-
-
-def _share(name: str, side: Conditions) -> str:
-    share = side.losses.get(name, 1.0)
-    return "unknown" if share is None else "enough" if share == 1.0 else f"{share:.0%}"
 
 
 def _listed(values: set[str]) -> str:

@@ -239,7 +239,9 @@ def limits_of(stored: Counters) -> list[Condition]:
 def window_of(sums: Sums, counted: Counters) -> Window:
     """The counters and times of one window; a time of a range is without the ranges inside it."""
     columns = [(pl.col(column) // sums.steps).alias(name) for name, column in _TIMES.items()]
-    ranges = sums["ranges"].filter(pl.col("calls") > 0).select("range", *columns).to_dicts()
+    ranges = (
+        sums["ranges"].filter(pl.col("calls").is_not_null()).select("range", *columns).to_dicts()
+    )
     return Window(
         counted, sum(sums.steps_ns) // sums.steps, {row.pop("range"): row for row in ranges}
     )
