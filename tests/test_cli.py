@@ -196,7 +196,7 @@ def test_the_steps_alone(tmp_path: Path, command: Command) -> None:
 
 def test_memory_that_was_not_recorded_is_not_none(tmp_path: Path, command: Command) -> None:
     folder = write_capture(tmp_path, steps()).folder
-    for view in ("memory", "memory-steps", "memory-sizes", "memory-events"):
+    for view in ("memory", "memory-steps", "memory-events"):
         printed = command("show", folder, f"--{view}").out
         assert "profile_memory=true records memory" in printed, view
         assert "there are none" not in printed, view

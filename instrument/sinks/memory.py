@@ -29,11 +29,9 @@ class Memory(Sink):
     """Writes the memory in use over time, in the three forms of torch's `export_memory_timeline`.
 
     - `memory.html`: a page about each device. The page shows the memory over time (split by `by`),
-      the memory in use at the peak, and the change of memory in each step. A table shows the
-      allocations grouped by size, for example 100 allocations of 4 MiB each; the size with the
-      largest sum of bytes comes first. With `profiler.memory_categories`, the page also shows
-      memory by category. The section "Memory" of `report.html` has the same content. The page loads
-      no other files.
+      the memory in use at the peak, and the change of memory in each step. With
+      `profiler.memory_categories`, the page also shows memory by category. The section "Memory" of
+      `report.html` has the same content. The page loads no other files.
     - `memory.json`: the data of the page, except memory by category. If memory events are missing,
       the key `incomplete` holds the rows of `capture.coverage` that say what is missing.
     - `memory.raw.json.gz`: every allocation and free, in the list `events`; `columns` names the
@@ -91,7 +89,7 @@ class Memory(Sink):
 
 
 def _data(capture: Capture, curves: Sequence[Curve]) -> dict[str, Any]:
-    tables = {name: getattr(capture, f"memory_{name}") for name in ("devices", "steps", "sizes")}
+    tables = {name: getattr(capture, f"memory_{name}") for name in ("devices", "steps")}
     live = {
         curve.device: capture.memory_live(curve.by, device=curve.device).to_dicts()
         for curve in curves

@@ -65,9 +65,7 @@ def test_the_tables_and_the_curve(tmp_path, golden: Golden) -> None:
     live, memory = found.memory_live, found.memory
     assert memory.kinds == ("operator", "range", "module")
     for row in found.memory_devices:
-        sizes = found.memory_sizes.where(device=row.device)
         assert row.net_bytes == row.allocated_bytes - row.freed_bytes
-        assert row.allocated_bytes == sum(sizes.column("bytes"))
         assert row.net_bytes == sum(found.memory_steps.where(device=row.device).column("net_bytes"))
         parts = live(device=row.device).column("bytes")
         assert sum(parts) == row.peak_bytes
@@ -75,7 +73,6 @@ def test_the_tables_and_the_curve(tmp_path, golden: Golden) -> None:
         {
             "devices": found.memory_devices,
             "steps": found.memory_steps,
-            "sizes": found.memory_sizes,
             "events": found.memory_events,
             **{f"live at the peak, by {by}": live(by) for by in memory.kinds},
             **{
@@ -111,8 +108,9 @@ def test_points_of_time_are_shown_since_the_first_event(tmp_path) -> None:
 
 
 def test_a_free_that_the_file_lists_first_frees_what_was_allocated_before_it(tmp_path) -> None:
-    (row,) = capture(tmp_path, [on_cuda(20, -10, 1), on_cuda(10, 10, 1)]).memory_sizes
-    assert (row.allocations, row.kept) == (1, 0)
+    found = capture(tmp_path, [on_cuda(20, -10, 1), on_cuda(10, 10, 1)])
+    assert len(found.memory_live(at_ns=15_000)) == 1
+    assert len(found.memory_live(at_ns=25_000)) == 0
 
 
 def test_a_device_type_without_a_name_is_a_number(tmp_path) -> None:
@@ -182,7 +180,6 @@ def test_without_addresses_and_totals_it_is_known_how_much_and_not_what(tmp_path
     assert {row.peak_bytes, row.reserved_bytes} == {None}
     assert [tuple(row) for row in found.memory_live()] == [(None, 130, None, None)]
     assert [tuple(row) for row in found.memory_steps] == [("cuda:0", 1, None, -40, None)]
-    assert {row.size_bytes: row.kept for row in found.memory_sizes} == {100: None, 30: None}
     assert [row.operator for row in found.memory_events] == ["aten::mm", "aten::mm", None, None]
     assert {row.address for row in found.memory_events} == {None}
     assert memory.curve().series == {BEFORE: [40] * 4, UNKNOWN: [100, 130, 30, -40]}
@@ -200,8 +197,8 @@ def test_what_cannot_be_told_gets_one_sentence(tmp_path) -> None:
     ):
         found.memory_live("name")
     empty = capture(tmp_path, [span("aten::mm", 0, 5)])
-    tables = (empty.memory_devices, empty.memory_steps, empty.memory_sizes, empty.memory_events)
-    assert [*map(len, tables)] == [0] * 4
+    tables = (empty.memory_devices, empty.memory_steps, empty.memory_events)
+    assert [*map(len, tables)] == [0] * 3
     with pytest.raises(
         CaptureError,
         match=r"^The trace holds no memory events; record it with profile_memory=true\.$",

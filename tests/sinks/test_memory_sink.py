@@ -40,7 +40,7 @@ def test_no_name_is_markup(written: Capture) -> None:
 def test_the_data_are_what_the_views_say(written: Capture) -> None:
     data = json.loads((written.folder / "memory.json").read_text())
     assert data["format"] == 1
-    for name in ("devices", "steps", "sizes"):
+    for name in ("devices", "steps"):
         assert data[name] == [row._asdict() for row in getattr(written, f"memory_{name}")]
     assert data["live_at_peak"]["cuda:0"] == [row._asdict() for row in written.memory_live("range")]
     (curve,) = data["curves"]

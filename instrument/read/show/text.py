@@ -107,7 +107,6 @@ _WITHOUT = {
     "memory_devices": _NO_MEMORY,
     "memory_steps": "no step with recorded memory; session.step() marks steps, and "
     "profile_memory=true records memory",
-    "memory_sizes": _NO_MEMORY,
     "memory_events": _NO_MEMORY,
     "memory_categories": "not recorded; profiler.memory_categories=true records them",
     "moments": "no moment was marked",

@@ -73,14 +73,6 @@ MEMORY_STEPS: Schema = schema(
     peak_bytes="the most memory in use during the step; None if the memory in use before the "
     "window was not recorded",
 )
-MEMORY_SIZES: Schema = schema(
-    device="the device, such as cpu or cuda:0",
-    size_bytes="the size of one allocation",
-    allocations="how many allocations have this size",
-    bytes="`size_bytes` times `allocations`",
-    kept="how many of these allocations were not freed in the window; None if the trace has no "
-    "addresses",
-)
 MEMORY_EVENTS: Schema = schema(
     device="the device, such as cpu or cuda:0",
     time_ns="the time of the allocation or free, on the trace's own clock",
@@ -133,8 +125,8 @@ class MemoryView:
     """Memory in use over time, per device, which is named as in torch, such as "cuda:0" and "cpu".
 
     `timelines` has every allocation and free as arrays, and `curve()` makes a plot. Of more than 20
-    devices, only those with the most memory events are shown; `left_out` counts the other events.
-    An allocation has the requested size, rounded up to blocks by the allocator.
+    devices, only those with the most memory events are shown. An allocation has the requested size,
+    rounded up to blocks by the allocator.
 
     Cost: about 1 µs per memory event, once for each view.
     """
@@ -152,18 +144,6 @@ class MemoryView:
         largest = np.sort(np.argsort(-groups.size, kind="stable")[:MOST_DEVICES])
         lines = [_timeline(memory, lanes[k]) for k in largest.tolist()]
         return {line.device: line for line in sorted(lines, key=lambda line: line.device == "cpu")}
-
-    @property
-    def left_out(self) -> int:
-        """The number of memory events of devices that are not shown."""
-        return len(self.links.events.memory) - sum(map(len, self.timelines.values()))
-
-    def __repr__(self) -> str:
-        devices = ", ".join(self.timelines) or "no device"
-        return (
-            f"<MemoryView of {devices}: timelines, curve(); the tables are memory_devices, "
-            "memory_steps, memory_sizes, memory_events and memory_live() of the capture>"
-        )
 
     def timeline(self, device: str | None = None) -> Timeline:
         """Return the timeline of a device; None means the first device.
@@ -335,24 +315,6 @@ def memory_steps(memory: MemoryView) -> Table:
         net = (sums[after] - sums[first]).tolist()
         rows += zip(repeat(line.device), numbers, start, net, peak)
     return Table.of_rows(MEMORY_STEPS, rows)
-
-
-def memory_sizes(memory: MemoryView) -> Table:
-    """Return the allocations of each device by size, the largest sum first; see `MEMORY_SIZES`."""
-    rows: list[tuple[str, int, int, int, int | None]] = []
-    for line in memory.timelines.values():
-        made = np.flatnonzero(line.size_bytes > 0)
-        size, groups = groupby(line.size_bytes[made])
-        kept = groups.number(memory.partner[line.instant[made]] < 0)
-        found = zip(
-            repeat(line.device),
-            size.tolist(),
-            groups.size.tolist(),
-            (size * groups.size).tolist(),
-            groups.cells(kept if memory.has_addresses else None),
-        )
-        rows += sorted(found, key=lambda row: -row[3])
-    return Table.of_rows(MEMORY_SIZES, rows)
 
 
 def memory_events(memory: MemoryView) -> Table:

@@ -167,9 +167,6 @@ class Views:
         option="memory",
     )
     memory_steps = View("memory_timeline", "the memory allocated and freed in each step", rows.FILE)
-    memory_sizes = View(
-        "memory_timeline", "the allocations of each device, counted by size", rows.FILE
-    )
     memory_events = View(
         "memory_timeline", "every allocation and free, and what made it", rows.OWNERS
     )

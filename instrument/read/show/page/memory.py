@@ -16,7 +16,6 @@ from instrument.read.show.page.parts import (
     columns_of,
     fact,
     facts,
-    folded,
     section,
     table,
     text,
@@ -32,7 +31,6 @@ from instrument.read.views.memory_plot import Curve, Plot
 from instrument.read.views.memory_timeline import (
     BEFORE,
     MEMORY_LIVE,
-    MEMORY_SIZES,
     MEMORY_STEPS,
     OTHERS,
     UNKNOWN,
@@ -41,7 +39,7 @@ from instrument.read.views.table import Table
 from instrument.read.views.views import Views, rows_of
 
 #: The views whose numbers the section shows.
-MEMORY_VIEWS = ("memory_devices", "memory_live()", "memory_steps", "memory_sizes")
+MEMORY_VIEWS = ("memory_devices", "memory_live()", "memory_steps")
 _SNAPSHOT = "memory_snapshot.pickle"
 _OPEN_SNAPSHOT = (
     "The allocator's snapshot is in the folder of the capture. Open it at pytorch.org/memory_viz:"
@@ -137,10 +135,6 @@ def _device(
         yield text(_NO_NAMES if charts[0][2] else _NO_ADDRESSES)
     yield text("Memory of each step", "h4")
     yield listed(f"Steps on {device}", capture.memory_steps.where(device=device), MEMORY_STEPS)
-    sizes = capture.memory_sizes.where(device=device)
-    yield folded(
-        "Allocations by size", [listed(f"Allocations by size on {device}", sizes, MEMORY_SIZES)]
-    )
 
 
 def _facts(row: Any) -> Part | None:
