@@ -16,7 +16,7 @@ from instrument.read.trace.events import (
     Events,
     Flags,
     Ints,
-    Memory,
+    MemoryEvents,
     called_operators,
     split_overload,
 )
@@ -26,7 +26,7 @@ _MODULE = "nn.Module: "
 By = Literal["operator", "range", "module"]
 
 
-def sizes(memory: Memory) -> dict[str, Ints | None]:
+def sizes(memory: MemoryEvents) -> dict[str, Ints | None]:
     """The bytes of each allocation and free on the "cpu", else 0, and on a "device", else 0.
 
     A column is None if the trace has no memory events, or none of a device.
@@ -38,7 +38,7 @@ def sizes(memory: Memory) -> dict[str, Ints | None]:
     }
 
 
-def within(call_tree: CallTree, memory: Memory, size: Ints) -> Ints:
+def within(call_tree: CallTree, memory: MemoryEvents, size: Ints) -> Ints:
     """For each node, the sum of `size` over the memory events on its thread during the node."""
     times = TimesOfGroups(memory.thread, memory.time_ns)
     sums = np.append(0, np.cumsum(size[times.order]))
@@ -47,7 +47,7 @@ def within(call_tree: CallTree, memory: Memory, size: Ints) -> Ints:
     return found
 
 
-def uncovered(call_tree: CallTree, memory: Memory) -> Ints:
+def uncovered(call_tree: CallTree, memory: MemoryEvents) -> Ints:
     """The positions of the allocations and frees outside of all nodes of their own thread."""
     starts, ends = (
         TimesOfGroups(call_tree.thread, side) for side in (call_tree.start_ns, call_tree.end_ns)

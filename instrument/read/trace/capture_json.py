@@ -33,7 +33,7 @@ Rate = Annotated[float, Meta(gt=0, le=1e24)]
 Host = Annotated[str, Meta(max_length=255, pattern=r"^[^/\x00-\x1f\x7f-\x9f]*\Z")]
 
 
-class Window(Struct):
+class RecordedSteps(Struct):
     """The steps that were recorded, and the reason if they are fewer than planned."""
 
     first_step: Number | None = None
@@ -161,7 +161,7 @@ class Environment(Struct):
     loaders: list[Loader] | None = None
 
 
-class Machine(Struct):
+class RecordingMachine(Struct):
     """The machine of a run."""
 
     cpus: Count | None = None
@@ -174,13 +174,13 @@ class Metadata(Struct):
 
     name: str | None = None
     run: Annotated[str, Meta(max_length=64)] | None = None
-    window: Window = field(default_factory=Window)
+    window: RecordedSteps = field(default_factory=RecordedSteps)
     started_at: Annotated[str, Meta(max_length=64)] | None = None
     rank: Rank | None = None
     world_size: WorldSize | None = None
     pid: Number | None = None
     host: Host | None = None
-    machine: Machine = field(default_factory=Machine)
+    machine: RecordingMachine = field(default_factory=RecordingMachine)
     command: list[str] = field(default_factory=list)
     devices: list[str] | None = None
     versions: dict[str, str] = field(default_factory=dict)
@@ -210,7 +210,7 @@ class Metadata(Struct):
         return None if self.environment is None else self.environment.cpu_wait
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read_metadata(folder: Path) -> dict[str, Any]:
     """Read the `capture.json` in a folder, and check the types of the keys in `Metadata`.
 
     Raises:
@@ -233,14 +233,14 @@ def read(folder: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise CaptureError(f"The file {path} cannot be read: {error.strerror}.") from None
-    return decoded(content, path)
+    return decode_metadata(content, path)
 
 
-def decoded(file: bytes, path: Path | str) -> dict[str, Any]:
+def decode_metadata(file: bytes, path: Path | str) -> dict[str, Any]:
     """Decode a `capture.json`; `path` is its path or URL, for error messages.
 
     Raises:
-        CaptureError: as `read`.
+        CaptureError: as `read_metadata`.
     """
     try:
         content = msgspec.json.decode(file, type=dict[str, Any])

@@ -133,7 +133,7 @@ def category_of(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryEvents:
     """The allocations and frees of a trace, one row each, in the order of the file.
 
     Attributes:
@@ -306,7 +306,7 @@ class Events:
     blocks_per_sm: Floats
     occupancy: Floats
     detail: Codes
-    memory: Memory
+    memory: MemoryEvents
     recorded: int
     base_ns: int
     counters: int = 0

@@ -43,18 +43,6 @@ _ARGS = re.compile(rb',\s*"args"\s*:')
 _MOST_ENDS = 4  # the ends that are tried for an event that is not JSON
 
 
-class _Document(msgspec.Struct):
-    """The keys that are read from the JSON object of a trace; `traceEvents` is empty here."""
-
-    traceEvents: list[Any]  # noqa: N815 - the format's own name
-    baseTimeNanoseconds: Any = None  # noqa: N815
-    distributedInfo: Any = None  # noqa: N815
-    deviceProperties: Any = None  # noqa: N815
-    INFO: Any = None
-    WARNING: Any = None
-    ERROR: Any = None
-
-
 class _Begun(NamedTuple):
     """A piece whose events are being read; `passed` is the number of bytes before `text`."""
 
@@ -237,26 +225,28 @@ class Pieces:
         return False
 
     def _read_document(self, text: bytes) -> bytes:
-        """Read the keys in `_Document`; return the text, perhaps repaired.
+        """Read what the object says of the recording; return its text, perhaps repaired.
 
-        Returns an empty text if the text is not a JSON object.
+        Returns an empty text if the text is not a JSON object with an empty list of events.
         """
         try:
-            document = msgspec.json.decode(text, type=_Document)
+            document = msgspec.json.decode(text, type=dict[str, Any])
         except BAD:
             try:
                 value, repaired = forgiving(text, is_event=False)
-                document, text = msgspec.convert(value, _Document), as_json(repaired)
+                document, text = msgspec.convert(value, dict[str, Any]), as_json(repaired)
             except (*BAD, ValueError):
                 return b""
-        base_ns = document.baseTimeNanoseconds
+        if document.get("traceEvents") != []:
+            return b""
+        base_ns, distributed = map(document.get, ("baseTimeNanoseconds", "distributedInfo"))
         if isinstance(base_ns, int) and abs(base_ns) < _LATEST_NS:
             self.base_ns = base_ns
-        if isinstance(document.distributedInfo, dict):
-            self.distributed = document.distributedInfo
-        self.devices += _items(document.deviceProperties, dict)
-        for logged in (document.INFO, document.WARNING, document.ERROR):
-            self.messages += _items(logged, str)
+        if isinstance(distributed, dict):
+            self.distributed = distributed
+        self.devices += _items(document.get("deviceProperties"), dict)
+        for key in ("INFO", "WARNING", "ERROR"):
+            self.messages += _items(document.get(key), str)
         return text
 
     def _one_by_one(self) -> tuple[list[Any], bool]:

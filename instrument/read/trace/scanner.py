@@ -90,31 +90,6 @@ class Taken(NamedTuple):
     memory: Columns
 
 
-class Kinds:
-    """The kinds that were added since the last call of `columns_at`, as columns."""
-
-    def __init__(self, columns_of: Callable[[list[Any]], Columns]) -> None:
-        self._columns_of = columns_of
-        self._parts: dict[str, list[NDArray[Any]]] = {}
-
-    def add(self, new: list[Any]) -> None:
-        """Add kinds; `new` holds one decoded event of each."""
-        if new:
-            append(self._parts, self._columns_of(new))
-
-    def columns_at(self, rows: Columns) -> Columns:
-        """Return the columns of events, and forget all kinds that were added.
-
-        `rows` holds the columns of each event's own values, and the index of its kind in `kind`.
-        """
-        return {
-            name: rows[name].astype(column.dtype, copy=False)
-            if name in rows
-            else taken(column, rows["kind"])
-            for name, column in joined(self._parts, self._columns_of([])).items()
-        }
-
-
 class Scanner:
     """Scans the pieces of one trace's text, on as many threads as there are CPUs, but at most two.
 
@@ -135,7 +110,10 @@ class Scanner:
         threads = min(_MOST_THREADS, cpus)
         self.ahead = threads + 1 if compiled and threads > 1 else 1
         self._columns = compiled.Columns() if compiled else None
-        self._kinds, self._memory_kinds = Kinds(spans_of), Kinds(memory_of)
+        self._spans_of, self._memory_of = spans_of, memory_of
+        # The pieces of the columns of kinds.
+        self._kinds: dict[str, list[NDArray[Any]]] = {}
+        self._memory_kinds: dict[str, list[NDArray[Any]]] = {}
         self._threads: ThreadPoolExecutor | None = None
         # Each scanner with the piece that it has begun to read last.
         self._scanners: deque[tuple[Any, Future[bool] | None]] = deque(
@@ -145,8 +123,8 @@ class Scanner:
     def begin(self, text: bytes, begin: int, end: int) -> Callable[[], Scanned | None]:
         """Begin to read the events between two positions of a text; the result waits for them.
 
-        It returns None if the text must be decoded as JSON: the C
-        extension is missing or does not understand it, or `decode` rejects a part of it.
+        It returns None if the text must be decoded as JSON: the C extension is missing or does not
+        understand it, or `decode` rejects a part of it.
         """
         if self._columns is None:
             return lambda: None
@@ -174,8 +152,10 @@ class Scanner:
             spans, memory, _ = (decode(b"[%b]" % events) for events in kinds)
         except BAD:
             return None
-        self._kinds.add(spans)
-        self._memory_kinds.add(memory)
+        if spans:
+            append(self._kinds, self._spans_of(spans))
+        if memory:
+            append(self._memory_kinds, self._memory_of(memory))
         return Scanned(recorded, counters, self._columns.keep(scanner) > _MOST_BYTES)
 
     def take(self) -> Taken | None:
@@ -188,9 +168,9 @@ class Scanner:
         spans, memory, texts = self._columns.take()
         rows, memory_rows = _rows(_SPAN, *spans), _rows(_MEMORY, *memory)
         return Taken(
-            self._kinds.columns_at(rows),
+            _with_kinds(rows, joined(self._kinds, self._spans_of([]))),
             {name: (rows[name], distinct) for name, distinct in zip(TEXTS, texts)},
-            self._memory_kinds.columns_at(memory_rows),
+            _with_kinds(memory_rows, joined(self._memory_kinds, self._memory_of([]))),
         )
 
     def close(self) -> None:
@@ -210,6 +190,16 @@ def cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _with_kinds(rows: Columns, kinds: Columns) -> Columns:
+    """The columns of events, from their own values and the values of their kinds."""
+    return {
+        name: rows[name].astype(column.dtype, copy=False)
+        if name in rows
+        else taken(column, rows["kind"])
+        for name, column in kinds.items()
+    }
 
 
 def _rows(dtypes: dict[str, Any], count: int, columns: list[bytearray]) -> Columns:

@@ -22,9 +22,9 @@ from instrument.base.units import counted, few
 from instrument.read.trace.capture_json import (
     TRACE_FILES,
     Metadata,
-    Window,
-    decoded,
-    read,
+    RecordedSteps,
+    decode_metadata,
+    read_metadata,
     typed,
     unix_time,
 )
@@ -152,7 +152,7 @@ def of_newest_run(places: Sequence[Place]) -> NewestRun:
     def completeness(place: Place) -> tuple[bool, bool, bool]:
         # a rank may have kept no trace, as of profiler.ranks=one_per_role
         has_trace = isinstance(place, str) or place.is_file() or any(place.glob("trace.json*"))
-        window = about[place].window if place in about else Window()
+        window = about[place].window if place in about else RecordedSteps()
         return has_trace, window.phase in (None, "train"), not window.truncated
 
     newest.sort(key=completeness)
@@ -226,10 +226,10 @@ def _metadata(places: Sequence[Place]) -> dict[Place, Metadata]:
     for place in places:
         if not storage.is_url(place):
             with suppress(CaptureError):
-                found[place] = typed(read(Path(place)))
+                found[place] = typed(read_metadata(Path(place)))
     for url, content in (storage.contents([*urls], bytes) if urls else {}).items():
         with suppress(CaptureError):
-            found[urls[url]] = typed(decoded(content, METADATA_FILE))
+            found[urls[url]] = typed(decode_metadata(content, METADATA_FILE))
     return found
 
 

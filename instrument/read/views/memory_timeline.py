@@ -21,7 +21,7 @@ from instrument.read.facts.links import Links
 from instrument.read.facts.memory_attribution import By, around, module_frames
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import step_number
-from instrument.read.trace.events import Ints, Memory
+from instrument.read.trace.events import Ints, MemoryEvents
 from instrument.read.views.memory_plot import Curve, extremes
 from instrument.read.views.table import Table
 
@@ -373,7 +373,7 @@ def memory_live(memory: MemoryView, by: By, device: str | None, at_ns: int | Non
     return Table.of_rows(MEMORY_LIVE, rows, begin_ns=memory.links.events.begin_ns)
 
 
-def _timeline(memory: Memory, instant: Ints) -> Timeline:
+def _timeline(memory: MemoryEvents, instant: Ints) -> Timeline:
     size = memory.size_bytes[instant]
     allocated, reserved = memory.allocated_bytes[instant], memory.reserved_bytes[instant]
     kind, index = int(memory.device_type[instant[0]]), int(memory.device_index[instant[0]])

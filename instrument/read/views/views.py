@@ -297,7 +297,7 @@ class Views:
         trace: Path | None = path
         folder, metadata = None, dict[str, Any]()
         if kind_of(path) == "folder":
-            folder, metadata = path, capture_json.read(path)
+            folder, metadata = path, capture_json.read_metadata(path)
             traces = (path / name for name in capture_json.TRACE_FILES)
             trace = next((file for file in traces if files.is_regular(file)), None)
         elif not path.is_file():  # reading a named pipe without a writer would block
