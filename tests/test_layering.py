@@ -79,10 +79,8 @@ ABSENT: dict[str, set[str]] = {
         for room in ("read.trace", "read.views", "read.ranks", "read.show", "sinks")
     }
     | {"instrument.read.capture", "instrument.finish.window"},
-    "import instrument.sinks.table, instrument.sinks.tensorboard, instrument.sinks.stacks": {
-        "torch"
-    },
-    "import instrument.sinks.stacks, instrument.sinks.memory": {"jinja2", "markupsafe"},
+    "import instrument.sinks; instrument.sinks.TableSink(); instrument.sinks.Report(); "
+    "instrument.sinks.Stacks(); instrument.sinks.Memory()": {"torch", "polars", "jinja2"},
     "from instrument import ProfilerConfig; ProfilerConfig(active=3)": {"torch"},
     "import instrument.read.show.ranks, instrument.read.ranks.merge_traces, instrument.read.ranks.run": {
         "torch"

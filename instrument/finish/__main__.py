@@ -37,6 +37,8 @@ from instrument.finish.sink_calls import build_sinks, call_sinks, traceback_of
 from instrument.finish.upload import Uploads, has_arrived
 from instrument.finish.window import finish
 
+# The exporter runs beside training: polars, which sinks load, gets one thread.
+os.environ.setdefault("POLARS_MAX_THREADS", "1")
 _NICENESS = 10
 _answering = Lock()
 

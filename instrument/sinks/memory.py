@@ -11,15 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from instrument.base import files
-from instrument.read.show.page.memory import MEMORY_VIEWS, memory
-from instrument.read.show.page.page import VERSION, page
-from instrument.read.views.coverage import losses
-from instrument.read.views.memory_plot import Curve
-from instrument.read.views.views import rows_of
 from instrument.sinks.sink import Sink
 
 if TYPE_CHECKING:
     from instrument.read.capture import Capture
+    from instrument.read.views.memory_plot import Curve
 
 Form = Literal["json", "raw", "html"]
 By = Literal["operator", "range", "module", None]
@@ -67,6 +63,11 @@ class Memory(Sink):
         Raises:
             CaptureError: the trace holds no memory events, or no modules although `by` is `module`.
         """
+        from instrument.read.show.page.memory import MEMORY_VIEWS, memory
+        from instrument.read.show.page.page import VERSION, page
+        from instrument.read.views.coverage import losses
+        from instrument.read.views.views import rows_of
+
         view = capture.memory
         view.timeline()  # raises if the capture has no memory events
         curves = [view.curve(self.by, device=device) for device in view.timelines]

@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from instrument.base import files
-from instrument.read.advise.diagnose import Diagnosing
-from instrument.read.advise.diagnosis import as_json
-from instrument.read.show.page.page import page, payload
 from instrument.sinks.sink import Sink
 
 if TYPE_CHECKING:
@@ -33,6 +30,10 @@ class Report(Sink):
 
     def write(self, capture: Capture, folder: Path) -> None:
         """Write `report.html` and `diagnosis.json`."""
+        from instrument.read.advise.diagnose import Diagnosing
+        from instrument.read.advise.diagnosis import as_json
+        from instrument.read.show.page.page import page, payload
+
         diagnosing = Diagnosing()
         content = payload([capture], redact=self.redact, diagnosing=diagnosing)
         files.write(folder / "report.html", page(content).html)

@@ -10,7 +10,6 @@ from pydantic import field_validator
 
 from instrument.base import files
 from instrument.base.errors import CaptureError
-from instrument.read.views.stacks import folded
 from instrument.sinks.sink import Sink
 
 if TYPE_CHECKING:
@@ -64,6 +63,8 @@ class Stacks(Sink):
                 `range`, holds no device activity although `metric` is `device`, or holds no call
                 path with any time.
         """
+        from instrument.read.views.stacks import folded
+
         found = capture.stacks(self.metric, range=self.range, threads=self.threads)
         lines = folded(found)
         if (first := next(lines, None)) is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -12,12 +12,15 @@ from instrument.base import files
 from instrument.base.errors import ConfigError
 from instrument.base.log import lines_logger, logger
 from instrument.base.rank_info import lowest_rank
-from instrument.read.show.text import By, check_columns, check_sort, log_block, render
-from instrument.read.views.table import ALL
+from instrument.read.facts.schema import Grouping
 from instrument.sinks.sink import Sink
 
 if TYPE_CHECKING:
     from instrument.read.capture import Capture
+
+
+By = Literal["name", Grouping]
+_ALL = -1  # rows, as in torch
 
 
 class TableSink(Sink):
@@ -56,7 +59,7 @@ class TableSink(Sink):
     @field_validator("rows")
     @classmethod
     def _some(cls, rows: int) -> int:
-        if rows < 1 and rows != ALL:
+        if rows < 1 and rows != _ALL:
             raise ConfigError(
                 "The table sink's option 'rows' should be a positive number, or -1 for all, "
                 f"not {rows}."
@@ -66,11 +69,19 @@ class TableSink(Sink):
     @field_validator("sort")
     @classmethod
     def _sortable(cls, sort: str | None) -> str | None:
-        return None if sort is None else check_sort(sort)
+        if sort is None:
+            return None
+        from instrument.read.show.text import check_sort  # loads polars
+
+        return check_sort(sort)
 
     @field_validator("columns")
     @classmethod
     def _known(cls, columns: list[str] | None) -> list[str] | None:
+        if columns is None:
+            return None
+        from instrument.read.show.text import check_columns  # loads polars
+
         return check_columns(columns)
 
     @property
@@ -90,6 +101,8 @@ class TableSink(Sink):
         Raises:
             CaptureError: the data that the option `by` needs was not recorded.
         """
+        from instrument.read.show.text import log_block, render
+
         options = dict(self)
         files.write(folder / "table.txt", render(capture, **options) + "\n")
         rank = capture.metadata.get("rank")

@@ -12,12 +12,8 @@ from instrument.base.errors import need_package
 from instrument.base.event_file import event_file_name, write_event
 from instrument.base.files import make_folder, replacing
 from instrument.base.prose import code
-from instrument.read.show.step_split import COLOURS, bar_png, step_split
-from instrument.read.show.text import capture_parts
-from instrument.read.show.verdict import markdown_of
 from instrument.read.trace.capture_json import unix_time
 from instrument.read.trace.rewrite import rewrite
-from instrument.read.views.layout import plain
 from instrument.sinks.sink import Sink
 from instrument.sinks.window_scalars import last_step, scalars
 
@@ -121,6 +117,11 @@ def write_scalars(capture: Capture, into: Path, *, report: bool = True) -> Path:
 def _report(capture: Capture) -> Iterator[Any]:
     """Yield the verdict, the range tree and the parts of a step, for TensorBoard's `Summary`."""
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+
+    from instrument.read.show.step_split import COLOURS, bar_png, step_split
+    from instrument.read.show.text import capture_parts
+    from instrument.read.show.verdict import markdown_of
+    from instrument.read.views.layout import plain
 
     # In Markdown, indented lines are code, and code has no markup.
     table = plain(capture_parts(capture, operators=False)).split("\n")

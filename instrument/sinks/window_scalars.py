@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from instrument.read.views.coverage import incomplete
-from instrument.read.views.table import sum_of_known
-
 if TYPE_CHECKING:
     from instrument.read.capture import Capture
 
@@ -34,8 +31,8 @@ def known_scalars(capture: Capture) -> dict[str, float]:
 def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
     """Yield pairs of a tag and a value for a window; unknown quantities are left out.
 
-    - `window/steps`, `window/step_ms` (mean), `window/cpu_ms` and `window/device_ms` (sums over all
-      operators).
+    - `window/steps`, `window/step_ms` (the mean of the steps that count), `window/cpu_ms` and
+      `window/device_ms` (sums over all operators).
     - `ranges/<path>/calls`: the calls of a range in the window. `ranges/<path>/cpu_ms` and
       `ranges/<path>/device_ms`: the CPU time of the range, and the device time of the work that the
       range launched, in ms per finished step. In a window without steps, both times are totals.
@@ -47,13 +44,16 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
     - `coverage/…`: the shares in `capture.coverage` that show a loss of data, such as
       `coverage/device_time_with_a_launch`. Without a loss, there are no such tags.
     """
-    steps, operators, cost = capture.steps, capture.operators, capture.about.cost
+    from instrument.read.views.coverage import incomplete
+
+    steps, operators, cost = capture.links.steps, capture.operators.frame, capture.about.cost
     yield "window/steps", len(steps)
     if len(steps):
-        yield "window/step_ms", sum(steps.column("duration_ns")) / len(steps) / 1e6
+        counted = capture.links.counted_steps
+        yield "window/step_ms", counted.total_ns / counted.count / 1e6
     for tag, column in (("cpu_ms", "self_cpu_ns"), ("device_ms", "self_device_ns")):
-        if (total := sum_of_known(operators.column(column))) is not None:
-            yield f"window/{tag}", total / 1e6
+        if known := operators[column].drop_nulls().to_list():
+            yield f"window/{tag}", sum(known) / 1e6
     for tag, parts in _COSTS.items():
         found = [getattr(cost, part) for part in parts]
         if None not in found:
