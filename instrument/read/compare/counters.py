@@ -125,44 +125,23 @@ class Occurred:
     """The events that the counters of a capture count."""
 
     def __init__(self, views: Views) -> None:
-        self.views = views
+        self.views, self.events, self.tree = views, views.events, views.links.call_tree
+        self.paths = views.links.scopes.paths
         steps = views.links.counted_steps
-        most = min(_MOST_STEPS, _MOST_CELLS // (len(views.links.scopes.paths.names) + 1) + 1)
-        starts, ends = steps.start_ns[:most], steps.end_ns[:most]
-        self.steps = replace(steps, start_ns=starts, end_ns=ends)
+        most = min(_MOST_STEPS, _MOST_CELLS // (len(self.paths.names) + 1) + 1)
+        self.steps = replace(steps, start_ns=steps.start_ns[:most], end_ns=steps.end_ns[:most])
+        launched = len(views.links.launches.device) > 0
+        self.has_device = launched or bool(self.events.among(is_runtime).any())
+        named = self.events.named(lambda name: _DISPATCHED.fullmatch(name) is not None)
+        self._dispatched = self.events.among(OPERATOR) & named
 
     def of(self, name: str) -> Occurrences | None:
         """What a counter counts; None if it is not known, or is no number of events."""
         if name.startswith(KIND):
-            found = self.collectives
-            kinds = np.array([kind == name.removeprefix(KIND) for kind in self.kinds], np.bool_)
-            return found.only(kinds)
-        finder = COUNTERS.get(name)  # a share of the step is no counter
+            kind = name.removeprefix(KIND)
+            return self.collectives.only(np.array([each == kind for each in self.kinds], np.bool_))
+        finder = COUNTERS[name]
         return None if finder is None else finder(self)
-
-    @cached_property
-    def kinds(self) -> list[str]:
-        """The kind of each collective, such as "all_reduce"."""
-        events, found = self.views.events, list[str]()
-        for event in self.collectives.event.tolist():
-            name = events.names[events.name[event]]
-            detail = events.detail[event]
-            recorded = events.details[detail].collective if detail >= 0 else ""
-            found.append(kind_of(recorded or name) or "other")
-        return found
-
-    @cached_property
-    def calls(self) -> Occurrences:
-        """The outermost operators, also those with a sync or a collective inside."""
-        tree = self.views.links.call_tree
-        dispatched = self._dispatched[tree.index]
-        return self._at(tree.index[tree.outermost(dispatched)])
-
-    @cached_property
-    def has_device(self) -> bool:
-        """Whether the trace holds the work of a device, or calls that launch such work."""
-        views = self.views
-        return bool(len(views.links.launches.device) or views.events.among(is_runtime).any())
 
     def steps_of(self, found: Occurrences) -> Ints:
         """The index of the counted step of each event; -1 outside of these steps."""
@@ -183,77 +162,84 @@ class Occurred:
 
     def callers_of(self, found: Occurrences) -> Ints:
         """The position of the outermost operator around each event, or else of the event."""
-        links = self.views.links
-        tree = links.call_tree
-        calls, node = self.calls.event, nodes_of(links, np.maximum(found.event, 0))
-        call = tree.nearest_of(tree.nodes_of(calls), node)
+        calls, node = self.calls.event, nodes_of(self.views.links, np.maximum(found.event, 0))
+        call = self.tree.nearest_of(self.tree.nodes_of(calls), node)
         known = (found.event >= 0) & (call >= 0)
         return np.where(known, np.append(calls, -1)[call], found.event)
 
-    @cached_property
-    def _dispatched(self) -> Flags:
-        events = self.views.events
-        named = events.named(lambda name: _DISPATCHED.fullmatch(name) is not None)
-        return events.among(OPERATOR) & named
-
     def _at(self, event: Ints, weight: Ints | None = None) -> Occurrences:
-        ones = np.ones(len(event), np.int64)
-        return Occurrences(
-            event, self.views.events.start_ns[event], ones if weight is None else weight
-        )
+        weight = np.ones(len(event), np.int64) if weight is None else weight
+        return Occurrences(event, self.events.start_ns[event], weight)
+
+    def _outermost(self, chosen: Flags) -> Occurrences:
+        """Of the chosen events, those that are inside no other chosen event."""
+        return self._at(self.tree.index[self.tree.outermost(chosen[self.tree.index])])
+
+    @cached_property
+    def calls(self) -> Occurrences:
+        """The outermost operators, also those with a sync or a collective inside."""
+        return self._outermost(self._dispatched)
 
     @cached_property
     def operators(self) -> Occurrences:
         """The calls of outermost operators, without those that hold a sync or collective."""
-        tree = self.views.links.call_tree
-        others = np.zeros(len(self.views.events), np.int64)
-        others[self.syncs.event] = 1
-        others[self.collectives.event] = 1
-        holds_others = tree.with_descendants(others[tree.index]) > 0
-        return self.calls.only(~holds_others[tree.nodes_of(self.calls.event)])
+        others = np.zeros(len(self.events), np.int64)
+        others[np.append(self.syncs.event, self.collectives.event)] = 1
+        holds_others = self.tree.with_descendants(others[self.tree.index]) > 0
+        return self.calls.only(~holds_others[self.tree.nodes_of(self.calls.event)])
 
     @cached_property
     def syncs(self) -> Occurrences:
         """The calls that can wait for the device; without one, the operators that would wait."""
-        events, tree = self.views.events, self.views.links.call_tree
+        events = self.events
         if self.has_device:
             # Calls that can wait are counted. Which of them really waited varies from run to run.
             waits = events.among(is_runtime) & events.named(is_wait)
             known = self.views.links.synchronisations
             waits[known.call[known.kind != STREAM_WAIT]] = True
-            return self._at(tree.index[tree.outermost(waits[tree.index])])
-        chosen = events.named(lambda name: split_overload(name)[0] in _SYNCHRONIZING)[tree.index]
-        found = self._at(tree.index[tree.outermost(chosen)])
-        paths = self.views.links.scopes.paths
+            return self._outermost(waits)
+        found = self._outermost(
+            events.named(lambda name: split_overload(name)[0] in _SYNCHRONIZING)
+        )
         # An optimizer reads its step counts without waiting: they are on the CPU even if the model
         # is on a device.
-        optimizes = [name.startswith(OPTIMIZER_STEP) for name in paths.names]
-        in_optimizer = np.append(paths.at_or_below(np.array(optimizes, np.bool_)), False)
+        optimizes = np.array([n.startswith(OPTIMIZER_STEP) for n in self.paths.names], np.bool_)
+        in_optimizer = np.append(self.paths.at_or_below(optimizes), False)
         return found.only(~in_optimizer[self.paths_of(found)])
 
     @cached_property
     def collectives(self) -> Occurrences:
         """The c10d operators that start collectives, or else the events that record them."""
-        events, tree = self.views.events, self.views.links.call_tree
+        events = self.events
 
         def starts_collective(name: str) -> bool:
             return name.startswith(_COLLECTIVE) and kind_of(name) is not None
 
-        chosen = (events.named(starts_collective) & self._dispatched)[tree.index]
-        if chosen.any():
-            return self._at(tree.index[tree.outermost(chosen)])
+        chosen = events.named(starts_collective) & self._dispatched
+        if chosen[self.tree.index].any():
+            return self._outermost(chosen)
         named = [kind_of(each.collective or "") is not None for each in events.details]
         is_recorded = np.append(np.array(named, np.bool_), False)[events.detail]
         return self._at(np.flatnonzero(records(events) & is_recorded))
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        """The kind of each collective, such as "all_reduce"."""
+        events, event = self.events, self.collectives.event
+        recorded = [*(each.collective for each in events.details), None]
+        details, names = events.detail[event].tolist(), events.name[event].tolist()
+        return [
+            kind_of(recorded[detail] or events.names[name]) or "other"
+            for detail, name in zip(details, names)
+        ]
 
     def work(self, kind: int) -> Occurrences | None:
         """The device work of a kind; None without a device."""
         if not self.has_device:
             return None
         work = self.views.work
-        ones = np.ones(len(work.event), np.int64)
-        times = launched_ns(self.views.events, work)
-        return Occurrences(work.event, times, ones).only(work.kind == kind)
+        found = self._at(work.event)._replace(time_ns=launched_ns(self.events, work))
+        return found.only(work.kind == kind)
 
     def launches(self) -> Occurrences | None:
         """The calls that launched kernels; None without a device."""
@@ -268,27 +254,27 @@ class Occurred:
         found, work = self.work(COPY), self.views.work
         if found is None:
             return None
-        size = moved_bytes(self.views.events, found.event, work.call[work.kind == COPY])
+        size = moved_bytes(self.events, found.event, work.call[work.kind == COPY])
         counts = self.steps_of(found) >= 0
         return found._replace(weight=size) if (size[counts] >= 0).all() else None
 
     def allocations(self, *, sized: bool) -> Occurrences | None:
         """The allocations of memory, if `sized` with their bytes; None if not recorded."""
-        memory, tree = self.views.events.memory, self.views.links.call_tree
+        memory = self.events.memory
         if not len(memory):
             return None
         made = np.flatnonzero(memory.size_bytes > 0)
-        node = tree.node_at(memory.thread[made], memory.time_ns[made])
+        node = self.tree.node_at(memory.thread[made], memory.time_ns[made])
         size = memory.size_bytes[made] if sized else np.ones(len(made), np.int64)
-        return Occurrences(np.append(tree.index, -1)[node], memory.time_ns[made], size)
+        return Occurrences(np.append(self.tree.index, -1)[node], memory.time_ns[made], size)
 
     def flops(self) -> Occurrences | None:
         """The operators whose FLOPs are known, and their FLOPs; None without shapes."""
-        flops, tree = self.views.links.flops, self.views.links.call_tree
+        flops = self.views.links.flops
         if flops is None:
             return None
         known = flops != UNKNOWN
-        return self._at(tree.index[known], flops[known])
+        return self._at(self.tree.index[known], flops[known])
 
 
 #: Each counter, and the function that finds what it counts. The counters without a function are no
@@ -317,7 +303,8 @@ def counters(views: Views) -> Counters:
     Only the first 1,000 steps are counted, and fewer if there are more than 4,000 ranges. Cost: a
     pass over the paths of the ranges for each counter and step.
     """
-    occurred, paths = Occurred(views), views.links.scopes.paths
+    occurred = Occurred(views)
+    paths = occurred.paths
     counts: dict[str, Count | None] = {}
     ranges: dict[str, dict[str, Count]] = {text: {} for text in paths.texts}
     for name in [*COUNTERS, *(KIND + kind for kind in sorted(set(occurred.kinds)))]:
@@ -340,11 +327,11 @@ def _count(of_steps: Ints) -> Count:
 
 
 def _calls(occurred: Occurred) -> dict[str, dict[str, Count]]:
-    events, found = occurred.views.events, occurred.calls
+    events, found = occurred.events, occurred.calls
     code, names = intern(split_overload(name)[0] for name in events.names)
     place = 1 + occurred.paths_of(found)
     keys, groups = groupby(place * len(names) + code[events.name[found.event]])
-    texts = ["", *occurred.views.links.scopes.paths.texts]
+    texts = ["", *occurred.paths.texts]
     calls: dict[str, dict[str, Count]] = {}
     for key, of_steps in zip(keys.tolist(), occurred.by_step(found, groups.of, len(keys))):
         if of_steps.any():

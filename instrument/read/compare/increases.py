@@ -70,7 +70,7 @@ def calls_behind(
     found = occurred.of(counter)
     if found is None:
         return []
-    events, paths = occurred.views.events, occurred.views.links.scopes.paths
+    events, paths = occurred.events, occurred.paths
     own = occurred.paths_of(found)
     is_in_range = np.array([path is None or each == path for each in paths.texts], np.bool_)
     inside = np.append(paths.at_or_below(is_in_range), path is None)[own]
