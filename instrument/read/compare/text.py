@@ -44,6 +44,11 @@ _TABLES: Mapping[By, str] = {
     "kernel": "kernels",
     "shape": "shapes",
 }
+_NAME_OF: Mapping[By, str] = {
+    "range": "{0.range}",
+    "operator": "{0.name}",
+    "shape": "{0.name} {0.input_shapes}",
+}
 # The first sentence names at most `_MOST_NAMED` kinds of time. It names a kind if the change of the
 # kind is at least the fraction `_NAMED` of the largest change of a kind.
 _NAMED, _MOST_NAMED = 0.3, 2
@@ -280,7 +285,7 @@ def _changed(found: Difference, by: By, rows: int) -> Iterator[Part]:
         return
     changed.sort(key=lambda row: -abs(getattr(row, f"change_{time}") or 0))
     shown = changed[:rows]
-    label = _labels(table, by)
+    label = labels(table) if by == "kernel" else _NAME_OF[by].format
     sides = (
         "before",
         "after",
@@ -329,14 +334,11 @@ def main_time(table: Table) -> str:
     return max(times, key=lambda name: sum(abs(ns or 0) for ns in table.column(f"change_{name}")))
 
 
-def _labels(table: Table, by: By) -> Callable[[Any], str]:
-    """The function that names a row; kernels have short names, each different."""
-    if by != "kernel":
-        shapes = " {0.input_shapes}" if by == "shape" else ""
-        return f"{{0.{'range' if by == 'range' else 'name'}}}{shapes}".format
-    exact = [row.name for row in table if row.name in (row.before_full_name, row.after_full_name)]
-    labels = kernel_labels(exact)
-    return lambda row: labels.get(row.name, f"{row.name} (by label)")
+def labels(kernels: Table) -> Callable[[Any], str]:
+    """Return the function that gives the short name of a kernel's row, each different."""
+    exact = [row.name for row in kernels if row.name in (row.before_full_name, row.after_full_name)]
+    found = kernel_labels(exact)
+    return lambda row: found.get(row.name, f"{row.name} (by label)")
 
 
 def _counters(found: Difference, rows: int) -> str | Section:

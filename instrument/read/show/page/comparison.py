@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import polars as pl
+
 from instrument.base.errors import CaptureError
 from instrument.base.units import counted, duration
 from instrument.read.compare.changes import SCHEMAS
@@ -15,6 +17,7 @@ from instrument.read.compare.side import Side
 from instrument.read.compare.text import (
     TIMES,
     both,
+    labels,
     main_time,
     names,
     of_ranks,
@@ -175,13 +178,21 @@ def _table(found: Difference, name: str) -> Part | None:
     title = _TABLES[name]
     whole: Table = getattr(found, name)
     time = main_time(whole)
-    changes = whole.column(f"change_{time}")
-    order = sorted(range(len(whole)), key=lambda row: -abs(changes[row] or 0))[:_MOST_ROWS]
-    rows = Table({each: [whole.column(each)[row] for row in order] for each in whole.columns})
+    largest = pl.col(f"change_{time}").abs().fill_null(0)
+    frame = whole.frame.sort(largest, descending=True, maintain_order=True)
+    rows = Table(frame.head(_MOST_ROWS))
     known = known_columns(rows)
+    label = labels(whole) if name == "kernels" else None
+    texts = {} if label is None else {"name": [*map(label, rows)]}
     docs = {each.name: each.doc for each in SCHEMAS[name]}
     columns = [
-        column(each, rows.column(each), doc=docs.get(each), kind=_KINDS.get(each))
+        column(
+            each,
+            rows.column(each),
+            doc=docs.get(each),
+            kind=_KINDS.get(each),
+            texts=texts.get(each),
+        )
         for each in _TEXTS
         if each in known
     ]
@@ -204,7 +215,7 @@ def _table(found: Difference, name: str) -> Part | None:
         title,
         [
             table(f"Changes: {title}", columns, has_filter=len(rows) > 5, **shown),
-            left_out(len(whole) - len(order), "smaller changes"),
+            left_out(len(whole) - len(rows), "smaller changes"),
         ],
         note=f"{len(whole)}; {state}",
         id=f"comparison-{name}",
