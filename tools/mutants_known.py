@@ -371,11 +371,6 @@ EQUIVALENT = {
         "counter.next_event_step = counter.step_number - 1",
     ): "both lines: at the end of a step it only matters whether the number is above that of the next step",
     (
-        "instrument/read/views/cuda_graphs.py",
-        "width, names = int(key.max(initial=0)) + 1, int(name.max(initial=0)) + 1",
-        "width, names = int(key.max(initial=0)) + 1, int(name.max(initial=0)) + 2",
-    ): "a key that leaves more room",
-    (
         "instrument/read/views/efficiency.py",
         "seconds = device_ns / 1e9 if has_device and device_ns else None",
         "seconds = device_ns / 1e9 if has_device or device_ns else None",
@@ -460,11 +455,6 @@ EQUIVALENT = {
         "recording = np.bincount(enclosing[enclosing >= 0], minlength=len(paths.names))",
         "recording = np.bincount(enclosing[enclosing >= 1], minlength=len(paths.names))",
     ): "what counts is inside the range of an optimizer, and the first path is inside no other",
-    (
-        "instrument/read/views/cuda_graphs.py",
-        "rank[np.bincount(node.of[model], minlength=node.count) > 1] = -1",
-        "rank[np.bincount(node.of[model], minlength=node.count) > 2] = -1",
-    ): "the positions of a node that ran twice do not rise, so its graph is out of order either way",
     (
         "instrument/read/views/operators.py",
         "if loops.compiled is None:",
@@ -605,11 +595,6 @@ EQUIVALENT = {
         'overloads = [""] * (len(events.names) + 1) # the last entry is for memory outside of calls',
         'overloads = [""] * (len(events.names) + 2) # the last entry is for memory outside of calls',
     ): "one entry more at the end, with the same value",
-    (
-        "instrument/read/views/cuda_graphs.py",
-        "step = np.where(known, step_at(events, steps, launched_ns(events, work)[replays.work]), -1)",
-        "step = np.where(known, step_at(events, steps, launched_ns(events, work)[replays.work]), -2)",
-    ): "any number below 0 says that there is none",
     (
         "instrument/read/facts/paths.py",
         "while (jumps[-1] >= 0).any():",

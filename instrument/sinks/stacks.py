@@ -42,9 +42,6 @@ class Stacks(Sink):
     """The name or path of a range; None: all frames. Only frames in the range and in its backward
     pass count."""
 
-    threads: bool = False
-    """Whether each path begins with its thread; if not, threads are merged."""
-
     @field_validator("metric", mode="before")
     @classmethod
     def _own_name(cls, metric: Any) -> Any:
@@ -65,7 +62,7 @@ class Stacks(Sink):
         """
         from instrument.read.views.stacks import folded
 
-        found = capture.stacks(self.metric, range=self.range, threads=self.threads)
+        found = capture.stacks(self.metric, range=self.range)
         lines = folded(found)
         if (first := next(lines, None)) is None:
             raise CaptureError(

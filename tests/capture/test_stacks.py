@@ -124,7 +124,6 @@ CASES = {
     "a range by its path": (RANGED, {"range": "forward/block"}, 20),
     "a range by its name": (RANGED, {"range": "block"}, 20 + 10),
     "a range on the device": (RANGED, {"metric": "device", "range": "block"}, 7),
-    "each thread apart": (RANGED, {"threads": True}, 100 + 5),
     "frames told with the operators": (TOLD, {}, 50 + 5),
     "frames told with the operators, on the device": (TOLD, {"metric": "device"}, 3),
     "our own frames": (OURS, {}, 300 + 10),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
 from itertools import islice
@@ -61,17 +61,17 @@ def stacks(
     metric: Literal["cpu", "device"] = "cpu",
     *,
     range: str | None = None,
-    threads: bool = False,
 ) -> list[Stack]:
     """Return the call paths of a trace, each with the time spent in its last frame.
 
     The frames of a path are Python frames, annotations and operators, nested by time on each
-    thread. Names have at most 300 characters and no addresses of objects, and all steps are
-    "ProfilerStep*". Frames of this package around the user's code are left out; the time that
-    recording takes in the training loop is "(recording)". Device work without a launch is "(no
-    launch)". A path has at most 1,000 frames, fewer if the paths would be many times larger than
-    the trace; the rest is "(deeper frames)". torch before 1.12 wrote the Python frames of each
-    operator as text, so such traces do not have the time spent in Python alone.
+    thread; the times of equal paths on different threads are summed. Names have at most 300
+    characters and no addresses of objects, and all steps are "ProfilerStep*". Frames of this
+    package around the user's code are left out; the time that recording takes in the training loop
+    is "(recording)". Device work without a launch is "(no launch)". A path has at most 1,000
+    frames, fewer if the paths would be many times larger than the trace; the rest is "(deeper
+    frames)". torch before 1.12 wrote the Python frames of each operator as text, so such traces do
+    not have the time spent in Python alone.
 
     Args:
         events: the events of the trace.
@@ -79,8 +79,6 @@ def stacks(
             frame launched.
         range: a range's name, or its path in the range tree. Only time inside this range and in its
             backward, on any thread, is returned.
-        threads: whether each path begins with its thread. If False, the times of equal paths on
-            different threads are summed.
 
     Cost: about 1 µs per event.
 
@@ -97,7 +95,7 @@ def stacks(
             "record it with with_stack=true."
         )
     links = Links(events, python=True)
-    (found,) = call_paths(links, (metric,), range=range, threads=threads)
+    (found,) = call_paths(links, (metric,), range=range)
     return found
 
 
@@ -106,7 +104,6 @@ def call_paths(
     metrics: Sequence[Literal["cpu", "device"]],
     *,
     range: str | None = None,
-    threads: bool = False,
     frames: bool = True,
 ) -> Iterator[list[Stack]]:
     """Yield the call paths of a call tree for each metric; see `stacks`.
@@ -119,7 +116,7 @@ def call_paths(
     """
     call_tree = links.call_tree
     belongs = None if range is None else _belonging(links.scopes, range)
-    paths, groups = _paths(links.events, call_tree, threads=threads, frames=frames)
+    paths, groups = _paths(links.events, call_tree, frames=frames)
     for metric in metrics:
         cpu = metric == "cpu"
         values = call_tree.own(call_tree.total_ns) if cpu else links.device_own_ns
@@ -157,39 +154,28 @@ def _without_ours(events: Events, call_tree: CallTree) -> tuple[CallTree, Ints]:
 
 def _before_script(events: Events, call_tree: CallTree) -> Flags:
     """A mask of the frames of `instrument run`, of those around them, and of its call of `exec`."""
-    is_frame = events.among(PYTHON)
-    of_command, of_run, of_exec = (
-        (is_frame & events.named(found))[call_tree.index]
-        for found in (_is_command, _is_around_script, _is_exec)
-    )
-    commands = np.append(0, np.cumsum(of_command))
+
+    def frames(test: Callable[[str], object]) -> Flags:
+        found = events.among(PYTHON) & events.named(lambda name: bool(test(name)))
+        return found[call_tree.index]
+
+    of_run = frames(_AROUND_SCRIPT.match)
+    of_exec = frames(lambda name: name.startswith(_EXEC))
+    commands = np.append(0, np.cumsum(frames(_COMMAND.match)))
     is_around = commands[call_tree.until] > commands[1:]  # some frame of the command is inside
     found: Flags = is_around | of_run | (of_exec & np.append(of_run, False)[call_tree.parent])
     return found
 
 
-def _is_command(name: str) -> bool:
-    return _COMMAND.match(name) is not None
-
-
-def _is_around_script(name: str) -> bool:
-    return _AROUND_SCRIPT.match(name) is not None
-
-
-def _is_exec(name: str) -> bool:
-    return name.startswith(_EXEC)
-
-
 def _belonging(scopes: Scopes, wanted: str) -> Flags:
     """A mask of the nodes that ran in a range of this name or path, or in its backward."""
-    paths, chosen = scopes.paths, list[bool]()
-    for name, text, above in zip(paths.names, paths.texts, paths.above.tolist()):
-        chosen.append(wanted in (name, text) or (above >= 0 and chosen[above]))
-    if not any(chosen):
+    paths = scopes.paths
+    chosen = np.array([wanted in pair for pair in zip(paths.names, paths.texts)], np.bool_)
+    if not chosen.any():
         near = get_close_matches(wanted, paths.texts, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "capture.ranges lists its ranges."
         raise CaptureError(f"The trace holds no range {wanted!r}; {hint}")
-    inside = np.array([*chosen, False])
+    inside = np.append(paths.at_or_below(chosen), False)
     return np.append(inside[scopes.enclosing] | inside[scopes.attributed], False)[scopes.innermost]
 
 
@@ -210,13 +196,18 @@ def _safe(frame: str) -> str:
 
 
 def _paths(
-    events: Events, whole: CallTree, *, threads: bool, frames: bool
+    events: Events, whole: CallTree, *, frames: bool
 ) -> tuple[list[tuple[str, ...]], Groups]:
     """Return the distinct call paths, in the order of their first nodes, and the nodes of each."""
     call_tree, nearest = _without_ours(events, whole)
     code, names = intern(map(_plain, events.names))
     path, parents, labels = number_paths(call_tree, code[events.name[call_tree.index]])
-    before, prefix = _before_root(events, call_tree, threads=threads, frames=frames)
+    before, prefix = list[tuple[str, ...]]([()]), np.zeros(len(call_tree), np.int64)
+    if frames and (events.call_stack >= 0).any():
+        recorded = np.append(events.call_stack[call_tree.index], -1)
+        codes, groups = groupby(recorded[call_tree.nearest(recorded[:-1] >= 0)])
+        texts = [events.texts[k] if k >= 0 else b"" for k in codes.tolist()]
+        before, prefix = [_recorded_frames(text)[::-1] for text in texts], groups.of
     keys, groups = groupby(prefix * len(parents) + path)
     order = np.argsort(groups.min(np.arange(len(path))))
     outer, inner = np.divmod(keys[order], max(len(parents), 1))
@@ -242,26 +233,6 @@ def _paths(
 
 def _first_frames(frames: tuple[str, ...], most: int) -> tuple[str, ...]:
     return frames if len(frames) <= most else (*frames[:most], DEEPER)
-
-
-def _before_root(
-    events: Events, call_tree: CallTree, *, threads: bool, frames: bool
-) -> tuple[list[tuple[str, ...]], Ints]:
-    """The distinct prefixes of call paths, and the index of each node's prefix.
-
-    A prefix is the thread, and the frames that torch before 1.12 recorded as text.
-    """
-    stack = np.zeros(len(call_tree), np.int64)
-    if frames and (events.call_stack >= 0).any():
-        recorded = np.append(events.call_stack[call_tree.index], -1)
-        stack = recorded[call_tree.nearest(recorded[:-1] >= 0)] + 1
-    thread = call_tree.thread.astype(np.int64) if threads else np.zeros(len(call_tree), np.int64)
-    distinct, groups = groupby(thread * (len(events.texts) + 1) + stack)
-    before = []
-    for on, code in zip(*(part.tolist() for part in np.divmod(distinct, len(events.texts) + 1))):
-        name = ("thread {}/{}".format(*events.threads[on]),) if threads else ()
-        before.append(name + (_recorded_frames(events.texts[code - 1])[::-1] if code else ()))
-    return before, groups.of
 
 
 def _recorded_frames(text: bytes) -> tuple[str, ...]:

@@ -617,7 +617,6 @@ class Views:
         metric: Literal["cpu", "device"] = "cpu",
         *,
         range: str | None = None,
-        threads: bool = False,
     ) -> list[Stack]:
         """Return call paths, each with the self time of its last frame; see `analysis.stacks`.
 
@@ -627,7 +626,7 @@ class Views:
         """
         from instrument.read.views.stacks import stacks
 
-        return stacks(self.events, metric, range=range, threads=threads)
+        return stacks(self.events, metric, range=range)
 
     def _recorded_globs(self) -> Sequence[str]:
         """`profiler.communication` of the recording; warns if it cannot be used."""
