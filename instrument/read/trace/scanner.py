@@ -186,10 +186,13 @@ def _done(result: bool) -> Future[bool]:
 
 
 def cpus() -> int:
-    """How many CPUs this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """How many threads may work: as many as there are CPUs, or as polars may use.
+
+    The exporter, which runs beside training, sets POLARS_MAX_THREADS to 1.
+    """
+    allowed = os.environ.get("POLARS_MAX_THREADS", "")
+    most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(most, int(allowed)) if allowed.isdecimal() else most
 
 
 def _with_kinds(rows: Columns, kinds: Columns) -> Columns:
