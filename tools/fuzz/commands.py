@@ -60,7 +60,7 @@ SKIPPED = {"ab", "graph", "run"}  # these commands run programs
 SINKS = ("table", "stacks", "memory", "parquet", "report", "tensorboard", "chrome_trace")
 # Values of options by the name that the help gives them; PATH stands for a path of the input.
 OPTIONS: dict[str | None, Sequence[str]] = {
-    **dict.fromkeys(("PATH", "TRACE", "BEFORE", "AFTER", "CAPTURE", "RUN_FOLDER"), ("PATH",)),
+    **dict.fromkeys(("PATH", "TRACE", "CAPTURE", "RUN_FOLDER"), ("PATH",)),
     **dict.fromkeys(("FILE", "FOLDER"), ("out",)),
     None: ("",),  # a flag has no value
     "N": ("1", "7"),
