@@ -62,7 +62,7 @@ def show_result(result: str | Parts) -> None:
     else:
         from instrument.read.views.layout import plain
 
-        print(plain(result, drops=True), flush=True)
+        print(plain(result), flush=True)
 
 
 def say(*lines: str) -> None:

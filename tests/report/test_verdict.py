@@ -13,7 +13,6 @@ from instrument.base.prose import escaped, wrapped
 from instrument.read.advise.diagnosis import Diagnosis, as_markdown, as_text
 from instrument.read.advise.finding import Finding, Saving
 from instrument.read.advise.verdict import changes, first_lines, notes, verdict
-from instrument.read.show.remarks import device
 from instrument.read.show.verdict import first_parts, markdown_of
 
 
@@ -363,5 +362,3 @@ def test_the_first_sentences_have_one_basis(name: str) -> None:
     assert several_streams or sum(classes) <= 100 - does["is idle"] + 1.5
     exposed = re.search(r"([\d.]+) % exposed communication", kernels)
     assert exposed is None or float(exposed[1]) == does["only communicates"]
-    below = re.search(r"([\d.]+) % idle", " ".join(device(capture)))
-    assert below is None or float(below[1]) == does["is idle"]

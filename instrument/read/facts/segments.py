@@ -16,8 +16,15 @@ import polars as pl
 
 from instrument.read.facts.collective_records import exposed_on_cpu
 from instrument.read.facts.device_work import COMMUNICATION, COPY, KERNEL, MEMSET
-from instrument.read.facts.groupby import distinct, intern
-from instrument.read.facts.idle import WAITS, device_steps, device_stretches, gaps, is_loading
+from instrument.read.facts.groupby import distinct, groupby_rows, intern
+from instrument.read.facts.idle import (
+    WAITS,
+    device_spans,
+    device_steps,
+    device_stretches,
+    gaps,
+    is_loading,
+)
 from instrument.read.facts.links import Links
 from instrument.read.facts.paths import NO_LAUNCH, NO_RANGE
 from instrument.read.facts.places import range_codes
@@ -125,6 +132,28 @@ def step_parts(capture: Traced) -> dict[tuple[str, str], int]:
     """
     rows = segments(capture, "step").filter("counted").group_by("path", "kind", maintain_order=True)
     return {(path, kind): ns for path, kind, ns in rows.agg(pl.sum("duration_ns")).iter_rows()}
+
+
+def parts_with_device(capture: Traced) -> dict[tuple[str, str], int]:
+    """As `step_parts`, of steps that last until the device has ended their work (`device_spans`).
+
+    So the parts of the device's time are those of `device_time`. Without finished steps or device
+    work, they are `step_parts`.
+    """
+    links, span = capture.links, capture.links.counted_steps
+    if span.what == "recording" or not len(capture.work.event):
+        return step_parts(capture)
+    start_ns, end_ns = device_spans(links, capture.work)
+    painted = _on_host(capture, replace(span, start_ns=start_ns, end_ns=end_ns), "step")
+    texts = [NO_LAUNCH, NO_RANGE, *links.scopes.paths.texts, *painted.loaders]
+    (paths, kinds), groups = groupby_rows(painted.path - _NO_LAUNCH, painted.kind)
+    found: dict[tuple[str, str], int] = {}
+    for path, kind, ns in zip(
+        paths.tolist(), kinds.tolist(), groups.sum(painted.lasts_ns).tolist()
+    ):
+        key = plain_path(texts[path]), _EVERY_KIND[kind]
+        found[key] = found.get(key, 0) + ns
+    return found
 
 
 def ranges_of_steps(capture: Traced) -> list[dict[str, int]]:

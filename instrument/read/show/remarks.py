@@ -8,37 +8,14 @@ from datetime import datetime
 from pathlib import Path
 
 from instrument.base.range_names import REGION
-from instrument.base.units import counted, duration, few, percent, percent_change, size
-from instrument.read.facts.idle import device_time
+from instrument.base.units import counted, duration, few, percent_change, size
 from instrument.read.trace.capture_json import unix_time
 from instrument.read.views import coverage_rows
 from instrument.read.views.coverage import line, part, unrecorded_threads
-from instrument.read.views.table import Table, sum_of_known
+from instrument.read.views.table import Table
 from instrument.read.views.table_text import heading as column_title
 from instrument.read.views.views import Views, rows_of
 
-# `DEVICE_PARTS` has the words for each part of the device's time. `_BOUND_BY` has a sentence for
-# each cause of lost device time. The text shows only the sentence for the largest cause.
-DEVICE_PARTS = {
-    "compute_ns": "computing",
-    "exposed_communication_ns": "exposed communication",
-    "exposed_copy_ns": "exposed copies",
-    "idle_ns": "idle",
-}
-_BOUND_BY = {
-    "exposed_communication_ns": "Bound by communication: {} of the time, the device only "
-    "communicates (--collectives).",
-    "exposed_copy_ns": "Bound by copies: {} of the time, the device only copies (--copies).",
-    "loader_wait_ns": "Waiting for data: {} of the time, the device is idle while the CPU "
-    "waits for data.",
-    "launch_wait_ns": "CPU-bound: {} of the time, the device is idle until the CPU launches "
-    "work (--queue, --steps).",
-    "sync_wait_ns": "Bound by synchronization: {} of the time, the device is idle because the "
-    "CPU first waited for the device and only then launched more work.",
-}
-# A cause is a bottleneck if it takes at least this fraction of the device's time. In real traces,
-# bottlenecks take a quarter or more.
-_BINDING = 0.2
 # The heading shows the losses of data in these rows of `capture.coverage`.
 HEADING_ROWS = (coverage_rows.PLANNED, coverage_rows.READ, coverage_rows.VALID)
 # The most modules without a call that the text names.
@@ -129,19 +106,6 @@ def cost(capture: Views) -> str:
     return f"Cost of recording: {', '.join(parts)}." if parts else ""
 
 
-def recomputed(capture: Views) -> str:
-    """Return a sentence on the CPU time that activation checkpointing costs; "" if it is 0."""
-    parts = capture.ranges_attribution
-    again = sum(part.cpu_ns for part in parts if part.kind == "recompute")
-    if not again:
-        return ""
-    share = again / sum(parts.column("cpu_ns"))
-    return (
-        f"Recomputed in the backward, by activation checkpointing: {duration(again)}, "
-        f"{percent(share)} of the CPU time."
-    )
-
-
 def _share_is(capture: Views, of: str) -> str:
     """Return what the shares of ranges and operators are: the steps and the CPU time they are of.
 
@@ -153,52 +117,6 @@ def _share_is(capture: Views, of: str) -> str:
     return f"share = {of} in {window} / {duration(capture.range_tree.shared_ns)} on all threads"
 
 
-def device(capture: Views) -> list[str]:
-    """Return a line that splits the devices' time into parts, and a line on the bottleneck.
-
-    Return no lines if there are no device events.
-    """
-    if not len(capture.work.event):
-        return []
-    spent = device_time(capture)
-    share = {name: ns / (spent["total_ns"] or 1) for name, ns in spent.items()}
-    parts = ", ".join(f"{percent(share[name])} {words}" for name, words in DEVICE_PARTS.items())
-    most = max(_BOUND_BY, key=lambda name: share[name])
-    bottleneck = _BOUND_BY[most].format(percent(share[most]))
-    if share[most] < _BINDING <= share["idle_ns"]:
-        bottleneck = (
-            f"Idle {percent(share['idle_ns'])} of the time, without a main reason: each reason "
-            f"that the trace shows explains less than {percent(_BINDING)} of the time (--steps)."
-        )
-    elif share[most] < _BINDING:
-        bottleneck = (
-            f"Device-bound: {percent(share['compute_ns'])} of the time, the device computes; no "
-            "other activity takes much time."
-        )
-    numbers = capture.links.step_numbers
-    where = " from its first work to its last"
-    if numbers:
-        where = f" in {_steps_of(numbers[capture.links.counted_steps.kept])}"
-    return [f"Device: {duration(spent['total_ns'])}{where}, {parts}.", bottleneck]
-
-
-def outside_operators(capture: Views) -> str:
-    """Return a line on device work that was launched in ranges, but outside of operators.
-
-    Return "" if this work takes less than 5 % of the device time. The launch of a CUDA graph, for
-    example, is often in a range but in no operator.
-    """
-    table = capture.operators
-    whole = sum_of_known(table.column("self_device_ns"))
-    in_ranges = sum_of_known(table.where(kind="range").column("self_device_ns"))
-    if not whole or not in_ranges or in_ranges < 0.05 * whole:
-        return ""
-    return (
-        f"{duration(int(in_ranges))} of {duration(int(whole))} device time was launched in ranges, "
-        "but in no operator: only the table of ranges shows this time."
-    )
-
-
 def incomplete(capture: Views, views: Sequence[str]) -> str:
     """Return a line on what is missing from the given views; "" if nothing is missing.
 
@@ -208,15 +126,9 @@ def incomplete(capture: Views, views: Sequence[str]) -> str:
     return line(capture, [name for name in rows_of(views) if name not in HEADING_ROWS])
 
 
-def inside_compiled(capture: Views) -> list[str]:
-    """Return lines on ranges inside compiled regions, and on modules without a call."""
-    by_region: dict[str, list[str]] = {}
-    for row in capture.compiled_ranges:
-        by_region.setdefault(row.region, []).append(row.name)
-    lines = [
-        f"Ranges inside compiled region {region}, not timed: {', '.join(names)}"
-        for region, names in by_region.items()
-    ]
+def not_timed(capture: Views) -> list[str]:
+    """Return lines on modules without a call, and on threads that were not recorded."""
+    lines = []
     if unseen := capture.about.modules_not_seen:
         compiled = any(name.startswith(REGION) for name in capture.events.names)
         where = ", or inside a compiled region" if compiled else ""
@@ -262,9 +174,9 @@ def not_recorded(capture: Views, operators: Table) -> str:
     return f"Not recorded: {', '.join(missing)}." if missing else ""
 
 
-def ranges_title(capture: Views, rows: int, by: str | None = None) -> str:
+def ranges_title(capture: Views, rows: int, count: int, by: str | None = None) -> str:
     """Return the title of the tree of ranges, or of the first `rows` ranges sorted by `by`."""
-    some = "" if by is None else f", {rows} of {len(capture.ranges)}, by {column_title(by)}"
+    some = "" if by is None else f", {rows} of {count}, by {column_title(by)}"
     return f"Ranges{some}; {_share_is(capture, 'self total (with backward)')}"
 
 

@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 
-from instrument.read.facts.segments import KINDS, step_parts
+from instrument.read.show.summary import summary
 from instrument.read.views.views import Views
 
 #: The colours of the parts of a bar, in order: name, and red, green and blue from 0 to 255.
@@ -26,12 +26,10 @@ _WIDTH, _HEIGHT = 800, 40
 def step_split(capture: Views) -> list[tuple[str, float]]:
     """Return the kinds of time in the steps, each with its share; the shares add up to 1.
 
-    The kinds are those of `step_parts`. The list is empty if the trace shows no time.
+    The list is empty if the trace shows no time.
     """
-    parts = step_parts(capture)
-    whole = sum(parts.values())
-    spent = {name: sum(ns for (_, kind), ns in parts.items() if kind == name) for name in KINDS}
-    return [(name, ns / whole) for name, ns in spent.items() if ns]
+    found = summary(capture)
+    return [(name, found.share(ns)) for name, ns in found.kinds.items() if ns]
 
 
 def bar_png(shares: Sequence[float]) -> bytes:

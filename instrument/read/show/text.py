@@ -1,8 +1,8 @@
 """A capture as text: for the log, for table.txt, and for the command line.
 
 The text is made of parts. A part is a paragraph, or a `Section`, which holds a table.
-`views.layout` writes parts as plain text, `show.terminal` draws them on
-a terminal, `show.notebook` shows them as HTML.
+`views.layout` writes parts as plain text, `show.terminal` draws them on a terminal,
+`show.notebook` shows them as HTML.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from instrument.read.facts.schema import Grouping, names_of
 from instrument.read.show.outline import (
     OWN_COLUMNS,
     costliest_by,
+    folded,
     leading,
     leading_ranges,
     outline,
@@ -30,19 +31,16 @@ from instrument.read.show.outline import (
 )
 from instrument.read.show.remarks import (
     cost,
-    device,
     heading,
     incomplete,
-    inside_compiled,
     not_recorded,
+    not_timed,
     operators_title,
-    outside_operators,
     ranges_title,
-    recomputed,
 )
 from instrument.read.show.verdict import first_parts
 from instrument.read.views.coverage import losses, range_advice
-from instrument.read.views.layout import Medium, plain, text
+from instrument.read.views.layout import plain, text
 from instrument.read.views.operators import OPERATORS
 from instrument.read.views.ranges import RANGES
 from instrument.read.views.section import Part, Section, is_every_column, lines_of, shown_of
@@ -63,6 +61,8 @@ SORT_NAMES = TORCH_NAMES | {
 
 # Columns shown only on request, because a reader can compute them from columns that are shown.
 _ON_REQUEST = frozenset({"device_ns_per_call"})
+# If the table of operators is too wide, these columns are left out first.
+_MISSABLE = ("cpu_bytes", "device_bytes", "share", "device_share", "cpu_ns_per_call")
 # The default columns of the ranges, and the columns that are added if there was a backward.
 _USUAL_OF_RANGES = (
     "calls",
@@ -74,27 +74,6 @@ _USUAL_OF_RANGES = (
     "device_ns",
 )
 _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
-# If the table is too wide, these default columns are left out first. The table is too wide if both
-# device time and memory were recorded.
-_LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
-_LEAST_MISSED_OF_VIEWS = {
-    "kernels": ("occupancy_covered", "block", "grid", "blocks_per_sm"),
-    "synchronisations": ("recorded_calls", "known_calls", "waiting_stream"),
-    "cuda_graphs": ("max_delay_ns", "max_replay_ns", "streams", "graph"),
-    "cuda_graph_nodes": ("graph_node",),
-    "efficiency": ("device_number", "bound_ns", "moved_bytes", "peak_share", "precision"),
-    "collectives": (
-        "runs_on", "recorded_ranks", "exposed_ns", "min_ns", "max_ns", "max_skew_ns",
-        "largest_message_calls", "element_type", "algorithm_bytes_per_second", "process_group",
-        "waiting_ns", "last_share", "mean_ns", "ranks", "group_size", "description",
-        "largest_message_bytes",
-    ),
-    "collective_calls": (
-        "ordinal", "end_ns", "runs_on", "exposed_ns", "number", "element_type",
-        "algorithm_bytes_per_second", "process_group", "group_size", "ranks",
-        "description", "step",
-    ),
-}  # fmt: skip
 # The views in which kernels are shown by their labels, and the column that holds their names.
 _KERNELS_IN = {"kernels": "name", "cuda_graph_nodes": "kernel"}
 # The text in this column of `capture.coverage` is shown below each row.
@@ -187,28 +166,25 @@ def log_block(capture: Views, rest: Path, width: int, **options: Any) -> str:
     """
     views = [name for name in ("ranges", "operators") if options.get(name, True)]
     first = first_parts(capture) if len(views) == 2 else []
-    without_path, missing = heading(capture)[:-1], missing_part(capture, views)
-    about_recording = [wrapped(not_recorded(capture, capture.operators)), wrapped(cost(capture))]
-    rows = _LOG_LINES // 2
-    if options.get("rows", ALL) != ALL:
-        rows = min(rows, options["rows"])
-    while True:
-        _, *tables = capture_parts(capture, **{**options, "rows": rows})
-        tables = [part for part in tables if part not in about_recording]
-        parts = [*first, without_path, *tables, *missing]
-        blocks = [*(_narrow(part, width) for part in parts), f"All of it: {printable(str(rest))}"]
-        excess = "\n\n".join(blocks).count("\n") + 1 - _LOG_LINES
-        if excess <= 0 or rows == 1:
+    last, most = f"All of it: {printable(str(rest))}", options.get("rows", ALL)
+    for rows in (20, 15, 12, 10, 8, 6, 4, 3, 2, 1):
+        if rows > 1 and most != ALL and rows > most:
+            continue
+        parts = capture_parts(capture, **{**options, "rows": rows})
+        tables = [part for part in parts if isinstance(part, Section)]
+        without_path = heading(capture)[:-1]
+        shown = [*first, without_path, *tables, *missing_part(capture, views)]
+        blocks = [_narrow(part, width) for part in shown]
+        if len("\n\n".join([*blocks, last]).split("\n")) <= _LOG_LINES:
             break
-        rows = max(rows - max(excess // 2, 1), 1)
-    while "\n\n".join(blocks).count("\n") >= _LOG_LINES and len(blocks) > 2:
-        del blocks[-2]
-    return "\n\n".join(blocks)
+    while len(blocks) > 1 and len("\n\n".join([*blocks, last]).split("\n")) > _LOG_LINES:
+        del blocks[-1]
+    return "\n\n".join([*blocks, last])
 
 
 def _narrow(part: Part, width: int) -> str:
     if isinstance(part, Section):
-        return text(replace(part, all_columns=""), Medium(width, drops=True))
+        return text(replace(part, all_columns=""), width)
     return "\n".join(_wrapped(part))
 
 
@@ -245,29 +221,16 @@ def capture_parts(
     sort, chosen = None if sort is None else check_sort(sort), check_columns(columns)
     usual = chosen is None or is_every_column(chosen)
     rows = sys.maxsize if rows == ALL else rows
-    parts: list[Part] = [
-        heading(capture),
-        device(capture) if usual and (ranges or operators) else "",
-    ]
+    parts: list[Part] = [heading(capture)]
     if ranges:
-        parts += [
-            _range_part(capture, rows, chosen, sort_ranges),
-            recomputed(capture),
-            inside_compiled(capture),
-        ]
+        parts += [_range_part(capture, rows, chosen, sort_ranges), not_timed(capture)]
     if operators:
         table = _grouped(capture, by, stack_depth)
         parts.append(_operator_part(capture, table, rows, sort, chosen, by))
-        parts.append(outside_operators(capture) if usual else "")
-    if operators and usual:
-        parts.append(not_recorded(capture, table))
-    if usual:
-        parts.append(cost(capture))
-    heading_lines, *others = (part for part in parts if part)
-    return [
-        heading_lines,
-        *(each if isinstance(each, Section) else _wrapped(each) for each in others),
-    ]
+        parts.append(not_recorded(capture, table) if usual else "")
+    parts.append(cost(capture) if usual else "")
+    first, *others = (part for part in parts if part)
+    return [first, *(part if isinstance(part, Section) else _wrapped(part) for part in others)]
 
 
 def _wrapped(paragraph: str | list[str]) -> list[str]:
@@ -310,7 +273,6 @@ def view_part(
         _name_first(first, names),
         f"{title}{shown_of(len(first), len(table))}",
         chosen=bool(columns),
-        missable=() if columns else _LEAST_MISSED_OF_VIEWS.get(view, ()),
         key=sort and TORCH_NAMES.get(sort, sort),
         below=below,
         sentences=True,
@@ -440,17 +402,20 @@ def _range_part(
         return f"No ranges: {range_advice(capture)}"
     if is_every_column(columns):
         columns = known_columns(table, RANGE_COLUMNS)
+    if sort is None and columns is None:
+        table = folded(table)
     if sort is None and len(table) > rows:
         sort = share_of(table)
     has_backward = any(table.column("backward_ns"))
     usual = {*_USUAL_OF_RANGES, *(_WHERE_BACKWARD if has_backward else ()), sort}
     usual |= {"recompute_ns"} if any(table.column("recompute_ns")) else set()
-    shown = outline(capture) if sort is None else leading_ranges(capture, sort, rows)
+    rest = capture.ranges_rest.to_dicts()
+    shown = outline(table, rest) if sort is None else leading_ranges(table, rest, sort, rows)
     names = columns or known_columns(table, (name for name in RANGE_COLUMNS if name in usual))
     return Section(
         shown,
         _name_first(shown, names),
-        ranges_title(capture, min(rows, len(table)), sort),
+        ranges_title(capture, min(rows, len(table)), len(table), sort),
         chosen=columns is not None,
         key=sort,
         is_tree=sort is None,
@@ -476,24 +441,19 @@ def _operator_part(
     shown = _with_waits(leading(every, sort, rows) if has_sums else table.sort(sort).head(rows))
     usual = (name for name in OPERATOR_COLUMNS if name == sort or name not in _ON_REQUEST)
     beside = [by] if by in _BESIDE else []
+    key_share = "device_share" if sort == "self_device_ns" else "share"
     return Section(
         shown,
         _name_first(shown, [*beside, *(columns or known_columns(table, usual))]),
         operators_title(capture, rows, len(table), f"{column_title(sort)}{note}"),
         chosen=columns is not None,
-        missable=[] if columns else _missable(sort),
+        # the share of the time by which the operators are sorted stays
+        missable=[name for name in _MISSABLE if name not in (sort, key_share)],
         key=sort,
         below=[_below(group) for group in shown.column(by)] if by != "name" and not beside else (),
         of_cost=True,
         rest=len(shown) - min(rows, len(table)),
     )
-
-
-def _missable(sort: str) -> list[str]:
-    """Return the columns to leave out first if a table of operators is too wide."""
-    names = (name for name in _LEAST_MISSED if name != sort)
-    by_device = sort == "self_device_ns"
-    return ["share" if by_device and name == "device_share" else name for name in names]
 
 
 def _with_waits(table: Table) -> Table:

@@ -241,9 +241,8 @@ class Table:
         texts = [name for name in self.columns if is_text(self.column(name))]
         group = next((name for name in self.columns[:2] if name in get_args(Grouping)), None)
         section = Section(self, self.columns, missable=texts, key=group, all_columns=".select([…])")
-        is_fitted = is_terminal(sys.stdout)
-        width = shutil.get_terminal_size().columns if is_fitted else None
-        return layout.text(section, layout.Medium(width, drops=is_fitted))
+        width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
+        return layout.text(section, width)
 
     def __repr__(self) -> str:
         from instrument.read.views.table_text import abridged

@@ -35,6 +35,7 @@ from instrument.base.units import duration, percent
 from instrument.cli.command import main
 from instrument.read.advise.verdict import verdict
 from instrument.read.capture import Capture
+from instrument.read.facts.idle import device_time
 from instrument.read.show.page.page import page, payload
 from instrument.read.show.page.parts import columns_of
 from instrument.read.show.page.redacted import redacted
@@ -79,20 +80,20 @@ def test_the_verdict_of_a_step(trained: Capture) -> None:
     # the first step does not count
     assert boxes["A step takes"] == (
         "1.300 ms",
-        "mean of 2 steps (all steps but the first); between 1.200 ms and 1.400 ms",
+        "mean of 2 steps (steps 4–5); between 1.200 ms and 1.400 ms",
     )
-    assert "These 2 steps take 2.600 ms together." in words(verdict)
+    assert "The times are means of steps 4–5." in words(verdict)
     # forward 300 + optimizer 100 in each step, and the backward: 600 and 400
     assert bars(verdict) == {
         # in the steps 4 and 5: the product of 200 each, and the backward
-        "By what happens": {"CPU operators": 1400 * US, "Python": 400 * US, "idle": 800 * US},
+        "By what happens": {"CPU operators": 700 * US, "Python": 200 * US, "idle": 400 * US},
         "By range": {
-            "forward": 1600 * US,
-            "(no range)": 800 * US,
-            "Optimizer.step#SGD.step": 200 * US,
+            "forward": 800 * US,
+            "(no range)": 400 * US,
+            "Optimizer.step#SGD.step": 100 * US,
         },
     }
-    assert not {"Device busy", "MFU"} & {*boxes}
+    assert not {"Device idle", "MFU"} & {*boxes}
 
 
 def test_parts_sum_to_the_steps_exactly(tmp_path: Path) -> None:
@@ -112,13 +113,14 @@ def test_parts_sum_to_the_steps_exactly(tmp_path: Path) -> None:
         start += length
     made = capture(tmp_path, events)
     found = sections(made)["verdict"]
-    lasts_ns = made.steps.column("duration_ns")[1:]
+    spent = device_time(made)
     for times in bars(found).values():
-        assert sum(times.values()) == sum(lasts_ns)
+        assert sum(times.values()) == pytest.approx(spent["total_ns"] / 7, abs=len(times))
         assert len(times) > 2
     known = bars(found)["By what happens"]
-    busy = (known["compute"] + known.get("copy", 0)) / sum(lasts_ns)
-    assert facts(found)["Device busy"] == (percent(busy), "of the step")
+    assert known["compute"] == round(spent["compute_ns"] / 7)
+    idle = spent["idle_ns"] / spent["total_ns"]
+    assert facts(found)["Device idle"] == (percent(idle), "of the step")
     assert facts(found)["A step takes"][0] == duration(made.diagnose().step_ns or 0)
 
 
@@ -155,11 +157,8 @@ def test_the_head_and_the_box_name_the_same_time_of_a_step(tmp_path: Path) -> No
         assert content["head"][0]["text"].startswith(f"A step takes {takes}")
         found.append((takes, note.partition("; between")[0]))
     assert found == [
-        ("1.075 ms", "mean of 2 steps (all steps but the first), each until its device work ends"),
-        (
-            "1.075 ms",
-            "median of 2 captures; in this one, 3.000 ms: mean of 2 steps (all steps but the first)",
-        ),
+        ("1.075 ms", "mean of 2 steps (steps 1–2)"),
+        ("1.075 ms", "median of 2 captures; in this one, 3.000 ms: mean of 2 steps (steps 1–2)"),
     ]
 
 

@@ -19,7 +19,6 @@ from instrument.read.show.page.parts import (
     table,
     text,
 )
-from instrument.read.show.remarks import recomputed
 from instrument.read.trace.events import Ints
 from instrument.read.views.ranges import total_ns_per_step
 from instrument.read.views.table import Table, known_columns
@@ -72,7 +71,6 @@ def ranges(capture: Views) -> dict[str, Any] | None:
             legend=["forward", "backward", "optimizer"],
         ),
         left_out(len(every) - len(kept), "more ranges"),
-        text(recomputed(capture), "soft"),
     )
 
 
