@@ -55,7 +55,7 @@ def add_scope(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stream", metavar="N", help="only device work on this stream")
     condition = "only events for which this holds, in SQL over the columns of docs/tables.md, such "
     condition += "as 'device_ns > 1000000'"
-    parser.add_argument("--where", metavar="CONDITION", help=condition)
+    parser.add_argument("--where", metavar="WHERE", help=condition)
 
 
 def scoped(capture: Capture, arguments: argparse.Namespace) -> Capture:

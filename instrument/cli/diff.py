@@ -20,6 +20,10 @@ HELP = "compare two captures or runs: how much slower or faster a step is, and w
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
+    parser.usage = (
+        "instrument diff [options] BEFORE AFTER\n"
+        "       instrument diff [options] BEFORE1 BEFORE2 BEFORE3 AFTER1 AFTER2 AFTER3"
+    )
     parser.description = (
         "Compare two captures, runs or traces. The change of the mean step is split into parts, by "
         "range and by what the time is spent on: compute, exposed communication, copy, waiting for "

@@ -244,7 +244,6 @@ def test_details_are_kept_of_collectives_graphs_waits_and_launches_alone(tmp_pat
             Device(0, "NVIDIA H100", 2**36, 132),
             Device(None, None, None, None),
         )
-        assert found.messages == ("Record counts: Out-of-range = 0",)
 
 
 def test_the_lower_case_external_id_of_torch_1_9_is_understood(tmp_path) -> None:
@@ -418,8 +417,7 @@ def test_no_text_holds_half_of_a_character(tmp_path) -> None:
             tmp_path,
             json.dumps(
                 {
-                    "deviceProperties": [{"id": 0, "name": "\ud800"}],
-                    "INFO": ["\ud83d\ude00\ud83d"],
+                    "deviceProperties": [{"id": 0, "name": "\ud83d\ude00\ud83d"}],
                     "traceEvents": [span | {"cat": cat} for cat in ("kernel", "cpu_op", "c\ud800")],
                     "distributedInfo": {"rank": 3, "backend": "\ud800"},
                 }
@@ -427,7 +425,7 @@ def test_no_text_holds_half_of_a_character(tmp_path) -> None:
         )
     )
     assert (found.names, found.rank) == (("n\ufffd",), 3)
-    assert (found.messages, found.devices[0].name) == (("\U0001f600\ufffd",), "\ufffd")
+    assert found.devices[0].name == "\U0001f600\ufffd"
     decoded = [*map(json.loads, (*found.texts, *found.grids))]
     assert len(decoded) > 1
     assert r"\ud" not in repr([found.categories, found.threads, found.details, decoded])

@@ -60,7 +60,7 @@ SKIPPED = {"ab", "graph", "run"}  # these commands run programs
 SINKS = ("table", "stacks", "memory", "parquet", "report", "tensorboard", "chrome_trace")
 # Values of options by the name that the help gives them; PATH stands for a path of the input.
 OPTIONS: dict[str | None, Sequence[str]] = {
-    **dict.fromkeys(("PATH", "TRACE", "BEFORE", "AFTER", "CAPTURE", "RUN_FOLDER"), ("PATH",)),
+    **dict.fromkeys(("PATH", "TRACE", "CAPTURE", "RUN_FOLDER"), ("PATH",)),
     **dict.fromkeys(("FILE", "FOLDER"), ("out",)),
     None: ("",),  # a flag has no value
     "N": ("1", "7"),
@@ -68,14 +68,21 @@ OPTIONS: dict[str | None, Sequence[str]] = {
     "A,B": ("all", "name,calls"),
     "CODE": tuple(check.code for check in CHECKS),
     "KIND:GLOB=FACTOR": ("range:*=0.5", "kernel:*=0", "operator:*=1e9", "thread:*=2"),
-    "KIND:GLOB": ("range:*", "kernel:*", "sync"),
+    "KIND:GLOB": ("range:*", "kernel:*"),
     "GLOB": ("*", "*aten*"),
     "FACTOR": ("2", "0.1"),
     "CONDITION": ("syncs>0", "operators>+5%", "step>5%"),
     "NAME": ("steps_000002", *SINKS),
-    "TABLE": ("ranks", "breakdown", "stragglers", "ranges", "collectives", "clocks"),
+    "TABLE": ("ranks", "stragglers", "ranges", "collectives", "clocks"),
     "K/N": ("0/1", "1/3", "auto"),
     "URL": ("memory://fuzz",),
+    "N[-M]": ("1", "0-3"),
+    "WHERE": ("duration_ns > 100", "kind = 'kernel' or flops is null", "path like 'a%'"),
+    "QUERY": (
+        "select * from events",
+        "select lane, kind, sum(duration_ns) as ns from segments group by lane, kind",
+        "select k.name, l.name as by from events k join events l on k.launcher = l.id",
+    ),
 }
 # What runs on traces of 100,000 events of one shape; the other commands show the same views.
 ON_SHAPES = [

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -32,11 +32,8 @@ _Cell = _Number | Annotated[list[_Number], Meta(min_length=3, max_length=3)]
 _Rows = dict[str, dict[str, _Cell]]
 
 
-class _Head(Struct):
-    torch_instrument_baseline: int
-
-
 class _Content(Struct):
+    torch_instrument_baseline: Literal[1]
     steps: Annotated[int, Meta(ge=1, le=2**31)]
     counters: dict[str, _Cell]
     ranges: _Rows
@@ -59,22 +56,16 @@ def read(path: Path) -> Counters:
     """Read a baseline file.
 
     Raises:
-        CaptureError: the file cannot be read, is not a baseline, or has a newer format.
+        CaptureError: the file cannot be read, is not a baseline, or has another format.
     """
     try:
-        text = files.read_bytes(path, _MOST_BYTES)
-        version = msgspec.json.decode(text, type=_Head).torch_instrument_baseline
-        if version > FORMAT:
-            raise CaptureError(
-                f"The baseline {path} has format {version}, but this version of torch-instrument "
-                f"reads formats up to {FORMAT}: upgrade torch-instrument."
-            )
-        content = msgspec.json.decode(text, type=_Content)
+        content = msgspec.json.decode(files.read_bytes(path, _MOST_BYTES), type=_Content)
     except OSError as error:
         raise CaptureError(f"The baseline {path} cannot be read: {error.strerror}.") from None
     except BAD_JSON as error:
         raise CaptureError(
-            f"The file {path} is no baseline ({error}): write it with `instrument baseline`."
+            f"The file {path} is no baseline of this version of torch-instrument ({error}): write "
+            "it with `instrument baseline`."
         ) from None
 
     def counts(row: Mapping[str, _Cell]) -> dict[str, Count]:

@@ -263,7 +263,6 @@ class Events:
         rank, world_size: those of the recording process; None if missing.
         process_groups: the process groups of the recording process.
         devices: the devices of the machine.
-        messages: what Kineto logged while it recorded, if torch kept it.
         left_out: the number of events that are left out because their times are out of range,
             more than a day from most events, or 0 while all others are more than a minute later.
         unreadable: the number of events in the file that are not JSON, even after repairs.
@@ -315,7 +314,6 @@ class Events:
     world_size: int | None = None
     process_groups: tuple[ProcessGroup, ...] = ()
     devices: tuple[Device, ...] = ()
-    messages: tuple[str, ...] = ()
     left_out: int = 0
     unreadable: int = 0
     no_category: int = 0

@@ -73,7 +73,6 @@ class Pieces:
         base_ns: what to add to the times of the trace to get Unix time; 0 if missing.
         distributed: the `distributedInfo` of the document: rank, world size and more.
         devices: the `deviceProperties` of the document.
-        messages: the messages that Kineto logged.
         cut_short: whether the JSON text is truncated.
         unreadable: the number of events that are not JSON; None stands for each in its piece.
         head, tail: the text before the first event and after the last one, perhaps repaired; `tail`
@@ -95,7 +94,6 @@ class Pieces:
         self.base_ns = 0
         self.distributed: dict[str, Any] = {}
         self.devices: list[dict[str, Any]] = []
-        self.messages: list[str] = []
         self.cut_short = False
         self.unreadable = 0
         self.head = self.tail = b""
@@ -245,8 +243,6 @@ class Pieces:
         if isinstance(distributed, dict):
             self.distributed = distributed
         self.devices += _items(document.get("deviceProperties"), dict)
-        for key in ("INFO", "WARNING", "ERROR"):
-            self.messages += _items(document.get(key), str)
         return text
 
     def _one_by_one(self) -> tuple[list[Any], bool]:

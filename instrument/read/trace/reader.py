@@ -101,7 +101,6 @@ def read(path: Path) -> Events:
                 cut_short=pieces.cut_short,
                 unreadable=pieces.unreadable,
                 devices=tuple(map(_device, pieces.devices)),
-                messages=tuple(pieces.messages),
                 process_groups=_process_groups(pieces.distributed),
                 **_of_rank(pieces.distributed),
             )
