@@ -7,7 +7,7 @@ the rounded parts sum to the rounded step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from instrument.base.prose import (
     NAMES_ARE_DATA,
@@ -29,12 +29,14 @@ from instrument.base.units import (
 )
 from instrument.read.compare.changes import divided
 from instrument.read.compare.conditions import Unlike
-from instrument.read.compare.difference import Difference, Steps, Whole
 from instrument.read.facts.kernel_names import kernel_labels
 from instrument.read.facts.schema import unit_of
 from instrument.read.views.section import Part, Section, shown_of
 from instrument.read.views.table import Table
 from instrument.read.views.table_text import cell_text
+
+if TYPE_CHECKING:
+    from instrument.read.compare.difference import Difference, Steps, Whole
 
 By = Literal["range", "operator", "kernel", "shape"]
 
