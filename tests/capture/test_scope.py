@@ -86,6 +86,68 @@ def test_what_fits_nothing_is_said(tmp_path: Path, given: dict[str, object], rea
     assert reason in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("condition", "calls"),
+    [
+        ("cpu_ns > 100000 and cpu_ns < 250000", 1),
+        ("duration_ns between 100000 and 200000 and name = 'aten::mm'", 2),
+        ("name = 'aten::mm' and duration_ns = max(duration_ns) over (partition by name)", 1),
+        ("true", 3),
+        ("null", 0),
+    ],
+)
+def test_a_condition_may_name_a_column_twice_or_none(
+    tmp_path: Path, condition: str, calls: int
+) -> None:
+    whole = three_steps(tmp_path)
+    if "cpu_ns" in condition:
+        assert len(whole.operators.where("cpu_ns > 140000 and cpu_ns < 200000")) == calls
+        return
+    found = whole.during(where=condition).sql("select id from events where name = 'aten::mm'")
+    assert len(found) == calls
+
+
+@pytest.mark.parametrize(
+    ("condition", "reason"),
+    [
+        ("1", "is not true or false: write a comparison."),
+        ("name", "is not true or false: write a comparison."),
+        ("name > 5", "cannot compare string with numeric type"),
+        ("name regexp '((('", "unclosed group"),
+        ("columns('.*') > 1", "names several columns at once"),
+        ("name = '\udc80'", "has bytes that are not UTF-8"),
+        ("name = '" + "x" * 5000 + "'", "at most 5,000 are allowed"),
+    ],
+)
+def test_a_condition_that_is_none_is_refused(
+    tmp_path: Path, condition: str, reason: str
+) -> None:
+    whole = three_steps(tmp_path)
+    for ask in (lambda: whole.during(where=condition), lambda: whole.kernels.where(condition)):
+        with pytest.raises(ConfigError) as raised:
+            ask()
+        assert reason in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+def test_a_part_of_a_part_is_in_both(tmp_path: Path) -> None:
+    part = three_steps(tmp_path).during(range="*forward").during(stream=9)
+    assert len(part.kernels) == 0
+    with pytest.raises(ConfigError, match="restricted to range '\\*forward', stream '9'"):
+        part.diagnose()
+
+
+def test_a_step_that_the_next_one_overlaps_ends_where_that_one_begins(tmp_path: Path) -> None:
+    events = [step(1, 0, 1100), step(2, 1000, 1000)]
+    for number in range(2):
+        at = 1000 * number
+        events += launched("gemm", at + 10, at + 20, 100, 1 + number)
+    whole = capture(tmp_path, events)
+    assert [len(whole.during(steps=k).work.event) for k in (1, 2)] == [1, 1]
+    query = "select sum(duration_ns) as ns from segments where lane = 'step' and step = 1"
+    assert whole.during(steps=1).sql(query)[0].ns == whole.sql(query)[0].ns == 1_000_000
+
+
 def test_other_tables_do_not_answer_about_a_part_of_the_events(tmp_path: Path) -> None:
     part = three_steps(tmp_path).during(range="*forward")
     for ask in (lambda: part.steps, part.diagnose, lambda: part.whatif, part.report):
@@ -132,6 +194,9 @@ def test_a_question_in_sql(tmp_path: Path) -> None:
         "drop table events",
         "select id from events; select 1",
         "selec",
+        "select '\udc80' as x",
+        "select " + "1+" * 6000 + "1 as x",
+        "select name from events where name regexp '((('",
     ],
 )
 def test_no_query_reads_a_file_or_changes_a_table(tmp_path: Path, query: str) -> None:
@@ -140,6 +205,16 @@ def test_no_query_reads_a_file_or_changes_a_table(tmp_path: Path, query: str) ->
     with pytest.raises(ConfigError) as raised:
         three_steps(tmp_path).sql(query.format(file=secret))
     assert "\n" not in str(raised.value)
+
+
+def test_columns_that_a_query_does_not_write_out(tmp_path: Path) -> None:
+    whole = three_steps(tmp_path)
+    (row,) = whole.sql("select columns('^own_.*ns$') from events where name = 'aten::mm' limit 1")
+    assert row.own_ns == 95_000
+    assert len(whole.sql("select kind from events natural join segments")) == 0
+    with pytest.raises(ConfigError, match="Did you mean duration_ns?") as raised:
+        whole.sql("select durations_ns from events")
+    assert "valid columns" not in str(raised.value)
 
 
 def test_the_options_of_commands(tmp_path: Path, command: Command) -> None:

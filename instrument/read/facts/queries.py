@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 
 import polars as pl
 
 from instrument.base.errors import ConfigError
-from instrument.read.facts.expressions import refuse_files
+from instrument.read.facts.expressions import reason_of, refuse_files
 from instrument.read.facts.facts import EVENTS, Facts
 from instrument.read.facts.schema import names_of
+from instrument.read.facts.segments import SEGMENTS
 from instrument.read.trace.events import Flags
 
 _QUERY = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
+# What may name columns that are not written in the query.
+_EVERY_COLUMN = re.compile(r"\*|\bnatural\b|\bcolumns\b|\btable\b", re.IGNORECASE)
 
 
 def answer(facts: Facts, query: str, chosen: Flags) -> pl.DataFrame:
@@ -27,7 +31,8 @@ def answer(facts: Facts, query: str, chosen: Flags) -> pl.DataFrame:
     if not _QUERY.match(query):
         raise ConfigError(f"{query!r} is not a query: it must begin with SELECT or WITH.")
     words = set(re.findall(r"\w+", query))
-    named = [name for name in names_of(EVENTS) if "*" in query or name in words]
+    every, all_named = names_of(EVENTS), _EVERY_COLUMN.search(query)
+    named = [name for name in every if all_named or name in words]
     tables: dict[str, pl.DataFrame] = {}
     if "events" in words:
         tables["events"] = facts.events(*(named or ["id"])).filter(pl.Series(chosen))
@@ -36,8 +41,15 @@ def answer(facts: Facts, query: str, chosen: Flags) -> pl.DataFrame:
     try:
         with pl.SQLContext(tables, eager=True) as context:
             return context.execute(query)
+    except pl.exceptions.ColumnNotFoundError as error:
+        name = str(error).split('"')[1] if '"' in str(error) else ""
+        near = get_close_matches(name, [*every, *names_of(SEGMENTS)], 1)
+        hint = f"Did you mean {near[0]}?" if near else "docs/tables.md lists the columns."
+        raise ConfigError(
+            f"The query {query!r} names a column {name!r}, which its tables do not have. {hint}"
+        ) from None
     except (pl.exceptions.PolarsError, OSError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = reason_of(error)
         raise ConfigError(
             f"The query {query!r} cannot be answered: {reason}. The tables are events and segments."
         ) from None

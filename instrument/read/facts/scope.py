@@ -10,7 +10,7 @@ import numpy as np
 
 from instrument.base.errors import ConfigError
 from instrument.base.globs import fits
-from instrument.read.facts.expressions import expression
+from instrument.read.facts.expressions import expression, rows_where
 from instrument.read.facts.facts import EVENTS, Facts
 from instrument.read.facts.links import Links
 from instrument.read.facts.schema import names_of
@@ -27,15 +27,18 @@ class Scope:
         range: a glob for paths of ranges, such as `forward/*`; what lies inside a range counts too.
         stream: the stream of device events.
         where: a condition in SQL over the columns of `EVENTS`.
+        within: a scope in which the events must be, too.
     """
 
     range: str | None = None
     stream: str | None = None
     where: str | None = None
+    within: Scope | None = None
 
     def __str__(self) -> str:
-        given = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return ", ".join(f"{name} {value!r}" for name, value in given if value is not None)
+        given = ((name, getattr(self, name)) for name in ("range", "stream", "where"))
+        own = [f"{name} {value!r}" for name, value in given if value is not None]
+        return ", ".join([*([str(self.within)] if self.within else []), *own])
 
 
 def chosen_events(facts: Facts, scope: Scope) -> Flags:
@@ -44,7 +47,11 @@ def chosen_events(facts: Facts, scope: Scope) -> Flags:
     Raises:
         ConfigError: no range or stream fits, or the condition is not an expression of SQL.
     """
-    chosen = np.ones(len(facts.links.events), np.bool_)
+    chosen = (
+        np.ones(len(facts.links.events), np.bool_)
+        if scope.within is None
+        else chosen_events(facts, scope.within)
+    )
     if scope.range is not None:
         paths = facts.links.scopes.paths
         named = np.array([fits(scope.range, text) for text in paths.texts], np.bool_)
@@ -63,9 +70,9 @@ def chosen_events(facts: Facts, scope: Scope) -> Flags:
             )
         chosen &= streams.eq_missing(scope.stream).to_numpy()
     if scope.where is not None:
-        condition = expression(scope.where, names_of(EVENTS))
-        needed = condition.meta.root_names() or ["id"]
-        chosen &= facts.events(*needed).select(condition.fill_null(False)).to_series().to_numpy()
+        needed = expression(scope.where, names_of(EVENTS)).meta.root_names()
+        columns = facts.events(*dict.fromkeys(["id", *needed]))
+        chosen &= rows_where(scope.where, columns).to_numpy()
     return chosen
 
 
@@ -91,11 +98,12 @@ def only_steps(links: Links, first: int, last: int) -> Events:
     """
     events = links.events
     numbers = np.array(links.step_numbers, np.int64)
-    inside = links.steps[(numbers >= first) & (numbers <= last)]
+    spans, is_inside = links.finished_steps, (numbers >= first) & (numbers <= last)
+    inside = links.steps[is_inside]
     if not len(inside):
         known = f"has the steps {numbers.min()}-{numbers.max()}" if len(numbers) else "has no steps"
         raise ConfigError(f"No finished step is in {first}-{last}: the trace {known}.")
-    begin, end = int(events.start_ns[inside[0]]), int(events.end_ns[inside].max())
+    begin, end = int(spans.start_ns[is_inside][0]), int(spans.end_ns[is_inside][-1])
     device, launch = links.launches.device, links.launches.launch
     at = np.where(launch >= 0, events.start_ns[launch], events.start_ns[device])
     on_device = np.zeros(len(events), np.bool_)

@@ -17,7 +17,7 @@ import polars as pl
 
 from instrument.base.errors import MissingPackage
 from instrument.base.printable import is_terminal, printable
-from instrument.read.facts.expressions import expression
+from instrument.read.facts.expressions import rows_where
 from instrument.read.facts.schema import POINTS, Grouping, Schema, names_of, unit_of
 
 if TYPE_CHECKING:
@@ -176,11 +176,13 @@ class Table:
 
         Raises:
             ConfigError: the condition is not an expression of SQL over the table's columns.
+            KeyError: the table lacks one of the columns.
         """
         tests = [pl.col(self._named(name)).eq_missing(value) for name, value in equal.items()]
+        frame = self.frame
         if condition is not None:
-            tests.append(expression(condition, self.frame.columns))
-        return self._with(self.frame.filter(*tests))
+            frame = frame.filter(rows_where(condition, frame))
+        return self._with(frame.filter(*tests))
 
     def select(self, columns: Sequence[str]) -> Table:
         """Return the rows with only these columns, in this order.

@@ -347,7 +347,7 @@ class Views:
             del vars(part)["_work"]
         if not range is stream is where is None:
             whole = copy(part)
-            part.scope = Scope(range, None if stream is None else str(stream), where)
+            part.scope = Scope(range, None if stream is None else str(stream), where, self.scope)
             part._unrestricted, part._kept = whole, {}
             _ = part.work  # raises if nothing fits
         return part
