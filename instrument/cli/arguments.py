@@ -64,7 +64,7 @@ def scoped(capture: Capture, arguments: argparse.Namespace) -> Capture:
 
     steps = parsed_steps(arguments.step) if arguments.step is not None else None
     given = {name: getattr(arguments, name, None) for name in ("within", "stream", "where")}
-    if steps is None and not any(given.values()):
+    if steps is None and all(value is None for value in given.values()):
         return capture
     return capture.during(steps=steps, range=given.pop("within"), **given)
 

@@ -43,7 +43,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
     table = scoped(newest_capture(arguments.path), arguments).sql(arguments.query)
     if arguments.json:
-        return Written(json.dumps({"rows": table.head(arguments.rows or -1).to_dicts()}, indent=2))
+        rows = table.head(arguments.rows or -1).to_dicts()
+        return Written(json.dumps({"rows": rows}, indent=2, default=str))
     if arguments.csv:
         return Written(table.head(arguments.rows or -1).to_csv().rstrip("\n"))
     shown = table.head(arguments.rows or ROWS)

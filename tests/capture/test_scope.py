@@ -119,9 +119,7 @@ def test_a_condition_may_name_a_column_twice_or_none(
         ("name = '" + "x" * 5000 + "'", "at most 5,000 are allowed"),
     ],
 )
-def test_a_condition_that_is_none_is_refused(
-    tmp_path: Path, condition: str, reason: str
-) -> None:
+def test_a_condition_that_is_none_is_refused(tmp_path: Path, condition: str, reason: str) -> None:
     whole = three_steps(tmp_path)
     for ask in (lambda: whole.during(where=condition), lambda: whole.kernels.where(condition)):
         with pytest.raises(ConfigError) as raised:
@@ -215,6 +213,36 @@ def test_columns_that_a_query_does_not_write_out(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean duration_ns?") as raised:
         whole.sql("select durations_ns from events")
     assert "valid columns" not in str(raised.value)
+
+
+def test_every_answer_can_be_printed_and_written(tmp_path: Path, command: Command) -> None:
+    query = (
+        "select 'text' as name_ns, [1, 2] as l_ns, true as b_share, 0/0 as nan, 1/0 as inf, 1.5 as "
+        "number, date '2020-01-01' as day, interval '1 second' as lasts, cast('x' as blob) as blob, "
+        '\'forward\' as "pass", 1 as "a.b" from segments limit 1'
+    )
+    whole = three_steps(tmp_path)
+    answer = whole.sql(query)
+    assert answer.to_dicts() == [
+        {
+            "name_ns": "text", "l_ns": [1, 2], "b_share": True, "nan": None, "inf": None,
+            "number": 1.5, "day": "2020-01-01", "lasts": 1_000_000_000, "blob": "x",
+            "pass": "forward", "a.b": 1,
+        }
+    ]  # fmt: skip
+    assert answer[0].pass_ == "forward"
+    assert "text" in str(answer)
+    assert "text" in answer._repr_html_()
+    path = whole.trace_path
+    assert "text" in command("sql", query, path).out
+    assert json.loads(command("sql", "--json", query, path).out)["rows"] == answer.to_dicts()
+    assert command("sql", "--csv", query, path).out.startswith("name_ns,l_ns")
+
+
+def test_an_empty_option_is_not_no_option(tmp_path: Path, command: Command) -> None:
+    path = three_steps(tmp_path).trace_path
+    assert "No range fits ''" in command("show", "--ops", "--range", "", path, status=2).err
+    assert "not an expression" in command("show", "--ops", "--where", "", path, status=2).err
 
 
 def test_the_options_of_commands(tmp_path: Path, command: Command) -> None:

@@ -381,3 +381,7 @@ def test_csv_holds_exact_numbers_and_no_formula() -> None:
     assert [row[1] for row in rows] == [*map(str, range(8)), *[""] * 4]
     assert {float(row[2]) for row in rows} == {1 / 3}
     assert Table({"total_ns": [-5]}).to_csv() == "total_ns\n-5\n", "a number is no formula"
+
+
+def test_a_number_of_more_than_64_bits_is_unknown() -> None:
+    assert Table({"bytes": [2**64 - 5, 7, None]}).column("bytes") == [None, 7, None]

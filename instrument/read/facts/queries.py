@@ -6,6 +6,7 @@ import re
 from difflib import get_close_matches
 
 import polars as pl
+from polars import selectors as cs
 
 from instrument.base.errors import ConfigError
 from instrument.read.facts.expressions import reason_of, refuse_files
@@ -17,6 +18,17 @@ from instrument.read.trace.events import Flags
 _QUERY = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
 # What may name columns that are not written in the query.
 _EVERY_COLUMN = re.compile(r"\*|\bnatural\b|\bcolumns\b|\btable\b", re.IGNORECASE)
+
+
+# Cells of an answer are numbers, text, true or false, or lists; a division by zero is unknown.
+_FINITE = pl.when(cs.float().is_finite()).then(cs.float())
+_plain = (
+    cs.decimal().cast(pl.Float64),
+    _FINITE.name.keep(),
+    (cs.temporal() - cs.duration()).cast(pl.String),
+    cs.duration().dt.total_nanoseconds(),
+    cs.binary().cast(pl.String, strict=False),
+)
 
 
 def answer(facts: Facts, query: str, chosen: Flags) -> pl.DataFrame:
@@ -40,7 +52,7 @@ def answer(facts: Facts, query: str, chosen: Flags) -> pl.DataFrame:
         tables["segments"] = facts.segments()
     try:
         with pl.SQLContext(tables, eager=True) as context:
-            return context.execute(query)
+            return context.execute(query).with_columns(_plain)
     except pl.exceptions.ColumnNotFoundError as error:
         name = str(error).split('"')[1] if '"' in str(error) else ""
         near = get_close_matches(name, [*every, *names_of(SEGMENTS)], 1)

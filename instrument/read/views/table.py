@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from io import StringIO
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, get_args
 
 import polars as pl
@@ -272,11 +273,12 @@ class Table:
 
 @lru_cache
 def _row(columns: tuple[str, ...]) -> Any:
-    """The class for the rows of a table with these columns.
+    """The class for the rows of a table with these columns; the cell of `pass` is `pass_`.
 
     The classes are cached, because making a class often takes longer than making all rows.
     """
-    return namedtuple("Row", columns)
+    names = [f"{name}_" if iskeyword(name) else name for name in columns]
+    return namedtuple("Row", names, rename=True)
 
 
 def _series(name: str, cells: Any) -> pl.Series:
@@ -285,7 +287,8 @@ def _series(name: str, cells: Any) -> pl.Series:
     if series.dtype == pl.Null:
         unit = unit_of(name)
         return series.cast(pl.Float64 if unit == "share" else pl.Int64) if unit else series
-    return series.cast(pl.Int64) if series.dtype in _NARROW else series
+    # Numbers that do not fit, which only a damaged or hostile trace has, are unknown.
+    return series.cast(pl.Int64, strict=False) if series.dtype in _NARROW else series
 
 
 def _of_cells(name: str, cells: Any) -> pl.Series:

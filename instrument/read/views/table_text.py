@@ -97,8 +97,11 @@ def cell_text(
     """
     if value is None:
         return "-"
-    if as_text := (texts or {}).get(column) or _TEXTS.get(unit_of(column)):
+    if as_text := (texts or {}).get(column):
         return as_text(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and (with_unit := _TEXTS.get(unit_of(column))):
+        return with_unit(value)
     if column.endswith(_COUNTS) and isinstance(value, int):
         return f"{value:,}"
     return f"{value:.3g}" if isinstance(value, float) else printable(str(value))
