@@ -69,8 +69,8 @@ SEGMENTS: Schema = schema(
     "In the lane `device`, a step lasts until the device has ended what the step launched",
     counted="(true or false) whether the step counts; see `counted` of the events",
     path="the range for which the time counts; `(no range)` outside of all ranges, `(no launch)` "
-    "for device work whose launch is not in the trace; the name of a loader is without the class of "
-    "its iterator",
+    "for device work whose launch is not in the trace; the name of a loader is without the class "
+    "of its iterator",
     kind="in the lane `step`: compute, exposed communication, copy, waiting for data, launch, CPU "
     "operators (with compiled code and runtime calls), Python (in a range, but in no operator), or "
     "idle; in `cpu`: the same without work of devices, and waiting for the device; in `device`: "
