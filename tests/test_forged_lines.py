@@ -302,7 +302,7 @@ def invocations(name: str, run: Path, everywhere: bool) -> Iterator[list[str]]:
         yield from (
             [name, str(capture), "--sink", sink, "--to", str(run.parent / "to")] for sink in SINKS
         )
-    if name in ("ranks", "report", "diagnose", "whatif"):
+    if name in ("ranks", "report", "diagnose"):
         yield [name, *(str(run / f"{FOLDER}_rank{rank}") for rank in range(3))]
     if name == "diff":
         yield [
@@ -371,7 +371,7 @@ def test_no_terminal_gets_a_line_of_a_stranger(
             ["ls", str(place)],
             ["ranks", *ranks],
             ["diff", *ranks[:2], "--fail-on", "operators>+0"],
-            ["whatif", *ranks, "--scale", "kernel:*=0.5", "--critical-path"],
+            ["whatif", ranks[1], "--scale", "kernel:*=0.5", "--critical-path"],
         ):
             main(arguments)
             out = capsys.readouterr().out

@@ -808,8 +808,9 @@ def test_torchs_numbers_of_types_have_the_sizes_of_their_elements(tmp_path) -> N
         for dtype in dtypes:
             torch.ops.aten._to_copy(torch.zeros(2, dtype=torch.float32), dtype=dtype)
 
-    found = record(tmp_path / "trace.json", convert, record_shapes=True).capture.events
-    numbers = [int(each.concrete_inputs[1]) for each in found if each.name == "aten::_to_copy"]
+    found = record(tmp_path / "trace.json", convert, record_shapes=True).capture
+    given = found.sql("select concrete from events where name = 'aten::_to_copy' order by id")
+    numbers = [int(json.loads(each)[1]) for each in given.column("concrete")]
     assert [_SIZES[number] for number in numbers] == [dtype.itemsize for dtype in dtypes]
 
 
