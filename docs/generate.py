@@ -30,14 +30,13 @@ from instrument.config.presets import preset, presets, shipped
 from instrument.config.schema import MetricsConfig, ModulesConfig, ProfilerConfig, TimingsConfig
 from instrument.read.advise import diagnosis
 from instrument.read.compare import changes, difference, guard
-from instrument.read.facts.facts import EVENTS as FACTS
+from instrument.read.facts.facts import EVENTS
 from instrument.read.facts.segments import SEGMENTS
 from instrument.read.ranks.run import SCHEMAS
 from instrument.read.show import ab, ranks, whatif
 from instrument.read.simulate.causal_profile import CAUSAL_PROFILE
 from instrument.read.simulate.critical_path import CRITICAL_PATH
 from instrument.read.views.coverage_rows import ROWS
-from instrument.read.views.events_to_arrow import EVENTS
 from instrument.read.views.timings_file import TIMINGS
 from instrument.read.views.views import VIEWS
 
@@ -149,7 +148,7 @@ def tables_page() -> str:
     """The page of the tables of facts: the part written by hand, then the columns of both."""
     by_hand = (DOCS / "tables.md").read_text(encoding="utf-8").partition(NOTE)[0].rstrip()
     parts = [f"{by_hand}\n\n{NOTE}"]
-    for name, columns in (("events", FACTS), ("segments", SEGMENTS)):
+    for name, columns in (("events", EVENTS), ("segments", SEGMENTS)):
         rows = [(f"`{column.name}`", _cell(column.doc)) for column in columns]
         parts += [f"## `{name}`", _table(("column", ""), rows)]
     return "\n\n".join(parts) + "\n"
@@ -164,7 +163,8 @@ def columns_page() -> str:
             "are tables too. The end of a column's name is its unit: `_ns` nanoseconds, `_bytes` "
             "bytes, `flops` floating-point operations, `share` a fraction of a whole. An unknown "
             "cell is `None`, never 0. `instrument show --sort` and `--columns` take these names, "
-            "and `--json` and `--csv` print them."
+            "and `--json` and `--csv` print them. The columns that the `parquet` sink writes, and "
+            "`instrument sql` and `--where` read, are in [The two tables](tables.md)."
         ),
     ]
     tables = {f"`capture.{name}`": view.schema for name, view in VIEWS.items()}
@@ -180,7 +180,7 @@ def columns_page() -> str:
             for name in ("parts", "ranges", "operators", "kernels", "shapes", "counters")
         },
     }
-    tables |= {"`session.timings.table()`": TIMINGS, "The Parquet dataset": EVENTS}
+    tables |= {"`session.timings.table()`": TIMINGS}
     helps = {f"`capture.{name}`": view.help for name, view in VIEWS.items()}
     for title, columns in tables.items():
         parts += [f"## {title}", *([_prose(helps[title])] if title in helps else [])]

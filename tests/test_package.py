@@ -84,7 +84,7 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(wheel: Path) -> None:
     metadata = zipfile.ZipFile(wheel).read(info + "METADATA").decode()
     assert "Name: torch-instrument\n" in metadata
     assert "License-Expression: Apache-2.0\n" in metadata
-    for extra in ("lightning", "tensorboard", "pandas", "parquet"):
+    for extra in ("lightning", "tensorboard", "pandas", "arrow"):
         assert f"Provides-Extra: {extra}\n" in metadata
 
 

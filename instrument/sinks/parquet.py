@@ -1,4 +1,4 @@
-"""A sink that writes the events as a Parquet dataset, for DuckDB, Spark or Trino."""
+"""A sink that writes the two tables of a trace as a Parquet dataset, for DuckDB or Spark."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import json
 import re
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote
 
 from pydantic import Field
 
-from instrument.base.errors import need_package
 from instrument.base.files import make_folder, replacing
 from instrument.read.views import coverage_rows
 from instrument.read.views.coverage import losses
-from instrument.read.views.events_to_arrow import to_arrow
 from instrument.sinks.sink import Sink
 
 if TYPE_CHECKING:
@@ -28,26 +26,20 @@ _UNKNOWN = "__HIVE_DEFAULT_PARTITION__"
 
 
 class Parquet(Sink):
-    """Writes the window's events to `run=…/rank=…/window=…/events.parquet` in the dataset's folder.
+    """Writes the window's events and segments to `run=…/rank=…/window=…/` in the dataset's folder.
 
-    The file begins with a row for each event with a duration, in the order of the trace. Rows for
-    allocations and frees follow. The partitions are columns too: `run` and `window` are text, and
-    `rank` is a number. Quote `window` in a query, because it is a keyword of SQL. Unknown values
-    are null. `instrument.read.views.events_to_arrow.EVENTS` describes the columns.
+    `events.parquet` and `segments.parquet` are the two tables of [The two tables](tables.md). The
+    partitions are columns too: `run` and `window` are text, and `rank` is a number. Quote `window`
+    in a query, because it is a keyword of SQL. Unknown values are null.
 
-    If data is missing from the events, the file's metadata has the key `instrument.incomplete`. It
-    holds, as JSON, the rows of `capture.coverage` that say what is missing.
+    If data is missing from the events, the metadata of both files has the key
+    `instrument.incomplete`. It holds, as JSON, the rows of `capture.coverage` that say what is
+    missing.
 
-    A file gets its final name once it is complete. Writing the same run, rank and window again
-    replaces the file.
+    The files get their final names once both are complete. Writing the same run, rank and window
+    again replaces the files.
 
-    The file contains no flows (the arrows between events) and no thread labels. Arguments of events
-    are left out, except for arguments that have a column.
-
-    Cost: 1 to 2 µs and 13 to 22 bytes per event, besides reading the trace.
-
-    Raises:
-        MissingPackage: the package `pyarrow` is not installed.
+    Cost: 1 to 3 µs and 13 to 45 bytes per event of a long trace, besides reading it.
     """
 
     sink_name: ClassVar[str] = "parquet"
@@ -62,14 +54,8 @@ class Parquet(Sink):
     rank: int | None = Field(None, ge=0)
     """The rank to write; None: the rank that the capture or the trace states."""
 
-    def model_post_init(self, _: Any, /) -> None:
-        """Raise MissingPackage before the first step if the package is missing."""
-        need_package("The parquet sink", "pyarrow", "parquet")
-
     def write(self, capture: Capture, folder: Path) -> None:
-        """Write the window's file; raises CaptureError if the capture holds no trace."""
-        from pyarrow import parquet
-
+        """Write the window's files; raises CaptureError if the capture holds no trace."""
         ranks = (self.rank, capture.about.rank, capture.events.rank)
         rank = next((each for each in ranks if each is not None), None)
         keys = {"run": self.run or _run(capture, folder), "rank": rank, "window": capture.name}
@@ -77,12 +63,16 @@ class Parquet(Sink):
         dataset = (
             make_folder(beside, "parquet") if self.dir is None else Path(self.dir).expanduser()
         )
-        rows = to_arrow(capture.events)
-        if missing := losses(capture, coverage_rows.EVENTS):
-            rows = rows.replace_schema_metadata({_INCOMPLETE: json.dumps(missing)})
+        missing = losses(capture, coverage_rows.EVENTS)
+        metadata = {_INCOMPLETE: json.dumps(missing)} if missing else None
         into = make_folder(dataset, *(_partition(key, value) for key, value in keys.items()))
-        with replacing(into / "events.parquet") as raw:
-            parquet.write_table(rows, raw, compression="zstd")
+        events, segments = capture.facts.events(), capture.facts.segments()
+        with (
+            replacing(into / "events.parquet") as first,
+            replacing(into / "segments.parquet") as second,
+        ):
+            events.write_parquet(first, compression="zstd", metadata=metadata)
+            segments.write_parquet(second, compression="zstd", metadata=metadata)
 
 
 def _partition(key: str, value: str | int | None) -> str:

@@ -23,9 +23,9 @@ from rich.console import Console
 
 from capture.plain_loops import raw
 from instrument.read.capture import Capture
+from instrument.read.facts.collective_records import collective_kind
 from instrument.read.show.terminal import draw
 from instrument.read.show.text import view_part
-from instrument.read.views.collectives import kind_of
 from instrument.read.views.layout import plain
 
 GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
@@ -140,7 +140,7 @@ def test_what_is_odd_or_missing_gives_no_wrong_number(tmp_path, changed, size, b
     ],
 )
 def test_the_kind_in_a_name(name, kind) -> None:
-    assert kind_of(name) == kind
+    assert collective_kind(name) == kind
 
 
 # Four ways in which a kernel leads to torch's record of 100–130 on thread 1, and two to its annotation alone.

@@ -297,7 +297,7 @@ def test_arrow_keeps_integers_and_unknown_cells() -> None:
     ("method", "package", "extra"),
     [
         ("to_pandas", "pandas", "pandas"),
-        ("to_arrow", "pyarrow", "parquet"),
+        ("to_arrow", "pyarrow", "arrow"),
     ],
 )
 def test_a_missing_package_is_named(

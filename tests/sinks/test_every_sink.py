@@ -50,7 +50,6 @@ from instrument.sinks.tracker import Sent, Tracker
 GROUP = files("instrument") / "conf" / "profiler" / "sinks"
 SHIPPED = shipped("sinks")
 PACKAGES = {
-    "parquet": "pyarrow",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "mlflow": "mlflow",

@@ -19,10 +19,6 @@ import polars
 import pytest
 import real_traces
 from builders import (
-    allocation,
-    annotation,
-    call,
-    kernel,
     kernels,
     span,
     steps,
@@ -30,13 +26,11 @@ from builders import (
     write_capture,
     write_rank,
 )
-from pyarrow import dataset, parquet
+from pyarrow import dataset
 from recording import record
 
 from instrument.read.capture import Capture
-from instrument.read.facts.schema import names_of
 from instrument.read.ranks.run import Run
-from instrument.read.views.events_to_arrow import EVENTS
 from instrument.read.views.operators import UNLAUNCHED_ROW
 from instrument.sinks.parquet import Parquet
 
@@ -56,13 +50,14 @@ def test_each_rank_and_window_is_a_partition(write: Write, tmp_path: Path) -> No
     beside = tmp_path / "profile" / "parquet"
     found = sorted(str(path.relative_to(beside)) for path in beside.rglob("*") if path.is_file())
     assert found == [
-        f"run={tmp_path.name}/rank={rank}/window={window}_rank{rank}/events.parquet"
+        f"run={tmp_path.name}/rank={rank}/window={window}_rank{rank}/{table}.parquet"
         for rank in (0, 1)
         for window in ("steps_3-4", "steps_9-9")
+        for table in ("events", "segments")
     ]
     rows = ask(
         beside,
-        """SELECT rank, "window", count(*), run FROM 'lake/**/*.parquet'
+        """SELECT rank, "window", count(*), run FROM 'lake/**/events.parquet'
         GROUP BY ALL ORDER BY ALL""",
     )
     assert rows[0] == (0, "steps_3-4_rank0", 10, tmp_path.name)
@@ -70,74 +65,41 @@ def test_each_rank_and_window_is_a_partition(write: Write, tmp_path: Path) -> No
 
 
 def test_what_a_row_says(write: Write, tmp_path: Path) -> None:
-    Parquet(dir=str(tmp_path / "lake")).write(
-        write([*steps(), *kernels(), allocation(260, 512, total=2048, device=2)]), tmp_path
-    )
-    (path,) = (tmp_path / "lake").rglob("*.parquet")
-    rows = parquet.ParquetFile(path).read().to_pylist()
-    assert [row["event"] for row in rows] == list(range(15))
-    step, forward, attention, product, *_ = rows
-    launch, kernel = rows[10:12]
-    assert step == dict.fromkeys(names_of(EVENTS)) | {
-        "event": 0, "category": "user_annotation", "name": "ProfilerStep#3",
-        "process": "1", "thread": "1", "start_ns": 0, "duration_ns": 1_000_000, "self_ns": 350_000,
-        "finished": True,
-    }  # fmt: skip
-    assert (forward["parent"], forward["self_ns"]) == (0, 200_000)
-    assert (attention["parent"], attention["self_ns"]) == (1, 100_000)
-    assert (product["parent"], product["self_ns"], product["external_id"]) == (2, 290_000, 3)
-    assert product["input_shapes"].replace(" ", "") == "[[8,3],[3,4]]"
-    assert (launch["parent"], launch["correlation"], launch["launched_by"]) == (3, 3, None)
-    kernel = {name: value for name, value in kernel.items() if value is not None}
-    assert kernel == {
-        "event": 11, "category": "kernel", "name": "gemm", "process": "0", "thread": "7",
-        "start_ns": 300_000, "duration_ns": 70_000, "launched_by": 3, "correlation": 3,
-        "external_id": 3, "finished": True,
-    }  # fmt: skip
-    memory = {name: value for name, value in rows[-1].items() if value is not None}
-    assert memory == {
-        "event": 14, "category": "memory", "name": "[memory]", "process": "1", "thread": "1",
-        "start_ns": 260_000, "size_bytes": 512, "device_type": 1, "device_index": 2,
-        "allocated_bytes": 2048,
-    }  # fmt: skip
-
-
-def test_work_belongs_to_what_is_around_its_call_or_to_the_operator_that_it_names(
-    write: Write, tmp_path: Path
-) -> None:
-    events = [
-        annotation("block", 0, 100),
-        span("aten::mm", 10, 50, External_id=9),
-        call("cudaLaunchKernel", 20, 30),
-        span("cuLaunchKernel", 25, 10, "cuda_driver", correlation=5),
-        kernel("gemm", 30, 7, correlation=5),
-        call("cudaLaunchKernel", 70, 5, correlation=6, External_id=9),
-        kernel("around", 80, 7, correlation=6, External_id=9),
-        kernel("named", 80, 7, correlation=8, External_id=9),
-        kernel("bare", 90, 7, correlation=7),
-    ]
-    Parquet(dir=str(tmp_path / "lake")).write(write(events), tmp_path)
-    found = ask(
+    capture = write([*steps(), *kernels()])
+    Parquet(dir=str(tmp_path / "lake")).write(capture, tmp_path)
+    rows = ask(tmp_path / "lake", "SELECT count(*), max(id) FROM 'lake/**/events.parquet'")
+    assert rows == [(14, 13)]
+    product = ask(
         tmp_path / "lake",
-        "SELECT name, launched_by FROM 'lake/**/*.parquet' WHERE category = 'kernel'",
+        """SELECT step.kind, step.name, attention.name, product.own_ns, product.shapes
+        FROM 'lake/**/events.parquet' product
+        JOIN 'lake/**/events.parquet' attention ON product.parent = attention.id
+        JOIN 'lake/**/events.parquet' forward ON attention.parent = forward.id
+        JOIN 'lake/**/events.parquet' step ON forward.parent = step.id
+        WHERE product.name = 'aten::mm' AND step.step = 3""",
     )
-    assert dict(found) == {"gemm": 1, "around": 0, "named": 1, "bare": None}
-
-
-def test_categories_are_todays(write: Write, tmp_path: Path) -> None:
-    old = ["Operator", "Runtime", "Kernel", "Memcpy", "Memset", "Trace"]
-    Parquet(dir=str(tmp_path / "lake")).write(
-        write([span("x", k, 1, name) for k, name in enumerate(old)]), tmp_path
-    )
-    found = ask(tmp_path / "lake", "SELECT category FROM 'lake/**/*.parquet' ORDER BY event")
-    assert [name for (name,) in found] == [
-        "cpu_op",
-        "cuda_runtime",
-        "kernel",
-        "gpu_memcpy",
-        "gpu_memset",
-        "Trace",
+    assert [(*row[:4], json.loads(row[4])) for row in product] == [
+        ("step", "ProfilerStep*", "attention", 290_000, [[8, 3], [3, 4]])
     ]
+    kernel = ask(
+        tmp_path / "lake",
+        """SELECT name, kind, label, class, device, stream, start_ns, duration_ns, path, launcher
+        FROM 'lake/**/events.parquet' WHERE kind = 'kernel' LIMIT 1""",
+    )
+    assert kernel == [
+        ("gemm", "kernel", "gemm", "matrix product", "0", "7", 300_000, 70_000, "forward/attention", 10)
+    ]  # fmt: skip
+
+
+@real_traces.needs_traces
+def test_the_file_has_the_tables_of_the_capture(tmp_path: Path) -> None:
+    capture = real_traces.load("hta_simple_add")
+    Parquet(dir=str(tmp_path)).write(capture, tmp_path)
+    for name, frame in (
+        ("events", capture.facts.events()), ("segments", capture.facts.segments())
+    ):  # fmt: skip
+        (path,) = tmp_path.rglob(f"{name}.parquet")
+        assert polars.read_parquet(path, hive_partitioning=False).equals(frame)
 
 
 @pytest.fixture
@@ -150,9 +112,9 @@ def of_ranks(tmp_path: Path) -> Path:
 
 
 KERNELS = """SELECT rank,
-sum(CASE WHEN name LIKE '%nccl%' THEN duration_ns END) AS communication_ns,
-    sum(CASE WHEN name NOT LIKE '%nccl%' THEN duration_ns END) AS compute_ns, count(*) AS kernels
-    FROM lake WHERE category = 'kernel' GROUP BY rank ORDER BY rank"""
+    sum(CASE WHEN kind = 'communication' THEN duration_ns END) AS communication_ns,
+    sum(CASE WHEN kind = 'kernel' THEN duration_ns END) AS compute_ns, count(*) AS kernels
+    FROM lake WHERE kind IN ('kernel', 'communication') GROUP BY rank ORDER BY rank"""
 
 
 def of_our_tables(folder: Path) -> list[tuple[int, ...]]:
@@ -171,7 +133,7 @@ def of_our_tables(folder: Path) -> list[tuple[int, ...]]:
 
 
 def test_duckdb_finds_in_the_dataset_of_all_ranks_what_our_tables_say(of_ranks: Path) -> None:
-    found = ask(of_ranks / "lake", KERNELS.replace("FROM lake", "FROM 'lake/**/*.parquet'"))
+    found = ask(of_ranks / "lake", KERNELS.replace("FROM lake", "FROM 'lake/**/events.parquet'"))
     assert found == of_our_tables(of_ranks)
 
 
@@ -185,7 +147,7 @@ builder = SparkSession.builder.master("local[1]")
 for key, value in {**quiet, "spark.driver.host": "127.0.0.1"}.items():
     builder = builder.config(key, value)
 spark = builder.getOrCreate()
-spark.read.parquet(sys.argv[1]).createOrReplaceTempView("lake")
+spark.read.option("basePath", sys.argv[1]).parquet(sys.argv[1] + "/*/*/*/events.parquet").createOrReplaceTempView("lake")
 print(json.dumps([tuple(row) for row in spark.sql(sys.argv[2]).collect()]))
 spark.stop()
 """
@@ -217,10 +179,9 @@ def test_launch_delay_by_hand(write: Write, tmp_path: Path) -> None:
         capture = write(steps() + late, f"rank{rank}", rank=rank)
         Parquet().write(capture, capture.folder)
     query = """
-        SELECT rank, avg(kernel.start_ns - launch.start_ns - launch.duration_ns)
-        FROM 'lake/**/*.parquet' kernel JOIN 'lake/**/*.parquet' launch
-        USING (run, rank, "window", correlation)
-        WHERE kernel.category = 'kernel' AND launch.category = 'cuda_runtime'
+        SELECT kernel.rank, avg(kernel.start_ns - launch.end_ns)
+        FROM 'lake/**/events.parquet' kernel JOIN 'lake/**/events.parquet' launch
+        ON kernel.launcher = launch.id AND kernel.rank = launch.rank
         GROUP BY ALL ORDER BY ALL
     """
     assert ask(tmp_path / "profile" / "parquet", query) == [(0, 30_000), (1, 70_000)]
@@ -249,13 +210,13 @@ def test_every_reader_takes_odd_names_and_an_unknown_rank(write: Write, tmp_path
     expected = {(run, None, "theirs"), ("other", 12, "steps_3-4")}
     keys = ["run", "rank", "window"]
     assert (
-        set(ask(lake, """SELECT DISTINCT run, rank, "window" FROM 'lake/**/*.parquet'"""))
+        set(ask(lake, """SELECT DISTINCT run, rank, "window" FROM 'lake/**/events.parquet'"""))
         == expected
     )
     arrow = dataset.dataset(lake, partitioning="hive").to_table(keys).to_pylist()
     assert {tuple(row.values()) for row in arrow} == expected
     frame = (
-        polars.scan_parquet(lake / "**" / "*.parquet", hive_partitioning=True)
+        polars.scan_parquet(lake / "**" / "events.parquet", hive_partitioning=True)
         .select(keys)
         .unique()
         .collect()
@@ -275,32 +236,36 @@ def test_a_rank_can_be_told_and_a_second_time_replaces_the_first(
         Parquet(dir=str(tmp_path / "lake"), rank=5).write(capture, capture.folder)
     found = ask(
         tmp_path / "lake",
-        """SELECT "window", rank, count(*) FROM 'lake/**/*.parquet' GROUP BY ALL""",
+        """SELECT "window", rank, count(*) FROM 'lake/**/events.parquet' GROUP BY ALL""",
     )
     assert sorted(found) == [("of_10", 5, 10), ("of_3", 5, 3), ("steps_3-4", 5, 10)]
 
 
+@pytest.mark.parametrize("table", ["events", "segments"])
 def test_a_failure_halfway_leaves_the_dataset_as_it_was(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
     sink, capture = Parquet(dir=str(tmp_path / "lake")), write(steps())
     sink.write(capture, tmp_path)
     whole = {path: path.read_bytes() for path in (tmp_path / "lake").rglob("*") if path.is_file()}
-    count, written = "SELECT count(*) FROM 'lake/**/*.parquet'", parquet.write_table
+    count, written = "SELECT count(*) FROM 'lake/**/events.parquet'", polars.DataFrame.write_parquet
     seen: list[Any] = []
 
-    def half(rows: Any, file: Any, **options: Any) -> None:
-        written(rows.slice(0, 2), file, **options)
+    def half(rows: polars.DataFrame, file: Any, **options: Any) -> None:
+        if ("lane" in rows.columns) != (table == "segments"):
+            return written(rows, file, **options)
+        written(rows.head(2), file, **options)
         file.flush()
         seen.append(ask(tmp_path / "lake", count))
         seen.append(dataset.dataset(tmp_path / "lake", partitioning="hive").count_rows())
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(parquet, "write_table", half)
-    for each in (capture, write(steps(), "another")):
+    rows = dataset.dataset(tmp_path / "lake", partitioning="hive").count_rows()
+    monkeypatch.setattr(polars.DataFrame, "write_parquet", half)
+    for each in (capture, write(steps()[:3], "another")):
         with pytest.raises(OSError, match="No space left"):
             sink.write(each, tmp_path)
-    assert seen == [[(10,)], 10, [(10,)], 10], "no reader sees the half that is being written"
+    assert seen == [[(10,)], rows, [(10,)], rows], "no reader sees the half that is being written"
     assert {
         path: path.read_bytes() for path in (tmp_path / "lake").rglob("*") if path.is_file()
     } == whole
@@ -309,10 +274,14 @@ def test_a_failure_halfway_leaves_the_dataset_as_it_was(
 def test_an_empty_window_is_a_file_without_rows(write: Write, tmp_path: Path) -> None:
     sink = Parquet(dir=str(tmp_path / "lake"))
     sink.write(write([], "empty"), tmp_path)
-    sink.write(write(steps()), tmp_path)
-    assert ask(tmp_path / "lake", "SELECT count(*) FROM 'lake/**/*.parquet'") == [(10,)]
-    schemas = [parquet.read_schema(path) for path in (tmp_path / "lake").rglob("*.parquet")]
-    assert schemas[0].equals(schemas[1])
+    sink.write(write([*steps(), *kernels()]), tmp_path)
+    assert ask(tmp_path / "lake", "SELECT count(*) FROM 'lake/**/events.parquet'") == [(14,)]
+    for table in ("events", "segments"):
+        empty, other = (
+            polars.read_parquet_schema(path)
+            for path in sorted((tmp_path / "lake").rglob(f"{table}.parquet"))
+        )
+        assert empty == other
 
 
 def test_an_argument_that_is_no_utf8_keeps_the_rest(write: Write, tmp_path: Path) -> None:
@@ -322,21 +291,9 @@ def test_an_argument_that_is_no_utf8_keeps_the_rest(write: Write, tmp_path: Path
     )
     Parquet(dir=str(tmp_path / "lake")).write(Capture.load(capture.folder), tmp_path)
     found = ask(
-        tmp_path / "lake", "SELECT name, concrete_inputs FROM 'lake/**/*.parquet' ORDER BY event"
+        tmp_path / "lake", "SELECT name, concrete FROM 'lake/**/events.parquet' ORDER BY id"
     )
     assert found == [("aten::mm", '["a\N{REPLACEMENT CHARACTER}b"]'), ("aten::relu", None)]
-
-
-def test_the_schema_names_every_column_and_its_type(write: Write, tmp_path: Path) -> None:
-    Parquet(dir=str(tmp_path / "lake")).write(write(steps()), tmp_path)
-    described = ask(
-        tmp_path / "lake",
-        "DESCRIBE SELECT * EXCLUDE (run, rank, \"window\") FROM 'lake/**/*.parquet'",
-    )
-    told = {name: re.match(r"\((\w+)\)", doc)[1] for name, doc in EVENTS}
-    kinds = {"VARCHAR": "string", "BIGINT": "int64", "BOOLEAN": "bool"}
-    kinds |= {"FLOAT": "float", "DOUBLE": "double"}
-    assert {name: kinds[kind] for name, kind, *_ in described} == told
 
 
 @real_traces.needs_traces
@@ -353,19 +310,20 @@ def test_a_real_trace_answers_as_the_capture_does(tmp_path: Path, name: str) -> 
     Parquet(dir=str(tmp_path)).write(capture, tmp_path)
     packed = (real_traces.FOLDER / f"{name}.json.gz").read_bytes()
     events = json.loads(gzip.decompress(packed))["traceEvents"]
-    expected = Counter((e["name"], str(e["pid"]), str(e["tid"])) for e in events if e["ph"] == "X")
+    expected = Counter(e["name"] for e in events if e["ph"] == "X" and e.get("dur") is not None)
     found = ask(
         tmp_path,
-        "SELECT name, process, thread, count(*) FROM 'lake/**/*.parquet' WHERE category != "
-        "'memory' GROUP BY ALL",
+        """SELECT name, count(*) FROM 'lake/**/events.parquet'
+        WHERE name NOT LIKE 'ProfilerStep%' GROUP BY ALL""",
     )
-    assert {row[:3]: row[3] for row in found} == expected
+    assert dict(found) == {
+        name: count for name, count in expected.items() if not name.startswith("ProfilerStep")
+    }
     device = ask(
         tmp_path,
         """SELECT sum(work.duration_ns)
-        FROM 'lake/**/*.parquet' work JOIN 'lake/**/*.parquet' operator
-        ON work.launched_by = operator.event
-        WHERE operator.category IN ('cpu_op', 'user_annotation')""",
+        FROM 'lake/**/events.parquet' work JOIN 'lake/**/events.parquet' operator
+        ON work.operator = operator.id WHERE operator.kind IN ('operator', 'range', 'step')""",
     )
     launched = capture.operators.where(f"name != '{UNLAUNCHED_ROW}'")
     assert device == [(sum(launched.column("self_device_ns")),)]

@@ -17,7 +17,7 @@ import numpy as np
 
 from instrument.base.range_names import REGION
 from instrument.read.facts.attribution import OPTIMIZER_STEP
-from instrument.read.facts.collective_records import records
+from instrument.read.facts.collective_records import collective_kind, records
 from instrument.read.facts.device_work import COMMUNICATION, COPY, KERNEL, launched_ns, moved_bytes
 from instrument.read.facts.flops import UNKNOWN
 from instrument.read.facts.groupby import Groups, groupby, intern
@@ -25,7 +25,6 @@ from instrument.read.facts.places import nodes_of, range_codes
 from instrument.read.facts.synchronisation import STREAM_WAIT
 from instrument.read.trace.capture_json import Dynamo
 from instrument.read.trace.events import OPERATOR, Flags, Ints, is_runtime, is_wait, split_overload
-from instrument.read.views.collectives import kind_of
 from instrument.read.views.views import Views
 
 #: The prefix of the counters that each count one kind of collective.
@@ -213,12 +212,12 @@ class Occurred:
         events = self.events
 
         def starts_collective(name: str) -> bool:
-            return name.startswith(_COLLECTIVE) and kind_of(name) is not None
+            return name.startswith(_COLLECTIVE) and collective_kind(name) is not None
 
         chosen = events.named(starts_collective) & self._dispatched
         if chosen[self.tree.index].any():
             return self._outermost(chosen)
-        named = [kind_of(each.collective or "") is not None for each in events.details]
+        named = [collective_kind(each.collective or "") is not None for each in events.details]
         is_recorded = np.append(np.array(named, np.bool_), False)[events.detail]
         return self._at(np.flatnonzero(records(events) & is_recorded))
 
@@ -229,7 +228,7 @@ class Occurred:
         recorded = [*(each.collective for each in events.details), None]
         details, names = events.detail[event].tolist(), events.name[event].tolist()
         return [
-            kind_of(recorded[detail] or events.names[name]) or "other"
+            collective_kind(recorded[detail] or events.names[name]) or "other"
             for detail, name in zip(details, names)
         ]
 

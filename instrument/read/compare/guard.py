@@ -29,7 +29,7 @@ from instrument.read.compare.counters import COUNTERS, KIND, NEED_DEVICE, Count,
 from instrument.read.compare.increases import Call, Increase, increased_ranges
 from instrument.read.compare.statistics import is_higher
 from instrument.read.compare.sums import Sums
-from instrument.read.views.collectives import KINDS
+from instrument.read.facts.collective_records import COLLECTIVE_KINDS
 
 Result = Literal["pass", "fail", "undecided"]
 
@@ -170,7 +170,11 @@ def parse(text: str) -> Condition:
     if where is not None and f".{where}".endswith(f".{KIND[:-1]}"):
         where, name = where.removesuffix(KIND[:-1]).removesuffix("."), f"{KIND}{name}"
     name = _SHORT.get(name, name)
-    known = [*COUNTERS, *(KIND + kind for kind in KINDS), *(_TIMES if where else (_STEP,))]
+    known = [
+        *COUNTERS,
+        *(KIND + kind for kind in COLLECTIVE_KINDS),
+        *(_TIMES if where else (_STEP,)),
+    ]
     if name in _TIMES and where is None:
         raise ConfigError(
             f"{text!r} names no range: write 'range:NAME.{name}>5%', or '{_STEP}>5%' for the step."

@@ -6,6 +6,10 @@ process group writes an annotation around it, such as `nccl:all_reduce`.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
 import numpy as np
 
 from instrument.read.facts.call_tree import nest
@@ -20,6 +24,34 @@ ON_CPU = ("gloo:", "mpi:")
 # Operators that only start a collective or wait for it.
 _STARTING_OR_WAITING = "c10d::"
 _OF_PROCESS_GROUPS = (*ON_CPU, "nccl:", "ucc:", "xccl:", "hccl:")
+# For each kind, a pattern that finds the kind in the names of annotations and kernels, and in the
+# records of collectives that torch writes.
+_KINDS = (
+    ("all_reduce", r"all_?reduce|cross_device_reduce"),
+    ("all_gather", r"all_?gather"),
+    ("reduce_scatter", r"reduce_?scatter"),
+    ("all_to_all", r"all_?to_?all"),
+    ("barrier", r"barrier"),
+    ("broadcast", r"broadcast"),
+    ("send_recv", r"send_?recv|(?<![a-z])(send|recv)"),
+    ("gather", r"(?<![a-z])gather(?![a-z])"),
+    ("scatter", r"(?<![a-z])scatter(?![a-z])"),
+    ("reduce", r"(?<![a-z])reduce(?![a-z])"),
+)
+#: The kinds of collectives.
+COLLECTIVE_KINDS = tuple(kind for kind, _ in _KINDS)
+_PATTERNS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _KINDS)
+# The size of an element in bytes, and the element types of this size by torch's names.
+_SIZES = {
+    1: "Byte Char Bool QInt8 QUInt8",
+    2: "Short Half BFloat16 UInt16",
+    4: "Int Float ComplexHalf QInt32 UInt32",
+    8: "Long Double ComplexFloat UInt64",
+    16: "ComplexDouble",
+}
+_ELEMENT_BYTES = {name: size for size, names in _SIZES.items() for name in names.split()}
+_FLOAT8 = "Float8_"
+_MOST_BYTES = 2**43  # 9 TB; torch recorded a wrong size if a message is larger
 
 
 def is_collective(name: str) -> bool:
@@ -74,6 +106,50 @@ def collective_details(events: Events, kernel: Ints, record: Ints) -> list[Detai
         first, second = (every[code]._asdict() for code in pair)
         found[pair] = Details(**second | {k: v for k, v in first.items() if v is not None})
     return [found[pair] for pair in pairs]
+
+
+@lru_cache(1024)
+def collective_kind(name: str) -> str | None:
+    """Return the kind of collective that a name contains, such as `all_reduce`; None if unknown."""
+    return next((kind for kind, pattern in _PATTERNS if pattern.search(name)), None)
+
+
+def kinds_of_collectives(
+    events: Events, details: Sequence[Details], event: Ints, around: Ints
+) -> list[str | None]:
+    """The kind of each collective; None if the trace does not show it.
+
+    It is in torch's record, or else in the name of the annotation, or else in that of the kernel.
+    `event` and `around` hold the positions of kernels and annotations, or -1.
+    """
+    names = [*events.names, ""]
+    of_event, of_range = (np.append(events.name, -1)[each].tolist() for each in (event, around))
+    return [
+        collective_kind(each.collective or "")
+        or collective_kind(names[outer])
+        or collective_kind(names[own])
+        for each, outer, own in zip(details, of_range, of_event)
+    ]
+
+
+def message_bytes(kind: str | None, details: Details) -> int | None:
+    """Return the size of a message as NCCL counts it: the larger of the rank's input and output.
+
+    None for a barrier, and for an unknown or impossible size.
+    """
+    known = (details.input_elements, details.output_elements)
+    name = details.element_type or ""
+    element = 1 if name.startswith(_FLOAT8) else _ELEMENT_BYTES.get(name)
+    if kind in (None, "barrier") or element is None:
+        return None
+    counts = [count for count in known if count is not None and count >= 0]
+    size = max(counts) * element if len(counts) == len(known) else _MOST_BYTES
+    return size if size < _MOST_BYTES else None
+
+
+def known_count(value: int | None) -> int | None:
+    """A number from torch's record; None if it is negative or does not fit into 64 bits."""
+    return value if value is not None and 0 <= value < 2**63 else None
 
 
 def is_on_cpu(events: Events) -> Flags:

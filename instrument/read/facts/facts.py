@@ -17,10 +17,26 @@ from numpy.typing import NDArray
 from instrument.base.range_names import STEP
 from instrument.read.facts import memory_attribution
 from instrument.read.facts.attribution import kinds_of_scopes
+from instrument.read.facts.collective_records import (
+    collective_details,
+    collective_records,
+    is_on_cpu,
+    kinds_of_collectives,
+    known_count,
+    message_bytes,
+)
+from instrument.read.facts.device_work import (
+    COMMUNICATION,
+    COPY,
+    MEMSET,
+    Work,
+    launched_ns,
+    moved_bytes,
+)
 from instrument.read.facts.device_work import KINDS as WORK
-from instrument.read.facts.device_work import Work, launched_ns, moved_bytes
 from instrument.read.facts.flops import UNKNOWN
 from instrument.read.facts.groupby import groupby
+from instrument.read.facts.kernel_names import kernel_class, kernel_label
 from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, names_of, schema
 from instrument.read.facts.segments import LANES, segments
@@ -61,13 +77,21 @@ EVENTS: Schema = schema(
     "call of the device's runtime or driver), wait (such a call in which the CPU waits for the "
     "device), frame (a Python function), kernel, communication, copy, memset, or other",
     name="the name as torch's tables show it: without the number of a step and without an overload",
+    label="of a device event, a readable name of at most 40 characters, such as `add<bf16>`; "
+    "several names can have the same label. Null on the CPU",
+    **{
+        "class": "of a device event, matrix product, attention, convolution, elementwise, "
+        "normalisation, reduction, copy, communication or other, found from its name; null on the "
+        "CPU"
+    },
     overload="of an operator; null if the trace does not have it",
     thread='"process/thread" of an event on the CPU; a call of the runtime has the thread of the '
     "operator that its external id names. Null on a device",
     device="(text) the device of a device event; null on the CPU",
     stream="(text) the stream of a device event; null on the CPU",
     start_ns="the start, on the trace's own clock",
-    end_ns="the end, on the same clock",
+    start_unix_ns="the start as Unix time, to compare ranks; null if the trace does not have it",
+    end_ns="the end, on the clock of `start_ns`",
     duration_ns="`end_ns` minus `start_ns`",
     finished="(true or false) whether the event ended before the recording did",
     parent="(integer) the innermost operator, range or runtime call around the event on its "
@@ -101,7 +125,14 @@ EVENTS: Schema = schema(
     call="(true or false) false for an operator or range that is the only one inside another of "
     "the same name; torch counts the two as one call",
     flops="the floating-point operations of an operator without those inside it; null if unknown",
-    bytes="of a copy or memset, the bytes that it moves; null if unknown",
+    bytes="of a copy or memset, the bytes that it moves; of a collective, the size of its message "
+    "as NCCL counts it, at the first of its kernels; null if unknown",
+    collective="of a kernel that communicates, or the annotation of gloo or MPI: all_reduce, "
+    "all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter, send_recv or "
+    "barrier; null if the trace does not show it",
+    process_group="the process group of such an event by torch's name, such as 0",
+    group_size="(integer) how many ranks this group has",
+    graph="(integer) the CUDA graph that launched a device event, by its id in the trace",
     cpu_bytes="the memory that the event and all inside it allocated on the CPU, minus what they "
     "freed; null if the trace has no memory events",
     device_bytes="the same, of the devices",
@@ -193,12 +224,24 @@ def _recorded(facts: Facts) -> dict[str, pl.Series]:
         "id": pl.Series(np.arange(count)),
         "part": pl.Series(np.zeros(count, np.int64)),
         "start_ns": pl.Series(events.start_ns),
+        "start_unix_ns": nullable(
+            events.start_ns + events.base_ns, np.full(count, events.base_ns != 0)
+        ),
         "end_ns": pl.Series(events.end_ns),
         "duration_ns": pl.Series(events.duration_ns),
         "finished": pl.Series(events.finished),
         "phase": pl.Series([facts.phase]).new_from_index(0, count),
+    }
+
+
+def _numbered(facts: Facts) -> dict[str, pl.Series]:
+    events = facts.links.events
+    graphs = pl.Series([known_count(each.graph) for each in events.details], dtype=pl.Int64)
+    detail = events.detail.astype(np.int64)
+    return {
         "sequence": nullable(events.sequence, events.sequence >= 0),
         "correlation": nullable(events.correlation, events.correlation != 0),
+        "graph": graphs.gather(nullable(detail, detail >= 0)),
     }
 
 
@@ -241,6 +284,30 @@ def _named(facts: Facts) -> dict[str, pl.Series]:
         ).gather(groups.of),
         "wait_kind": kind.replace_strict(_WAIT_KINDS, default=None, return_dtype=pl.String),
     }
+
+
+def _labelled(facts: Facts) -> dict[str, pl.Series]:
+    events, work = facts.links.events, facts.work
+    codes, groups = groupby(events.name[work.event])
+    names = [events.names[code] for code in codes.tolist()]
+    classes = pl.Series([*map(kernel_class, names)], dtype=pl.String).gather(groups.of)
+    of_work = pl.Series(WORK).gather(work.kind)
+    is_other = (classes == "communication") & (of_work == "kernel")  # as the user's globs say
+    classes = classes.set(is_other, "other").zip_with(
+        ~of_work.is_in(["communication", "copy"]), of_work
+    )
+    labels = pl.Series([*map(kernel_label, names)], dtype=pl.String).gather(groups.of)
+    return {
+        "label": _scattered(labels, work.event, len(events)),
+        "class": _scattered(classes, work.event, len(events)),
+    }
+
+
+def _scattered(values: pl.Series, event: Ints, count: int) -> pl.Series:
+    """A series of `count` rows with each value at the position of its event, and null elsewhere."""
+    row = np.full(count, -1)
+    row[event] = np.arange(len(event))
+    return values.gather(nullable(row, row >= 0))
 
 
 def _described(category: str, name: str) -> tuple[str, str, str | None]:
@@ -359,12 +426,41 @@ def _of_arguments(facts: Facts) -> dict[str, pl.Series]:
     }
 
 
-def _of_kernels(facts: Facts) -> dict[str, pl.Series]:
+def _moved(facts: Facts) -> dict[str, pl.Series]:
+    """The sizes of copies and messages, and the collective of each event that communicates."""
     events, work = facts.links.events, facts.work
-    size = np.full(len(events), -1)
-    size[work.event] = moved_bytes(events, work.event, work.call)
+    moves = np.isin(work.kind, (COPY, MEMSET))
+    moved = moved_bytes(events, work.event[moves], work.call[moves])
+    communicates = np.flatnonzero(work.kind == COMMUNICATION)
+    communicates = communicates[np.argsort(work.start_ns[communicates], kind="stable")]
+    on_cpu = np.flatnonzero(is_on_cpu(events))
+    record, around = (
+        np.append(found, other)
+        for found, other in zip(
+            collective_records(events, work.operator[communicates], work.call[communicates]),
+            (np.full(len(on_cpu), -1), on_cpu),
+        )
+    )
+    event = np.append(work.event[communicates], on_cpu)
+    details = collective_details(events, event, record)
+    kinds = kinds_of_collectives(events, details, event, around)
+    sizes = pl.Series([*map(message_bytes, kinds, details)], dtype=pl.Int64)
+    is_first = pl.Series(record).is_first_distinct() | pl.Series(record < 0)
+    size = nullable(moved, moved >= 0).append(sizes.set(~is_first, None))
+    groups = pl.Series([each.process_group for each in details], dtype=pl.String)
+    ranks = pl.Series([known_count(each.group_size) for each in details], dtype=pl.Int64)
+    count = len(events)
     return {
-        "bytes": nullable(size, size >= 0),
+        "bytes": _scattered(size, np.append(work.event[moves], event), count),
+        "collective": _scattered(pl.Series(kinds, dtype=pl.String), event, count),
+        "process_group": _scattered(groups, event, count),
+        "group_size": _scattered(ranks, event, count),
+    }
+
+
+def _of_kernels(facts: Facts) -> dict[str, pl.Series]:
+    events = facts.links.events
+    return {
         "grid": _texts(events.grid, events.grids, lambda text: str(decoded(text))),
         "block": _texts(events.block, events.grids, lambda text: str(decoded(text))),
         "blocks_per_sm": nullable(
@@ -388,9 +484,11 @@ def _texts(
 
 
 _GROUPS: tuple[tuple[Callable[[Facts], dict[str, pl.Series]], str], ...] = (
-    (_recorded, "id part start_ns end_ns duration_ns finished phase sequence correlation"),
+    (_recorded, "id part start_ns start_unix_ns end_ns duration_ns finished phase"),
+    (_numbered, "sequence correlation graph"),
     (_located, "thread device stream"),
     (_named, "kind name overload wait_kind"),
+    (_labelled, "label class"),
     (_nested, "parent own_ns counted_own_ns call"),
     (_of_steps, "step counted"),
     (_launched, "launcher operator device_ns own_device_ns counted_own_device_ns"),
@@ -398,6 +496,7 @@ _GROUPS: tuple[tuple[Callable[[Facts], dict[str, pl.Series]], str], ...] = (
     (_flops, "flops"),
     (_memory, "cpu_bytes device_bytes own_cpu_bytes own_device_bytes"),
     (_of_arguments, "shapes types concrete stack"),
-    (_of_kernels, "bytes grid block blocks_per_sm occupancy"),
+    (_moved, "bytes collective process_group group_size"),
+    (_of_kernels, "grid block blocks_per_sm occupancy"),
 )
 _COMPUTED_BY = {name: compute for compute, names in _GROUPS for name in names.split()}

@@ -16,6 +16,8 @@ from instrument.read.facts.segments import SEGMENTS
 from instrument.read.trace.events import Flags
 
 _QUERY = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
+_HAS_NO_ORDER = re.compile(r"\b(group\s+by|join|distinct|union|intersect|except)\b", re.IGNORECASE)
+_ORDERS = re.compile(r"\border\s+by\b", re.IGNORECASE)
 # What may name columns that are not written in the query.
 _EVERY_COLUMN = re.compile(r"\*|\bnatural\b|\bcolumns\b|\btable\b", re.IGNORECASE)
 
@@ -52,7 +54,7 @@ def answer(facts: Facts, query: str, chosen: Flags) -> pl.DataFrame:
         tables["segments"] = facts.segments()
     try:
         with pl.SQLContext(tables, eager=True) as context:
-            return context.execute(query).with_columns(_plain)
+            found = context.execute(query).with_columns(_plain)
     except pl.exceptions.ColumnNotFoundError as error:
         name = str(error).split('"')[1] if '"' in str(error) else ""
         near = get_close_matches(name, [*every, *names_of(SEGMENTS)], 1)
@@ -65,3 +67,8 @@ def answer(facts: Facts, query: str, chosen: Flags) -> pl.DataFrame:
         raise ConfigError(
             f"The query {query!r} cannot be answered: {reason}. The tables are events and segments."
         ) from None
+    if _HAS_NO_ORDER.search(query) and not _ORDERS.search(query):
+        # Otherwise the order of groups and joins would depend on the number of threads.
+        plain = [name for name, dtype in found.schema.items() if not dtype.is_nested()]
+        found = found.sort(plain, maintain_order=True) if plain else found
+    return found

@@ -5,9 +5,7 @@ docs/gpu.md defines the bandwidths, as NCCL's own tests do (doc/PERFORMANCE.md i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,9 +14,13 @@ import polars as pl
 from instrument.read.facts.collective_records import (
     RECORD,
     collective_details,
+    collective_kind,
     collective_records,
     cpu_sides,
     is_on_cpu,
+    kinds_of_collectives,
+    known_count,
+    message_bytes,
     records,
 )
 from instrument.read.facts.device_work import COMMUNICATION, KERNEL, MEMSET, Work
@@ -27,7 +29,7 @@ from instrument.read.facts.intervals import Intervals, merged, sweep, within
 from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import step_at, step_number
-from instrument.read.trace.events import Details, Events, Ints, flags
+from instrument.read.trace.events import Events, Ints, flags
 from instrument.read.views.table import Table
 
 # Every rank waits in such a collective until the last rank has joined it. So the collective ends at
@@ -35,34 +37,6 @@ from instrument.read.views.table import Table
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 # Where a collective ran.
 DEVICE, CPU = "device", "CPU"
-# For each kind, a pattern that finds the kind in the names of annotations and kernels, and in the
-# records of collectives that torch writes.
-_KINDS = (
-    ("all_reduce", r"all_?reduce|cross_device_reduce"),
-    ("all_gather", r"all_?gather"),
-    ("reduce_scatter", r"reduce_?scatter"),
-    ("all_to_all", r"all_?to_?all"),
-    ("barrier", r"barrier"),
-    ("broadcast", r"broadcast"),
-    ("send_recv", r"send_?recv|(?<![a-z])(send|recv)"),
-    ("gather", r"(?<![a-z])gather(?![a-z])"),
-    ("scatter", r"(?<![a-z])scatter(?![a-z])"),
-    ("reduce", r"(?<![a-z])reduce(?![a-z])"),
-)
-#: The kinds of collectives.
-KINDS = tuple(kind for kind, _ in _KINDS)
-_PATTERNS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _KINDS)
-# The size of an element in bytes, and the element types of this size by torch's names.
-_SIZES = {
-    1: "Byte Char Bool QInt8 QUInt8",
-    2: "Short Half BFloat16 UInt16",
-    4: "Int Float ComplexHalf QInt32 UInt32",
-    8: "Long Double ComplexFloat UInt64",
-    16: "ComplexDouble",
-}
-_ELEMENT_BYTES = {name: size for size, names in _SIZES.items() for name in names.split()}
-_FLOAT8 = "Float8_"
-_MOST_BYTES = 2**43  # 9 TB; torch recorded a wrong size if a message is larger
 # torch's description of a process group that was made without a description.
 _NO_DESCRIPTION = "undefined"
 
@@ -126,12 +100,6 @@ OF_GROUP = tuple(_GROUP)
 _DESCRIBED = ("name", *OF_GROUP[:-1], "element_type", "number", "bytes")
 
 
-@lru_cache(1024)
-def kind_of(name: str) -> str | None:
-    """Return the kind of collective that a name contains, such as `all_reduce`; None if unknown."""
-    return next((kind for kind, pattern in _PATTERNS if pattern.search(name)), None)
-
-
 def bus_factor(kind: str | None, group_size: int | None) -> tuple[int, int] | None:
     """Return bus bandwidth divided by algorithm bandwidth, as numerator and denominator.
 
@@ -156,21 +124,6 @@ def bandwidths(
         size * 10**9 // duration_ns,
         size * 10**9 * factor[0] // (factor[1] * duration_ns) if factor else None,
     )
-
-
-def message_bytes(kind: str | None, details: Details) -> int | None:
-    """Return the size of a message as NCCL counts it: the larger of the rank's input and output.
-
-    None for a barrier, and for an unknown or impossible size.
-    """
-    known = (details.input_elements, details.output_elements)
-    name = details.element_type or ""
-    element = 1 if name.startswith(_FLOAT8) else _ELEMENT_BYTES.get(name)
-    if kind in (None, "barrier") or element is None:
-        return None
-    counts = [count for count in known if count is not None and count >= 0]
-    size = max(counts) * element if len(counts) == len(known) else _MOST_BYTES
-    return size if size < _MOST_BYTES else None
 
 
 def collective_calls(links: Links, work: Work) -> Table:
@@ -262,7 +215,9 @@ def _on_cpu(links: Links, steps: Ints) -> pl.DataFrame:
 
 def _recorded_only(events: Events, steps: Ints, used: Ints) -> pl.DataFrame:
     """The collectives that have a record and no kernel; `used` are the records with a kernel."""
-    is_named = flags(lambda each: kind_of(each.collective or "") is not None, events.details)
+    is_named = flags(
+        lambda each: collective_kind(each.collective or "") is not None, events.details
+    )
     chosen = records(events)
     chosen &= np.append(is_named, False)[events.detail]
     chosen[used[used >= 0]] = False
@@ -277,37 +232,24 @@ def _outside(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
 
 
 def _described(events: Events, calls: pl.DataFrame) -> Iterator[tuple[Any, ...]]:
-    """What torch says about each collective, and the names: the columns `_DESCRIBED`.
-
-    The kind is in torch's record, or else in the name of the annotation, or else in that of the
-    kernel.
-    """
-    event, record = calls["event"].to_numpy(), calls["record"].to_numpy()
-    names = [*events.names, ""]
-    around = np.append(events.name, -1)[calls["around"].to_numpy()].tolist()
+    """What torch says about each collective, and the names: the columns `_DESCRIBED`."""
+    event, record, around = (calls[name].to_numpy() for name in ("event", "record", "around"))
     details = collective_details(events, event, record)
-    for each, own, outer in zip(details, events.name[event].tolist(), around):
-        recorded = each.collective or ""
-        kinds = map(kind_of, (recorded, names[outer], names[own]))
-        kind = next(filter(None, kinds), None)
-        name = names[own].replace("(anonymous namespace)::", "").partition("(")[0]
+    kinds = kinds_of_collectives(events, details, event, around)
+    for each, kind, own in zip(details, kinds, events.name[event].tolist()):
+        name = events.names[own].replace("(anonymous namespace)::", "").partition("(")[0]
         about = each.group_description
         yield (
-            recorded if name == RECORD else name,
+            (each.collective or "") if name == RECORD else name,
             kind,
             each.process_group,
             None if about == _NO_DESCRIPTION else about,
             each.ranks,
-            _count(each.group_size),
+            known_count(each.group_size),
             each.element_type,
-            _count(each.collective_number),
+            known_count(each.collective_number),
             message_bytes(kind, each),
         )
-
-
-def _count(value: int | None) -> int | None:
-    """A number from torch's record; None if it is negative or does not fit into 64 bits."""
-    return value if value is not None and 0 <= value < 2**63 else None
 
 
 def collectives(collective_calls: Table) -> Table:

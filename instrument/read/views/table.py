@@ -210,7 +210,7 @@ class Table:
 
     def to_arrow(self) -> pyarrow.Table:
         """Return an Arrow table; unknown cells are null."""
-        _package("pyarrow", "Table.to_arrow()", "parquet")
+        _package("pyarrow", "Table.to_arrow()", "arrow")
         return self.frame.to_arrow(compat_level=pl.CompatLevel.oldest())
 
     def to_dicts(self) -> list[dict[str, Any]]:
