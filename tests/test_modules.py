@@ -19,7 +19,6 @@ from instrument import Session, instrument_model, profiled
 from instrument.annotate import backends, module_calls
 from instrument.annotate.modules import ModuleRanges, forget, is_instrumented
 from instrument.base.errors import ConfigError
-from instrument.base.units import duration
 from instrument.read.show.text import render
 
 pytestmark = pytest.mark.usefixtures("inline_export")
@@ -598,7 +597,7 @@ def test_one_name_of_two_models_tells_both_classes_and_a_copy_of_the_class_name_
     assert "\nSequential  " in text
 
 
-def test_recomputation_is_told_in_a_sentence_and_a_column(tmp_path: Path) -> None:
+def test_recomputation_has_a_range_and_a_column(tmp_path: Path) -> None:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -611,8 +610,6 @@ def test_recomputation_is_told_in_a_sentence_and_a_column(tmp_path: Path) -> Non
     x = X.clone().requires_grad_()
     capture = window(tmp_path, lambda: model(x).sum().backward(), model=model)
     text = render(capture)
-    again = sum(row.cpu_ns for row in capture.ranges_attribution if row.kind == "recompute")
-    assert f"Recomputed in the backward, by activation checkpointing: {duration(again)}, " in text
     assert "\nblock: Block (recomputed) " in text
     assert " recompute\n" in text
     with torch.no_grad():

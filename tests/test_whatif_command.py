@@ -188,7 +188,7 @@ def test_a_narrow_terminal_keeps_what_answers(tmp_path: Path, width: int) -> Non
     assert ("  10 % less " in header) == (width >= 100)
     if width < 100:
         caption = " ".join(text.split())
-        assert re.search("; --json or a wider terminal shows (it|them)[.]", caption)
+        assert re.search("; --json shows (it|them)[.]", caption)
 
 
 def test_the_columns_of_a_table_line_up(tmp_path: Path) -> None:

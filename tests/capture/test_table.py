@@ -176,7 +176,7 @@ def test_on_a_terminal_the_columns_that_fit_are_shown_numbers_first(
     lines = str(wide).splitlines()
     assert lines[0].split() == ["name", "free", "memory", "calls", "CPU", "device"]
     assert max(map(len, lines[:-1])) <= 44
-    assert lines[-1] == "1 column left out: path; .select([…]) or a wider terminal shows it."
+    assert lines[-1] == "1 column left out: path; .select([…]) shows it."
     on_terminal(5, monkeypatch)
     assert str(wide).splitlines()[0] == "name"
     assert "5 columns left out" in str(wide)

@@ -127,8 +127,14 @@ def incomplete(capture: Views, views: Sequence[str]) -> str:
 
 
 def not_timed(capture: Views) -> list[str]:
-    """Return lines on modules without a call, and on threads that were not recorded."""
-    lines = []
+    """Return lines on ranges inside compiled regions, modules without a call, and other threads."""
+    by_region: dict[str, list[str]] = {}
+    for row in capture.compiled_ranges:
+        by_region.setdefault(row.region, []).append(row.name)
+    lines = [
+        f"Ranges inside compiled region {region}, not timed: {', '.join(names)}"
+        for region, names in by_region.items()
+    ]
     if unseen := capture.about.modules_not_seen:
         compiled = any(name.startswith(REGION) for name in capture.events.names)
         where = ", or inside a compiled region" if compiled else ""

@@ -113,7 +113,7 @@ def lines(section: Section, width: int | None, draws: bool = False) -> Iterator[
         if number:
             yield Line([])
         _set_widths(block, width, draws)
-        yield from map(Line, _rows(block, section, width or TEXT_WIDTH))
+        yield from map(Line, _rows(block, section, width or TEXT_WIDTH, "─" if draws else "-"))
     left_out = [each.header or heading(each.name) for each in columns if each not in kept]
     if left_out and section.all_columns:
         them = "it" if len(left_out) == 1 else "them"
@@ -134,10 +134,10 @@ def _set_widths(columns: list[_Column], width: int | None, draws: bool) -> None:
         shares[-1].bar = _BAR + 1
 
 
-def _rows(columns: Sequence[_Column], section: Section, width: int) -> Iterator[Pieces]:
+def _rows(columns: Sequence[_Column], section: Section, width: int, rule: str) -> Iterator[Pieces]:
     if section.has_header:
         yield _joined([_padded([(each.header, _STRONG)], each) for each in columns])
-        yield [(_GAP.join("-" * (each.width + each.bar) for each in columns), _FAINT)]
+        yield [(_GAP.join(rule * (each.width + each.bar) for each in columns), _FAINT)]
     warm_rows = len(section.table) - section.rest if section.of_cost else 0
     for row in range(len(section.table)):
         yield _joined([_cell(each, row, row < warm_rows) for each in columns])
