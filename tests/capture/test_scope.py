@@ -146,6 +146,20 @@ def test_a_step_that_the_next_one_overlaps_ends_where_that_one_begins(tmp_path: 
     assert whole.during(steps=1).sql(query)[0].ns == whole.sql(query)[0].ns == 1_000_000
 
 
+def test_a_device_that_still_works_for_the_step_before_is_not_idle(tmp_path: Path) -> None:
+    events = [step(1, 0, 1000), step(2, 1000, 1000)]
+    events += launched("long", 900, 950, 350, 1)
+    events += launched("next", 1010, 1300, 100, 2)
+    whole = capture(tmp_path, events)
+    part = whole.during(steps=2)
+    assert part.steps[0].clipped_compute_ns == whole.steps[1].clipped_compute_ns == 400_000
+    assert part.steps[0].compute_ns == whole.steps[1].compute_ns == 100_000
+    query = "select kind, sum(duration_ns) as ns from segments where lane = 'step' and step = 2"
+    query += " group by kind order by kind"
+    assert part.sql(query).to_dicts() == whole.sql(query).to_dicts()
+    assert dict(rows(part, "kernels", "name", "device_ns")) == {"long": 300_000, "next": 100_000}
+
+
 def test_other_tables_do_not_answer_about_a_part_of_the_events(tmp_path: Path) -> None:
     part = three_steps(tmp_path).during(range="*forward")
     for ask in (lambda: part.steps, part.diagnose, lambda: part.whatif, part.report):

@@ -91,7 +91,8 @@ def parsed_steps(text: str) -> tuple[int, int]:
 def only_steps(links: Links, first: int, last: int) -> Events:
     """Return the events of some steps; what reaches beyond them is cut at their borders.
 
-    Device work belongs to the step in which it was launched, and is not cut.
+    Device work belongs to the step in which it was launched, and is not cut. Work that an earlier
+    step launched and that still runs is cut, without its launch, as in a recording of the steps.
 
     Raises:
         ConfigError: the trace has no finished step of these numbers.
@@ -112,10 +113,12 @@ def only_steps(links: Links, first: int, last: int) -> Events:
     kept |= ~on_device & (events.start_ns >= begin) & (events.end_ns < end)
     kept[links.steps] = False
     kept[inside] = True
-    kept[device] = (at >= begin) & (at < end)
+    still_runs = (at < begin) & (events.end_ns[device] > begin)
+    kept[device] = ((at >= begin) & (at < end)) | still_runs
     memory = events.memory
     then = (memory.time_ns >= begin) & (memory.time_ns < end)
     columns = {name: each[kept] for name, each in _columns(events, len(events)).items()}
+    on_device[device[still_runs]] = False
     cut = ~on_device[kept]
     for name in ("start_ns", "end_ns"):
         columns[name][cut] = np.clip(columns[name][cut], begin, end)
