@@ -61,6 +61,12 @@ def test_what_is_inside_a_range_counts_and_a_backward_is_of_its_forward(tmp_path
     assert part.during(steps=2).kernels[0].calls == 1
 
 
+def test_segments_are_of_whole_steps(tmp_path: Path) -> None:
+    part = three_steps(tmp_path).during(stream=9)
+    with pytest.raises(ConfigError, match="The table segments cannot be restricted to stream '9'"):
+        part.sql("select * from segments")
+
+
 def test_a_stream_and_a_condition_choose_events(tmp_path: Path) -> None:
     whole = three_steps(tmp_path)
     assert rows(whole.during(stream=9), "kernels", "name", "calls") == [("add", 3)]
@@ -170,7 +176,7 @@ def test_other_tables_do_not_answer_about_a_part_of_the_events(tmp_path: Path) -
 def test_a_question_in_sql(tmp_path: Path) -> None:
     whole = three_steps(tmp_path)
     answer = whole.sql(
-        "select name, count(*) as calls, sum(own_device_ns) as device_ns from events "
+        "select name, count(*) as calls, sum(device_ns) as device_ns from events "
         "where kind = 'kernel' and counted group by name order by device_ns desc"
     )
     assert answer.to_dicts() == [
@@ -274,7 +280,7 @@ def test_the_options_of_commands(tmp_path: Path, command: Command) -> None:
 @needs_traces
 def test_the_questions_of_the_documentation_have_answers() -> None:
     page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
-    kernels, waits, short = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    kernels, waits, short, self_times = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     found = load("v100_resnet50_workers0")
     events = found.facts.events("kind", "counted", "duration_ns")
     counted_ns = events.filter(pl.col("counted") & (pl.col("kind") == "kernel"))["duration_ns"]
@@ -284,6 +290,11 @@ def test_the_questions_of_the_documentation_have_answers() -> None:
     steps = found.steps
     for row in found.sql(waits).where(kind="loader wait", step=steps[1].number):
         assert row.duration_ns == pytest.approx(steps[1].loader_wait_ns, rel=0.01)
+    operators = {row.name: row for row in found.operators.where(kind="operator")}
+    for row in found.sql(self_times):
+        expected = operators[row.name]
+        assert (row.calls, row.self_cpu_ns) == (expected.calls, expected.self_cpu_ns)
+        assert row.share == pytest.approx(expected.share)
     by_call = {row.name: row.calls for row in found.sql(short)}
     (launches,) = found.launches.where(name="cudaLaunchKernel")
     assert by_call["cudaLaunchKernel"] == launches.short_calls
@@ -314,9 +325,6 @@ def test_the_table_of_events_of_real_traces_agrees_with_the_views(name: str) -> 
     assert dict(of_kernels.iter_rows()) == dict(
         zip(found.kernels.column("name"), found.kernels.column("device_ns"))
     )
-    launched = events.filter(pl.col("device").is_not_null())["own_device_ns"].sum()
-    own_work = events.filter(pl.col("device").is_null())["own_device_ns"].sum()
-    unlaunched = events.filter(pl.col("device").is_not_null() & pl.col("operator").is_null())[
-        "own_device_ns"
-    ].sum()
-    assert launched == own_work + unlaunched
+    work = events.filter(pl.col("device").is_not_null())
+    unlaunched = work.filter(pl.col("operator").is_null())["device_ns"].sum()
+    assert work["device_ns"].sum() == events["own_device_ns"].sum() + unlaunched

@@ -75,7 +75,9 @@ EVENTS: Schema = schema(
     part="(integer) which of the trace files of the window; 0 if there is one file",
     kind="operator, range, step, mark (`instrument.mark`), loader (a wait for a batch), runtime (a "
     "call of the device's runtime or driver), wait (such a call in which the CPU waits for the "
-    "device), frame (a Python function), kernel, communication, copy, memset, or other",
+    "device), frame (a Python function), kernel, communication, copy, memset, or other: what torch "
+    "and Kineto also write, such as the annotations of a device (`category` says what it is)",
+    category="Kineto's category, such as `cpu_op` or `cuda_runtime`",
     name="the name as torch's tables show it: without the number of a step and without an overload",
     label="of a device event, a readable name of at most 40 characters, such as `add<bf16>`; "
     "several names can have the same label. Null on the CPU",
@@ -101,13 +103,15 @@ EVENTS: Schema = schema(
     counted="(true or false) whether this step counts: all finished steps of the window but the "
     "first, or a single one, or whole periods where steps of several kinds take turns. If no step "
     "finished, all events count",
-    path="the ranges around the event, such as `train/forward/layer`; a backward operator has the "
+    path="the ranges around the event, such as `train/forward/layer`; a range's own name is the "
+    "last one of its path; a backward operator has the "
     "path of its forward operator, a device event that of the operator that launched it. Null "
     "outside of all ranges",
     phase="the phase of the window, such as `train` or `validation`",
     **{
         "pass": "forward, backward, recompute (a forward pass that activation checkpointing "
-        "repeats), optimizer, or data (a wait for a batch); null outside of all ranges"
+        "repeats), optimizer, or data (a wait for a batch, and all inside it). Backward includes "
+        "the accumulation of gradients. Forward and optimizer are known only inside ranges"
     },
     launcher="(integer) the runtime call that launched a device event; null if it is not in the "
     "trace",
@@ -116,9 +120,12 @@ EVENTS: Schema = schema(
     own_ns="the CPU time of the event without the operators, ranges and calls directly inside it; "
     "where two siblings overlap, the earlier one ends as the later one begins. Null on a device "
     "and for Python frames",
-    device_ns="the duration of all device events that the event and all inside it launched; of a "
-    "device event, its own duration; null if the trace has no device event",
-    own_device_ns="the duration of the device events that the event itself launched",
+    device_ns="the duration of all device events that the event and all inside it on its thread "
+    "launched; of a device event, its own duration. For a step or range with its backward, group "
+    "the device events by `step` or `path`. Null if the trace has no device event",
+    own_device_ns="the duration of the device events whose `operator` is this event: that of a "
+    "runtime call is 0, because its launches count for the operator or range around it; null on a "
+    "device",
     counted_own_ns="the part of `own_ns` in the steps that count; all of it if no step finished",
     counted_own_device_ns="the part of `own_device_ns` that was launched in steps that count",
     wait_kind="device (the CPU waits for the device) or data (it waits for a batch); else null",
@@ -278,6 +285,7 @@ def _named(facts: Facts) -> dict[str, pl.Series]:
     kind = kind.zip_with(of_work.is_null(), of_work)
     return {
         "kind": kind,
+        "category": pl.Series(events.categories, dtype=pl.String).gather(events.category),
         "name": pl.Series(names, dtype=pl.String).gather(groups.of),
         "overload": pl.Series(
             overloads if has_overloads else [None] * len(names), dtype=pl.String
@@ -374,11 +382,7 @@ def _launched(facts: Facts) -> dict[str, pl.Series]:
     if own is not None:
         on_device = np.zeros(count, np.bool_)
         on_device[device] = True
-        counted = np.zeros(count, np.int64)
-        counted[device] = links.counted_device_ns
-        is_work, lasts_ns = pl.Series(on_device), pl.Series(links.events.duration_ns)
-        total, own_ns = (lasts_ns.zip_with(is_work, each) for each in (total, own_ns))
-        counted_ns = pl.Series(counted).zip_with(is_work, counted_ns)
+        total = pl.Series(links.events.duration_ns).zip_with(pl.Series(on_device), total)
     return {
         "launcher": nullable(launcher, launcher >= 0),
         "operator": nullable(operator, operator >= 0),
@@ -394,11 +398,13 @@ def _placed(facts: Facts) -> dict[str, pl.Series]:
     kind = np.append(kinds_of_scopes(links), -1)[np.append(scopes.innermost, -1)[facts.nodes]]
     passes = pl.Series([*_PASS_OF_KIND, None], dtype=pl.String)
     found = passes.gather(np.where(kind >= 0, kind, len(passes) - 1))
-    waits = facts.events("wait_kind")["wait_kind"].eq_missing("data")
+    tree = links.call_tree
+    waits = facts.events("wait_kind")["wait_kind"].eq_missing("data").to_numpy()
+    is_data = np.append(tree.at_or_inside(waits[tree.index]), False)[facts.nodes]
     data = pl.Series(["data"]).new_from_index(0, len(found))
     return {
         "path": texts.gather(np.where(path >= 0, path, len(texts) - 1)),
-        "pass": data.zip_with(waits, found),
+        "pass": data.zip_with(pl.Series(is_data), found),
     }
 
 
@@ -487,7 +493,7 @@ _GROUPS: tuple[tuple[Callable[[Facts], dict[str, pl.Series]], str], ...] = (
     (_recorded, "id part start_ns start_unix_ns end_ns duration_ns finished phase"),
     (_numbered, "sequence correlation graph"),
     (_located, "thread device stream"),
-    (_named, "kind name overload wait_kind"),
+    (_named, "kind category name overload wait_kind"),
     (_labelled, "label class"),
     (_nested, "parent own_ns counted_own_ns call"),
     (_of_steps, "step counted"),

@@ -66,7 +66,9 @@ SEGMENTS: Schema = schema(
     end_ns="the end, on the same clock",
     duration_ns="`end_ns` minus `start_ns`",
     step="(integer) the number of the step; null if no step finished: then the recording is split. "
-    "In the lane `device`, a step lasts until the device has ended what the step launched",
+    "In the lane `device`, a step begins where the device has ended the steps before, and lasts "
+    "until it has ended what the step launched; all work in this time counts, also of unknown "
+    "launch",
     counted="(true or false) whether the step counts; see `counted` of the events",
     path="the range for which the time counts; `(no range)` outside of all ranges, `(no launch)` "
     "for device work whose launch is not in the trace; the name of a loader is without the class "

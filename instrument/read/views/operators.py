@@ -36,15 +36,9 @@ _TOTALS = {
 }  # fmt: skip
 _SHARES = {"share": "counted_own_ns", "device_share": "counted_own_device_ns"}
 _EVENTS = (
-    "id",
-    "name",
-    "kind",
-    "start_ns",
-    "call",
-    *_SUMS.values(),
-    *_TOTALS.values(),
-    *_SHARES.values(),
-)
+    "id", "name", "kind", "start_ns", "call", "counted",
+    *_SUMS.values(), *_TOTALS.values(), *_SHARES.values(),
+)  # fmt: skip
 
 OPERATORS: Schema = schema(
     name="the name of the operator, range or runtime call; [memory] for allocations and frees "
@@ -159,7 +153,11 @@ def _calls(capture: Views) -> pl.DataFrame:
     work = capture.rows("id", "operator").filter(pl.col("operator").is_null())["id"]
     unlaunched = events.filter(pl.col("kind").is_in(WORK) & pl.col("id").is_in(work.implode()))
     unlaunched = unlaunched.select(
-        "id", "start_ns", "own_device_ns", "device_ns", "counted_own_device_ns"
+        "id",
+        "start_ns",
+        "device_ns",
+        own_device_ns="device_ns",
+        counted_own_device_ns=pl.col("device_ns") * pl.col("counted"),
     )
     others = [unlaunched.with_columns(_row(UNLAUNCHED_ROW, "unlaunched"))]
     if capture.scope is None:

@@ -367,10 +367,12 @@ class Views:
             ConfigError: the query cannot be answered.
             TraceError: the trace cannot be read.
         """
+        if re.search(r"\bsegments\b", query, re.IGNORECASE):
+            self.require_whole("The table segments")
         from instrument.read.facts.queries import answer
         from instrument.read.views.table import Table
 
-        return Table(answer(self.facts, query, self._chosen))
+        return Table(answer(self.facts, query, self._chosen), begin_ns=self.events.begin_ns)
 
     def require_whole(self, what: str) -> None:
         """Refuse a question that cannot be asked about a part of the events.
