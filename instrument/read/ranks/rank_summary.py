@@ -31,6 +31,7 @@ from instrument.read.trace.events import Ints
 from instrument.read.trace.reader import collector_off
 from instrument.read.views.collectives import OF_GROUP, SYNCHRONISING, cpu_waits
 from instrument.read.views.find_captures import Place
+from instrument.read.views.ranges import range_tree
 from instrument.read.views.views import Views
 
 SUMMARY_FILE = "summary.json"
@@ -211,7 +212,7 @@ def summarize(capture: Views) -> RankSummary:
 
 
 def _ranges(capture: Views) -> Ranges:
-    tree = capture.range_tree
+    tree = range_tree(capture)
     scope = "_per_step" if tree.steps else ""
     own, steps = Groups(tree.work.enclosing, len(capture.ranges)), max(tree.steps, 1)
     frame = capture.ranges.frame.select(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from instrument.read.facts.device_work import Work, by_group
+from instrument.read.facts.device_work import by_group
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.views.table import Table
+
+if TYPE_CHECKING:
+    from instrument.read.views.views import Views
 
 # Every cell is None if the trace has no device events. The first four columns sum to `total_ns`.
 BREAKDOWN: Schema = schema(
@@ -22,11 +27,12 @@ BREAKDOWN: Schema = schema(
 )
 
 
-def breakdown(work: Work) -> Table:
+def breakdown(capture: Views) -> Table:
     """Return the device time of the whole trace by kind of work, as one row; see `BREAKDOWN`.
 
     A second in which two devices work counts as one second.
     """
+    work = capture.work
     found = by_group(work, np.zeros(len(work.event), np.int64), 1)
     return Table.of(
         BREAKDOWN, {name: v.tolist() if len(work.event) else [None] for name, v in found.items()}

@@ -6,7 +6,7 @@ docs/gpu.md defines the bandwidths, as NCCL's own tests do (doc/PERFORMANCE.md i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -31,6 +31,9 @@ from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import step_at, step_number
 from instrument.read.trace.events import Events, Ints, flags
 from instrument.read.views.table import Table
+
+if TYPE_CHECKING:
+    from instrument.read.views.views import Views
 
 # Every rank waits in such a collective until the last rank has joined it. So the collective ends at
 # about the same moment on all ranks.
@@ -126,7 +129,7 @@ def bandwidths(
     )
 
 
-def collective_calls(links: Links, work: Work) -> Table:
+def collective_calls(capture: Views) -> Table:
     """Return one row for each collective, in order of its end; see `COLLECTIVE_CALLS`.
 
     torch records each collective as a CPU event, which is called its record here. Kernels with the
@@ -138,6 +141,7 @@ def collective_calls(links: Links, work: Work) -> Table:
 
     Cost: sorts the device events. If gloo or MPI ran on the CPU, the call tree is built too.
     """
+    links, work = capture.links, capture.work
     events, steps = links.events, links.steps
     on_device = _on_device(events, work, steps)
     recorded_only = _recorded_only(events, steps, on_device["record"].to_numpy())
@@ -252,7 +256,7 @@ def _described(events: Events, calls: pl.DataFrame) -> Iterator[tuple[Any, ...]]
         )
 
 
-def collectives(collective_calls: Table) -> Table:
+def collectives(capture: Views) -> Table:
     """Return one row for each process group and kind of collective; see `COLLECTIVES`.
 
     The row with the longest total time comes first. The kernel of a collective starts when the rank
@@ -266,7 +270,7 @@ def collectives(collective_calls: Table) -> Table:
     def total(cells: pl.Expr) -> pl.Expr:
         return pl.when(cells.count() > 0).then(cells.sum())
 
-    groups = collective_calls.frame.group_by(OF_GROUP, maintain_order=True).agg(
+    groups = capture.collective_calls.frame.group_by(OF_GROUP, maintain_order=True).agg(
         element_type=pl.col("element_type").drop_nulls().unique().sort().str.join(", "),
         calls=pl.len().cast(pl.Int64),
         bytes=total(size),

@@ -30,6 +30,7 @@ from instrument.read.trace.events import (
     is_synchronising,
 )
 from instrument.read.views import coverage_rows as rows
+from instrument.read.views.ranges import range_tree
 from instrument.read.views.table import Table
 
 if TYPE_CHECKING:
@@ -329,7 +330,7 @@ def _cpu_in_steps(capture: Views) -> Part | None:
 
 
 def _joined(capture: Views) -> Part | None:
-    work = capture.range_tree.work
+    work = range_tree(capture).work
     joined = int(work.cpu_ns[np.isin(work.kind, (BACKWARD, ACCUMULATE))].sum())
     total = joined + int(work.cpu_ns[work.kind == UNATTRIBUTED].sum())
     why = (

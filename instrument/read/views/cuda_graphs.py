@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -17,6 +17,9 @@ from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import step_at
 from instrument.read.trace.events import Ints, called_operators
 from instrument.read.views.table import Table
+
+if TYPE_CHECKING:
+    from instrument.read.views.views import Views
 
 CUDA_GRAPHS: Schema = schema(
     name='"graph" and the id of the graph in the trace, such as "graph 7". If the trace has no '
@@ -61,7 +64,7 @@ CUDA_GRAPH_NODES: Schema = schema(
 )
 
 
-def cuda_graphs(links: Links, work: Work) -> Table:
+def cuda_graphs(capture: Views) -> Table:
     """Return one row for each CUDA or HIP graph that was replayed; see `CUDA_GRAPHS`.
 
     The graph with the most device time comes first. In a trace of ROCm, graphs have no ids. So
@@ -69,6 +72,7 @@ def cuda_graphs(links: Links, work: Work) -> Table:
 
     Cost: sorts the device events of graphs, and builds the call tree.
     """
+    links, work = capture.links, capture.work
     events, (nodes, replays) = links.events, _replays(links, work)
     call, began_ns = replays["call"].to_numpy(), replays["began_ns"].to_numpy()
     step = step_at(events, links.steps, replays["launched_ns"].to_numpy())
@@ -99,8 +103,9 @@ def cuda_graphs(links: Links, work: Work) -> Table:
     return Table.of(CUDA_GRAPHS, found.cast({pl.UInt32: pl.Int64})).sort("device_ns")
 
 
-def cuda_graph_nodes(links: Links, work: Work) -> Table:
+def cuda_graph_nodes(capture: Views) -> Table:
     """Return one row for each node of each graph, by graph and node; see `CUDA_GRAPH_NODES`."""
+    links, work = capture.links, capture.work
     events, (nodes, _) = links.events, _replays(links, work)
     has_ids = (pl.col("node") >= 0).all().over("name")
     label = pl.when(has_ids).then("node").otherwise("kernel")

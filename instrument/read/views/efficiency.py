@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from instrument.read.trace.events import (
 from instrument.read.views.operators import shape_text
 from instrument.read.views.peak_rates import PeakFlops, PeakRates, peak_rates, roof
 from instrument.read.views.table import Table
+
+if TYPE_CHECKING:
+    from instrument.read.views.views import Views
 
 EFFICIENCY: Schema = schema(
     name="the operator",
@@ -124,7 +127,7 @@ class FlopCalls:
     rates: dict[int, PeakRates]
 
 
-def efficiency(links: Links, flop_calls: FlopCalls | None) -> Table:
+def efficiency(capture: Views) -> Table:
     """Return one row for each combination of operator, shapes, types and device; see `EFFICIENCY`.
 
     The row with the most device time comes first. Operators that operators with known FLOPs call
@@ -132,9 +135,10 @@ def efficiency(links: Links, flop_calls: FlopCalls | None) -> Table:
 
     Limit: if the trace lacks a kernel that a call launched, the call's row has no device time.
     """
-    if flop_calls is None:
+    links, calls = capture.links, flop_calls(capture)
+    if calls is None:
         return Table.of_rows(EFFICIENCY, [])
-    events, calls = links.events, flop_calls
+    events = links.events
     index = links.call_tree.index[calls.node]
     name, names = intern(split_overload(each)[0] for each in events.names)
     operator, shapes = name[events.name[index]], events.shapes[index]
@@ -183,11 +187,12 @@ def efficiency(links: Links, flop_calls: FlopCalls | None) -> Table:
     return Table.of_dicts(EFFICIENCY, rows)
 
 
-def efficiency_steps(links: Links, work: Work, flop_calls: FlopCalls | None) -> Table:
+def efficiency_steps(capture: Views) -> Table:
     """Return the model FLOPs utilization of each finished step; see `EFFICIENCY_STEPS`."""
-    if flop_calls is None:
+    links, work, calls = capture.links, capture.work, flop_calls(capture)
+    if calls is None:
         return Table.of_rows(EFFICIENCY_STEPS, [])
-    events, steps, calls = links.events, links.steps, flop_calls
+    events, steps = links.events, links.steps
     count, has_device = len(steps), len(work.event) > 0
     step = step_at(events, steps, links.call_tree.start_ns[calls.node])
     chosen = np.flatnonzero((step >= 0) & ((calls.device != _NO_DEVICE) | (not has_device)))
@@ -229,7 +234,15 @@ def efficiency_steps(links: Links, work: Work, flop_calls: FlopCalls | None) -> 
     return Table.of_dicts(EFFICIENCY_STEPS, rows)
 
 
-def flop_calls(links: Links, given: PeakFlops | None) -> FlopCalls | None:
+def flop_calls(capture: Views) -> FlopCalls | None:
+    """Return the calls with known FLOPs; None if there are none."""
+    given = capture.peak_flops
+    if given is None:
+        given = capture.about.config.peak_flops
+    return capture.once("FLOP calls", lambda: _flop_calls(capture.links, given))
+
+
+def _flop_calls(links: Links, given: PeakFlops | None) -> FlopCalls | None:
     """Return the calls with known FLOPs; None if there are none.
 
     `given` is the value of `profiler.peak_flops`, which replaces built-in rates; see `peak_rates`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from instrument.read.facts.call_tree import nest
 from instrument.read.facts.groupby import Groups, cells, distinct, groupby
 from instrument.read.facts.idle import is_loading
 from instrument.read.facts.intervals import merged_in_groups
-from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import CountedSteps
 from instrument.read.trace.events import (
@@ -26,6 +25,9 @@ from instrument.read.trace.events import (
     loader_iterator,
 )
 from instrument.read.views.table import Table
+
+if TYPE_CHECKING:
+    from instrument.read.views.views import Views
 
 KINDS = (
     "loader", "garbage collection", "compilation", "guards", "module loading", "memory allocation",
@@ -87,7 +89,7 @@ INTERRUPTIONS: Schema = schema(
 )
 
 
-def interruptions(links: Links) -> Table:
+def interruptions(capture: Views) -> Table:
     """Return one row for each kind and name of an interruption; see `INTERRUPTIONS`.
 
     The row with the most CPU time comes first. Garbage collections need Python stacks and torch's
@@ -99,6 +101,7 @@ def interruptions(links: Links) -> Table:
 
     Cost: a test of each distinct name, and several sorts of the interruptions and steps.
     """
+    links = capture.links
     events, steps = links.events, links.counted_steps
     kind = kinds_of(events)
     width = np.int32(len(KINDS))

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from instrument.read.facts.device_work import Work, by_group
+from instrument.read.facts.device_work import by_group
 from instrument.read.facts.groupby import groupby
 from instrument.read.facts.schema import Schema, schema
-from instrument.read.trace.events import Events
 from instrument.read.views.table import Table
 
 if TYPE_CHECKING:
@@ -197,8 +196,9 @@ def _ratio(part: pl.Expr, whole: pl.Expr) -> pl.Expr:
     return pl.when(whole > 0).then(part / whole)
 
 
-def streams(events: Events, work: Work) -> Table:
+def streams(capture: Views) -> Table:
     """Return one row for each stream on which work ran, the busiest first; see `STREAMS`."""
+    events, work = capture.events, capture.work
     present, groups = groupby(events.thread[work.event])
     found = by_group(work, groups.of, groups.count)
     names = ("compute_ns", "communication_ns", "copy_ns", "idle_ns")

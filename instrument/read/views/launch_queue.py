@@ -8,13 +8,16 @@ count such calls.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import polars as pl
 
-from instrument.read.facts.device_work import Work
 from instrument.read.facts.schema import Schema, schema
-from instrument.read.trace.events import Events
 from instrument.read.views.table import Table
+
+if TYPE_CHECKING:
+    from instrument.read.views.views import Views
 
 # If a stream has this many outstanding launches, the next CUDA call for the stream waits until the
 # work of one launch starts. CUDA allows about 1024. Measured on a V100: all 1288 calls that found
@@ -42,12 +45,13 @@ QUEUE: Schema = schema(
 )
 
 
-def queue(events: Events, work: Work) -> Table:
+def queue(capture: Views) -> Table:
     """Return one row for each stream on which work ran, the most launches first; see `QUEUE`.
 
     The clocks of CPU and device may differ: a device event that seems to start before its launch
     counts as outstanding for 0 ns. Cost: some sorts of the launches.
     """
+    events, work = capture.events, capture.work
     call = pl.col("call")
     ran = pl.DataFrame(
         {

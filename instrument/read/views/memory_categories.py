@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
@@ -24,6 +24,9 @@ from instrument.read.trace.capture_json import BAD_JSON
 from instrument.read.trace.events import Ints
 from instrument.read.views.memory_plot import Plot, extremes
 from instrument.read.views.table import Table
+
+if TYPE_CHECKING:
+    from instrument.read.views.views import Views
 
 UNCLASSIFIED = "unknown"
 # In the order of torch's columns.
@@ -112,7 +115,12 @@ MEMORY_CATEGORIES: Schema = schema(
 )
 
 
-def memory_categories(categories: Sequence[Categories]) -> Table:
+def memory_categories(capture: Views) -> Table:
+    """Return a row for each device and category that held memory; see `at_peak`."""
+    return at_peak(capture.categories)
+
+
+def at_peak(categories: Sequence[Categories]) -> Table:
     """Return a row for each device and category that held memory; see `MEMORY_CATEGORIES`.
 
     For each device, the largest category at the peak of all categories together comes first.

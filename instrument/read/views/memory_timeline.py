@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from instrument.read.facts.step_index import step_number
 from instrument.read.trace.events import Ints, MemoryEvents
 from instrument.read.views.memory_plot import Curve, extremes
 from instrument.read.views.table import Table
+
+if TYPE_CHECKING:
+    from instrument.read.views.views import Views
 
 # c10/core/DeviceType.h
 _DEVICE_NAMES = (
@@ -265,13 +268,13 @@ class MemoryView:
         return partner
 
 
-def memory_devices(memory: MemoryView) -> Table:
+def memory_devices(capture: Views) -> Table:
     """Return a row for each device, the CPU last; see `MEMORY_DEVICES`.
 
     The peak is after an event, even if more memory was in use before the first one.
     """
     rows = []
-    for line in memory.timelines.values():
+    for line in capture.memory.timelines.values():
         made, peak = line.size_bytes > 0, line.peak
         used, reserved = line.allocated_bytes, line.reserved_bytes
         rows.append(
@@ -288,14 +291,15 @@ def memory_devices(memory: MemoryView) -> Table:
                 None if reserved is None else int(reserved.max()),
             )
         )
-    return Table.of_rows(MEMORY_DEVICES, rows, begin_ns=memory.links.events.begin_ns)
+    return Table.of_rows(MEMORY_DEVICES, rows, begin_ns=capture.events.begin_ns)
 
 
-def memory_steps(memory: MemoryView) -> Table:
+def memory_steps(capture: Views) -> Table:
     """Return a row for each device and step; see `MEMORY_STEPS`.
 
     A memory event exactly at the end of a step does not count for the step.
     """
+    memory = capture.memory
     events, steps = memory.links.events, memory.links.steps
     numbers = [step_number(events, step) for step in steps.tolist()]
     rows: list[tuple[str, int, int | None, int, int | None]] = []
@@ -317,11 +321,12 @@ def memory_steps(memory: MemoryView) -> Table:
     return Table.of_rows(MEMORY_STEPS, rows)
 
 
-def memory_events(memory: MemoryView) -> Table:
+def memory_events(capture: Views) -> Table:
     """Return every allocation and free, by device and then by time; see `MEMORY_EVENTS`.
 
     If a free's allocation was before the window, its operator is "[before the window]".
     """
+    memory = capture.memory
     lines = [*memory.timelines.values()]
     instant = np.concatenate([np.zeros(0, np.int64), *(line.instant for line in lines)])
     memories = memory.links.events.memory

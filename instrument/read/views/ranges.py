@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +37,7 @@ from instrument.read.trace.events import (
 from instrument.read.views.table import Table
 
 if TYPE_CHECKING:
-    from instrument.read.trace.capture_json import Metadata
+    from instrument.read.views.views import Views
 
 RANGES: Schema = schema(
     path="the names of the ranges around this range on the same thread, and the name of this "
@@ -310,11 +309,15 @@ def _work_groups(groups: Groups, path: Ints) -> Groups:
     return Groups(np.append(groups.of, -1)[path], groups.count)
 
 
-def range_tree(links: Links) -> RangeTree:
+def range_tree(capture: Views) -> RangeTree:
     """Return the ranges of a trace and all its work.
 
     Cost: about 0.4 µs per event, at any depth of nesting. The call tree takes half of this time.
     """
+    return capture.once("range tree", lambda: _range_tree(capture.links))
+
+
+def _range_tree(links: Links) -> RangeTree:
     events, scopes = links.events, links.scopes
     resumed = flags(lambda name: name.endswith(RESUMED), events.names)[
         events.name[scopes.ranges.index]
@@ -324,16 +327,16 @@ def range_tree(links: Links) -> RangeTree:
     return RangeTree(scopes.paths, slices, attributed_work(links), steps)
 
 
-def ranges(range_tree: RangeTree, module_types: Mapping[str, str] = MappingProxyType({})) -> Table:
+def ranges(capture: Views) -> Table:
     """Return one row for each path of ranges; see `RANGES`.
 
     A range comes before the ranges inside it, and siblings are sorted by their first start.
-    `module_types` maps the range names of submodules to their classes. docs/cli.md says what
-    counts.
+    docs/cli.md says what counts.
 
     Cost: the time of a device event is processed once for each range that the event counts for.
     """
-    paths = range_tree.paths
+    tree, module_types = range_tree(capture), capture.module_types
+    paths = tree.paths
     labels: dict[str, Sequence[Any]] = {
         "path": paths.texts,
         "name": paths.names,
@@ -341,25 +344,27 @@ def ranges(range_tree: RangeTree, module_types: Mapping[str, str] = MappingProxy
         "depth": paths.depths,
     }
     each = Groups(np.arange(len(paths.names)), len(paths.names))
-    return Table.of(RANGES, labels | range_tree.quantities(each))
+    return Table.of(RANGES, labels | tree.quantities(each))
 
 
-def ranges_by_name(range_tree: RangeTree) -> Table:
+def ranges_by_name(capture: Views) -> Table:
     """Return the ranges grouped by name, in the order of the tree; see `RANGES_BY_NAME`.
 
     If a range is inside another range of the same name, `calls` counts both, and all else the outer
     one.
     """
-    number, names = intern(range_tree.paths.names)
-    columns = {"name": names, **range_tree.quantities(Groups(number, len(names)))}
+    tree = range_tree(capture)
+    number, names = intern(tree.paths.names)
+    columns = {"name": names, **tree.quantities(Groups(number, len(names)))}
     return Table.of(RANGES_BY_NAME, columns)
 
 
-def ranges_attribution(range_tree: RangeTree) -> Table:
+def ranges_attribution(capture: Views) -> Table:
     """Return all CPU time, summed by range and kind of work; see `RANGES_ATTRIBUTION`."""
-    work = range_tree.work
+    tree = range_tree(capture)
+    work = tree.work
     key, groups = groupby((work.attributed + 1) * len(KINDS) + work.kind)
-    texts = [NO_RANGE, *range_tree.paths.texts]
+    texts = [NO_RANGE, *tree.paths.texts]
     return Table.of(
         RANGES_ATTRIBUTION,
         {
@@ -371,9 +376,10 @@ def ranges_attribution(range_tree: RangeTree) -> Table:
     )
 
 
-def ranges_rest(range_tree: RangeTree) -> Table:
+def ranges_rest(capture: Views) -> Table:
     """Return the work outside of all ranges; see `RANGES_REST`. Rows without work are left out."""
-    work = range_tree.work
+    tree = range_tree(capture)
+    work = tree.work
     backward = np.isin(work.kind, (BACKWARD, ACCUMULATE, UNATTRIBUTED))
     rows: list[dict[str, Any]] = []
     for name, chosen in ((NO_RANGES_BACKWARD, backward), (NO_RANGE, ~backward)):
@@ -381,11 +387,11 @@ def ranges_rest(range_tree: RangeTree) -> Table:
         cpu_ns = int(work.cpu_ns[part].sum())
         device_ns = None if work.device_ns is None else int(work.device_ns[part].sum())
         if cpu_ns or device_ns:
-            shares = range_tree.shares(Groups(np.where(part, 0, -1), 1))
+            shares = tree.shares(Groups(np.where(part, 0, -1), 1))
             own = {"self_cpu_ns": cpu_ns, "self_total_ns": cpu_ns, "self_device_ns": device_ns}
             rows.append({"name": name, **own, **{key: each[0] for key, each in shares.items()}})
     if work.unlaunched_ns:
-        whole = range_tree.device_whole_ns
+        whole = tree.device_whole_ns
         share = work.counted_unlaunched_ns / whole if whole else None
         rows.append(
             {"name": NO_LAUNCH, "self_device_ns": work.unlaunched_ns, "device_share": share}
@@ -393,19 +399,11 @@ def ranges_rest(range_tree: RangeTree) -> Table:
     return Table.of_dicts(RANGES_REST, rows)
 
 
-def compiled_ranges(events: Events, about: Metadata) -> Table:
+def compiled_ranges(capture: Views) -> Table:
     """Return the ranges inside the compiled regions that ran; see `COMPILED_RANGES`."""
-    ran = {name.removeprefix(REGION) for name in events.names if name.startswith(REGION)}
-    here = [entry for entry in about.compiled_ranges if entry.region in ran]
+    ran = {name.removeprefix(REGION) for name in capture.events.names if name.startswith(REGION)}
+    here = [entry for entry in capture.about.compiled_ranges if entry.region in ran]
     return Table.of_rows(COMPILED_RANGES, [(entry.range, entry.region) for entry in here])
-
-
-def counted_total_ns(links: Links, groups: Groups) -> Ints:
-    """Return the part of `total_ns` that began in the counted steps, for each group."""
-    scopes, counted = links.scopes, links.counted_steps
-    spent = scopes.nodes.own(links.spent_ns[links.call_tree.nodes_of(scopes.nodes.index)])
-    here = counted.holds(scopes.nodes.start_ns) >= 0
-    return scopes.paths.summed(spent[here], groups.of, groups.count, scopes.attributed[here])
 
 
 def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from instrument.base.range_names import MOMENT
-from instrument.read.facts.device_work import Work, by_group
+from instrument.read.facts.device_work import by_group
 from instrument.read.facts.idle import WAITS, device_time_of, launching_step
-from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, names_of, schema
 from instrument.read.facts.step_index import step_at
 from instrument.read.trace.events import (
@@ -21,7 +20,7 @@ from instrument.read.views.breakdown import BREAKDOWN
 from instrument.read.views.table import Table
 
 if TYPE_CHECKING:
-    pass
+    from instrument.read.views.views import Views
 
 
 # The columns of device work. All are None in a trace without device events.
@@ -58,12 +57,13 @@ MOMENTS: Schema = schema(
 )
 
 
-def steps(links: Links, work: Work) -> Table:
+def steps(capture: Views) -> Table:
     """Return the steps that ended inside the window, in order of start; see `STEPS`.
 
     The device work of a step is the work that any thread launched during the step. Device work
     whose launch is not in the trace belongs to no step.
     """
+    links, work = capture.links, capture.work
     events, index = links.events, links.steps
     start, end = events.start_ns[index], events.end_ns[index]
     columns: dict[str, Any] = dict.fromkeys(names_of(STEPS), [None] * len(index))
@@ -77,8 +77,9 @@ def steps(links: Links, work: Work) -> Table:
     return Table.of(STEPS, columns, begin_ns=events.begin_ns)
 
 
-def moments(links: Links) -> Table:
+def moments(capture: Views) -> Table:
     """Return the moments marked with `instrument.mark`, in order of time; see `MOMENTS`."""
+    links = capture.links
     events, finished = links.events, links.steps
     index = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_moment))
     index = index[np.argsort(events.start_ns[index], kind="stable")]

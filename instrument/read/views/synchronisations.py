@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.synchronisation import STREAM_WAIT, Synchronisations
 from instrument.read.trace.events import Events, Flags, Ints, called_operators, split_overload
 from instrument.read.views.table import Table
+
+if TYPE_CHECKING:
+    from instrument.read.views.views import Views
 
 SYNCHRONISATIONS: Schema = schema(
     name="the CPU call that waits, such as cudaStreamSynchronize, or that makes a stream wait, "
@@ -40,7 +43,7 @@ SYNCHRONISATIONS: Schema = schema(
 )
 
 
-def synchronisations(links: Links) -> Table:
+def synchronisations(capture: Views) -> Table:
     """Return the calls that wait, by name, operator, range, awaited stream and waiting stream.
 
     See `SYNCHRONISATIONS`. The row with the longest `stream_wait_ns`, or else `cpu_ns`, comes
@@ -48,6 +51,7 @@ def synchronisations(links: Links) -> Table:
 
     Limit: waiting inside kernels or inside other calls, such as `cudaFree`, is not counted.
     """
+    links = capture.links
     events, found = links.events, links.synchronisations
     of_stream = found.kind == STREAM_WAIT
     edge = _last_edges(events, found, found.wait, len(found.call))

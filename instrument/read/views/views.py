@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cached_property
 from importlib import import_module
-from inspect import signature
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -38,11 +37,9 @@ if TYPE_CHECKING:
     from instrument.read.facts.scope import Scope
     from instrument.read.trace.capture_json import Loader, Metadata
     from instrument.read.trace.events import Events, Flags
-    from instrument.read.views.efficiency import FlopCalls
     from instrument.read.views.memory_categories import Categories
     from instrument.read.views.memory_timeline import MemoryView
     from instrument.read.views.peak_rates import PeakFlops
-    from instrument.read.views.ranges import RangeTree
     from instrument.read.views.stacks import Stack
     from instrument.read.views.table import Table
 
@@ -66,9 +63,8 @@ def rank_in(name: str) -> int | None:
 class View:
     """A table of a capture, and the option of `instrument show` that prints it.
 
-    The view NAME is made by the function NAME in `module`, with the schema NAME in capitals. The
-    names of the function's parameters are attributes of `Views`: `def kernels(events, work)` gets
-    `capture.events` and `capture.work`. A view is made when it is first read, and only once.
+    The view NAME is what the function NAME in `module` returns for the capture, with the schema
+    NAME in capitals. A view is made when it is first read, and only once.
 
     Attributes:
         module: a module of `instrument.read.views`.
@@ -106,10 +102,7 @@ class View:
             return self
         if not self.is_scoped:
             capture.require_whole(self.name)
-        make = self._member(self.name)
-        needed = signature(make).parameters
-        parts = {name: capture if name == "capture" else getattr(capture, name) for name in needed}
-        made: Table = make(**parts)
+        made: Table = self._member(self.name)(capture)
         vars(capture)[self.name] = made  # Python reads it there from now on
         return made
 
@@ -543,21 +536,6 @@ class Views:
     def module_types(self) -> dict[str, str]:
         """The class of each submodule, by the name of its range."""
         return self.about.module_types
-
-    @cached_property
-    def range_tree(self) -> RangeTree:
-        """The ranges and all work, from which the tables of ranges are made."""
-        from instrument.read.views.ranges import range_tree
-
-        return range_tree(self.links)
-
-    @cached_property
-    def flop_calls(self) -> FlopCalls | None:
-        """The calls with known FLOPs, from which the tables of efficiency are made."""
-        from instrument.read.views.efficiency import flop_calls
-
-        given = self.peak_flops
-        return flop_calls(self.links, self.about.config.peak_flops if given is None else given)
 
     def operators_by(self, what: Grouping, *, depth: int = 5) -> Table:
         """Group the operators by name and one more property; the property is the second column.

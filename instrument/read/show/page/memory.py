@@ -25,7 +25,7 @@ from instrument.read.views.memory_categories import (
     MEMORY_CATEGORIES,
     UNCLASSIFIED,
     Categories,
-    memory_categories,
+    at_peak,
 )
 from instrument.read.views.memory_plot import Curve, Plot
 from instrument.read.views.memory_timeline import (
@@ -120,7 +120,7 @@ def _device(
         add(each.by, each, capture.memory_live(each.by, device=device), MEMORY_LIVE)
     for kind in categories:
         if kind.device == device:
-            add("category", kind.plot(), memory_categories([kind]), MEMORY_CATEGORIES)
+            add("category", kind.plot(), at_peak([kind]), MEMORY_CATEGORIES)
     named = [each for each in charts if any(_is_name(each[0], one) for one in each[1]["series"])]
     yield text(device, "h3")
     yield _facts(capture.memory_devices.where(device=device).since_begin()[0])
