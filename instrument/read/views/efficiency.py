@@ -235,7 +235,10 @@ def efficiency_steps(capture: Views) -> Table:
 
 
 def flop_calls(capture: Views) -> FlopCalls | None:
-    """Return the calls with known FLOPs; None if there are none."""
+    """Return the calls with known FLOPs; None if there are none.
+
+    Cost: evaluates the formulas once for each distinct combination of operator and arguments.
+    """
     given = capture.peak_flops
     if given is None:
         given = capture.about.config.peak_flops
@@ -243,12 +246,6 @@ def flop_calls(capture: Views) -> FlopCalls | None:
 
 
 def _flop_calls(links: Links, given: PeakFlops | None) -> FlopCalls | None:
-    """Return the calls with known FLOPs; None if there are none.
-
-    `given` is the value of `profiler.peak_flops`, which replaces built-in rates; see `peak_rates`.
-
-    Cost: evaluates the formulas once for each distinct combination of operator and arguments.
-    """
     events, call_tree = links.events, links.call_tree
     if links.flops is None:
         return None
