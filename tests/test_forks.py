@@ -6,14 +6,17 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
 import torch
 import warm
+from builders import span, write_trace
 from torch.utils.data import DataLoader, Dataset
 
 from instrument import Session
@@ -200,3 +203,32 @@ def test_a_child_ends_as_it_would_without_a_window(tmp_path: Path) -> None:
     assert lines.count("first") == lines.count("last") == 4
     assert done.stdout.count("first\nlast\n") == done.stdout.count("printed by C") == 4
     assert done.stderr.count("ValueError: an error of the child") == 1
+
+
+def test_a_child_that_was_forked_after_a_capture_was_read_does_not_hang(tmp_path: Path) -> None:
+    """polars would: its threads are only in the parent."""
+    write_trace(tmp_path, [span("aten::mm", 0, 10)])
+    code = """
+    import os, signal
+    from instrument import Capture
+
+    assert len(Capture.load("trace.json").operators) == 1
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        try:
+            Capture.load("trace.json").operators
+        except Exception as error:
+            print(error, flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    print(len(Capture.load("trace.json").operators))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said, count = done.stdout.splitlines()
+    assert said.startswith("trace.json cannot be read here: this process was forked after")
+    assert count == "1"

@@ -14,7 +14,7 @@ from threading import RLock, Thread
 from typing import Any
 from uuid import uuid4
 
-from instrument.base import files
+from instrument.base import files, polars_forks
 from instrument.base.errors import from_signal_handler, reason_of, to_trace
 from instrument.base.file_lock import FileLock
 from instrument.base.log import lines_logger, logger
@@ -71,7 +71,8 @@ class Finisher:
         self.to_finish: list[Path] = []
         self._config = config
         self._recording_ranks = recording_ranks(config.ranks, world_size)
-        self._by_exporter = config.export == "process"
+        # In a child that was forked after an inline export, polars would hang.
+        self._by_exporter = config.export == "process" or polars_forks.is_lost()
         self.inline = _sinks_after_the_exporter(config) if self._by_exporter else {}
         uploads_here = not self._by_exporter or bool(self.inline)
         self._uploads = (

@@ -20,6 +20,7 @@ from instrument.base import files
 from instrument.base.errors import CaptureError, ConfigError, TraceWarning
 from instrument.base.globs import check_globs
 from instrument.base.peak_flops import check_peak_flops
+from instrument.base.polars_forks import use_polars
 from instrument.base.printable import printable
 from instrument.base.range_names import whole
 from instrument.read.facts.schema import Grouping, Schema
@@ -445,6 +446,13 @@ class Views:
             TraceError: the trace file cannot be read.
         """
         from instrument.read.trace import reader
+
+        if not use_polars():
+            raise CaptureError(
+                f"{self.place} cannot be read here: this process was forked after another capture "
+                "had been read, and polars hangs in such a process. Read it in a new process, or "
+                "with the command `instrument`."
+            )
 
         trace = self.require_trace()
         events = reader.read(trace)
