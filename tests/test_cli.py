@@ -439,8 +439,9 @@ def test_a_sink_that_writes_elsewhere_leaves_no_empty_folder(
 ) -> None:
     trace, to = write_trace(tmp_path, steps()), tmp_path / "to"
     command("export", trace, "--sink", "parquet", "--to", to, "rank=3", "run=r")
-    files = [path.relative_to(to) for path in to.rglob("*") if path.is_file()]
-    assert files == [Path("parquet/run=r/rank=3/window=trace/events.parquet")]
+    files = sorted(path.relative_to(to) for path in to.rglob("*") if path.is_file())
+    window = Path("parquet/run=r/rank=3/window=trace")
+    assert files == [window / "events.parquet", window / "segments.parquet"]
     assert [path.name for path in to.iterdir()] == ["parquet"]
 
 

@@ -223,7 +223,7 @@ def recorded_by_torch(folder: Path, schedule: Any, steps: int) -> list[list[int]
 
     def keep(profiler: profile) -> None:
         profiler.export_chrome_trace(str(folder / "trace.json"))
-        names = {row.name.partition("#") for row in Capture.load(folder / "trace.json").events}
+        names = {name.partition("#") for name in Capture.load(folder / "trace.json").events.names}
         found.append(
             sorted(int(number) for name, _, number in names if name == "ProfilerStep" and number)
         )

@@ -186,7 +186,7 @@ def test_without_steps_shares_are_of_the_recording(tmp_path: Path) -> None:
 def test_evidence_counts_equal_names(tmp_path: Path) -> None:
     found = capture(tmp_path, [span("a", 0, 10), span("a", 20, 30), span("b", 60, 35)])
     rows = evidence(found, np.arange(3), detail="in a loop")
-    assert [tuple(row) for row in rows] == [
+    assert [tuple(row)[:6] for row in rows] == [
         ("a", 2, 40_000, 20_000, 50_000, "in a loop"),
         ("b", 1, 35_000, 60_000, 95_000, "in a loop"),
     ]
