@@ -306,8 +306,8 @@ SAYS = {
         "idle for 59 %, mostly waiting for launches: the CPU is the limit", "18 % cunn_SoftMaxForward",
         "image_transforms.py:390 in normalize",
     ),
-    "b200_eager": ("idle for 86 %, mostly waiting for launches: the CPU is the limit", "waits 70 % of the recording for launches"),
-    "a100_nccl_2ranks_rank0": ("idle for 76 %, mostly waiting for launches: the CPU is the limit", "waits 52 % of the step for launches"),
+    "b200_eager": ("idle for 86 %, mostly waiting for launches: the CPU is the limit", "waits 70 % of the recording for launches in short gaps"),
+    "a100_nccl_2ranks_rank0": ("idle for 76 %, mostly waiting for launches: the CPU is the limit", "waits 52 % of the step for launches in short gaps"),
     "v100_216k_events": (
         "only communicates for 21 %", "idle for 42 %, mostly waiting for launches",
         "exposed communication (nccl AllReduce sum f32 ring LL; 404 kernels a step)",

@@ -109,7 +109,7 @@ def launch_bound(capture: Views) -> Iterator[Problem]:
 LAUNCH_BOUND = Check(
     "launch-bound",
     launch_bound,
-    title="The device waits {share} of the {step} for launches: {what}",
+    title="The device waits {share} of the {step} for launches in short gaps: {what}",
     verify="--steps --launches",
     least_share=0.05,
     on_device=True,
