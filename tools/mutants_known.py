@@ -333,7 +333,7 @@ PLANTED = [
     ),
     Planted(
         "an unknown count as part of a sum",
-        "instrument/read/views/operators.py",
+        "instrument/read/views/table.py",
         "pl.when(values.count() > 0)",
         "pl.when(values.count() >= 0)",
         _NEVER_ZERO,

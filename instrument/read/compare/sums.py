@@ -9,8 +9,10 @@ from typing import Literal
 import polars as pl
 
 from instrument.read.compare.counters import Counters
+from instrument.read.facts.device_work import KINDS as DEVICE_KINDS
 from instrument.read.facts.segments import plain_path, segments
 from instrument.read.views.operators import shape_text
+from instrument.read.views.table import known_sum
 from instrument.read.views.views import Views
 
 #: The columns that name the rows of each frame.
@@ -23,7 +25,6 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "counters": ("range", "counter"),
 }
 PEAK = "peak_bytes"  # the counter that is a maximum, and not a sum
-_DEVICE_KINDS = ("kernel", "communication", "copy", "memset")
 _NO_CALLS = ("range", "step", "mark")
 
 
@@ -95,7 +96,7 @@ def added(every: Iterable[Sums]) -> Sums:
 def summed(name: str, frame: pl.DataFrame) -> pl.DataFrame:
     """Sum the rows of a frame with equal keys; a sum of unknown quantities is unknown."""
     keys, quantity = list(KEYS[name]), pl.exclude(KEYS[name])
-    total: pl.Expr = pl.when(quantity.count() > 0).then(quantity.sum())
+    total = known_sum(quantity)
     if name == "counters":
         total = pl.when(pl.col("counter").first() == PEAK).then(quantity.max()).otherwise(total)
     return frame.group_by(keys, maintain_order=True).agg(total)
@@ -115,7 +116,7 @@ def _of_events(capture: Views) -> dict[str, pl.DataFrame]:
         input_shapes=_mapped(events["input_shapes"], lambda text: shape_text(text.encode())),
     )
     kind, is_call = pl.col("kind"), pl.col("own_ns").is_not_null()
-    on_device = kind.is_in(_DEVICE_KINDS)
+    on_device = kind.is_in(DEVICE_KINDS)
     has_device = len(capture.work.event) > 0
     calls = events.filter(is_call & ~kind.is_in(_NO_CALLS)).select(
         "name",

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from instrument.base.once import Once
 from instrument.base.range_names import STEP
 from instrument.read.facts import memory_attribution
 from instrument.read.facts.attribution import kinds_of_scopes
@@ -57,7 +58,6 @@ from instrument.read.trace.events import (
     split_overload,
 )
 
-T = TypeVar("T")
 #: The kinds of events. The first row of `_KIND_OF_NAME` whose test a name passes counts.
 CPU_KINDS = ("operator", "range", "step", "mark", "loader", "runtime", "wait")
 _KIND_OF_NAME: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
@@ -168,12 +168,13 @@ class Facts:
         work: the work of the devices.
         phase: the phase of the window.
         is_ours: whether a session recorded the trace.
+        once: what was computed about the trace; the capture has the same.
     """
 
-    def __init__(self, links: Links, work: Work, *, phase: str, is_ours: bool) -> None:
+    def __init__(self, links: Links, work: Work, *, phase: str, is_ours: bool, once: Once) -> None:
         self.links, self.work, self.phase, self.is_ours = links, work, phase, is_ours
+        self.once = once
         self._columns: dict[str, pl.Series] = {}
-        self._kept: dict[str, Any] = {}
 
     def events(self, *columns: str) -> pl.DataFrame:
         """Return columns of the table of events; all of `EVENTS` if none is named."""
@@ -194,6 +195,13 @@ class Facts:
         return node
 
     @cached_property
+    def is_on_device(self) -> Flags:
+        """A mask of the device events."""
+        found = np.zeros(len(self.links.events), np.bool_)
+        found[self.work.event] = True
+        return found
+
+    @cached_property
     def path_codes(self) -> Ints:
         """The range of each event as an index into `links.scopes.paths`; -1 for none."""
         return self.links.scopes.path_of_node[self.nodes]
@@ -201,13 +209,6 @@ class Facts:
     def segments(self) -> pl.DataFrame:
         """Return the table of segments, of all lanes; see `instrument.read.facts.segments`."""
         return pl.concat([segments(self, lane) for lane in LANES])
-
-    def once(self, name: str, compute: Callable[[], T]) -> T:
-        """Return the result of `compute`, which is called only at the first use of `name`."""
-        if name not in self._kept:
-            self._kept[name] = compute()
-        found: T = self._kept[name]
-        return found
 
     def of_nodes(self, values: NDArray[Any] | None, known: Flags | None = None) -> pl.Series:
         """Spread the values of nodes of the call tree over the events; null for other events."""
@@ -223,6 +224,11 @@ def nullable(values: NDArray[Any] | pl.Series, known: Flags) -> pl.Series:
     """Return a series of the values, with null where `known` is False."""
     series = values if isinstance(values, pl.Series) else pl.Series(values)
     return series if known.all() else series.set(pl.Series(~known), None)
+
+
+def coded(values: Sequence[Any] | pl.Series, codes: Ints | Codes) -> pl.Series:
+    """Return `values[code]` for each code, and null for the code -1."""
+    return pl.Series(values).gather(nullable(codes.astype(np.int64), codes >= 0))
 
 
 def _recorded(facts: Facts) -> dict[str, pl.Series]:
@@ -244,19 +250,16 @@ def _recorded(facts: Facts) -> dict[str, pl.Series]:
 def _numbered(facts: Facts) -> dict[str, pl.Series]:
     events = facts.links.events
     graphs = pl.Series([known_count(each.graph) for each in events.details], dtype=pl.Int64)
-    detail = events.detail.astype(np.int64)
     return {
         "sequence": nullable(events.sequence, events.sequence >= 0),
         "correlation": nullable(events.correlation, events.correlation != 0),
-        "graph": graphs.gather(nullable(detail, detail >= 0)),
+        "graph": coded(graphs, events.detail),
     }
 
 
 def _located(facts: Facts) -> dict[str, pl.Series]:
     events, tree = facts.links.events, facts.links.call_tree
-    on_device = np.zeros(len(events), np.bool_)
-    on_device[facts.work.event] = True
-    thread = events.thread.copy()
+    on_device, thread = facts.is_on_device, events.thread.copy()
     thread[tree.index] = tree.thread
     process, number = (
         pl.Series([str(each[side]) for each in events.threads], dtype=pl.String) for side in (0, 1)
@@ -281,7 +284,7 @@ def _named(facts: Facts) -> dict[str, pl.Series]:
     kind = pl.Series(kinds, dtype=pl.String).gather(groups.of)
     work = np.full(len(events), -1)
     work[facts.work.event] = facts.work.kind
-    of_work = pl.Series([*WORK, None]).gather(np.where(work >= 0, work, len(WORK)))
+    of_work = coded(WORK, work)
     kind = kind.zip_with(of_work.is_null(), of_work)
     return {
         "kind": kind,
@@ -315,7 +318,7 @@ def _scattered(values: pl.Series, event: Ints, count: int) -> pl.Series:
     """A series of `count` rows with each value at the position of its event, and null elsewhere."""
     row = np.full(count, -1)
     row[event] = np.arange(len(event))
-    return values.gather(nullable(row, row >= 0))
+    return coded(values, row)
 
 
 def _described(category: str, name: str) -> tuple[str, str, str | None]:
@@ -357,7 +360,7 @@ def _of_steps(facts: Facts) -> dict[str, pl.Series]:
     links, work, events = facts.links, facts.work, facts.links.events
     time_ns = events.start_ns.copy()
     time_ns[work.event] = launched_ns(events, work)
-    numbers = pl.Series([*links.step_numbers, None], dtype=pl.Int64)
+    numbers = pl.Series(links.step_numbers, dtype=pl.Int64)
     at = step_at(events, links.steps, time_ns)
     is_counted = (
         links.counted_steps.holds(time_ns) >= 0
@@ -365,7 +368,7 @@ def _of_steps(facts: Facts) -> dict[str, pl.Series]:
         else np.ones(len(events), np.bool_)
     )
     return {
-        "step": numbers.gather(np.where(at >= 0, at, len(numbers) - 1)),
+        "step": coded(numbers, at),
         "counted": pl.Series(is_counted),
     }
 
@@ -380,9 +383,7 @@ def _launched(facts: Facts) -> dict[str, pl.Series]:
     total = facts.of_nodes(None if own is None else links.call_tree.with_descendants(own))
     own_ns, counted_ns = facts.of_nodes(own), facts.of_nodes(links.counted_device_own_ns)
     if own is not None:
-        on_device = np.zeros(count, np.bool_)
-        on_device[device] = True
-        total = pl.Series(links.events.duration_ns).zip_with(pl.Series(on_device), total)
+        total = pl.Series(links.events.duration_ns).zip_with(pl.Series(facts.is_on_device), total)
     return {
         "launcher": nullable(launcher, launcher >= 0),
         "operator": nullable(operator, operator >= 0),
@@ -394,16 +395,15 @@ def _launched(facts: Facts) -> dict[str, pl.Series]:
 
 def _placed(facts: Facts) -> dict[str, pl.Series]:
     links, scopes, path = facts.links, facts.links.scopes, facts.path_codes
-    texts = pl.Series([*scopes.paths.texts, None], dtype=pl.String)
+    texts = pl.Series(scopes.paths.texts, dtype=pl.String)
     kind = np.append(kinds_of_scopes(links), -1)[np.append(scopes.innermost, -1)[facts.nodes]]
-    passes = pl.Series([*_PASS_OF_KIND, None], dtype=pl.String)
-    found = passes.gather(np.where(kind >= 0, kind, len(passes) - 1))
+    found = coded(_PASS_OF_KIND, kind)
     tree = links.call_tree
     waits = facts.events("wait_kind")["wait_kind"].eq_missing("data").to_numpy()
     is_data = np.append(tree.at_or_inside(waits[tree.index]), False)[facts.nodes]
     data = pl.Series(["data"]).new_from_index(0, len(found))
     return {
-        "path": texts.gather(np.where(path >= 0, path, len(texts) - 1)),
+        "path": coded(texts, path),
         "pass": data.zip_with(pl.Series(is_data), found),
     }
 
@@ -484,9 +484,7 @@ def _texts(
     used[codes[codes >= 0]] = True
     convert = shown or (lambda text: text.decode("utf-8", "replace"))
     found = [convert(text) if is_used else None for text, is_used in zip(texts, used.tolist())]
-    return pl.Series([*found, None], dtype=pl.String).gather(
-        np.where(codes >= 0, codes, len(found))
-    )
+    return coded(pl.Series(found, dtype=pl.String), codes)
 
 
 _GROUPS: tuple[tuple[Callable[[Facts], dict[str, pl.Series]], str], ...] = (

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from instrument.read.facts.collective_records import exposed_on_cpu
 from instrument.read.facts.device_work import COMMUNICATION, COPY, KERNEL, MEMSET
-from instrument.read.facts.groupby import distinct, groupby_rows, intern
+from instrument.read.facts.groupby import distinct, intern
 from instrument.read.facts.idle import (
     WAITS,
     device_spans,
@@ -28,7 +28,7 @@ from instrument.read.facts.idle import (
 from instrument.read.facts.links import Links
 from instrument.read.facts.paths import NO_LAUNCH, NO_RANGE
 from instrument.read.facts.places import range_codes
-from instrument.read.facts.schema import Schema, schema
+from instrument.read.facts.schema import Schema, names_of, schema
 from instrument.read.facts.step_index import CountedSteps
 from instrument.read.facts.traced import Traced
 from instrument.read.trace.events import (
@@ -133,8 +133,7 @@ def step_parts(capture: Traced) -> dict[tuple[str, str], int]:
 
     The times sum exactly to the duration of the steps.
     """
-    rows = segments(capture, "step").filter("counted").group_by("path", "kind", maintain_order=True)
-    return {(path, kind): ns for path, kind, ns in rows.agg(pl.sum("duration_ns")).iter_rows()}
+    return _parts(segments(capture, "step").filter("counted"))
 
 
 def parts_with_device(capture: Traced) -> dict[tuple[str, str], int]:
@@ -148,15 +147,12 @@ def parts_with_device(capture: Traced) -> dict[tuple[str, str], int]:
         return step_parts(capture)
     start_ns, end_ns = device_spans(links, capture.work)
     painted = _on_host(capture, replace(span, start_ns=start_ns, end_ns=end_ns), "step")
-    texts = [NO_LAUNCH, NO_RANGE, *links.scopes.paths.texts, *painted.loaders]
-    (paths, kinds), groups = groupby_rows(painted.path - _NO_LAUNCH, painted.kind)
-    found: dict[tuple[str, str], int] = {}
-    for path, kind, ns in zip(
-        paths.tolist(), kinds.tolist(), groups.sum(painted.lasts_ns).tolist()
-    ):
-        key = plain_path(texts[path]), _EVERY_KIND[kind]
-        found[key] = found.get(key, 0) + ns
-    return found
+    return _parts(pl.DataFrame(_painted_columns(links, painted)))
+
+
+def _parts(rows: pl.DataFrame) -> dict[tuple[str, str], int]:
+    sums = rows.group_by("path", "kind", maintain_order=True).agg(pl.sum("duration_ns"))
+    return {(path, kind): ns for path, kind, ns in sums.iter_rows()}
 
 
 def ranges_of_steps(capture: Traced) -> list[dict[str, int]]:
@@ -214,19 +210,25 @@ def _segments(capture: Traced, lane: Lane) -> pl.DataFrame:
     begin, of = painted.begin_ns, span.holds(painted.begin_ns)
     counted = np.zeros(span.count, np.bool_)
     counted[links.counted_steps.kept] = True
-    texts = (NO_LAUNCH, NO_RANGE, *links.scopes.paths.texts, *painted.loaders)
     return pl.DataFrame(
         {
             "lane": pl.Series([lane]).new_from_index(0, len(begin)),
             "start_ns": begin,
             "end_ns": begin + painted.lasts_ns,
-            "duration_ns": painted.lasts_ns,
+            **_painted_columns(links, painted),
             "step": pl.Series(links.step_numbers or [None], dtype=pl.Int64).gather(of),
             "counted": counted[of],
-            "path": pl.Series([*map(plain_path, texts)]).gather(painted.path - _NO_LAUNCH),
-            "kind": pl.Series(_EVERY_KIND).gather(painted.kind),
         }
-    )
+    ).select(names_of(SEGMENTS))
+
+
+def _painted_columns(links: Links, painted: _Painted) -> dict[str, Any]:
+    texts = (NO_LAUNCH, NO_RANGE, *links.scopes.paths.texts, *painted.loaders)
+    return {
+        "duration_ns": painted.lasts_ns,
+        "path": pl.Series([*map(plain_path, texts)]).gather(painted.path - _NO_LAUNCH),
+        "kind": pl.Series(_EVERY_KIND).gather(painted.kind),
+    }
 
 
 def _on_host(capture: Traced, span: CountedSteps, lane: Lane) -> _Painted:
@@ -370,9 +372,7 @@ def _of_nodes(capture: Traced, lane: Lane) -> tuple[Ints, Ints]:
     """For each node, and for the time outside of all nodes, the code of its range and its kind."""
     tree, scopes, events = capture.links.call_tree, capture.links.scopes, capture.links.events
     waits = events.among(is_runtime) & events.named(is_wait)
-    is_python = np.zeros(len(events), np.bool_)
-    is_python[scopes.ranges.index] = True
-    is_python &= ~is_compiled_code(events)
+    is_python = capture.links.events_that_are_ranges & ~is_compiled_code(events)
     kind = np.where(is_python, PYTHON, OPERATORS)
     if lane == "cpu":
         kind[capture.work.call[capture.work.call >= 0]] = LAUNCH

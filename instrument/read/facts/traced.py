@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
+from instrument.base.once import Once
 from instrument.read.facts.device_work import Work
 from instrument.read.facts.links import Links
-
-T = TypeVar("T")
 
 
 class Traced(Protocol):
@@ -26,5 +24,6 @@ class Traced(Protocol):
     def is_ours(self) -> bool:
         """Whether a session recorded the trace, so that its ranges have the session's names."""
 
-    def once(self, name: str, compute: Callable[[], T]) -> T:
-        """Return the result of `compute`, which is called only at the first use of `name`."""
+    @property
+    def once(self) -> Once:
+        """What was computed about the trace."""

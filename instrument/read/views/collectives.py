@@ -30,7 +30,7 @@ from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import step_at, step_number
 from instrument.read.trace.events import Events, Ints, flags
-from instrument.read.views.table import Table
+from instrument.read.views.table import Table, known_sum
 
 if TYPE_CHECKING:
     from instrument.read.views.views import Views
@@ -267,25 +267,22 @@ def collectives(capture: Views) -> Table:
     sized = duration.is_not_null() & size.is_not_null()
     largest = sized & (size == size.filter(sized).max())
 
-    def total(cells: pl.Expr) -> pl.Expr:
-        return pl.when(cells.count() > 0).then(cells.sum())
-
     groups = capture.collective_calls.frame.group_by(OF_GROUP, maintain_order=True).agg(
         element_type=pl.col("element_type").drop_nulls().unique().sort().str.join(", "),
         calls=pl.len().cast(pl.Int64),
-        bytes=total(size),
-        duration_ns=total(duration),
+        bytes=known_sum(size),
+        duration_ns=known_sum(duration),
         min_ns=duration.min(),
         mean_ns=duration.sum() // duration.count(),
         max_ns=duration.max(),
-        exposed_ns=total(exposed),
+        exposed_ns=known_sum(exposed),
         exposed_share=exposed.sum() / duration.sum(),
         largest_message_bytes=size.filter(sized).max(),
         largest_message_calls=pl.when(sized.any()).then(largest.sum().cast(pl.Int64)),
-        sized_bytes=total(size.filter(sized)),
-        sized_ns=total(duration.filter(sized)),
-        largest_bytes=total(size.filter(largest)),
-        largest_ns=total(duration.filter(largest)),
+        sized_bytes=known_sum(size.filter(sized)),
+        sized_ns=known_sum(duration.filter(sized)),
+        largest_bytes=known_sum(size.filter(largest)),
+        largest_ns=known_sum(duration.filter(largest)),
     )
     algorithm, bus = _rates(groups, "sized_bytes", "sized_ns")
     _, of_largest = _rates(groups, "largest_bytes", "largest_ns")

@@ -16,7 +16,7 @@ from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import step_at
 from instrument.read.trace.events import Ints, called_operators
-from instrument.read.views.table import Table
+from instrument.read.views.table import Table, known_sum
 
 if TYPE_CHECKING:
     from instrument.read.views.views import Views
@@ -92,7 +92,7 @@ def cuda_graphs(capture: Views) -> Table:
         nodes=pl.when(is_one).then(_median("nodes")),
         device_ns=pl.col("device_ns").sum(),
         idle_ns=pl.when(is_one).then(pl.col("idle_ns").sum()),
-        launch_ns=pl.when(pl.col("launch_ns").count() > 0).then(pl.col("launch_ns").sum()),
+        launch_ns=known_sum(pl.col("launch_ns")),
         median_delay_ns=_median("delay_ns"),
         max_delay_ns=pl.col("delay_ns").max(),
         median_replay_ns=pl.when(is_one).then(_median("lasts_ns")),

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from instrument.read.facts.device_work import by_group
+from instrument.read.facts.device_work import KINDS, by_group
 from instrument.read.facts.groupby import groupby
 from instrument.read.facts.schema import Schema, schema
-from instrument.read.views.table import Table
+from instrument.read.views.table import Table, known_sum
 
 if TYPE_CHECKING:
     from instrument.read.views.views import Views
@@ -99,8 +99,8 @@ def kernels_by_name(work: pl.DataFrame) -> pl.DataFrame:
     found = groups.agg(
         *_SPREAD,
         pl.col("kind").get(_LONGEST),
-        _sum_of_known("launch_ns"),
-        _sum_of_known("is_short").alias("short_calls"),
+        known_sum(pl.col("launch_ns")),
+        known_sum(pl.col("is_short")).cast(pl.Int64).alias("short_calls"),
         pl.col("grid", "block").get(_LONGEST),
         _ratio(_millionths(sm * time).sum(), 1_000_000 * time.filter(sm.is_not_null()).sum()).alias(
             "blocks_per_sm"
@@ -119,7 +119,7 @@ def copies(capture: Views) -> Table:
     rate = (pl.col("bytes").cast(pl.Int128) * 10**9) // pl.col("known_ns")
     fits = (pl.col("known_ns") > 0) & (rate < 2**63)
     found = rows.group_by("name", maintain_order=True).agg(
-        *_SPREAD, _sum_of_known("bytes"), known_ns.alias("known_ns")
+        *_SPREAD, known_sum(pl.col("bytes")), known_ns.alias("known_ns")
     )
     found = found.with_columns(pl.when(fits).then(rate).cast(pl.Int64).alias("bytes_per_second"))
     found = found.drop("known_ns").sort("device_ns", descending=True, maintain_order=True)
@@ -168,7 +168,7 @@ def _work(capture: Views) -> pl.DataFrame:
     columns = ("id", "name", "kind", "start_ns", "duration_ns", "launcher")
     of_kernels = ("grid", "block", "blocks_per_sm", "occupancy")
     work = capture.rows(*columns, *of_kernels)
-    work = work.filter(pl.col("kind").is_in(["kernel", "communication", "copy", "memset"]))
+    work = work.filter(pl.col("kind").is_in(KINDS))
     cost = pl.Series("cost_ns", capture.facts.events("duration_ns")["duration_ns"])
     work = work.with_columns(cost.gather(work["launcher"]))
     first = work.sort("start_ns", maintain_order=True).unique("launcher", keep="first")["id"]
@@ -180,11 +180,6 @@ def _work(capture: Views) -> pl.DataFrame:
         .then(pl.sum("duration_ns").over("launcher") < pl.col("cost_ns"))
         .alias("is_short"),
     )
-
-
-def _sum_of_known(column: str) -> pl.Expr:
-    """The sum of a column; null if no value is known."""
-    return pl.when(pl.col(column).count() > 0).then(pl.sum(column)).cast(pl.Int64).alias(column)
 
 
 def _millionths(value: pl.Expr) -> pl.Expr:

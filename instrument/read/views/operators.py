@@ -16,7 +16,7 @@ from instrument.read.facts.flops import has_rule, nodes_without_flops
 from instrument.read.facts.groupby import Groups, groupby, intern
 from instrument.read.facts.schema import Schema, names_of, schema
 from instrument.read.trace.events import Codes, Flags, Ints, decoded
-from instrument.read.views.table import Table
+from instrument.read.views.table import Table, known_sum
 
 if TYPE_CHECKING:
     from instrument.read.views.views import Views
@@ -36,7 +36,7 @@ _TOTALS = {
 }  # fmt: skip
 _SHARES = {"share": "counted_own_ns", "device_share": "counted_own_device_ns"}
 _EVENTS = (
-    "id", "name", "kind", "start_ns", "call", "counted",
+    "id", "name", "kind", "start_ns", "call", "counted", "operator",
     *_SUMS.values(), *_TOTALS.values(), *_SHARES.values(),
 )  # fmt: skip
 
@@ -150,8 +150,7 @@ def _calls(capture: Views) -> pl.DataFrame:
     )
     is_call = pl.col("kind").is_in(CPU_KINDS) & (pl.col("node") >= 0)
     calls = events.filter(is_call).sort("node")
-    work = capture.rows("id", "operator").filter(pl.col("operator").is_null())["id"]
-    unlaunched = events.filter(pl.col("kind").is_in(WORK) & pl.col("id").is_in(work.implode()))
+    unlaunched = events.filter(pl.col("kind").is_in(WORK) & pl.col("operator").is_null())
     unlaunched = unlaunched.select(
         "id",
         "start_ns",
@@ -200,8 +199,8 @@ def _summed(calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
         pl.col(*keys).first(),
         pl.sum("call").cast(pl.Int64).alias("calls"),
         pl.min("start_ns"),
-        *(_known(pl.col(own)).alias(name) for name, own in _SUMS.items()),
-        *(_known(pl.col(whole), pl.col("outer")).alias(name) for name, whole in _TOTALS.items()),
+        *(known_sum(pl.col(own)).alias(name) for name, own in _SUMS.items()),
+        *(known_sum(pl.col(whole), pl.col("outer")).alias(name) for name, whole in _TOTALS.items()),
         *(pl.sum(part).alias(share) for share, part in _SHARES.items()),
     )
     found = found.sort("start_ns", maintain_order=True)
@@ -216,12 +215,6 @@ def _summed(calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     ]
     found = found.with_columns(*shares, *per_call)
     return found.select(*dict.fromkeys([*keys, *names_of(OPERATORS)]))
-
-
-def _known(values: pl.Expr, where: pl.Expr | None = None) -> pl.Expr:
-    """The sum of the known values, of the rows for which `where` holds; null if none is known."""
-    chosen = values if where is None else values.filter(where)
-    return pl.when(values.count() > 0).then(chosen.sum()).cast(pl.Int64)
 
 
 def outermost(group: Ints, node: Ints, after: Ints, groups: int) -> Flags:

@@ -317,6 +317,12 @@ def sum_of_known(cells: Iterable[Any]) -> Any:
     return sum(known) if known else None
 
 
+def known_sum(values: pl.Expr, where: pl.Expr | None = None) -> pl.Expr:
+    """The sum of the known values, of the rows for which `where` holds; null if none is known."""
+    chosen = values if where is None else values.filter(where)
+    return pl.when(values.count() > 0).then(chosen.sum())
+
+
 def known_columns(table: Table, names: Iterable[str] | None = None) -> list[str]:
     """Return the names of the columns that hold a value, or all names if there are no rows.
 

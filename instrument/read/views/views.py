@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
-from copy import copy
+from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
 from os import PathLike
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from instrument.base import files
 from instrument.base.errors import CaptureError, ConfigError, TraceWarning
 from instrument.base.globs import check_globs
+from instrument.base.once import Once
 from instrument.base.peak_flops import check_peak_flops
 from instrument.base.polars_forks import use_polars
 from instrument.base.printable import printable
@@ -246,7 +246,8 @@ class Views:
         #: The part of the trace that is asked about; see `during`.
         self.scope: Scope | None = None
         self._unrestricted: Self | None = None
-        self._kept: dict[str, Any] = {}  # see `once`
+        #: What was computed about the trace.
+        self.once = Once()
 
     @classmethod
     def load(
@@ -330,21 +331,29 @@ class Views:
         from instrument.read.facts.links import Links
         from instrument.read.facts.scope import Scope, only_steps
 
-        given = (self.trace_path, self.folder, self.metadata, self.communication, self.peak_flops)
-        part = type(self)(*given)
-        part.url, part.given_rank, part.scope = self.url, self.given_rank, self.scope
-        vars(part).update(events=self.events, links=self.links, _work=self._work)
+        scope = self.scope
+        if not range is stream is where is None:
+            scope = Scope(range, None if stream is None else str(stream), where, scope)
+        whole = self.whole
         if steps is not None:
             first, last = (steps, steps) if isinstance(steps, int) else steps
             events = only_steps(self.links, first, last)
-            vars(part).update(events=events, links=Links(events, every_step=True))
-            del vars(part)["_work"]
-        if not range is stream is where is None:
-            whole = copy(part)
-            part.scope = Scope(range, None if stream is None else str(stream), where, self.scope)
-            part._unrestricted, part._kept = whole, {}
-            _ = part.work  # raises if nothing fits
+            whole = self._alike(events=events, links=Links(events, every_step=True))
+        if scope is None:
+            return whole
+        shared = {"events": whole.events, "links": whole.links, "facts": whole.facts}
+        part = whole._alike(**shared, _work=whole._work)
+        part.scope, part._unrestricted = scope, whole
+        _ = part.work  # raises if nothing fits
         return part
+
+    def _alike(self, **known: Any) -> Self:
+        """A capture of the same files, about which some is known already."""
+        given = (self.trace_path, self.folder, self.metadata, self.communication, self.peak_flops)
+        made = type(self)(*given)
+        made.url, made.given_rank = self.url, self.given_rank
+        vars(made).update(known)
+        return made
 
     @property
     def whole(self) -> Self:
@@ -465,13 +474,6 @@ class Views:
             )
         return events
 
-    def once(self, name: str, find: Callable[[], T]) -> T:
-        """Return `find()`, computed at the first call with this name."""
-        if name not in self._kept:
-            self._kept[name] = find()
-        found: T = self._kept[name]
-        return found
-
     def require_trace(self) -> Path:
         """Return `trace_path`.
 
@@ -513,7 +515,7 @@ class Views:
         """The tables of events and segments, from which answers are computed."""
         from instrument.read.facts.facts import Facts
 
-        return Facts(self.links, self._work, phase=self.phase, is_ours=self.is_ours)
+        return Facts(self.links, self._work, phase=self.phase, is_ours=self.is_ours, once=self.once)
 
     def rows(self, *columns: str) -> polars.DataFrame:
         """Return columns of the table of events, for the events that are asked about."""
