@@ -12,9 +12,9 @@ import torch
 from rounds import Row, medians, report
 from torch import fx, nn
 
-from instrument.fx import profile_graph
-from instrument.fx.graph_capture import trace
-from instrument.fx.interpreter import NodeInterpreter
+from instrument.graph import profile_graph
+from instrument.graph.graph_capture import trace
+from instrument.graph.interpreter import NodeInterpreter
 
 RESNET = Path(__file__).parents[1] / "examples" / "resnet_inference.py"
 NODES = 300

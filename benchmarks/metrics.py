@@ -22,7 +22,7 @@ from torch import nn
 
 from instrument import Session, profiled
 from instrument.base.rank_info import RankInfo
-from instrument.config.schema import as_config
+from instrument.record.config.schema import as_config
 from instrument.record.metrics import Metrics
 from instrument.record.timings import Timings
 

@@ -14,7 +14,7 @@ from rounds import Row, medians, report
 from torch import nn
 
 from instrument.cli.run import config_of
-from instrument.config.schema import ProfilerConfig
+from instrument.record.config.schema import ProfilerConfig
 from instrument.record.unedited import Watch
 
 warnings.simplefilter("ignore")

@@ -15,7 +15,7 @@ from rounds import Row, medians, report
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from instrument import Session
-from instrument.config.presets import shipped
+from instrument.base.presets import shipped
 
 warnings.simplefilter("ignore")
 FAR = 10**9

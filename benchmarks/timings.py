@@ -19,7 +19,7 @@ from torch.profiler import profile, record_function, schedule
 
 from instrument import Session, instrument_model, profiled
 from instrument.annotate.modules import forget
-from instrument.config.schema import TimingsConfig
+from instrument.record.config.schema import TimingsConfig
 from instrument.record.timings import Timings
 
 warnings.simplefilter("ignore")

@@ -99,7 +99,7 @@ def bare(folder: Path, events: int) -> Measured:
     from torch.profiler import ProfilerActivity
     from torch.profiler.profiler import _KinetoProfile
 
-    from instrument.config.schema import ProfilerConfig
+    from instrument.record.config.schema import ProfilerConfig
     from instrument.record.torch_support import experimental_options
 
     options = torch._C._profiler._ExperimentalConfig(**experimental_options(ProfilerConfig()))

@@ -24,10 +24,9 @@ from typing import Any
 import griffe
 from pydantic import BaseModel
 
+from instrument.base.presets import preset, presets, shipped
 from instrument.cli import command
 from instrument.cli.ls import CAPTURES
-from instrument.config.presets import preset, presets, shipped
-from instrument.config.schema import MetricsConfig, ModulesConfig, ProfilerConfig, TimingsConfig
 from instrument.read.advise import diagnosis
 from instrument.read.compare import changes, difference, guard
 from instrument.read.facts.facts import EVENTS
@@ -39,6 +38,12 @@ from instrument.read.simulate.critical_path import CRITICAL_PATH
 from instrument.read.views.coverage_rows import ROWS
 from instrument.read.views.timings_file import TIMINGS
 from instrument.read.views.views import VIEWS
+from instrument.record.config.schema import (
+    MetricsConfig,
+    ModulesConfig,
+    ProfilerConfig,
+    TimingsConfig,
+)
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent

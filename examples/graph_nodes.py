@@ -8,7 +8,7 @@ The model is that of `resnet_inference.py`. It runs on the GPU if there is one.
 import torch
 from resnet_inference import INPUT, ResNet18
 
-from instrument.fx import profile_graph
+from instrument.graph import profile_graph
 
 
 def main() -> None:

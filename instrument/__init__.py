@@ -21,13 +21,13 @@ if TYPE_CHECKING:
         TraceError,
         TraceWarning,
     )
-    from instrument.config.schema import ProfilerConfig
+    from instrument.export.sinks.sink import Sink
     from instrument.read.advise.diagnose import diagnose
     from instrument.read.capture import Capture
     from instrument.read.compare.diff import diff
+    from instrument.record.config.schema import ProfilerConfig
     from instrument.record.session import Session
-    from instrument.sinks.sink import Sink
-    from instrument.triggers.trigger import Trigger
+    from instrument.record.triggers.trigger import Trigger
 
 __version__ = "0.1.0"
 
@@ -60,12 +60,12 @@ _HOMES = {
     "GraphError": "base.errors",
     "InstrumentError": "base.errors",
     "MissingPackage": "base.errors",
-    "ProfilerConfig": "config.schema",
+    "ProfilerConfig": "record.config.schema",
     "Session": "record.session",
-    "Sink": "sinks.sink",
+    "Sink": "export.sinks.sink",
     "TraceError": "base.errors",
     "TraceWarning": "base.errors",
-    "Trigger": "triggers.trigger",
+    "Trigger": "record.triggers.trigger",
     "diagnose": "read.advise.diagnose",
     "diff": "read.compare.diff",
     "instrument_model": "annotate.modules",

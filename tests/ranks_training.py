@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from instrument import Session, Trigger
 from instrument.record import distributed, trigger_runner
-from instrument.triggers import Step
+from instrument.record.triggers import Step
 
 # A window begins two steps after its announcement. All ranks announce and read within each step.
 trigger_runner.POLL_SECONDS = 1000

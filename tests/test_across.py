@@ -13,7 +13,7 @@ from collected import Log
 
 from instrument import Session
 from instrument.cli.command import main
-from instrument.finish.window import finish
+from instrument.export.window import finish
 from instrument.read.capture import Capture
 from instrument.read.ranks.run import Ranks, Run
 from instrument.read.show.ranks import as_text

@@ -37,9 +37,10 @@ from golden import Golden
 from recording import record
 
 from instrument import __version__
+from instrument.base import presets
 from instrument.cli import show
 from instrument.cli.command import main
-from instrument.config import presets
+from instrument.export.sinks.table import TableSink
 from instrument.read.capture import Capture
 from instrument.read.facts.schema import names_of
 from instrument.read.show.text import RANGE_COLUMNS, render
@@ -49,7 +50,6 @@ from instrument.read.views.operators import GROUPINGS
 from instrument.read.views.ranges import RANGES
 from instrument.read.views.table_text import heading
 from instrument.read.views.views import VIEWS
-from instrument.sinks.table import TableSink
 
 
 def bare(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

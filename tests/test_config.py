@@ -11,12 +11,12 @@ from torch.profiler import ProfilerActivity
 
 from instrument import ProfilerConfig, Sink
 from instrument.base.errors import ConfigError
-from instrument.config import schedule
-from instrument.config.instantiate import sink_of_class
-from instrument.config.presets import _yaml, preset, presets, shipped
-from instrument.config.schema import as_config
-from instrument.sinks.stacks import Stacks
-from instrument.sinks.table import TableSink
+from instrument.base.instantiate import sink_of_class
+from instrument.base.presets import _yaml, preset, presets, shipped
+from instrument.export.sinks.stacks import Stacks
+from instrument.export.sinks.table import TableSink
+from instrument.record.config import schedule
+from instrument.record.config.schema import as_config
 
 
 class Loud(Sink):

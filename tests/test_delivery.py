@@ -22,13 +22,13 @@ from instrument import Session, Sink, Trigger
 from instrument.base.errors import ConfigError
 from instrument.base.file_lock import FileLock, is_held
 from instrument.base.units import size
-from instrument.config.schema import as_config
-from instrument.finish import queue
+from instrument.export import queue
+from instrument.export.sinks.window_scalars import scalars
 from instrument.read.capture import Capture
 from instrument.read.show.text import render
+from instrument.record.config.schema import as_config
 from instrument.record.recorder import RecordedWindow, Recorder
-from instrument.sinks.window_scalars import scalars
-from instrument.triggers import Step, TriggerCallbacks
+from instrument.record.triggers import Step, TriggerCallbacks
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 

@@ -44,7 +44,7 @@ def run(script: str, folder: Path, more: Mapping[str, str] = MappingProxyType({}
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PWD": str(folder),
         # pages run pytest, which finds the plugin by itself only where this package is installed
-        "PYTEST_PLUGINS": "instrument.pytest_plugin",
+        "PYTEST_PLUGINS": "instrument.integrations.pytest_plugin",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # to load all installed plugins takes a second
         warm.EXPORTER: "yes",
         **more,

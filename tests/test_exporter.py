@@ -24,14 +24,14 @@ from waits import end_of_run_in_leaps, end_of_thread, until
 
 from instrument import Session, Sink
 from instrument.cli.command import main
-from instrument.config.schema import ProfilerConfig, as_config
-from instrument.finish import queue, waiting, window
-from instrument.finish.job import from_line, to_line
-from instrument.finish.sink_calls import build_sinks
-from instrument.finish.window import finish
+from instrument.export import queue, waiting, window
+from instrument.export.job import from_line, to_line
+from instrument.export.sink_calls import build_sinks
+from instrument.export.window import finish
 from instrument.read.capture import Capture
 from instrument.read.ranks.run import Run
 from instrument.record import finisher
+from instrument.record.config.schema import ProfilerConfig, as_config
 
 pytestmark = pytest.mark.usefixtures("warm_exporters")
 

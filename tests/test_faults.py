@@ -16,7 +16,7 @@ import warm
 from waits import until
 
 from instrument.cli.command import main
-from instrument.finish import queue
+from instrument.export import queue
 from instrument.read.capture import Capture
 
 pytestmark = pytest.mark.usefixtures("warm_exporters")
@@ -298,7 +298,7 @@ def test_a_signal_while_torch_stops_or_saves_costs_nothing(
 
 
 def test_ctrl_c_ends_the_waiting_at_the_end_and_nothing_is_lost(tmp_path: Path) -> None:
-    at_once = "from instrument.finish import waiting; waiting._SILENT_S = 0"
+    at_once = "from instrument.export import waiting; waiting._SILENT_S = 0"
     trainer = Trainer(tmp_path, GATED.format(then=at_once))
     until((tmp_path / "at the gate").exists)
     assert any("Waiting for the exporter" in line for line in trainer.process.stderr)

@@ -44,6 +44,7 @@ import instrument
 from instrument.cli import command
 from instrument.cli import open as opening
 from instrument.cli.command import main
+from instrument.export.sinks import tensorboard
 from instrument.read.advise.diagnose import diagnose
 from instrument.read.capture import Capture
 from instrument.read.compare.diff import diff
@@ -52,7 +53,6 @@ from instrument.read.ranks.run import Run
 from instrument.read.show import perfetto
 from instrument.read.views.table import Table
 from instrument.read.views.views import VIEWS
-from instrument.sinks import tensorboard
 
 FORGED = "FORGED"
 # A command of GitHub's at the start, whole lines by each character that some program takes for a line's end, control
@@ -523,7 +523,7 @@ def test_only_one_module_writes_to_the_log() -> None:
         str(path)
         for path, text in sources.items()
         if "from loguru" in text or "import loguru" in text
-    } == {"base/log.py", "record/notebook.py", "finish/__main__.py"}
+    } == {"base/log.py", "record/notebook.py", "export/__main__.py"}
     printing = {
         str(path) for path, text in sources.items() if re.search(r"^\s+print\(", text, re.MULTILINE)
     }
@@ -531,8 +531,8 @@ def test_only_one_module_writes_to_the_log() -> None:
         "cli/output.py",
         "base/log.py",
         "cli/open.py",
-        "finish/waiting.py",
+        "export/waiting.py",
         "record/notebook.py",
-        "fx/profiler.py",
+        "graph/profiler.py",
         "cli/script.py",  # the text of a script's SystemExit, as Python prints it
     }

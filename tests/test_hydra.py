@@ -18,9 +18,9 @@ from omegaconf import OmegaConf
 
 from instrument import ProfilerConfig
 from instrument.base.errors import ConfigError
-from instrument.config.presets import preset, presets
-from instrument.config.schema import ModulesConfig, as_config
-from instrument.sinks.table import TableSink
+from instrument.base.presets import preset, presets
+from instrument.export.sinks.table import TableSink
+from instrument.record.config.schema import ModulesConfig, as_config
 
 FOREIGN = """
 import hydra
@@ -199,7 +199,7 @@ def test_what_hydra_itself_says_and_what_we_say(app: Path) -> None:
 
 
 def test_a_config_can_itself_be_instantiated_by_hydra() -> None:
-    sinks = {"table": {"_target_": "instrument.sinks.table.TableSink", "rows": 3}}
+    sinks = {"table": {"_target_": "instrument.export.sinks.table.TableSink", "rows": 3}}
     config = instantiate({"_target_": "instrument.ProfilerConfig", "active": 2, "sinks": sinks})
     assert config == ProfilerConfig(active=2, sinks={"table": {"rows": 3}})
 

@@ -76,11 +76,15 @@ ABSENT: dict[str, set[str]] = {
     "from instrument import Sink": {"torch", "hydra", "omegaconf"},
     "from instrument import Session": {
         f"instrument.{room}"
-        for room in ("read.trace", "read.views", "read.ranks", "read.show", "sinks")
+        for room in ("read.trace", "read.views", "read.ranks", "read.show", "export.sinks")
     }
-    | {"instrument.read.capture", "instrument.finish.window"},
-    "import instrument.sinks; instrument.sinks.TableSink(); instrument.sinks.Report(); "
-    "instrument.sinks.Stacks(); instrument.sinks.Memory()": {"torch", "polars", "jinja2"},
+    | {"instrument.read.capture", "instrument.export.window"},
+    "import instrument.export.sinks; instrument.export.sinks.TableSink(); instrument.export.sinks.Report(); "
+    "instrument.export.sinks.Stacks(); instrument.export.sinks.Memory()": {
+        "torch",
+        "polars",
+        "jinja2",
+    },
     "from instrument import ProfilerConfig; ProfilerConfig(active=3)": {"torch"},
     "import instrument.read.show.ranks, instrument.read.ranks.merge_traces, instrument.read.ranks.run": {
         "torch"
@@ -93,7 +97,7 @@ ABSENT: dict[str, set[str]] = {
         "hydra",
     },
     "import instrument.read.compare.guard, instrument.cli.baseline": {"torch", "pydantic", "hydra"},
-    "import instrument.pytest_plugin": {
+    "import instrument.integrations.pytest_plugin": {
         "torch",
         "numpy",
         "msgspec",
@@ -101,8 +105,8 @@ ABSENT: dict[str, set[str]] = {
         "hydra",
         "instrument.base.errors",
     },
-    "import instrument.fx, instrument.cli.graph": {"torch", "numpy"},
-    "import instrument.finish.__main__": {"torch"},
+    "import instrument.graph, instrument.cli.graph": {"torch", "numpy"},
+    "import instrument.export.__main__": {"torch"},
     "import instrument.cli.command": {
         "torch",
         "numpy",

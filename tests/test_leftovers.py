@@ -20,7 +20,7 @@ from collected import Log
 from instrument import Capture, Session
 from instrument.base import files
 from instrument.cli.command import main
-from instrument.finish import queue
+from instrument.export import queue
 
 TRACE = {"traceEvents": [span("aten::add", 1, 5)]}
 WINDOW = "steps_000001-000002_rank0"
@@ -48,10 +48,10 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
         {"_target_": "pexpect.popen_spawn.PopenSpawn", "cmd": "touch {here}/made"},
         {"_target_": "io.FileIO", "file": "{here}/victim", "mode": "w"},
         {"_target_": "lies_here.Sink"},
-        {"_target_": "instrument.sinks.parquet.Parquet", "dir": "{here}/made"},
-        {"_target_": "instrument.sinks.tensorboard.TensorBoard", "dir": "{here}/made"},
-        {"_target_": "instrument.sinks.mlflow.MLflow", "tracking_uri": "{here}/made"},
-        {"_target_": "instrument.sinks.chrome_trace.ChromeTrace", "copy_to": "{here}/made"},
+        {"_target_": "instrument.export.sinks.parquet.Parquet", "dir": "{here}/made"},
+        {"_target_": "instrument.export.sinks.tensorboard.TensorBoard", "dir": "{here}/made"},
+        {"_target_": "instrument.export.sinks.mlflow.MLflow", "tracking_uri": "{here}/made"},
+        {"_target_": "instrument.export.sinks.chrome_trace.ChromeTrace", "copy_to": "{here}/made"},
     ],
     ids=lambda sink: sink["_target_"].rpartition(".")[2],
 )

@@ -20,10 +20,10 @@ from torch.profiler._memory_profiler import MemoryProfileTimeline
 from instrument import Session
 from instrument.base.errors import CaptureError
 from instrument.cli.command import main
-from instrument.config.schema import ProfilerConfig
+from instrument.export.sinks.memory import Memory
 from instrument.read.capture import Capture
 from instrument.read.views.memory_categories import CATEGORIES
-from instrument.sinks.memory import Memory
+from instrument.record.config.schema import ProfilerConfig
 
 FLOAT = 4
 

@@ -30,11 +30,11 @@ from instrument import Capture, Session
 from instrument.annotate import backends
 from instrument.base.errors import from_signal_handler
 from instrument.base.signals import uninterrupted
-from instrument.finish import window
+from instrument.export import window
+from instrument.export.sinks import Sink
 from instrument.record import timings
 from instrument.record.recorder import Recorder
-from instrument.sinks import Sink
-from instrument.triggers import Step
+from instrument.record.triggers import Step
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 

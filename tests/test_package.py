@@ -143,7 +143,7 @@ def test_hydra_finds_our_configs_before_anything_of_ours_is_loaded(
     (tmp_path / "their_app.py").write_text(FOREIGN)
     composed = run(python, "their_app.py", "+profiler=trace", "--cfg", "job", cwd=tmp_path)
     assert composed.startswith("profiler:\n")
-    assert "_target_: instrument.sinks.table.TableSink" in composed
+    assert "_target_: instrument.export.sinks.table.TableSink" in composed
     plugins = run(python, "their_app.py", "--info", "searchpath", cwd=tmp_path)
     assert re.search(r"\| instrument +\| pkg://instrument\.conf ", plugins)
 

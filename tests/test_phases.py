@@ -10,7 +10,7 @@ import torch
 from collected import Log
 
 from instrument import Capture, Session
-from instrument.triggers import Step
+from instrument.record.triggers import Step
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 

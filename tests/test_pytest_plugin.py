@@ -62,7 +62,7 @@ def write(pytester: pytest.Pytester, budget: str = "", fault: str = "pass") -> N
 
 
 def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
-    return pytester.runpytest_inprocess("-p", "instrument.pytest_plugin", *options)
+    return pytester.runpytest_inprocess("-p", "instrument.integrations.pytest_plugin", *options)
 
 
 def test_a_budget_that_is_kept_passes(pytester: pytest.Pytester) -> None:
@@ -248,7 +248,7 @@ def test_the_plugin_loads_nothing_until_a_test_uses_it(
 
         loaded = {name for name in sys.modules if name.split(".")[0] == "instrument"}
         assert loaded == {
-            "instrument", "instrument.base", "instrument.base.lazy_names", "instrument.pytest_plugin"
+            "instrument", "instrument.base", "instrument.base.lazy_names", "instrument.integrations.pytest_plugin"
         }
         others = {"torch", "numpy", "pydantic", "loguru", "msgspec", "jinja2"}
         assert others.isdisjoint(sys.modules)
@@ -264,13 +264,11 @@ def test_the_plugin_loads_nothing_until_a_test_uses_it(
         def test_a_step(profile_session): pass
         """,
     )
-    options = ("-p", "instrument.pytest_plugin", "--perf-report", "-k", "first")
+    options = ("-p", "instrument.integrations.pytest_plugin", "--perf-report", "-k", "first")
     pytester.runpytest_subprocess(*options).assert_outcomes(passed=1, deselected=1)
 
 
 def test_the_entry_point_is_the_plugin() -> None:
     project = (Path(__file__).parents[1] / "pyproject.toml").read_text()
-    entry = (
-        '[project.entry-points.pytest11]\n"instrument.pytest_plugin" = "instrument.pytest_plugin"'
-    )
+    entry = '[project.entry-points.pytest11]\n"instrument.integrations.pytest_plugin" = "instrument.integrations.pytest_plugin"'
     assert entry in project

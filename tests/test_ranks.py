@@ -27,14 +27,14 @@ from instrument import Capture, ProfilerConfig, Session, Trigger
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.base.rank_info import RankInfo, rank_info
 from instrument.cli.command import main
-from instrument.finish import queue
+from instrument.export import queue
 from instrument.read.ranks.run import Run
 from instrument.record import distributed
 from instrument.record import trigger_runner as watching
 from instrument.record.distributed import Announcements, StepProgress
 from instrument.record.trigger_runner import TriggerRunner
-from instrument.triggers import Request, Step
-from instrument.triggers.trigger import TriggerCallbacks
+from instrument.record.triggers import Request, Step
+from instrument.record.triggers.trigger import TriggerCallbacks
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 MS = 1_000_000

@@ -31,9 +31,9 @@ from instrument import Capture, Session
 from instrument.base.errors import ConfigError
 from instrument.cli.run import _join_threads, _verdict, config_of, split
 from instrument.cli.script import prepared
-from instrument.config.schedule import planned
 from instrument.read.advise.diagnose import Diagnosing
 from instrument.read.advise.finding import Finding
+from instrument.record.config.schedule import planned
 from instrument.record.long_steps import EXPORTING, MOST_KEPT, long_steps, no_times, unlike_window
 from instrument.record.unedited import Cycle, with_later_window
 
@@ -782,7 +782,7 @@ def test_ctrl_c_ends_the_script_as_without_the_command(tmp_path: Path) -> None:
 def test_a_running_job_is_asked_for_another_window(tmp_path: Path) -> None:
     code = """
     from pathlib import Path
-    from instrument.triggers.file import ask
+    from instrument.record.triggers.file import ask
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     step = 0

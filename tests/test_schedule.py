@@ -14,7 +14,8 @@ from torch.profiler import schedule as torch_schedule
 
 from instrument import ProfilerConfig, Session
 from instrument.base.errors import ConfigError
-from instrument.config.schedule import (
+from instrument.read.capture import Capture
+from instrument.record.config.schedule import (
     Window,
     in_words,
     next_window,
@@ -23,7 +24,6 @@ from instrument.config.schedule import (
     requested_window,
     unreachable_window,
 )
-from instrument.read.capture import Capture
 from instrument.record.step_loop import StepCounter
 
 STEPS = 60

@@ -27,7 +27,7 @@ from instrument.base import threads
 from instrument.read.views.coverage import range_advice
 from instrument.record import recorder, step_loop
 from instrument.record.recorder import RecordedWindow, Recorder
-from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallbacks
+from instrument.record.triggers import Request, RequestWindow, Trigger, TriggerCallbacks
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 

@@ -33,7 +33,7 @@ from instrument.base import storage
 from instrument.base.errors import CaptureError, ConfigError, MissingPackage
 from instrument.base.redact import public, redact
 from instrument.cli import command
-from instrument.finish import upload, waiting
+from instrument.export import upload, waiting
 from instrument.record import finisher
 
 # botocore calls datetime.utcnow, and moto's server is closed by another thread than began it

@@ -21,7 +21,7 @@ from instrument.cli import watch as watching
 from instrument.read.show import live, terminal
 from instrument.read.show.live import LiveRun
 from instrument.read.views.table import Table
-from instrument.triggers import File, Request
+from instrument.record.triggers import File, Request
 
 MS = 1_000_000
 # 2026-01-01 00:00:00 UTC

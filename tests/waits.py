@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from instrument.finish import waiting
+from instrument.export import waiting
 from instrument.record import finisher, session, step_loop
 
 

@@ -288,7 +288,7 @@ def _load() -> None:
     for room in (*(f"read/{each}" for each in read), "finish"):
         for module in pkgutil.iter_modules([f"{Path(instrument.__file__).parent}/{room}"]):
             importlib.import_module(f"instrument.{room.replace('/', '.')}.{module.name}")
-    import instrument.sinks.table
+    import instrument.export.sinks.table
 
     torch.compiler.list_backends()  # loads them all, as the first torch.compile does
 

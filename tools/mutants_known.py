@@ -15,12 +15,12 @@ def _capture(*names: str) -> list[str]:
 
 # The tests of each module, those that notice most first.
 TESTS = {
-    "instrument/config/schedule.py": [
+    "instrument/record/config/schedule.py": [
         "tests/test_schedule.py",
         "tests/test_config.py::test_bad_options_get_one_sentence",
         "tests/test_session.py::test_a_step_number_set_past_the_last_window_is_told_at_the_end",
     ],
-    "instrument/config/schema.py": [
+    "instrument/record/config/schema.py": [
         *_top("config", "schedule", "hydra"),
         "tests/test_exporter.py::test_instances_and_mappings_both_reach_the_exporter",
         "tests/test_ranks.py::test_what_names_no_ranks_is_refused",
@@ -57,7 +57,7 @@ TESTS = {
         "tests/test_run_command.py::test_a_step_ends_with_what_comes_before_the_first_that_is_called_again",
         *_top("run_command"),
     ],
-    "instrument/finish/queue.py": [
+    "instrument/export/queue.py": [
         *_top("leftovers", "delivery"),
         "tests/test_exporter.py::test_a_name_that_is_taken_or_on_its_way_is_not_taken_again",
         "tests/test_exporter.py::test_a_window_without_its_capture_json_is_not_queued",
@@ -69,14 +69,14 @@ TESTS = {
         "tests/test_hydra.py::test_an_application_that_knows_nothing_of_us",
         "tests/test_session.py::test_a_folder_that_cannot_be_written_is_told_before_the_first_step",
     ],
-    "instrument/finish/retention.py": _top("delivery", "upload"),
+    "instrument/export/retention.py": _top("delivery", "upload"),
     "instrument/record/finisher.py": [
         *_top("delivery", "upload"),
         "tests/test_exporter.py::test_a_full_queue_drops_windows_and_names_them",
         "tests/test_exporter.py::test_where_no_thread_can_be_started_the_session_finishes_its_windows_itself",
         "tests/sinks/test_trackers.py::test_no_capture_is_removed_before_a_tracker_has_it",
     ],
-    "instrument/finish/window.py": [
+    "instrument/export/window.py": [
         *_top("delivery", "upload"),
         "tests/test_across.py::test_a_summary_that_cannot_be_made_costs_nothing_else",
         "tests/test_exporter.py::"
@@ -157,21 +157,21 @@ _NEVER_ZERO = "tests/capture/test_operators.py::test_what_a_row_does_not_know_of
 PLANTED = [
     Planted(
         "the schedule off by one",
-        "instrument/config/schedule.py",
+        "instrument/record/config/schedule.py",
         "None if schedule.active is None else first + schedule.active - 1)",
         "None if schedule.active is None else first + schedule.active)",
         _STEP_BY_STEP,
     ),
     Planted(
         "skip_first off by one",
-        "instrument/config/schedule.py",
+        "instrument/record/config/schedule.py",
         "begin = schedule.skip_first + schedule.wait",
         "begin = schedule.skip_first + 1 + schedule.wait",
         _STEP_BY_STEP,
     ),
     Planted(
         "repeat off by one",
-        "instrument/config/schedule.py",
+        "instrument/record/config/schedule.py",
         "0 < schedule.repeat <= number",
         "0 < schedule.repeat < number",
         _STEP_BY_STEP,
@@ -214,7 +214,7 @@ PLANTED = [
     ),
     Planted(
         "retention removes the newest of those it may",
-        "instrument/finish/retention.py",
+        "instrument/export/retention.py",
         "for folder in captures[:-1]:",
         "for folder in reversed(captures[:-1]):",
         "tests/test_delivery.py::test_keep_leaves_the_last_captures[inline]",
@@ -235,14 +235,14 @@ PLANTED = [
     ),
     Planted(
         "retention removes the last capture",
-        "instrument/finish/retention.py",
+        "instrument/export/retention.py",
         "for folder in captures[:-1]:",
         "for folder in captures:",
         "tests/test_delivery.py::test_a_disk_budget_removes_the_oldest_and_never_the_last",
     ),
     Planted(
         "renamed before capture.json is written",
-        "instrument/finish/queue.py",
+        "instrument/export/queue.py",
         """    _write_new(staging / METADATA_FILE, _as_text({**metadata, "name": name_of(staging)}))
     staging.rename(folder)
 """,
@@ -253,21 +253,21 @@ PLANTED = [
     ),
     Planted(
         "the worker reports a capture before its sinks have run",
-        "instrument/finish/__main__.py",
+        "instrument/export/__main__.py",
         "        _allow(job.timeout_s)\n        place",
         "        _answer(answers, done=str(window), place=str(window))\n        _allow(job.timeout_s)\n        place",
         "tests/test_exporter.py::test_another_process_makes_each_capture_and_its_words_arrive_in_order",
     ),
     Planted(
         "a capture is published before its sinks have run",
-        "instrument/finish/window.py",
+        "instrument/export/window.py",
         "    _summarize(capture, folder, failed)\n",
         "    _summarize(capture, folder, failed)\n    folder = queue.publish(folder, about)\n",
         "tests/test_exporter.py::test_a_capture_has_its_name_only_when_its_sinks_have_run",
     ),
     Planted(
         "rank 1's folder is called rank 0",
-        "instrument/finish/queue.py",
+        "instrument/export/queue.py",
         'last:06d}_rank{rank}"',
         'last:06d}_rank0"',
         "tests/test_ranks.py::test_a_capture_bears_its_rank_in_name_and_description",
@@ -281,7 +281,7 @@ PLANTED = [
     ),
     Planted(
         "the trace of a role that has no other rank is removed",
-        "instrument/finish/window.py",
+        "instrument/export/window.py",
         "return bool(words) and words <= _DATA_PARALLEL",
         "return bool(words & _DATA_PARALLEL)",
         "tests/test_exporter.py::"
@@ -420,7 +420,7 @@ EQUIVALENT = {
         "wrong, equal = thread[1:] <= thread[:-1], thread[1:] == thread[:-1]",
     ): "speed: events in order are sorted once more",
     (
-        "instrument/config/schedule.py",
+        "instrument/record/config/schedule.py",
         "begin += number * (schedule.wait + schedule.warmup + (schedule.active or 0))",
         "begin += number * (schedule.wait + schedule.warmup + (schedule.active or 1))",
     ): "without `active` there is only the cycle 0",
@@ -485,7 +485,7 @@ EQUIVALENT = {
         "item = np.flatnonzero((one >= 0) & (other >= 0) | (common != one) & (common != other))",
     ): "an item with one path at or above the other has no groups on one side, so it adds nothing",
     (
-        "instrument/finish/window.py",
+        "instrument/export/window.py",
         "(folder / _LOCK_FILE).unlink(missing_ok=True)",
         "(folder / _LOCK_FILE).unlink(missing_ok=False)",
     ): "the file is missing on Windows alone, which has no such lock",
@@ -525,7 +525,7 @@ EQUIVALENT = {
         "width, numbers = int(name.max(initial=0)) + 2, Interned()",
     ): "the width only has to be above every name's number",
     (
-        "instrument/finish/queue.py",
+        "instrument/export/queue.py",
         "text = json.dumps(metadata, indent=2, default=repr)",
         "text = json.dumps(metadata, indent=3, default=repr)",
     ): "only the look of the file",
@@ -575,7 +575,7 @@ EQUIVALENT = {
         "if counter.step_number + 2 < counter.next_event_step:",
     ): "speed: one step earlier takes the longer way, with the same result",
     (
-        "instrument/config/schedule.py",
+        "instrument/record/config/schedule.py",
         'return next(at for at in count(step) if at - step >= _LONGEST or action(at) != "RECORD")',
         'return next(at for at in count(step) if at - step > _LONGEST or action(at) != "RECORD")',
     ): "how far a function is asked before its window counts as endless",

@@ -51,12 +51,12 @@ def run(arguments: argparse.Namespace) -> str | Parts:
                 f"{arguments.options[0]} is an option of a sink: add --sink NAME, or remove the "
                 "option."
             )
-        from instrument.finish.leftovers import finish_all
+        from instrument.export.leftovers import finish_all
 
         return [finish_all(arguments.path, arguments.upload_to)]
     from instrument.base.files import importable_here
-    from instrument.config.instantiate import parse_options, sink_of_class
-    from instrument.finish.leftovers import finish_queued, queued_at
+    from instrument.base.instantiate import parse_options, sink_of_class
+    from instrument.export.leftovers import finish_queued, queued_at
     from instrument.read.views.find_captures import captures_at, captures_below
 
     # A class may be in a file of the current folder.
@@ -94,7 +94,7 @@ def _run_sink(sink: Any, each: Path | str, path: Path | str, to: Path | None) ->
     Raises:
         ConfigError: the folder cannot be created.
     """
-    from instrument.finish.sink_calls import ending_children
+    from instrument.export.sink_calls import ending_children
     from instrument.read.capture import Capture
 
     capture = Capture.load(each)
@@ -117,8 +117,8 @@ def _run_sink(sink: Any, each: Path | str, path: Path | str, to: Path | None) ->
 
 
 def _close(sink: Any) -> None:
-    from instrument.finish.sink_calls import ending_children
-    from instrument.sinks.sink import Sink
+    from instrument.export.sink_calls import ending_children
+    from instrument.export.sinks.sink import Sink
 
     if isinstance(sink, Sink):
         with ending_children():

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from instrument.base.errors import ConfigError
 from instrument.cli.output import Parts, writing
-from instrument.fx.outcome import first_sentence
-from instrument.fx.profiler import profile_graph
-from instrument.fx.result import SHOWN
+from instrument.graph.outcome import first_sentence
+from instrument.graph.profiler import profile_graph
+from instrument.graph.result import SHOWN
 from instrument.read.views.section import Section, is_every_column
 
 

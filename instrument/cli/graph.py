@@ -11,7 +11,7 @@ from pathlib import Path
 
 from instrument.cli.arguments import column_names, positive, row_count
 from instrument.cli.output import Parts
-from instrument.fx.groupings import GROUPINGS
+from instrument.graph.groupings import GROUPINGS
 
 HELP = "time each node of a model's torch.fx graph"
 

@@ -23,7 +23,7 @@ from instrument.cli.output import say
 from instrument.cli.script import prepared, when_torch_is_loaded
 
 if TYPE_CHECKING:
-    from instrument.config.schema import ProfilerConfig
+    from instrument.record.config.schema import ProfilerConfig
     from instrument.record.unedited import StepKind, Watch
 
     Asked: TypeAlias = tuple[str, Sequence[str], StepKind | None]  # preset, overrides, --step
@@ -71,7 +71,7 @@ def split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
     The script begins after `--`, with `-m`, or with the first word that is no option or preset.
     """
-    from instrument.config.presets import presets
+    from instrument.base.presets import presets
 
     own, before = presets(), ""
     for number, word in enumerate(words):
@@ -105,10 +105,10 @@ def config_of(preset: str, overrides: Sequence[str]) -> ProfilerConfig:
     `file`, for `instrument trigger`, but not the preset's sink `table`, because the verdict
     replaces its log.
     """
-    from instrument.config.instantiate import parse_options
-    from instrument.config.presets import merged
-    from instrument.config.presets import preset as options_of
-    from instrument.config.schema import as_config
+    from instrument.base.instantiate import parse_options
+    from instrument.base.presets import merged
+    from instrument.base.presets import preset as options_of
+    from instrument.record.config.schema import as_config
 
     options = options_of(preset)
     options.get("sinks", {}).pop("table", None)

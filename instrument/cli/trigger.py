@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 def request(folder: Path, steps: int | None = None) -> str:
     """Request a window from the runs in or below a folder; return what `run` returns."""
-    from instrument.triggers.file import ask
+    from instrument.record.triggers.file import ask
 
     folders = ask(folder, steps)
     how_many = f"the next {steps} steps" if steps else "the next window"

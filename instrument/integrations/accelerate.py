@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
+from instrument.export.sinks.sink import Sink
+from instrument.export.sinks.window_scalars import known_scalars
 from instrument.read.capture import Capture
-from instrument.sinks.sink import Sink
-from instrument.sinks.window_scalars import known_scalars
 
 
 class Trackers(Sink):

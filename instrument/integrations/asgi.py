@@ -18,10 +18,10 @@ import msgspec
 from instrument.base import files
 from instrument.base.errors import ConfigError
 from instrument.base.rank_info import rank_info
-from instrument.finish import queue
+from instrument.export import queue
 from instrument.record.session import Session
-from instrument.triggers.file import File
-from instrument.triggers.trigger import Request
+from instrument.record.triggers.file import File
+from instrument.record.triggers.trigger import Request
 
 Answer = tuple[int, dict[str, Any] | bytes]  # the status, and JSON or a page
 

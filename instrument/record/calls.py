@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from instrument.annotate.profiled import profiled
 from instrument.base.errors import ConfigError, InstrumentError
 from instrument.base.log import logger
-from instrument.config.schedule import triggers_ask
+from instrument.record.config.schedule import triggers_ask
 from instrument.record.recorder import import_early
 
 if TYPE_CHECKING:

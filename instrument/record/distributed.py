@@ -27,10 +27,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from instrument.base.log import logger
 from instrument.base.rank_info import RankInfo
-from instrument.config.schedule import requested_window
-from instrument.config.schema import ProfilerConfig
+from instrument.record.config.schedule import requested_window
+from instrument.record.config.schema import ProfilerConfig
 from instrument.record.output_folder import output_dir, writable
-from instrument.triggers.trigger import Request
+from instrument.record.triggers.trigger import Request
 
 # How long the polling thread pauses at most before it looks again for files and so on.
 POLL_SECONDS = 0.5

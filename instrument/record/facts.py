@@ -37,7 +37,7 @@ from instrument.annotate.module_calls import skip_in_dynamo
 from instrument.base.files import FORMAT
 from instrument.base.rank_info import RankInfo, rank_info
 from instrument.base.redact import redact, redact_words
-from instrument.config.schema import ProfilerConfig
+from instrument.record.config.schema import ProfilerConfig
 from instrument.record.limits import machine_bytes
 from instrument.record.output_folder import hydra_run
 from instrument.record.torch_support import known

@@ -20,11 +20,11 @@ from instrument.base.file_lock import FileLock
 from instrument.base.log import lines_logger, logger
 from instrument.base.rank_info import lowest_rank
 from instrument.base.signals import interruptibly, uninterrupted
-from instrument.config.schema import ProfilerConfig
-from instrument.finish import queue, retention, waiting
-from instrument.finish.job import BEGIN_ANSWERS, Job, to_line
-from instrument.finish.sink_calls import call_sinks, is_sink, run_sink
-from instrument.finish.upload import Uploads, has_arrived
+from instrument.export import queue, retention, waiting
+from instrument.export.job import BEGIN_ANSWERS, Job, to_line
+from instrument.export.sink_calls import call_sinks, is_sink, run_sink
+from instrument.export.upload import Uploads, has_arrived
+from instrument.record.config.schema import ProfilerConfig
 from instrument.record.distributed import recording_ranks
 
 # How long the end of a run waits, in seconds: for the exporter, if training failed; once all
@@ -39,7 +39,7 @@ class Finisher:
     """Has the saved windows of a run finished, uploads their captures, and removes old captures.
 
     With `profiler.export=process`, the exporter finishes windows (see
-    `instrument.finish.__main__`), and a thread of this process then runs the sinks that only this
+    `instrument.export.__main__`), and a thread of this process then runs the sinks that only this
     process can run. With `profiler.export=inline`, or if no thread can be started, the thread that
     steps does it.
 
@@ -190,7 +190,7 @@ class Finisher:
         self.to_finish.remove(folder)
 
     def _finish(self, folder: Path) -> None:
-        from instrument.finish.window import finish
+        from instrument.export.window import finish
 
         sinks = {n: sink for n, sink in self._config.sinks.items() if n not in self.inline}
         one_per_role = self._job.one_per_role
@@ -272,7 +272,7 @@ class Finisher:
         files.fill_standard_streams()
         self._process = process = subprocess.Popen(
             files.python_running(
-                "instrument.finish.__main__",
+                "instrument.export.__main__",
                 str(self.output_dir),
                 *([] if handle is None else [str(handle)]),
             ),

@@ -13,7 +13,7 @@ from threading import Event, Thread
 from typing import Any
 
 from instrument.base import threads
-from instrument.config.schema import ProfilerConfig
+from instrument.record.config.schema import ProfilerConfig
 
 _LOOK_S = 0.5
 # If no step ends, a window ends at twice its time limit, but at least this long after the limit.

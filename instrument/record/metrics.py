@@ -21,7 +21,7 @@ from instrument.base.log import logger
 from instrument.base.range_names import STEP, from_trace, whole
 from instrument.base.rank_info import RankInfo
 from instrument.base.redact import redact
-from instrument.config.schema import ProfilerConfig
+from instrument.record.config.schema import ProfilerConfig
 from instrument.record.timings import GROWTH, OTHERS, DurationHistogram, Timings
 
 _SCHEDULE = "(schedule)"  # in place of a trigger's name

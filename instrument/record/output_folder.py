@@ -10,7 +10,7 @@ from typing import Any
 
 from instrument.base.errors import ConfigError
 from instrument.base.files import CAPTURES_VARIABLE
-from instrument.config.schema import ProfilerConfig
+from instrument.record.config.schema import ProfilerConfig
 
 
 def output_dir(config: ProfilerConfig) -> Path:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from instrument.base.units import counted
-from instrument.config import schedule
-from instrument.config.schedule import Window, next_window
-from instrument.config.schema import ProfilerConfig
+from instrument.record.config import schedule
+from instrument.record.config.schedule import Window, next_window
+from instrument.record.config.schema import ProfilerConfig
 
 if TYPE_CHECKING:
     from instrument.record.step_loop import StepCounter

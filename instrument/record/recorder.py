@@ -30,9 +30,9 @@ from instrument.annotate.modules import ModuleRanges, attach_ranges
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.base.log import logger
 from instrument.base.range_names import STEP_PREFIX
-from instrument.config.activities import chosen_types
-from instrument.config.schema import ProfilerConfig
 from instrument.record import one_profiler, torch_support
+from instrument.record.config.activities import chosen_types
+from instrument.record.config.schema import ProfilerConfig
 
 if TYPE_CHECKING:
     from instrument.record.execution_trace import ExecutionTrace

@@ -29,11 +29,11 @@ from instrument.base.rank_info import RankInfo, rank_info
 from instrument.base.redact import redact
 from instrument.base.signals import interruptibly
 from instrument.base.units import counted
-from instrument.config.schema import ProfilerConfig, as_config
-from instrument.config.user_metadata import as_json
-from instrument.finish import queue
+from instrument.base.user_metadata import as_json
+from instrument.export import queue
 from instrument.record import distributed, facts, one_profiler, plan_text, torch_support
 from instrument.record.calls import RecordedCalls
+from instrument.record.config.schema import ProfilerConfig, as_config
 from instrument.record.finisher import Finisher
 from instrument.record.metrics import Metrics
 from instrument.record.notebook import log_to_stdout
@@ -210,7 +210,7 @@ class Session:
         if loop.may_record():
             interruptibly(import_early)
             if finisher.sinks_here or config.export == "inline":
-                interruptibly(import_module, "instrument.finish.window")
+                interruptibly(import_module, "instrument.export.window")
         metadata |= {"run": finisher.run, "sinks_inline": list(finisher.inline)}
         if config.memory_snapshot and "cuda" not in self.activities:
             logger.warning(

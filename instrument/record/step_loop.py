@@ -20,11 +20,11 @@ from instrument.base.log import logger
 from instrument.base.own_modules import own_modules
 from instrument.base.signals import Interrupts, Preemption, uninterrupted
 from instrument.base.step_times import like_for_like
-from instrument.config import schedule
-from instrument.config.schedule import NEVER, Window, next_window, requested_window
-from instrument.config.schema import ProfilerConfig
-from instrument.finish import queue
+from instrument.export import queue
 from instrument.record import one_profiler, plan_text
+from instrument.record.config import schedule
+from instrument.record.config.schedule import NEVER, Window, next_window, requested_window
+from instrument.record.config.schema import ProfilerConfig
 from instrument.record.distributed import StepProgress
 from instrument.record.facts import Loaders, WindowFacts
 from instrument.record.finisher import Finisher
@@ -34,7 +34,7 @@ from instrument.record.metrics import Metrics
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
-from instrument.triggers.trigger import Request
+from instrument.record.triggers.trigger import Request
 
 T = TypeVar("T")
 

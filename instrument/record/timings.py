@@ -31,7 +31,7 @@ from instrument.base.files import TIMINGS_FORMAT, make_folder, open_to_append
 from instrument.base.log import lines_logger, logger
 from instrument.base.printable import printable_lines
 from instrument.base.range_names import STEP, from_trace
-from instrument.config.schema import TimingsConfig
+from instrument.record.config.schema import TimingsConfig
 
 if TYPE_CHECKING:
     from instrument.read.views.table import Table

@@ -12,9 +12,9 @@ from torch.profiler.profiler import _KinetoProfile
 
 from instrument.base.errors import ConfigError
 from instrument.base.log import logger
-from instrument.config import activities
-from instrument.config.activities import Activities
-from instrument.config.schema import ProfilerConfig
+from instrument.record.config import activities
+from instrument.record.config.activities import Activities
+from instrument.record.config.schema import ProfilerConfig
 
 T = TypeVar("T")
 

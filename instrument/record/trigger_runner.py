@@ -15,7 +15,7 @@ from instrument.base.errors import reraise_signal
 from instrument.base.log import logger
 from instrument.record.distributed import POLL_SECONDS, AnnouncedWindow, Announcements, uniform
 from instrument.record.loss_reader import LossReader
-from instrument.triggers.trigger import Request, Step, Trigger, TriggerCallbacks
+from instrument.record.triggers.trigger import Request, Step, Trigger, TriggerCallbacks
 
 # How long the end of a run waits for the polling thread, with other ranks and without. The thread
 # hangs if the job's store, or a trigger's `poll`, does not respond.

@@ -37,9 +37,9 @@ from instrument.base.errors import ConfigError, reason_of, reraise_signal
 from instrument.base.file_lock import is_held
 from instrument.base.log import logger
 from instrument.base.own_modules import own_modules
-from instrument.config.schedule import next_window
-from instrument.config.schema import ProfilerConfig, as_config
 from instrument.record import one_profiler
+from instrument.record.config.schedule import next_window
+from instrument.record.config.schema import ProfilerConfig, as_config
 from instrument.record.facts import loader_settings
 from instrument.record.long_steps import no_times
 from instrument.record.session import Session

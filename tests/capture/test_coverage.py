@@ -37,6 +37,10 @@ from real_traces import load
 from capture.plain_loops import ns, raw
 from capture.test_device_views import TRAINING
 from instrument.cli import show
+from instrument.export.sinks.memory import Memory
+from instrument.export.sinks.parquet import Parquet
+from instrument.export.sinks.table import TableSink
+from instrument.export.sinks.window_scalars import scalars
 from instrument.read.capture import Capture
 from instrument.read.show import notebook
 from instrument.read.show.terminal import draw
@@ -45,10 +49,6 @@ from instrument.read.views import coverage_rows as rows
 from instrument.read.views.coverage import incomplete, is_launch, line, part
 from instrument.read.views.layout import plain
 from instrument.read.views.views import VIEWS, rows_of
-from instrument.sinks.memory import Memory
-from instrument.sinks.parquet import Parquet
-from instrument.sinks.table import TableSink
-from instrument.sinks.window_scalars import scalars
 
 Share = float | tuple[int, int] | None
 

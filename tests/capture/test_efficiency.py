@@ -30,12 +30,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from capture.conftest import record
 from instrument.base import peak_flops
 from instrument.base.errors import CaptureError, ConfigError
-from instrument.config.schema import ProfilerConfig
 from instrument.read.capture import Capture
 from instrument.read.facts.flops import _LENGTHS, _MASK_TYPES, FUSED_ATTENTION
 from instrument.read.facts.traffic import _SIZES, ELEMENT_TYPES, operand_types
 from instrument.read.trace.events import Device
 from instrument.read.views.peak_rates import _TABLE, peak_rates, roof
+from instrument.record.config.schema import ProfilerConfig
 
 HALF, FLOAT, BFLOAT = "c10::Half", "float", "c10::BFloat16"
 A100 = {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "numSms": 108}

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from capture.plain_loops import same
 from instrument.base.errors import CaptureError, TraceError
 from instrument.base.range_names import from_trace
+from instrument.export.sinks.window_scalars import last_step, scalars
 from instrument.read.capture import Capture
 from instrument.read.ranks.run import Run
 from instrument.read.show import ranks
@@ -34,7 +35,6 @@ from instrument.read.trace import json_stream, reader
 from instrument.read.trace.rewrite import rewrite
 from instrument.read.views.operators import GROUPINGS
 from instrument.read.views.views import VIEWS
-from instrument.sinks.window_scalars import last_step, scalars
 
 pytestmark = pytest.mark.filterwarnings("ignore::instrument.base.errors.TraceWarning")
 with_each_reader = pytest.mark.usefixtures("each_reader")

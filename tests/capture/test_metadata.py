@@ -14,11 +14,11 @@ from golden import Golden
 
 from instrument.base.errors import CaptureError
 from instrument.base.storage import files_of
+from instrument.export.sinks.window_scalars import last_step, scalars
 from instrument.read.capture import Capture
 from instrument.read.ranks.rank_summary import summarize
 from instrument.read.ranks.run import Run
 from instrument.read.show.text import render
-from instrument.sinks.window_scalars import last_step, scalars
 
 
 def described(folder: Path, metadata: Any) -> Path:

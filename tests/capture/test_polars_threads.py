@@ -31,7 +31,7 @@ from instrument.read.advise.diagnosis import as_json
 from instrument.read.capture import Capture
 from instrument.read.facts.schema import Grouping
 from instrument.read.views.views import VIEWS
-from instrument.sinks.parquet import Parquet
+from instrument.export.sinks.parquet import Parquet
 
 assert polars.thread_pool_size() == int(os.environ["POLARS_MAX_THREADS"])
 trace, lake = map(Path, sys.argv[1:])

@@ -21,7 +21,6 @@ from golden import Golden
 
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.cli.command import main
-from instrument.config.schema import ProfilerConfig
 from instrument.read.compare import ab, machine
 from instrument.read.compare.ab import Block, Comparison, Program, Run
 from instrument.read.compare.ab_file import BLOCKS_FILE
@@ -30,6 +29,7 @@ from instrument.read.compare.machine import MachineState
 from instrument.read.compare.revisions import worktrees
 from instrument.read.compare.run_record import RunRecord, read_run
 from instrument.read.show.ab import JSON_KEYS
+from instrument.record.config.schema import ProfilerConfig
 from instrument.record.output_folder import output_dir
 
 QUIET = MachineState(None, None)

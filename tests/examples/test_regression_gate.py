@@ -12,7 +12,7 @@ import pytest
 import warm
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "regression_gate"
-PLUGINS = ("-p", "instrument.pytest_plugin", "-p", "no:cacheprovider")
+PLUGINS = ("-p", "instrument.integrations.pytest_plugin", "-p", "no:cacheprovider")
 # What to write for what, and the counters that rise. An allocation has a size, and a collective a kind.
 FAULTS = {
     "item": (

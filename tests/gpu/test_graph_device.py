@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from instrument.fx import profile_graph
+from instrument.graph import profile_graph
 
 
 def model_on(device: str) -> nn.Module:

@@ -6,7 +6,7 @@ import re
 
 from made_nodes import nodes
 
-from instrument.fx.dot import dot
+from instrument.graph.dot import dot
 
 GRAPH = nodes(
     {"name": "x", "op": "placeholder", "target": "x", "module_path": None, "median_ns": 0},

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from instrument.fx import GraphProfile, profile_graph
+from instrument.graph import GraphProfile, profile_graph
 
 transformers = pytest.importorskip("transformers")
 

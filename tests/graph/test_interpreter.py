@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from instrument.annotate import backends
-from instrument.fx.interpreter import NodeInterpreter
+from instrument.graph.interpreter import NodeInterpreter
 
 
 class Device:

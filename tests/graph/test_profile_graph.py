@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from instrument import Session
 from instrument.base.errors import ConfigError
-from instrument.fx import GraphProfile, profile_graph
-from instrument.fx.node_table import grouped, node_table
-from instrument.fx.profiler import _overhead
+from instrument.graph import GraphProfile, profile_graph
+from instrument.graph.node_table import grouped, node_table
+from instrument.graph.profiler import _overhead
 from instrument.read.views.table import Table
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "resnet_inference.py"

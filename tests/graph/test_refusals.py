@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from instrument.base.errors import GraphError
-from instrument.fx import profile_graph
-from instrument.fx.side_effects import unchanged
+from instrument.graph import profile_graph
+from instrument.graph.side_effects import unchanged
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 Forward = Callable[..., Any]

@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from instrument.fx import profile_graph
-from instrument.fx import roofline as rates
-from instrument.fx.roofline import Machine, measured, roofline
+from instrument.graph import profile_graph
+from instrument.graph import roofline as rates
+from instrument.graph.roofline import Machine, measured, roofline
 from instrument.read.views.table import Table
 
 # A hundred FLOPs and ten bytes in a nanosecond, ten FLOPs for a byte; a quarter of that for float64.

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from instrument import instrument_model, profiled
 from instrument.annotate.modules import forget
 from instrument.base.errors import GraphError
-from instrument.fx import profile_graph
+from instrument.graph import profile_graph
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 TRACED = "torch.fx.symbolic_trace"

@@ -18,14 +18,14 @@ from waits import end_of_thread
 from instrument import Session, diagnose, profiled
 from instrument.base import files
 from instrument.base.errors import ConfigError
-from instrument.finish import queue
+from instrument.export import queue
 from instrument.integrations import asgi
 from instrument.integrations.asgi import profiler_app
 from instrument.read.advise.diagnosis import as_json
 from instrument.record import limits
 from instrument.record.finisher import Finisher
-from instrument.triggers import File
-from instrument.triggers.trigger import Request
+from instrument.record.triggers import File
+from instrument.record.triggers.trigger import Request
 
 pytestmark = pytest.mark.usefixtures("finished_here")
 HERE, ELSEWHERE = ("127.0.0.1", 8000), ("192.0.2.7", 8000)

@@ -160,7 +160,7 @@ def test_a_trainer_that_hydra_builds_with_our_callback(
         "output_dir": f"{tmp_path}/profile",
         "sinks": {
             "table": {"rows": 3},
-            "built": {"_target_": "instrument.sinks.table.TableSink", "columns": ["calls"]},
+            "built": {"_target_": "instrument.export.sinks.table.TableSink", "columns": ["calls"]},
             "where": {"_target_": "hydras_sinks.Where", "tags": ["${steps}", "b"]},
         },
     }

@@ -13,14 +13,14 @@ from builders import annotation, steps, write_capture
 from capture.plain_loops import same
 from recording import record
 
+from instrument.base import user_metadata
 from instrument.base.errors import CaptureError, ConfigError, TraceError
-from instrument.config import user_metadata
+from instrument.export.sinks import chrome_trace
+from instrument.export.sinks.chrome_trace import ChromeTrace
 from instrument.read.capture import Capture
 from instrument.read.trace import json_stream, reader
 from instrument.read.trace import rewrite as trace_rewrite
 from instrument.read.trace.rewrite import rewrite
-from instrument.sinks import chrome_trace
-from instrument.sinks.chrome_trace import ChromeTrace
 
 
 def names(folder: Path) -> list[str]:

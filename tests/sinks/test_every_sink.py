@@ -31,7 +31,7 @@ from collected import Log
 from installed import need
 from omegaconf import OmegaConf
 
-import instrument.sinks
+import instrument.export.sinks
 from instrument.base.errors import (
     CaptureError,
     ConfigError,
@@ -39,13 +39,13 @@ from instrument.base.errors import (
     MissingPackage,
     TraceError,
 )
-from instrument.config.instantiate import build, for_any_process, sink_of_class
-from instrument.config.presets import shipped
-from instrument.config.schema import ProfilerConfig
-from instrument.finish.window import finish
+from instrument.base.instantiate import build, for_any_process, sink_of_class
+from instrument.base.presets import shipped
+from instrument.export.sinks import Sink
+from instrument.export.sinks.tracker import Sent, Tracker
+from instrument.export.window import finish
 from instrument.read.capture import Capture
-from instrument.sinks import Sink
-from instrument.sinks.tracker import Sent, Tracker
+from instrument.record.config.schema import ProfilerConfig
 
 GROUP = files("instrument") / "conf" / "profiler" / "sinks"
 SHIPPED = shipped("sinks")
@@ -90,7 +90,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Sent]:
     found: list[Sent] = []
     for tracker in TRACKERS:
         kind = getattr(
-            import_module(f"instrument.sinks.{tracker}"), SHIPPED[tracker].split(".")[-1]
+            import_module(f"instrument.export.sinks.{tracker}"), SHIPPED[tracker].split(".")[-1]
         )
         monkeypatch.setattr(kind, "send", lambda self, each: found.append(each))
         monkeypatch.setattr(kind, "end", lambda self: None)
@@ -140,8 +140,8 @@ def one_sentence(error: BaseException) -> str:
 
 def test_every_sink_has_a_config_file() -> None:
     found = set()
-    for module in pkgutil.iter_modules(instrument.sinks.__path__):
-        for kind in vars(import_module(f"instrument.sinks.{module.name}")).values():
+    for module in pkgutil.iter_modules(instrument.export.sinks.__path__):
+        for kind in vars(import_module(f"instrument.export.sinks.{module.name}")).values():
             if inspect.isclass(kind) and issubclass(kind, Sink) and kind not in (Sink, Tracker):
                 found.add(f"{kind.__module__}.{kind.__qualname__}")
     assert found == {*SHIPPED.values()}
@@ -333,7 +333,7 @@ def test_writing_loads_no_torch_and_starts_no_thread(output: Path) -> None:
     code = """if True:
         import sys, threading
         from instrument.read.capture import Capture
-        from instrument.config.instantiate import sink_of_class
+        from instrument.base.instantiate import sink_of_class
         capture = Capture.load(sys.argv[1])
         for name in sys.argv[2:]:
             sink_of_class(name, {}).write(capture, capture.folder)

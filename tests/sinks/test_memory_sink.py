@@ -11,9 +11,9 @@ from builders import MEMORY, MIB, annotation, payload_of, steps, write_capture
 from page_parts import facts, parts, tables
 
 from instrument import Session
+from instrument.export.sinks.memory import Memory
 from instrument.read.capture import Capture
 from instrument.read.show.page.memory import memory
-from instrument.sinks.memory import Memory
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ from builders import (
     write_trace,
 )
 
+from instrument.export.sinks.parquet import Parquet
 from instrument.read.capture import Capture
 from instrument.read.facts.facts import EVENTS
 from instrument.read.facts.schema import names_of
-from instrument.sinks.parquet import Parquet
 
 Row = dict[str, Any]
 

@@ -29,10 +29,10 @@ from builders import (
 from pyarrow import dataset
 from recording import record
 
+from instrument.export.sinks.parquet import Parquet
 from instrument.read.capture import Capture
 from instrument.read.ranks.run import Run
 from instrument.read.views.operators import UNLAUNCHED_ROW
-from instrument.sinks.parquet import Parquet
 
 Write = Callable[..., Capture]
 

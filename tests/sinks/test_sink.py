@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 from pydantic import Field, field_validator
 
 from instrument.base.errors import ConfigError
+from instrument.export.sinks import Sink
+from instrument.export.sinks.table import TableSink
 from instrument.read.capture import Capture
-from instrument.sinks import Sink
-from instrument.sinks.table import TableSink
 
 
 class Letter(Sink):
@@ -111,12 +111,16 @@ def test_a_sink_that_writes_nothing_is_refused_when_it_is_built() -> None:
 
 def test_lists_and_mappings_of_omegaconf_are_taken() -> None:
     config = OmegaConf.create(
-        {"_target_": "instrument.sinks.table.TableSink", "columns": ["calls", "cpu_ns"], "rows": 3}
+        {
+            "_target_": "instrument.export.sinks.table.TableSink",
+            "columns": ["calls", "cpu_ns"],
+            "rows": 3,
+        }
     )
     assert instantiate(config) == TableSink(columns=["calls", "cpu_ns"], rows=3)
     trace = OmegaConf.create(
         {
-            "_target_": "instrument.sinks.chrome_trace.ChromeTrace",
+            "_target_": "instrument.export.sinks.chrome_trace.ChromeTrace",
             "metadata": {"run": {"tags": ["a", "b"]}},
         }
     )

@@ -9,8 +9,8 @@ import pytest
 from builders import frame, kernels, steps, write_capture
 
 from instrument.base.errors import CaptureError, ConfigError
+from instrument.export.sinks.stacks import Stacks
 from instrument.read.capture import Capture
-from instrument.sinks.stacks import Stacks
 
 
 def by_hand(output: Path, events: list[dict[str, object]], name: str = "stacked") -> Capture:

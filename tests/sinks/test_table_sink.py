@@ -14,6 +14,7 @@ from golden import Golden
 from recording import record
 
 from instrument.base.errors import CaptureError, ConfigError
+from instrument.export.sinks.table import TableSink
 from instrument.read.capture import Capture
 from instrument.read.show import verdict as of_one
 from instrument.read.show.text import (
@@ -26,7 +27,6 @@ from instrument.read.show.text import (
 )
 from instrument.read.views.operators import GROUPINGS
 from instrument.read.views.table import TORCH_NAMES
-from instrument.sinks.table import TableSink
 
 Write = Callable[..., Capture]
 MIB = 1024**2

@@ -24,11 +24,11 @@ from builders import kernels, steps
 from recording import record
 from waits import until
 
+from instrument.export.sinks.tensorboard import TensorBoard, run_name
+from instrument.export.sinks.window_scalars import scalars
 from instrument.read.advise.verdict import verdict
 from instrument.read.capture import Capture
 from instrument.read.show.step_split import COLOURS, bar_png, step_split
-from instrument.sinks.tensorboard import TensorBoard, run_name
-from instrument.sinks.window_scalars import scalars
 
 Write = Callable[..., Capture]
 STARTED_NS = 1767323045678901000

@@ -20,11 +20,11 @@ from waits import until
 
 from instrument import Session
 from instrument.base.errors import CaptureError
+from instrument.export.sinks import tracker
+from instrument.export.sinks.tracker import Sent, Tracker
+from instrument.export.sinks.window_scalars import scalars
 from instrument.read.capture import Capture
 from instrument.record import finisher
-from instrument.sinks import tracker
-from instrument.sinks.tracker import Sent, Tracker
-from instrument.sinks.window_scalars import scalars
 
 pytestmark = pytest.mark.usefixtures("warm_exporters")
 
@@ -67,7 +67,7 @@ run.finish()
 train("wandb", mode="offline", project="own", name="profiles", artifact="tables", folder="own")
 assert wandb.run is None
 other = write_capture(HERE / "ranks", steps(), rank=1)
-from instrument.sinks.wandb import WandB
+from instrument.export.sinks.wandb import WandB
 
 lonely = WandB(mode="offline")
 lonely.write(other, other.folder)
@@ -96,7 +96,7 @@ with mlflow.start_run(run_name="live") as run:
 own = {"tracking_uri": uri, "experiment": "own", "name": "profiles", "artifact": "tables"}
 train("mlflow", **own, folder="own")
 other = write_capture(HERE / "ranks", steps(), rank=1)
-from instrument.sinks.mlflow import MLflow
+from instrument.export.sinks.mlflow import MLflow
 
 lonely = MLflow()
 lonely.write(other, other.folder)

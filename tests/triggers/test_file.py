@@ -11,8 +11,8 @@ import pytest
 from instrument import Session
 from instrument.base.errors import CaptureError
 from instrument.cli.command import main
-from instrument.triggers import Request
-from instrument.triggers.file import File, ask
+from instrument.record.triggers import Request
+from instrument.record.triggers.file import File, ask
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 
@@ -176,7 +176,7 @@ def test_the_command_has_a_running_session_record(
 
 def test_a_run_that_was_killed_is_not_asked(tmp_path: Path) -> None:
     listen = (
-        "import os, sys; from pathlib import Path; from instrument.triggers.file import File\n"
+        "import os, sys; from pathlib import Path; from instrument.record.triggers.file import File\n"
         "File().begin(Path(sys.argv[1]), print); os._exit(9)"
     )
     subprocess.run([sys.executable, "-c", listen, str(tmp_path)], check=False)

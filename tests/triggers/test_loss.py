@@ -13,8 +13,8 @@ from collected import Log
 from instrument import Session
 from instrument.record import loss_reader as arriving
 from instrument.record.loss_reader import LossReader
-from instrument.triggers import Step
-from instrument.triggers.non_finite_loss import NonFiniteLoss
+from instrument.record.triggers import Step
+from instrument.record.triggers.non_finite_loss import NonFiniteLoss
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 

@@ -11,8 +11,8 @@ import warm
 
 from instrument import Session
 from instrument.record import limits
-from instrument.triggers import Step, memory_growth
-from instrument.triggers.memory_growth import MemoryGrowth
+from instrument.record.triggers import Step, memory_growth
+from instrument.record.triggers.memory_growth import MemoryGrowth
 
 MIB = 1024**2
 
@@ -114,7 +114,7 @@ def test_the_resident_size_is_that_which_the_system_tells() -> None:
     code = """
         from pathlib import Path
         from instrument.record.limits import resident_bytes
-        from instrument.triggers.memory_growth import _resident_bytes
+        from instrument.record.triggers.memory_growth import _resident_bytes
         before, keep = resident_bytes(), b"x" * (300 * 2**20)
         status = Path("/proc/self/status").read_text()
         print(_resident_bytes() / 1024 / int(status.partition("VmRSS:")[2].split()[0]))

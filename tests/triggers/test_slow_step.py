@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import median_high
 from typing import Any
 
-from instrument.triggers import Step
-from instrument.triggers.slow_step import SlowStep
+from instrument.record.triggers import Step
+from instrument.record.triggers.slow_step import SlowStep
 
 
 def judge(**options: Any) -> Callable[[Step], Any]:

@@ -15,7 +15,7 @@ from instrument import Session, Trigger
 from instrument.base.errors import ConfigError
 from instrument.record import trigger_runner as watching
 from instrument.record.trigger_runner import TriggerRunner
-from instrument.triggers import Request, RequestWindow, Step, TriggerCallbacks
+from instrument.record.triggers import Request, RequestWindow, Step, TriggerCallbacks
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 

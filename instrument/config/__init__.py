@@ -1,1 +1,0 @@
-"""What to record, and when: the schema of the options, the schedule, the presets."""

@@ -1,0 +1,134 @@
+"""Builds and calls sinks: what a sink raises is logged, and ends nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import indent
+from traceback import format_exception, print_exception
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+
+from instrument.base.errors import InstrumentError, from_signal_handler, reason_of
+from instrument.base.instantiate import sink_of_class
+from instrument.base.log import lines_logger, logger
+from instrument.base.options import Options
+from instrument.base.printable import printable
+from instrument.export.queue import name_of
+
+if TYPE_CHECKING:
+    from instrument.export.sinks.sink import Sink
+    from instrument.read.capture import Capture
+
+
+def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[str]) -> None:
+    """Run a sink on a capture. If the sink raises, log the exception and add the sink to `failed`.
+
+    The exception of a sink that is already in `failed` is not logged. KeyboardInterrupt is caught
+    too, so a caller that must react to Ctrl-C uses `interruptibly`. Only what a signal handler of
+    the program raises goes through.
+    """
+    try:
+        with ending_children():
+            sink.write(capture, folder)
+    except BaseException as error:  # training and the other sinks go on
+        if not isinstance(error, KeyboardInterrupt) and from_signal_handler(error):
+            raise
+        if name in failed:
+            return
+        failed.add(name)
+        _log_error(
+            f"The {name} sink failed on {name_of(folder)}: {reason_of(error)}. The trace is kept "
+            f"in {folder.with_name(name_of(folder))}, and further failures of this sink are not "
+            "logged.",
+            error,
+        )
+
+
+def is_sink(sink: Any) -> TypeGuard[Sink]:
+    """Whether a sink is a `Sink`, and not just an object that has `write`."""
+    return isinstance(sink, Options)
+
+
+def call_sinks(
+    sinks: Mapping[str, Any],
+    what: Literal["notice", "close"],
+    failed: set[str],
+    timeout_s: float | None = None,
+) -> None:
+    """Call `notice` or `close` of all sinks, `close` with `timeout_s`; log what they raise.
+
+    Only the first exception of each sink and method is logged; `failed` then holds SINK.METHOD.
+    """
+    for name, sink in sinks.items():
+        try:
+            if not is_sink(sink):  # `close` of a user's own class may mean anything
+                continue
+            with ending_children():
+                if what == "notice":
+                    sink.notice()
+                else:
+                    sink.close(timeout_s)
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt) and from_signal_handler(error):
+                raise
+            if f"{name}.{what}" not in failed:
+                failed.add(f"{name}.{what}")
+                _log_error(f"The {name} sink failed in {what}(): {reason_of(error)}", error)
+
+
+def _log_error(sentence: str, error: BaseException) -> None:
+    """Log a sentence, with a traceback if the error is none of this package.
+
+    loguru's own traceback would show the values of variables.
+    """
+    where = [] if isinstance(error, InstrumentError) else [traceback_of(error)]
+    lines_logger.error("{}", "\n".join([printable(sentence), *where]))
+
+
+@contextmanager
+def ending_children() -> Iterator[None]:
+    """End a process that the block forks, once the block ends in it; use this around a sink's code.
+
+    Otherwise the child would continue the work of its parent.
+    """
+    process, status = os.getpid(), 1
+    try:
+        yield
+        status = 0
+    except SystemExit as error:
+        if isinstance(error.code, int | None):
+            status = error.code or 0
+        raise
+    except BaseException as error:
+        if os.getpid() != process:
+            print_exception(error)
+        raise
+    finally:
+        if os.getpid() != process:
+            os._exit(status)
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of an exception, indented, so that its message cannot forge a log line."""
+    return indent("".join(format_exception(error)).rstrip(), "  ")
+
+
+def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> dict[str, Any]:
+    """Build the sinks of a job; log the errors of the others, and add them to `failed`."""
+    sinks = {}
+    for name, mapping in mappings.items():
+        try:
+            options = {option: value for option, value in mapping.items() if option != "_target_"}
+            with ending_children():
+                sinks[name] = sink_of_class(str(mapping.get("_target_")), options)
+        except Exception as error:
+            if name not in failed:
+                failed.add(name)
+                logger.error(
+                    "The {} sink cannot be built in the process that finishes captures: {}",
+                    name,
+                    reason_of(error),
+                )
+    return sinks

@@ -1,0 +1,135 @@
+"""Finishes one saved window: compresses the trace, writes a summary, runs the sinks."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from instrument.base import files
+from instrument.base.errors import CaptureError, InstrumentError, reason_of
+from instrument.base.log import logger
+from instrument.export import queue
+from instrument.export.queue import PACKED, RAW
+from instrument.export.sink_calls import run_sink
+from instrument.export.sinks.window_scalars import scalars
+from instrument.read.capture import Capture
+from instrument.read.ranks import rank_summary as of_rank
+from instrument.read.trace.rewrite import rewrite
+
+# The words for data-parallel dimensions in torch, torchtitan, Lightning and Megatron.
+_DATA_PARALLEL = {"dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard"}
+_IN_ANY_NAME = {"mesh", "parallel", "group", "gloo"}
+
+
+def finish(
+    folder: Path, sinks: Mapping[str, Any], *, failed: set[str], one_per_role: bool = False
+) -> Path:
+    """Turn a queued folder into a finished capture, and return the capture's folder.
+
+    While this function runs, the folder is busy. After an exception, it is queued again. `failed`
+    holds the names of the sinks whose first error in this run is logged; new ones are added. With
+    `one_per_role`, only one rank of each parallel role keeps its trace and runs the sinks.
+
+    Raises:
+        TakenError: another process is finishing the folder.
+        CaptureError: the trace is not a regular file.
+        OSError: the trace cannot be compressed, for example because the disk is full.
+    """
+    try:
+        busy = queue.take(folder)
+        return queue.publish(busy, _work_on(busy, sinks, failed, one_per_role))
+    except queue.TakenError:
+        raise
+    except BaseException:  # also what a signal's handler raises before or after the two renames
+        if not queue.is_queued(folder):
+            with suppress(OSError):
+                queue.put_back(queue.busy_path(folder))
+        raise
+
+
+def _work_on(
+    folder: Path, sinks: Mapping[str, Any], failed: set[str], one_per_role: bool
+) -> dict[str, Any]:
+    """Do all the work on a busy folder; return the new content of its capture.json."""
+    began = time.perf_counter_ns()
+    for half_written in folder.glob(".*.tmp"):  # by a process that was killed
+        half_written.unlink()
+    about = dict(Capture.load(folder).metadata)  # a copy: sinks may change it
+    present = {each.name for each in folder.iterdir()}
+    if of_rank.SUMMARY_FILE in present and present.isdisjoint({RAW, PACKED}):
+        return about  # only the new name was left to do
+    _compress(folder, about.get("user_metadata", {}))
+    cost = about["cost"] = {
+        **about.get("cost", {}),
+        "packed_bytes": (folder / PACKED).stat().st_size,
+    }
+    capture = Capture.load(folder)
+    capture.metadata["cost"] = cost
+    _summarize(capture, folder, failed)
+    keeps = True
+    if one_per_role and files.exists(folder / of_rank.SUMMARY_FILE) and not _keeps(capture, failed):
+        keeps, sinks = False, {}
+    # a stable sort: sinks without `last` come first, otherwise the config's order stays
+    for name in sorted(sinks, key=lambda name: bool(getattr(sinks[name], "last", False))):
+        cost["export_ns"] = time.perf_counter_ns() - began  # the time so far: sinks report it
+        run_sink(name, sinks[name], capture, folder, failed)
+    cost["export_ns"] = time.perf_counter_ns() - began
+    with suppress(InstrumentError):
+        if about.get("sinks_inline"):  # so that inline sinks need not read the trace
+            about["scalars"] = dict(scalars(capture))
+    queue.describe(folder, about)
+    if not keeps:  # last: without its trace, the work cannot be done again
+        (folder / PACKED).unlink()
+    return about
+
+
+def _keeps(capture: Capture, failed: set[str]) -> bool:
+    """Whether this rank is the first one in each of its data-parallel groups."""
+    events = capture.events
+    groups = [each for each in events.process_groups if _is_data_parallel(each.pg_desc)]
+    if not groups and capture.rank == 0 and "roles" not in failed:
+        failed.add("roles")
+        logger.warning(
+            "profiler.ranks is one_per_role, but no process group is named after data parallelism, "
+            "so every rank keeps its trace: name the dimensions, as in init_device_mesh(…, "
+            'mesh_dim_names=("dp", "tp")), or list the ranks, as in profiler.ranks=[0, 1].'
+        )
+    return all(each.ranks[:1] == [events.rank] for each in groups)
+
+
+def _is_data_parallel(description: str) -> bool:
+    """Whether a group is, for example, mesh_dp_shard or DATA_PARALLEL_GROUP, but not mesh_dp_cp."""
+    words = {*re.findall("[a-z]+", description.lower())} - _IN_ANY_NAME
+    return bool(words) and words <= _DATA_PARALLEL
+
+
+def _compress(folder: Path, metadata: Mapping[str, Any]) -> None:
+    raw = folder / RAW
+    if not files.exists(raw):  # a process that was killed had compressed it
+        return
+    if not files.is_regular(raw):
+        raise CaptureError(
+            f"{queue.queued_path(folder) / RAW} is not a regular file (links are not followed): "
+            "replace it with the trace file."
+        )
+    # torch's own export of metadata turns backslashes into slashes and writes invalid JSON
+    rewrite(raw, folder / PACKED, metadata)
+    raw.unlink()
+
+
+def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
+    try:
+        of_rank.write(capture, folder)
+    except Exception as error:
+        if of_rank.SUMMARY_FILE not in failed:
+            failed.add(of_rank.SUMMARY_FILE)
+            logger.warning(
+                "{}: the file {}, which is needed to compare ranks, cannot be written ({}).",
+                queue.name_of(folder),
+                of_rank.SUMMARY_FILE,
+                reason_of(error),
+            )

@@ -1,0 +1,1 @@
+"""What to record, and when: the schema of the options, the schedule."""
