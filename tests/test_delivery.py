@@ -19,10 +19,10 @@ import warm
 from collected import Log
 
 from instrument import Session, Sink, Trigger
+from instrument.base import queue
 from instrument.base.errors import ConfigError
 from instrument.base.file_lock import FileLock, is_held
 from instrument.base.units import size
-from instrument.export import queue
 from instrument.export.sinks.window_scalars import scalars
 from instrument.read.capture import Capture
 from instrument.read.show.text import render

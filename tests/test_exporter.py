@@ -23,9 +23,10 @@ from own_sinks import Raises
 from waits import end_of_run_in_leaps, end_of_thread, until
 
 from instrument import Session, Sink
+from instrument.base import queue
+from instrument.base.export_job import from_line, to_line
 from instrument.cli.command import main
-from instrument.export import queue, waiting, window
-from instrument.export.job import from_line, to_line
+from instrument.export import waiting, window
 from instrument.export.sink_calls import build_sinks
 from instrument.export.window import finish
 from instrument.read.capture import Capture

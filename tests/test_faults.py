@@ -15,8 +15,8 @@ import pytest
 import warm
 from waits import until
 
+from instrument.base import queue
 from instrument.cli.command import main
-from instrument.export import queue
 from instrument.read.capture import Capture
 
 pytestmark = pytest.mark.usefixtures("warm_exporters")

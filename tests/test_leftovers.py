@@ -18,9 +18,8 @@ from builders import span
 from collected import Log
 
 from instrument import Capture, Session
-from instrument.base import files
+from instrument.base import files, queue
 from instrument.cli.command import main
-from instrument.export import queue
 
 TRACE = {"traceEvents": [span("aten::add", 1, 5)]}
 WINDOW = "steps_000001-000002_rank0"

@@ -24,10 +24,10 @@ from torch import distributed as dist
 from waits import end_of_thread
 
 from instrument import Capture, ProfilerConfig, Session, Trigger
+from instrument.base import queue
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.base.rank_info import RankInfo, rank_info
 from instrument.cli.command import main
-from instrument.export import queue
 from instrument.read.ranks.run import Run
 from instrument.record import distributed
 from instrument.record import trigger_runner as watching

@@ -57,7 +57,7 @@ TESTS = {
         "tests/test_run_command.py::test_a_step_ends_with_what_comes_before_the_first_that_is_called_again",
         *_top("run_command"),
     ],
-    "instrument/export/queue.py": [
+    "instrument/base/queue.py": [
         *_top("leftovers", "delivery"),
         "tests/test_exporter.py::test_a_name_that_is_taken_or_on_its_way_is_not_taken_again",
         "tests/test_exporter.py::test_a_window_without_its_capture_json_is_not_queued",
@@ -242,7 +242,7 @@ PLANTED = [
     ),
     Planted(
         "renamed before capture.json is written",
-        "instrument/export/queue.py",
+        "instrument/base/queue.py",
         """    _write_new(staging / METADATA_FILE, _as_text({**metadata, "name": name_of(staging)}))
     staging.rename(folder)
 """,
@@ -267,7 +267,7 @@ PLANTED = [
     ),
     Planted(
         "rank 1's folder is called rank 0",
-        "instrument/export/queue.py",
+        "instrument/base/queue.py",
         'last:06d}_rank{rank}"',
         'last:06d}_rank0"',
         "tests/test_ranks.py::test_a_capture_bears_its_rank_in_name_and_description",
@@ -525,7 +525,7 @@ EQUIVALENT = {
         "width, numbers = int(name.max(initial=0)) + 2, Interned()",
     ): "the width only has to be above every name's number",
     (
-        "instrument/export/queue.py",
+        "instrument/base/queue.py",
         "text = json.dumps(metadata, indent=2, default=repr)",
         "text = json.dumps(metadata, indent=3, default=repr)",
     ): "only the look of the file",

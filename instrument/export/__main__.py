@@ -1,9 +1,9 @@
 """The exporter: `python -m instrument.export FOLDER` finishes the queued windows of a run.
 
 Options call it the export process. The trainer starts it with the first window, and writes to its
-standard input: the job (see `instrument.export.job`), then a line for each new window. After each
-line, the exporter finishes the queued folders of its run and rank in FOLDER. After `end`, or at the
-end of the input, it closes the sinks, waits for uploads, and ends.
+standard input: the job (see `instrument.base.export_job`), then a line for each new window. After
+each line, the exporter finishes the queued folders of its run and rank in FOLDER. After `end`, or
+at the end of the input, it closes the sinks, waits for uploads, and ends.
 
 After the line `BEGIN_ANSWERS`, its standard output has one JSON object per line: a log message
 (`text`, `level`, `is_block`; see `Logger.block`), or a window that the exporter has done with
@@ -28,11 +28,11 @@ from typing import Any, TextIO
 
 import loguru
 
+from instrument.base import queue
 from instrument.base.errors import reason_of
+from instrument.base.export_job import BEGIN_ANSWERS, Job, from_line
 from instrument.base.file_lock import remove_if_free
 from instrument.base.log import logger
-from instrument.export import queue
-from instrument.export.job import BEGIN_ANSWERS, Job, from_line
 from instrument.export.sink_calls import build_sinks, call_sinks, traceback_of
 from instrument.export.upload import Uploads, has_arrived
 from instrument.export.window import finish

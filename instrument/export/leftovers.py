@@ -12,13 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from instrument.base import queue
 from instrument.base.errors import CaptureError, ConfigError, InstrumentError, reason_of
 from instrument.base.file_lock import FileLock, is_held
 from instrument.base.files import METADATA_FILE
 from instrument.base.instantiate import sink_of_class
 from instrument.base.presets import shipped
 from instrument.base.signals import interruptibly
-from instrument.export import queue, upload
+from instrument.export import upload
 from instrument.export.window import finish
 from instrument.read.capture import Capture
 from instrument.read.views.find_captures import DEPTH, captures_below

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from instrument.base import files
+from instrument.base import files, queue
 from instrument.base.log import logger
-from instrument.export import queue
 
 
 def enforce(

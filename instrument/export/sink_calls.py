@@ -15,7 +15,7 @@ from instrument.base.instantiate import sink_of_class
 from instrument.base.log import lines_logger, logger
 from instrument.base.options import Options
 from instrument.base.printable import printable
-from instrument.export.queue import name_of
+from instrument.base.queue import name_of
 
 if TYPE_CHECKING:
     from instrument.export.sinks.sink import Sink

@@ -15,12 +15,13 @@ from random import SystemRandom
 from threading import Condition, Thread
 from typing import Any
 
+from instrument.base import queue
 from instrument.base.errors import CaptureError, reason_of
 from instrument.base.files import METADATA_FILE, read_bytes, write
 from instrument.base.log import logger
 from instrument.base.redact import without_secrets
 from instrument.base.storage import NOTE_FILE, files_of, filesystem
-from instrument.export import queue, waiting
+from instrument.export import waiting
 
 # The average pauses between the attempts to upload one capture, in seconds.
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)

@@ -9,11 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from instrument.base import files
+from instrument.base import files, queue
 from instrument.base.errors import CaptureError, InstrumentError, reason_of
 from instrument.base.log import logger
-from instrument.export import queue
-from instrument.export.queue import PACKED, RAW
+from instrument.base.queue import PACKED, RAW
 from instrument.export.sink_calls import run_sink
 from instrument.export.sinks.window_scalars import scalars
 from instrument.read.capture import Capture

@@ -15,10 +15,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from instrument.base import files
+from instrument.base import files, queue
 from instrument.base.errors import ConfigError
 from instrument.base.rank_info import rank_info
-from instrument.export import queue
 from instrument.record.session import Session
 from instrument.record.triggers.file import File
 from instrument.record.triggers.trigger import Request

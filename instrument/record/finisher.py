@@ -14,14 +14,14 @@ from threading import RLock, Thread
 from typing import Any
 from uuid import uuid4
 
-from instrument.base import files, polars_forks
+from instrument.base import files, polars_forks, queue
 from instrument.base.errors import from_signal_handler, reason_of, to_trace
+from instrument.base.export_job import BEGIN_ANSWERS, Job, to_line
 from instrument.base.file_lock import FileLock
 from instrument.base.log import lines_logger, logger
 from instrument.base.rank_info import lowest_rank
 from instrument.base.signals import interruptibly, uninterrupted
-from instrument.export import queue, retention, waiting
-from instrument.export.job import BEGIN_ANSWERS, Job, to_line
+from instrument.export import retention, waiting
 from instrument.export.sink_calls import call_sinks, is_sink, run_sink
 from instrument.export.upload import Uploads, has_arrived
 from instrument.record.config.schema import ProfilerConfig

@@ -21,7 +21,7 @@ from torch import nn
 from instrument.annotate import backends
 from instrument.annotate.modules import forget, instrument_models, named_models
 from instrument.annotate.profiled import profiled
-from instrument.base import file_lock
+from instrument.base import file_lock, queue
 from instrument.base.errors import CaptureError, ConfigError, reraise_signal
 from instrument.base.files import FORMAT, fill_standard_streams
 from instrument.base.log import logger
@@ -30,7 +30,6 @@ from instrument.base.redact import redact
 from instrument.base.signals import interruptibly
 from instrument.base.units import counted
 from instrument.base.user_metadata import as_json
-from instrument.export import queue
 from instrument.record import distributed, facts, one_profiler, plan_text, torch_support
 from instrument.record.calls import RecordedCalls
 from instrument.record.config.schema import ProfilerConfig, as_config

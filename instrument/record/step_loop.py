@@ -15,12 +15,12 @@ from threading import RLock
 from typing import Any, TypeVar
 
 from instrument.annotate import backends
+from instrument.base import queue
 from instrument.base.errors import reason_of, reraise_signal, to_trace
 from instrument.base.log import logger
 from instrument.base.own_modules import own_modules
 from instrument.base.signals import Interrupts, Preemption, uninterrupted
 from instrument.base.step_times import like_for_like
-from instrument.export import queue
 from instrument.record import one_profiler, plan_text
 from instrument.record.config import schedule
 from instrument.record.config.schedule import NEVER, Window, next_window, requested_window

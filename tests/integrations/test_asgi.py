@@ -16,9 +16,8 @@ from collected import Log
 from waits import end_of_thread
 
 from instrument import Session, diagnose, profiled
-from instrument.base import files
+from instrument.base import files, queue
 from instrument.base.errors import ConfigError
-from instrument.export import queue
 from instrument.integrations import asgi
 from instrument.integrations.asgi import profiler_app
 from instrument.read.advise.diagnosis import as_json

@@ -20,7 +20,7 @@ from page_script import blocks
 from waits import until
 
 from instrument import Capture
-from instrument.export import queue
+from instrument.base import queue
 
 pytestmark = pytest.mark.nightly
 pytest.importorskip("fastapi", reason="the extra torch-instrument[dev] is not installed")
