@@ -58,11 +58,16 @@ def add_scope(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--where", metavar="WHERE", help=condition)
 
 
-def scoped(capture: Capture, arguments: argparse.Namespace) -> Capture:
-    """Return the capture restricted to what the options of `add_steps` or `add_scope` name."""
+def chosen_steps(arguments: argparse.Namespace) -> tuple[int, int] | None:
+    """Return the first and the last step that `--step` names; None if it is not given."""
     from instrument.read.facts.scope import parsed_steps
 
-    steps = parsed_steps(arguments.step) if arguments.step is not None else None
+    return None if arguments.step is None else parsed_steps(arguments.step)
+
+
+def scoped(capture: Capture, arguments: argparse.Namespace) -> Capture:
+    """Return the capture restricted to what the options of `add_steps` or `add_scope` name."""
+    steps = chosen_steps(arguments)
     given = {name: getattr(arguments, name, None) for name in ("within", "stream", "where")}
     if steps is None and all(value is None for value in given.values()):
         return capture

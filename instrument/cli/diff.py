@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instrument.base.errors import ConfigError
-from instrument.cli.arguments import ROWS, add_formats, path_or_url, row_count
+from instrument.cli.arguments import (
+    ROWS,
+    add_formats,
+    add_steps,
+    chosen_steps,
+    path_or_url,
+    row_count,
+)
 from instrument.cli.output import Parts, Result, Written, say
 
 if TYPE_CHECKING:
@@ -54,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=ROWS,
         help="rows of each table to show; -1 for all (default: %(default)s)",
     )
+    add_steps(parser)
     add(
         "--force",
         action="store_true",
@@ -96,7 +104,9 @@ def run(arguments: argparse.Namespace) -> Result:
             f"{baselines[0]} is a baseline, which holds only counters: give it and one capture, "
             "and add a condition, such as --fail-on 'operators>+0'."
         )
-    sides = [None if {*half} & {*baselines} else load(half) for half in halves]
+    sides = [
+        None if {*half} & {*baselines} else load(half, chosen_steps(arguments)) for half in halves
+    ]
     was, now = sides
     found = None
     if was is not None and now is not None:

@@ -6,7 +6,14 @@ import argparse
 from pathlib import Path
 
 from instrument.base.errors import ConfigError
-from instrument.cli.arguments import CAPTURES, add_ignore, path_or_url
+from instrument.cli.arguments import (
+    CAPTURES,
+    add_ignore,
+    add_steps,
+    chosen_steps,
+    path_or_url,
+    scoped,
+)
 from instrument.cli.output import Written, writing
 
 HELP = "write one HTML page about a capture or a run"
@@ -34,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show what changed since this capture or run, like `instrument diff`",
     )
     add_ignore(parser)
+    add_steps(parser)
     add("--open", action="store_true", help="open the page in the browser")
     add(
         "--redact",
@@ -60,9 +68,14 @@ def run(arguments: argparse.Namespace) -> str:
 
     if arguments.json and (arguments.output or arguments.open):
         raise ConfigError("--json prints on stdout: leave out --open; use > FILE instead of -o.")
-    captures = readable_captures(arguments.paths)
+    before = arguments.before
+    if before is not None:
+        from instrument.read.compare.side import load
+
+        before = load(before, chosen_steps(arguments))
+    captures = (scoped(each, arguments) for each in readable_captures(arguments.paths))
     seen = Diagnosing(settings=read_settings(arguments.ignore))
-    content = payload(captures, before=arguments.before, redact=arguments.redact, diagnosing=seen)
+    content = payload(captures, before=before, redact=arguments.redact, diagnosing=seen)
     if arguments.json:
         return Written(json.dumps(content, indent=2))
     target = arguments.output or _FILE

@@ -8,7 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from instrument.base.errors import ConfigError
-from instrument.cli.arguments import CAPTURE, ROWS, ROWS_HELP, add_formats, path_or_url, row_count
+from instrument.cli.arguments import (
+    CAPTURE,
+    ROWS,
+    ROWS_HELP,
+    add_formats,
+    add_steps,
+    path_or_url,
+    row_count,
+    scoped,
+)
 from instrument.cli.output import Parts, Written
 from instrument.cli.paths import newest_capture
 
@@ -87,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the work and the waits that determine how long a step takes",
     )
     add("--rows", metavar="N", type=row_count, help=ROWS_HELP)
+    add_steps(parser)
     add_formats(
         parser,
         json="print JSON, with times in nanoseconds",
@@ -101,7 +111,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     from instrument.read.views.table import ALL
 
     edits = [parse() for parse in arguments.edits]
-    capture = newest_capture(arguments.path)
+    capture = scoped(newest_capture(arguments.path), arguments)
     name, scenario = capture.name, combined(capture, edits)
     if arguments.json:
         return Written(text.as_json(name, scenario, rows=arguments.rows or ALL))

@@ -273,6 +273,12 @@ def test_the_options_of_commands(tmp_path: Path, command: Command) -> None:
     asked = command("sql", "--json", "select count(*) as n from events where kind = 'step'", path)
     assert json.loads(asked.out) == {"rows": [{"n": 3}]}
     assert command("diagnose", "--step", "1-2", path).out
+    assert json.loads(command("whatif", "--step", "1", "--json", path).out)["steps"] == [1_000_000]
+    both = json.loads(command("diff", "--step", "1-2", "--json", path, path).out)
+    assert both["wholes"][0]["steps"]["before"]["count"] == 2
+    page = json.loads(command("report", "--step", "1-2", "--json", "--before", path, path).out)
+    assert "comparison" in page["sections"]
+    assert "No finished step is in 7-7" in command("diff", "--step", "7", path, path, status=2).err
     refused = command("show", "--steps", "--range", "*forward", path, status=2)
     assert "cannot be restricted" in refused.err
 

@@ -55,6 +55,7 @@ class Side:
         private: the words in these captures that a redacted report must hide.
         windows: what conditions judge, by whether the phase is not training, and by rank; see
             `guarded`.
+        steps: the first and the last step of each capture to compare; None compares all.
     """
 
     name: str
@@ -63,10 +64,12 @@ class Side:
     notes: list[str] = field(default_factory=list)
     private: set[str] = field(default_factory=set)
     windows: dict[tuple[bool, int], list[Window]] = field(default_factory=dict)
+    steps: tuple[int, int] | None = None
 
     def add(self, capture: Views, sample: int = 0) -> None:
         """Add the sums, the conditions and the window of one capture."""
         capture.require_whole("A comparison")
+        capture = capture if self.steps is None else capture.during(steps=self.steps)
         phase, counted = capture.phase, counters(capture)
         own, place = sums_of(capture, counted), (phase, sample, capture.rank)
         window = window_of(own, counted)
@@ -100,14 +103,17 @@ class Side:
         return samples([added(each) for each in found.values()])
 
 
-def load(given: Comparables | Side) -> Side:
+def load(given: Comparables | Side, steps: tuple[int, int] | None = None) -> Side:
     """Load and sum the captures of one side, one after the other; a `Side` is returned as it is.
+
+    `steps` are the first and the last step of each capture to compare; None compares all.
 
     Of a folder with several runs, only the newest run is loaded. `notes` names the captures of
     older runs, and those that cannot be read.
 
     Raises:
         CaptureError: there are no captures, or none can be read.
+        ConfigError: a capture has none of the steps.
         TraceError: no trace can be read.
     """
     if isinstance(given, Side):
@@ -118,7 +124,7 @@ def load(given: Comparables | Side) -> Side:
     names = [str(place_of(each)) if isinstance(each, str | PathLike) else each.name
              for each in listed]  # fmt: skip
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    side = Side(f"{names[0]}{more}")
+    side = Side(f"{names[0]}{more}", steps=steps)
     for sample, (each, name) in enumerate(zip(listed, names)):
         _add(side, each, name, sample)
     return side

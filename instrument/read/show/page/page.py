@@ -57,7 +57,7 @@ class Page:
 def payload(
     captures: Iterable[Views],
     *,
-    before: Comparable | None = None,
+    before: Comparable | Side | None = None,
     redact: bool = False,
     diagnosing: Diagnosing | None = None,
 ) -> dict[str, Any]:
