@@ -13,29 +13,30 @@ from compare.painter import Program
 from seeds import seeds
 
 from instrument.read.capture import Capture
-from instrument.read.facts.idle import WAITS, device_steps, device_time
+from instrument.read.facts.idle import WAITS, device_steps, device_time, lasting_steps
 from instrument.read.facts.schema import names_of
 from instrument.read.facts.segments import LANES, SEGMENTS, segments
 from instrument.read.views.views import Views
 
 
 def check(views: Views) -> None:
-    finished = views.links.finished_steps
+    links, work = views.links, views.work
     for lane in LANES:
         rows = segments(views, lane)
         assert rows.columns == names_of(SEGMENTS)
         if lane == "device" and not len(views.work.event):
             assert not len(rows)
             continue
-        ends = (finished.start_ns, finished.end_ns)
-        start_ns, end_ns = ends if lane != "device" else device_steps(views.links, views.work)
+        spans = links.finished_steps
+        if lane != "cpu":
+            spans = (lasting_steps if lane == "step" else device_steps)(links, work)
         of_step = rows.group_by("step", maintain_order=True).agg(pl.sum("duration_ns"))
-        lasts_ns = [ns for ns in (end_ns - start_ns).tolist() if ns]
+        lasts_ns = [ns for ns in (spans.end_ns - spans.start_ns).tolist() if ns]
         assert [ns for ns in of_step["duration_ns"].to_list() if ns] == lasts_ns, lane
         assert (rows["start_ns"][1:] >= rows["end_ns"][:-1]).all(), "none overlaps another"
         assert rows["kind"].null_count() == rows["path"].null_count() == 0
         counted = rows.filter("counted")["duration_ns"].sum()
-        assert counted == sum((end_ns - start_ns)[views.links.counted_steps.kept].tolist())
+        assert counted == spans.only(links.counted_steps.kept).total_ns
 
 
 @pytest.mark.parametrize("seed", seeds(12, 200))
@@ -48,6 +49,10 @@ def test_random_steps(seed: int, tmp_path: Path) -> None:
 def test_real_steps(name: str) -> None:
     views = real_traces.load(name)
     check(views)
+    if len(views.links.steps):
+        of_steps = lasting_steps(views.links, views.work).only(views.links.counted_steps.kept)
+        lasts_ns = (of_steps.end_ns - of_steps.start_ns).tolist()
+        assert lasts_ns == views.whatif.counted_steps, "a step lasts as long as the simulated one"
     spent = device_time(views)
     rows = segments(views, "device").filter("counted").group_by("kind").agg(pl.sum("duration_ns"))
     by_kind = dict(rows.iter_rows())

@@ -121,10 +121,21 @@ class Program:
         self.events.append(kernel("early", -50, 20))  # its launch is not in the trace
         self.device.append(Block("compute", -50, -30, "(no launch)"))
 
+    def lasting(self) -> list[tuple[int, int]]:
+        """The steps, each until the device has ended what it launched."""
+        found, until = [], self.steps[0][0]
+        for start, end in self.steps:
+            launches = (block for block in self.cpu if block.kind == "launch")
+            launched = {block.correlation for block in launches if start <= block.start < end}
+            ends = [block.end for block in self.device if block.correlation in launched]
+            found.append((max(start, until), max(end, until, *ends)))
+            until = found[-1][1]
+        return found
+
     def painted(self) -> dict[Cell, int]:
         """The time of the second and third step by range and kind, in ns."""
         found: Counter[Cell] = Counter()
-        for start, end in self.steps[1:]:
+        for start, end in self.lasting()[1:]:
             for at in range(start, end):
                 found[self._cell(at)] += 1000
         return dict(found)

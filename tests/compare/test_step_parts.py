@@ -12,8 +12,14 @@ from builders import REDUCES, annotation, call, capture, copy, launched, span, s
 from seeds import seeds
 
 from compare.painter import LOADER, Program
+from instrument.read.facts.idle import device_time, lasting_steps
 from instrument.read.facts.segments import plain_path, python_time, ranges_of_steps, step_parts
+from instrument.read.facts.step_index import CountedSteps
 from instrument.read.views.views import Views
+
+
+def counted(views: Views) -> CountedSteps:
+    return lasting_steps(views.links, views.work).only(views.links.counted_steps.kept)
 
 
 def parts_of(views: Views) -> dict[tuple[str, str], int]:
@@ -175,7 +181,7 @@ def test_random_steps_are_split_as_painted(seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", seeds(5, 20))
 def test_the_ranges_of_each_step_are_those_of_the_step_alone(seed: int, tmp_path: Path) -> None:
     views = capture(tmp_path, Program(Random(seed), length=120).make().events)
-    span, found = views.links.counted_steps, ranges_of_steps(views)
+    span, found = counted(views), ranges_of_steps(views)
     assert [sum(each.values()) for each in found] == (span.end_ns - span.start_ns).tolist()
     ranges: Counter[str] = Counter()
     for each in found:
@@ -190,18 +196,16 @@ def test_the_ranges_of_each_step_are_those_of_the_step_alone(seed: int, tmp_path
 @pytest.mark.parametrize("name", real_traces.each())
 def test_the_parts_of_real_steps_sum_to_the_steps(name: str) -> None:
     views = real_traces.load(name)
-    span_ns = views.links.counted_steps
     found = step_parts(views)
-    assert sum(found.values()) == span_ns.total_ns
+    assert sum(found.values()) == counted(views).total_ns
     assert min(found.values()) > 0
     if len(views.links.steps):
-        # The exposed parts of the devices' work are those of the table of steps, which is made by another sweep.
-        steps = views.steps
-        later = slice(1, None) if len(steps) > 1 else slice(None)
-        for kind, column in (
-            ("compute", "clipped_compute_ns"),
-            ("exposed communication", "clipped_exposed_communication_ns"),
-            ("copy", "clipped_exposed_copy_ns"),
+        # The exposed parts of the devices' work are those of another sweep.
+        spent = device_time(views)
+        for kind, name in (
+            ("compute", "compute_ns"),
+            ("exposed communication", "exposed_communication_ns"),
+            ("copy", "exposed_copy_ns"),
         ):
             total = sum(ns for (_, each), ns in found.items() if each == kind)
-            assert total == sum(ns or 0 for ns in steps.column(column)[later]), kind
+            assert total == spent[name], kind

@@ -10,6 +10,7 @@ import polars as pl
 
 from instrument.read.compare.counters import Counters
 from instrument.read.facts.device_work import KINDS as DEVICE_KINDS
+from instrument.read.facts.idle import lasting_steps
 from instrument.read.facts.segments import plain_path, segments
 from instrument.read.views.operators import shape_text
 from instrument.read.views.table import known_sum
@@ -36,7 +37,7 @@ class Sums:
         captures: the names of the captures.
         what: "step", or "recording" if a capture has no finished steps, so that its whole recording
             is summed.
-        steps_ns: the duration of each step.
+        steps_ns: the duration of each step, until the device has ended what it launched.
         counter_steps: the number of steps over which the counters are summed.
         frames: by the names in `KEYS`, a frame with the keys and a column for each quantity, which
             is null if it is not known. `parts` sums exactly to the steps. In `counters`, the range
@@ -65,7 +66,8 @@ def sums_of(capture: Views, counted: Counters) -> Sums:
         CaptureError: the capture holds no trace.
         TraceError: the trace cannot be read.
     """
-    span = capture.links.counted_steps
+    links = capture.links
+    span = lasting_steps(links, capture.work).only(links.counted_steps.kept)
     parts = segments(capture, "step").filter("counted")
     frames = {"parts": parts.select("kind", range="path", ns="duration_ns")}
     frames |= _of_events(capture)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from instrument.read.facts.device_work import COPY, Work, launched_ns, layers_of, masks
 from instrument.read.facts.intervals import Intervals, Timeline, concatenated, sweep
 from instrument.read.facts.links import Links
-from instrument.read.facts.step_index import step_at
+from instrument.read.facts.step_index import CountedSteps, step_at
 from instrument.read.facts.traced import Traced
 from instrument.read.trace.events import (
     ANNOTATION,
@@ -107,31 +108,35 @@ def device_time_of(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> 
     return found | {"idle_ns": idle_ns, "total_ns": end_ns - start_ns}
 
 
-def device_spans(links: Links, work: Work) -> Intervals:
-    """The counted ones of `device_steps`."""
-    start_ns, end_ns = device_steps(links, work)
-    return start_ns[links.counted_steps.kept], end_ns[links.counted_steps.kept]
+def lasting_steps(links: Links, work: Work) -> CountedSteps:
+    """The finished steps, each until the device has ended what it launched; else the recording.
 
-
-def device_steps(links: Links, work: Work) -> Intervals:
-    """The finished steps, each until the device has ended what it and the steps before launched.
-
-    So, as in the simulation, a step begins when the CPU and the device have ended the step before.
-    Without finished steps, the time from the first device work to the last.
+    So, as in the simulation, a step begins where the CPU and the device have ended the step before.
     """
     steps = links.finished_steps
     if steps.what == "recording":
-        return work.start_ns.min(keepdims=True), work.end_ns.max(keepdims=True)
-    launch_ns = launched_ns(links.events, work)
-    order = np.argsort(launch_ns, kind="stable")
-    latest_ns = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(work.end_ns[order]))
+        return steps
+    step = launching_step(links.events, work, links.steps)
+    end_ns = steps.end_ns.copy()
+    np.maximum.at(end_ns, step[step >= 0], work.end_ns[step >= 0])
+    end_ns = np.maximum.accumulate(end_ns)
+    start_ns = np.maximum(steps.start_ns, np.append(steps.start_ns[:1], end_ns[:-1]))
+    return replace(steps, start_ns=start_ns, end_ns=end_ns)
 
-    def ended_ns(time_ns: Ints) -> Ints:
-        """When the device ended all that was launched before each time, or the time if earlier."""
-        found: Ints = latest_ns[np.searchsorted(launch_ns[order], time_ns)]
-        return np.maximum(found, time_ns)
 
-    return ended_ns(steps.start_ns), ended_ns(steps.end_ns)
+def device_steps(links: Links, work: Work) -> CountedSteps:
+    """As `lasting_steps`; without finished steps, the time from the first to the last device work."""
+    steps = lasting_steps(links, work)
+    if steps.what == "step":
+        return steps
+    first_ns, last_ns = work.start_ns.min(keepdims=True), work.end_ns.max(keepdims=True)
+    return replace(steps, start_ns=first_ns, end_ns=last_ns)
+
+
+def device_spans(links: Links, work: Work) -> Intervals:
+    """The counted ones of `device_steps`."""
+    steps = device_steps(links, work).only(links.counted_steps.kept)
+    return steps.start_ns, steps.end_ns
 
 
 def device_time(capture: Traced) -> dict[str, int]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -19,16 +18,16 @@ from instrument.read.facts.device_work import COMMUNICATION, COPY, KERNEL, MEMSE
 from instrument.read.facts.groupby import distinct, intern
 from instrument.read.facts.idle import (
     WAITS,
-    device_spans,
     device_steps,
     device_stretches,
     gaps,
     is_loading,
+    lasting_steps,
 )
 from instrument.read.facts.links import Links
 from instrument.read.facts.paths import NO_LAUNCH, NO_RANGE
 from instrument.read.facts.places import range_codes
-from instrument.read.facts.schema import Schema, names_of, schema
+from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import CountedSteps
 from instrument.read.facts.traced import Traced
 from instrument.read.trace.events import (
@@ -60,15 +59,16 @@ _EVERY_KIND = (*KINDS, "waiting for the device", *_ON_DEVICE)
 _WAITING_FOR_DEVICE, _OVERLAP = len(KINDS), len(KINDS) + 1
 
 SEGMENTS: Schema = schema(
-    lane="step (the device's work first, then what the CPU does), cpu (the thread of the steps, in "
-    "whose waits the threads of the backward engine count), or device (all devices together)",
+    lane="step (the device's work first, then what the CPU does: the split that comparisons, the "
+    "page and the sentences name), cpu (the thread of the steps, in whose waits the threads of the "
+    "backward engine count), or device (all devices together)",
     start_ns="the start, on the trace's own clock",
     end_ns="the end, on the same clock",
     duration_ns="`end_ns` minus `start_ns`",
     step="(integer) the number of the step; null if no step finished: then the recording is split. "
-    "In the lane `device`, a step begins where the device has ended the steps before, and lasts "
-    "until it has ended what the step launched; all work in this time counts, also of unknown "
-    "launch",
+    "In the lanes `step` and `device`, a step begins where the CPU and the device have ended the "
+    "steps before, and lasts until the device has ended what the step launched; all work in this "
+    "time counts, also of unknown launch. In the lane `cpu`, it lasts as recorded on the CPU",
     counted="(true or false) whether the step counts; see `counted` of the events",
     path="the range for which the time counts; `(no range)` outside of all ranges, `(no launch)` "
     "for device work whose launch is not in the trace; the name of a loader is without the class "
@@ -133,24 +133,7 @@ def step_parts(capture: Traced) -> dict[tuple[str, str], int]:
 
     The times sum exactly to the duration of the steps.
     """
-    return _parts(segments(capture, "step").filter("counted"))
-
-
-def parts_with_device(capture: Traced) -> dict[tuple[str, str], int]:
-    """As `step_parts`, of steps that last until the device has ended their work (`device_spans`).
-
-    So the parts of the device's time are those of `device_time`. Without finished steps or device
-    work, they are `step_parts`.
-    """
-    links, span = capture.links, capture.links.counted_steps
-    if span.what == "recording" or not len(capture.work.event):
-        return step_parts(capture)
-    start_ns, end_ns = device_spans(links, capture.work)
-    painted = _on_host(capture, replace(span, start_ns=start_ns, end_ns=end_ns), "step")
-    return _parts(pl.DataFrame(_painted_columns(links, painted)))
-
-
-def _parts(rows: pl.DataFrame) -> dict[tuple[str, str], int]:
+    rows = segments(capture, "step").filter("counted")
     sums = rows.group_by("path", "kind", maintain_order=True).agg(pl.sum("duration_ns"))
     return {(path, kind): ns for path, kind, ns in sums.iter_rows()}
 
@@ -198,37 +181,33 @@ def thread_of_steps(links: Links) -> int:
 
 
 def _segments(capture: Traced, lane: Lane) -> pl.DataFrame:
-    links, span = capture.links, capture.links.finished_steps
-    if lane == "device" and len(capture.work.event):
-        start_ns, end_ns = device_steps(links, capture.work)
-        span = replace(span, start_ns=start_ns, end_ns=end_ns)
-        painted = _on_device(capture, span)
-    elif lane == "device":
-        painted = _Painted(*np.zeros((4, 0), np.int64))
-    else:
+    links, work, span = capture.links, capture.work, capture.links.finished_steps
+    if lane == "cpu":
         painted = _on_host(capture, span, lane)
+    elif lane == "step":
+        span = lasting_steps(links, work)
+        painted = _on_host(capture, span, lane)
+    elif len(work.event):
+        span = device_steps(links, work)
+        painted = _on_device(capture, span)
+    else:
+        painted = _Painted(*np.zeros((4, 0), np.int64))
     begin, of = painted.begin_ns, span.holds(painted.begin_ns)
     counted = np.zeros(span.count, np.bool_)
     counted[links.counted_steps.kept] = True
+    texts = (NO_LAUNCH, NO_RANGE, *links.scopes.paths.texts, *painted.loaders)
     return pl.DataFrame(
         {
             "lane": pl.Series([lane]).new_from_index(0, len(begin)),
             "start_ns": begin,
             "end_ns": begin + painted.lasts_ns,
-            **_painted_columns(links, painted),
+            "duration_ns": painted.lasts_ns,
             "step": pl.Series(links.step_numbers or [None], dtype=pl.Int64).gather(of),
             "counted": counted[of],
+            "path": pl.Series([*map(plain_path, texts)]).gather(painted.path - _NO_LAUNCH),
+            "kind": pl.Series(_EVERY_KIND).gather(painted.kind),
         }
-    ).select(names_of(SEGMENTS))
-
-
-def _painted_columns(links: Links, painted: _Painted) -> dict[str, Any]:
-    texts = (NO_LAUNCH, NO_RANGE, *links.scopes.paths.texts, *painted.loaders)
-    return {
-        "duration_ns": painted.lasts_ns,
-        "path": pl.Series([*map(plain_path, texts)]).gather(painted.path - _NO_LAUNCH),
-        "kind": pl.Series(_EVERY_KIND).gather(painted.kind),
-    }
+    )
 
 
 def _on_host(capture: Traced, span: CountedSteps, lane: Lane) -> _Painted:

@@ -45,6 +45,10 @@ class CountedSteps:
         """The number of steps; 1 for a recording without steps."""
         return len(self.start_ns)
 
+    def only(self, kept: slice) -> CountedSteps:
+        """Some of the steps."""
+        return CountedSteps(self.what, kept, self.start_ns[kept], self.end_ns[kept])
+
     def share(self, time_ns: int) -> float:
         """A time inside the steps as a share of `total_ns`; 0 if `total_ns` is 0."""
         return time_ns / self.total_ns if self.total_ns else 0.0
@@ -78,8 +82,7 @@ def counted_steps(every: CountedSteps) -> CountedSteps:
     """Those of all finished steps that count."""
     if every.what == "recording":
         return every
-    kept = counting((every.end_ns - every.start_ns).tolist())
-    return CountedSteps("step", kept, every.start_ns[kept], every.end_ns[kept])
+    return every.only(counting((every.end_ns - every.start_ns).tolist()))
 
 
 def step_number(events: Events, event: int) -> int:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from instrument.base.errors import CaptureError
-from instrument.read.facts.idle import device_time
-from instrument.read.facts.segments import KINDS, parts_with_device
-from instrument.read.simulate.scenario import scenario
+from instrument.read.facts.idle import device_time, lasting_steps
+from instrument.read.facts.segments import KINDS, step_parts
 from instrument.read.views.views import Views
 
 
@@ -20,7 +18,7 @@ class Summary(NamedTuple):
     Attributes:
         has_steps: whether a step finished; if not, the recording counts as one step.
         numbers: the numbers of the counted steps.
-        steps_ns: how long each counted step takes, until its device work ends, as in a simulation.
+        steps_ns: how long each counted step takes, until its device work ends (`lasting_steps`).
         kinds, ranges: the mean time of a step by kind (`segments.KINDS`) and by range.
         idle: the share of `device_time` in which no device works; None without device work.
     """
@@ -48,20 +46,17 @@ def summary(capture: Views) -> Summary:
 
 
 def _summary(capture: Views) -> Summary:
-    span = capture.links.counted_steps
-    try:
-        steps_ns = scenario(capture).counted_steps
-    except CaptureError:  # without CPU events, or with too many
-        steps_ns = (span.end_ns - span.start_ns).tolist()
+    links = capture.links
+    span = lasting_steps(links, capture.work).only(links.counted_steps.kept)
     kinds, ranges = dict.fromkeys(KINDS, 0.0), dict[str, float]()
-    for (path, kind), ns in parts_with_device(capture).items():
+    for (path, kind), ns in step_parts(capture).items():
         kinds[kind] += ns / span.count
         ranges[path] = ranges.get(path, 0.0) + ns / span.count
     spent = device_time(capture)
     return Summary(
         has_steps=span.what == "step",
         numbers=capture.steps.column("number")[span.kept],
-        steps_ns=steps_ns,
+        steps_ns=(span.end_ns - span.start_ns).tolist(),
         kinds=kinds,
         ranges=ranges,
         idle=spent["idle_ns"] / spent["total_ns"] if spent["total_ns"] else None,
