@@ -1,7 +1,4 @@
-"""`instrument graph`: time each node of a model's torch.fx graph.
-
-The code of this command that needs torch is in `instrument.cli.fx`.
-"""
+"""`instrument graph`: time each node of a model's torch.fx graph."""
 
 from __future__ import annotations
 
@@ -9,9 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from instrument.base.errors import ConfigError
 from instrument.cli.arguments import column_names, positive, row_count
-from instrument.cli.output import Parts
-from instrument.graph.groupings import GROUPINGS
+from instrument.cli.output import Parts, writing
+from instrument.graph import GROUPINGS
 
 HELP = "time each node of a model's torch.fx graph"
 
@@ -57,8 +55,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Parts:
-    """Return the table of the nodes of the model's torch.fx graph; see `cli.fx.report`."""
-    from instrument.cli.fx import report
+    """Return a table of the nodes of the model's torch.fx graph, and remarks below the table.
+
+    Raises:
+        ConfigError: the model, an input, a column or the device does not exist, or a file cannot be
+            written.
+        GraphError: the model cannot be captured as a graph.
+    """
+    import torch
+
+    from instrument.graph.command_model import made_inputs, named_device, named_model
+    from instrument.graph.graph_profile import SHOWN, profile_graph
+    from instrument.read.views.section import Section, is_every_column
 
     sys.path.insert(0, str(Path.cwd()))  # finds a model in the current folder, as python -m does
-    return report(arguments)
+    device = named_device(arguments.device)
+    model = named_model(arguments.model).to(device).train(arguments.train)
+    args, kwargs = made_inputs(arguments.inputs, device)
+    with torch.set_grad_enabled(arguments.train):
+        profile = profile_graph(model, *args, runs=arguments.runs, **kwargs)
+    table, default, remarks = profile.nodes, SHOWN, [*profile.foot]
+    if arguments.by:
+        table = profile.by(arguments.by, depth=arguments.depth)
+        default = [*table.columns]
+    elif arguments.roofline:
+        table = profile.roofline()
+        default = [*table.columns]
+        remarks.append(profile.machine.note)
+    try:
+        table = table.sort(arguments.sort) if arguments.sort else table
+        columns = table.columns if is_every_column(arguments.columns) else arguments.columns
+        table = table.head(arguments.rows or len(table)).select(columns or default)
+    except KeyError as error:
+        raise ConfigError(error.args[0]) from None
+    if arguments.dot:
+        with writing(arguments.dot):
+            remarks.append(f"The graph for Graphviz is in {profile.save_dot(arguments.dot)}.")
+    chosen = arguments.columns is not None
+    return [Section(table, table.columns, chosen=chosen, key=arguments.sort), remarks]

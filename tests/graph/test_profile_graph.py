@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from instrument import Session
 from instrument.base.errors import ConfigError
 from instrument.graph import GraphProfile, profile_graph
 from instrument.graph.node_table import grouped, node_table
-from instrument.graph.profiler import _overhead
 from instrument.read.views.table import Table
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "resnet_inference.py"
@@ -147,42 +146,45 @@ def test_flops_of_attention() -> None:
     assert (softmax.flops, softmax.flops_per_second, softmax.intensity) == (None, None, None)
 
 
-def test_flops_are_unknown_where_something_else_records(
-    tmp_path: Path, inline_export: None
-) -> None:
-    with Session(active=None, output_dir=tmp_path):
-        nodes = profile_graph(Attention(), torch.randn(2, 6, 16), runs=1, warmup=0).nodes
-    assert set(nodes.column("flops")) == {None}
-    assert set(nodes.column("calls")) == {1}
+@pytest.mark.parametrize("inference", [True, False])
+def test_flops_are_those_of_a_recording(inference: bool) -> None:
+    """Of operators that torch's counter does not know on a CPU, and where operators come undivided."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.head(self.rnn(x)[0])[:, None]
+            return functional.scaled_dot_product_attention(y, y, y)
+
+    with torch.inference_mode(inference):
+        nodes = profile_graph(Recurrent().eval(), torch.randn(2, 6, 8), runs=1, warmup=0).nodes
+    flops = {row.name: row.flops for row in nodes if row.flops is not None}
+    assert flops == {
+        "rnn": 2 * 6 * 2 * 2 * (4 * 8) * 8,
+        "head": 2 * 2 * 6 * 8 * 8,
+        "scaled_dot_product_attention": 2 * 2 * 6 * 6 * (8 + 8),
+    }
 
 
-def test_times_and_overhead_are_of_the_same_runs(
-    resnet: tuple[nn.Module, Tensor, GraphProfile],
-) -> None:
+def test_all_nodes_beside_the_model_itself(resnet: tuple[nn.Module, Tensor, GraphProfile]) -> None:
     _, _, profile = resnet
     assert set(profile.nodes.column("calls")) == {3}
     assert sum(profile.nodes.column("share")) == pytest.approx(1)
-    overhead = profile.overhead
-    assert overhead.nodes == len(profile.nodes)
-    assert overhead.nodes_ns > 0
-    assert str(profile).endswith(f"{profile.how}.\n{overhead}")
-    assert f"Without the time for measuring, the nodes take {overhead.of_model:.1%} (" in str(
-        overhead
+    # A machine that was slow in the second run counts in both.
+    known = replace(
+        profile,
+        nodes=profile.nodes.head(2),
+        times_ns=np.array([[10, 90], [20, 180], [10, 90]]),
+        model_ns=np.array([100, 200, 80]),
     )
-
-
-def test_the_overhead_of_known_runs() -> None:
-    # A machine that was slow meanwhile counts in both.
-    times_ns = np.array([[10, 90], [20, 180], [10, 90]])
-    overhead = _overhead(times_ns, [100, 190, 80], 5)
-    assert (overhead.nodes, overhead.nodes_ns, overhead.model_ns) == (2, 100, 100)
-    assert overhead.of_model == 1.0
-    assert overhead.quartiles == ((0.9 + 1) / 2, (1 + 90 / 80) / 2)
-    assert str(overhead).endswith(
-        " the nodes take 100.0% (95.0–106.2%) of the 100 ns that the model itself takes."
-    )
-    single = _overhead(times_ns[:1], [100], 5)
-    assert str(single).endswith(" the nodes take 90.0% of the 100 ns that the model itself takes.")
+    assert known.foot == [
+        f"Captured by {profile.how}.",
+        "2 nodes take 100 ns in a run, 100.0% of the 100 ns that the model itself takes.",
+    ]
+    assert str(profile).endswith("\n".join(profile.foot))
 
 
 def test_a_profile_can_be_kept(resnet: tuple[nn.Module, Tensor, GraphProfile]) -> None:
@@ -190,7 +192,6 @@ def test_a_profile_can_be_kept(resnet: tuple[nn.Module, Tensor, GraphProfile]) -
     again = pickle.loads(pickle.dumps(profile))
     assert str(again) == str(profile)
     assert list(again.by("module_type")) == list(profile.by("module_type"))
-    assert torch.equal(again.outputs, profile.outputs)
 
 
 def table(times_ns: list[list[int]]) -> Table:
@@ -257,16 +258,11 @@ def test_groups_are_summed_in_each_run() -> None:
         by("name")
 
 
-def test_keywords_outputs_and_what_was_left_out() -> None:
-    model = Small().eval()
+def test_keywords_and_what_was_left_out() -> None:
     x, mask = torch.randn(2, 3, 5, 5), torch.ones(2, 8)
-    profile = profile_graph(model, x, mask=mask, runs=1, warmup=0)
-    assert profile.nodes.where(op="placeholder").column("name") == ["x", "mask"]
-    assert profile.nodes.where(target="operator.mul").column("inputs") == ["mean, mask"]
-    expected = model(x, mask=mask)
-    assert profile.outputs.keys() == expected.keys()
-    assert profile.outputs["pooled"][1] == "pooled"
-    torch.testing.assert_close(profile.outputs["logits"], expected["logits"])
+    nodes = profile_graph(Small().eval(), x, mask=mask, runs=1, warmup=0).nodes
+    assert nodes.where(op="placeholder").column("name") == ["x", "mask"]
+    assert nodes.where(target="operator.mul").column("inputs") == ["mean, mask"]
 
 
 @pytest.mark.parametrize("inference", [True, False])
@@ -312,9 +308,6 @@ def test_a_model_in_training_is_left_as_it_was() -> None:
     )
     assert all(parameter.grad is None for parameter in model.parameters())
     assert "dropout" in profile.nodes.column("name")
-    torch.testing.assert_close(
-        profile.outputs["logits"], model(x)["logits"]
-    )  # the draws are those of the next call
 
 
 def test_inputs_that_a_model_writes_to_are_put_back() -> None:
@@ -323,9 +316,8 @@ def test_inputs_that_a_model_writes_to_are_put_back() -> None:
             return x.add_(1) * 2
 
     x = torch.zeros(3)
-    profile = profile_graph(Writes(), x, runs=2)
+    profile_graph(Writes(), x, runs=2)
     assert x.tolist() == [0, 0, 0]
-    assert profile.outputs.tolist() == [2, 2, 2]
 
 
 def test_runs_must_be_some() -> None:
@@ -338,13 +330,3 @@ def test_runs_must_be_some() -> None:
 def test_an_error_of_the_model_stays_its_own() -> None:
     with pytest.raises(RuntimeError, match="channels"):
         profile_graph(Small(), torch.ones(1, 2, 5, 5))
-
-
-def test_a_nodes_range_is_seen_by_what_records(tmp_path: Path, inline_export: None) -> None:
-    model, x = Attention(), torch.randn(2, 6, 16)
-    with Session(active=None, output_dir=tmp_path, record_shapes=True) as session:
-        profile = profile_graph(model, x, runs=1, warmup=0)
-    (capture,) = session.captures
-    assert set(profile.nodes.column("name")) <= set(capture.ranges.column("path"))
-    (up,) = capture.ranges.where(name="up")
-    assert up.flops == up.calls * 2 * 2 * 6 * 16 * 32

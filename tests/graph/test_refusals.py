@@ -1,8 +1,10 @@
-"""Which calls no graph stands for: refused before the model runs once more, or by what the graph leaves."""
+"""Calls that no graph can represent are refused, and each call leaves the model as it was."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 from instrument.base.errors import GraphError
 from instrument.graph import profile_graph
-from instrument.graph.side_effects import unchanged
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 Forward = Callable[..., Any]
@@ -34,24 +35,25 @@ class Counting(nn.Module):
 class Data:
     """An object that pytree does not know."""
 
-
-def test_objects_among_the_inputs_are_refused_before_any_run() -> None:
-    runs = []
-    model = Counting(lambda self, data: runs.append(data))
-    with pytest.raises(
-        GraphError,
-        match=r"^Counting takes a Data, and a graph cannot read its content: pass ",
-    ):
-        profile_graph(model, Data())
-    assert not runs
+    def __init__(self) -> None:
+        self.x = X.clone()
 
 
-def test_a_dict_that_the_model_empties_is_refused_and_stays_full() -> None:
+def test_objects_among_the_inputs_are_constants_and_stay_as_they_are() -> None:
+    def forward(self: Counting, data: Data) -> Tensor:
+        data.seen = True  # type: ignore[attr-defined]
+        return self.layer(data.x)
+
+    data = Data()
+    nodes = profile_graph(Counting(forward), data, runs=1, warmup=0).nodes
+    assert nodes.column("op") == ["get_attr", "call_module", "output"]
+    assert vars(data).keys() == {"x"}
+
+
+def test_a_dict_that_the_model_empties_stays_full() -> None:
     batch = {"x": X, "y": 1}
-    with pytest.raises(
-        GraphError, match="changes the dicts or lists that it is given; a graph cannot represent"
-    ):
-        profile_graph(Counting(lambda self, batch: self.layer(batch.pop("x"))), batch)
+    model = Counting(lambda self, batch: self.layer(batch.pop("x")))
+    assert len(profile_graph(model, batch, runs=2, warmup=0).nodes) == 3
     assert batch == {"x": X, "y": 1}
 
 
@@ -63,7 +65,7 @@ def counts_in_place(self: Counting, x: Tensor) -> Tensor:
 def test_a_buffer_written_in_place_needs_export_and_is_put_back() -> None:
     model = Counting(counts_in_place)
     how = profile_graph(model, X, runs=1, warmup=0).how
-    assert how.startswith("torch.export, because torch.fx.symbolic_trace changes buffers")
+    assert how.startswith("torch.export, because torch.fx.symbolic_trace gives other numbers")
     assert model.n.item() == 0
 
 
@@ -78,22 +80,22 @@ def test_attributes_that_a_call_changes_are_put_back() -> None:
     assert (model.alpha, model.last) == (1, None)
 
 
-def test_a_branch_on_gradients_and_autocast_is_followed() -> None:
+@pytest.mark.parametrize(("gradients", "half"), [(False, False), (True, False), (False, True)])
+def test_a_branch_on_gradients_and_autocast_is_followed(gradients: bool, half: bool) -> None:
     def forward(self: Counting, x: Tensor) -> Tensor:
-        half = torch.get_autocast_dtype("cpu") == torch.float16
-        return x * (2 if x.requires_grad else 3) * (5 if half else 1)
+        y = x.sin() if x.requires_grad else x.cos()
+        return y.tan() if torch.get_autocast_dtype("cpu") == torch.float16 else y
 
-    model, x = Counting(forward), X.clone().requires_grad_()
-    torch.testing.assert_close(profile_graph(model, X, runs=1).outputs, X * 3)
-    torch.testing.assert_close(profile_graph(model, x, runs=1).outputs, X * 2)
-    with torch.autocast("cpu", dtype=torch.float16):
-        torch.testing.assert_close(profile_graph(model, X, runs=1).outputs, X * 15)
+    x = X.clone().requires_grad_(gradients)
+    with torch.autocast("cpu", dtype=torch.float16) if half else nullcontext():
+        nodes = profile_graph(Counting(forward), x, runs=1).nodes
+    names = ["sin" if gradients else "cos", *(["tan"] if half else [])]
+    assert nodes.where("op like 'call%'").column("name") == names
 
 
 def test_a_model_that_checkpoints_is_profiled_without() -> None:
     model = Counting(lambda self, x: checkpoint(self.layer, x, use_reentrant=False))
     profile = profile_graph(model, X.clone().requires_grad_(), runs=1)
-    torch.testing.assert_close(profile.outputs, model.layer(X))
     assert "layer" in profile.nodes.column("name")
 
 
@@ -119,16 +121,10 @@ def test_a_model_made_in_inference_mode() -> None:
         assert torch.equal(model[1].running_mean, mean)
 
 
-def test_what_cannot_be_put_back_keeps_nothing_else_from_it() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    overlapping = torch.zeros(1).expand(3)  # no tensor to copy into
-
-    def write() -> None:
-        with unchanged(model, overlapping):
-            model(X)
-            overlapping[:1] = 1
-
-    with pytest.raises(GraphError, match="The model changed 1 tensors that could not be restored"):
-        write()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+def test_what_cannot_be_copied_is_refused_and_what_autograd_made_is_shared() -> None:
+    model = Counting()
+    model.last = model.layer.weight * 2  # as torch.nn.utils.weight_norm leaves it
+    profile_graph(model, X, runs=1, warmup=0)
+    model.last = [threading.Lock()]
+    with pytest.raises(GraphError, match=r"^Counting cannot be copied \(TypeError: cannot pickle "):
+        profile_graph(model, X)
