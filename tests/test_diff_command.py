@@ -16,7 +16,7 @@ from golden import Golden
 from real_traces import needs_traces, path
 from rich.console import Console
 
-from instrument.read.compare import difference, guard
+from instrument.read.compare import difference, limits
 from instrument.read.compare import text as report
 from instrument.read.compare.diff import diff
 from instrument.read.compare.difference import Difference
@@ -94,7 +94,7 @@ def test_json_has_the_keys_that_the_page_lists(command: Command) -> None:
     condition = ("--fail-on", "operators>1000")
     content = json.loads(command("diff", "before", "after", "--json", *condition).out)
     assert [*content] == [*difference.JSON_KEYS, "conditions"]
-    assert content["conditions"][0].keys() == guard.JSON_KEYS.keys()
+    assert content["conditions"][0].keys() == limits.JSON_KEYS.keys()
     assert content["version"] == 1
     (whole,) = content["wholes"]
     times = {"before_ns", "after_ns", "change_ns", "low_ns", "high_ns"}

@@ -13,7 +13,7 @@ import torch
 from instrument import Session
 from instrument.base.errors import ConfigError
 from instrument.read.compare.counters import counters
-from instrument.read.compare.guard import budget
+from instrument.read.compare.limits import budget
 
 pytest_plugins = ["pytester"]
 
@@ -124,6 +124,16 @@ def test_a_limit_can_be_relative_to_the_file(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["fail: operators>+5% (before *, after *)", "*aten::abs: 2 in *"])
 
 
+def test_a_limit_can_be_a_query(pytester: pytest.Pytester) -> None:
+    query = "(select count(*) from events where counted and name = 'aten::linear')"
+    write(pytester, f'"{query}>4", "{query}>3"')
+    result = run(pytester)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"fail: {query}>3", "*(after 4)"])
+    with pytest.raises(ConfigError, match="limits 'step>5%', which is a time"):
+        budget({}, ["step>5%"])
+
+
 def test_a_counter_that_varies_is_refused_by_name(pytester: pytest.Pytester) -> None:
     write(pytester, "operators=1000", "[loss.abs() for _ in extra]; extra.append(0)")
     result = run(pytester)
@@ -143,6 +153,7 @@ def test_a_counter_that_varies_is_refused_by_name(pytester: pytest.Pytester) -> 
         ({"step": 5}, "'step', which is a time and varies between runs of the same code"),
         ({"device": 5}, "'device', which is a time and varies"),
         ({"collectives": {"allreduce": 1}}, "did you mean 'collectives.all_reduce'?"),
+        ({"collectives": 0.5}, "perf_budget limits collectives to 0.5: give a whole number"),
     ],
 )
 def test_a_mistake_in_a_budget_is_one_sentence(limits: dict[str, Any], sentence: str) -> None:
@@ -248,7 +259,8 @@ def test_the_plugin_loads_nothing_until_a_test_uses_it(
 
         loaded = {name for name in sys.modules if name.split(".")[0] == "instrument"}
         assert loaded == {
-            "instrument", "instrument.base", "instrument.base.lazy_names", "instrument.integrations.pytest_plugin"
+            "instrument", "instrument.base", "instrument.base.lazy_names", "instrument.integrations",
+            "instrument.integrations.pytest_plugin",
         }
         others = {"torch", "numpy", "pydantic", "loguru", "msgspec", "jinja2"}
         assert others.isdisjoint(sys.modules)
@@ -257,7 +269,7 @@ def test_the_plugin_loads_nothing_until_a_test_uses_it(
         import pytest, sys
 
         def test_first():
-            assert "instrument.read.compare.guard" in sys.modules
+            assert "instrument.read.compare.limits" in sys.modules
             assert "torch" not in sys.modules
 
         @pytest.mark.perf_budget(syncs=0)

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     The status is 0 after success, 2 after an error, and 130 after Ctrl-C. The command `diff` also
-    returns 1 and 3; see `instrument.read.compare.guard`. An error is printed as one line on stderr.
+    returns 1 and 3; see `read.compare.limits`. An error is printed as one line on stderr.
 
     Args:
         argv: the arguments without the name of the program; None means those of this process.

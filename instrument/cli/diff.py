@@ -20,7 +20,7 @@ from instrument.cli.output import Parts, Result, Written, say
 
 if TYPE_CHECKING:
     from instrument.read.compare.difference import Difference
-    from instrument.read.compare.guard import Verdict
+    from instrument.read.compare.limits import Verdict
 
 HELP = "compare two captures or runs: how much slower or faster a step is, and where"
 
@@ -72,9 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CONDITION",
         action="append",
         default=[],
-        help="a condition on a counter or a time, such as 'syncs>0', 'operators>+5%%' or "
-        "'range:attention.total>5%%'; can be given several times. The exit status is 1 if a "
-        "condition is true, and 3 if no condition is true but at least one is undecided",
+        help="a condition on a counter, a time or the answer to a query, such as 'syncs>0', "
+        "'operators>+5%%', 'range:attention.total>5%%' or '(select …)>0'; can be given several "
+        "times. The exit status is 1 if a condition is true, and 3 if none is true but at least "
+        "one is undecided",
     )
     add_formats(
         parser,
@@ -85,12 +86,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     """Return the comparison as text, JSON or Markdown; the conditions decide the exit status."""
-    from instrument.read.compare import guard
+    from instrument.read.compare import limits
     from instrument.read.compare.baseline import is_baseline, read
     from instrument.read.compare.diff import diff
     from instrument.read.compare.side import load
 
-    conditions = [guard.parse(text) for text in arguments.fail_on]
+    conditions = [limits.parse(text) for text in arguments.fail_on]
     paths = arguments.paths
     if len(paths) % 2:
         raise ConfigError(
@@ -104,9 +105,8 @@ def run(arguments: argparse.Namespace) -> Result:
             f"{baselines[0]} is a baseline, which holds only counters: give it and one capture, "
             "and add a condition, such as --fail-on 'operators>+0'."
         )
-    sides = [
-        None if {*half} & {*baselines} else load(half, chosen_steps(arguments)) for half in halves
-    ]
+    steps, queries = chosen_steps(arguments), [each.name for each in conditions if each.is_query]
+    sides = [None if {*half} & {*baselines} else load(half, steps, queries) for half in halves]
     was, now = sides
     found = None
     if was is not None and now is not None:
@@ -117,11 +117,11 @@ def run(arguments: argparse.Namespace) -> Result:
     verdicts = []
     if conditions:
         windows = [
-            side.guarded if side else [guard.Window(read(half[0]))]
+            side.guarded if side else [limits.Window(read(half[0]))]
             for side, half in zip(sides, halves)
         ]
-        verdicts = [guard.judge(condition, *windows) for condition in conditions]
-    return Result(_shown(arguments, found, verdicts), guard.exit_status(verdicts))
+        verdicts = [limits.judge(condition, *windows) for condition in conditions]
+    return Result(_shown(arguments, found, verdicts), limits.exit_status(verdicts))
 
 
 def _shown(
@@ -130,17 +130,17 @@ def _shown(
     """Return the verdicts, and the comparison; `found` is None if a side is a baseline."""
     import json
 
-    from instrument.read.compare import guard
+    from instrument.read.compare import limits
     from instrument.read.compare.difference import as_dict
     from instrument.read.compare.text import as_markdown, parts
 
     if arguments.json:
         content = {} if found is None else as_dict(found)
-        conditions = {"conditions": guard.as_dicts(verdicts)} if verdicts else {}
+        conditions = {"conditions": limits.as_dicts(verdicts)} if verdicts else {}
         return Written(json.dumps({**content, **conditions}, indent=2))
     if arguments.markdown:
         text = [] if found is None else [as_markdown(found, rows=arguments.rows)]
-        return Written("\n\n".join([*([guard.as_markdown(verdicts)] if verdicts else []), *text]))
+        return Written("\n\n".join([*([limits.as_markdown(verdicts)] if verdicts else []), *text]))
     tables = [] if found is None else parts(found, rows=arguments.rows, by=arguments.by)
-    lines = [line for verdict in verdicts for line in guard.as_lines(verdict)]
+    lines = [line for verdict in verdicts for line in limits.as_lines(verdict)]
     return [*([lines] if lines else []), *tables]

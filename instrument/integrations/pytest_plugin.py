@@ -24,7 +24,7 @@ import pytest
 if TYPE_CHECKING:
     from instrument.read.capture import Capture
     from instrument.read.compare.counters import Counters
-    from instrument.read.compare.guard import Condition
+    from instrument.read.compare.limits import Condition
     from instrument.record.facts import DynamoCounts
     from instrument.record.session import Session
 
@@ -161,41 +161,44 @@ def _judge(item: pytest.Item, recording: _Recording) -> None:
     from instrument.base.errors import InstrumentError
     from instrument.base.files import write
     from instrument.base.printable import printable_lines
-    from instrument.read.compare import guard
+    from instrument.read.compare import limits
     from instrument.read.compare.baseline import as_text, read
-    from instrument.read.compare.counters import Occurred
-    from instrument.read.compare.increases import calls_behind
+    from instrument.read.compare.counters import Occurred, calls_behind
 
     try:
         capture, counted = _counted(recording)
         path = _file(item, counted)
         stored = read(path) if path.exists() else None
         updates = item.config.getoption("--perf-update")
-        limits = _budget(item)
-        if limits == [] and not updates:
+        conditions = _budget(item)
+        if conditions == [] and not updates:
             if stored is None:
                 pytest.fail(
                     f"{MARKER} has no limits, and the file {path} does not exist: run pytest with "
                     "--perf-update, and add the file to the repository.",
                     pytrace=False,
                 )
-            limits = guard.limits_of(stored)
+            conditions = limits.limits_of(stored)
         if updates:  # a change is judged with the next recording
-            limits = [each for each in limits or () if each.kind == "value"]
-        verdicts = guard.judge_budget(limits or (), stored, counted)
-        item.user_properties += _properties(counted, limits or ())
+            conditions = [each for each in conditions or () if each.kind == "value"]
+        conditions = conditions or []
+        queries = [each.name for each in conditions if each.is_query]
+        before = [] if stored is None else [limits.Window(stored)]
+        after = [limits.window_of(capture, counted, queries=queries)]
+        verdicts = [limits.judge(each, before, after) for each in conditions]
+        item.user_properties += _properties(counted, conditions)
         if updates:
             path.parent.mkdir(exist_ok=True)
             write(path, as_text(counted))
     except InstrumentError as error:
         pytest.fail(str(error), pytrace=False)
-    broken = [each for each in verdicts if guard.breaks_budget(each, counted)]
+    broken = [each for each in verdicts if limits.breaks_budget(each, counted)]
     if broken:
         occurred = Occurred(capture)
         lines: list[str] = []
         for each in broken:
             calls = partial(calls_behind, each.condition.name, occurred, stored, counted)
-            lines += guard.as_lines(each, calls)
+            lines += limits.as_lines(each, calls)
         pytest.fail(printable_lines(*lines), pytrace=False)
 
 
@@ -222,7 +225,7 @@ def _counted(recording: _Recording) -> tuple[Capture, Counters]:
 
 
 def _properties(counted: Counters, limits: Iterable[Condition]) -> list[tuple[str, object]]:
-    from instrument.read.compare.guard import amount_of
+    from instrument.read.compare.limits import amount_of
 
     limit_of = {each.name: f", limit {each.limit}" for each in limits}
     found: list[tuple[str, object]] = []
@@ -241,20 +244,14 @@ def _properties(counted: Counters, limits: Iterable[Condition]) -> list[tuple[st
 
 def _budget(item: pytest.Item) -> list[Condition] | None:
     """The limits of a test's markers; None without a marker."""
-    from instrument.base.errors import ConfigError
-    from instrument.read.compare.guard import budget
+    from instrument.read.compare.limits import budget
 
     markers = [*item.iter_markers(MARKER)]
     if not markers:
         return None
-    for marker in markers:
-        if marker.args:
-            raise ConfigError(
-                f"{MARKER} has the argument {marker.args[0]!r} without a name: name the counter, "
-                "such as syncs=0."
-            )
     # pytest lists the marker of the test first. In reverse order, it overrides the other markers.
-    return budget({k: v for marker in reversed(markers) for k, v in marker.kwargs.items()})
+    given = {k: v for marker in reversed(markers) for k, v in marker.kwargs.items()}
+    return budget(given, [each for marker in markers for each in marker.args])
 
 
 def _file(item: pytest.Item, counted: Counters) -> Path:

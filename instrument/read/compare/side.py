@@ -11,7 +11,7 @@ from instrument.base.errors import CaptureError, TraceError
 from instrument.read.compare.changes import Samples, samples
 from instrument.read.compare.conditions import Conditions, conditions, joined
 from instrument.read.compare.counters import counters
-from instrument.read.compare.guard import Window, window_of
+from instrument.read.compare.limits import Window, window_of
 from instrument.read.compare.sums import Sums, added, sums_of
 from instrument.read.views.find_captures import (
     NewestRun,
@@ -56,6 +56,7 @@ class Side:
         windows: what conditions judge, by whether the phase is not training, and by rank; see
             `guarded`.
         steps: the first and the last step of each capture to compare; None compares all.
+        queries: the queries that conditions ask of each window.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Side:
     private: set[str] = field(default_factory=set)
     windows: dict[tuple[bool, int], list[Window]] = field(default_factory=dict)
     steps: tuple[int, int] | None = None
+    queries: Sequence[str] = ()
 
     def add(self, capture: Views, sample: int = 0) -> None:
         """Add the sums, the conditions and the window of one capture."""
@@ -72,7 +74,7 @@ class Side:
         capture = capture if self.steps is None else capture.during(steps=self.steps)
         phase, counted = capture.phase, counters(capture)
         own, place = sums_of(capture, counted), (phase, sample, capture.rank)
-        window = window_of(own, counted)
+        window = window_of(capture, counted, own, self.queries)
         self.windows.setdefault((phase != TRAIN, capture.rank or 0), []).append(window)
         self.sums[place] = added([self.sums[place], own]) if place in self.sums else own
         known = [self.conditions[phase]] if phase in self.conditions else []
@@ -103,17 +105,22 @@ class Side:
         return samples([added(each) for each in found.values()])
 
 
-def load(given: Comparables | Side, steps: tuple[int, int] | None = None) -> Side:
+def load(
+    given: Comparables | Side,
+    steps: tuple[int, int] | None = None,
+    queries: Sequence[str] = (),
+) -> Side:
     """Load and sum the captures of one side, one after the other; a `Side` is returned as it is.
 
-    `steps` are the first and the last step of each capture to compare; None compares all.
+    `steps` are the first and the last step of each capture to compare; None compares all. `queries`
+    are what conditions ask of each window.
 
     Of a folder with several runs, only the newest run is loaded. `notes` names the captures of
     older runs, and those that cannot be read.
 
     Raises:
         CaptureError: there are no captures, or none can be read.
-        ConfigError: a capture has none of the steps.
+        ConfigError: a capture has none of the steps, or a query cannot be answered.
         TraceError: no trace can be read.
     """
     if isinstance(given, Side):
@@ -124,7 +131,7 @@ def load(given: Comparables | Side, steps: tuple[int, int] | None = None) -> Sid
     names = [str(place_of(each)) if isinstance(each, str | PathLike) else each.name
              for each in listed]  # fmt: skip
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    side = Side(f"{names[0]}{more}", steps=steps)
+    side = Side(f"{names[0]}{more}", steps=steps, queries=queries)
     for sample, (each, name) in enumerate(zip(listed, names)):
         _add(side, each, name, sample)
     return side

@@ -11,7 +11,7 @@ from statistics import median
 
 from instrument.base.units import counted, durations_like, percent_change
 from instrument.read.compare.ab import LABELS, Block, Comparison, CounterValues, Program, Quantity
-from instrument.read.compare.guard import amount_of
+from instrument.read.compare.limits import amount_of
 from instrument.read.views.section import Part, Section
 from instrument.read.views.table import Table, known_columns
 

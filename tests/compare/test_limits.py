@@ -16,7 +16,8 @@ from golden import Golden
 from instrument import Capture
 from instrument.base.errors import ConfigError
 from instrument.read.compare.counters import COUNTERS, Count, Counters, counters
-from instrument.read.compare.guard import Window, exit_status, judge, parse, window_of
+from instrument.read.compare.limits import Window, exit_status, judge, parse, window_of
+from instrument.read.compare.side import load
 from instrument.read.compare.statistics import is_higher
 from instrument.read.compare.sums import sums_of
 
@@ -53,7 +54,7 @@ def result(text: str, before: Counters, after: Counters) -> str:
     ],
 )
 def test_a_condition_is_read(text: str, expected: tuple[object, ...]) -> None:
-    assert parse(text)[1:] == expected
+    assert parse(text)[1:] == (*expected, False)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,40 @@ def test_a_counter_is_judged_by_its_value_or_its_change() -> None:
     assert result("operators<106", before, after) == "fail"
 
 
+def test_a_limit_is_an_expression_over_the_tables(tmp_path: Path) -> None:
+    def window(name: str, items: int) -> list[Window]:
+        path = run(tmp_path, name, items, windows=1)
+        queries = [each.name for each in conditions if each.is_query]
+        return load([path], queries=queries).guarded
+
+    query = "(select count(*) from events where name = 'aten::item' and counted)"
+    conditions = [parse(f"{query}{limit}") for limit in (" > 3", ">+1", ">+2", "<= 50 %", "<2K")]
+    conditions.append(parse("(select max(device_ns) from events)>0"))
+    before, after = window("before", 1), window("after", 2)
+    verdicts = [judge(each, before, after) for each in conditions]
+    assert [each.result for each in verdicts] == [
+        *("fail", "fail", "pass", "pass", "fail", "undecided")
+    ]
+    assert str(verdicts[0]) == f"fail: {query} > 3 (before 2, after 4)"
+    assert str(verdicts[-1]).endswith("the query has no answer")
+    baseline = [Window(before[0].counters)]
+    verdict = judge(conditions[1], baseline, after)
+    assert str(verdict).endswith(
+        "the query has no answer before the change: a baseline has only counters"
+    )
+    verdict = judge(conditions[0], [], [*before, *after])
+    assert "the answer varies between the windows, from 2 to 4" in str(verdict)
+    path = run(tmp_path, "other", 1, windows=1)
+    for wrong, sentence in (
+        ("select name from events", "is no single number"),
+        ("select 'text'", "is no single number"),
+        ("select * from read_csv('x')", "functions that read files"),
+        ("count(*)", "is not a query"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            load([path], queries=[wrong])
+
+
 def test_ranges_that_fit_are_summed_without_those_inside_others() -> None:
     after = counted(operators=7)
     assert result("range:model.operators>6", counted(operators=7), after) == "fail"
@@ -126,7 +161,7 @@ def test_windows_that_differ_vary() -> None:
 
 
 def times(*steps: int) -> list[Window]:
-    return [Window(counted(operators=1), step_ns) for step_ns in steps]
+    return [Window(counted(operators=1), step_ns=step_ns) for step_ns in steps]
 
 
 def test_a_time_needs_several_windows_on_each_side() -> None:
@@ -161,7 +196,7 @@ def test_the_test_of_ranks_counts_all_orders(low: int, high: int) -> None:
 
 def of_capture(recorded: Capture) -> Window:
     counted = counters(recorded)
-    return window_of(sums_of(recorded, counted), counted)
+    return window_of(recorded, counted, sums_of(recorded, counted))
 
 
 def test_times_of_ranges_come_from_captures(tmp_path: Path) -> None:
@@ -207,6 +242,8 @@ COMMANDS = [
     "diff before after --rows 1 --fail-on 'syncs>2' --fail-on 'step>5%'",
     "diff before after --rows 1 --fail-on 'syncs>1'",
     "diff before after --rows 1 --fail-on 'syncs>1' --markdown",
+    "diff before after --rows 1 --fail-on '(select count(*) from events where counted)>+3'",
+    "diff before after --rows 1 --fail-on '(select name from events)>3'",
     "diff before after --rows 1 --fail-on 'allocations>1'",
     "diff before after --fail-on 'nothing>1'",
     "baseline before -o perf.json",
@@ -273,4 +310,4 @@ def test_the_times_of_ranges_are_those_of_the_counted_steps(tmp_path: Path) -> N
     found = capture(tmp_path, events)
     window = of_capture(found)
     assert window.step_ns == 1_000_000
-    assert window.ranges_ns["model"] == {"total": 600_000, "device": 200_000}
+    assert window.ranges.to_dicts() == [{"range": "model", "total": 600_000, "device": 200_000}]

@@ -1,14 +1,12 @@
-"""Guards of CI: conditions such as `syncs>0`, and the verdict on each condition.
+"""Limits of CI: conditions such as `syncs>0`, and the verdict on each.
 
 A condition describes what must not happen. The verdict is "fail" if the condition is true, "pass"
 if it is false, and "undecided" if it is not known whether it is true: the counter was not recorded
 or varies between steps, or the times of the windows vary too much.
 
-docs/ci.md lists the forms of conditions. Times vary from run to run, so a condition on a time needs
-at least three windows on each side.
-
-`instrument diff --fail-on` compares two sides; each side is a list of `Window`. A baseline file is
-one window without times. The pytest plugin compares a recording with the file of its test.
+docs/ci.md lists the forms of conditions: a counter, the answer to a query in SQL over the tables of
+events and segments, or a time. Times vary from run to run, so a condition on a time needs at least
+three windows on each side.
 """
 
 from __future__ import annotations
@@ -25,11 +23,19 @@ from instrument.base.errors import ConfigError, did_you_mean
 from instrument.base.globs import fits
 from instrument.base.prose import code, escaped, wrapped
 from instrument.base.units import BYTES, COUNTS, duration, quantity
-from instrument.read.compare.counters import COUNTERS, KIND, NEED_DEVICE, Count, Counters
-from instrument.read.compare.increases import Call, Increase, increased_ranges
+from instrument.read.compare.counters import (
+    COUNTERS,
+    KIND,
+    RECORD,
+    Call,
+    Count,
+    Counters,
+    counter_of,
+)
 from instrument.read.compare.statistics import is_higher
 from instrument.read.compare.sums import Sums
 from instrument.read.facts.collective_records import COLLECTIVE_KINDS
+from instrument.read.views.views import Views
 
 Result = Literal["pass", "fail", "undecided"]
 
@@ -54,34 +60,25 @@ _LEAST_WINDOWS, _MOST_WINDOWS = 3, 50
 _MOST_RANGES = 5
 _OPERATORS = {">=": ge, "<=": le, ">": gt, "<": lt}
 _CONDITION = re.compile(
-    r"(?:range:(?P<range>.+)\.)?(?P<name>\w+(?:\.\w+)?) *(?P<operator>[<>]=?) *"
-    r"(?P<sign>\+?)(?P<value>[\d.]+ *\w*)(?P<percent> *%)?"
+    r"(?:\((?P<query>.+)\)|(?:range:(?P<range>.+)\.)?(?P<name>\w+(?:\.\w+)?)) *"
+    r"(?P<operator>[<>]=?) *(?P<sign>\+?)(?P<value>[\d.]+ *\w*)(?P<percent> *%)?",
+    re.DOTALL,
 )
-# How to record each counter that is not always recorded.
-_RECORD = {
-    **dict.fromkeys(
-        ("allocations", "allocated_bytes", "peak_bytes"), "record with profile_memory=True"
-    ),
-    **dict.fromkeys(NEED_DEVICE, "record with a device among profiler.activities"),
-    "flops": "record with with_flops=True",
-    **dict.fromkeys(
-        ("graph_breaks", "recompilations"), "record with a session, which writes capture.json"
-    ),
-}
 
 
 class Condition(NamedTuple):
-    """A condition on a counter or a time.
+    """A condition on a counter, on the answer to a query, or on a time.
 
     Attributes:
         text: what the user wrote.
         range: a pattern for names or paths of ranges; None for the whole step.
-        name: the counter or the time.
+        name: the counter, the time, or the query.
         operator: ">", ">=", "<" or "<=".
         value: the limit. If `kind` is "percent", it is a share of the value before the change.
         kind: what is compared with the limit. "value": the value after the change. "difference":
             this value minus the value before. "percent": the difference as a share of the value
             before.
+        is_query: whether `name` is a query in SQL.
     """
 
     text: str
@@ -90,6 +87,7 @@ class Condition(NamedTuple):
     operator: str
     value: Fraction
     kind: Literal["value", "difference", "percent"] = "value"
+    is_query: bool = False
 
     @property
     def is_time(self) -> bool:
@@ -99,23 +97,42 @@ class Condition(NamedTuple):
     @property
     def limit(self) -> str:
         """The limit as the user wrote it."""
-        return self.text.partition(self.operator)[2].strip()
+        return self.text.rpartition(self.operator)[2].strip()
 
     def shown(self, value: float) -> str:
         """A value of what the condition judges, as text."""
+        if self.is_query:
+            return f"{value:,}"
         return duration(value) if self.is_time else amount_of(self.name)(int(value))
 
 
 class Window(NamedTuple):
-    """The counters and times of one window; a baseline has no times.
+    """What conditions judge of one window. Of a baseline, only the counters are known.
 
-    `ranges_ns` has, for each path of a range, its times per step by their names, such as "total",
-    without the ranges inside it.
+    Attributes:
+        counters: the counters.
+        answers: the answers to queries; None if an answer is null.
+        step_ns: the mean step; None for a baseline.
+        ranges: `range` and the times of `_TIMES` per step, without the ranges inside each range.
     """
 
     counters: Counters
+    answers: Mapping[str, float | None] = {}
     step_ns: int | None = None
-    ranges_ns: Mapping[str, Mapping[str, int | None]] = {}
+    ranges: pl.DataFrame = pl.DataFrame({"range": []}, {"range": pl.String})
+
+
+class Increase(NamedTuple):
+    """A range in which a counter is higher than before.
+
+    Attributes:
+        path: the path of the range.
+        before, after: the highest value that the counter has in a step.
+    """
+
+    path: str
+    before: int
+    after: int
 
 
 class Verdict(NamedTuple):
@@ -164,24 +181,22 @@ def parse(text: str) -> Condition:
     if found is None:
         raise ConfigError(
             f"{text!r} is no condition: write a counter, a comparison and a number, such as "
-            "'syncs>0', 'operators>+5%' or 'range:attention.total>5%'."
+            "'syncs>0', 'operators>+5%', 'range:attention.total>5%' or '(select …)>0'."
         )
-    where, name, percent = found["range"], found["name"], found["percent"]
+    where, name, percent = found["range"], found["query"] or found["name"], found["percent"]
+    is_query = bool(found["query"])
     if where is not None and f".{where}".endswith(f".{KIND[:-1]}"):
         where, name = where.removesuffix(KIND[:-1]).removesuffix("."), f"{KIND}{name}"
     name = _SHORT.get(name, name)
-    known = [
-        *COUNTERS,
-        *(KIND + kind for kind in COLLECTIVE_KINDS),
-        *(_TIMES if where else (_STEP,)),
-    ]
+    times = _TIMES if where else (_STEP,)
+    known = [*COUNTERS, *(KIND + kind for kind in COLLECTIVE_KINDS), *times]
     if name in _TIMES and where is None:
         raise ConfigError(
             f"{text!r} names no range: write 'range:NAME.{name}>5%', or '{_STEP}>5%' for the step."
         )
-    if name not in known:
+    if not is_query and name not in known:
         raise ConfigError(f"{text!r} names no counter{did_you_mean(name, known)}")
-    if (name in _TIMES or name == _STEP) and not percent:
+    if name in times and not percent:
         raise ConfigError(
             f"{text!r} judges a time: give its change in percent, such as '{_STEP}>5%'."
         )
@@ -193,39 +208,54 @@ def parse(text: str) -> Condition:
             f"{text!r} has the limit {found['value']!r}: give a number"
             + (f" with one of the units {', '.join(units)}." if units else ".")
         ) from None
+    kind: Literal["value", "difference", "percent"] = "difference" if found["sign"] else "value"
     if percent:
-        return Condition(text, where, name, found["operator"], value / 100, "percent")
-    kind: Literal["value", "difference"] = "difference" if found["sign"] else "value"
-    return Condition(text, where, name, found["operator"], value, kind)
+        kind, value = "percent", value / 100
+    return Condition(text, where, name, found["operator"], value, kind, is_query)
 
 
-def budget(given: Mapping[str, Any]) -> list[Condition]:
-    """The conditions that `perf_budget(…)` gives: each limit is the highest allowed value.
+def budget(given: Mapping[str, Any], conditions: Iterable[Any] = ()) -> list[Condition]:
+    """The conditions that `perf_budget(…)` gives: the highest value of counters, and conditions.
 
     Raises:
-        ConfigError: a counter does not exist or is a time, or a limit has a wrong type or value.
+        ConfigError: a counter does not exist or is a time, a limit has a wrong type or value, or a
+            condition is not one.
     """
-    found: list[Condition] = []
-    for name, value in given.items():
-        if name == "collectives" and isinstance(value, Mapping):
-            found += [_limit(KIND + kind, limit) for kind, limit in value.items()]
-        else:
-            found.append(_limit(name, value))
+    written: list[str] = []
+    limits = {name: given[name] for name in given if name != "collectives"}
+    of_kinds = given.get("collectives", {})
+    if not isinstance(of_kinds, Mapping):
+        limits["collectives"], of_kinds = of_kinds, {}
+    limits |= {KIND + kind: limit for kind, limit in of_kinds.items()}
+    for name, value in limits.items():
+        if name in {_STEP, *_TIMES}:
+            raise _time_in_budget(name)
+        is_limit = isinstance(value, int | str) and not isinstance(value, bool)
+        if not is_limit or str(value).startswith("-"):
+            raise ConfigError(
+                f"perf_budget limits {name} to {value!r}: give a whole number of 0 or more, or "
+                "text such as '2M' or '+5%'."
+            )
+        written.append(f"{name}>{value}")
+    for each in conditions:
+        if not isinstance(each, str):
+            raise ConfigError(
+                f"perf_budget has the argument {each!r} without a name: name the counter, such as "
+                "syncs=0, or write a condition such as '(select …)>0'."
+            )
+        written.append(each)
+    found = [*map(parse, written)]
+    for condition in found:
+        if condition.is_time:
+            raise _time_in_budget(condition.text)
     return found
 
 
-def _limit(name: str, value: Any) -> Condition:
-    if name in {_STEP, *_TIMES}:
-        raise ConfigError(
-            f"perf_budget limits {name!r}, which is a time and varies between runs of the same "
-            "code: limit a counter, or compare times with `instrument diff`."
-        )
-    if not isinstance(value, int | str) or isinstance(value, bool) or str(value).startswith("-"):
-        raise ConfigError(
-            f"perf_budget limits {name} to {value!r}: give a whole number of 0 or more, or text "
-            "such as '2M' or '+5%'."
-        )
-    return parse(f"{name}>{value}")
+def _time_in_budget(text: str) -> ConfigError:
+    return ConfigError(
+        f"perf_budget limits {text!r}, which is a time and varies between runs of the same code: "
+        "limit a counter, or compare times with `instrument diff`."
+    )
 
 
 def limits_of(stored: Counters) -> list[Condition]:
@@ -234,25 +264,41 @@ def limits_of(stored: Counters) -> list[Condition]:
     A counter that varies between the steps of the baseline has no condition.
     """
     return [
-        Condition(f"{name}>{count.per_step}", None, name, ">", Fraction(count.per_step))
+        parse(f"{name}>{count.per_step}")
         for name, count in stored.counts.items()
         if count is not None and count.per_step is not None
     ]
 
 
-def window_of(sums: Sums, counted: Counters) -> Window:
-    """The counters and times of one window; a time of a range is without the ranges inside it."""
-    columns = [(pl.col(column) // sums.steps).alias(name) for name, column in _TIMES.items()]
-    ranges = (
-        sums["ranges"].filter(pl.col("calls").is_not_null()).select("range", *columns).to_dicts()
-    )
-    return Window(
-        counted, sum(sums.steps_ns) // sums.steps, {row.pop("range"): row for row in ranges}
-    )
+def window_of(
+    capture: Views, counted: Counters, sums: Sums | None = None, queries: Iterable[str] = ()
+) -> Window:
+    """What conditions judge of a capture: its counters, the answers to queries, and its times.
+
+    Raises:
+        ConfigError: a query cannot be answered, or its answer is no single number.
+    """
+    answers = {query: _answer(capture, query) for query in queries}
+    if sums is None:
+        return Window(counted, answers)
+    times = [(pl.col(column) // sums.steps).alias(name) for name, column in _TIMES.items()]
+    ranges = sums["ranges"].filter(pl.col("calls").is_not_null()).select("range", *times)
+    return Window(counted, answers, sum(sums.steps_ns) // sums.steps, ranges)
+
+
+def _answer(capture: Views, query: str) -> float | None:
+    frame = capture.sql(query).frame
+    if frame.shape != (1, 1) or not (frame.dtypes[0].is_numeric() or frame.dtypes[0] == pl.Null):
+        raise ConfigError(
+            f"The answer to {query!r} is no single number, which a condition needs: write a query "
+            "such as select count(*) from events where kind = 'kernel' and counted."
+        )
+    found: float | None = frame.item()
+    return found
 
 
 def judge(condition: Condition, before: Sequence[Window], after: Sequence[Window]) -> Verdict:
-    """Judge a condition on a counter or a time.
+    """Judge a condition.
 
     Raises:
         ConfigError: the condition is on a range, and no range of either side matches the condition.
@@ -260,27 +306,21 @@ def judge(condition: Condition, before: Sequence[Window], after: Sequence[Window
     pattern = condition.range
     if pattern is not None:
         windows = [*before, *after]
-        paths = {path for each in windows for path in (*each.counters.ranges, *each.ranges_ns)}
+        paths = {path for each in windows for path in each.counters.ranges}
+        paths.update(path for each in windows for path in each.ranges["range"])
         if not any(_fits_range(pattern, path) for path in paths):
             names = sorted({path.rpartition("/")[2] for path in paths})
             raise ConfigError(
                 f"{condition.text!r} names no range of either side{did_you_mean(pattern, names)}"
             )
-    return (_judge_time if condition.is_time else _judge_counter)(condition, before, after)
-
-
-def judge_budget(
-    conditions: Iterable[Condition], stored: Counters | None, counted: Counters
-) -> list[Verdict]:
-    """Judge the conditions of a test on its recording; `stored` are the counters in its file."""
-    before, after = [] if stored is None else [Window(stored)], [Window(counted)]
-    return [judge(each, before, after) for each in conditions]
+    return (_judge_time if condition.is_time else _judge_count)(condition, before, after)
 
 
 def breaks_budget(verdict: Verdict, counted: Counters) -> bool:
     """Whether a test fails: not for a counter that is unknown because there is no device."""
-    name = verdict.condition.name
-    without_device = name in NEED_DEVICE and counted.count(name) is None
+    condition = verdict.condition
+    is_unknown = not condition.is_query and counted.count(condition.name) is None
+    without_device = is_unknown and counter_of(condition.name).needs == "a device"
     return verdict.result != "pass" and not without_device
 
 
@@ -290,32 +330,32 @@ def exit_status(verdicts: Sequence[Verdict]) -> int:
     return FAILED if "fail" in results else UNDECIDED if "undecided" in results else 0
 
 
-def _judge_counter(
+def _judge_count(
     condition: Condition, before: Sequence[Window], after: Sequence[Window]
 ) -> Verdict:
     was, now = (_counted(condition, each) for each in (before, after))
-    name, is_change = condition.name, condition.kind != "value"
+    is_change = condition.kind != "value"
     reason = ""
     if is_change:
         nothing = "there is no baseline: `pytest --perf-update` writes it"
-        reason = _unusable(name, was, " before the change") if before else nothing
-    reason = reason or _unusable(name, now)
+        reason = _unusable(condition, was, " before the change") if before else nothing
+    reason = reason or _unusable(condition, now)
     if reason or now is None:
         return Verdict(condition, "undecided", reason=reason)
     old, new = (None if was is None else was.per_step), now.most
     value = Fraction(new - (old or 0) if is_change else new)
-    limit = condition.value * (old or 0) if condition.kind == "percent" else condition.value
+    limit = condition.value * Fraction(old or 0) if condition.kind == "percent" else condition.value
     if not _OPERATORS[condition.operator](value, limit):
         return Verdict(condition, "pass", old, new)
     ranges: list[Increase] = []
-    if condition.range is None and before:
+    if condition.range is None and before and not condition.is_query:
         ranges = increased_ranges(before[-1].counters, after[-1].counters, condition.name)
     return Verdict(condition, "fail", old, new, ranges=tuple(ranges[:_MOST_RANGES]))
 
 
 def _counted(condition: Condition, windows: Sequence[Window]) -> Count | None:
     """The sum over the matching ranges, over all windows; None if one window lacks the counter."""
-    found = [_in_window(condition, each.counters) for each in windows]
+    found = [_in_window(condition, each) for each in windows]
     known = [count for count in found if count is not None]
     if not found or len(known) < len(found):
         return None
@@ -323,39 +363,55 @@ def _counted(condition: Condition, windows: Sequence[Window]) -> Count | None:
     return Count(sum(total), min(least), max(most))
 
 
-def _in_window(condition: Condition, counted: Counters) -> Count | None:
+def _in_window(condition: Condition, window: Window) -> Count | None:
+    counted, name = window.counters, condition.name
+    if condition.is_query:
+        answer: Any = window.answers.get(name)
+        return None if answer is None else Count(answer, answer, answer)
     if condition.range is None:
-        return counted.count(condition.name)
-    paths = _outermost(condition.range, counted.ranges) or [condition.range]
-    every = [counted.count(condition.name, path) for path in paths]
+        return counted.count(name)
+    fitting = {path for path in counted.ranges if _fits_range(condition.range, path)}
+    outermost = [path for path in fitting if fitting.isdisjoint(_above(path))]
+    every = [counted.count(name, path) for path in outermost or [condition.range]]
     known = [count for count in every if count is not None]
     return Count(*map(sum, zip(*known))) if len(known) == len(every) else None
 
 
-def _outermost(pattern: str, paths: Iterable[str]) -> list[str]:
-    """The paths that match a pattern, without paths inside another matching path."""
-    fitting = {path for path in paths if _fits_range(pattern, path)}
-    return [
-        path
-        for path in fitting
-        if not any(letter == "/" and path[:at] in fitting for at, letter in enumerate(path))
-    ]
+def _above(path: str) -> list[str]:
+    """The paths of the ranges around a range."""
+    return [path[:at] for at, letter in enumerate(path) if letter == "/"]
 
 
 def _fits_range(pattern: str, path: str) -> bool:
     return fits(pattern, path, path.rpartition("/")[2])
 
 
-def _unusable(name: str, count: Count | None, where: str = "") -> str:
-    """Why a counter cannot be judged; "" if it can."""
+def increased_ranges(before: Counters, after: Counters, counter: str) -> list[Increase]:
+    """The innermost ranges in which a counter is higher than before, the largest change first."""
+    found = {}
+    for path in after.ranges:
+        was, now = before.count(counter, path), after.count(counter, path)
+        if was is not None and now is not None and now.most > was.most:
+            found[path] = Increase(path, was.most, now.most)
+    around = {above for path in found for above in _above(path)}
+    innermost = [each for path, each in found.items() if path not in around]
+    return sorted(innermost, key=lambda each: each.before - each.after)
+
+
+def _unusable(condition: Condition, count: Count | None, where: str = "") -> str:
+    """Why a counter or an answer cannot be judged; "" if it can."""
+    if count is not None and count.per_step is not None:
+        return ""
+    if condition.is_query and count is None:
+        return f"the query has no answer{where and f'{where}: a baseline has only counters'}"
     if count is None:
-        return f"{name} was not recorded{where}: {_RECORD.get(name, 'record it again')}"
-    if count.per_step is None:
-        return (
-            f"{name} varies between the steps{where}, from {count.least:,} to {count.most:,}, so "
-            "it can have no limit: make the steps alike, or leave out the condition"
-        )
-    return ""
+        how = RECORD[counter_of(condition.name).needs]
+        return f"{condition.name} was not recorded{where}: {how}"
+    name, unit = ("the answer", "windows") if condition.is_query else (condition.name, "steps")
+    return (
+        f"{name} varies between the {unit}{where}, from {count.least:,} to {count.most:,}, so "
+        f"it can have no limit: make the {unit} alike, or leave out the condition"
+    )
 
 
 def _judge_time(condition: Condition, before: Sequence[Window], after: Sequence[Window]) -> Verdict:
@@ -392,22 +448,18 @@ def _times(condition: Condition, windows: Sequence[Window]) -> list[int] | None:
     for window in windows[:_MOST_WINDOWS]:
         if window.step_ns is None:
             return []
-        if condition.range is None:
+        if (pattern := condition.range) is None:
             found.append(window.step_ns)
             continue
-        times = [times[condition.name] for path, times in window.ranges_ns.items()
-                 if _is_inside(condition.range, path)]  # fmt: skip
-        known = [each for each in times if each is not None]
-        if len(known) < len(times):
+        inside = [
+            any(_fits_range(pattern, each) for each in (*_above(path), path))
+            for path in window.ranges["range"]
+        ]
+        times = window.ranges[condition.name].filter(pl.Series(inside, dtype=pl.Boolean))
+        if times.has_nulls():
             return None
-        found.append(sum(known))
+        found.append(int(times.sum()))
     return found
-
-
-def _is_inside(pattern: str, path: str) -> bool:
-    """Whether a path or a path above it matches a pattern."""
-    ends = [at for at, letter in enumerate(path) if letter == "/"]
-    return any(_fits_range(pattern, path[:at]) for at in [*ends, len(path)])
 
 
 def as_lines(
@@ -423,7 +475,7 @@ def as_lines(
     for each in verdict.ranges:
         yield from wrapped(f"in {each.path}: {_change(verdict, each)}", prefix="  ", indent="    ")
         yield from _call_lines(calls(each.path))
-    if not verdict.ranges:
+    if not verdict.ranges and not verdict.condition.is_query:
         yield from _call_lines(calls(None))
 
 
