@@ -25,6 +25,9 @@ STEP_PREFIX = "ProfilerStep#"
 #: The name of the row for whole steps, in timings and in the operator table.
 STEP = "ProfilerStep*"
 
+#: torch's name for the range of an optimizer's step, without the optimizer's class.
+OPTIMIZER_STEP = "Optimizer.step#"
+
 #: When a trace is read, a range that activation checkpointing runs again gets this suffix.
 RECOMPUTED = " (recomputed)"
 

@@ -12,9 +12,8 @@ from builders import annotation, call, capture, kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.read.facts.groupby import Groups
 from instrument.read.facts.paths import LONGEST_PATH, Paths, _ends, _texts
-from instrument.read.views.ranges import RangeTree
+from instrument.read.views.ranges import _busy_ns, sums_below
 
 NONE = -1
 SEEDS = st.integers(0, 2**32 - 1)
@@ -30,7 +29,10 @@ def drawn(seed: int) -> tuple[Paths, np.random.Generator]:
         above.append(way[-1])
         way.append(number)
     parents, names = np.array(above, np.int64), [f"n{random.integers(4)}" for _ in above]
-    return Paths(parents, _ends(parents), names, _texts(parents, names), [0] * len(names)), random
+    found = Paths(parents, _ends(parents), names, _texts(parents, names), [0] * len(names))
+    for path in range(len(names)):
+        found.depths[path] = len(at_or_above(found, path)) - 1
+    return found, random
 
 
 def at_or_above(paths: Paths, path: int) -> list[int]:
@@ -62,26 +64,19 @@ def test_sums_count_each_item_once_for_each_group(seed) -> None:
             ways = [{int(group[path]) for path in at_or_above(paths, start)} for start in (a, b)]
             single[list(ways[0])] += value
             both[list(ways[0] | ways[1])] += value
-        assert paths.summed(values, group, count, one).tolist() == single.tolist()
-        assert paths.summed(values, group, count, one, other).tolist() == both.tolist()
-        for path in range(len(paths.names)):
-            further = at_or_above(paths, path)[1:]
-            assert paths.outermost(group)[path] == (
-                int(group[path]) not in {int(group[each]) for each in further}
-            )
+        columns = np.stack([values, 2 * values], axis=1)
+        for expected, sides in ((single, (one,)), (both, (one, other))):
+            sums = sums_below(paths, group, count, columns, *sides)
+            assert sums.T.tolist() == [expected.tolist(), (2 * expected).tolist()]
 
 
 @given(SEEDS)
-def test_the_common_path_and_what_lies_below_one(seed) -> None:
+def test_what_lies_above_and_below_a_path(seed) -> None:
     paths, random = drawn(seed)
     every = [NONE, *range(len(paths.names))]
-    one, other = (np.array(side) for side in zip(*[(a, b) for a in every for b in every]))
     ways = {path: at_or_above(paths, path) for path in every}
-    common = [
-        next((path for path in ways[a] if path in ways[b]), NONE)
-        for a, b in zip(one.tolist(), other.tolist())
-    ]
-    assert paths.common(one, other).tolist() == common
+    pairs = {(item, path) for item, each in enumerate(every) for path in ways[each]}
+    assert {*zip(*(side.tolist() for side in paths.at_or_above(np.array(every))))} == pairs
     chosen = random.random(len(paths.names)) < 0.2
     below = [any(chosen[path] for path in ways[each]) for each in range(len(paths.names))]
     assert paths.at_or_below(chosen).tolist() == below
@@ -98,15 +93,20 @@ def test_a_groups_busy_time_counts_each_nanosecond_once(seed) -> None:
     enclosing, attributed = random.integers(NONE, len(paths.names), (2, 8))
     place, start = random.integers(0, 8, 15), random.integers(0, 60, 15)
     end = start + random.integers(0, 12, 15)
-    work = SimpleNamespace(enclosing=enclosing, attributed=attributed, device=(place, start, end))
-    tree = RangeTree(paths, None, work, 0)
+    scopes = SimpleNamespace(
+        innermost=np.arange(8), enclosing=enclosing, attributed=attributed, paths=paths
+    )
+    read = SimpleNamespace(
+        links=SimpleNamespace(scopes=scopes, launched=(np.arange(15), place)),
+        events=SimpleNamespace(start_ns=start, end_ns=end),
+    )
     for group, count in groupings(paths):
         covered: list[set[int]] = [set() for _ in range(count)]
         for at, first, last in zip(place, start, end):
             for end_path in (int(enclosing[at]), int(attributed[at])):
                 for path in at_or_above(paths, end_path):
                     covered[group[path]] |= set(range(first, last))
-        assert tree._busy(Groups(group, count)).tolist() == [len(each) for each in covered]
+        assert _busy_ns(read, group, count).tolist() == [len(each) for each in covered]
 
 
 def test_a_long_path_keeps_its_ends_and_stays_the_only_one() -> None:

@@ -15,7 +15,7 @@ from capture.sums import assert_sums
 from instrument import profiled
 from instrument.annotate import backends
 from instrument.base.range_names import MOMENT
-from instrument.read.views.ranges import range_tree
+from instrument.read.views.ranges import shared_ns
 
 STEPPED = [
     annotation("ProfilerStep#7", 0, 100),
@@ -44,7 +44,7 @@ def test_ranges_are_paths_in_tree_order_with_self_times_shares_and_per_step_time
     assert [(r.name, r.self_cpu_ns, r.share, r.device_share) for r in found.ranges_rest] == [
         ("(no range)", 90000, 0.4, None)
     ]
-    assert range_tree(found).shared_ns == 100000
+    assert shared_ns(found) == 100000
     assert [r.device_ns for r in rows] == [None] * 3
 
 
@@ -92,7 +92,7 @@ def test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each(tmp
         ],
     )
     whole, device, rows = 100 + 40 + 5, 12 + 24 + 4 + 60, found.ranges
-    assert range_tree(found).shared_ns == whole * 1000
+    assert shared_ns(found) == whole * 1000
     assert {r.path: (r.share, r.device_share, r.total_ns, r.self_total_ns) for r in rows} == {
         "loss": (0, 0, 20000, 20000),
         "model": (20 / whole, 0, 55000, 20000),
@@ -378,7 +378,7 @@ def test_ranges_of_a_real_recording_add_up(recordings) -> None:
     } <= rows.keys()
     by_name = recordings("convolutions").by_name
     assert (rows["forward"].calls, rows["forward"].cpu_ns) == by_name["forward"][:2]
-    counted, shared = found.links.counted_steps.count, range_tree(found).shared_ns
+    counted, shared = found.links.counted_steps.count, shared_ns(found)
     assert shared >= found.links.counted_steps.total_ns, "with what other threads did in them"
     assert rows["forward"].share > rows["forward"].cpu_ns_per_step * counted / shared, (
         "its backward too"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from instrument.base.range_names import OPTIMIZER_STEP
 from instrument.base.units import duration, percent
 from instrument.read.advise.check import Check, Problem
 from instrument.read.advise.evidence import (
@@ -19,7 +20,6 @@ from instrument.read.advise.evidence import (
     in_steps,
     without_overloads,
 )
-from instrument.read.facts.attribution import OPTIMIZER_STEP
 from instrument.read.facts.groupby import group_rows, groupby
 from instrument.read.facts.idle import gaps
 from instrument.read.facts.intervals import Intervals, merged, sweep, within_groups

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from instrument.base.range_names import OPTIMIZER_STEP
 from instrument.base.units import duration
 from instrument.read.advise.check import Check, Problem
 from instrument.read.advise.evidence import device_kind, evidence, evidence_row, undisturbed_ns
-from instrument.read.facts.attribution import OPTIMIZER_STEP
 from instrument.read.facts.autograd import ACCUMULATION, is_backward
 from instrument.read.facts.graph_nodes import makers
 from instrument.read.facts.groupby import Groups, distinct, group_rows, groupby, isin

@@ -18,8 +18,7 @@ from instrument.read.advise.evidence import (
     in_steps,
     launched_by,
 )
-from instrument.read.facts.attribution import FORWARD, OPTIMIZER, kinds_of_scopes
-from instrument.read.facts.autograd import is_backward
+from instrument.read.facts.autograd import FORWARD, OPTIMIZER, is_backward, kinds_of_scopes
 from instrument.read.facts.device_work import COPY, KERNEL
 from instrument.read.facts.groupby import Groups, groupby, isin
 from instrument.read.facts.idle import is_loading
@@ -334,6 +333,6 @@ def _of_program(capture: Views, nodes: Ints, names: frozenset[str]) -> Flags:
 def _of_optimizer(capture: Views, nodes: Ints) -> Flags:
     """Whether each node is called by an optimizer itself, and not by the closure of its `step`."""
     scopes = capture.links.scopes
-    kind = np.append(kinds_of_scopes(capture.links), FORWARD)[scopes.innermost[nodes]]
+    kind = np.append(kinds_of_scopes(capture.events, scopes), FORWARD)[scopes.innermost[nodes]]
     found: Flags = (kind == OPTIMIZER) & ~scopes.recording[nodes]
     return found

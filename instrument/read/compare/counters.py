@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from instrument.base.range_names import REGION
-from instrument.read.facts.attribution import OPTIMIZER_STEP
+from instrument.base.range_names import OPTIMIZER_STEP, REGION
 from instrument.read.facts.collective_records import collective_kind, records
 from instrument.read.facts.device_work import COMMUNICATION, KERNEL, launched_ns
 from instrument.read.facts.groupby import Groups, groupby, intern

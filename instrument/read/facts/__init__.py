@@ -3,8 +3,7 @@
 - `call_tree`: which CPU event lies inside which.
 - `launches`: which CPU event launched each kernel, copy and memset.
 - `cuda_graphs`: which device events a launch of a CUDA graph replayed.
-- `autograd`: the range around the forward operator of each backward node.
-- `attribution`: the range and the kind of work that each nanosecond belongs to.
+- `autograd`: the range around the forward operator of each backward node, and kinds of work.
 - `paths`: the path of each range, such as `train/forward/layer`.
 - `synchronisation`: which device work a call such as `cudaStreamSynchronize` waits for.
 - `collective_records`: what torch recorded about the collective of each communication kernel.

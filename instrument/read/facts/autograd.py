@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instrument.base.range_names import RECOMPUTED, RESUMED
+from instrument.base.range_names import OPTIMIZER_STEP, RECOMPUTED, RESUMED
 from instrument.read.facts.call_tree import CallTree
 from instrument.read.facts.groupby import groupby_rows, intern
 from instrument.read.facts.paths import Paths, paths_of
@@ -28,6 +28,9 @@ from instrument.read.trace.events import (
     is_step,
 )
 
+#: The kinds of work of a scope.
+KINDS = ("forward", "backward", "accumulate", "optimizer", "unattributed", "recompute")
+FORWARD, BACKWARD, ACCUMULATE, OPTIMIZER, UNATTRIBUTED, RECOMPUTE = range(6)
 _ENGINE = "autograd::engine::evaluate_function: "
 ACCUMULATION = "torch::autograd::AccumulateGrad"
 _BACKWARD = re.compile(r"Backward\d*$")
@@ -113,6 +116,33 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
         recording=recording,
         path_of_node=np.append(np.append(attributed, -1)[innermost], -1),
     )
+
+
+def kinds_of_scopes(events: Events, scopes: Scopes) -> Ints:
+    """The kind of work of each scope, as an index into `KINDS`."""
+    under_step = np.append(_under_step(scopes), False)
+    of_range = np.where(
+        scopes.recomputed, RECOMPUTE, np.where(under_step[scopes.enclosing], OPTIMIZER, FORWARD)
+    )
+    of_node = np.where(is_accumulation(events, scopes.nodes.index), ACCUMULATE, BACKWARD)
+    return np.where(scopes.backward, np.where(scopes.unattributed, UNATTRIBUTED, of_node), of_range)
+
+
+def _under_step(scopes: Scopes) -> Flags:
+    """A mask of the paths that are work of an optimizer: `Optimizer.step` and the ranges in it.
+
+    A range in whose operators gradients are recorded belongs to the closure that `step` called.
+    """
+    paths = scopes.paths
+    is_step = np.array([name.startswith(OPTIMIZER_STEP) for name in paths.names], np.bool_)
+    under = paths.at_or_below(is_step)
+    # The operators of an optimizer itself do not run in grad mode.
+    scope = scopes.innermost[scopes.recording]
+    scope = scope[scope >= 0]
+    enclosing = scopes.enclosing[scope[~scopes.backward[scope]]]
+    recording = np.bincount(enclosing[enclosing >= 0], minlength=len(paths.names))
+    holds_closure = paths.with_descendants(recording) > 0
+    return under & ~paths.at_or_below(holds_closure & under & ~is_step)
 
 
 def is_backward(events: Events) -> Flags:

@@ -292,6 +292,20 @@ def _levels(depth: Codes) -> Iterator[Ints]:
     return iter(np.split(order, np.cumsum(np.bincount(narrow))[:-1]))
 
 
+def outermost(group: Ints, node: Ints, after: Ints, groups: int) -> Flags:
+    """A mask of the calls that are not inside another call of the same group, sorted by `node`."""
+    if loops.compiled is not None:
+        columns = map(np.ascontiguousarray, (group, node, after.astype(np.int32)))
+        return np.frombuffer(loops.compiled.outermost(*columns, groups), np.bool_)
+    beyond = int(after.max(initial=0)) + 1
+    order = np.argsort(group, kind="stable")
+    first, until = (group * beyond + node)[order], (group * beyond + after)[order]
+    reached = np.maximum.accumulate(np.append(0, until))[:-1]
+    outer = np.zeros(len(group), np.bool_)
+    outer[order] = first >= reached
+    return outer
+
+
 def number_paths(call_tree: CallTree, name: Ints) -> tuple[Ints, Ints, Ints]:
     """Number the distinct paths of names in a call tree, in the order of their first nodes.
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from instrument.base.once import Once
 from instrument.base.range_names import STEP
 from instrument.read.facts import memory_attribution
-from instrument.read.facts.attribution import kinds_of_scopes
+from instrument.read.facts.autograd import kinds_of_scopes
 from instrument.read.facts.collective_records import (
     collective_details,
     collective_records,
@@ -66,7 +66,7 @@ _KIND_OF_NAME: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
     ("mark", "", is_moment),
     ("loader", "", is_loader),
 )
-# The pass of each kind of work of a scope, in the order of `attribution.KINDS`.
+# The pass of each kind of work of a scope, in the order of `autograd.KINDS`.
 _PASS_OF_KIND = ("forward", "backward", "backward", "optimizer", "backward", "recompute")
 _WAIT_KINDS = {"wait": "device", "loader": "data"}
 
@@ -340,7 +340,15 @@ def _described(category: str, name: str) -> tuple[str, str, str | None]:
 
 def _nested(facts: Facts) -> dict[str, pl.Series]:
     links, tree = facts.links, facts.links.call_tree
-    above = np.append(tree.index, -1)[tree.parent]
+    return {
+        "parent": facts.of_nodes(np.append(tree.index, -1)[tree.parent], tree.parent >= 0),
+        "own_ns": facts.of_nodes(links.own_ns),
+        "counted_own_ns": facts.of_nodes(links.counted_own_ns),
+    }
+
+
+def _calls(facts: Facts) -> dict[str, pl.Series]:
+    tree = facts.links.call_tree
     name = facts.events("name")["name"].gather(tree.index)
     stays = np.ones(len(tree), np.bool_)
     if len(tree):
@@ -348,12 +356,7 @@ def _nested(facts: Facts) -> dict[str, pl.Series]:
         # descendant; no other node has the same last descendant as the node before it.
         is_same = (name == name.shift(1)).fill_null(False).to_numpy()
         stays[1:] = (tree.until[1:] != tree.until[:-1]) | ~is_same[1:]
-    return {
-        "parent": facts.of_nodes(above, tree.parent >= 0),
-        "own_ns": facts.of_nodes(links.own_ns),
-        "counted_own_ns": facts.of_nodes(links.counted_own_ns),
-        "call": facts.of_nodes(stays),
-    }
+    return {"call": facts.of_nodes(stays)}
 
 
 def _of_steps(facts: Facts) -> dict[str, pl.Series]:
@@ -396,7 +399,9 @@ def _launched(facts: Facts) -> dict[str, pl.Series]:
 def _placed(facts: Facts) -> dict[str, pl.Series]:
     links, scopes, path = facts.links, facts.links.scopes, facts.path_codes
     texts = pl.Series(scopes.paths.texts, dtype=pl.String)
-    kind = np.append(kinds_of_scopes(links), -1)[np.append(scopes.innermost, -1)[facts.nodes]]
+    kind = np.append(kinds_of_scopes(links.events, scopes), -1)[
+        np.append(scopes.innermost, -1)[facts.nodes]
+    ]
     found = coded(_PASS_OF_KIND, kind)
     tree = links.call_tree
     waits = facts.events("wait_kind")["wait_kind"].eq_missing("data").to_numpy()
@@ -493,7 +498,8 @@ _GROUPS: tuple[tuple[Callable[[Facts], dict[str, pl.Series]], str], ...] = (
     (_located, "thread device stream"),
     (_named, "kind category name overload wait_kind"),
     (_labelled, "label class"),
-    (_nested, "parent own_ns counted_own_ns call"),
+    (_nested, "parent own_ns counted_own_ns"),
+    (_calls, "call"),
     (_of_steps, "step counted"),
     (_launched, "launcher operator device_ns own_device_ns counted_own_device_ns"),
     (_placed, "path pass"),

@@ -16,8 +16,6 @@ NO_RANGE, NO_RANGES_BACKWARD, NO_LAUNCH = "(no range)", "(backward of no range)"
 # would have texts whose memory grows with n². Nobody reads 2000 characters, and by default Python
 # allows only 1000 nested calls.
 LONGEST_PATH, _KEPT = 2000, 980
-# The number of items for which paths are searched at once, to save memory.
-_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,89 +52,19 @@ class Paths:
         np.add.at(change, self.after[chosen], -1)
         return np.cumsum(change)[:-1] > 0
 
-    def outermost(self, group: Ints) -> Flags:
-        """A mask of the paths that have no ancestor in their own group."""
-        order = np.argsort(group, kind="stable")
-        offset = group[order] * (len(group) + 1)  # each group has its own range of numbers
-        reached = np.maximum.accumulate(np.concatenate([[0], offset + self.after[order]]))[:-1]
-        outermost = np.zeros(len(group), np.bool_)
-        outermost[order] = offset + order >= reached
-        return outermost
+    def at_or_above(self, path: Ints) -> tuple[Ints, Ints]:
+        """Pairs of an item with its path and each path above it, as two arrays.
 
-    def summed(
-        self, values: Ints, group: Ints, count: int, path: Ints, second: Ints | None = None
-    ) -> Ints:
-        """For each group of paths, sum the items that lie at or below a path of the group.
-
-        An item with two paths counts at most once in each group.
-
-        Args:
-            values: the quantity of each item.
-            group: the group of each path, 0 to `count` - 1.
-            count: the number of groups.
-            path: the path of each item; -1 for an item without a path.
-            second: a second path of each item; -1 for an item without a second path.
-
-        Cost: linear in the paths and items; with second paths, also in the depth of these paths.
+        `path` holds the path of each item; -1 for an item without a path.
         """
-        own = np.zeros(len(self.names) + 1, np.int64)  # the last slot is for items without a path
-        np.add.at(own, path, values)
-        if second is not None:
-            np.add.at(own, second, values)
-            common = self.common(path, second)
-            np.subtract.at(own, common, values)
-        totals, top = self.with_descendants(own[:-1]), self.outermost(group)
-        sums = np.zeros(count, np.int64)
-        np.add.at(sums, group[top], totals[top])
-        if second is not None and count < len(self.names):
-            for items in np.array_split(np.arange(len(values)), len(values) // _AT_ONCE + 1):
-                item, groups = self._counted_twice(group, path[items], second[items], common[items])
-                np.subtract.at(sums, groups, values[items[item]])
-        return sums
-
-    def common(self, one: Ints, other: Ints) -> Ints:
-        """For each pair of paths, the innermost path at or above both; -1 if there is none."""
-        above, after = np.append(self.above, -1), np.append(self.after, -1)
-        jumps = [above]  # the ancestors 1, 2, 4, … levels up
-        while (jumps[-1] >= 0).any():
-            jumps.append(jumps[-1][jumps[-1]])
-        path = one
-        for jump in reversed(jumps):
-            ancestor = jump[path]
-            is_common = (ancestor <= other) & (other < after[ancestor])
-            path = np.where((ancestor >= 0) & ~is_common, ancestor, path)
-        return np.where((path >= 0) & (path <= other) & (other < after[path]), path, above[path])
-
-    def _counted_twice(
-        self, group: Ints, one: Ints, other: Ints, common: Ints
-    ) -> tuple[Ints, Ints]:
-        """The items and groups in which an item counts twice, as two arrays.
-
-        Its paths in `one` and `other` are then at or below two different outermost paths of the
-        group. `common` is the innermost path at or above both.
-        """
-        item = np.flatnonzero((one >= 0) & (other >= 0) & (common != one) & (common != other))
-        ends = common[item]
-        in_both = np.intersect1d(
-            self._groups_above(group, item, one[item], ends),
-            self._groups_above(group, item, other[item], ends),
-        )
-        above_common = self._groups_above(group, item, ends, np.full(len(item), -1))
-        pairs = np.setdiff1d(in_both, above_common)
-        return pairs // len(self.names), pairs % len(self.names)
-
-    def _groups_above(self, group: Ints, item: Ints, path: Ints, end: Ints) -> Ints:
-        """For each item, the groups of its path and of the path's ancestors before the path `end`.
-
-        A pair of an item and a group is the number item * n + group, where n is the number of
-        paths.
-        """
-        found = [np.zeros(0, np.int64)]
-        while (below := path != end).any():
-            item, path, end = item[below], path[below], end[below]
-            found.append(item * len(self.names) + group[path])
+        item, found = np.arange(len(path)), [np.zeros((2, 0), np.int64)]
+        while len(item):
+            known = path >= 0
+            item, path = item[known], path[known]
+            found.append(np.stack([item, path]))
             path = self.above[path]
-        return np.concatenate(found)
+        item, path = np.concatenate(found, axis=1)
+        return item, path
 
 
 def paths_of(call_tree: CallTree, name: Ints, names: list[str]) -> tuple[Paths, Ints]:

@@ -23,15 +23,15 @@ import polars as pl
 
 from instrument.base import files, storage
 from instrument.base.errors import InstrumentError, TraceWarning
-from instrument.read.facts.attribution import FORWARD, OPTIMIZER, RECOMPUTE
-from instrument.read.facts.groupby import Groups, intern
+from instrument.read.facts.groupby import intern
 from instrument.read.trace.capture_json import BAD_JSON, Number, Rank, WorldSize, unix_time
 from instrument.read.trace.columns import BEYOND_NS
 from instrument.read.trace.events import Ints
 from instrument.read.trace.reader import collector_off
 from instrument.read.views.collectives import OF_GROUP, SYNCHRONISING, cpu_waits
 from instrument.read.views.find_captures import Place
-from instrument.read.views.ranges import range_tree
+from instrument.read.views.ranges import DIRECT, work
+from instrument.read.views.table import known_sum
 from instrument.read.views.views import Views
 
 SUMMARY_FILE = "summary.json"
@@ -212,23 +212,27 @@ def summarize(capture: Views) -> RankSummary:
 
 
 def _ranges(capture: Views) -> Ranges:
-    tree = range_tree(capture)
-    scope = "_per_step" if tree.steps else ""
-    own, steps = Groups(tree.work.enclosing, len(capture.ranges)), max(tree.steps, 1)
+    steps = capture.links.counted_steps.count if len(capture.links.steps) else 0
+    scope = "_per_step" if steps else ""
+    is_direct = pl.col("kind").is_in(DIRECT)
+    own = (
+        work(capture)
+        .group_by(row="around")
+        .agg(
+            self_cpu_ns=pl.sum("counted_cpu_ns") // max(steps, 1),
+            self_device_ns=known_sum(pl.col("counted_device_ns"), is_direct) // max(steps, 1),
+        )
+    )
     frame = capture.ranges.frame.select(
         "path",
         "calls",
         pl.col(f"cpu_ns{scope}").alias("cpu_ns"),
         pl.col(f"device_ns{scope}").alias("device_ns"),
-        self_cpu_ns=own.sum(tree.work.counted_cpu_ns) // steps,
-        self_device_ns=None,
+        row=pl.int_range(pl.len()),
         most=pl.col("cpu_ns").rank("ordinal", descending=True),
     )
-    if tree.work.counted_device_ns is not None:
-        direct = np.isin(tree.work.kind, (FORWARD, RECOMPUTE, OPTIMIZER))
-        ns = own.sum(tree.work.counted_device_ns, direct) // steps
-        frame = frame.with_columns(self_device_ns=ns)
     kept = frame.filter(pl.col("most") <= _MOST_RANGES).drop("most")
+    kept = kept.join(own, on="row", how="left", maintain_order="left").drop("row")
     return Ranges(**kept.to_dict(as_series=False))
 
 

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from instrument.base.range_names import RECOMPUTED
+from instrument.base.range_names import OPTIMIZER_STEP, RECOMPUTED
 from instrument.base.units import counted
-from instrument.read.facts.attribution import OPTIMIZER_STEP
 from instrument.read.views.table import Table, sum_of_known
 
 # The kinds of rows in the operator table that are no operators: ranges, steps, moments (from

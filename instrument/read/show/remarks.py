@@ -12,7 +12,7 @@ from instrument.base.units import counted, duration, few, percent_change, size
 from instrument.read.trace.capture_json import unix_time
 from instrument.read.views import coverage_rows
 from instrument.read.views.coverage import line, part, unrecorded_threads
-from instrument.read.views.ranges import range_tree
+from instrument.read.views.ranges import shared_ns
 from instrument.read.views.table import Table
 from instrument.read.views.table_text import heading as column_title
 from instrument.read.views.views import Views, rows_of
@@ -115,7 +115,7 @@ def _share_is(capture: Views, of: str) -> str:
     numbers = capture.links.step_numbers
     kept = capture.links.counted_steps.kept
     window = _steps_of(numbers[kept]) if numbers else "the recording"
-    return f"share = {of} in {window} / {duration(range_tree(capture).shared_ns)} on all threads"
+    return f"share = {of} in {window} / {duration(shared_ns(capture))} on all threads"
 
 
 def incomplete(capture: Views, views: Sequence[str]) -> str:

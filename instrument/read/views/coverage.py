@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import polars as pl
 
 from instrument.base.units import counted, duration, percent
-from instrument.read.facts.attribution import ACCUMULATE, BACKWARD, UNATTRIBUTED
+from instrument.read.facts.autograd import ACCUMULATE, BACKWARD, UNATTRIBUTED
 from instrument.read.facts.cuda_graphs import is_graph_launch, replayed
 from instrument.read.facts.device_work import Work
 from instrument.read.facts.groupby import groupby
@@ -30,7 +31,7 @@ from instrument.read.trace.events import (
     is_synchronising,
 )
 from instrument.read.views import coverage_rows as rows
-from instrument.read.views.ranges import range_tree
+from instrument.read.views.ranges import work
 from instrument.read.views.table import Table
 
 if TYPE_CHECKING:
@@ -330,9 +331,11 @@ def _cpu_in_steps(capture: Views) -> Part | None:
 
 
 def _joined(capture: Views) -> Part | None:
-    work = range_tree(capture).work
-    joined = int(work.cpu_ns[np.isin(work.kind, (BACKWARD, ACCUMULATE))].sum())
-    total = joined + int(work.cpu_ns[work.kind == UNATTRIBUTED].sum())
+    def spent(*kinds: int) -> int:
+        return int(work(capture).filter(pl.col("kind").is_in(kinds))["cpu_ns"].sum())
+
+    joined = spent(BACKWARD, ACCUMULATE)
+    total = joined + spent(UNATTRIBUTED)
     why = (
         "backward time has no forward operator in the trace, most likely because the forward ran "
         "before the window or on a thread that was not recorded. So this time belongs to no range: "

@@ -9,14 +9,15 @@ import numpy as np
 import polars as pl
 
 from instrument.base.errors import CaptureError, ConfigError
-from instrument.read.facts import loops, memory_attribution
+from instrument.read.facts import memory_attribution
+from instrument.read.facts.call_tree import outermost
 from instrument.read.facts.device_work import KINDS as WORK
 from instrument.read.facts.facts import CPU_KINDS
 from instrument.read.facts.flops import has_rule, nodes_without_flops
 from instrument.read.facts.groupby import Groups, groupby, intern
 from instrument.read.facts.schema import Schema, names_of, schema
-from instrument.read.trace.events import Codes, Flags, Ints, decoded
-from instrument.read.views.table import Table, known_sum
+from instrument.read.trace.events import Codes, decoded
+from instrument.read.views.table import Table, known_sum, shares
 
 if TYPE_CHECKING:
     from instrument.read.views.views import Views
@@ -201,34 +202,16 @@ def _summed(calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
         pl.min("start_ns"),
         *(known_sum(pl.col(own)).alias(name) for name, own in _SUMS.items()),
         *(known_sum(pl.col(whole), pl.col("outer")).alias(name) for name, whole in _TOTALS.items()),
-        *(pl.sum(part).alias(share) for share, part in _SHARES.items()),
+        *(known_sum(pl.col(part)).alias(share) for share, part in _SHARES.items()),
     )
     found = found.sort("start_ns", maintain_order=True)
-    shares = []
-    for (share, part), own in zip(_SHARES.items(), ("self_cpu_ns", "self_device_ns")):
-        whole, pairs = calls[part].sum(), zip(found[share].to_list(), found[own].to_list())
-        cells = [ns / whole if known is not None and whole else None for ns, known in pairs]
-        shares.append(pl.Series(share, cells, dtype=pl.Float64))
     per_call = [
         pl.when(pl.col("calls") > 0).then(pl.col(ns) / pl.col("calls")).alias(f"{ns}_per_call")
         for ns in ("cpu_ns", "device_ns")
     ]
-    found = found.with_columns(*shares, *per_call)
+    parts = {share: shares(found[share], int(calls[part].sum())) for share, part in _SHARES.items()}
+    found = found.with_columns(*per_call, **parts)
     return found.select(*dict.fromkeys([*keys, *names_of(OPERATORS)]))
-
-
-def outermost(group: Ints, node: Ints, after: Ints, groups: int) -> Flags:
-    """A mask of the calls that are not inside another call of the same group, sorted by `node`."""
-    if loops.compiled is not None:
-        columns = map(np.ascontiguousarray, (group, node, after.astype(np.int32)))
-        return np.frombuffer(loops.compiled.outermost(*columns, groups), np.bool_)
-    beyond = int(after.max(initial=0)) + 1
-    order = np.argsort(group, kind="stable")
-    first, until = (group * beyond + node)[order], (group * beyond + after)[order]
-    reached = np.maximum.accumulate(np.append(0, until))[:-1]
-    outer = np.zeros(len(group), np.bool_)
-    outer[order] = first >= reached
-    return outer
 
 
 def by_input_shapes(capture: Views, calls: pl.DataFrame, _: int) -> pl.Series:

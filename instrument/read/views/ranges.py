@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 
 from instrument.base.range_names import RECOMPUTED, REGION, RESUMED
 from instrument.read.facts import memory_attribution
-from instrument.read.facts.attribution import (
+from instrument.read.facts.autograd import (
     ACCUMULATE,
     BACKWARD,
     FORWARD,
@@ -18,23 +17,18 @@ from instrument.read.facts.attribution import (
     OPTIMIZER,
     RECOMPUTE,
     UNATTRIBUTED,
-    AttributedWork,
-    attributed_work,
+    kinds_of_scopes,
 )
-from instrument.read.facts.call_tree import CallTree
-from instrument.read.facts.groupby import Groups, cells, groupby, intern
-from instrument.read.facts.intervals import Intervals, concatenated, merged, within
+from instrument.read.facts.call_tree import outermost
+from instrument.read.facts.facts import nullable
+from instrument.read.facts.groupby import Groups, distinct, intern
+from instrument.read.facts.intervals import merged, merged_in_groups, within
 from instrument.read.facts.links import Links
 from instrument.read.facts.paths import NO_LAUNCH, NO_RANGE, NO_RANGES_BACKWARD, Paths
 from instrument.read.facts.schema import Schema, names_of, schema
 from instrument.read.facts.step_index import step_at
-from instrument.read.trace.events import (
-    Events,
-    Flags,
-    Ints,
-    flags,
-)
-from instrument.read.views.table import Table
+from instrument.read.trace.events import Ints, flags
+from instrument.read.views.table import Table, known_sum, shares
 
 if TYPE_CHECKING:
     from instrument.read.views.views import Views
@@ -126,205 +120,63 @@ COMPILED_RANGES: Schema = schema(
     region="the compiled region that contains the range, as torch names the region",
 )
 
+#: The kinds of work that a range itself does, on its own thread.
+DIRECT = (FORWARD, RECOMPUTE, OPTIMIZER)
+_OF_BACKWARD = (BACKWARD, ACCUMULATE, UNATTRIBUTED)
+# The columns of `work` that are sums of columns of the table of events.
+_SUMS = {
+    "cpu_ns": "own_ns", "counted_cpu_ns": "counted_own_ns", "device_ns": "own_device_ns",
+    "counted_device_ns": "counted_own_device_ns", "flops": "flops",
+}  # fmt: skip
+_AT_ONCE = 4096  # items whose paths are followed upwards at once, to save memory
 
-@dataclass(frozen=True, slots=True)
-class Slices:
-    """The slices, uninterrupted parts of calls, of all ranges, as parallel columns.
 
-    Attributes:
-        nodes: the slices as a tree, with their times.
-        path: the path of each slice's range.
-        resumed: whether the slice resumes a suspended call.
-        spans: by column name, the quantities that are measured from start to end of a slice.
+def work(capture: Views) -> pl.DataFrame:
+    """Return the time and FLOPs of all work that the CPU did or launched, by range and kind.
+
+    Each nanosecond of a thread counts for the innermost range or backward node that is open then.
+    `path` is the range that the work belongs to, and `around` is the range in which it ran, which
+    differs in the backward. Both are indices into `links.scopes.paths`; -1 is no range. `kind` is
+    an index into `KINDS`. Device work whose launch is not in the trace is left out.
     """
-
-    nodes: CallTree
-    path: Ints
-    resumed: Flags
-    spans: dict[str, Ints | None]
+    return capture.once("work by range", lambda: _work(capture))
 
 
-@dataclass(frozen=True)
-class RangeTree:
-    """The ranges of a trace, and all work, from which the tables of ranges are made.
-
-    `work` is the CPU and device time by range and kind. `steps` is the number of steps that count;
-    0 if no step is finished.
-    """
-
-    paths: Paths
-    slices: Slices
-    work: AttributedWork
-    steps: int
-
-    @property
-    def shared_ns(self) -> int:
-        """The CPU time in ns that a `share` of 1 stands for."""
-        return int(self.work.counted_cpu_ns.sum())
-
-    @property
-    def device_whole_ns(self) -> int:
-        """The device time in ns that a `device_share` of 1 stands for."""
-        launched = self.work.counted_device_ns
-        return 0 if launched is None else int(launched.sum()) + self.work.counted_unlaunched_ns
-
-    def shares(self, groups: Groups) -> dict[str, list[float | None]]:
-        """The columns `share` and `device_share` of groups of work."""
-        work = self.work
-        return {
-            name: [None] * groups.count
-            if values is None or not whole
-            else [part / whole for part in groups.sum(values).tolist()]
-            for name, values, whole in (
-                ("share", work.counted_cpu_ns, self.shared_ns),
-                ("device_share", work.counted_device_ns, self.device_whole_ns),
-            )
-        }
-
-    def quantities(self, groups: Groups) -> dict[str, Sequence[Any]]:
-        """All columns of numbers, with a value for each group of paths."""
-        spans, work = self._spans(groups), self.work
-        stepped = spans.pop("stepped_ns")
-        columns: dict[str, Sequence[Any]] = {
-            **self._calls(groups),
-            **self._on_cpu(groups),
-            **self._device_and_flops(groups),
-            **spans,
-            **self.shares(_work_groups(groups, work.attributed)),
-            "cpu_ns_per_step": [ns // self.steps if self.steps else None for ns in stepped],
-        }
-        return {name: columns[name] for name in _QUANTITIES}
-
-    def _calls(self, groups: Groups) -> dict[str, list[Any]]:
-        """The columns with numbers of calls and slices, and with percentiles of a call's time."""
-        slices, total_ns = self.slices, self.slices.nodes.total_ns
-        opened = Groups(groups.of[slices.path], groups.count)
-        resumed, by_time = opened.number(slices.resumed), opened.sorted_by(total_ns)
-        columns: dict[str, list[Any]] = {
-            "calls": (opened.size - resumed).tolist(),
-            "slices": opened.size.tolist(),
-        }
-        for name, percent in (("min_ns", 0), ("median_ns", 50), ("p95_ns", 95), ("max_ns", 100)):
-            columns[name] = cells(total_ns[by_time.row(percent)], resumed == 0)
-        return columns
-
-    def _on_cpu(self, groups: Groups) -> dict[str, list[Any]]:
-        """The columns of CPU time by kind of work."""
-        work = self.work
-        by_kind = {
-            f"{KINDS[kind]}_ns": np.where(work.kind == kind, work.cpu_ns, 0)
-            for kind in (FORWARD, BACKWARD, ACCUMULATE, RECOMPUTE, OPTIMIZER)
-        }
-        columns = {
-            name: self.paths.summed(values, groups.of, groups.count, work.attributed).tolist()
-            for name, values in (by_kind | {"total_ns": work.cpu_ns}).items()
-        }
-        for name, path in (("self_cpu_ns", work.enclosing), ("self_total_ns", work.attributed)):
-            columns[name] = _work_groups(groups, path).sum(work.cpu_ns).tolist()
-        if not np.isin(work.kind, (BACKWARD, ACCUMULATE, UNATTRIBUTED)).any():
-            columns |= dict.fromkeys(
-                ("backward_ns", "accumulate_ns", "recompute_ns"), [None] * groups.count
-            )
-        return columns
-
-    def _device_and_flops(self, groups: Groups) -> dict[str, list[Any]]:
-        """Device time and FLOPs of each group of ranges; `self_device_ns` excludes the backward."""
-        work = self.work
-
-        def of_both(values: Ints | None) -> Ints | None:
-            if values is None:
-                return None
-            return self.paths.summed(
-                values, groups.of, groups.count, work.enclosing, work.attributed
-            )
-
-        own = busy = None
-        if work.device_ns is not None:
-            direct = np.isin(work.kind, (FORWARD, RECOMPUTE, OPTIMIZER))
-            own = _work_groups(groups, work.enclosing).sum(work.device_ns, direct)
-            busy = self._busy(groups)
-        stepped = of_both(work.counted_device_ns) if self.steps else None
-        known = of_both(work.operations)
-        flops = groups.cells(of_both(work.flops), None if known is None else known > 0)
-        time = groups.cells(of_both(work.cpu_ns) if busy is None else busy)
-        return {
-            "device_ns": groups.cells(of_both(work.device_ns)),
-            "self_device_ns": groups.cells(own),
-            "device_busy_ns": groups.cells(busy),
-            "device_ns_per_step": groups.cells(None if stepped is None else stepped // self.steps),
-            "flops": flops,
-            "flops_per_second": [
-                n * 10**9 // ns if n is not None and ns else None for n, ns in zip(flops, time)
-            ],
-        }
-
-    def _spans(self, groups: Groups) -> dict[str, list[Any]]:
-        """The columns of `Slices.spans`; a range inside another one of its group does not count."""
-        slices = self.slices
-        chosen = self.paths.outermost(groups.of)[slices.path]
-        opened = Groups(groups.of[slices.path[chosen]], groups.count)
-        return {
-            name: opened.sums(None if values is None else values[chosen])
-            for name, values in slices.spans.items()
-        }
-
-    def _busy(self, groups: Groups) -> Ints:
-        """For each group, the time in which any of its device events ran.
-
-        From the innermost path outwards, the intervals of a path are added to those of its parent.
-        """
-        busy = np.zeros(groups.count, np.int64)
-        group, top = groups.of, self.paths.outermost(groups.of)
-        alone = groups.number(top) == 1
-        waiting = self._device_intervals()
-        of_group: dict[int, list[Intervals]] = {}
-        for path in range(len(group) - 1, -1, -1):
-            if not (parts := waiting.pop(path, [])):
-                continue
-            whole = parts[0] if len(parts) == 1 else merged(*concatenated(parts))
-            if (above := int(self.paths.above[path])) >= 0:
-                waiting.setdefault(above, []).append(whole)
-            if top[path]:
-                of_group.setdefault(int(group[path]), []).append(whole)
-                if alone[group[path]]:
-                    start, end = of_group.pop(int(group[path]))[0]
-                    busy[group[path]] = (end - start).sum()
-        for number, parts in of_group.items():
-            start, end = merged(*concatenated(parts))
-            busy[number] = (end - start).sum()
-        return busy
-
-    def _device_intervals(self) -> dict[int, list[Intervals]]:
-        place, start, end = self.work.device
-        enclosing, attributed = self.work.enclosing[place], self.work.attributed[place]
-        path, event = np.concatenate([enclosing, attributed]), np.tile(np.arange(len(place)), 2)
-        event, path = event[path >= 0], path[path >= 0]
-        of_paths = Groups(path, len(self.paths.names)).rows()
-        parts = {number: event[rows] for number, rows in enumerate(of_paths) if len(rows)}
-        return {number: [merged(start[k], end[k])] for number, k in parts.items()}
+def _work(capture: Views) -> pl.DataFrame:
+    links, scopes = capture.links, capture.links.scopes
+    nodes = capture.facts.events(*_SUMS.values())[links.call_tree.index]
+    sums = [known_sum(pl.col(column)).alias(name) for name, column in _SUMS.items()]
+    by_scope = nodes.with_columns(scope=scopes.innermost).group_by("scope").agg(sums)
+    scope = by_scope["scope"].to_numpy()
+    keys = {
+        "path": np.append(scopes.attributed, -1)[scope],
+        "around": np.append(scopes.enclosing, -1)[scope],
+        "kind": np.append(kinds_of_scopes(links.events, scopes), FORWARD)[scope],
+    }
+    rows = by_scope.drop("scope").with_columns(**keys).group_by([*keys])
+    return rows.agg(known_sum(pl.col(*_SUMS))).sort([*keys])
 
 
-def _work_groups(groups: Groups, path: Ints) -> Groups:
-    """The work in the groups of its paths; work without a path (-1) is in no group."""
-    return Groups(np.append(groups.of, -1)[path], groups.count)
+def _unlaunched_ns(capture: Views) -> tuple[int, int]:
+    """The time of the device work whose launch is not in the trace, and the part that counts."""
+    device, node = capture.links.launched
+    times = capture.events.duration_ns[device], capture.links.counted_device_ns
+    every, counted = (int(time[node < 0].sum()) for time in times)
+    return every, counted
 
 
-def range_tree(capture: Views) -> RangeTree:
-    """Return the ranges of a trace and all its work.
-
-    Cost: about 0.4 µs per event, at any depth of nesting. The call tree takes half of this time.
-    """
-    return capture.once("range tree", lambda: _range_tree(capture.links))
+def shared_ns(capture: Views) -> int:
+    """Return the CPU time in ns that a `share` of 1 stands for."""
+    return int(work(capture)["counted_cpu_ns"].sum())
 
 
-def _range_tree(links: Links) -> RangeTree:
-    events, scopes = links.events, links.scopes
-    resumed = flags(lambda name: name.endswith(RESUMED), events.names)[
-        events.name[scopes.ranges.index]
-    ]
-    slices = Slices(scopes.ranges, scopes.opened, resumed, _spans(links, scopes.ranges))
-    steps = links.counted_steps.count if len(links.steps) else 0
-    return RangeTree(scopes.paths, slices, attributed_work(links), steps)
+def _with_shares(capture: Views, rows: pl.DataFrame) -> pl.DataFrame:
+    """Add the columns `share` and `device_share` to sums of rows of `work`."""
+    device_ns = int(work(capture)["counted_device_ns"].sum()) + _unlaunched_ns(capture)[1]
+    return rows.with_columns(
+        share=shares(rows["counted_cpu_ns"], shared_ns(capture)),
+        device_share=shares(rows["counted_device_ns"], device_ns),
+    )
 
 
 def ranges(capture: Views) -> Table:
@@ -333,18 +185,18 @@ def ranges(capture: Views) -> Table:
     A range comes before the ranges inside it, and siblings are sorted by their first start.
     docs/cli.md says what counts.
 
-    Cost: the time of a device event is processed once for each range that the event counts for.
+    Cost: about 0.4 µs per event; the time of a device event is processed once for each range that
+    the event counts for.
     """
-    tree, module_types = range_tree(capture), capture.module_types
-    paths = tree.paths
-    labels: dict[str, Sequence[Any]] = {
+    paths, module_types = capture.links.scopes.paths, capture.module_types
+    labels = {
         "path": paths.texts,
         "name": paths.names,
         "module_type": [module_types.get(name.removesuffix(RECOMPUTED)) for name in paths.names],
         "depth": paths.depths,
     }
-    each = Groups(np.arange(len(paths.names)), len(paths.names))
-    return Table.of(RANGES, labels | tree.quantities(each))
+    numbers = _quantities(capture, np.arange(len(paths.names)), len(paths.names))
+    return Table.of(RANGES, labels | numbers.to_dict())
 
 
 def ranges_by_name(capture: Views) -> Table:
@@ -353,50 +205,176 @@ def ranges_by_name(capture: Views) -> Table:
     If a range is inside another range of the same name, `calls` counts both, and all else the outer
     one.
     """
-    tree = range_tree(capture)
-    number, names = intern(tree.paths.names)
-    columns = {"name": names, **tree.quantities(Groups(number, len(names)))}
-    return Table.of(RANGES_BY_NAME, columns)
+    group, names = intern(capture.links.scopes.paths.names)
+    numbers = _quantities(capture, group, len(names))
+    return Table.of(RANGES_BY_NAME, {"name": names} | numbers.to_dict())
+
+
+def _quantities(capture: Views, group: Ints, count: int) -> pl.DataFrame:
+    """The columns of numbers, with a row for each group; `group` holds the group of each path."""
+    rows, paths, has_device = work(capture), capture.links.scopes.paths, len(capture.work.event) > 0
+    path, around, kind = (rows[name].to_numpy() for name in ("path", "around", "kind"))
+    is_known = pl.col("flops").is_not_null().cast(pl.Int64)
+    sums = rows.select(pl.col(*_SUMS).fill_null(0), is_known.alias("operations")).to_numpy()
+    cpu_ns, counted_ns, device_ns, counted_device_ns, *_ = sums.T
+    by_kind = np.where(kind[:, None] == np.arange(len(KINDS)), cpu_ns[:, None], 0)
+    caused = sums_below(paths, group, count, by_kind, path)
+    both = sums_below(paths, group, count, sums, path, around).T
+    both_ns, _, both_device_ns, both_counted_ns, flops, operations = both
+    at_path, at_around = (Groups(np.append(group, -1)[side], count) for side in (path, around))
+    has_backward = np.isin(kind, _OF_BACKWARD).any()
+
+    def known(values: Ints, is_known: Any) -> pl.Series:
+        return nullable(values, np.full(count, is_known))
+
+    found = _of_slices(capture, group, count).with_columns(
+        self_cpu_ns=at_around.sum(cpu_ns),
+        self_total_ns=at_path.sum(cpu_ns),
+        total_ns=caused.sum(axis=1),
+        forward_ns=caused[:, FORWARD],
+        optimizer_ns=caused[:, OPTIMIZER],
+        backward_ns=known(caused[:, BACKWARD], has_backward),
+        accumulate_ns=known(caused[:, ACCUMULATE], has_backward),
+        recompute_ns=known(caused[:, RECOMPUTE], has_backward),
+        device_ns=known(both_device_ns, has_device),
+        self_device_ns=known(at_around.sum(device_ns, np.isin(kind, DIRECT)), has_device),
+        device_busy_ns=known(_busy_ns(capture, group, count), has_device),
+        flops=nullable(flops, operations > 0),
+        time_ns=both_ns,
+        counted_cpu_ns=at_path.sum(counted_ns),
+        counted_device_ns=known(at_path.sum(counted_device_ns), has_device),
+        stepped_device_ns=known(both_counted_ns, has_device),
+    )
+    steps = pl.lit(capture.links.counted_steps.count, pl.Int64)
+    steps = steps if len(capture.links.steps) else pl.lit(None, pl.Int64)
+    time_ns = pl.coalesce("device_busy_ns", "time_ns")
+    rate = pl.col("flops").cast(pl.Int128) * 10**9 // time_ns
+    return (
+        _with_shares(capture, found)
+        .with_columns(
+            cpu_ns_per_step=pl.col("stepped_ns") // steps,
+            device_ns_per_step=pl.col("stepped_device_ns") // steps,
+            flops_per_second=pl.when(time_ns > 0).then(rate).cast(pl.Int64, strict=False),
+        )
+        .select(_QUANTITIES)
+    )
+
+
+def sums_below(paths: Paths, group: Ints, count: int, values: Ints, *sides: Ints) -> Ints:
+    """Sum columns of values for each group of paths, in a row for each of `count` groups.
+
+    A row of `values` counts for its path and all paths above it, once for each of their groups.
+    `sides` hold one or two paths of each row; -1 is none.
+
+    Cost: linear in the depth of the paths.
+    """
+    sums = np.zeros((count, values.shape[1]), np.int64)
+    for begin in range(0, len(values), _AT_ONCE):
+        above = [paths.at_or_above(side[begin : begin + _AT_ONCE]) for side in sides]
+        row, path = map(np.concatenate, zip(*above))
+        row, of = np.divmod(distinct(row * count + group[path]), max(count, 1))
+        np.add.at(sums, of, values[begin + row])
+    return sums
+
+
+def _of_slices(capture: Views, group: Ints, count: int) -> pl.DataFrame:
+    """Calls, slices and what is measured from their start to their end.
+
+    A slice is an uninterrupted part of a call. The calls and their spread are of all slices; of the
+    others, a range inside another one of its group does not count.
+    """
+    paths, path = capture.links.scopes.paths, capture.links.scopes.opened
+    slices = capture.once("slices of ranges", lambda: _slices(capture.links))
+    is_outer = outermost(group, np.arange(len(group)), paths.after, count)
+    cpu_ns, size, resumed = pl.col("cpu_ns").sort(), pl.len().cast(pl.Int64), pl.sum("is_resumed")
+    places = {"median_ns": (size - 1) // 2, "p95_ns": (95 * size + 99) // 100 - 1}
+    places |= {"min_ns": pl.lit(0), "max_ns": size - 1}
+    spread = {name: pl.when(resumed == 0).then(cpu_ns.get(at)) for name, at in places.items()}
+    by_group = slices.with_columns(group=group[path], is_outer=is_outer[path]).group_by("group")
+    return by_group.agg(
+        known_sum(pl.exclude("is_resumed", "is_outer"), pl.col("is_outer")),
+        calls=size - resumed,
+        slices=size,
+        **spread,
+    ).sort("group")
+
+
+def _slices(links: Links) -> pl.DataFrame:
+    events, opened, device = links.events, links.scopes.ranges, links.launches.device
+    is_resumed = flags(lambda name: name.endswith(RESUMED), events.names)
+    found: dict[str, Any] = {
+        "is_resumed": is_resumed[events.name[opened.index]],
+        "cpu_ns": opened.total_ns,
+        "stepped_ns": links.counted_steps.within(opened.start_ns, opened.end_ns),
+        "device_idle_ns": None,
+    }
+    if len(device):
+        busy = merged(events.start_ns[device], events.end_ns[device])
+        found["device_idle_ns"] = opened.total_ns - within(busy, opened.start_ns, opened.end_ns)
+    memory = events.memory
+    everywhere = memory.size_bytes if len(memory) else None
+    for prefix, size in ("", everywhere), ("device_", memory_attribution.sizes(memory)["device"]):
+        parts = {"bytes": size, "allocated_bytes": None if size is None else np.maximum(size, 0)}
+        for name, part in parts.items():
+            total = None if part is None else memory_attribution.within(opened, memory, part)
+            found[f"{prefix}{name}"] = total
+    return pl.DataFrame(found).cast(pl.Int64)
+
+
+def _busy_ns(capture: Views, group: Ints, count: int) -> Ints:
+    """The time in which any of the device events ran that count for a range of the group.
+
+    From the innermost paths outwards, the intervals of a path are added to those of its parent.
+    """
+    links, scopes, events = capture.links, capture.links.scopes, capture.events
+    device, node = links.launched
+    scope = np.append(scopes.innermost, -1)[node]
+    path, around = (np.append(each, -1)[scope] for each in (scopes.attributed, scopes.enclosing))
+    path = np.append(path, np.where(around == path, -1, around))
+    start_ns, end_ns = (np.tile(side[device], 2) for side in (events.start_ns, events.end_ns))
+    top = outermost(group, np.arange(len(group)), scopes.paths.after, count)
+    is_alone = np.bincount(group[top], minlength=count) == 1
+    busy_ns, depth = np.zeros(count, np.int64), np.array([*scopes.paths.depths, -1])
+    several = [np.zeros((3, 0), np.int64)]  # the intervals of groups with several outermost paths
+    for level in range(int(depth.max()), -1, -1):
+        here = depth[path] == level
+        at, begin_ns, until_ns = merged_in_groups(path[here], start_ns[here], end_ns[here])
+        path = np.append(path[~here], scopes.paths.above[at])
+        start_ns = np.append(start_ns[~here], begin_ns)
+        end_ns = np.append(end_ns[~here], until_ns)
+        of = np.where(top[at], group[at], -1)
+        is_whole = np.append(is_alone, False)[of]
+        np.add.at(busy_ns, of[is_whole], (until_ns - begin_ns)[is_whole])
+        several.append(np.stack([of, begin_ns, until_ns])[:, (of >= 0) & ~is_whole])
+    of, begin_ns, until_ns = merged_in_groups(*np.concatenate(several, axis=1))
+    np.add.at(busy_ns, of, until_ns - begin_ns)
+    return busy_ns
 
 
 def ranges_attribution(capture: Views) -> Table:
     """Return all CPU time, summed by range and kind of work; see `RANGES_ATTRIBUTION`."""
-    tree = range_tree(capture)
-    work = tree.work
-    key, groups = groupby((work.attributed + 1) * len(KINDS) + work.kind)
-    texts = [NO_RANGE, *tree.paths.texts]
-    return Table.of(
-        RANGES_ATTRIBUTION,
-        {
-            "path": [texts[k] for k in (key // len(KINDS)).tolist()],
-            "kind": [KINDS[k] for k in (key % len(KINDS)).tolist()],
-            "cpu_ns": groups.sums(work.cpu_ns),
-            "device_ns": groups.sums(work.device_ns),
-        },
-    )
+    times = [known_sum(pl.col(name)) for name in ("cpu_ns", "device_ns")]
+    found = work(capture).group_by("path", "kind").agg(times).sort("path", "kind")
+    texts = pl.Series([*capture.links.scopes.paths.texts, NO_RANGE])
+    labels = {"path": texts.gather(found["path"]), "kind": pl.Series(KINDS).gather(found["kind"])}
+    return Table.of(RANGES_ATTRIBUTION, found.with_columns(**labels))
 
 
 def ranges_rest(capture: Views) -> Table:
     """Return the work outside of all ranges; see `RANGES_REST`. Rows without work are left out."""
-    tree = range_tree(capture)
-    work = tree.work
-    backward = np.isin(work.kind, (BACKWARD, ACCUMULATE, UNATTRIBUTED))
-    rows: list[dict[str, Any]] = []
-    for name, chosen in ((NO_RANGES_BACKWARD, backward), (NO_RANGE, ~backward)):
-        part = chosen & (work.attributed < 0)
-        cpu_ns = int(work.cpu_ns[part].sum())
-        device_ns = None if work.device_ns is None else int(work.device_ns[part].sum())
-        if cpu_ns or device_ns:
-            shares = tree.shares(Groups(np.where(part, 0, -1), 1))
-            own = {"self_cpu_ns": cpu_ns, "self_total_ns": cpu_ns, "self_device_ns": device_ns}
-            rows.append({"name": name, **own, **{key: each[0] for key, each in shares.items()}})
-    if work.unlaunched_ns:
-        whole = tree.device_whole_ns
-        share = work.counted_unlaunched_ns / whole if whole else None
-        rows.append(
-            {"name": NO_LAUNCH, "self_device_ns": work.unlaunched_ns, "device_share": share}
-        )
-    return Table.of_dicts(RANGES_REST, rows)
+    rows, is_backward = work(capture).filter(pl.col("path") < 0), pl.col("kind").is_in(_OF_BACKWARD)
+    names = pl.when(is_backward).then(pl.lit(NO_RANGES_BACKWARD)).otherwise(pl.lit(NO_RANGE))
+    sums = rows.group_by(name=names).agg(known_sum(pl.col(*_SUMS)), self_total_ns=pl.sum("cpu_ns"))
+    device_ns, counted_device_ns = _unlaunched_ns(capture)
+    unlaunched = {"device_ns": device_ns, "counted_device_ns": counted_device_ns}
+    found = pl.concat(
+        [sums.sort("name"), pl.DataFrame({"name": NO_LAUNCH, **unlaunched})], how="diagonal"
+    )
+    found = found.filter((pl.col("cpu_ns") != 0) | (pl.col("device_ns") != 0))
+    found = _with_shares(capture, found).rename(
+        {"cpu_ns": "self_cpu_ns", "device_ns": "self_device_ns"}
+    )
+    return Table.of(RANGES_REST, found.select(names_of(RANGES_REST)))
 
 
 def compiled_ranges(capture: Views) -> Table:
@@ -406,41 +384,18 @@ def compiled_ranges(capture: Views) -> Table:
     return Table.of_rows(COMPILED_RANGES, [(entry.range, entry.region) for entry in here])
 
 
-def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:
+def total_ns_per_step(links: Links, group: Ints, count: int, most: int) -> Ints:
     """Return `total_ns` by step: a row for each group, a column for each of the last `most` steps.
 
-    Autograd nodes and calls of ranges count for the step in which they began. Cost: for each step,
-    a pass over them.
+    `group` holds the group of each path. Autograd nodes and calls of ranges count for the step in
+    which they began.
     """
-    scopes, steps = links.scopes, len(links.steps)
+    scopes, steps, paths = links.scopes, len(links.steps), links.scopes.paths
     spent = scopes.nodes.own(links.spent_ns[links.call_tree.nodes_of(scopes.nodes.index)])
     step = step_at(links.events, links.steps, scopes.nodes.start_ns)
-    found = [np.zeros((groups.count, 0), np.int64)]
-    for number in range(max(steps - most, 0), steps):
-        here = step == number
-        total = scopes.paths.summed(spent[here], groups.of, groups.count, scopes.attributed[here])
-        found.append(total[:, None])
-    return np.concatenate(found, axis=1)
-
-
-def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
-    """For each slice: CPU time, the devices' idle time, its thread's memory, and time in steps."""
-    events, device = links.events, links.launches.device
-    found: dict[str, Ints | None] = {"cpu_ns": opened.total_ns}
-    found["device_idle_ns"] = _idle_ns(events, device, opened) if len(device) else None
-    sizes = memory_attribution.sizes(events.memory)
-    everywhere = events.memory.size_bytes if len(events.memory) else None
-    for prefix, size in (("", everywhere), ("device_", sizes["device"])):
-        for name, part in (
-            ("bytes", size),
-            ("allocated_bytes", None if size is None else np.maximum(size, 0)),
-        ):
-            total = None if part is None else memory_attribution.within(opened, events.memory, part)
-            found[f"{prefix}{name}"] = total
-    found["stepped_ns"] = links.counted_steps.within(opened.start_ns, opened.end_ns)
-    return found
-
-
-def _idle_ns(events: Events, device: Ints, opened: CallTree) -> Ints:
-    busy = merged(events.start_ns[device], events.end_ns[device])
-    return opened.total_ns - within(busy, opened.start_ns, opened.end_ns)
+    of_path = Groups(scopes.attributed, len(paths.names))
+    own = [
+        of_path.sum(spent, (step == number) & (scopes.attributed >= 0))
+        for number in range(max(steps - most, 0), steps)
+    ]
+    return sums_below(paths, group, count, np.stack(own, axis=1), np.arange(len(paths.names)))

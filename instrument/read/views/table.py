@@ -323,6 +323,13 @@ def known_sum(values: pl.Expr, where: pl.Expr | None = None) -> pl.Expr:
     return pl.when(values.count() > 0).then(chosen.sum())
 
 
+def shares(parts: pl.Series, whole: int) -> pl.Series:
+    """Each part as a fraction of the whole; null for an unknown part, and if the whole is 0."""
+    # polars multiplies by the reciprocal of the whole, which is not the nearest fraction.
+    found = [None if part is None or not whole else part / whole for part in parts.to_list()]
+    return pl.Series(found, dtype=pl.Float64)
+
+
 def known_columns(table: Table, names: Iterable[str] | None = None) -> list[str]:
     """Return the names of the columns that hold a value, or all names if there are no rows.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from instrument.base.units import duration
-from instrument.read.facts.groupby import Groups, intern
+from instrument.read.facts.groupby import intern
 from instrument.read.show.outline import with_largest_shares
 from instrument.read.show.page.parts import (
     choice,
@@ -105,7 +105,7 @@ def _columns(found: Table, rows: Sequence[int], group: Ints, capture: Views) -> 
     ]  # fmt: skip
     numbers = capture.steps.column("number")[-_MOST_STEPS:]
     if len(numbers) > 1:
-        in_steps = total_ns_per_step(capture.links, Groups(group, len(found)), _MOST_STEPS)
+        in_steps = total_ns_per_step(capture.links, group, len(found), _MOST_STEPS)
         charts = [*in_steps[[*rows]].tolist(), *([None] * len(rest))]
         most = [chart and max(chart) for chart in charts]
         columns.append(
