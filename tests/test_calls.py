@@ -146,7 +146,8 @@ def test_coroutines_and_generators_count_when_they_are_through(tmp_path: Path) -
 
 
 def test_calls_count_from_any_thread(tmp_path: Path) -> None:
-    session = Session(active=2, preemption_grace_s=None, output_dir=tmp_path)
+    options: dict[str, Any] = {"active": 2, "profile_all_threads": True}
+    session = Session(**options, preemption_grace_s=None, output_dir=tmp_path)
     seen: list[Any] = []
     predict = session.record(seen.append)
     predict("first")
@@ -164,7 +165,8 @@ def test_calls_side_by_side_give_steps_one_after_another_and_a_range_each(
 ) -> None:
     # a step waits as long as another thread takes to begin or end the window
     monkeypatch.setattr(step_loop, "_WAIT_S", 120.0)
-    session, together = Session(wait=4, active=12, output_dir=tmp_path), Barrier(4)
+    session = Session(wait=4, active=12, profile_all_threads=True, output_dir=tmp_path)
+    together = Barrier(4)
 
     @session.record
     def predict(x: torch.Tensor) -> torch.Tensor:
@@ -191,7 +193,8 @@ def test_calls_side_by_side_give_steps_one_after_another_and_a_range_each(
 
 
 def test_a_call_that_began_before_the_window_is_none_of_its_steps(tmp_path: Path) -> None:
-    session, begun, go_on = Session(wait=1, active=2, output_dir=tmp_path), Event(), Event()
+    session = Session(wait=1, active=2, profile_all_threads=True, output_dir=tmp_path)
+    begun, go_on = Event(), Event()
 
     @session.record
     def predict(waits: bool) -> None:
@@ -218,7 +221,8 @@ def test_in_a_server_without_requests_time_ends_the_window(
     now = [0.0]
     monkeypatch.setattr(limits, "_LOOK_S", 0.01)
     monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    session = Session(active=5, max_window_s=10, output_dir=tmp_path)
+    options: dict[str, Any] = {"active": 5, "profile_all_threads": True, "max_window_s": 10}
+    session = Session(**options, output_dir=tmp_path)
     predict = session.record(lambda: torch.ones(2).sum())
     predict()
     (watching,) = [each for each in enumerate_threads() if each.name == "instrument-limits"]
@@ -319,7 +323,7 @@ def test_calls_beside_one_that_starts_the_session_are_none_of_its_steps(
         return go_on.wait(120)
 
     monkeypatch.setattr(StepLoop, "may_record", slowly)
-    session = Session(wait=1, active=2, output_dir=tmp_path)
+    session = Session(wait=1, active=2, profile_all_threads=True, output_dir=tmp_path)
     predict = session.record(lambda: None)
     first = Thread(target=predict)
     first.start()

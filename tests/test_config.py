@@ -52,6 +52,7 @@ MISTAKES: list[dict[str, Any]] = [
     {"activities": [{"cpu": ["CPU_OP"]}], "profile_memory": True},
     {"experimental_config": {"trace_only": True}, "with_stack": True},
     {"experimental_config": {"profile_all_threads": True}, "profile_memory": True},
+    {"profile_all_threads": True, "profile_memory": True},
     {"max_window_s": 0},
     {"active": True},
     {"at_steps": [True, 5], "active": 1},

@@ -97,7 +97,8 @@ def test_a_profiler_that_the_program_starts_records_all_and_ends_our_window(
     """Step 1 is the warm-up; the profiler is still on when the window of steps 2 to 4 should end."""
     same = on == "the same thread"
     own = profile(activities=CPU) if same else OnThread()
-    with Session(wait=1, warmup=1, active=3, repeat=1, output_dir=str(tmp_path)) as session:
+    options = {"wait": 1, "warmup": 1, "active": 3, "profile_all_threads": not same}
+    with Session(**options, output_dir=str(tmp_path)) as session:
         for step in range(8):
             if step == begins:
                 own.start()
@@ -216,7 +217,7 @@ def test_a_profiler_on_another_thread_drops_a_window_that_only_this_thread_can_s
                 release.wait()
             print(sum(event.name == "aten::mm" for event in profiler.events()), end=" ")
 
-        options = dict(wait=1, warmup=1, active=2, repeat=3, profile_memory=True, export="inline")
+        options = dict(wait=1, warmup=1, active=2, repeat=3, export="inline")
         for begins, ends in ((1, 1), (2, 5), (3, 3), (3, 5)):
             on, release = threading.Event(), threading.Event()
             thread = threading.Thread(target=own, args=(on, release))

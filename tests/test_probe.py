@@ -67,7 +67,8 @@ def test_the_users_options_stand_over_ours() -> None:
     documented = torch._C._profiler._ExperimentalConfig.__init__.__doc__
     newer = {"trace_only": True} if "trace_only" in documented else {}
     of = torch_support.experimental_options
-    assert of(ProfilerConfig()) == {**newer, "profile_all_threads": True}
+    assert of(ProfilerConfig()) == newer
+    assert of(ProfilerConfig(profile_all_threads=True)) == {**newer, "profile_all_threads": True}
     assert of(ProfilerConfig(with_stack=True, profile_memory=True)) == {"verbose": True}
     options = {"profile_all_threads": False, "trace_only": False, "enable_cuda_sync_events": True}
     assert of(ProfilerConfig(experimental_config=options)) == options
@@ -110,7 +111,8 @@ def test_what_this_torch_refuses_is_said_before_the_first_step(
 
 def test_an_older_torch_is_told_which_one_has_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C._profiler, "_ExperimentalConfig", OlderConfig)
-    assert torch_support.experimental_options(ProfilerConfig()) == {"profile_all_threads": True}
+    config = ProfilerConfig(profile_all_threads=True)
+    assert torch_support.experimental_options(config) == {"profile_all_threads": True}
     with pytest.raises(ConfigError) as raised:
         torch_support.refuse_unknown(ProfilerConfig(experimental_config={"trace_only": True}))
     assert str(raised.value) == (

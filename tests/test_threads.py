@@ -87,7 +87,7 @@ def test_other_threads_are_recorded_no_more_when_torch_stops(
     ran_ns = itertools.count(7, 200_000)
     monkeypatch.setattr(recorder, "_cpu_times", lambda: {"1": (state, next(ran_ns))})
     monkeypatch.setattr(recorder._KinetoProfile, "stop_trace", stop_after)
-    with Session(active=1, output_dir=tmp_path) as session:
+    with Session(active=1, profile_all_threads=True, output_dir=tmp_path) as session:
         in_thread(lambda: torch.ones(2).cumsum(0))
         session.step()
     assert done == expected
@@ -105,7 +105,7 @@ def test_a_thread_that_gets_no_cpu_is_waited_for_no_longer_than_a_second(
     monkeypatch.setattr(recorder, "_cpu_times", lambda: {"1": (b"R", 7)})
     running = [threading.current_thread(), Thread()]
     monkeypatch.setattr(recorder, "threading", SimpleNamespace(enumerate=lambda: running))
-    with Session(active=1, output_dir=tmp_path) as session:
+    with Session(active=1, profile_all_threads=True, output_dir=tmp_path) as session:
         session.step()
     assert 1 <= sum(slept) < 1.1
 
@@ -129,7 +129,10 @@ def test_state_and_cpu_time_of_other_threads_are_known() -> None:
 
 
 @pytest.mark.nightly
-def test_windows_begin_and_end_beside_threads_that_run_operators(tmp_path: Path) -> None:
+@pytest.mark.parametrize("all_threads", [True, False])
+def test_windows_begin_and_end_beside_threads_that_run_operators(
+    tmp_path: Path, all_threads: bool
+) -> None:
     """torch alone ends the process within a hundred such windows, nearly always."""
     done = warm.run_code(f"""
         import sys, threading, torch
@@ -141,7 +144,8 @@ def test_windows_begin_and_end_beside_threads_that_run_operators(tmp_path: Path)
             while not over.is_set():
                 net(torch.ones(4, 8)).sum().backward()
         workers = [threading.Thread(target=work) for _ in range(3)]
-        with Session(active=1, repeat=0, keep=1, export="inline", output_dir={str(tmp_path)!r}) as session:
+        options = dict(active=1, repeat=0, keep=1, export="inline", output_dir={str(tmp_path)!r})
+        with Session(**options, profile_all_threads={all_threads}) as session:
             [worker.start() for worker in workers]
             for _ in range(100):
                 net(torch.ones(4, 8))
@@ -190,10 +194,11 @@ def test_two_sessions_in_two_threads_take_turns(tmp_path: Path) -> None:
     assert outcome(done).count("STEPS 8") == 2
 
 
+@pytest.mark.parametrize("memory", [True, False])
 def test_where_torch_records_one_thread_a_step_on_another_drops_the_window(
-    tmp_path: Path, log: Log
+    tmp_path: Path, log: Log, memory: bool
 ) -> None:
-    with Session(active=3, repeat=3, profile_memory=True, output_dir=tmp_path) as session:
+    with Session(active=3, repeat=3, profile_memory=memory, output_dir=tmp_path) as session:
         for _ in range(2):
             session.step()
         for _ in range(2):
@@ -208,17 +213,18 @@ def test_where_torch_records_one_thread_a_step_on_another_drops_the_window(
     assert not profiler_is_on()
     assert [capture.steps.column("number") for capture in session.captures] == [[6, 7, 8]]
     (error,) = log.at("ERROR")
-    assert "dropped (with profiler.profile_memory torch" in error
-    assert error.endswith("call session.step() from one thread, or turn profile_memory off.")
+    assert "A window began on the thread MainThread and continued on the thread Thread-" in error
+    assert error.endswith(
+        "call session.step() from one thread, or record all threads "
+        f"(profiler.profile_all_threads=true{' and profile_memory=false' * memory})."
+    )
 
 
 def test_a_session_stopped_where_the_profiler_cannot_be_says_so_and_its_thread_stops_it_later(
     tmp_path: Path, log: Log
 ) -> None:
     log.expect("Recording failed and training goes on")
-    session = Session(
-        active=3, profile_memory=True, preemption_grace_s=None, output_dir=tmp_path / "first"
-    ).start()
+    session = Session(active=3, preemption_grace_s=None, output_dir=tmp_path / "first").start()
     session.step()
     in_thread(session.stop)
     assert profiler_is_on()
@@ -239,7 +245,7 @@ def test_a_window_whose_thread_has_ended_costs_itself_alone(tmp_path: Path) -> N
         from instrument import Session
         logger.add(sys.stdout)
         def session(folder):
-            return Session(active=2, repeat=9, profile_memory=True, export="inline", output_dir=folder)
+            return Session(active=2, repeat=9, export="inline", output_dir=folder)
         first, last = session({str(tmp_path / "first")!r}), session({str(tmp_path / "last")!r})
         def begin():
             first.start()
@@ -277,7 +283,8 @@ def test_one_session_stepped_from_several_threads_records_every_step_once(
             torch.ones(8).sum()
             session.step()
 
-    with Session(wait=5, active=20, repeat=2, output_dir=tmp_path) as session:
+    options: dict[str, Any] = {"wait": 5, "active": 20, "repeat": 2, "profile_all_threads": True}
+    with Session(**options, output_dir=tmp_path) as session:
         workers = [Thread(target=train) for _ in range(3)]
         for worker in workers:
             worker.start()
@@ -324,7 +331,7 @@ def test_steps_of_another_thread_while_a_window_ends_are_not_in_it(
         return stop(recorder)
 
     monkeypatch.setattr(Recorder, "stop", stop_late)
-    with Session(active=2, output_dir=tmp_path) as session:
+    with Session(active=2, profile_all_threads=True, output_dir=tmp_path) as session:
         session.step()
         session.step()
         assert session.step_number == 3
@@ -349,9 +356,8 @@ def test_without_threads_to_be_had_training_goes_on_with_a_warning_for_each_loss
     monkeypatch.setattr(threads, "_warned", set())
     with monkeypatch.context() as patch:
         patch.setattr(Thread, "start", none)
-        with Session(
-            at_steps=[1, 6], active=1, output_dir=tmp_path, triggers={"mine": Polled()}
-        ) as session:
+        options: dict[str, Any] = {"at_steps": [1, 6], "active": 1, "profile_all_threads": True}
+        with Session(**options, output_dir=tmp_path, triggers={"mine": Polled()}) as session:
             for _ in range(9):
                 session.step()
     assert [capture.steps.column("number") for capture in session.captures] == [[1], [3], [6]]
@@ -361,9 +367,9 @@ def test_without_threads_to_be_had_training_goes_on_with_a_warning_for_each_loss
     ]
 
 
-@pytest.mark.parametrize("memory", [True, False])
+@pytest.mark.parametrize("all_threads", [True, False])
 def test_a_model_on_a_thread_that_is_not_recorded_is_said(
-    tmp_path: Path, log: Log, memory: bool
+    tmp_path: Path, log: Log, all_threads: bool
 ) -> None:
     model, jobs, done = torch.nn.Sequential(torch.nn.Linear(2, 2)), Queue[Any](), Queue[Any]()
 
@@ -373,7 +379,7 @@ def test_a_model_on_a_thread_that_is_not_recorded_is_said(
 
     server = Thread(target=serve, name="the server")
     server.start()
-    options: dict[str, Any] = {"active": 2, "profile_memory": memory, "export": "inline"}
+    options: dict[str, Any] = {"active": 2, "profile_all_threads": all_threads}
     with Session(**options, model=model, output_dir=tmp_path) as session:
         for _ in range(3):
             jobs.put(torch.ones(1, 2))
@@ -384,8 +390,74 @@ def test_a_model_on_a_thread_that_is_not_recorded_is_said(
     (capture,) = session.captures
     others = capture.metadata["threads_not_recorded"]
     assert bool(others) == (not any(row.name == "Sequential" for row in capture.ranges))
-    if memory:
+    if not all_threads:
         assert others == ["the server"]
         sentence = "odules ran on the thread the server, which is not recorded"
         assert sentence in log.at("WARNING")[0]
         assert sentence in range_advice(capture)
+
+
+def train(session: Session, model: torch.nn.Module, steps: int) -> None:
+    for _ in range(steps):
+        model(torch.ones(1, 2)).sum().backward()
+        session.step()
+
+
+@pytest.mark.parametrize("all_threads", [True, False])
+def test_a_training_loop_on_a_thread_of_its_own_is_recorded_whole(
+    tmp_path: Path, log: Log, all_threads: bool
+) -> None:
+    """As with Ray Train, whose workers call the training function on a thread."""
+    model = torch.nn.Linear(2, 2)
+    session = Session(
+        wait=1, active=2, profile_all_threads=all_threads, model=model, output_dir=tmp_path
+    )
+
+    def run() -> None:
+        with session:
+            train(session, model, 4)
+
+    in_thread(run)
+    (capture,) = session.captures
+    assert capture.steps.column("number") == [1, 2]
+    assert [row.calls for row in capture.ranges.where(name="Linear")] == [2]
+    assert capture.metadata["threads_not_recorded"] == []
+    assert not log.at("WARNING")
+
+
+@pytest.mark.parametrize("all_threads", [True, False])
+def test_parts_of_a_step_on_threads_that_the_step_starts(
+    tmp_path: Path, log: Log, all_threads: bool
+) -> None:
+    """As in DataParallel, which calls a replica of the model on a thread for each device."""
+    model = torch.nn.Linear(2, 2)
+    options: dict[str, Any] = {"active": 2, "profile_all_threads": all_threads, "model": model}
+    with Session(**options, output_dir=tmp_path) as session:
+        for _ in range(3):
+            replica = Thread(target=model, args=(torch.ones(1, 2),), name="replica")
+            replica.start()
+            replica.join()
+            train(session, model, 1)
+    (capture,) = session.captures
+    assert capture.steps.column("number") == [0, 1]
+    calls = [row.calls for row in capture.ranges.where(name="Linear")]
+    assert calls == [4 if all_threads else 2]
+    assert capture.metadata["threads_not_recorded"] == ([] if all_threads else ["replica"])
+    assert bool(log.at("WARNING")) != all_threads
+
+
+@pytest.mark.parametrize("all_threads", [True, False])
+def test_calls_of_a_thread_pool_are_steps_only_if_all_threads_are_recorded(
+    tmp_path: Path, log: Log, all_threads: bool
+) -> None:
+    session = Session(active=3, profile_all_threads=all_threads, output_dir=tmp_path)
+    predict = session.record(lambda: torch.ones(2).sum())
+    for _ in range(4):  # each on a thread of its own, one after another
+        in_thread(predict)
+    session.stop()
+    assert not profiler_is_on()
+    recorded = [capture.steps.column("number") for capture in session.captures]
+    assert recorded == ([[0, 1, 2]] if all_threads else [])
+    if not all_threads:
+        (error,) = log.at("ERROR")
+        assert "or record all threads (profiler.profile_all_threads=true)." in error

@@ -91,7 +91,8 @@ def test_a_step_that_does_not_end_is_cut_at_twice_the_limit(
         return held
 
     monkeypatch.setattr(limits, "resident_bytes", look)
-    with Session(active=None, max_window_memory="1MB", output_dir=tmp_path) as session:
+    options = {"active": None, "profile_all_threads": True, "max_window_memory": "1MB"}
+    with Session(options, output_dir=tmp_path) as session:
         held += 1_900_000
         for _ in range(3):  # after the second look, the thread has drawn nothing from the first
             looked.clear()
@@ -108,16 +109,13 @@ def test_a_step_that_does_not_end_is_cut_at_twice_the_limit(
 def test_a_step_on_the_only_thread_that_can_stop_the_profiler_is_not_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
-    """With profile_memory, torch records one thread, and only this thread can end the window."""
+    """So nothing watches it, and it ends with the step."""
     log.expect("the memory of the process grew")
-    monkeypatch.setattr(limits, "_LOOK_S", 0.01)
     held = 10**9
     monkeypatch.setattr(limits, "resident_bytes", lambda: held)
-    options = {"active": 2, "profile_memory": True, "max_window_memory": "1MB"}
-    with Session(options, output_dir=tmp_path) as session:
-        (watcher,) = (each for each in threading.enumerate() if each.name == "instrument-limits")
+    with Session(active=2, max_window_memory="1MB", output_dir=tmp_path) as session:
+        assert not [each for each in threading.enumerate() if each.name == "instrument-limits"]
         held += 3_000_000
-        watcher.join()
         assert session.loop.recording
         session.step()
     (capture,) = session.captures

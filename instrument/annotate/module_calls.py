@@ -55,10 +55,12 @@ _marked: WeakSet[nn.Module] = WeakSet()
 _ranges_by_mark: dict[str, ModuleRange] = {}  # copies of a module share its mark
 _torch_call: Callable[..., Any] = nn.Module.__call__
 _wrapper: Callable[..., Any] | None = None  # the wrapper in use
+_profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _listener: Callable[[nn.Module], object] | None = None
 _heard: list[type[nn.Module]] = []  # the classes whose `__call__` is `_call_and_tell`
 _changes = 0
-#: The names of the threads on which ranges of modules have opened, by their identifiers.
+#: The names of the threads on which ranges of modules have opened, by their identifiers; "" for a
+#: thread on which torch's profiler was on, as on those of autograd.
 called_on: dict[int, str] = {}
 
 
@@ -181,7 +183,8 @@ def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
         if (own is None and mark_name is None) or not backends.armed or _wrapper is not ranged:
             return call(self, *args, **kwargs)
         if threading.get_ident() not in called_on:
-            called_on[threading.get_ident()] = threading.current_thread().name
+            name = "" if _profiler_enabled() else threading.current_thread().name
+            called_on[threading.get_ident()] = name
         opens, closes, _ = backends.backend
         opened = []
         for each in (own, None if mark_name is None else _ranges_by_mark.get(mark_name)):

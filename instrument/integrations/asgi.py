@@ -52,11 +52,14 @@ def profiler_app(session: Session, *, token: str | None = None) -> Callable[...,
     config = session.config
     limits = (config.max_window_s, _MOST_S), (config.max_window_memory, _MOST_MEMORY)
     triggers = [name for name, each in config.triggers.items() if isinstance(each, File)]
-    fits = config.export == "process" and not config.profile_memory  # else windows end late, or not
+    fits = (
+        config.export == "process" and config.profile_all_threads
+    )  # else windows end late, or not
     if config.enabled and not (triggers and fits and all(0 < (n or 0) <= m for n, m in limits)):
         raise ConfigError(
-            "profiler_app needs the trigger file, export=process, profile_memory=false and limits: "
-            f"max_window_s={_MOST_S} and max_window_memory={_MOST_MEMORY:,} at most: use on_demand."
+            "profiler_app needs the trigger file, export=process, profile_all_threads=true and "
+            f"limits, max_window_s={_MOST_S} and max_window_memory={_MOST_MEMORY:,} at most: use "
+            "on_demand."
         )
     if token is not None and not (str(token).isprintable() and token == str(token).strip() != ""):
         raise ConfigError("The token of profiler_app must be printable text without outer spaces.")

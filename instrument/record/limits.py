@@ -28,10 +28,14 @@ class Limits:
 
     `StepLoop` calls `reached` at the end of each step. If no step ends for a long time, as in a
     server without requests, a thread calls `end` with this object and the reason at twice a limit.
+    `end` is None if only the thread that began the window can end it.
     """
 
     def __init__(
-        self, config: ProfilerConfig, seconds: float | None, end: Callable[[Limits, str], None]
+        self,
+        config: ProfilerConfig,
+        seconds: float | None,
+        end: Callable[[Limits, str], None] | None = None,
     ) -> None:
         limit = config.max_window_s
         self._is_whole = seconds is not None and (limit is None or seconds <= limit)
@@ -40,11 +44,10 @@ class Limits:
         self._max_bytes: int | None = memory
         if memory is not None and machine is not None:
             self._max_bytes = min(memory, int(machine * _SHARE_OF_MACHINE))
-        self._end = end
         self._began_s, self._began_bytes = time.monotonic(), resident_bytes()
         self.closed = Event()
-        if self._max_s is not None or self._max_bytes is not None:
-            thread = Thread(target=self._watch, name="instrument-limits", daemon=True)
+        if end is not None and (self._max_s is not None or self._max_bytes is not None):
+            thread = Thread(target=self._watch, args=(end,), name="instrument-limits", daemon=True)
             threads.start(thread, "a window's limits are checked only when a step ends")
 
     def reached(self, times: int = 1, extra_s: float = 0) -> str | None:
@@ -64,10 +67,10 @@ class Limits:
             )
         return None
 
-    def _watch(self) -> None:
+    def _watch(self, end: Callable[[Limits, str], None]) -> None:
         while not self.closed.wait(_LOOK_S):
             if (reason := self.reached(2, _LEAST_EXTRA_S)) is not None:
-                self._end(self, reason)
+                end(self, reason)
                 return
 
 

@@ -66,16 +66,16 @@ _TOGGLED = [
 class Recorder:
     """Records one window; each window needs a new `Recorder`.
 
-    Normally all threads are recorded, and any thread may run the next step of the window and stop
-    it. With `profile_memory`, or if torch has no option `profile_all_threads`, only the thread that
-    prepares the window is recorded, and only that thread can stop torch's profiler. If another
-    thread runs the next step of such a window, the window is dropped, and
-    `one_profiler.stop_abandoned` stops torch's profiler later.
+    Only the thread that prepares the window is recorded, and only that thread can stop torch's
+    profiler. If another thread runs the next step, the window is dropped, and
+    `one_profiler.stop_abandoned` stops torch's profiler later. With `profile_all_threads`, all
+    threads are recorded, and any thread may run the next step of the window and stop it.
 
     `stop` waits for the device. While torch collects the events, `stop` holds the GIL: about 4 s
     per million events, or 13–16 s with `record_shapes`.
 
     Attributes:
+        all_threads: whether torch records all threads, so that any thread may stop the window.
         prepared: whether torch's profiler is on for this window.
         started_at: seconds since the epoch when recording began; None before that.
         superseded: whether the program started another profiler while only another thread could
@@ -96,7 +96,7 @@ class Recorder:
         # `end_window` is called when the program is about to start a profiler of its own.
         self.end_window = end_window
         options = torch_support.experimental_options(config)
-        self._all_threads = bool(options.get("profile_all_threads"))
+        self.all_threads = bool(options.get("profile_all_threads"))
         self._profile = _KinetoProfile(
             activities=torch_support.as_torch_takes(activities, chosen_types(config.activities)),
             record_shapes=config.record_shapes,
@@ -167,7 +167,7 @@ class Recorder:
     @property
     def can_stop_here(self) -> bool:
         """Whether this thread may run the next step of the window, and may end the window."""
-        return self._all_threads or current_thread() is self.thread
+        return self.all_threads or current_thread() is self.thread
 
     def next_step(self, number: int) -> None:
         """End the open step, and open the range `ProfilerStep#N` of the step `number`.
@@ -232,7 +232,7 @@ class Recorder:
         if self.started_at is None:
             self._start_trace()  # torch has no other way to leave the warm-up
         self._disturbed = not getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
-        if self._all_threads and not self._disturbed:
+        if self.all_threads and not self._disturbed:
             self._wait_for_callbacks()
         backends.end_recording()
         try:
@@ -328,12 +328,12 @@ class Recorder:
     def _abandon(self) -> None:
         """Abandon the window, because this thread cannot stop the profiler; raises CaptureError."""
         self.leave_on()
-        memory = self._profile.profile_memory
+        off = " and profile_memory=false" * self._profile.profile_memory
         raise CaptureError(
-            "A window began on one thread and continued on another thread, so the window is "
-            f"dropped ({'with profiler.profile_memory ' * memory}torch {torch.__version__} records "
-            "only the first thread): call session.step() from one thread"
-            f"{', or turn profile_memory off' * memory}."
+            f"A window began on the thread {self.thread.name} and continued on the thread "
+            f"{current_thread().name}, so the window is dropped, because torch records only the "
+            "first: call session.step() from one thread, or record all threads "
+            f"(profiler.profile_all_threads=true{off})."
         )
 
     def leave_on(self) -> None:
@@ -350,7 +350,7 @@ class Recorder:
 
     def _range_metadata(self) -> dict[str, Any]:
         graphs, modules = _compiled_graphs(), self._modules
-        threads = {} if self._all_threads else module_calls.called_on
+        threads = set() if self.all_threads else set(module_calls.called_on.values()) - {""}
         not_seen = set() if modules is None else modules.unseen(with_marked=graphs > 0)
         return {
             "compiled_ranges": backends.current_compiled_ranges(),
@@ -359,9 +359,7 @@ class Recorder:
             "eval_calls": {} if modules is None else modules.eval_calls(),
             "parameter_types": (modules and torch_support.known(modules.parameter_types)) or {},
             "unused_gradients": modules and torch_support.known(modules.unused_gradients),
-            "threads_not_recorded": sorted(
-                name for number, name in threads.items() if number != self.thread.ident
-            ),
+            "threads_not_recorded": sorted(threads),
             "graphs_compiled": graphs - self._graphs_before,
         }
 

@@ -306,10 +306,10 @@ class Session:
         window stops the session, and waits for the captures as `stop` does. With
         `active=None`, the first call is the only window.
 
-        Each call is a range, named `name` or as the function. Calls in all threads and asynchronous
-        tasks count as steps; a coroutine or generator counts when it ends. A call inside another
-        call, and a call that began before the open window, do not count. While an asynchronous
-        call waits for the captures, its event loop goes on.
+        Each call is a range, named `name` or as the function. A coroutine or generator counts when
+        it ends. A call inside another call, and a call that began before the open window, do not
+        count. Calls on several threads need `profile_all_threads`. While an asynchronous call waits
+        for the captures, its event loop goes on.
 
         A step lasts from the end of one call to the end of the next call. If calls overlap, their
         ranges show how long each call took. After the last window, a call costs the check of a

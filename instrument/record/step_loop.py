@@ -227,9 +227,10 @@ class Run:
 class StepLoop:
     """Counts the steps of a run, and begins, continues and ends windows between two steps.
 
-    Any thread may call `step`. Another thread watches the limits of a window (its time and memory),
-    and may end the window. So all code that changes a window holds `lock`. If recording fails, the
-    window is lost, and `_guarded` logs the error once in a run. The error never reaches the caller.
+    The thread that begins a window ends it; with `profile_all_threads`, any thread may, also one
+    that watches the window's limits. So all code that changes a window holds `lock`. If recording
+    fails, the window is lost, and `_guarded` logs the error once in a run. The error never reaches
+    the caller.
 
     Attributes:
         over: whether no further window of the run begins, because the run is being ended.
@@ -688,7 +689,8 @@ class StepLoop:
             window.facts = WindowFacts()
             window.recorder.start()
             window.facts.begin(window.recorder.thread)
-        window.limits = Limits(window.config, window.planned.seconds, self._end_within_step)
+        end = self._end_within_step if window.recorder.all_threads else None
+        window.limits = Limits(window.config, window.planned.seconds, end)
 
     # The end of a window.
 
@@ -785,9 +787,10 @@ class StepLoop:
         if others := recorded.ranges["threads_not_recorded"]:
             logger.warning(
                 "Modules ran on the thread {}, which is not recorded, because torch records only "
-                "the thread that began the window: turn profiler.profile_memory off, or call "
-                "session.step() on that thread.",
+                "the thread that began the window: record all threads "
+                "(profiler.profile_all_threads=true{}), or call session.step() on that thread.",
                 " and ".join(others[:3]),
+                " and profile_memory=false" * window.config.profile_memory,
             )
         if graphs := recorded.ranges["graphs_compiled"]:
             logger.warning(
@@ -803,7 +806,7 @@ class StepLoop:
         """End a window that has passed its limits while no step ended; runs on their thread."""
         with self.lock:
             window = self.window
-            if window is not None and window.limits is limits and window.recorder.can_stop_here:
+            if window is not None and window.limits is limits:
                 self._guarded(self._end_window, reason or None)
                 self._finish_here()
 

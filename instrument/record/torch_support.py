@@ -87,12 +87,12 @@ def experimental_options(config: ProfilerConfig) -> dict[str, Any]:
     """The experimental options of a window: our defaults, overridden by the user's options.
 
     A default is left out if this version of torch does not have the option. `verbose` puts the call
-    stack on every operator. `trace_only` skips events that this package never reads.
-    `profile_all_threads` records every thread, but torch then loses all memory events.
+    stack on every operator. `trace_only` skips events that this package never reads. With
+    `profile_all_threads`, torch would lose the memory events that a trigger asks for.
     """
     ours = {
         "verbose" if config.with_stack else "trace_only": True,
-        "profile_all_threads": not config.profile_memory,
+        "profile_all_threads": config.profile_all_threads and not config.profile_memory,
         "capture_overload_names": config.capture_overload_names,
     }
     return {

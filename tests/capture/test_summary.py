@@ -86,7 +86,8 @@ def test_the_advice_is_to_mark_what_is_not_marked_yet(tmp_path) -> None:
     assert advice("uncalled", modules_not_seen=["Net"]) == outside
     on_others = advice("threads", threads_not_recorded=["server"], module_types={"a": "Net"})
     assert on_others == (
-        "modules ran on the thread server, which is not recorded: turn profile_memory off, or call "
+        "modules ran on the thread server, which is not recorded: record all threads "
+        "(profiler.profile_all_threads=true, without profile_memory), or call "
         "session.step() on that thread."
     )
     assert "INSTRUMENT_DISABLE" in advice("off", annotations_disabled=True)

@@ -449,7 +449,7 @@ def test_with_a_token_whoever_has_it_is_answered(
         # the call that ends a window would wait for the diagnosis
         ({"export": "inline"}, "export=process"),
         # only the thread that began a window could end it
-        ({"profile_memory": True}, "profile_memory=false"),
+        ({"profile_all_threads": False}, "profile_all_threads=true"),
     ],
 )
 def test_a_session_without_the_trigger_or_the_bounds_is_refused(

@@ -146,8 +146,9 @@ def unrecorded_threads(capture: Views) -> str:
     if not (threads := capture.about.threads_not_recorded):
         return ""
     return (
-        f"modules ran on the thread {' and '.join(threads[:3])}, which is not recorded: turn "
-        "profile_memory off, or call session.step() on that thread."
+        f"modules ran on the thread {' and '.join(threads[:3])}, which is not recorded: record all "
+        "threads (profiler.profile_all_threads=true, without profile_memory), or call "
+        "session.step() on that thread."
     )
 
 
@@ -275,7 +276,7 @@ def _in_operator(capture: Views) -> Part | None:
         "device time comes from launches outside of all operators and ranges. Either torch did not "
         "record the operators of the launching thread, or a library launches work by itself: mark "
         "the launching code with @profiled, or record all threads "
-        "(experimental_config.profile_all_threads)."
+        "(profiler.profile_all_threads=true)."
     )
     return _device_time(capture.work, inside, why, inside | (capture.work.call >= 0))
 

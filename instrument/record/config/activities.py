@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu")
 
-# For each option: the experimental option that conflicts with it, and the type of cpu events that
-# it needs.
+# For each option: torch's option that conflicts with it, and the type of cpu events that it needs.
 _CONFLICTS = (
     ("with_stack", "trace_only", "PYTHON_FUNCTION"),
     ("profile_memory", "profile_all_threads", "CPU_INSTANT_EVENT"),
@@ -81,10 +80,11 @@ def conflict(config: ProfilerConfig) -> str | None:
     for option, flag, cpu_type in _CONFLICTS:
         if not getattr(config, option):
             continue
-        if config.experimental_config.get(flag):
+        own = getattr(config, flag, False)
+        if own or config.experimental_config.get(flag):
             return (
-                f"profiler.experimental_config.{flag} is true, so torch would lose what "
-                f"profiler.{option}=true records: leave one of the two out."
+                f"profiler.{'' if own else 'experimental_config.'}{flag} is true, so torch would "
+                f"lose what profiler.{option}=true records: leave one of the two out."
             )
         if cpu_types is not None and cpu_type not in cpu_types:
             return (

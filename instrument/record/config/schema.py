@@ -27,8 +27,8 @@ from instrument.record.config.activities import Activities
 # the options that a trigger's `records` may replace
 _OF_A_WINDOW = frozenset({
     "record_shapes", "profile_memory", "memory_categories", "with_stack", "with_flops",
-    "with_modules", "capture_overload_names", "memory_snapshot", "execution_trace",
-    "experimental_config", "max_window_s", "max_window_memory",
+    "profile_all_threads", "with_modules", "capture_overload_names", "memory_snapshot",
+    "execution_trace", "experimental_config", "max_window_s", "max_window_memory",
 })  # fmt: skip
 
 # the options without which a session without a config is that of a preset
@@ -159,8 +159,8 @@ class ProfilerConfig(Options):
     max_window_s: Amount | None = Field(None, gt=0)
     """Seconds of recording after which a window ends; None: no limit. It ends with the current
     step, and is labelled truncated; later windows are still recorded. If no step ends, as in a
-    server without requests, it ends after twice the time; but with `profile_memory`, only the
-    thread that began the window can end it, when a step ends."""
+    server without requests, it ends after twice the time if `profile_all_threads` is on. Otherwise
+    only the thread that began the window can end it, when a step ends."""
 
     # an int: hydra-zen cannot build a default of the type ByteSize
     max_window_memory: Bytes | None = Field(4_000_000_000, gt=0)  # type: ignore[assignment]
@@ -191,6 +191,11 @@ class ProfilerConfig(Options):
 
     with_flops: bool = False
     """Compute FLOPs from shapes, when a capture is read; turns on `record_shapes`."""
+
+    profile_all_threads: bool = False
+    """Record all threads, not only the one that begins the window; excludes `profile_memory`. For
+    servers that compute on several threads: any thread may then call `session.step`. The end of a
+    window waits 50 ms for the other threads, because torch would otherwise crash."""
 
     with_modules: bool = False
     """Record torch's module hierarchy, for TorchScript models only. Deprecated in torch 2.14."""

@@ -30,7 +30,8 @@ class MemoryGrowth(Trigger):
     Sampling starts again after each window, because recording itself takes memory.
 
     This trigger's windows are recorded with `profile_memory=true`, whatever the run's config says.
-    In these windows, torch records only the thread that calls `session.step()`.
+    In these windows, torch records only the thread that calls `session.step()`, also with
+    `profile_all_threads`.
     """
 
     records: ClassVar[Mapping[str, Any]] = MappingProxyType({"profile_memory": True})
