@@ -96,7 +96,11 @@ ABSENT: dict[str, set[str]] = {
         "pydantic",
         "hydra",
     },
-    "import instrument.read.compare.limits, instrument.cli.baseline": {"torch", "pydantic", "hydra"},
+    "import instrument.read.compare.limits, instrument.cli.baseline": {
+        "torch",
+        "pydantic",
+        "hydra",
+    },
     "import instrument.integrations.pytest_plugin": {
         "torch",
         "numpy",

@@ -28,7 +28,7 @@ from torch import nn
 
 from instrument import Session, profiled
 from instrument.read.capture import Capture
-from instrument.read.compare.run_record import read_run
+from instrument.read.compare.ab_runs import read_run
 
 BLOCKS, RUNS, STEPS, WARM_UP = 400, 4, 12, 2
 ALIKE = 10  # consecutive blocks that are all recorded with the hog, or all without it
@@ -88,7 +88,7 @@ def train(folder: Path) -> None:
 
 def measured(folder: Path) -> dict[str, list[int]]:
     """The step times of the window in a folder, the median of each range over the steps but the first, and counters."""
-    record = read_run(folder)
+    record = read_run(folder, "A")
     assert set(record.ranges_ns) == set(RANGES), list(record.ranges_ns)
     capture = Capture.load(next(folder.glob("*/capture.json")).parent)
     operators = capture.operators

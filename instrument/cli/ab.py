@@ -16,8 +16,7 @@ from instrument.cli.arguments import positive
 from instrument.cli.output import Parts, Written, say, show_result
 
 if TYPE_CHECKING:
-    from instrument.read.compare.ab import Program
-    from instrument.read.compare.ab_file import Finished
+    from instrument.read.compare.ab_runs import Finished, Program
 
 HELP = "run two versions of a program alternately, and judge which one is faster"
 
@@ -95,8 +94,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
     If a run fails or is interrupted, the result of the finished blocks is printed before the error.
     """
-    from instrument.read.compare.ab import Comparison, RunError, run_blocks
-    from instrument.read.compare.ab_file import BLOCKS_FILE, save
+    from instrument.read.compare.ab import Comparison
+    from instrument.read.compare.ab_runs import BLOCKS_FILE, RunError, run_blocks, save_blocks
     from instrument.read.show.ab import as_json, parts, progress
 
     with _sigterm_as_interrupt(), _programs(arguments) as (a, b):
@@ -116,7 +115,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         try:
             for block in run_blocks(a, b, more, folder, finished.keep, len(blocks)):
                 blocks.append(block)
-                save(finished, folder)
+                save_blocks(finished, folder)
                 say(progress(len(blocks), total, block))
         except (InstrumentError, KeyboardInterrupt) as error:
             if isinstance(error, RunError) and (lines := _last_lines(error.output)):
@@ -144,7 +143,7 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 def _begin(arguments: argparse.Namespace, a: Program, b: Program) -> tuple[Path, Finished]:
     """Return the folder of the comparison, and what it has measured so far."""
-    from instrument.read.compare.ab_file import Finished, digest, read
+    from instrument.read.compare.ab_runs import Finished, digest, read_blocks
 
     if arguments.continued is None:
         keep = arguments.output is not None
@@ -152,7 +151,7 @@ def _begin(arguments: argparse.Namespace, a: Program, b: Program) -> tuple[Path,
     folder: Path = arguments.continued
     if arguments.output is not None:
         raise ConfigError("--continue uses the folder of the comparison: leave out --output.")
-    finished = read(folder)
+    finished = read_blocks(folder)
     if finished.programs != digest(a, b):
         raise ConfigError(
             f"--continue is {str(folder)!r}, which compares other programs: give the same "
@@ -190,7 +189,7 @@ def _last_lines(output: Path) -> list[str]:
 @contextmanager
 def _programs(arguments: argparse.Namespace) -> Iterator[tuple[Program, Program]]:
     """Yield the two programs that the arguments name; remove the worktrees of revisions after."""
-    from instrument.read.compare.ab import LABELS, Program
+    from instrument.read.compare.ab_runs import LABELS, Program
     from instrument.read.compare.revisions import commit_of, python_path, worktrees
 
     sides, command, here = (arguments.a, arguments.b), arguments.program, Path.cwd()

@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,18 +21,15 @@ from golden import Golden
 
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.cli.command import main
-from instrument.read.compare import ab, machine
-from instrument.read.compare.ab import Block, Comparison, Program, Run
-from instrument.read.compare.ab_file import BLOCKS_FILE
+from instrument.read.compare import ab_runs
+from instrument.read.compare.ab import Comparison
+from instrument.read.compare.ab_runs import BLOCKS_FILE, Block, Program, Run, read_run
 from instrument.read.compare.counters import Count
-from instrument.read.compare.machine import MachineState
 from instrument.read.compare.revisions import worktrees
-from instrument.read.compare.run_record import RunRecord, read_run
-from instrument.read.show.ab import JSON_KEYS
+from instrument.read.show.ab import JSON_KEYS, parts, progress
 from instrument.record.config.schema import ProfilerConfig
 from instrument.record.output_folder import output_dir
 
-QUIET = MachineState(None, None)
 # A program whose steps take as many µs as its last argument says, with 1 % noise from run to run.
 # The first of the nine steps is far slower; half of each step is in `mlp` and half in `load`.
 PROGRAM = """
@@ -78,18 +75,18 @@ def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     def run_once(program: Program, folder: Path) -> Run:
         step_ns = int(program.command[-1]) * random.uniform(990, 1010)
-        return Run(program.label, record(step_ns, mlp=step_ns / 2, load=step_ns / 2), QUIET)
+        return replace(record(step_ns, mlp=step_ns / 2, load=step_ns / 2), label=program.label)
 
-    monkeypatch.setattr(ab, "run_once", run_once)
+    monkeypatch.setattr(ab_runs, "run_once", run_once)
 
 
 def record(step_ns: float, counters: dict[str, Count | None] | None = None, **ranges: float) -> Any:
-    return RunRecord(5, step_ns, ranges, counters or {})
+    return Run("A", 5, step_ns, ranges, counters or {})
 
 
 def blocks_of(a: Any, b: Any, number: int = 10) -> list[Block]:
     """Blocks of equal runs."""
-    runs = [Run(label, each, QUIET) for label, each in zip("ABBA", (a, b, b, a))]
+    runs = [replace(each, label=label) for label, each in zip("ABBA", (a, b, b, a))]
     return [Block(runs)] * number
 
 
@@ -233,15 +230,15 @@ def test_a_comparison_goes_on_after_a_run_has_failed(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda text: text.replace('"format":1', '"format":2'), "of another version"),
-        (lambda text: text.replace('["A"', '["B"'), "is damaged"),
-        (lambda text: text[:-9], "cannot be read"),
+        (lambda text: text.replace('"format":2', '"format":1'), "of another version"),
+        (lambda text: text.replace('"A"', '"B"', 1), "a block has other runs"),
+        (lambda text: text[:-9], "is damaged"),
         (lambda text: re.sub('"step_ns":[^,]*', '"step_ns":0', text), "is damaged"),
-        (lambda text: re.sub('"step_ns":[^,]*', '"step_ns":null', text), "cannot be read"),
+        (lambda text: re.sub('"step_ns":[^,]*', '"step_ns":null', text), "is damaged"),
         (lambda text: re.sub('"mlp":[^,]*', '"mlp":-1', text), "is damaged"),
         (lambda text: re.sub('"blocks":.*]', '"blocks":[]', text), "is damaged"),
-        (lambda text: text.replace('"continued":0', '"continued":20'), "at most 20 times"),
-        (lambda text: text.replace('"continued":0', '"continued":-1'), "at most 20 times"),
+        (lambda text: text.replace('"continued":0', '"continued":20'), "continued 20 times"),
+        (lambda text: text.replace('"continued":0', '"continued":-1'), "is damaged"),
         (lambda text: text.replace('"continued":0', f'"continued":{"9" * 5000}'), "blocks.json"),
     ],
 )
@@ -410,14 +407,14 @@ def test_an_interrupted_comparison_leaves_no_worktrees(
 
 
 def test_a_program_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ab, "_ENDS_S", 0.1)
+    monkeypatch.setattr(ab_runs, "_ENDS_S", 0.1)
     stubborn = "import signal; signal.signal(15, signal.SIG_IGN); print(); signal.pause()"
     command = [sys.executable, "-c", stubborn]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.read(1)
         process.stdout.close()
-        ab._end(process)
+        ab_runs._end(process)
         assert process.returncode == -signal.SIGKILL
 
 
@@ -465,7 +462,7 @@ def window(*durations_us: float) -> list[Any]:
 
 def test_medians_of_a_window_leave_out_its_first_step(tmp_path: Path) -> None:
     write_capture(tmp_path / "one", window(9_000, 200, 100, 500))
-    found = read_run(tmp_path)
+    found = read_run(tmp_path, "A")
     assert (found.steps, found.step_ns) == (3, 200_000)
     assert found.ranges_ns == {"(no range)": 100_000, "mlp": 100_000}
     assert found.counters["operators"] == Count(6, 2, 2)
@@ -477,14 +474,27 @@ def test_several_windows_count_together_but_other_phases_and_ranks_do_not(tmp_pa
     write_capture(tmp_path / "validation", window(1, 7, 7), window={"phase": "validation"})
     write_capture(tmp_path / "rank1", window(1, 7, 7), rank=1)
     write_capture(tmp_path / "short", window(1))
-    found = read_run(tmp_path)
+    found = read_run(tmp_path, "A")
     assert (found.steps, found.step_ns) == (5, 300_000)
+
+
+def test_how_long_the_steps_had_no_cpu_is_known(tmp_path: Path) -> None:
+    waits = {"waited_ns": 100, "ran_ns": 300, "window_ns": 400}
+    write_capture(tmp_path / "one", window(9_000, 200), environment={"cpu_wait": waits})
+    assert read_run(tmp_path, "A").cpu_wait == 0.25
+    write_capture(tmp_path / "two", window(9_000, 200))
+    found = read_run(tmp_path, "B")
+    assert (found.label, found.cpu_wait) == ("B", 0.25)
+    blocks = blocks_of(found, found)
+    assert progress(1, 2, blocks[0]).endswith("; 25 % of a run without a CPU")
+    (*_, last) = parts(*[Program("A", "x", ["x"], tmp_path)] * 2, Comparison(blocks), tmp_path)
+    assert "25 % (25 % to 25 %) of the window in A" in last[0]
 
 
 def test_a_window_with_one_step_is_no_sample(tmp_path: Path) -> None:
     write_capture(tmp_path / "one", window(9_000))
     with pytest.raises(CaptureError, match="no window with two steps"):
-        read_run(tmp_path)
+        read_run(tmp_path, "A")
 
 
 # The comparison
@@ -515,7 +525,7 @@ def test_the_change_is_estimated_from_the_blocks_and_not_from_the_medians() -> N
 
 def test_a_drift_that_is_linear_in_the_logarithm_cancels() -> None:
     times = [1000 * 1.01**place for place in range(4)]
-    runs = [Run(label, record(ns), QUIET) for label, ns in zip("ABBA", times)]
+    runs = [replace(record(ns), label=label) for label, ns in zip("ABBA", times)]
     found = Comparison([Block(runs)] * 10)
     assert found.step.change.share == pytest.approx(0, abs=1e-12)
 
@@ -548,27 +558,3 @@ def test_counters_are_compared_exactly() -> None:
         True,
     )
     assert (found["syncs"].b, found["syncs"].differs) == ((1, 2), False)
-
-
-# The machine
-
-
-def test_the_load_of_other_programs_does_not_include_the_program(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In 10 s, all CPUs were busy for 25 s, of which the program took 5; fields of other times are not busy."""
-    # The first line of /proc/stat: user nice system idle iowait irq softirq steal guest guest_nice, in ticks of 10 ms.
-    stat = iter(
-        f"cpu  {fields}\ncpu0 7 7 7 7 7 7 7 7 7 7\nintr 5\n"
-        for fields in (
-            "1000 200 300 40000 5000 60 70 80 9 9",
-            "2900 300 500 90000 9900 110 130 270 400 400",
-        )
-    )
-    children = iter([3.0, 8.0])
-    seconds = iter([50.0, 60.0])
-    monkeypatch.setattr(machine, "Path", lambda _: SimpleNamespace(read_text=lambda: next(stat)))
-    monkeypatch.setattr(machine, "_children_s", lambda: next(children))
-    monkeypatch.setattr(machine.os, "sysconf", {"SC_CLK_TCK": 100}.__getitem__)
-    monkeypatch.setattr(machine, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    assert machine.watch(subprocess.Popen(["true"])).foreign_cpus == 2.0

@@ -9,15 +9,16 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from instrument.base.units import counted, durations_like, percent_change
-from instrument.read.compare.ab import LABELS, Block, Comparison, CounterValues, Program, Quantity
+from instrument.base.units import counted, durations_like, percent, percent_change
+from instrument.read.compare.ab import Comparison, CounterValues, Quantity
+from instrument.read.compare.ab_runs import LABELS, Block, Program
 from instrument.read.compare.limits import amount_of
 from instrument.read.views.section import Part, Section
 from instrument.read.views.table import Table, known_columns
 
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
 #: does not change the version.
-VERSION = 1
+VERSION = 2
 #: What the keys of the JSON mean.
 JSON_KEYS = {
     "version": "the version of this format",
@@ -34,29 +35,23 @@ JSON_KEYS = {
     "only_in_b": "the ranges that only B has, with their median times",
     "counters": "for each counter, the lowest and the highest value of a step in `a` and in `b`, "
     "and whether it `differs`",
-    "blocks": "the four runs of each block: `label`, `steps`, `step_ns`, `ranges_ns`, and the "
-    "state of the `machine`",
-}
-
-# For each quantity of the machine: its name, its unit and its number of decimals.
-_MACHINE = {
-    "foreign_cpus": ("CPUs used by other programs", "", 1),
-    "gpu_mhz": ("GPU clock", " MHz", 0),
+    "blocks": "the four runs of each block: `label`, `steps`, `step_ns`, `ranges_ns`, and "
+    "`cpu_wait`, the share of a window in which the thread of the steps had no CPU; `null` if it "
+    "is not known",
 }
 
 
 def progress(number: int, blocks: int, block: Block) -> str:
-    """Return a line about a finished block: the time of a step, and the load by other programs."""
+    """Return a line about a finished block: the time of a step, and how long it had no CPU."""
     text = durations_like(block.step_ns("A"))
-    foreign = [run.machine.foreign_cpus for run in block.runs]
-    known = [each for each in foreign if each is not None]
-    load = f"; other programs use {sum(known) / len(known):.1f} CPUs" if known else ""
+    longest = max(run.cpu_wait or 0 for run in block.runs)
+    load = f"; {percent(longest)} of a run without a CPU" if longest else ""
     steps = ", ".join(f"{label} {text(block.step_ns(label))}" for label in LABELS)
     return f"block {number} of {blocks}: {steps}{load}"
 
 
 def parts(a: Program, b: Program, comparison: Comparison, folder: Path) -> list[Part]:
-    """Return a comparison as text and tables: verdict, ranges, counters, state of the machine.
+    """Return a comparison as text and tables: verdict, ranges, counters, waits for a CPU.
 
     `folder` is the folder of the comparison.
     """
@@ -66,7 +61,7 @@ def parts(a: Program, b: Program, comparison: Comparison, folder: Path) -> list[
         _ranges(comparison),
         _one_sided(comparison),
         _counters(comparison.counters),
-        _machine(comparison),
+        _waits(comparison),
     ]
     return [part for part in found if part]
 
@@ -97,10 +92,10 @@ def as_json(a: Program, b: Program, comparison: Comparison, folder: Path) -> str
             [
                 {
                     "label": run.label,
-                    "steps": run.record.steps,
-                    "step_ns": run.record.step_ns,
-                    "ranges_ns": run.record.ranges_ns,
-                    "machine": run.machine._asdict(),
+                    "steps": run.steps,
+                    "step_ns": run.step_ns,
+                    "ranges_ns": run.ranges_ns,
+                    "cpu_wait": run.cpu_wait,
                 }
                 for run in block.runs
             ]
@@ -222,20 +217,17 @@ def _values(counter: str, values: tuple[int, int]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _machine(comparison: Comparison) -> list[str]:
-    lines = []
-    for name, (title, unit, decimals) in _MACHINE.items():
-        values = [[getattr(r.machine, name) for r in comparison.runs(label)] for label in LABELS]
-        a, b = (_spread([v for v in side if v is not None], decimals) for side in values)
-        if a and b:
-            lines.append(f"  {title}: {a}{unit} in A, {b}{unit} in B")
-    return ["Machine, median (minimum to maximum) over the runs:", *lines] if lines else []
-
-
-def _spread(known: Sequence[float], decimals: int) -> str:
-    if not known:
-        return ""
-    middle, low, high = (
-        f"{value:.{decimals}f}" for value in (median(known), min(known), max(known))
-    )
-    return f"{middle} ({low} to {high})"
+def _waits(comparison: Comparison) -> list[str]:
+    """How long the steps waited for a CPU: a busy machine makes a verdict need more blocks."""
+    known = [
+        [run.cpu_wait for run in comparison.runs(label) if run.cpu_wait is not None]
+        for label in LABELS
+    ]
+    if not all(known):
+        return []
+    a, b = (f"{percent(median(each))} ({percent(min(each))} to {percent(max(each))})"
+            for each in known)  # fmt: skip
+    return [
+        "Waiting for a CPU that another program uses, median (minimum to maximum) over the runs: "
+        f"{a} of the window in A, {b} in B"
+    ]
