@@ -6,7 +6,6 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from operator import attrgetter
 from threading import get_ident
 from types import FunctionType, MethodType
 from typing import Any, TypeVar, overload
@@ -83,87 +82,42 @@ class Range:
 
 
 class AnnotatedCallable:
-    """A callable object whose calls are in a range; `annotated_callable` makes it.
+    """A callable object whose calls are in a range, with the attributes of the object.
 
-    In all else it behaves like the wrapped object, of whose class it has the special methods.
+    Raises:
+        ConfigError: the object has other special methods, such as `kernel[grid]` needs.
     """
 
     def __init__(self, target: Any, name: Name) -> None:
-        # not by assignment, which `__setattr__` passes on
-        vars(self).update(__wrapped__=target, _name=name, _ranged=in_range(target, name))
+        special = {each for each in dir(type(target)) if each[:2] == each[-2:] == "__"}
+        for method in sorted(special - _NEEDLESS - {*dir(AnnotatedCallable)}):
+            if inspect.isroutine(getattr(type(target), method)):
+                raise ConfigError(
+                    f"profiled cannot mark {_name_of(target)}: the mark would hide its {method}. "
+                    f"Write `with profiled({_name_of(target)!r}):` around its calls, or mark the "
+                    "function in it."
+                )
+        functools.update_wrapper(self, target, updated=())
+        self._name, self._ranged = name, in_range(target, name)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the object, in a range."""
         return self._ranged(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__wrapped__":  # not set yet while a copy is made
+        if name.startswith("__"):  # Python looks for them in classes, but `copy` does not
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.__wrapped__, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self.__wrapped__, name)
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        binds = instance is not None and hasattr(type(self.__wrapped__), "__get__")
-        return MethodType(self, instance) if binds else self
-
-    @property  # type: ignore[misc] # mypy: read-only over read-write
-    def __class__(self) -> type:
-        """The class of the wrapped object, so that `isinstance` works."""
-        return type(self.__wrapped__)
-
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, Name]]:
-        return annotated_callable, (self.__wrapped__, self._name)
+        return AnnotatedCallable, (self.__wrapped__, self._name)
 
     def __repr__(self) -> str:
         return repr(self.__wrapped__)
 
 
-def annotated_callable(target: Any, name: Name) -> AnnotatedCallable:
-    """Wrap a callable object so that its calls are in a range."""
-    kind: type = type(target)
-    return _annotated_class(kind)(target, name)
-
-
-@functools.lru_cache(maxsize=512)
-def _annotated_class(kind: type) -> type[AnnotatedCallable]:
-    # Python looks special methods such as `__getitem__` up in the class of an object, so
-    # `__getattr__` cannot pass them on. This subclass passes on those that `kind` defines.
-    special = {
-        method: value
-        for base in reversed(kind.__mro__[:-1])
-        for method, value in vars(base).items()
-        if method.startswith("__") and method.endswith("__") and method not in _OWN
-    }
-    passed_on = {
-        method: None if value is None else _passed_on(method)
-        for method, value in special.items()
-        if value is None or inspect.isroutine(value)
-    }
-    of_object = {name: property(attrgetter(f"__wrapped__.{name}")) for name in _TEXTS}
-    return type(kind.__name__, (AnnotatedCallable,), passed_on | of_object)
-
-
-def _passed_on(method: str) -> Callable[..., Any]:
-    def special(self: AnnotatedCallable, /, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.__wrapped__, method)(*args, **kwargs)
-
-    return special
-
-
-# Attributes that an instance of `AnnotatedCallable` would otherwise take from its own class.
-_TEXTS = ("__doc__", "__module__")
-# Special methods that are not passed on: those of `AnnotatedCallable`, and those with which Python
-# makes, copies and frees an object.
-_OWN = frozenset({
-    *vars(AnnotatedCallable), *_TEXTS, "__new__", "__del__", "__getattribute__", "__dir__",
-    "__init_subclass__", "__class_getitem__", "__subclasshook__", "__reduce_ex__", "__getstate__",
-    "__setstate__", "__getnewargs__", "__getnewargs_ex__", "__copy__", "__deepcopy__", "__sizeof__",
-})  # fmt: skip
+# Special methods that a marked object does not need: those that copy, compare and free an object.
+_NEEDLESS = frozenset(["__class_getitem__", "__copy__", "__deepcopy__", "__setstate__", "__del__"])
 
 
 @overload
@@ -182,7 +136,8 @@ def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
 
     - functions and methods. `@classmethod` or `@staticmethod` may stand above or below `@profiled`;
     - coroutines and generators, which get a range for each slice between two suspensions;
-    - properties, callable objects, `functools.partial`, and classes with a `__call__`;
+    - properties, `functools.partial`, classes with a `__call__`, and their objects, if these have
+      no other special methods;
     - `nn.Module` classes and instances: each call of `forward` is a range;
     - `torch.autograd.Function` classes: each call of `forward` and of `backward` is a range.
 
@@ -289,7 +244,7 @@ def put_in_range(target: Any, name: Name | None) -> Any:
     if isinstance(target, MethodType) and isinstance(target.__func__, FunctionType):
         # a method again, so that a copy of the object calls the method of the copy
         return MethodType(in_range(target.__func__, _of_method(name)), target.__self__)
-    return (in_range if is_plain(target) else annotated_callable)(target, name)
+    return (in_range if is_plain(target) else AnnotatedCallable)(target, name)
 
 
 def _of_method(name: Name) -> Name:

@@ -20,6 +20,7 @@ from types import (
     MethodDescriptorType,
     MethodType,
     MethodWrapperType,
+    WrapperDescriptorType,
     coroutine,
 )
 from typing import Any
@@ -57,20 +58,14 @@ def make(function_, name_, fallback_, slices_):
             note_compiled(fallback_)
             return (yield from function_({arguments}))
         run_ = slices_(lambda: {label}, fallback_)
-        try:
-            return (yield from run_.drive(function_({arguments})))
-        except BaseException as error_:
-            raise run_.without_own_frames(error_)
+        return (yield from run_.drive(function_({arguments})))
     return ranged
 """
 _COROUTINE = """
 def make(function_, name_, fallback_, slices_):
     async def ranged({parameters}):
         run_ = slices_(lambda: {label}, fallback_)
-        try:
-            return await run_.awaitable(function_({arguments}))
-        except BaseException as error_:
-            raise run_.without_own_frames(error_)
+        return await run_.awaitable(function_({arguments}))
     return ranged
 """
 _ASYNC_GENERATOR = """
@@ -84,8 +79,6 @@ def make(function_, name_, fallback_, slices_):
                 item_ = await run_.awaitable(resume_(value_).__await__())
             except StopAsyncIteration:
                 return
-            except BaseException as error_:
-                raise run_.without_own_frames(error_)
             try:
                 value_ = yield item_
                 resume_ = inner_.asend
@@ -147,7 +140,12 @@ def is_plain(target: Any) -> bool:
     """Whether `target` is a function or method, and not another callable object."""
     return isinstance(
         target,
-        FunctionType | MethodType | BuiltinFunctionType | MethodDescriptorType | MethodWrapperType,
+        FunctionType
+        | MethodType
+        | BuiltinFunctionType
+        | MethodDescriptorType
+        | MethodWrapperType
+        | WrapperDescriptorType,
     )
 
 
@@ -280,26 +278,7 @@ class _CallSlices:
             except BaseException as error:
                 resume, value = inner.throw, error
 
-    def awaitable(self, inner: Any) -> _Awaitable:
+    @coroutine
+    def awaitable(self, inner: Any) -> Generator[Any, Any, Any]:
         """Return an object for `await`, which runs `inner` in the same way as `drive`."""
-        return _Awaitable(self.drive(inner))
-
-    @staticmethod
-    def without_own_frames(error: BaseException) -> BaseException:
-        """Remove this module's Python frames from the start of a traceback.
-
-        Otherwise the wrapper's frame would be in the traceback twice, because Python adds the frame
-        again when the wrapper raises the exception again.
-        """
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename in (_FILE, __file__):
-            trace = trace.tb_next
-        return error.with_traceback(trace)
-
-
-class _Awaitable:
-    def __init__(self, driven: Generator[Any, Any, Any]) -> None:
-        self._driven = driven
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return self._driven
+        return (yield from self.drive(inner))
