@@ -6,14 +6,15 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
+import polars as pl
 import pytest
 import real_traces
-from builders import REDUCES, annotation, call, capture, copy, launched, span, step
+from builders import REDUCES, annotation, call, capture, copy, frame, launched, span, step
 from seeds import seeds
 
 from compare.painter import LOADER, Program
 from instrument.read.facts.idle import device_time, lasting_steps
-from instrument.read.facts.segments import plain_path, python_time, ranges_of_steps, step_parts
+from instrument.read.facts.segments import no_operator, plain_path, ranges_of_steps, step_parts
 from instrument.read.facts.step_index import CountedSteps
 from instrument.read.views.views import Views
 
@@ -94,23 +95,30 @@ def test_time_in_ranges_is_split_into_operators_and_python(tmp_path: Path) -> No
     }
 
 
-def test_python_time_is_cut_at_the_borders_of_ranges(tmp_path: Path) -> None:
+def test_time_in_no_operator_is_cut_at_the_borders_of_ranges_and_functions(tmp_path: Path) -> None:
     events = [
         step(0, 0, 1000),
         annotation("forward", 200, 500),
         span("aten::linear", 300, 200),
         annotation("inner", 600, 50),
+        frame("train.py(1): main", 0, 1000),
+        frame("torch/nn/modules/module.py(1): call", 210, 300),
+        frame("train.py(9): log", 620, 300),
     ]
-    views = capture(tmp_path, events)
-    found = python_time(views)
-    pieces = zip(found.start_ns, found.end_ns, found.path, strict=True)
-    assert [(start // 1000, end // 1000, found.paths[path]) for start, end, path in pieces] == [
-        (0, 200, "(no range)"),
-        (200, 300, "forward"),
-        (500, 600, "forward"),
-        (600, 650, "forward/inner"),
-        (650, 700, "forward"),
-        (700, 1000, "(no range)"),
+    found = no_operator(capture(tmp_path, events))
+    sides = (pl.col(side) // 1000 for side in ("start_ns", "end_ns"))
+    main, log = "train.py:1 in main", "train.py:9 in log"
+    assert found.select(*sides, "path", "source").rows() == [
+        (0, 200, "(no range)", main),
+        (200, 210, "forward", main),
+        (210, 300, "forward", None),
+        (500, 510, "forward", None),
+        (510, 600, "forward", main),
+        (600, 620, "forward/inner", main),
+        (620, 650, "forward/inner", log),
+        (650, 700, "forward", log),
+        (700, 920, "(no range)", log),
+        (920, 1000, "(no range)", main),
     ]
 
 

@@ -27,7 +27,7 @@ from instrument.read.advise.diagnosis import as_text
 from instrument.read.advise.evidence import evidence
 from instrument.read.advise.verdict import notes, verdict
 from instrument.read.facts import places
-from instrument.read.facts.segments import step_parts
+from instrument.read.facts.segments import no_operator, step_parts
 from instrument.read.trace.events import Ints
 
 
@@ -127,9 +127,7 @@ def test_a_function_in_which_the_recording_began_has_no_line(tmp_path: Path) -> 
     )
     codes, texts = places.source_codes(found, positions(found, "aten::mul", "aten::add"))
     assert [texts[code] for code in codes] == ["train.py:5 in slow", "train.py in main"]
-    (thread,) = {*found.links.frames.thread.tolist()}
-    spans = np.array([0]) + found.events.begin_ns, np.array([1_000_000]) + found.events.begin_ns
-    assert {*places.time_by_source(found, thread, spans)} == {
+    assert {*no_operator(found)["source"].drop_nulls()} == {
         "train.py:5 in slow",
         "train.py in main",
         "train.py in <module>",

@@ -37,8 +37,8 @@ def launching_threads(count: int) -> list[dict[str, Any]]:
 
 def test_each_gap_counts_for_the_thread_that_ends_it(tmp_path: Path) -> None:
     trace = capture(tmp_path, launching_threads(8))
-    causes = launches._causes(trace, launches._launch_gaps(trace))
-    assert [(cause.name, cause.calls, cause.time_ns) for cause in causes] == [
+    causes = launches._causes(trace, launches._waits(trace))
+    assert causes.select("name", "calls", "total_ns").rows() == [
         ("aten::work1", 4, 4 * 1_100_000),
         ("aten::work0", 4, 4 * 1_000_000),
         ("prepare", 8, 4 * 400_000 + 4 * 500_000),

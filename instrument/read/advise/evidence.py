@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import polars as pl
+from polars import selectors as cs
 
 from instrument.read.advise.finding import Evidence
-from instrument.read.facts.groupby import Groups, group_rows, groupby
-from instrument.read.facts.intervals import Intervals
+from instrument.read.facts.facts import coded
 from instrument.read.facts.places import sources_of_names
-from instrument.read.trace.events import Codes, Ints, is_runtime, split_overload
+from instrument.read.trace.events import Ints, is_runtime, split_overload
+from instrument.read.views.synchronisations import callers
 from instrument.read.views.views import Views
 
-# Of the calls of an operator with the same shapes, nothing disturbed the one at this percentile.
-_UNDISTURBED = 10
+# Of the calls of an operator with the same shapes, nothing disturbed the one at this quantile.
+_UNDISTURBED = 0.1
 
 
 def device_kind(capture: Views) -> str:
@@ -42,39 +46,30 @@ def share_of(capture: Views, events: Ints) -> float:
 
 def share_with_device(capture: Views, events: Ints) -> float:
     """The share that CPU events take, or that their device work takes, if this is larger."""
-    nodes = capture.links.call_tree.nodes_of(events)
-    work, _ = launched_by(capture, nodes[nodes >= 0])
-    return max(share_of(capture, events), share_of(capture, work))
+    return max(share_of(capture, events), share_of(capture, launched_by(capture, events)))
 
 
-def cost_share(capture: Views, nodes: Ints) -> float:
-    """The share that the device work of calls takes; without device work, that of the calls.
+def cost_share(capture: Views, events: Ints) -> float:
+    """The share that the device work of CPU events takes; without device work, their own share."""
+    has_work = len(capture.work.event) > 0
+    return share_of(capture, launched_by(capture, events) if has_work else events)
 
-    `nodes` are nodes of the call tree; no node lies inside another.
-    """
+
+def costs(capture: Views, events: Ints) -> Ints:
+    """The device time of each CPU event, in ns; without device work, the CPU time."""
+    links = capture.links
     if not len(capture.work.event):
-        return share_of(capture, capture.links.call_tree.index[nodes])
-    return share_of(capture, launched_by(capture, nodes)[0]) if len(nodes) else 0.0
+        return links.spent_ns[links.call_tree.nodes_of(events)]
+    found: Ints = capture.facts.events("device_ns")["device_ns"].gather(events).to_numpy()
+    return found
 
 
-def costs(capture: Views, nodes: Ints) -> Ints:
-    """The cost of each call in nanoseconds; `cost_share` explains the cost."""
-    if not len(capture.work.event):
-        return capture.links.spent_ns[nodes]
-    device, around = launched_by(capture, nodes)
-    return Groups(around, len(nodes)).sum(capture.events.duration_ns[device])
-
-
-def launched_by(capture: Views, nodes: Ints) -> tuple[Ints, Ints]:
-    """The device events that calls launched, directly or in calls inside them.
-
-    `nodes` are the calls, as nodes of the call tree. The second result is, for each device event,
-    the index in `nodes` of the innermost call around its launch.
-    """
-    device, launcher = capture.links.launched
-    around = capture.links.call_tree.nearest_of(nodes, launcher)
-    inside = around >= 0
-    return device[inside], around[inside]
+def launched_by(capture: Views, events: Ints) -> Ints:
+    """The device events that CPU events and all calls inside them launched."""
+    tree, (device, launcher) = capture.links.call_tree, capture.links.launched
+    chosen = np.zeros(len(tree) + 1, np.bool_)
+    chosen[tree.nodes_of(events)] = True  # the last entry is for events without a node
+    return device[np.append(tree.at_or_inside(chosen[:-1]), False)[launcher]]
 
 
 def undisturbed_ns(capture: Views, nodes: Ints, time_ns: Ints) -> Ints:
@@ -87,30 +82,62 @@ def undisturbed_ns(capture: Views, nodes: Ints, time_ns: Ints) -> Ints:
     `nodes` are nodes of the call tree, and `time_ns` is the recorded time of each.
     """
     events, links = capture.events, capture.links
-    index = links.call_tree.index[nodes]
-    if (events.shapes[index] >= 0).any():
-        same = group_rows(events.name[index], events.shapes[index])
-        least: Ints = time_ns[same.sorted_by(time_ns).row(_UNDISTURBED)][same.of]
-        return np.minimum(least, time_ns)
-    start_ns = links.call_tree.start_ns[nodes]
-    same = group_rows(events.name[index], links.scopes.path_of_node[nodes])
-    in_step = group_rows(same.of, links.counted_steps.holds(start_ns))
-    at_place = group_rows(same.of, in_step.sorted_by(start_ns).ordinals())
-    is_regular = same.min(at_place.size[at_place.of]) == links.counted_steps.count
-    median = time_ns[same.sorted_by(time_ns).row(50)]
-    least = np.where(is_regular[same.of], at_place.min(time_ns)[at_place.of], median[same.of])
-    return np.minimum(least, time_ns)
+    index, start_ns = links.call_tree.index[nodes], links.call_tree.start_ns[nodes]
+    has_shapes = bool((events.shapes[index] >= 0).any())
+    rows = pl.DataFrame(
+        {
+            "name": events.name[index],
+            "of": events.shapes[index] if has_shapes else links.scopes.path_of_node[nodes],
+            "step": links.counted_steps.holds(start_ns),
+            "start_ns": start_ns,
+            "ns": time_ns,
+        }
+    )
+    ns, same = pl.col("ns"), ("name", "of")
+    if has_shapes:
+        least = ns.quantile(_UNDISTURBED, "equiprobable").over(same)
+    else:
+        rows = rows.with_columns(place=pl.col("start_ns").rank("ordinal").over(*same, "step"))
+        in_each = pl.len().over(*same, "place").min().over(same) == links.counted_steps.count
+        least = pl.when(in_each).then(ns.min().over(*same, "place"))
+        least = least.otherwise(ns.quantile(0.5, "equiprobable").over(same))
+    found: Ints = rows.select(pl.min_horizontal(least, ns).cast(pl.Int64)).to_series().to_numpy()
+    return found
 
 
-def lasting(spans: Intervals) -> int:
-    """The length of the spans in ns, which do not overlap."""
-    return int((spans[1] - spans[0]).sum())
+def calls_by(capture: Views, calls: Ints, **times_ns: Ints) -> pl.DataFrame:
+    """The calls as rows, with the name of the outermost operator around each, and its range."""
+    events, scopes = capture.events, capture.links.scopes
+    operator, path = callers(capture.links, calls)
+    names = pl.Series([split_overload(name)[0] for name in events.names], dtype=pl.String)
+    return pl.DataFrame(
+        {
+            "name": names.gather(np.where(operator >= 0, operator, events.name[calls])),
+            "path": coded(pl.Series(scopes.paths.texts, dtype=pl.String), path),
+            "event": calls,
+            **times_ns,
+        }
+    )
+
+
+def largest(rows: pl.DataFrame, by: Sequence[str], order: str = "total_ns") -> pl.DataFrame:
+    """Sum the times of rows by columns, with the longest event of each; the largest come first.
+
+    Of events that are as long, the last counts; of rows that are as large, the first comes first.
+    """
+    event = pl.col("event")
+    found = rows.group_by(by).agg(
+        pl.len().alias("calls"),
+        event.sort_by("total_ns", event).last(),
+        cs.ends_with("_ns").sum(),
+        first=event.min(),
+    )
+    return found.sort(order, "first", descending=[True, False]).drop("first")
 
 
 def evidence(
     capture: Views,
     events: Ints,
-    name: Codes | Ints | None = None,
     time_ns: Ints | None = None,
     *,
     most: int = 5,
@@ -118,40 +145,42 @@ def evidence(
 ) -> tuple[Evidence, ...]:
     """Make one row for each name of the events, at most `most`; every row has the same `detail`.
 
-    `name` are other names, as indices into `events.names`, and `time_ns` other times than the
-    durations. The start and end in a row are those of the event with the most time.
+    `time_ns` are other times than the durations.
     """
-    table = capture.events
-    name = table.name[events] if name is None else name
-    time_ns = table.duration_ns[events] if time_ns is None else time_ns
-    names, groups = groupby(name.astype(np.int64))
-    total_ns, size = groups.sum(time_ns), groups.size
-    longest = events[groups.sorted_by(time_ns).row(100)]
-    return tuple(
-        evidence_row(
-            capture, table.names[names[k]], int(size[k]), int(total_ns[k]), longest[k], detail
-        )
-        for k in np.argsort(-total_ns, kind="stable")[:most].tolist()
+    rows = pl.DataFrame(
+        {
+            "name": capture.facts.events("name")["name"].gather(events),
+            "event": events,
+            "total_ns": capture.events.duration_ns[events] if time_ns is None else time_ns,
+        }
     )
+    return as_evidence(capture, largest(rows, ["name"]).head(most), detail)
+
+
+def as_evidence(capture: Views, rows: pl.DataFrame, detail: str = "") -> tuple[Evidence, ...]:
+    """Make a row of evidence for each row of `largest`; `detail` is for rows without their own."""
+    if "detail" not in rows.columns:
+        rows = rows.with_columns(detail=pl.lit(detail))
+    wanted = rows.select("name", "calls", "total_ns", "event", "detail")
+    return tuple(evidence_row(capture, *row) for row in wanted.iter_rows())
 
 
 def evidence_row(
-    capture: Views, name: str, calls: int, total_ns: int, longest: int, detail: str = ""
+    capture: Views, name: str, calls: int, total_ns: int, longest: int | None, detail: str = ""
 ) -> Evidence:
-    """Make one row; `longest` is the position of its longest event, or -1 if there is none."""
-    if longest < 0:
+    """Make one row; `longest` is the position of its longest event, or None if there is none."""
+    if longest is None:
         return Evidence(name, calls, total_ns, detail=detail)
     events = capture.events
     start_ns, end_ns = int(events.start_ns[longest]), int(events.end_ns[longest])
-    is_kernel = name == events.names[events.name[longest]] and longest in capture.work.event
+    is_kernel = bool(capture.facts.is_on_device[longest])
     return Evidence(name, calls, total_ns, start_ns, end_ns, detail, is_kernel)
 
 
-def evidence_by_cost(capture: Views, nodes: Ints) -> tuple[Evidence, ...]:
-    """Make one row of evidence for each name of the nodes; the highest cost comes first."""
-    events = capture.links.call_tree.index[nodes]
+def evidence_by_cost(capture: Views, events: Ints) -> tuple[Evidence, ...]:
+    """Make one row of evidence for each name of CPU events; the highest cost comes first."""
     what = "device time" if len(capture.work.event) else "CPU time"
-    return without_overloads(evidence(capture, events, time_ns=costs(capture, nodes), detail=what))
+    return evidence(capture, events, costs(capture, events), detail=what)
 
 
 def evidence_of_function(capture: Views, source: str, time_ns: int) -> Evidence:
@@ -161,8 +190,3 @@ def evidence_of_function(capture: Views, source: str, time_ns: int) -> Evidence:
     calls = in_steps(capture, frames.index[is_source[events.name[frames.index]]])
     # The function may begin before the window.
     return Evidence(source, max(len(calls), 1), time_ns, detail="outside of operators")
-
-
-def without_overloads(rows: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """Remove the overload from the operator's name in each row."""
-    return tuple(row._replace(name=split_overload(row.name)[0]) for row in rows)

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
 from instrument.base.range_names import OPTIMIZER_STEP
 from instrument.base.units import duration, percent
 from instrument.read.advise.check import Check, Problem
 from instrument.read.advise.evidence import (
+    as_evidence,
+    calls_by,
     device_kind,
-    evidence,
     evidence_of_function,
-    evidence_row,
     in_steps,
-    without_overloads,
+    largest,
 )
-from instrument.read.facts.groupby import group_rows, groupby
 from instrument.read.facts.idle import gaps
-from instrument.read.facts.intervals import Intervals, merged, sweep, within_groups
-from instrument.read.facts.places import common_place, has_sources, source_of, time_by_source
+from instrument.read.facts.intervals import merged, sweep, within, within_groups
+from instrument.read.facts.paths import NO_RANGE
+from instrument.read.facts.places import common_place, has_sources, source_of
+from instrument.read.facts.segments import no_operator
 from instrument.read.trace.events import (
     ANNOTATION,
     COPIES,
-    Flags,
     Ints,
     is_compiled_code,
     is_runtime,
@@ -61,6 +61,7 @@ _HAS_GRAPHS = frozenset({"cuda", "hip"})
 # The model is compiled if compiled code launches at least this part of the work.
 _IS_COMPILED = 0.2
 _MOST_CAUSES = 5
+_CAUSE = ("name", "path", "calls", "total_ns", "event")
 # A function is named if it takes at least this part of the gaps.
 _LEAST_SOURCE = 0.25
 _FASTER = (
@@ -78,28 +79,25 @@ def launch_bound(capture: Views) -> Iterator[Problem]:
     9 to 73 %. The simulation takes the CPU time out of the gaps, so that work is launched as early
     as the launch queue allows. The check cannot see which kernels larger ones could replace.
     """
-    found, steps = (
-        capture.once("launch gaps", partial(_launch_gaps, capture)),
-        capture.links.counted_steps,
-    )
-    short = found.only((found.wait_ns < _LONG_NS) & (found.call >= 0))
-    if len(short.call) < _LEAST_GAPS:
+    steps = capture.links.counted_steps
+    waits = _waits(capture).filter((pl.col("gap_ns") < _LONG_NS) & (pl.col("call") >= 0))
+    gaps = waits.unique("gap", maintain_order=True)
+    if len(gaps) < _LEAST_GAPS:
         return
-    waited_ns = int(short.wait_ns.sum())
+    call, gap_ns = gaps["call"].to_numpy(), gaps["gap_ns"].to_numpy()
+    waited_ns = int(gap_ns.sum())
     work_ns = capture.work.end_ns - capture.work.start_ns
     trains = any(name.startswith(OPTIMIZER_STEP) for name in capture.events.names)
-    operator, _ = callers(capture.links, short.call)
-    name = np.where(operator >= 0, operator, capture.events.name[short.call])
-    detail = "time in which the device waited for the operator's kernels"
+    rows = largest(calls_by(capture, call, total_ns=gap_ns), ["name"]).head(_MOST_CAUSES)
     yield Problem(
-        f"{len(short.call) / steps.count:,.0f} gaps of {duration(waited_ns // len(short.call))} on "
+        f"{len(gaps) / steps.count:,.0f} gaps of {duration(waited_ns // len(gaps))} on "
         f"average, between kernels of {duration(int(np.median(work_ns)))} (median)",
-        short.call,
+        call,
         steps.share(waited_ns),
-        edit=partial(_launched_early, capture, short),
-        place=common_place(capture, short.call, short.wait_ns),
-        evidence=without_overloads(
-            evidence(capture, short.call, name, short.wait_ns, detail=detail)
+        edit=partial(_launched_early, waits),
+        place=common_place(capture, call, gap_ns),
+        evidence=as_evidence(
+            capture, rows, "time in which the device waited for the operator's kernels"
         ),
         change=_launch_less(capture)
         + (", and use fused=True in the optimizer." if trains else "."),
@@ -117,54 +115,33 @@ LAUNCH_BOUND = Check(
 )
 
 
-class _Cause(NamedTuple):
-    """Where the CPU spent time in the gaps; `event` is the longest event, -1 if it is in none."""
-
-    name: str
-    range: str | None
-    calls: int
-    time_ns: int
-    event: int
-
-
 def device_idle(capture: Views) -> Iterator[Problem]:
     """Find the long gaps that nothing else explains, and where the launching thread spends them.
 
     Outside of operators and ranges, this is a function, if there are Python stacks.
     """
-    found, steps = (
-        capture.once("launch gaps", partial(_launch_gaps, capture)),
-        capture.links.counted_steps,
-    )
-    long = found.only(found.wait_ns >= _LONG_NS)
-    idle_ns = int(long.wait_ns.sum())
+    steps = capture.links.counted_steps
+    waits = _waits(capture).filter(pl.col("gap_ns") >= _LONG_NS)
+    idle_ns = int((waits["end_ns"] - waits["start_ns"]).sum())
     if not idle_ns:
         return
-    causes = _causes(capture, long)
-    top = causes[0]
-    where, spent_ns = f"in {top.name}", top.time_ns
-    source = source_of(capture, top.event) if top.event >= 0 else None
-    change = _keep_launching(capture, top)
-    rows = [
-        evidence_row(
-            capture,
-            *(each.name, each.calls, each.time_ns, each.event),
-            "own CPU time in the gaps" + (f", in {each.range}" if each.range else ""),
-        )
-        for each in causes
-    ]
-    if top.event < 0:
-        where, by_source = "in no range and no operator", _by_source(capture, long)
-        if by_source and by_source[0][1] >= _LEAST_SOURCE * idle_ns:
-            source, spent_ns = by_source[0]
+    causes = _causes(capture, waits)
+    rows = as_evidence(capture, causes.head(_MOST_CAUSES))
+    name, path, _, spent_ns, event = causes.select(*_CAUSE).row(0)
+    where, source = f"in {name}", None if event is None else source_of(capture, event)
+    change = _keep_launching(capture, name, event)
+    if event is None:
+        where, sources = "in no range and no operator", _sources(capture, waits)
+        if sources and sources[0][1] >= _LEAST_SOURCE * idle_ns:
+            source, spent_ns = sources[0]
             where, change = f"in {source}", _FASTER.format(source)
-            rows = [evidence_of_function(capture, each, ns) for each, ns in by_source]
+            rows = tuple(evidence_of_function(capture, *each) for each in sources[:_MOST_CAUSES])
     yield Problem(
         f"for {percent(spent_ns / idle_ns)} of this time, the CPU is {where}",
         share=steps.share(idle_ns),
-        edit=partial(_launched_early, capture, long),
-        place=(top.range, source),
-        evidence=tuple(rows[:_MOST_CAUSES]),
+        edit=partial(_launched_early, waits),
+        place=(path, source),
+        evidence=rows,
         change=change,
     )
 
@@ -186,7 +163,7 @@ def one_time_costs(capture: Views) -> Iterator[Problem]:
     `launch-bound` and `device-idle` leave them out.
     """
     events = capture.events
-    calls = in_steps(capture, capture.once("one-time calls", partial(_one_time_calls, capture)))
+    calls = in_steps(capture, _one_time_calls(capture))
     if not len(calls):
         return
     longest = int(calls[np.argmax(events.duration_ns[calls])])
@@ -241,38 +218,25 @@ def _is_compiled(capture: Views) -> bool:
     return bool(inside.sum() >= _IS_COMPILED * max(len(inside), 1))
 
 
-class _LaunchGaps(NamedTuple):
-    """Gaps in the work of the devices, as parallel columns.
+def _waits(capture: Views) -> pl.DataFrame:
+    """Return when the devices wait for launches in the counted steps, in order of time.
 
-    `queued_ns` is when `call`, which launches the next work, returned, but at most the end of the
-    gap; after all device work, `call` is -1. `wait_ns` is the time until then in the counted steps,
-    without the interruptions in `_EXPLAINED`, and `waiting` the same time of all gaps as intervals.
+    A gap in their work waits from its start until `call`, which launches the next work, returns;
+    after all device work, `call` is -1. `gap` is its number, `thread` that of the call or of the
+    last launch, and `gap_ns` the sum over all rows of the gap. Not in the rows are gaps that begin
+    while the CPU waits for the device, because their cause is that wait, gaps before work whose
+    launch is not in the trace, and the interruptions in `_EXPLAINED`. Computed once.
     """
-
-    start_ns: Ints
-    queued_ns: Ints
-    call: Ints
-    wait_ns: Ints
-    waiting: Intervals
-
-    def only(self, chosen: Flags) -> _LaunchGaps:
-        """The gaps that a mask selects."""
-        start_ns, queued_ns, call, wait_ns = (each[chosen] for each in self[:4])
-        return _LaunchGaps(start_ns, queued_ns, call, wait_ns, self.waiting)
+    return capture.once("waits for launches", lambda: _find_waits(capture))
 
 
-def _launch_gaps(capture: Views) -> _LaunchGaps:
-    """Find the gaps in which the devices wait for launches; see `_LaunchGaps`.
-
-    A gap that begins while the CPU waits for the device is left out, because its cause is that
-    wait. A gap is left out too if the launch of the next device event is not in the trace.
-    """
+def _find_waits(capture: Views) -> pl.DataFrame:
     events, time = capture.events, capture.links.counted_steps
     found = gaps(events, capture.work, time.start_ns, time.end_ns)
     waits = found.known & ~found.syncing & (found.queued_ns > found.start_ns)
-    start, queued = found.start_ns[waits], found.queued_ns[waits]
+    start, queued, call = found.start_ns[waits], found.queued_ns[waits], found.call[waits]
     explained = np.isin(kinds_of(events), _EXPLAINED)
-    explained[capture.once("one-time calls", partial(_one_time_calls, capture))] = True
+    explained[_one_time_calls(capture)] = True
     timeline = sweep(
         [
             (start, queued),
@@ -281,41 +245,34 @@ def _launch_gaps(capture: Views) -> _LaunchGaps:
         ]
     )
     counts = timeline.active[0] & timeline.active[1] & ~timeline.active[2]
-    wait_ns = timeline.within(counts, start, queued)
-    kept = wait_ns > 0
-    call, waiting = found.call[waits][kept], timeline.merged(counts)
-    return _LaunchGaps(start[kept], queued[kept], call, wait_ns[kept], waiting)
-
-
-def _waits_by_thread(capture: Views, gaps: _LaunchGaps) -> tuple[Ints, Ints, Ints]:
-    """The thread that ends a gap, the start and the end of each interval in which devices wait.
-
-    The gap after all device work is ended by the thread of the last launch.
-    """
-    events = capture.events
+    counts &= timeline.end_ns > timeline.start_ns
     calls = capture.work.call[capture.work.call >= 0]
     last = events.thread[calls[np.argmax(events.start_ns[calls])]] if len(calls) else -1
-    threads = np.where(gaps.call >= 0, events.thread[gaps.call], last).astype(np.int64)
-    timeline = sweep([(gaps.start_ns, gaps.queued_ns), gaps.waiting])
-    waits = timeline.active[0] & timeline.active[1] & (timeline.end_ns > timeline.start_ns)
-    start_ns, end_ns = timeline.start_ns[waits], timeline.end_ns[waits]
-    gap = np.searchsorted(gaps.start_ns, start_ns, "right") - 1  # gaps do not overlap
-    return threads[gap], start_ns, end_ns
+    gap = np.searchsorted(start, timeline.start_ns[counts], "right") - 1  # gaps do not overlap
+    rows = pl.DataFrame(
+        {
+            "gap": gap,
+            "call": call[gap],
+            "thread": np.where(call >= 0, events.thread[call], last).astype(np.int64)[gap],
+            "start_ns": timeline.start_ns[counts],
+            "end_ns": timeline.end_ns[counts],
+        }
+    )
+    return rows.with_columns(gap_ns=(pl.col("end_ns") - pl.col("start_ns")).sum().over("gap"))
 
 
-def _launched_early(capture: Views, gaps: _LaunchGaps, whatif: Scenario) -> Scenario:
+def _launched_early(waits: pl.DataFrame, whatif: Scenario) -> Scenario:
     """The window without the CPU time in the gaps; for the lower bound, half of it stays."""
-    threads, start_ns, end_ns = _waits_by_thread(capture, gaps)
-    for thread in np.unique(threads).tolist():
-        own = threads == thread
-        whatif = whatif.scale_spans(thread, (start_ns[own], end_ns[own]), 0, bounds=(0.5, 0))
+    for rows in waits.partition_by("thread", maintain_order=True):
+        spans = rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy()
+        whatif = whatif.scale_spans(rows["thread"][0], spans, 0, bounds=(0.5, 0))
     return whatif
 
 
-def _keep_launching(capture: Views, cause: _Cause) -> str:
-    name, events = cause.name, capture.events
+def _keep_launching(capture: Views, name: str, event: int | None) -> str:
+    events = capture.events
     stacks = "" if has_sources(capture) else ", or with profiler.with_stack=true"
-    if cause.event < 0:
+    if event is None:
         return (
             f"Find this code first, with @profiled{stacks}; then move it into the workers of the "
             "DataLoader or after the launches of the step."
@@ -328,7 +285,7 @@ def _keep_launching(capture: Views, cause: _Cause) -> str:
         launches & events.named(lambda each: split_overload(each)[0] == name)[tree.index]
     ).any():
         return _FASTER.format(name)
-    if events.among(ANNOTATION)[cause.event]:
+    if events.among(ANNOTATION)[event]:
         return (
             f"Find the code of {name} that launches nothing, with more ranges inside {name}"
             f"{stacks}; make it faster, or run it after the launches."
@@ -341,77 +298,84 @@ def _keep_launching(capture: Views, cause: _Cause) -> str:
     )
 
 
-def _causes(capture: Views, gaps: _LaunchGaps) -> list[_Cause]:
-    """Where the launching threads spent time during the gaps, the longest time first."""
+def _causes(capture: Views, waits: pl.DataFrame) -> pl.DataFrame:
+    """Where the launching threads spent time during the gaps, the longest time first.
+
+    The `event` is the longest event; it is null for the time in no event.
+    """
     events, tree = capture.events, capture.links.call_tree
-    waited = _waits_by_thread(capture, gaps)
+    waited = waits["thread"].to_numpy(), waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy()
     inside_ns = within_groups(waited, tree.thread, tree.start_ns, tree.ends_before_overlap)
     own_ns = tree.own(inside_ns)
-    outside_ns = int(gaps.wait_ns.sum() - inside_ns[tree.parent < 0].sum())
     node = np.flatnonzero((own_ns > 0) & ~events.named(is_step)[tree.index])
-    outside_ns += int(own_ns[(own_ns > 0)].sum() - own_ns[node].sum())
-    event = tree.index[node]
-    operator, path = callers(capture.links, event)
-    name = np.where(operator >= 0, operator, events.name[event])
-    keys, groups = groupby((path + 1) * len(events.names) + name)
-    total_ns = groups.sum(own_ns[node])
-    longest = groups.sorted_by(own_ns[node]).row(100)
-    texts = capture.links.scopes.paths.texts
-    found = [
-        _Cause(
-            split_overload(events.names[key % len(events.names)])[0],
-            texts[key // len(events.names) - 1] if key >= len(events.names) else None,
-            int(groups.size[k]),
-            int(total_ns[k]),
-            int(event[longest[k]]),
-        )
-        for k, key in enumerate(keys.tolist())
-    ]
-    if outside_ns > 0:
-        found.append(_Cause("[no range and no operator]", None, len(gaps.call), outside_ns, -1))
-    return sorted(found, key=lambda cause: -cause.time_ns)
+    rows = calls_by(capture, tree.index[node], total_ns=own_ns[node])
+    found = largest(rows, ["name", "path"])
+    whole_ns = int((waits["end_ns"] - waits["start_ns"]).sum())
+    outside = pl.DataFrame(
+        {
+            "name": ["[no range and no operator]"],
+            "calls": [waits["gap"].n_unique()],
+            "total_ns": [whole_ns - int(found["total_ns"].sum())],
+        }
+    ).filter(pl.col("total_ns") > 0)
+    found = pl.concat([found, outside], how="diagonal_relaxed")
+    found = found.sort("total_ns", descending=True, maintain_order=True)
+    where = pl.format(", in {}", "path").fill_null("")
+    return found.with_columns(detail=pl.concat_str(pl.lit("own CPU time in the gaps"), where))
 
 
-def _by_source(capture: Views, gaps: _LaunchGaps) -> list[tuple[str, int]]:
-    """The functions of the user with their time in the gaps, the longest first."""
-    found = Counter[str]()
-    threads, start_ns, end_ns = _waits_by_thread(capture, gaps)
-    for thread in np.unique(threads[threads >= 0]).tolist():
-        own = threads == thread
-        found.update(time_by_source(capture, thread, (start_ns[own], end_ns[own])))
-    return found.most_common()
+def _sources(capture: Views, waits: pl.DataFrame) -> list[tuple[str, int]]:
+    """The functions of the user with their time in the gaps outside of all ranges and operators."""
+    rows = no_operator(capture).filter(
+        (pl.col("path") == NO_RANGE) & pl.col("source").is_not_null()
+    )
+    sides = ([each["start_ns"].to_numpy(), each["end_ns"].to_numpy()] for each in (waits, rows))
+    spans, (start_ns, end_ns) = sides
+    rows = rows.select("source", ns=pl.Series(within((spans[0], spans[1]), start_ns, end_ns)))
+    return rows.group_by("source").agg(pl.sum("ns")).sort("ns", descending=True).rows()
 
 
 def _one_time_calls(capture: Views) -> Ints:
     """The calls of the device's runtime that are long only once.
 
     They are the first launch of their kernel or in the first call of their operator, and no later
-    one takes as long. Waits and copies do not count.
+    one takes as long. Waits and copies do not count. Computed once.
     """
-    events, work = capture.events, capture.work
-    copies = work.call[events.among(COPIES)[work.event] & (work.call >= 0)]
+    return capture.once("one-time calls", lambda: _find_one_time_calls(capture))
+
+
+def _find_one_time_calls(capture: Views) -> Ints:
+    events, work, links = capture.events, capture.work, capture.links
     calls = events.among(is_runtime) & ~events.named(is_wait)
-    calls[copies] = False
+    calls[work.call[events.among(COPIES)[work.event] & (work.call >= 0)]] = False
     index = np.flatnonzero(calls)
     kernel = np.full(len(events), -1)
     kernel[work.call[work.call >= 0]] = events.name[work.event[work.call >= 0]]
-    launches = kernel[index] >= 0
-    links, took_ns, name = capture.links, events.duration_ns[index], events.name[index]
     top = outermost_operators(events, links.call_tree, links.nodes_of_calls(index))
     around = np.append(links.call_tree.index, -1)[top]
-    operator = np.where(around >= 0, events.name[around], -2 - name)  # a call in no operator
-    user = np.where(launches, kernel[index], operator)
-    in_operator = ~launches & (around >= 0)
-    since_ns = events.start_ns[np.where(in_operator, around, index)]
-    of_user, same, of_function = (
-        group_rows(*columns) for columns in ((launches, user), (launches, user, name), (name,))
+    in_operator = (kernel[index] < 0) & (around >= 0)
+    rows = pl.DataFrame(
+        {
+            "call": index,
+            "name": events.name[index],
+            # The first call of a function in no operator is that of the function itself.
+            "launches": pl.Series(kernel[index]).replace(-1, None),
+            "operator": np.where(in_operator, events.name[around], -1),
+            "alone": np.where((kernel[index] < 0) & ~in_operator, events.name[index], -1),
+            "since_ns": events.start_ns[np.where(in_operator, around, index)],
+            "ns": events.duration_ns[index],
+        }
     )
-    usual_ns = np.where(of_function.size > 1, took_ns[of_function.sorted_by(took_ns).row(50)], 0)
-    is_long = took_ns >= np.maximum(_LEAST_NS, _LEAST_FACTOR * usual_ns[of_function.of])
-    is_long_first = is_long & (since_ns == of_user.min(since_ns)[of_user.of])
-    once = same.number(is_long) == same.number(is_long_first)
-    found: Ints = index[is_long_first & once[same.of]]
-    return found
+    ns, user = pl.col("ns"), ("launches", "operator", "alone")
+    usual_ns = pl.when(pl.len().over("name") > 1).then(
+        ns.quantile(0.5, "equiprobable").over("name")
+    )
+    is_long = ns >= pl.max_horizontal(_LEAST_NS, _LEAST_FACTOR * usual_ns.fill_null(0))
+    is_first = pl.col("since_ns") == pl.col("since_ns").min().over(user)
+    rows = rows.with_columns(is_long=is_long, is_once=is_long & is_first)
+    times = (pl.col(each).sum().over(*user, "name") for each in ("is_long", "is_once"))
+    once = rows.filter(pl.col("is_once") & (next(times) == next(times)))
+    return once["call"].to_numpy()
 
 
 def _without(capture: Views, calls: Ints, whatif: Scenario) -> Scenario:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 
 from instrument.base.units import counted
 from instrument.read.advise.check import INPUT_TYPES, RECORD_SHAPES, Check, NotRecorded, Problem
@@ -16,11 +17,11 @@ from instrument.read.advise.evidence import (
     device_kind,
     evidence_by_cost,
     in_steps,
-    launched_by,
+    largest,
 )
 from instrument.read.facts.autograd import FORWARD, OPTIMIZER, is_backward, kinds_of_scopes
 from instrument.read.facts.device_work import COPY, KERNEL
-from instrument.read.facts.groupby import Groups, groupby, isin
+from instrument.read.facts.groupby import isin
 from instrument.read.facts.idle import is_loading
 from instrument.read.facts.places import common_place, input_shapes
 from instrument.read.trace.events import (
@@ -116,10 +117,10 @@ def attention_not_fused(capture: Views) -> Iterator[Problem]:
     yield Problem(
         f"{counted(round(count), 'softmax call')} a {steps.what}",
         events,
-        cost_share(capture, between),
+        cost_share(capture, events),
         edit=lambda whatif: whatif.scale_events(events, by=0, bounds=(1, 0) if on_cpu else None),
         place=common_place(capture, tree.index[softmax]),
-        evidence=evidence_by_cost(capture, between),
+        evidence=evidence_by_cost(capture, events),
         unclear=unclear,
     )
 
@@ -252,21 +253,20 @@ def _matrices(events: Events, event: int) -> list[list[int]]:
 def _conversions(
     capture: Views, names: frozenset[str], does: str, change: str
 ) -> Iterator[Problem]:
-    steps, tree = capture.links.counted_steps, capture.links.call_tree
-    nodes = _copying(capture, names)
-    share = cost_share(capture, nodes)
+    steps, calls = capture.links.counted_steps, _copying(capture, names)
+    share = cost_share(capture, calls)
     if share < _LEAST_COPIES:
         return
-    place = common_place(capture, tree.index[nodes], costs(capture, nodes))
-    caller = _caller(capture, nodes) if names == _COPIES else None
+    place = common_place(capture, calls, costs(capture, calls))
+    caller = _caller(capture, calls) if names == _COPIES else None
     if caller is not None:
         does, change = f"copies tensors inside {caller}", _OTHER_LAYOUT.format(caller)
     yield Problem(
-        f"{does}: {counted(round(len(nodes) / steps.count), 'call')} a {steps.what}",
-        tree.index[nodes],
+        f"{does}: {counted(round(len(calls) / steps.count), 'call')} a {steps.what}",
+        calls,
         share,
         place=place,
-        evidence=evidence_by_cost(capture, nodes),
+        evidence=evidence_by_cost(capture, calls),
         variant=does,
         change=change,
         verify="--ops --by range" if place[0] else "",
@@ -274,65 +274,58 @@ def _conversions(
 
 
 def _copying(capture: Views, names: frozenset[str]) -> Ints:
-    """The outermost calls of the operators in `names`, as nodes of the call tree.
+    """The outermost calls of the operators in `names` that copy within one device, in the steps.
 
-    Only calls that copy within one device are returned. Calls outside the measured steps, and calls
-    of the data loader or of an optimizer itself are left out.
+    Only those that the program can change: not the calls of the data loader or of an optimizer
+    itself (but of the closure of its `step`), and not those that other operators make; but a copy
+    inside an operator counts, as the operator cannot read the layout of its input, if it is not in
+    the backward, nor the result, as `aten::masked_fill` makes one for `aten::masked_fill_`.
     """
-    events, tree = capture.events, capture.links.call_tree
-    named = events.named(lambda name: split_overload(name)[0] in names) & events.among(OPERATOR)
-    other = events.named(lambda name: split_overload(name)[0] in (_CASTS | _COPIES) - names)
-    copies = events.named(lambda name: split_overload(name)[0] == "aten::copy_")
-    stops = (named | (other & events.among(OPERATOR)) | is_loading(events))[tree.index]
-    copying = tree.with_descendants(copies[tree.index].astype(np.int64)) > 0
-    nodes = np.flatnonzero(named[tree.index] & ~tree.inside(stops) & copying)
-    nodes = nodes[capture.links.counted_steps.holds(tree.start_ns[nodes]) >= 0]
-    nodes = nodes[~_of_optimizer(capture, nodes) & _of_program(capture, nodes, names)]
-    device, around = launched_by(capture, nodes)
-    across = events.named(lambda name: _BETWEEN_DEVICES.search(name) is not None)
-    is_copy = isin(device, capture.work.event[capture.work.kind == COPY])
-    moves = Groups(around, len(nodes)).number(across[device] & is_copy) > 0
-    return nodes[~moves]
-
-
-def _caller(capture: Views, nodes: Ints) -> str | None:
-    """The operator that itself makes most of the copies; None if the program makes them."""
-    events, tree = capture.events, capture.links.call_tree
-    cost = costs(capture, nodes)
-    parent = tree.index[np.maximum(tree.parent[nodes], 0)]
-    calls = (called_operators(events) & ~is_backward(events))[parent] & (tree.parent[nodes] >= 0)
-    names, groups = groupby(events.name[parent[calls]].astype(np.int64))
-    spent = groups.sum(cost[calls])
-    if not len(names) or spent.max() < _MOSTLY * cost.sum():
-        return None
-    return split_overload(events.names[names[np.argmax(spent)]])[0]
-
-
-def _of_program(capture: Views, nodes: Ints, names: frozenset[str]) -> Flags:
-    """Whether the program can change each cast or copy: its own code calls it.
-
-    A copy inside an operator counts too, as the operator cannot read the layout of its input; but
-    not inside the backward, nor where the copy is the result, as `aten::masked_fill` makes one for
-    `aten::masked_fill_`.
-    """
-    events, tree = capture.events, capture.links.call_tree
-    by_torch = events.named(lambda name: _TORCHS.match(name) is not None)
-    by_torch &= called_operators(events)
-    has_parent = tree.parent[nodes] >= 0
-    parent = tree.index[np.maximum(tree.parent[nodes], 0)]
-    of_program: Flags = ~(by_torch[parent] & has_parent)
+    events, links = capture.events, capture.links
+    tree, scopes = links.call_tree, links.scopes
+    plain = capture.facts.events("name", "kind", "path", "pass")
+    operator = _among(plain, "kind", {"operator"})[tree.index]
+    named = _among(plain, "name", names)[tree.index] & operator
+    other = _among(plain, "name", (_CASTS | _COPIES) - names)[tree.index] & operator
+    copies = _among(plain, "name", {"aten::copy_"})[tree.index]
+    across = capture.work.event[capture.work.kind == COPY]
+    across = across[events.named(lambda name: bool(_BETWEEN_DEVICES.search(name)))[across]]
+    device, launcher = links.launched
+    moves = np.bincount(launcher[isin(device, across) & (launcher >= 0)], minlength=len(tree))
+    nodes = np.flatnonzero(
+        named
+        & ~tree.inside(named | other | is_loading(events)[tree.index])
+        & (tree.with_descendants(copies.astype(np.int64)) > 0)
+        & (tree.with_descendants(moves) == 0)
+        & (links.counted_steps.holds(tree.start_ns) >= 0)
+    )
+    parent = np.where(tree.parent[nodes] >= 0, tree.index[tree.parent[nodes]], -1)
+    is_torchs = events.named(lambda name: _TORCHS.match(name) is not None)
+    of_program = ~np.append(is_torchs & called_operators(events), False)[parent]
+    scope = scopes.innermost[nodes]
     if names == _COPIES:
         known = {split_overload(name)[0] for name in events.names}
         makes = events.named(lambda name: f"{split_overload(name)[0]}_" in known)
-        backward = np.append(capture.links.scopes.backward, False)
-        in_backward = backward[capture.links.scopes.innermost[nodes]]
-        of_program |= ~makes[parent] & ~is_backward(events)[parent] & ~in_backward
-    return of_program
-
-
-def _of_optimizer(capture: Views, nodes: Ints) -> Flags:
-    """Whether each node is called by an optimizer itself, and not by the closure of its `step`."""
-    scopes = capture.links.scopes
-    kind = np.append(kinds_of_scopes(capture.events, scopes), FORWARD)[scopes.innermost[nodes]]
-    found: Flags = (kind == OPTIMIZER) & ~scopes.recording[nodes]
+        excluded = np.append(makes | is_backward(events), False)[parent]
+        of_program |= ~excluded & ~np.append(scopes.backward, False)[scope]
+    kind = np.append(kinds_of_scopes(events, scopes), FORWARD)[scope]
+    found: Ints = tree.index[nodes[of_program & ((kind != OPTIMIZER) | scopes.recording[nodes])]]
     return found
+
+
+def _among(rows: pl.DataFrame, column: str, values: Collection[str]) -> Flags:
+    return rows[column].is_in([*values]).to_numpy()
+
+
+def _caller(capture: Views, calls: Ints) -> str | None:
+    """The operator that itself makes most of the copies; None if the program makes them."""
+    events, cost = capture.events, costs(capture, calls)
+    plain = capture.facts.events("name", "parent")
+    rows = plain[calls].select("parent", event=pl.Series(calls), total_ns=pl.Series(cost))
+    rows = rows.drop_nulls("parent")
+    is_called = called_operators(events) & ~is_backward(events)
+    rows = rows.filter(pl.Series(is_called[rows["parent"].to_numpy()]))
+    rows = rows.with_columns(name=plain["name"].gather(rows["parent"]))
+    for name, _, _, spent_ns in largest(rows.drop("parent"), ["name"]).head(1).iter_rows():
+        return name if spent_ns >= _MOSTLY * cost.sum() else None
+    return None

@@ -11,22 +11,24 @@ import polars as pl
 
 from instrument.base.units import counted, duration, percent
 from instrument.read.advise.check import ONE_STEP, Check, NotRecorded, Problem
-from instrument.read.advise.evidence import evidence, evidence_of_function, lasting
+from instrument.read.advise.evidence import evidence, evidence_of_function
 from instrument.read.advise.finding import Evidence
 from instrument.read.facts.collective_records import exposed_on_cpu
-from instrument.read.facts.groupby import Groups
 from instrument.read.facts.intervals import (
     Intervals,
     concatenated,
     interval_at,
     merged,
-    sweep,
     within,
 )
 from instrument.read.facts.paths import NO_RANGE
-from instrument.read.facts.places import common_place, has_sources, spans_by_source, time_by_source
-from instrument.read.facts.segments import python_time as python_spans
-from instrument.read.facts.segments import segments, thread_of_steps, waits_for_data
+from instrument.read.facts.places import common_place, has_sources
+from instrument.read.facts.segments import (
+    no_operator,
+    segments,
+    thread_of_steps,
+    waits_for_data,
+)
 from instrument.read.facts.step_index import CountedSteps, step_at
 from instrument.read.trace.events import OPERATOR, Ints, called_operators
 from instrument.read.views.coverage_rows import CPU_IN_STEPS
@@ -58,6 +60,7 @@ _WAITING = (
 # A function is named if it takes at least this part of the time, and waiting if this part waits.
 _MOSTLY = 0.5
 _NOWHERE = "(in no range, in no operator)"
+_NONE = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
 def not_training(capture: Views) -> Iterator[Problem]:
@@ -104,19 +107,19 @@ NOT_TRAINING = Check(
 
 
 class _Place(NamedTuple):
-    """Python time of the steps in one range, or in one function outside of all ranges.
+    """Time of the steps in no operator, in one range, or in one function outside of all ranges.
 
-    Attributes:
-        path: the range; None outside of all ranges.
-        spans: the starts and ends, on the thread of the steps; sorted, without overlaps.
-        sources: the same time by function of the user, if there are Python stacks.
-        waits: whether the thread used no CPU for most of this time.
+    `path` is None outside of all ranges, `rows` are some of `no_operator`, and `waits` is whether
+    the thread used no CPU for most of this time.
     """
 
     path: str | None
-    spans: Intervals
-    sources: dict[str, Intervals]
-    waits: bool = False
+    rows: pl.DataFrame
+    waits: bool
+
+    @property
+    def spans(self) -> Intervals:
+        return merged(*_sides(self.rows))
 
 
 def python_time(capture: Views) -> Iterator[Problem]:
@@ -125,11 +128,11 @@ def python_time(capture: Views) -> Iterator[Problem]:
     This is Python, code that torch does not record, or, if the thread used no CPU, a wait.
     """
     steps, thread = capture.links.counted_steps, thread_of_steps(capture.links)
-    for path, spans, sources, waits in _places(capture):
-        lasts_ns = {source: lasting(each) for source, each in sources.items()}
-        longest = sorted(lasts_ns, key=lambda each: -lasts_ns[each])[:_SHOWN]
-        total_ns, share = lasting(spans), steps.share(lasting(spans))
-        main = next((each for each in longest[:1] if lasts_ns[each] >= _MOSTLY * total_ns), None)
+    for place in _places(capture):
+        path, rows, waits = place
+        longest, total_ns = _by_source(rows), _ns(rows)
+        share = steps.share(total_ns)
+        main = next((each for each, ns in longest[:1] if ns >= _MOSTLY * total_ns), None)
         title = (
             f"{percent(share)} of the {steps.what} is Python, or code that torch does not record,"
         )
@@ -138,9 +141,9 @@ def python_time(capture: Views) -> Iterator[Problem]:
         if path is not None:
             title += f" in range {path.rpartition('/')[2]!r}"
         if main is not None:
-            of_main = percent(steps.share(lasts_ns[main]))
+            of_main = percent(steps.share(longest[0][1]))
             title += f" in {main}" if path is None else f"; {of_main} in {main}"
-        if (holding := _holding(steps, spans)) < steps.count:
+        if (holding := _holding(steps, rows)) < steps.count:
             title += f", in {holding} of {counted(steps.count, 'step')}"
         per_step = f"{duration(total_ns / steps.count)} a {steps.what}"
         change = f"{_WAITING if waits else _ADVICE}."
@@ -149,11 +152,11 @@ def python_time(capture: Views) -> Iterator[Problem]:
         yield Problem(
             title,
             share=share,
-            edit=partial(_halved, thread=thread, spans=spans),
+            edit=partial(_halved, thread=thread, spans=place.spans),
             place=(path, main),
             evidence=(
                 Evidence("(in no operator)", steps.count, total_ns, detail=per_step),
-                *(evidence_of_function(capture, each, lasts_ns[each]) for each in longest),
+                *(evidence_of_function(capture, *each) for each in longest[:_SHOWN]),
             ),
             change=change,
         )
@@ -185,18 +188,17 @@ def unmarked_time(capture: Views) -> Iterator[Problem]:
         )
     if is_busy(capture):
         return
-    unmarked, spans = _unmarked(capture)
+    unmarked, beside = _unmarked(capture)
     if not _is_large(capture, unmarked):
         return
-    steps, outside_ns = capture.links.counted_steps, lasting(spans)
-    share, outside = steps.share(lasting(unmarked)), steps.share(outside_ns)
-    by_source = time_by_source(capture, thread_of_steps(capture.links), spans)
-    sources = sorted(by_source, key=lambda each: -by_source[each])
-    main = next((each for each in sources[:1] if by_source[each] >= outside_ns / 2), None)
+    steps, outside_ns = capture.links.counted_steps, _ns(beside)
+    share, outside = steps.share(_ns(unmarked)), steps.share(outside_ns)
+    sources = _by_source(beside)
+    main, main_ns = next((each for each in sources[:1] if each[1] >= outside_ns / 2), (None, 0))
     is_outside = outside >= _LEAST / 2
     title = f"{percent(share)} of the step is in no range"
     if main is not None and is_outside:
-        title += f"; {percent(steps.share(by_source[main]))} is spent in {main}"
+        title += f"; {percent(steps.share(main_ns))} is spent in {main}"
     elif percent(outside) == percent(share):
         title += " and no operator"
     elif is_outside:
@@ -209,7 +211,7 @@ def unmarked_time(capture: Views) -> Iterator[Problem]:
         is_large=True,
         evidence=(
             *[Evidence(_NOWHERE, steps.count, outside_ns, detail=per_step)][: outside_ns > 0],
-            *(evidence_of_function(capture, each, by_source[each]) for each in sources[:_SHOWN]),
+            *(evidence_of_function(capture, *each) for each in sources[:_SHOWN]),
             *evidence(capture, _outermost_outside(capture), most=_SHOWN),
         ),
         change=_mark(capture, main, is_large=is_outside),
@@ -240,33 +242,28 @@ def _places(capture: Views) -> list[_Place]:
 
 
 def _find_places(capture: Views) -> Iterator[_Place]:
-    steps, thread = capture.links.counted_steps, thread_of_steps(capture.links)
-    found = python_spans(capture)
-    lasts_ns = found.end_ns - found.start_ns
-    known = [part.spans for part in untrained_parts(capture)]
-    if known:
-        lasts_ns -= within(merged(*concatenated(known)), found.start_ns, found.end_ns)
-    total_ns = Groups(found.path, len(found.paths)).sum(lasts_ns)
+    steps, rows, ns = capture.links.counted_steps, no_operator(capture), pl.sum("duration_ns")
     # In all Python time elsewhere, the thread may have waited too.
-    python_ns, blocked_ns = int((found.end_ns - found.start_ns).sum()), _blocked_ns(capture)
-    for path in np.argsort(-total_ns, kind="stable").tolist():
-        if steps.share(int(total_ns[path])) < _LEAST:
+    python_ns, blocked_ns = _ns(rows), _blocked_ns(capture)
+    known = merged(*concatenated([_NONE, *(part.spans for part in untrained_parts(capture))]))
+    rows = rows.with_columns(left_ns=pl.col("duration_ns") - within(known, *_sides(rows)))
+    rows = rows.filter(pl.col("left_ns") > 0)
+    by_path = rows.group_by("path").agg(pl.sum("left_ns")).sort("left_ns", "path", descending=True)
+    for path, total_ns in by_path.iter_rows():
+        if steps.share(total_ns) < _LEAST:
             return
-        name = found.paths[path]
-        if name.rpartition("/")[2].startswith(_OPTIMIZER):
+        of_path = rows.filter(path=path)
+        if path.rpartition("/")[2].startswith(_OPTIMIZER):
             continue
-        chosen = (found.path == path) & (lasts_ns > 0)
-        spans = merged(found.start_ns[chosen], found.end_ns[chosen])
-        sources = spans_by_source(capture, thread, spans)
-        of_path = [_Place(name, spans, sources)]
-        if name == NO_RANGE:
-            longest = sorted(sources, key=lambda each: -lasting(sources[each]))
-            of_path = [_Place(None, sources[each], {each: sources[each]}) for each in longest]
-        for place in of_path:
-            if _is_large(capture, place.spans):
-                others_ns = python_ns - lasting(place.spans)
-                waits = blocked_ns - others_ns >= _MOSTLY * lasting(place.spans)
-                yield place._replace(waits=waits)
+        found = [(path, of_path)]
+        if path == NO_RANGE:
+            of_path = of_path.drop_nulls("source").with_columns(ns.over("source").alias("all_ns"))
+            of_path = of_path.sort("all_ns", descending=True, maintain_order=True)
+            found = [(None, each) for each in of_path.partition_by("source", maintain_order=True)]
+        for name, own in found:
+            if _is_large(capture, own):
+                own_ns = _ns(own)
+                yield _Place(name, own, blocked_ns - (python_ns - own_ns) >= _MOSTLY * own_ns)
 
 
 def _blocked_ns(capture: Views) -> float:
@@ -289,30 +286,46 @@ def _blocked_ns(capture: Views) -> float:
     return steps.total_ns * (1 - used_ns / wait.window_ns) - left_out_ns
 
 
-def _is_large(capture: Views, spans: Intervals) -> bool:
-    """Whether the spans take a fifth of the steps, and this is no chance of a busy machine.
+def _is_large(capture: Views, rows: pl.DataFrame) -> bool:
+    """Whether rows of segments take a fifth of the steps, and this is no chance of a busy machine.
 
     On a busy machine, any time can be long in one step, because the thread gets no CPU. So either
     most steps must have the time, or it must exceed the time without a CPU by a fifth.
     """
     steps, wait = capture.links.counted_steps, capture.about.cpu_wait
-    share, waited = steps.share(lasting(spans)), (wait and wait.share) or 0.0
-    is_usual = 2 * _holding(steps, spans) > steps.count
+    share, waited = steps.share(_ns(rows)), (wait and wait.share) or 0.0
+    is_usual = 2 * _holding(steps, rows) > steps.count
     return share >= _LEAST and (is_usual or share - waited >= _LEAST)
 
 
-def _holding(steps: CountedSteps, spans: Intervals) -> int:
-    """The number of steps of which the spans take a fifth."""
-    in_step_ns = within(spans, steps.start_ns, steps.end_ns)
+def _holding(steps: CountedSteps, rows: pl.DataFrame) -> int:
+    """The number of steps of which the rows take a fifth."""
+    at, ns = steps.holds(rows["start_ns"].to_numpy()), rows["duration_ns"].to_numpy()
+    in_step_ns = np.bincount(at, ns, minlength=steps.count)
     return int((in_step_ns >= _LEAST * (steps.end_ns - steps.start_ns)).sum())
+
+
+def _ns(rows: pl.DataFrame) -> int:
+    return int(rows["duration_ns"].sum())
+
+
+def _sides(rows: pl.DataFrame) -> Intervals:
+    return rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy()
+
+
+def _by_source(rows: pl.DataFrame) -> list[tuple[str, int]]:
+    """The functions of the user with their time, the longest first."""
+    rows = rows.filter(pl.col("source").is_not_null() & (pl.col("duration_ns") > 0))
+    found = rows.group_by("source", maintain_order=True).agg(pl.sum("duration_ns"))
+    return found.sort("duration_ns", descending=True, maintain_order=True).rows()
 
 
 def _halved(whatif: Scenario, *, thread: int, spans: Intervals) -> Scenario:
     return whatif.scale_spans(thread, spans, by=_LEFT)
 
 
-def _unmarked(capture: Views) -> tuple[Intervals, Intervals]:
-    """When the thread of the steps is in no range, and when of this time it is in no operator.
+def _unmarked(capture: Views) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The time of the thread of the steps in no range, and of this the time in no operator.
 
     Left out are waits for data, for communication, and for device work of ranges, and what
     `not-training` and `python-time` name, which needs no mark.
@@ -323,22 +336,19 @@ def _unmarked(capture: Views) -> tuple[Intervals, Intervals]:
         named += [place.spans for place in _places(capture)]
     device, node = links.launched
     work = device[links.scopes.path_of_node[node] >= 0]
-    rows = segments(capture, "cpu").filter(
-        pl.col("counted") & (pl.col("path") == NO_RANGE) & (pl.col("kind") != "waiting for data")
-    )
-    waits = rows.filter(pl.col("kind") == "waiting for the device")
-    outside = rows.filter(pl.col("kind").is_in(["Python", "idle"]))
-    timeline = sweep(
-        [
-            *((each["start_ns"].to_numpy(), each["end_ns"].to_numpy()) for each in (rows, outside)),
-            (waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy()),
-            merged(events.start_ns[work], events.end_ns[work]),
-            merged(*concatenated(named)),
-        ]
-    )
-    in_no_range, in_no_operator, waiting, of_range, is_named = timeline.active
-    unmarked = in_no_range & ~is_named & ~(waiting & of_range)
-    return timeline.merged(unmarked), timeline.merged(unmarked & in_no_operator)
+    known = merged(*concatenated(named))
+    or_work = merged(*concatenated([known, (events.start_ns[work], events.end_ns[work])]))
+    waits = pl.col("kind") == "waiting for the device"
+    counts = (pl.col("path") == NO_RANGE) & (pl.col("kind") != "waiting for data")
+
+    def without_known(rows: pl.DataFrame) -> pl.DataFrame:
+        rows = rows.filter(counts)
+        of_known, of_either = (pl.Series(within(each, *_sides(rows))) for each in (known, or_work))
+        known_ns = pl.when(waits).then(of_either).otherwise(of_known)
+        return rows.with_columns(duration_ns=pl.col("duration_ns") - known_ns)
+
+    every = segments(capture, "cpu").filter("counted")
+    return without_known(every), without_known(no_operator(capture))
 
 
 def _outermost_outside(capture: Views) -> Ints:

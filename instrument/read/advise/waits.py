@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import polars as pl
 
 from instrument.base.units import duration, size
 from instrument.read.advise.check import Check, Problem
-from instrument.read.advise.evidence import evidence, evidence_row, in_steps, without_overloads
+from instrument.read.advise.evidence import as_evidence, calls_by, evidence, in_steps, largest
 from instrument.read.advise.finding import Evidence
-from instrument.read.facts.device_work import COMMUNICATION, COPY, KERNEL, moved_bytes
-from instrument.read.facts.groupby import Groups, group_rows, groupby
+from instrument.read.facts.device_work import COMMUNICATION, COPY, KERNEL
+from instrument.read.facts.facts import coded
+from instrument.read.facts.groupby import Groups
 from instrument.read.facts.idle import gaps
 from instrument.read.facts.intervals import sweep
 from instrument.read.facts.places import common_place, nodes_of, source_codes
@@ -19,7 +21,7 @@ from instrument.read.facts.segments import waits_for_data
 from instrument.read.facts.synchronisation import STREAM_WAIT
 from instrument.read.trace.events import COPIES, Flags, Ints, is_runtime, is_wait
 from instrument.read.views.coverage_rows import LAUNCHING, ORDERED
-from instrument.read.views.synchronisations import callers, outermost_operators
+from instrument.read.views.synchronisations import outermost_operators
 from instrument.read.views.views import Views
 
 _SHOWN = 5
@@ -101,8 +103,8 @@ def blocking_copies(capture: Views) -> Iterator[Problem]:
         return
     launches = work.call[to_device]
     blocking, waits = _blocking(capture, work.event[to_device], launches)
-    copies, launches = work.event[to_device][blocking], launches[blocking]
-    calls = np.unique(np.concatenate([launches, waits]))
+    copies = work.event[to_device][blocking]
+    calls = np.unique(np.concatenate([launches[blocking], waits]))
     if not len(calls):
         return
     timeline = sweep(
@@ -119,7 +121,7 @@ def blocking_copies(capture: Views) -> Iterator[Problem]:
         calls,
         steps.share(int(timeline.total_ns(blocked)[0])),
         edit=lambda whatif: whatif.asynchronous(positions=calls).overlap(positions=copies),
-        evidence=_of_copies(capture, copies, launches, calls),
+        evidence=_of_copies(capture, copies, calls),
         change=_PIN if pageable else _DO_NOT_WAIT,
     )
 
@@ -173,22 +175,19 @@ def _idle_after(capture: Views, calls: Ints) -> Ints:
 
 def _by_caller(capture: Views, calls: Ints, idle_ns: Ints) -> tuple[Evidence, ...]:
     """Make a row of evidence for each operator, range and source line of the calls."""
-    events, paths = capture.events, capture.links.scopes.paths.texts
-    operator, path = callers(capture.links, calls)
-    source, sources = source_codes(capture, calls)
-    name = np.where(operator >= 0, operator, events.name[calls])
-    groups = group_rows(name, path, source)
-    lasts_ns, total_ns = events.duration_ns[calls], groups.sum(idle_ns)
-    called_ns, longest = groups.sum(lasts_ns), groups.sorted_by(-lasts_ns).row(0)
-    rows = []
-    for k in np.argsort(-total_ns, kind="stable")[:_SHOWN].tolist():
-        first = longest[k]
-        where = [f"in {paths[path[first]]}"] if path[first] >= 0 else []
-        where += [f"at {sources[source[first]]}"] if source[first] >= 0 else []
-        where.append(f"leaves the device idle for {duration(int(total_ns[k]))}")
-        of = events.names[name[first]], int(groups.size[k]), int(called_ns[k])
-        rows.append(evidence_row(capture, *of, calls[first], ", ".join(where)))
-    return without_overloads(tuple(rows))
+    codes, texts = source_codes(capture, calls)
+    rows = calls_by(capture, calls, total_ns=capture.events.duration_ns[calls], idle_ns=idle_ns)
+    rows = rows.with_columns(source=coded(pl.Series(texts, dtype=pl.String), codes))
+    idle = pl.col("idle_ns").map_elements(duration, pl.String)
+    detail = pl.concat_str(
+        pl.format("in {}", "path"),
+        pl.format("at {}", "source"),
+        pl.format("leaves the device idle for {}", idle),
+        separator=", ",
+        ignore_nulls=True,
+    )
+    found = largest(rows, ["name", "path", "source"], order="idle_ns").head(_SHOWN)
+    return as_evidence(capture, found.with_columns(detail=detail))
 
 
 def _blocking(capture: Views, copies: Ints, calls: Ints) -> tuple[Flags, Ints]:
@@ -210,14 +209,14 @@ def _blocking(capture: Views, copies: Ints, calls: Ints) -> tuple[Flags, Ints]:
     return waited | (by_call & returned_later), waits[np.isin(of_wait, of_copy) & (of_wait >= 0)]
 
 
-def _of_copies(capture: Views, copies: Ints, launches: Ints, calls: Ints) -> tuple[Evidence, ...]:
+def _of_copies(capture: Views, copies: Ints, calls: Ints) -> tuple[Evidence, ...]:
     """Make one row of evidence for each name of a copy, then one for each name of a call."""
-    events, rows = capture.events, []
-    moved = moved_bytes(events, copies, launches)
-    names, groups = groupby(events.name[copies])
-    sizes = groups.cells(groups.sum(moved), groups.number(moved < 0) == 0)
-    of_name = dict(zip((events.names[k] for k in names.tolist()), sizes))
-    for row in evidence(capture, copies, most=len(copies)):
-        known = of_name[row.name]
-        rows.append(row._replace(detail="" if known is None else size(known)))
-    return (*rows, *evidence(capture, calls, most=len(calls)))
+    moved = (
+        capture.facts.events("name", "bytes")[copies]
+        .group_by("name")
+        .agg(pl.when(pl.col("bytes").null_count() == 0).then(pl.sum("bytes")))
+    )
+    sizes = {name: "" if moved is None else size(moved) for name, moved in moved.iter_rows()}
+    rows = evidence(capture, copies, most=len(copies))
+    shown = (row._replace(detail=sizes[row.name]) for row in rows)
+    return (*shown, *evidence(capture, calls, most=len(calls)))

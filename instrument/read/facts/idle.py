@@ -125,7 +125,7 @@ def lasting_steps(links: Links, work: Work) -> CountedSteps:
 
 
 def device_steps(links: Links, work: Work) -> CountedSteps:
-    """As `lasting_steps`; without finished steps, the time from the first to the last device work."""
+    """As `lasting_steps`; without finished steps, from the first device work to the last."""
     steps = lasting_steps(links, work)
     if steps.what == "step":
         return steps

@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import TypeGuard
 
 import numpy as np
+import polars as pl
 
-from instrument.read.facts.groupby import Groups, distinct, groupby
-from instrument.read.facts.intervals import Intervals, merged, within
+from instrument.read.facts.groupby import Groups, distinct
 from instrument.read.facts.links import Links
 from instrument.read.facts.traced import Traced
 from instrument.read.trace.events import Codes, Events, Ints, decoded, is_runtime
@@ -140,40 +140,27 @@ def has_sources(capture: Traced) -> bool:
     return len(capture.links.frames) > 0 or bool((capture.links.events.call_stack >= 0).any())
 
 
-def time_by_source(capture: Traced, thread: int, spans: Intervals) -> dict[str, int]:
-    """The time in ns that a thread spent in each function of the user; see `spans_by_source`."""
-    found = spans_by_source(capture, thread, spans)
-    return {source: int((end - start).sum()) for source, (start, end) in found.items()}
+def cut_by_source(
+    capture: Traced, thread: int, start_ns: Ints, end_ns: Ints
+) -> tuple[Ints, Ints, pl.Series]:
+    """Cut intervals of a thread, which are sorted and do not overlap, where its function changes.
 
-
-def spans_by_source(capture: Traced, thread: int, spans: Intervals) -> dict[str, Intervals]:
-    """The parts of the given spans in which a thread is in each function of the user.
-
-    They include what the function calls in libraries, but not in torch or in this package, whose
-    time the user cannot change. Empty if the trace has no Python frames.
+    Returns:
+        For each piece, the index of its interval, its start, and the function of the user around
+            it. This includes what the function calls in libraries, but not in torch or in this
+            package, whose time the user cannot change; null then, and without Python frames.
     """
-    frames = capture.links.frames
+    links, frames = capture.links, capture.links.frames
     own = frames.thread == thread
-    if not own.any():
-        return {}
-    cuts = np.unique(np.concatenate([*spans, frames.start_ns[own], frames.end_ns[own]]))
-    begin, end = cuts[:-1], cuts[1:]
-    inside_ns = within(merged(*spans), begin, end)
-    begin, end = begin[inside_ns > 0], end[inside_ns > 0]
-    middle = begin + 1  # at `begin`, a frame that ends there would still count
+    begin = distinct(np.concatenate([start_ns, frames.start_ns[own], frames.end_ns[own]]))
+    row = np.searchsorted(start_ns, begin, "right") - 1
+    inside = (row >= 0) & (begin < np.append(end_ns, 0)[row])
+    row, begin = row[inside], begin[inside]
     threads = np.full(len(begin), thread, np.int32)
-    name = _users_frame_at(capture.links, threads, middle, or_tools=True)
-    names, groups = groupby(name)
-    pieces: dict[str, list[Ints]] = {}
-    sources = [*sources_of_names(capture.links), None]
-    for code, rows in zip(names.tolist(), groups.rows()):
-        source = sources[code]
-        if source is not None:
-            pieces.setdefault(source, []).append(rows)
-    return {
-        source: merged(begin[rows], end[rows])
-        for source, rows in ((source, np.concatenate(each)) for source, each in pieces.items())
-    }
+    # At `begin`, a frame that ends there would still count.
+    name = _users_frame_at(links, threads, begin + 1, or_tools=True)
+    sources = pl.Series([*sources_of_names(links), None], dtype=pl.String)
+    return row, begin, sources.gather(np.where(name >= 0, name, len(sources) - 1))
 
 
 def _users_frame_at(links: Links, thread: Codes, time_ns: Ints, *, or_tools: bool = False) -> Ints:

@@ -15,7 +15,7 @@ import polars as pl
 
 from instrument.read.facts.collective_records import exposed_on_cpu
 from instrument.read.facts.device_work import COMMUNICATION, COPY, KERNEL, MEMSET
-from instrument.read.facts.groupby import distinct, intern
+from instrument.read.facts.groupby import distinct
 from instrument.read.facts.idle import (
     WAITS,
     device_steps,
@@ -26,7 +26,7 @@ from instrument.read.facts.idle import (
 )
 from instrument.read.facts.links import Links
 from instrument.read.facts.paths import NO_LAUNCH, NO_RANGE
-from instrument.read.facts.places import range_codes
+from instrument.read.facts.places import cut_by_source, range_codes
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import CountedSteps
 from instrument.read.facts.traced import Traced
@@ -148,28 +148,27 @@ def ranges_of_steps(capture: Traced) -> list[dict[str, int]]:
     return [*found.values()]
 
 
-class PythonTime(NamedTuple):
-    """The time of the steps in no operator and in no wait, cut at the borders of ranges.
+def no_operator(capture: Traced) -> pl.DataFrame:
+    """Return the counted time of the thread of the steps in no operator and in no wait.
 
-    `path` is the range of each piece, as an index into `paths`; its text is `NO_RANGE` outside of
-    all ranges.
+    It is Python, or code that torch does not record: the rows of the lane `cpu` of the kinds Python
+    and idle, cut where the user's function changes, with it as `source`, such as "train.py:31 in
+    main"; null in no function of the user, or without Python frames. Computed once.
     """
 
-    start_ns: Ints
-    end_ns: Ints
-    path: Ints
-    paths: list[str]
+    def compute() -> pl.DataFrame:
+        chosen = pl.col("counted") & pl.col("kind").is_in([KINDS[PYTHON], KINDS[IDLE]])
+        rows = segments(capture, "cpu").filter(chosen)
+        row, begin, source = cut_by_source(
+            capture, thread_of_steps(capture.links), rows["start_ns"].to_numpy(),
+            rows["end_ns"].to_numpy(),
+        )  # fmt: skip
+        cut = rows[row].with_columns(start_ns=begin, source=source)
+        until = pl.min_horizontal("end_ns", pl.col("start_ns").shift(-1, fill_value=2**62))
+        cut = cut.with_columns(end_ns=until)
+        return cut.with_columns(duration_ns=pl.col("end_ns") - pl.col("start_ns"))
 
-
-def python_time(capture: Traced) -> PythonTime:
-    """Find the time of the counted steps that Python takes, or code that torch does not record.
-
-    It is the kind "Python", and the kind "idle" in no range.
-    """
-    chosen = pl.col("counted") & pl.col("kind").is_in([KINDS[PYTHON], KINDS[IDLE]])
-    rows = segments(capture, "step").filter(chosen)
-    path, paths = intern(rows["path"].to_list())
-    return PythonTime(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), path, paths)
+    return capture.once("time in no operator", compute)
 
 
 def thread_of_steps(links: Links) -> int:
