@@ -533,6 +533,6 @@ def test_only_one_module_writes_to_the_log() -> None:
         "cli/open.py",
         "export/waiting.py",
         "record/notebook.py",
-        "graph/profiler.py",
+        "graph/graph_profile.py",
         "cli/script.py",  # the text of a script's SystemExit, as Python prints it
     }
