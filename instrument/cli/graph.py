@@ -64,14 +64,21 @@ def run(arguments: argparse.Namespace) -> Parts:
     """
     import torch
 
-    from instrument.graph.command_model import made_inputs, named_device, named_model
+    from instrument.graph.command_model import made_inputs, named_model
+    from instrument.graph.graph_capture import first_sentence
     from instrument.graph.graph_profile import SHOWN, profile_graph
     from instrument.read.views.section import Section, is_every_column
 
     sys.path.insert(0, str(Path.cwd()))  # finds a model in the current folder, as python -m does
-    device = named_device(arguments.device)
-    model = named_model(arguments.model).to(device).train(arguments.train)
-    args, kwargs = made_inputs(arguments.inputs, device)
+    model = named_model(arguments.model).train(arguments.train)
+    try:
+        model = model.to(arguments.device)
+        args, kwargs = made_inputs(arguments.inputs, arguments.device)
+    except (RuntimeError, AssertionError) as error:  # no such device, not enough memory
+        raise ConfigError(
+            f"The model or an input cannot be put on {arguments.device} ({first_sentence(error)}): "
+            "choose another --device, --input or type."
+        ) from None
     with torch.set_grad_enabled(arguments.train):
         profile = profile_graph(model, *args, runs=arguments.runs, **kwargs)
     table, default, remarks = profile.nodes, SHOWN, [*profile.foot]
@@ -81,7 +88,7 @@ def run(arguments: argparse.Namespace) -> Parts:
     elif arguments.roofline:
         table = profile.roofline()
         default = [*table.columns]
-        remarks.append(profile.machine.note)
+        remarks.append(f"The bounds are computed from the rates of {profile.machine}.")
     try:
         table = table.sort(arguments.sort) if arguments.sort else table
         columns = table.columns if is_every_column(arguments.columns) else arguments.columns

@@ -5,13 +5,10 @@ from __future__ import annotations
 import copy
 import inspect
 import io
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager, redirect_stderr
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.testing import assert_close
@@ -68,7 +65,8 @@ def capture_graph(model: nn.Module, inputs: Inputs) -> CapturedGraph:
             # stderr is redirected because torch.export prints the graph of a failed attempt. The
             # seed makes the random numbers differ from those of the run for `expected`. So if
             # tracing turns random numbers into constants, the comparison finds a difference.
-            with redirect_stderr(io.StringIO()), random_numbers_restored(model, seed=0):
+            with redirect_stderr(io.StringIO()), rng_restored(model):
+                torch.manual_seed(0)
                 captured = capture(traced_model, inputs_copy(inputs))
         except Exception as error:  # tracing runs the user's code with proxies
             line = line_of(error)
@@ -122,21 +120,9 @@ def inputs_copy(inputs: Inputs) -> Inputs:
     return made
 
 
-@contextmanager
-def random_numbers_restored(model: nn.Module, seed: int | None = None) -> Iterator[None]:
-    """Restore the random number generators of torch, NumPy and Python; `seed` seeds the block."""
-    devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
-    pythons, numpys = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices):
-            if seed is not None:
-                torch.manual_seed(seed)
-                random.seed(seed)
-                np.random.seed(seed)
-            yield
-    finally:
-        random.setstate(pythons)
-        np.random.set_state(numpys)
+def rng_restored(model: nn.Module) -> AbstractContextManager[None]:
+    """Restore torch's random number generators after a block."""
+    return torch.random.fork_rng({each.get_device() for each in model.parameters() if each.is_cuda})
 
 
 def first_sentence(error: Exception) -> str:
@@ -152,21 +138,10 @@ def _outcome(run: Callable[..., Any], model: nn.Module, inputs: Inputs) -> list[
     """
     args, kwargs = inputs_copy(inputs)
     given = _tensors((args, kwargs))
-    with random_numbers_restored(model):
-        results = _leaves(run(*args, **kwargs))
+    with rng_restored(model):
+        results = pytree.tree_leaves(run(*args, **kwargs))
     numbers = [leaf for leaf in results if isinstance(leaf, Tensor | int | float | complex)]
     return [numbers, [*model.buffers()], given]
-
-
-def _leaves(result: Any) -> list[Any]:
-    """The leaves of a result. Unlike pytree, this looks into dataclasses too."""
-    found = []
-    for leaf in pytree.tree_leaves(result):
-        if is_dataclass(leaf) and not isinstance(leaf, type):
-            found += _leaves([getattr(leaf, field.name) for field in fields(leaf)])
-        else:
-            found.append(leaf)
-    return found
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -211,4 +186,6 @@ class _Tracer(fx.Tracer):
             return self.create_proxy("placeholder", "_".join([first, *inner]), (), {})
 
         args, kwargs = pytree.tree_map_with_path(taken, self._inputs)
-        return lambda *_: tuple(_leaves(root_fn(self.root, *args, **kwargs))), [self.root]
+        return lambda *_: tuple(pytree.tree_leaves(root_fn(self.root, *args, **kwargs))), [
+            self.root
+        ]

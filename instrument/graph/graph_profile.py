@@ -23,7 +23,7 @@ from instrument.graph.graph_capture import (
     capture_graph,
     inputs_copy,
     model_copy,
-    random_numbers_restored,
+    rng_restored,
 )
 from instrument.graph.interpreter import NodeInterpreter
 from instrument.graph.node_table import grouped, node_labels, node_table
@@ -128,8 +128,8 @@ def profile_graph(
 
         print(profile_graph(model, x).nodes.sort("mean_ns").head(10))
 
-    Copies of the model run, which share its parameters, on copies of the inputs, and the random
-    number generators of torch, NumPy and Python are restored. Hooks see every run.
+    Copies of the model run, which share its parameters, on copies of the inputs, and torch's random
+    number generators are restored. Hooks see every run.
 
     If the forward pass waits for other ranks, all ranks must make the same call. For inference,
     call `model.eval()` first, and call this function under `torch.no_grad()`. Before each run of
@@ -160,7 +160,7 @@ def profile_graph(
     interpreter, untraced = NodeInterpreter(captured.module, device), model_copy(model)
     wait = getattr(torch, device or "cpu").synchronize
     model_ns, by_run = [], []
-    with random_numbers_restored(model):
+    with rng_restored(model):
         work = node_work(captured.module, captured.values(inputs_copy((inputs, kwargs))))
         for _ in range(warmup + runs):
             call, again = (inputs_copy((inputs, kwargs)) for _ in range(2))

@@ -43,11 +43,6 @@ class Machine:
         rates = [f"{count(rate)} {name} FLOPs" for name, rate in self.flops_per_second.items()]
         return f"{self.device}: {', '.join([*rates, size(self.bytes_per_second)])} a second"
 
-    @property
-    def note(self) -> str:
-        """The sentence below bounds."""
-        return f"The bounds are computed from the rates of {self}."
-
 
 def roofline(nodes: Table, machine: Machine) -> Table:
     """A row for each node: what limits the node on a machine, and its time at that limit.

@@ -110,7 +110,7 @@ def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None
         ),
         (
             ["models_of_mine:Net", "--input", "2:float8_e4m3fn"],
-            "--input 2:float8_e4m3fn cannot be made (",
+            "The model or an input cannot be put on cpu (",
         ),
         (["models_of_mine"], "There is no model 'models_of_mine' ("),
         (
@@ -126,7 +126,10 @@ def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None
             ["models_of_mine:Net", "--input", "2:int65"],
             "--input 2:int65 is not a shape: ",
         ),
-        (["models_of_mine:Net", "--device", "nowhere"], "--device nowhere cannot be used here ("),
+        (
+            ["models_of_mine:Net", "--device", "nowhere"],
+            "The model or an input cannot be put on nowhere (",
+        ),
         (
             ["models_of_mine:Net", "--input", "2:int64", "--sort", "x"],
             "The table has no column 'x'; it has op, name, ",

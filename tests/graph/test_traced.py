@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -136,14 +135,6 @@ def test_what_neither_can_capture_is_one_sentence_with_its_line(
     )
     assert "\n" not in said
     assert "def forward" not in capsys.readouterr().err
-
-
-def test_a_draw_of_pythons_is_no_constant() -> None:
-    random.seed(1)
-    state = random.getstate()
-    with pytest.raises(GraphError, match="gives other numbers than the model"):
-        profile_graph(Holder(lambda self, x: self.layer(x) + random.random()), X)
-    assert random.getstate() == state
 
 
 def test_hooks_that_change_results_are_in_the_graph() -> None:
