@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from instrument.base.errors import ConfigError
 from instrument.cli.arguments import (
     CAPTURE,
     ROWS,
@@ -23,14 +22,13 @@ from instrument.cli.paths import newest_capture
 
 if TYPE_CHECKING:
     from instrument.read.simulate.scenario import Edit
-# Makes an edit of an option and its value.
-_Parser: TypeAlias = "Callable[[str, str], Edit]"
+
+    _Parser: TypeAlias = Callable[[str], Edit]
 
 HELP = "compute how long a step would take with faster or removed parts"
 
-_KINDS = ("range", "operator", "kernel")
-# The option --workers refuses numbers of this many digits or more.
-_DIGITS = 10
+_PART = "(range|operator|kernel):(.+)"
+_NUMBER = r"(\d+(?:\.\d*)?(?:e-?\d+)?|\.\d+)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,28 +46,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("path", metavar="PATH", type=path_or_url, help=CAPTURE)
 
     def edit(option: str, metavar: str, parse: _Parser, text: str, **more: Any) -> None:
-        def later(value: str) -> partial[Edit]:
-            return partial(parse, option, value)
-
-        add(option, metavar=metavar, dest="edits", action="append", type=later, help=text, **more)
+        add(option, metavar=metavar, dest="edits", action="append", type=parse, help=text, **more)
 
     edit(
         "--scale",
         "KIND:GLOB=FACTOR",
-        _scale,
+        _parser(
+            f"{_PART}={_NUMBER}",
+            "KIND:GLOB=FACTOR, such as range:attention=0.5",
+            lambda kind, glob, factor: lambda steps: steps.scale(**{kind: glob}, by=float(factor)),
+        ),
         "let the matching parts take FACTOR times as long, such as range:attention=0.5; KIND is "
         "range, operator or kernel",
     )
     edit(
         "--remove",
         "KIND:GLOB",
-        _remove,
+        _parser(
+            _PART,
+            "KIND:GLOB, such as kernel:*conv*",
+            lambda kind, glob: lambda steps: steps.remove(**{kind: glob}),
+        ),
         "remove the matching parts and the waits in these parts",
     )
     edit(
         "--overlap-copies",
         "GLOB",
-        lambda _, glob: lambda scenario: scenario.overlap(copy=glob),
+        lambda glob: lambda steps: steps.overlap(copy=glob),
         "let the matching copies run at the same time as computation; without GLOB, all copies",
         nargs="?",
         const="*",
@@ -77,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     edit(
         "--asynchronous",
         "GLOB",
-        lambda _, glob: lambda scenario: scenario.asynchronous(sync=glob),
+        lambda glob: lambda steps: steps.asynchronous(sync=glob),
         "let the matching calls return without waiting for the device; without GLOB, all calls",
         nargs="?",
         const="*",
@@ -85,11 +88,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     edit(
         "--graph-launch",
         "GLOB",
-        lambda _, glob: lambda scenario: scenario.graph_launch(range=glob),
+        lambda glob: lambda steps: steps.graph_launch(range=glob),
         "launch each call of the matching ranges as one CUDA graph",
     )
-    edit("--workers", "N", _workers, "load the data in N worker processes")
-    edit("--bandwidth", "FACTOR", _bandwidth, "multiply the bandwidth between ranks")
+    edit(
+        "--workers",
+        "N",
+        _parser(
+            r"([1-9]\d{0,8})",
+            "a whole number of at least 1",
+            lambda count: lambda steps: steps.workers(int(count)),
+        ),
+        "load the data in N worker processes",
+    )
+    edit(
+        "--bandwidth",
+        "FACTOR",
+        _parser(
+            f"(?=.*[1-9]){_NUMBER}",
+            "a number greater than 0",
+            lambda factor: lambda steps: steps.bandwidth(float(factor)),
+        ),
+        "multiply the bandwidth between ranks",
+    )
     add(
         "--critical-path",
         action="store_true",
@@ -110,9 +131,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     from instrument.read.simulate.scenario import combined
     from instrument.read.views.table import ALL
 
-    edits = [parse() for parse in arguments.edits]
     capture = scoped(newest_capture(arguments.path), arguments)
-    name, scenario = capture.name, combined(capture, edits)
+    name, scenario = capture.name, combined(capture, arguments.edits)
     if arguments.json:
         return Written(text.as_json(name, scenario, rows=arguments.rows or ALL))
     if arguments.csv:
@@ -122,51 +142,13 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     return text.parts(name, scenario, rows=rows, only_path=arguments.critical_path)
 
 
-def _scale(option: str, value: str) -> Edit:
-    kind, glob = _kind_and_glob(value.rpartition("=")[0])
-    factor = _number(value.rpartition("=")[2])
-    if kind not in _KINDS or not glob or factor is None or factor < 0:
-        raise ConfigError(
-            f"{option} is {value!r}; give KIND:GLOB=FACTOR, such as range:attention=0.5, where "
-            "KIND is range, operator or kernel and FACTOR is at least 0."
-        )
-    chosen: dict[str, Any] = {kind: glob}
-    return lambda scenario: scenario.scale(**chosen, by=factor)
+def _parser(pattern: str, form: str, edit: Callable[..., Edit]) -> _Parser:
+    """Return a function that makes an edit of a text of this form, from the groups of `pattern`."""
 
+    def parse(text: str) -> Edit:
+        found = re.fullmatch(pattern, text)
+        if found is None:
+            raise argparse.ArgumentTypeError(f"must be {form}, not {text!r}")
+        return edit(*found.groups())
 
-def _remove(option: str, value: str) -> Edit:
-    kind, glob = _kind_and_glob(value)
-    if kind not in _KINDS or not glob:
-        raise ConfigError(
-            f"{option} is {value!r}; give KIND:GLOB, such as kernel:*conv*, where KIND is range, "
-            "operator or kernel."
-        )
-    return lambda scenario: scenario.remove(**{kind: glob})
-
-
-def _workers(option: str, value: str) -> Edit:
-    count = int(value) if value.isascii() and value.isdigit() and len(value) < _DIGITS else 0
-    if count < 1:
-        raise ConfigError(f"{option} is {value!r}; give a whole number of at least 1, such as 4.")
-    return lambda scenario: scenario.workers(count)
-
-
-def _bandwidth(option: str, value: str) -> Edit:
-    factor = _number(value)
-    if not factor or factor < 0:
-        raise ConfigError(f"{option} is {value!r}; give a number greater than 0, such as 2.")
-    return lambda scenario: scenario.bandwidth(factor)
-
-
-def _kind_and_glob(text: str) -> tuple[str, str]:
-    kind, _, glob = text.partition(":")
-    return kind, glob
-
-
-def _number(text: str) -> float | None:
-    """Parse a finite number; return None for any other text."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if abs(number) < float("inf") else None
+    return parse
