@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,8 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
     """Load the captures of the newest run at each path, one after the other, and read their events.
 
     Older runs, and captures that hold no trace or cannot be read, are reported on stderr. If no
-    capture can be read, the last error is raised. Several traces of the same steps that name no
-    rank are ranks, in the order of the paths.
+    capture can be read, the last error is raised. Several traces of the same steps that record no
+    rank are ranks: those in the names of their files, or else in the order of the paths.
 
     Raises:
         CaptureError: there are no captures, or none can be read.
@@ -45,7 +45,9 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
     """
     from instrument.read.capture import Capture
     from instrument.read.ranks.rank_summary import without_trace
+    from instrument.read.ranks.run import free_rank
     from instrument.read.views.find_captures import captures_at, of_newest_run
+    from instrument.read.views.views import rank_in
 
     found: list[Path | str] = []
     named = set[Path | str]()  # by the user, not found in a folder
@@ -56,13 +58,18 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
         if run.left_out:
             say(run.left_out)
     failed = reduced = 0
-    number = _numbering(named)
+    in_names = {rank_in(Path(path).name) for path in named}
+    taken: dict[Any, set[int | None]] = {}  # by the phase and the first step
     for path in found:
         try:
             capture = Capture.load(path)
             is_reduced = without_trace(capture) is not None
             if not is_reduced and len(named) > 1 and path in named:
-                number(capture)
+                first = min(capture.steps.column("number"), default=None)
+                of_steps = taken.setdefault((capture.phase, first), set())
+                if capture.about.rank is None and capture.events.rank is None:
+                    capture.given_rank = free_rank(capture.rank, of_steps, in_names)
+                of_steps.add(capture.rank)
             reduced += is_reduced or capture.events is None  # reads it
         except (CaptureError, TraceError) as error:
             failed += 1
@@ -76,28 +83,6 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
         say(f"Left out: {failed - _OTHERS} more")
     if reduced:
         say(f"{reduced} of {len(found)} captures hold no trace: only their summaries are compared.")
-
-
-def _numbering(named: Iterable[Path | str]) -> Callable[[Capture], None]:
-    """Return a function that gives a rank to a trace that records none, among those of its steps.
-
-    It is the rank in the name of its file, or else the lowest free one.
-    """
-    from instrument.read.ranks.run import lowest_free
-    from instrument.read.views.views import rank_in
-
-    in_names = {rank_in(Path(path).name) for path in named}
-    taken: dict[Any, set[int | None]] = {}  # by the phase and the first step
-
-    def number(capture: Capture) -> None:
-        first = min(capture.steps.column("number"), default=None)
-        of_steps = taken.setdefault((capture.phase, first), set())
-        if capture.about.rank is None and capture.events.rank is None:
-            is_free = capture.rank not in {None, *of_steps}
-            capture.given_rank = capture.rank if is_free else lowest_free(in_names | of_steps)
-        of_steps.add(capture.rank)
-
-    return number
 
 
 def chosen_window(paths: Iterable[Path | str], name: str | None = None) -> Ranks:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from instrument.base.globs import fits
@@ -119,6 +120,28 @@ def launched_ns(events: Events, work: Work) -> Ints:
     """When the CPU launched each device event, or when the event began if its launch is unknown."""
     launch = work.launch
     return np.where(launch >= 0, events.start_ns[launch], work.start_ns)
+
+
+def queued_launches(events: Events, work: Work) -> pl.DataFrame:
+    """The launches of work on each stream, by stream and start of the call.
+
+    A call that starts several device events is one launch on each of their streams. `row` is the
+    row in `work` of the first of them, and `started_ns` its start.
+    """
+    rows = np.flatnonzero(work.call >= 0)
+    call = work.call[rows]
+    launches = pl.DataFrame(
+        {
+            "stream": events.thread[work.event[rows]].astype(np.int64),
+            "call": call,
+            "row": rows,
+            "called_ns": events.start_ns[call],
+            "returned_ns": events.end_ns[call],
+            "started_ns": work.start_ns[rows],
+            "is_cuda": events.named(lambda name: name.startswith("cu"))[call],
+        }
+    ).sort("stream", "called_ns", "call", "started_ns", maintain_order=True)
+    return launches.unique(["stream", "call"], keep="first", maintain_order=True)
 
 
 def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:

@@ -6,7 +6,7 @@ A window is a series of consecutive steps that were recorded. Each rank writes o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -228,9 +228,11 @@ class Ranks:
         return printable(f"<Ranks: {self.name!r} on {of} ranks>")
 
 
-def lowest_free(taken: Collection[int | None]) -> int:
-    """The lowest rank that is not taken."""
-    return next(rank for rank in count() if rank not in taken)
+def free_rank(rank: int | None, taken: Container[int | None], known: Container[int | None]) -> int:
+    """A rank if it is not taken, else the lowest one that is neither taken nor known of another."""
+    if rank is not None and rank not in taken:
+        return rank
+    return next(each for each in count() if each not in taken and each not in known)
 
 
 def _as_ranks(named: Mapping[Place, RankSummary]) -> list[Ranks]:
@@ -259,12 +261,9 @@ def _numbered(found: Mapping[Place, RankSummary]) -> Ranks:
     every, taken = {summary.rank for summary in found.values()}, dict[int | None, Place]()
     numbered: list[_Found] = []
     for path, summary in found.items():
-        rank = summary.rank
-        if rank is None or rank in taken:
-            rank = lowest_free(every | taken.keys())
-            summary = msgspec.structs.replace(summary, rank=rank)
+        rank = free_rank(summary.rank, taken, every)
         taken[rank] = path
-        numbered.append((path, summary))
+        numbered.append((path, msgspec.structs.replace(summary, rank=rank)))
     if len(every - {None}) == len(found):
         return Ranks(numbered)
     listed = few(f"{rank} is {path}" for rank, path in taken.items())

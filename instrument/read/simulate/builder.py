@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from instrument.read.facts.autograd import is_backward
-from instrument.read.facts.device_work import COMMUNICATION, Work
-from instrument.read.facts.groupby import Groups, distinct, group_rows, groupby, intern, isin
+from instrument.read.facts.device_work import COMMUNICATION, Work, queued_launches
+from instrument.read.facts.groupby import Groups, distinct, groupby, intern, isin
 from instrument.read.facts.idle import is_loading, launching_step
 from instrument.read.facts.intervals import concatenated, merged, within
 from instrument.read.facts.links import Links
@@ -425,14 +425,8 @@ class _Waits(NamedTuple):
 def _queue_moments(made: _Builder) -> _Waits:
     """Add a moment at the end of each launch that may find a full launch queue."""
     events, work = made.events, made.work
-    is_cuda = events.named(lambda name: name.startswith("cu"))
-    known = np.flatnonzero((work.call >= 0) & is_cuda[work.call])
-    stream = events.thread[work.event[known]].astype(np.int64)
-    # Of the work of a call on a stream, the first counts.
-    first = group_rows(stream, work.call[known]).sorted_by(work.start_ns[known]).row(0)
-    known, stream = known[first], stream[first]
-    order = np.lexsort((events.start_ns[work.call[known]], stream))
-    known, stream = known[order], stream[order]
+    queued = queued_launches(events, work).filter("is_cuda")
+    known, stream = queued["row"].to_numpy(), queued["stream"].to_numpy()
     later, earlier = known[FULL_QUEUE:], known[:-FULL_QUEUE]
     called, returned = events.start_ns[work.call[later]], events.end_ns[work.call[later]]
     started = work.start_ns[earlier]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from instrument.read.facts.device_work import queued_launches
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.views.table import Table
 
@@ -52,19 +53,11 @@ def queue(capture: Views) -> Table:
     counts as outstanding for 0 ns. Cost: some sorts of the launches.
     """
     events, work = capture.events, capture.work
-    call = pl.col("call")
-    ran = pl.DataFrame(
-        {
-            "stream": events.thread[work.event].astype(np.int64),
-            "call": work.call,
-            "called_ns": events.start_ns[work.call],
-            "returned_ns": events.end_ns[work.call],
-            "started_ns": np.maximum(work.start_ns, events.start_ns[work.call]),
-            "is_cuda": events.named(lambda name: name.startswith("cu"))[work.call],
-        }
+    ran = pl.DataFrame({"stream": events.thread[work.event].astype(np.int64), "call": work.call})
+    streams = ran.group_by("stream").agg(unlaunched=(pl.col("call") < 0).sum()).sort("stream")
+    launched = queued_launches(events, work).with_columns(
+        pl.max_horizontal("started_ns", "called_ns").alias("started_ns")
     )
-    streams = ran.group_by("stream").agg(unlaunched=(call < 0).sum()).sort("stream")
-    launched = ran.filter(call >= 0).group_by("stream", "call").agg(pl.col("^.*_ns|is_cuda$").min())
     # A call that finds `FULL_QUEUE` outstanding launches waits until the device starts the oldest
     # one, unless it returns before this start.
     called, starts = pl.col("called_ns"), pl.col("started_ns").sort()
@@ -73,15 +66,11 @@ def queue(capture: Views) -> Table:
     is_full = pl.int_range(pl.len()) - started >= FULL_QUEUE
     blocked = pl.when(is_full & (oldest <= pl.col("returned_ns"))).then(oldest - called)
     is_cuda = pl.col("is_cuda").any()
-    launches = (
-        launched.sort("stream", "called_ns", "call")
-        .group_by("stream")
-        .agg(
-            launches=pl.len(),
-            waited_ns=(pl.col("started_ns") - called).sum(),
-            blocked_calls=pl.when(is_cuda).then((blocked > 0).sum()),
-            blocked_ns=pl.when(is_cuda).then(blocked.sum()),
-        )
+    launches = launched.group_by("stream").agg(
+        launches=pl.len(),
+        waited_ns=(pl.col("started_ns") - called).sum(),
+        blocked_calls=pl.when(is_cuda).then((blocked > 0).sum()),
+        blocked_ns=pl.when(is_cuda).then(blocked.sum()),
     )
     changes = [
         launched.select("stream", time_ns=time, change=pl.lit(change))
