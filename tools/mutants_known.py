@@ -369,11 +369,6 @@ EQUIVALENT = {
         "counter.next_event_step = counter.step_number - 1",
     ): "both lines: at the end of a step it only matters whether the number is above that of the next step",
     (
-        "instrument/read/views/efficiency.py",
-        "seconds = device_ns / 1e9 if has_device and device_ns else None",
-        "seconds = device_ns / 1e9 if has_device or device_ns else None",
-    ): "0 seconds count as None, and without a device there is no device time",
-    (
         "instrument/read/facts/synchronisation.py",
         "found: Ints = np.append(self.first, -1)[self.by_launch.since(stream, time_ns)]",
         "found: Ints = np.append(self.first, -2)[self.by_launch.since(stream, time_ns)]",
@@ -438,11 +433,6 @@ EQUIVALENT = {
         "recording = np.bincount(enclosing[enclosing >= 0], minlength=len(paths.names))",
         "recording = np.bincount(enclosing[enclosing >= 1], minlength=len(paths.names))",
     ): "what counts is inside the range of an optimizer, and the first path is inside no other",
-    (
-        "instrument/read/views/efficiency.py",
-        "around = np.append(call_tree.nearest_of(node), -1)",
-        "around = np.append(call_tree.nearest_of(node), -2)",
-    ): "any number below 0 says that there is none",
     (
         "instrument/read/facts/launches.py",
         "if keys.min() >= 0 and most <= 4 * len(key):",
@@ -553,16 +543,6 @@ EQUIVALENT = {
         "self.current.next_event_step = self.current.step_number + 1",
         "self.current.next_event_step = self.current.step_number - 1",
     ): "the next step is past both numbers",
-    (
-        "instrument/read/views/efficiency.py",
-        'given = events.texts[types] if types >= 0 else b"[]"',
-        'given = events.texts[types] if types > 0 else b"[]"',
-    ): "the first text of a trace is the shapes of an operator, which torch writes before the rest",
-    (
-        "instrument/read/views/efficiency.py",
-        "arguments = events.texts[concrete] if concrete >= 0 else None",
-        "arguments = events.texts[concrete] if concrete > 0 else None",
-    ): "as above",
     (
         "instrument/read/facts/flops.py",
         "arguments = decoded(events.texts[concrete]) if concrete >= 0 else []",

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 
 from instrument.base.peak_flops import PRECISIONS
 from instrument.read.facts.autograd import is_backward
-from instrument.read.facts.device_work import KERNEL, Work, by_group
+from instrument.read.facts.device_work import KERNEL, by_group
 from instrument.read.facts.flops import UNKNOWN, needed_flops
-from instrument.read.facts.groupby import Groups, distinct, groupby, groupby_rows, intern
+from instrument.read.facts.groupby import intern
 from instrument.read.facts.idle import launching_step
 from instrument.read.facts.launches import have_work, launches_kernel
 from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, schema
-from instrument.read.facts.step_index import step_at, step_number
+from instrument.read.facts.step_index import step_at
 from instrument.read.facts.traffic import moved_bytes, operand_types
-from instrument.read.trace.events import (
-    Events,
-    Flags,
-    Ints,
-    is_runtime,
-    split_overload,
-)
+from instrument.read.trace.events import Flags, Ints, is_runtime
 from instrument.read.views.operators import shape_text
-from instrument.read.views.peak_rates import PeakFlops, PeakRates, peak_rates, roof
+from instrument.read.views.peak_rates import PeakRates, peak_rates, roof
 from instrument.read.views.table import Table
 
 if TYPE_CHECKING:
@@ -89,42 +84,12 @@ _FULL = re.compile(
 # Kernels that compute a convolution with fewer multiplications than the FLOP formula counts. They
 # use Winograd's algorithm (Sp3Asm is MIOpen's) or Fourier transforms with complex matrices.
 _FEWER = re.compile(r"winograd|fft|sp3asm|cgemm", re.I)
-_SAYS_TF32, _SAYS_FULL, _SAYS_FEWER = 1, 2, 4
+_SAYS = {"says_tf32": _TF32, "says_full": _FULL, "says_fewer": _FEWER}
+# Instead of an index of a device, in the column `device` of `_calls`.
 _SEVERAL, _NO_DEVICE = -2, -1
 # The utilization is shown only if at least this share of the kernel time has known FLOPs. With a
 # smaller share, the utilization would be far too low.
 _LEAST_COVERED = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class FlopCalls:
-    """The calls of operators with known FLOPs, as parallel columns.
-
-    Attributes:
-        node: the node of the call in the call tree.
-        flops, moved_bytes: the operations and bytes that the call needs at least; `UNKNOWN` bytes.
-        dtype, precision: indices into `dtypes` and `precisions`.
-        device: an index into `processes`; `_SEVERAL`, or `_NO_DEVICE` also if a kernel is missing.
-        device_ns: the device time of the work that the call launched.
-        owner: for each device event, the index of the call that launched it; -1 for none of them.
-        dtypes: the distinct combinations of operand types, as text.
-        precisions: the distinct precisions; None stands for an unknown precision.
-        processes: the distinct process numbers, which are those of the devices.
-        rates: the peak rates for each value of `device`.
-    """
-
-    node: Ints
-    flops: Ints
-    moved_bytes: Ints
-    dtype: Ints
-    precision: Ints
-    device: Ints
-    device_ns: Ints
-    owner: Ints
-    dtypes: list[str]
-    precisions: list[str | None]
-    processes: list[Any]
-    rates: dict[int, PeakRates]
 
 
 def efficiency(capture: Views) -> Table:
@@ -134,207 +99,204 @@ def efficiency(capture: Views) -> Table:
     are not counted again. The table is empty if the trace has no input shapes.
 
     Limit: if the trace lacks a kernel that a call launched, the call's row has no device time.
+    Cost: evaluates the formulas once for each distinct combination of operator and arguments.
     """
-    links, calls = capture.links, flop_calls(capture)
-    if calls is None:
-        return Table.of_rows(EFFICIENCY, [])
-    events = links.events
-    index = links.call_tree.index[calls.node]
-    name, names = intern(split_overload(each)[0] for each in events.names)
-    operator, shapes = name[events.name[index]], events.shapes[index]
-    keys, groups = groupby_rows(operator, shapes, calls.dtype, calls.precision, calls.device)
-    least_bytes = groups.sum(np.maximum(calls.moved_bytes, 0))
-    totals = zip(
-        groups.size.tolist(),
-        groups.sum(calls.flops).tolist(),
-        groups.cells(least_bytes, groups.number(calls.moved_bytes == UNKNOWN) == 0),
-        groups.sum(calls.device_ns).tolist(),
+    calls, (rates, processes) = _calls(capture), _rates(capture)
+    keys, moved = ["name", "shapes", "dtype", "precision", "device"], pl.col("moved_bytes")
+    groups = calls.group_by(keys).agg(
+        pl.sum("flops", "device_ns"),
+        moved_bytes=pl.when(moved.null_count() == 0).then(moved.sum()),
+        calls=pl.len().cast(pl.Int64),
     )
     rows = []
-    for (code, text, dtype, kind, device), (count, flops, moved, device_ns) in zip(
-        keys.T.tolist(), totals
-    ):
-        precision, rates = calls.precisions[kind], calls.rates[device]
-        has_device = device != _NO_DEVICE
-        peak = rates.flops(precision)
-        seconds = device_ns / 1e9 if has_device and device_ns else None
+    for row in groups.sort(keys).to_dicts():
+        device, flops, moved_bytes = row["device"], row["flops"], row["moved_bytes"]
+        device_ns = None if device == _NO_DEVICE else row["device_ns"]
+        peak, seconds = rates[device].flops(row["precision"]), (device_ns or 0) / 1e9
         bound_by, bound_ns = None, 0.0
-        if seconds and moved is not None:
-            bound_by, bound_ns = roof(flops, moved, peak, rates.bytes_per_second)
-        rows.append(
-            {
-                "name": names[code],
-                "input_shapes": shape_text(events.texts[text]),
-                "dtype": calls.dtypes[dtype],
-                "precision": precision,
-                "device_number": calls.processes[device] if device >= 0 else None,
-                "calls": count,
-                "flops": flops,
-                "moved_bytes": moved,
-                "device_ns": device_ns if has_device else None,
-                "flops_per_second": round(flops / seconds) if seconds else None,
-                "bytes_per_second": None
-                if moved is None or not seconds
-                else round(moved / seconds),
-                "intensity": flops / moved if moved else None,
-                "peak_share": flops / seconds / peak if seconds and peak else None,
-                "bound_by": bound_by,
-                "bound_ns": round(bound_ns) if bound_by else None,
-                "bound_share": bound_ns / device_ns if bound_by else None,
-            }
-        )
+        if seconds and moved_bytes is not None:
+            bound_by, bound_ns = roof(flops, moved_bytes, peak, rates[device].bytes_per_second)
+        row |= {
+            "input_shapes": shape_text(capture.events.texts[row["shapes"]]),
+            "device_number": processes[device] if device >= 0 else None,
+            "device_ns": device_ns,
+            "flops_per_second": round(flops / seconds) if seconds else None,
+            "bytes_per_second": round(moved_bytes / seconds)
+            if moved_bytes is not None and seconds
+            else None,
+            "intensity": flops / moved_bytes if moved_bytes else None,
+            "peak_share": flops / seconds / peak if seconds and peak else None,
+            "bound_by": bound_by,
+            "bound_ns": round(bound_ns) if bound_by else None,
+            "bound_share": bound_ns / device_ns if device_ns and bound_by else None,
+        }
+        rows.append(row)
     rows.sort(key=lambda row: (-(row["device_ns"] or 0), -row["flops"]))
     return Table.of_dicts(EFFICIENCY, rows)
 
 
 def efficiency_steps(capture: Views) -> Table:
     """Return the model FLOPs utilization of each finished step; see `EFFICIENCY_STEPS`."""
-    links, work, calls = capture.links, capture.work, flop_calls(capture)
-    if calls is None:
+    links, work, calls = capture.links, capture.work, _calls(capture)
+    events, steps, has_device = links.events, links.steps, len(work.event) > 0
+    if not len(calls):
         return Table.of_rows(EFFICIENCY_STEPS, [])
-    events, steps = links.events, links.steps
-    count, has_device = len(steps), len(work.event) > 0
-    step = step_at(events, steps, links.call_tree.start_ns[calls.node])
-    chosen = np.flatnonzero((step >= 0) & ((calls.device != _NO_DEVICE) | (not has_device)))
-    groups, flops = Groups(step[chosen], count), calls.flops[chosen]
-    recomputed = groups.sum(flops, _recomputed(links, calls.node[chosen]))
-    kinds = len(calls.precisions)
-    by_precision = Groups(step[chosen] * kinds + calls.precision[chosen], count * kinds)
-    most = by_precision.sum(flops).reshape(count, kinds).argmax(axis=1)
+    node = calls["node"].to_numpy()
+    calls = calls.with_columns(
+        step=step_at(events, steps, links.call_tree.start_ns[node]),
+        recomputed=_recomputed(links, node),
+    )
+    counted = calls.filter((pl.col("device") != _NO_DEVICE) | (not has_device))
+    flops, by_precision = (
+        pl.col("flops"),
+        counted.group_by("step", "precision").agg(pl.sum("flops")),
+    )
+    of_step = {
+        row["step"]: row
+        for row in counted.group_by("step")
+        .agg(flops.sum(), pl.col("device").unique().sort(), again=flops.filter("recomputed").sum())
+        .join(by_precision.sort("flops").unique("step", keep="last"), on="step", suffix="_of_it")
+        .to_dicts()
+    }
     launched_in = launching_step(events, work, steps)
-    found = by_group(work, launched_in, count)
-    busy = (found["total_ns"] - found["idle_ns"]).tolist() if has_device else [None] * count
-    covered = _covered(work, launched_in, calls.owner, count)
-    devices = [distinct(calls.device[chosen[row]]).tolist() for row in groups.rows()]
+    found = by_group(work, launched_in, len(steps))
+    busy_ns = (found["total_ns"] - found["idle_ns"]).tolist()
+    covered, (rates, _) = _covered(capture, launched_in), _rates(capture)
     rows = []
-    for at, (total, again, duration) in enumerate(
-        zip(groups.sum(flops).tolist(), recomputed.tolist(), events.duration_ns[steps].tolist())
-    ):
-        is_known = bool(groups.size[at])
-        precision = calls.precisions[most[at]] if is_known else None
-        peaks = [calls.rates[device].flops(precision) for device in devices[at]]
+    durations = zip(links.step_numbers, events.duration_ns[steps].tolist())
+    for at, (number, duration_ns) in enumerate(durations):
+        row = of_step.get(at, {"device": []})
+        peaks = [rates[device].flops(row["precision"]) for device in row["device"]]
         peak = None if not peaks or None in peaks else sum(filter(None, peaks))
-        seconds = max(duration, busy[at] or 0) / 1e9
-        share = covered[at]
-        is_covered = share is None or share >= _LEAST_COVERED
-        rate = (total - again) / seconds if seconds and is_covered else None
+        seconds = max(duration_ns, busy_ns[at] if has_device else 0) / 1e9
+        share = covered.get(at)
+        is_known = peak and seconds and (share is None or share >= _LEAST_COVERED)
         rows.append(
             {
-                "number": step_number(events, int(steps[at])),
-                "duration_ns": duration,
-                "busy_ns": busy[at],
-                "flops": total if is_known else None,
-                "recomputed_flops": again if is_known else None,
-                "precision": precision,
+                "number": number,
+                "duration_ns": duration_ns,
+                "busy_ns": busy_ns[at] if has_device else None,
+                "flops": row.get("flops"),
+                "recomputed_flops": row.get("again"),
+                "precision": row.get("precision"),
                 "peak_flops_per_second": None if peak is None else round(peak),
-                "mfu": rate / peak if peak and rate is not None else None,
+                "mfu": (row["flops"] - row["again"]) / seconds / peak if is_known else None,
                 "flops_covered": share,
             }
         )
     return Table.of_dicts(EFFICIENCY_STEPS, rows)
 
 
-def flop_calls(capture: Views) -> FlopCalls | None:
-    """Return the calls with known FLOPs; None if there are none.
-
-    Cost: evaluates the formulas once for each distinct combination of operator and arguments.
-    """
-    given = capture.peak_flops
+def _rates(capture: Views) -> tuple[list[PeakRates], list[Any]]:
+    """The peak rates by the column `device` of `_calls`, and the numbers of the devices."""
+    events, given = capture.events, capture.peak_flops
     if given is None:
         given = capture.about.config.peak_flops
-    return capture.once("FLOP calls", lambda: _flop_calls(capture.links, given))
-
-
-def _flop_calls(links: Links, given: PeakFlops | None) -> FlopCalls | None:
-    events, call_tree = links.events, links.call_tree
-    if links.flops is None:
-        return None
-    flops = needed_flops(events, call_tree, links.flops)
-    node = np.flatnonzero(flops != UNKNOWN)
-    if not len(node):
-        return None
-    moved, dtype, operands = _types(events, call_tree.index[node])
-    around = np.append(call_tree.nearest_of(node), -1)
-    owner = around[links.launched[1]]
-    on, launched = np.flatnonzero(owner >= 0), Groups(owner[owner >= 0], len(node))
-    events_on = links.launches.device[on]
-    process, processes = intern(process for process, _ in events.threads)
-    process_on = process[events.thread[events_on]]
-    first, last = launched.min(process_on), -launched.min(-process_on)
-    device = np.where(first == last, first, _SEVERAL)
-    device[(launched.size == 0) | _lacks_kernels(links, around, len(node))] = _NO_DEVICE
-    rates = {k: peak_rates(each, given) for k, each in enumerate(events.devices_of(processes))}
+    processes = intern(process for process, _ in events.threads)[1]
     # If the trace has no device, the given peaks are those of the CPU.
-    rates |= {_SEVERAL: PeakRates(), _NO_DEVICE: peak_rates(None, None if len(owner) else given)}
-    names, by_name = groupby(events.name[events_on])
-    said = np.array([_said(events.names[k]) for k in names.tolist()], np.int64)
-    says = np.zeros(len(node), np.int64)
-    np.bitwise_or.at(says, launched.of, said[by_name.of])
-    keys, groups = groupby_rows(dtype, says, device)
-    precision, precisions = intern(
-        _precision(operands[kind], said, on_device, rates[on_device])
-        for kind, said, on_device in keys.T.tolist()
+    without = peak_rates(None, None if len(capture.work.event) else given)
+    known = [peak_rates(device, given) for device in events.devices_of(processes)]
+    return [*known, PeakRates(), without], processes
+
+
+def _calls(capture: Views) -> pl.DataFrame:
+    """The calls of operators with known FLOPs, computed once.
+
+    `flops` and `moved_bytes` are what a call needs at least. `device` is the index of a device in
+    `_rates`; `_SEVERAL`, or `_NO_DEVICE` also if a kernel is missing. `node` is the call's node in
+    the call tree, and `shapes` an index into `events.texts`.
+    """
+    return capture.once("calls with FLOPs", lambda: _flop_calls(capture))
+
+
+def _flop_calls(capture: Views) -> pl.DataFrame:
+    events, links, tree = capture.events, capture.links, capture.links.call_tree
+    unknown, (rates, _) = np.full(len(tree), UNKNOWN), _rates(capture)
+    flops = unknown if links.flops is None else needed_flops(events, tree, links.flops)
+    node = np.flatnonzero(flops != UNKNOWN)
+    index, texts = tree.index[node], [*events.texts, b"[]"]
+    codes = {key: getattr(events, key)[index] for key in ("shapes", "types", "concrete")}
+    name = capture.facts.events("name")["name"].gather(index)
+    calls = pl.DataFrame({"name": name, "node": node, "flops": flops[node], **codes})
+
+    def arguments(name: str, shapes: int, types: int, concrete: int) -> tuple[int | None, str]:
+        values = texts[concrete] if concrete >= 0 else None
+        moved = moved_bytes(name, texts[shapes], texts[types], values)
+        return None if moved == UNKNOWN else moved, ", ".join(operand_types(name, texts[types]))
+
+    def says(kernel: int) -> list[bool]:
+        return [rule.search(events.names[kernel]) is not None for rule in _SAYS.values()]
+
+    def precision(dtype: str, device: int, *said: bool) -> list[str | None]:
+        return [_precision(dtype.split(", "), device, rates[device], *said)]
+
+    device, launcher = links.launched
+    kernels = pl.DataFrame(
+        {
+            "call": np.append(tree.nearest_of(node), -1)[launcher],
+            "device": intern(process for process, _ in events.threads)[0][events.thread[device]],
+            "device_ns": events.duration_ns[device],
+            "kernel": events.name[device],
+        }
+    ).filter(pl.col("call") >= 0)
+    is_one, says_anything = pl.col("device").n_unique() == 1, dict.fromkeys(_SAYS, pl.Boolean)
+    by_call = (
+        _computed(kernels, says, ["kernel"], says_anything)
+        .group_by("call")
+        .agg(
+            pl.when(is_one).then(pl.col("device").first()).otherwise(_SEVERAL).alias("device"),
+            pl.sum("device_ns"),
+            pl.col(*_SAYS).any(),
+        )
     )
-    return FlopCalls(
-        node=node,
-        flops=flops[node],
-        moved_bytes=moved,
-        dtype=dtype,
-        precision=precision[groups.of],
-        device=device,
-        device_ns=launched.sum(events.duration_ns[events_on]),
-        owner=owner,
-        dtypes=[", ".join(each) for each in operands],
-        precisions=precisions,
-        processes=processes,
-        rates=rates,
+    calls = _computed(
+        calls, arguments, ["name", *codes], {"moved_bytes": pl.Int64, "dtype": pl.String}
     )
+    calls = calls.with_row_index("call").cast({"call": pl.Int64})
+    calls = calls.join(by_call, on="call", how="left", maintain_order="left").with_columns(
+        pl.when(~pl.Series(_lacks_kernels(links, node))).then("device").fill_null(_NO_DEVICE),
+        pl.col("device_ns").fill_null(0),
+        pl.col(*_SAYS).fill_null(value=False),
+    )
+    return _computed(calls, precision, ["dtype", "device", *_SAYS], {"precision": pl.String})
 
 
-def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[tuple[str, ...]]]:
-    """For each call, its moved bytes and the index of its operand types; and these types."""
-    columns = (events.name, events.shapes, events.concrete, events.types)
-    keys, groups = groupby_rows(*(column[index] for column in columns))
-    moved, operands = [], []
-    for name, shapes, concrete, types in keys.T.tolist():
-        given = events.texts[types] if types >= 0 else b"[]"
-        arguments = events.texts[concrete] if concrete >= 0 else None
-        moved.append(moved_bytes(events.names[name], events.texts[shapes], given, arguments))
-        operands.append(tuple(operand_types(events.names[name], given)))
-    dtype, found = intern(operands)
-    return np.array(moved, np.int64)[groups.of], dtype[groups.of], found
+def _computed(
+    rows: pl.DataFrame, compute: Callable[..., Any], keys: list[str], found: dict[str, Any]
+) -> pl.DataFrame:
+    """Add the columns `found`, computed once for each distinct combination of other columns."""
+    distinct = rows.select(keys).unique()
+    cells = pl.DataFrame([compute(*row) for row in distinct.iter_rows()], found, orient="row")
+    return rows.join(distinct.hstack(cells), on=keys, how="left", maintain_order="left")
 
 
-def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
+def _lacks_kernels(links: Links, node: Ints) -> Flags:
     """A mask of the calls that launched a kernel that the trace lacks."""
-    events = links.events
+    events, around = links.events, np.append(links.call_tree.nearest_of(node), -1)
     launch = np.flatnonzero(events.among(is_runtime) & events.named(launches_kernel))
     lost = launch[~have_work(events, links.launches.device, launch)]
     call = around[links.call_tree.nodes_of(lost)]
-    found: Flags = np.bincount(call[call >= 0], minlength=count) > 0
+    found: Flags = np.bincount(call[call >= 0], minlength=len(node)) > 0
     return found
 
 
-def _said(kernel: str) -> int:
-    """What the name of a kernel says about how it multiplies: a sum of `_SAYS_…` flags."""
-    rules = ((_TF32, _SAYS_TF32), (_FULL, _SAYS_FULL), (_FEWER, _SAYS_FEWER))
-    return sum(flag for rule, flag in rules if rule.search(kernel))
-
-
-def _precision(operands: tuple[str, ...], said: int, device: int, rates: PeakRates) -> str | None:
+def _precision(
+    operands: list[str], device: int, rates: PeakRates, tf32: bool, full: bool, fewer: bool
+) -> str | None:
     """The precision in which a device multiplies operands of these types; None if not known.
 
-    torch's setting of TF32 is not in the trace, so the names of the call's kernels (`said`) decide.
+    torch's setting of TF32 is not in the trace, so the names of the call's kernels decide: whether
+    any of them says that it computes in `tf32`, in `full` precision, or with `fewer` products.
     """
     kinds = {"float8" if name.startswith("float8") else name for name in operands}
-    if len(kinds) != 1 or said & _SAYS_FEWER:
+    if len(kinds) != 1 or fewer:
         return None
     (kind,) = kinds
     if kind not in PRECISIONS:
         return None
-    if kind != "float32" or device == _NO_DEVICE or said == _SAYS_FULL:
+    if kind != "float32" or device == _NO_DEVICE or (full and not tf32):
         return kind
-    if said & _SAYS_TF32:
+    if tf32:
         return "tf32"
     has_only_full = "float32" in rates.flops_per_second and "tf32" not in rates.flops_per_second
     return kind if has_only_full else None
@@ -353,10 +315,13 @@ def _recomputed(links: Links, node: Ints) -> Flags:
     return inside
 
 
-def _covered(work: Work, step: Ints, owner: Ints, steps: int) -> list[float | None]:
-    computes = (work.kind == KERNEL) & (step >= 0)
-    groups = Groups(step, steps)
-    duration = work.duration_ns
-    whole = groups.sum(duration, computes).tolist()
-    known = groups.sum(duration, computes & (owner >= 0)).tolist()
-    return [part / total if total else None for part, total in zip(known, whole)]
+def _covered(capture: Views, step: Ints) -> dict[int, float | None]:
+    """For each step, the share of the kernels' time that operators with known FLOPs launched."""
+    tree, (_, launcher) = capture.links.call_tree, capture.links.launched
+    owner = np.append(tree.nearest_of(_calls(capture)["node"].to_numpy()), -1)[launcher]
+    time_ns = capture.work.duration_ns
+    kernels = pl.DataFrame({"step": step, "owner": owner, "time_ns": time_ns})
+    by_step = kernels.filter((step >= 0) & (capture.work.kind == KERNEL)).group_by("step")
+    known_ns = pl.col("time_ns").filter(pl.col("owner") >= 0).sum()
+    found = by_step.agg(pl.sum("time_ns"), known_ns=known_ns).iter_rows()
+    return {step: known / whole if whole else None for step, whole, known in found}
