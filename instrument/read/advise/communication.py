@@ -21,14 +21,14 @@ from instrument.read.advise.check import (
     RanksCheck,
 )
 from instrument.read.advise.finding import Evidence, Finding, Saving
-from instrument.read.facts.collective_records import is_collective, is_on_cpu
+from instrument.read.facts.collective_records import CPU, DEVICE, is_collective, is_on_cpu
 from instrument.read.facts.device_work import COMMUNICATION
 from instrument.read.facts.groupby import distinct
 from instrument.read.facts.idle import device_time
 from instrument.read.facts.places import common_place
 from instrument.read.simulate.scenario import scenario
 from instrument.read.views import coverage_rows
-from instrument.read.views.collectives import CPU, DEVICE, cpu_waits
+from instrument.read.views.collectives import cpu_waits
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:

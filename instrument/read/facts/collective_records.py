@@ -7,17 +7,30 @@ process group writes an annotation around it, such as `nccl:all_reduce`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import polars as pl
 
 from instrument.read.facts.call_tree import nest
+from instrument.read.facts.device_work import COMMUNICATION, Work
+from instrument.read.facts.groupby import computed
 from instrument.read.facts.intervals import Intervals, merged, sweep
 from instrument.read.facts.links import Links
 from instrument.read.trace.events import ANNOTATION, OPERATOR, Details, Events, Flags, Ints, is_step
 
+#: Where a collective ran.
+DEVICE, CPU = "device", "CPU"
 RECORD = "record_param_comms"
+# torch's description of a process group that was made without a description.
+_NO_DESCRIPTION = "undefined"
+# What torch's records and the names of events say about a collective.
+_DESCRIBED = {
+    "name": pl.String, "kind": pl.String, "process_group": pl.String, "description": pl.String,
+    "ranks": pl.String, "group_size": pl.Int64, "element_type": pl.String, "number": pl.Int64,
+    "bytes": pl.Int64,
+}  # fmt: skip
 # The annotation of a process group on the CPU lasts as long as its collective. The annotation of
 # NCCL ends as soon as the collective is queued.
 ON_CPU = ("gloo:", "mpi:")
@@ -65,19 +78,73 @@ def records(events: Events) -> Flags:
     return found & events.among(OPERATOR | ANNOTATION) if found.any() else found
 
 
-def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints, Ints]:
-    """For each communication kernel, the record and the annotation of its collective.
+def collective_events(links: Links, work: Work) -> pl.DataFrame:
+    """The events of collectives: kernels, annotations of gloo and MPI, and torch's bare records.
 
-    The record is the one that the external id of the kernel names, else the one around the call
-    that launched the kernel. The annotation is always the one around this call.
+    `event` is a kernel, sorted by start, an annotation, or a record to which no kernel belongs. The
+    record of a kernel is the one that its external id names, else the one around the call that
+    launched it. `record` is -1 if there is none. `runs_on` is `DEVICE`, `CPU`, or null for a bare
+    record. `launched_ns` is when the CPU began it; below all times if that is not known. The other
+    columns are what torch, or the names of the events, say about the collective; null if unknown.
+    """
+    events, kernels = links.events, np.flatnonzero(work.kind == COMMUNICATION)
+    kernels = kernels[np.argsort(work.start_ns[kernels], kind="stable")]
+    call, launch = work.call[kernels], work.launch[kernels]
+    record, around = _around_launches(events, work.operator[kernels], call)
+    on_cpu, is_bare = np.flatnonzero(is_on_cpu(events)), records(events)
+    known = [collective_kind(each.collective or "") is not None for each in events.details]
+    is_bare &= np.array([*known, False])[events.detail]
+    is_bare[record[record >= 0]] = False
+    bare = np.flatnonzero(is_bare)
+    parts = (
+        (DEVICE, work.event[kernels], record, around, launch),
+        (CPU, on_cpu, np.full(len(on_cpu), -1), on_cpu, on_cpu),
+        (None, bare, bare, np.full(len(bare), -1), bare),
+    )
+    columns: list[Any] = [*zip(*parts)]
+    event, record, around, launch = (np.concatenate(each) for each in columns[1:])
+    detail, name = np.append(events.detail, -1), np.append(events.name, -1)
+    rows = pl.DataFrame(
+        {
+            "event": event,
+            "record": record,
+            "launched_ns": np.where(launch >= 0, events.start_ns[launch], np.iinfo(np.int64).min),
+            "runs_on": [where for where, each, *_ in parts for _ in range(len(each))],
+            "own": detail[event],
+            "recorded": detail[record],
+            "code": name[event],
+            "outer": name[around],
+        },
+        schema_overrides={"runs_on": pl.String},
+    )
+    names, details = [*events.names, ""], [*events.details, Details()]
 
-    Args:
-        events: the events of the trace.
-        operator: for each kernel, the event that its external id names; -1 if there is none.
-        call: for each kernel, the call that launched it; -1 if there is none.
+    def described(own: int, recorded: int, code: int, outer: int) -> tuple[Any, ...]:
+        known = {k: v for k, v in details[own]._asdict().items() if v is not None}
+        found, name = Details(**details[recorded]._asdict() | known), names[code]
+        kinds = map(collective_kind, (found.collective or "", names[outer], name))
+        kind = next(filter(None, kinds), None)
+        plain = name.replace("(anonymous namespace)::", "").partition("(")[0]
+        return (
+            (found.collective or "") if name == RECORD else plain,
+            kind,
+            found.process_group,
+            None if found.group_description == _NO_DESCRIPTION else found.group_description,
+            found.ranks,
+            known_count(found.group_size),
+            found.element_type,
+            known_count(found.collective_number),
+            message_bytes(kind, found),
+        )
 
-    Returns:
-        Two arrays of positions among the events; -1 for none.
+    keys = ["own", "recorded", "code", "outer"]
+    return computed(rows, described, keys, _DESCRIBED).drop(keys)
+
+
+def _around_launches(events: Events, operator: Ints, call: Ints) -> tuple[Ints, Ints]:
+    """The record and the annotation of the collective of each kernel; -1 for none.
+
+    `operator` is the event that the external id of a kernel names, and `call` its launch; or -1.
     """
     if not len(operator):
         return operator, operator
@@ -92,44 +159,10 @@ def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints
     return np.where(record >= 0, record, around[0]), around[1]
 
 
-def collective_details(events: Events, kernel: Ints, record: Ints) -> list[Details]:
-    """The details of each collective: those of its kernel, completed from its record.
-
-    `kernel` and `record` hold positions among the events, or -1.
-    """
-    codes, found = np.append(events.detail.astype(np.int64), -1), dict[tuple[int, int], Details]()
-    every, pairs = (
-        [*events.details, Details()],
-        [*zip(codes[kernel].tolist(), codes[record].tolist())],
-    )
-    for pair in {*pairs}:
-        first, second = (every[code]._asdict() for code in pair)
-        found[pair] = Details(**second | {k: v for k, v in first.items() if v is not None})
-    return [found[pair] for pair in pairs]
-
-
 @lru_cache(1024)
 def collective_kind(name: str) -> str | None:
     """Return the kind of collective that a name contains, such as `all_reduce`; None if unknown."""
     return next((kind for kind, pattern in _PATTERNS if pattern.search(name)), None)
-
-
-def kinds_of_collectives(
-    events: Events, details: Sequence[Details], event: Ints, around: Ints
-) -> list[str | None]:
-    """The kind of each collective; None if the trace does not show it.
-
-    It is in torch's record, or else in the name of the annotation, or else in that of the kernel.
-    `event` and `around` hold the positions of kernels and annotations, or -1.
-    """
-    names = [*events.names, ""]
-    of_event, of_range = (np.append(events.name, -1)[each].tolist() for each in (event, around))
-    return [
-        collective_kind(each.collective or "")
-        or collective_kind(names[outer])
-        or collective_kind(names[own])
-        for each, outer, own in zip(details, of_range, of_event)
-    ]
 
 
 def message_bytes(kind: str | None, details: Details) -> int | None:

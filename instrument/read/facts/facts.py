@@ -19,15 +19,10 @@ from instrument.base.range_names import STEP
 from instrument.read.facts import memory_attribution
 from instrument.read.facts.autograd import kinds_of_scopes
 from instrument.read.facts.collective_records import (
-    collective_details,
-    collective_records,
-    is_on_cpu,
-    kinds_of_collectives,
+    collective_events,
     known_count,
-    message_bytes,
 )
 from instrument.read.facts.device_work import (
-    COMMUNICATION,
     COPY,
     MEMSET,
     Work,
@@ -205,6 +200,11 @@ class Facts:
     def path_codes(self) -> Ints:
         """The range of each event as an index into `links.scopes.paths`; -1 for none."""
         return self.links.scopes.path_of_node[self.nodes]
+
+    @cached_property
+    def collectives(self) -> pl.DataFrame:
+        """The events of collectives, and what is known of them; see `collective_events`."""
+        return collective_events(self.links, self.work)
 
     def segments(self) -> pl.DataFrame:
         """Return the table of segments, of all lanes; see `instrument.read.facts.segments`."""
@@ -442,30 +442,14 @@ def _moved(facts: Facts) -> dict[str, pl.Series]:
     events, work = facts.links.events, facts.work
     moves = np.isin(work.kind, (COPY, MEMSET))
     moved = moved_bytes(events, work.event[moves], work.call[moves])
-    communicates = np.flatnonzero(work.kind == COMMUNICATION)
-    communicates = communicates[np.argsort(work.start_ns[communicates], kind="stable")]
-    on_cpu = np.flatnonzero(is_on_cpu(events))
-    record, around = (
-        np.append(found, other)
-        for found, other in zip(
-            collective_records(events, work.operator[communicates], work.call[communicates]),
-            (np.full(len(on_cpu), -1), on_cpu),
-        )
-    )
-    event = np.append(work.event[communicates], on_cpu)
-    details = collective_details(events, event, record)
-    kinds = kinds_of_collectives(events, details, event, around)
-    sizes = pl.Series([*map(message_bytes, kinds, details)], dtype=pl.Int64)
-    is_first = pl.Series(record).is_first_distinct() | pl.Series(record < 0)
-    size = nullable(moved, moved >= 0).append(sizes.set(~is_first, None))
-    groups = pl.Series([each.process_group for each in details], dtype=pl.String)
-    ranks = pl.Series([known_count(each.group_size) for each in details], dtype=pl.Int64)
-    count = len(events)
+    found = facts.collectives.filter(pl.col("runs_on").is_not_null())
+    is_first = (found["record"] < 0) | found["record"].is_first_distinct()
+    sizes = nullable(moved, moved >= 0).append(found["bytes"].set(~is_first, None))
+    event = found["event"].to_numpy()
+    columns = {"collective": "kind", "process_group": "process_group", "group_size": "group_size"}
     return {
-        "bytes": _scattered(size, np.append(work.event[moves], event), count),
-        "collective": _scattered(pl.Series(kinds, dtype=pl.String), event, count),
-        "process_group": _scattered(groups, event, count),
-        "group_size": _scattered(ranks, event, count),
+        "bytes": _scattered(sizes, np.append(work.event[moves], event), len(events)),
+        **{name: _scattered(found[of], event, len(events)) for name, of in columns.items()},
     }
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+import polars as pl
 
 from instrument.read.trace.columns import Interned, is_repeated
 from instrument.read.trace.events import Codes, Flags, Ints
@@ -21,6 +22,18 @@ def intern(values: Iterable[Hashable]) -> tuple[Ints, list[Any]]:
     """
     every, numbers = list(values), Interned()
     return numbers.codes(every, len(every)).astype(np.int64), list(numbers)
+
+
+def computed(
+    rows: pl.DataFrame, compute: Callable[..., Any], keys: list[str], found: dict[str, Any]
+) -> pl.DataFrame:
+    """Add columns to rows, which `compute` finds once for each distinct combination of `keys`.
+
+    `found` holds the names and types of the columns.
+    """
+    combinations = rows.select(keys).unique()
+    cells = pl.DataFrame([compute(*row) for row in combinations.iter_rows()], found, orient="row")
+    return rows.join(combinations.hstack(cells), on=keys, how="left", maintain_order="left")
 
 
 def groupby(keys: Ints | Codes) -> tuple[Ints, Groups]:

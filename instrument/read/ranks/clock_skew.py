@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from instrument.read.facts.collective_records import DEVICE
 from instrument.read.facts.groupby import cells
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.ranks.matched_collectives import MatchedCollectives
 from instrument.read.ranks.rank_summary import RankSummary
 from instrument.read.trace.columns import BEYOND_NS
 from instrument.read.trace.events import Flags, Ints
-from instrument.read.views.collectives import DEVICE, OF_GROUP
+from instrument.read.views.collectives import OF_GROUP
 from instrument.read.views.table import Table
 
 # At most this many collectives of a rank are compared; they are spread over the window.

@@ -5,31 +5,18 @@ docs/gpu.md defines the bandwidths, as NCCL's own tests do (doc/PERFORMANCE.md i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from instrument.read.facts.collective_records import (
-    RECORD,
-    collective_details,
-    collective_kind,
-    collective_records,
-    cpu_sides,
-    is_on_cpu,
-    kinds_of_collectives,
-    known_count,
-    message_bytes,
-    records,
-)
-from instrument.read.facts.device_work import COMMUNICATION, KERNEL, MEMSET, Work
-from instrument.read.facts.idle import launching_step
-from instrument.read.facts.intervals import Intervals, merged, sweep, within
+from instrument.read.facts.collective_records import CPU, DEVICE, cpu_sides, is_on_cpu
+from instrument.read.facts.device_work import KERNEL, MEMSET
+from instrument.read.facts.intervals import merged, sweep, within
 from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, schema
-from instrument.read.facts.step_index import step_at, step_number
-from instrument.read.trace.events import Events, Ints, flags
+from instrument.read.facts.step_index import step_at
+from instrument.read.trace.events import Ints
 from instrument.read.views.table import Table, known_sum
 
 if TYPE_CHECKING:
@@ -38,10 +25,6 @@ if TYPE_CHECKING:
 # Every rank waits in such a collective until the last rank has joined it. So the collective ends at
 # about the same moment on all ranks.
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-# Where a collective ran.
-DEVICE, CPU = "device", "CPU"
-# torch's description of a process group that was made without a description.
-_NO_DESCRIPTION = "undefined"
 
 _GROUP = {
     "kind": "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, "
@@ -99,8 +82,6 @@ COLLECTIVE_CALLS: Schema = schema(
 )
 #: The columns that are equal for all collectives of one process group and kind.
 OF_GROUP = tuple(_GROUP)
-# The columns that torch's records and the names of events give; see `_described`.
-_DESCRIBED = ("name", *OF_GROUP[:-1], "element_type", "number", "bytes")
 
 
 def bus_factor(kind: str | None, group_size: int | None) -> tuple[int, int] | None:
@@ -141,37 +122,26 @@ def collective_calls(capture: Views) -> Table:
 
     Cost: sorts the device events. If gloo or MPI ran on the CPU, the call tree is built too.
     """
-    links, work = capture.links, capture.work
-    events, steps = links.events, links.steps
-    on_device = _on_device(events, work, steps)
-    recorded_only = _recorded_only(events, steps, on_device["record"].to_numpy())
-    found = pl.concat([on_device, _on_cpu(links, steps), recorded_only])
-    event = found["event"].to_numpy()
-    of_record, own = pl.col("record"), len(events) + pl.int_range(pl.len())
+    links, events, found = capture.links, capture.events, capture.facts.collectives
+    event, own = found["event"].to_numpy(), len(events) + pl.int_range(pl.len())
+    step = step_at(events, links.steps, found["launched_ns"].to_numpy())
+    numbers = pl.Series([*links.step_numbers, None], dtype=pl.Int64)
+    sums = pl.col("duration_ns", "exposed_ns").sum(), pl.col("end_ns").max()
     calls = (
         found.with_columns(
-            unit=pl.when(of_record >= 0).then(of_record).otherwise(own),
+            unit=pl.when(pl.col("record") >= 0).then("record").otherwise(own),
+            step=numbers.gather(np.where(step >= 0, step, len(numbers) - 1)),
             start_ns=events.start_ns[event],
             end_ns=events.end_ns[event],
             duration_ns=events.duration_ns[event],
+            exposed_ns=_exposed_ns(capture, found),
         )
         .sort("unit", "start_ns", maintain_order=True)
         .group_by("unit", maintain_order=True)
-        .agg(
-            pl.col("event", "record", "around", "step", "runs_on", "start_ns").first(),
-            pl.col("end_ns").max(),
-            pl.col("duration_ns", "exposed_ns").sum(),
-        )
+        .agg(*sums, pl.exclude("duration_ns", "exposed_ns", "end_ns", "event", "record").first())
     )
-    described = [*zip(*_described(events, calls))] or [()] * len(_DESCRIBED)
-    names = Table({name: [*cells] for name, cells in zip(_DESCRIBED, described)}).frame
     alike = pl.col("start_ns").rank("ordinal").over("step", "runs_on", "name", "ranks")
-    numbers = {k: step_number(events, event) for k, event in enumerate(steps.tolist())}
-    calls = calls.drop("event", "record", "around", "unit").hstack(names)
-    calls = calls.with_columns(
-        ordinal=alike.cast(pl.Int64) - 1,
-        step=pl.col("step").replace_strict(numbers, default=None, return_dtype=pl.Int64),
-    )
+    calls = calls.drop("unit", "launched_ns").with_columns(ordinal=alike.cast(pl.Int64) - 1)
     times = pl.col("start_ns", "end_ns", "duration_ns", "exposed_ns")
     calls = calls.with_columns(pl.when(pl.col("runs_on").is_not_null()).then(times))
     algorithm, bus = _rates(calls, "bytes", "duration_ns")
@@ -180,80 +150,19 @@ def collective_calls(capture: Views) -> Table:
     return Table.of(COLLECTIVE_CALLS, calls, begin_ns=events.begin_ns)
 
 
-def _found(
-    event: Ints, record: Ints, around: Ints, step: Ints, exposed_ns: Ints, runs_on: str | None
-) -> pl.DataFrame:
-    """Events of collectives, whose positions, or -1, are in `event`, `record` and `around`.
-
-    `event` is a kernel, an annotation or a record; `record` is the CPU event in which torch
-    recorded the collective; `around` is the annotation around the launch; `step` is the index of
-    the finished step that launched it.
-    """
-    columns = {
-        "event": event,
-        "record": record,
-        "around": around,
-        "step": step,
-        "exposed_ns": exposed_ns,
-    }
-    frame = pl.DataFrame({name: each.astype(np.int64) for name, each in columns.items()})
-    return frame.with_columns(runs_on=pl.lit(runs_on, pl.String))
-
-
-def _on_device(events: Events, work: Work, steps: Ints) -> pl.DataFrame:
-    chosen = np.flatnonzero(work.kind == COMMUNICATION)
-    record, around = collective_records(events, work.operator[chosen], work.call[chosen])
-    exposed = _outside(work.of(KERNEL, MEMSET), work.start_ns[chosen], work.end_ns[chosen])
-    step = launching_step(events, work, steps)[chosen]
-    return _found(work.event[chosen], record, around, step, exposed, DEVICE)
-
-
-def _on_cpu(links: Links, steps: Ints) -> pl.DataFrame:
-    events = links.events
-    index = np.flatnonzero(is_on_cpu(events))
-    start, end = events.start_ns[index], events.end_ns[index]
-    exposed = _outside(cpu_sides(links)[1], start, end) if len(index) else start
-    none = np.full(len(index), -1)
-    return _found(index, none, index, step_at(events, steps, start), exposed, CPU)
-
-
-def _recorded_only(events: Events, steps: Ints, used: Ints) -> pl.DataFrame:
-    """The collectives that have a record and no kernel; `used` are the records with a kernel."""
-    is_named = flags(
-        lambda each: collective_kind(each.collective or "") is not None, events.details
-    )
-    chosen = records(events)
-    chosen &= np.append(is_named, False)[events.detail]
-    chosen[used[used >= 0]] = False
-    index = np.flatnonzero(chosen)
-    none, step = np.full(len(index), -1), step_at(events, steps, events.start_ns[index])
-    return _found(index, index, none, step, np.zeros_like(index), None)
-
-
-def _outside(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
-    """How many ns of each span from `start_ns` to `end_ns` are outside of all intervals."""
-    return end_ns - start_ns - within(merged(*intervals), start_ns, end_ns)
-
-
-def _described(events: Events, calls: pl.DataFrame) -> Iterator[tuple[Any, ...]]:
-    """What torch says about each collective, and the names: the columns `_DESCRIBED`."""
-    event, record, around = (calls[name].to_numpy() for name in ("event", "record", "around"))
-    details = collective_details(events, event, record)
-    kinds = kinds_of_collectives(events, details, event, around)
-    for each, kind, own in zip(details, kinds, events.name[event].tolist()):
-        name = events.names[own].replace("(anonymous namespace)::", "").partition("(")[0]
-        about = each.group_description
-        yield (
-            (each.collective or "") if name == RECORD else name,
-            kind,
-            each.process_group,
-            None if about == _NO_DESCRIPTION else about,
-            each.ranks,
-            known_count(each.group_size),
-            each.element_type,
-            known_count(each.collective_number),
-            message_bytes(kind, each),
-        )
+def _exposed_ns(capture: Views, found: pl.DataFrame) -> Ints:
+    """The part of each event in which no device computes, or no thread runs an operator."""
+    event, exposed_ns = found["event"].to_numpy(), np.zeros(len(found), np.int64)
+    for where in (DEVICE, CPU):
+        chosen = found["runs_on"].eq_missing(where).to_numpy()
+        if chosen.any():
+            on_device = where == DEVICE
+            busy = capture.work.of(KERNEL, MEMSET) if on_device else cpu_sides(capture.links)[1]
+            start_ns, end_ns = (
+                side[event[chosen]] for side in (capture.events.start_ns, capture.events.end_ns)
+            )
+            exposed_ns[chosen] = end_ns - start_ns - within(merged(*busy), start_ns, end_ns)
+    return exposed_ns
 
 
 def collectives(capture: Views) -> Table:

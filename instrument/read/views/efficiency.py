@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from instrument.base.peak_flops import PRECISIONS
 from instrument.read.facts.autograd import is_backward
 from instrument.read.facts.device_work import KERNEL, by_group
 from instrument.read.facts.flops import UNKNOWN, needed_flops
-from instrument.read.facts.groupby import intern
+from instrument.read.facts.groupby import computed, intern
 from instrument.read.facts.idle import launching_step
 from instrument.read.facts.launches import have_work, launches_kernel
 from instrument.read.facts.links import Links
@@ -241,7 +240,7 @@ def _flop_calls(capture: Views) -> pl.DataFrame:
     ).filter(pl.col("call") >= 0)
     is_one, says_anything = pl.col("device").n_unique() == 1, dict.fromkeys(_SAYS, pl.Boolean)
     by_call = (
-        _computed(kernels, says, ["kernel"], says_anything)
+        computed(kernels, says, ["kernel"], says_anything)
         .group_by("call")
         .agg(
             pl.when(is_one).then(pl.col("device").first()).otherwise(_SEVERAL).alias("device"),
@@ -249,7 +248,7 @@ def _flop_calls(capture: Views) -> pl.DataFrame:
             pl.col(*_SAYS).any(),
         )
     )
-    calls = _computed(
+    calls = computed(
         calls, arguments, ["name", *codes], {"moved_bytes": pl.Int64, "dtype": pl.String}
     )
     calls = calls.with_row_index("call").cast({"call": pl.Int64})
@@ -258,16 +257,7 @@ def _flop_calls(capture: Views) -> pl.DataFrame:
         pl.col("device_ns").fill_null(0),
         pl.col(*_SAYS).fill_null(value=False),
     )
-    return _computed(calls, precision, ["dtype", "device", *_SAYS], {"precision": pl.String})
-
-
-def _computed(
-    rows: pl.DataFrame, compute: Callable[..., Any], keys: list[str], found: dict[str, Any]
-) -> pl.DataFrame:
-    """Add the columns `found`, computed once for each distinct combination of other columns."""
-    distinct = rows.select(keys).unique()
-    cells = pl.DataFrame([compute(*row) for row in distinct.iter_rows()], found, orient="row")
-    return rows.join(distinct.hstack(cells), on=keys, how="left", maintain_order="left")
+    return computed(calls, precision, ["dtype", "device", *_SAYS], {"precision": pl.String})
 
 
 def _lacks_kernels(links: Links, node: Ints) -> Flags:
