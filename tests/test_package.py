@@ -128,7 +128,7 @@ def test_without_a_compiler_the_wheel_is_for_all_platforms(
 
 def test_templates_and_assets_are_found_in_the_wheel(python: Path, tmp_path: Path) -> None:
     code = """
-from instrument.base.templates import render
+from instrument.read.views.templates import render
 styles = ["read/show/assets/page/page.css"]
 print(render("read/show/templates/report.html", title="none", styles=styles, scripts=[], payload=""))
 """

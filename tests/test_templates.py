@@ -8,7 +8,7 @@ import pytest
 from jinja2 import DictLoader, UndefinedError
 
 import instrument
-from instrument.base.templates import _environment
+from instrument.read.views.templates import _environment
 
 ROOT = Path(instrument.__file__).parent
 

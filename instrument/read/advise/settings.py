@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from instrument.base.errors import ConfigError, did_you_mean
-from instrument.base.project_file import project_table
+from instrument.read.views.project_file import project_table
 
 if TYPE_CHECKING:
     from instrument.read.advise.check import Check, RanksCheck

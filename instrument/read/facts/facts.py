@@ -14,7 +14,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from instrument.base.once import Once
 from instrument.base.range_names import STEP
 from instrument.read.facts import memory_attribution
 from instrument.read.facts.autograd import kinds_of_scopes
@@ -34,6 +33,7 @@ from instrument.read.facts.flops import UNKNOWN
 from instrument.read.facts.groupby import groupby
 from instrument.read.facts.kernel_names import kernel_class, kernel_label
 from instrument.read.facts.links import Links
+from instrument.read.facts.once import Once
 from instrument.read.facts.schema import Schema, names_of, schema
 from instrument.read.facts.segments import LANES, segments
 from instrument.read.facts.step_index import step_at

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from instrument.base.once import Once
 from instrument.read.facts.device_work import Work
 from instrument.read.facts.links import Links
+from instrument.read.facts.once import Once
 
 
 class Traced(Protocol):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from instrument.base.errors import InstrumentError
-from instrument.base.templates import render
 from instrument.read.show.remarks import incomplete
 from instrument.read.show.text import capture_parts
 from instrument.read.show.verdict import first_parts
 from instrument.read.views.section import Part, Section, lines_of
+from instrument.read.views.templates import render
 from instrument.read.views.views import VIEWS, Views
 
 _ROWS = 20

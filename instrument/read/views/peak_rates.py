@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from instrument.base.errors import ConfigError
 from instrument.base.peak_flops import PRECISIONS, check_peak_flops
-from instrument.base.project_file import project_table
 from instrument.read.trace.events import Device
+from instrument.read.views.project_file import project_table
 
 Bound = Literal["compute", "bandwidth"]
 PeakFlops = float | Mapping[str, float]

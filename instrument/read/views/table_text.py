@@ -8,9 +8,9 @@ from typing import Any
 
 from instrument.base.printable import printable
 from instrument.base.prose import shortened
-from instrument.base.templates import render
 from instrument.base.units import count, duration, rate, size
 from instrument.read.facts.schema import unit_of
+from instrument.read.views.templates import render
 
 Columns = Mapping[str, Sequence[Any]]
 

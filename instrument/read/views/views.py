@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from instrument.base import files
 from instrument.base.errors import CaptureError, ConfigError, TraceWarning
 from instrument.base.globs import check_globs
-from instrument.base.once import Once
 from instrument.base.peak_flops import check_peak_flops
 from instrument.base.polars_forks import use_polars
 from instrument.base.printable import printable
 from instrument.base.range_names import whole
+from instrument.read.facts.once import Once
 from instrument.read.facts.schema import Grouping, Schema
 from instrument.read.views import coverage_rows as rows
 

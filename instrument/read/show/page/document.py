@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from instrument.base.templates import render
+from instrument.read.views.templates import render
 
 #: The folder of the scripts and style sheets, as a path in the package.
 ASSETS = "read/show/assets/page"

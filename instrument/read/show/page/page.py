@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instrument.base.errors import CaptureError
-from instrument.base.templates import render
 from instrument.read.advise.diagnose import Diagnosing
 from instrument.read.advise.verdict import notes
 from instrument.read.advise.verdict import verdict as sentence_of
@@ -24,6 +23,7 @@ from instrument.read.show.page.verdict import verdict
 from instrument.read.show.remarks import facts, origin
 from instrument.read.simulate.scenario import scenario
 from instrument.read.views.private_words import private_words, words_of_path
+from instrument.read.views.templates import render
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Renders HTML from the templates in this package.
 
 Templates and assets (CSS and JavaScript) are files. They are named by their path in the package,
-such as `report/templates/report.html`. A page contains its CSS and JavaScript and loads no other
+such as `read/show/templates/report.html`. A page contains its CSS and JavaScript and loads no other
 file.
 """
 
