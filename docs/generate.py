@@ -1,4 +1,4 @@
-"""Write `options.md`, `columns.md`, `cli.md`, `json.md` and the config files that list options.
+"""Write `options.md`, `columns.md`, `cli.md`, `json.md`, and what lists options for Hydra and mypy.
 
     python docs/generate.py
 
@@ -78,6 +78,40 @@ GROUPS = {
         "upload_options preemption_grace_s sinks triggers"
     ),
 }
+# For each part of a field's type, what a caller may pass.
+PASSED = {
+    r"Annotated\[(\w+), .*?\)\]": r"\1",
+    r"\bCount\b": "int",
+    r"\bAmount\b": "float",
+    r"\bBytes\b": "int | str",
+    r"\blist\[": "Sequence[",
+    r"\bdict\[": "Mapping[",
+    r"\b(\w+Config)\b": r"\1 | Mapping[str, Any]",
+}
+PASSED_AS = {
+    "activities": "Sequence[Any] | None",
+    "sinks": "Mapping[str, Any] | Sequence[str]",
+    "triggers": "Mapping[str, Any] | Sequence[str]",
+}
+KEYWORDS_HEAD = f'''\
+"""`ProfilerOptions`: the keyword options of `Session`, for type checkers and completion.
+
+{WRITTEN_BY}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from instrument.record.config.schema import MetricsConfig, ModulesConfig, TimingsConfig
+
+
+class ProfilerOptions(TypedDict, total=False):
+    """The options of `ProfilerConfig`, with the types that a caller may pass."""
+
+'''
 Row = tuple[str, str, str, str]  # name, type, default, text
 
 
@@ -116,6 +150,23 @@ def options_page() -> str:
 def base_file() -> str:
     """The config file that every preset includes: all options of a session."""
     return _comment(WRITTEN_BY, ABOUT_BASE) + DEFAULTS + _option_lines(ProfilerConfig)
+
+
+def keywords_module() -> str:
+    """The module with the options of a session as keywords, for type checkers and completion.
+
+    The types are those that a caller may pass: "4GB" for bytes, a mapping for nested options, and
+    a list of names for sinks and triggers.
+    """
+    fields = ProfilerConfig.model_fields
+    lines = []
+    for name, member in _read(ProfilerConfig).members.items():
+        if name in fields:
+            kind = str(member.annotation).replace("'", '"')
+            for pattern, given in PASSED.items():
+                kind = re.sub(pattern, given, kind)
+            lines.append(f"    {name}: {PASSED_AS.get(name, kind)}\n")
+    return KEYWORDS_HEAD + "".join(lines)
 
 
 def sink_or_trigger_file(name: str, target: str) -> str:
@@ -449,6 +500,7 @@ def files() -> dict[Path, Callable[[], str]]:
     }
     found: dict[Path, Callable[[], str]] = {DOCS / name: page for name, page in pages.items()}
     found[PROFILER / f"{BASE}.yaml"] = base_file
+    found[ROOT / "instrument" / "record" / "config" / "keywords.py"] = keywords_module
     for group in ("sinks", "triggers"):
         for name, target in shipped(group).items():
             text = partial(sink_or_trigger_file, name, target)

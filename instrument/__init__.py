@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from instrument.read.capture import Capture
     from instrument.read.compare.diff import diff
     from instrument.record.config.schema import ProfilerConfig
+    from instrument.record.requests import RequestedWindow
     from instrument.record.session import Session
     from instrument.record.triggers.trigger import Trigger
 
@@ -39,6 +40,7 @@ __all__ = [
     "InstrumentError",
     "MissingPackage",
     "ProfilerConfig",
+    "RequestedWindow",
     "Session",
     "Sink",
     "TraceError",
@@ -61,6 +63,7 @@ _HOMES = {
     "InstrumentError": "base.errors",
     "MissingPackage": "base.errors",
     "ProfilerConfig": "record.config.schema",
+    "RequestedWindow": "record.requests",
     "Session": "record.session",
     "Sink": "export.sinks.sink",
     "TraceError": "base.errors",

@@ -59,7 +59,7 @@ def asked_for(model: nn.Module, **options: Any) -> None:
 
 
 def look(session: Session) -> None:
-    triggers = session.loop.run.triggers if session.loop.run is not None else None
+    triggers = session._loop.run.triggers if session._loop.run is not None else None
     if triggers is not None:
         for each in triggers._triggers.values():
             if each.callbacks.poll is not None:

@@ -52,6 +52,18 @@ def test_a_marked_function_is_recorded_under_its_qualified_name_or_the_one_given
     assert seen.ranges == [("named", None), ("plain", "named")]
 
 
+@profiled(name="keyword")
+def by_keyword(x: int) -> int:
+    with profiled(name="block"):
+        return x
+
+
+def test_a_name_by_keyword_marks_a_function_or_a_block(tmp_path: Path) -> None:
+    with recorded(tmp_path) as seen:
+        assert by_keyword(3) == 3
+    assert seen.ranges == [("keyword", None), ("block", "keyword")]
+
+
 def test_nothing_is_recorded_while_not_armed(tmp_path: Path) -> None:
     with recorded(tmp_path) as seen:
         backends.disarm()

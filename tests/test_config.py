@@ -71,7 +71,7 @@ MISTAKES: list[dict[str, Any]] = [
     {"every_n_steps": 2, "active": 3},
     {"at_steps": [10, 12], "active": 3},
     {"at_steps": [-1], "active": 3},
-    {"phases": ["val"]},
+    {"phases": ["val 1/2"]},
     {"triggers": {"slow_step": {"factr": 2}}},
     {"triggers": ["slow"]},
     {"sinks": {"stacks": {}}},
@@ -284,6 +284,17 @@ def test_every_preset_is_a_valid_config_with_every_option(name: str) -> None:
     assert as_config(name).enabled == (name != "disabled")
 
 
+def test_a_config_is_frozen_and_replace_makes_another_one() -> None:
+    config = ProfilerConfig(active=3, timings={})
+    for owner, name in ((config, "active"), (config.timings, "every")):
+        with pytest.raises(ConfigError, match=rf"\.{name} is 4, but it cannot be set on a config"):
+            setattr(owner, name, 4)
+    other = config.replace(active=4, sinks=["table"])
+    assert (other.active, list(other.sinks), config.active, config.sinks) == (4, ["table"], 3, {})
+    with pytest.raises(ConfigError, match=r"did you mean profiler\.active"):
+        config.replace(actve=3)  # type: ignore[call-arg]
+
+
 def test_a_config_survives_the_way_through_json() -> None:
     config = as_config("full", active=5)
     assert as_config(config.plain()) == config
@@ -328,10 +339,10 @@ def test_without_a_config_nothing_is_recorded_whatever_the_options(options: Any)
     ids=str,
 )
 def test_no_window_is_without_end_unless_that_is_asked_for(options: Any, first: Any) -> None:
-    config = as_config(**options)
-    window = schedule.next_window(config, 0)
-    assert config.enabled
-    assert (window and (window.first, window.last)) == first
+    for config in (as_config(**options), as_config(options), as_config(ProfilerConfig(**options))):
+        window = schedule.next_window(config, 0)
+        assert config.enabled
+        assert (window and (window.first, window.last)) == first
 
 
 @pytest.mark.parametrize(

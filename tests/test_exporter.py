@@ -695,7 +695,7 @@ def test_the_worker_ends_in_its_time_whatever_a_sink_left(
 
 
 def worker_of(session: Session) -> subprocess.Popen[str] | None:
-    return session.loop.run.finisher._process
+    return session._loop.run.finisher._process
 
 
 def test_an_exception_in_training_does_not_wait_for_the_exporter(

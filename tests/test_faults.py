@@ -199,7 +199,7 @@ def test_sigterm_reaches_the_handler_that_was_there_and_training_may_go_on(tmp_p
         tmp_path,
         """
         def theirs(number, frame):
-            say(f"theirs, {session.loop.run.finisher.saved} saved, {frame.f_code.co_name}")
+            say(f"theirs, {session._loop.run.finisher.saved} saved, {frame.f_code.co_name}")
         signal.signal(signal.SIGTERM, theirs)
         before = signal.getsignal(signal.SIGTERM)
         given = {"active": 4, "repeat": 2, "wait": 1}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from collected import Log
 
-from instrument import Capture, Session
+from instrument import Capture, ConfigError, Session
 from instrument.record.triggers import Step
 
 pytestmark = pytest.mark.usefixtures("inline_export")
@@ -63,6 +63,29 @@ def test_a_break_after_a_whole_batch_ends_the_batch_s_step(tmp_path: Path) -> No
                     if batch == 1:
                         break
     assert [numbers(capture) for capture in session.captures] == [[1], [3]]
+
+
+@pytest.mark.parametrize("left_at", [None, 4])
+def test_a_step_of_accumulated_gradients_has_several_batches(
+    tmp_path: Path, left_at: int | None
+) -> None:
+    with Session(active=2, repeat=2, output_dir=tmp_path) as session:
+        for batch in session.steps(range(11), every=3):
+            work()
+            session.step(loss=float(batch))
+            with session.phase("validation"):
+                for _ in session.steps(range(2)):
+                    work()
+            if batch == left_at:
+                break
+        assert session.step_number == (4 if left_at is None else 1)
+    found = [(numbers(each), each.ranges.where(path="data")) for each in session.captures]
+    if left_at is None:  # the last step has two batches
+        assert [(steps, row.calls) for steps, (row,) in found] == [([0, 1], 6), ([2, 3], 5)]
+    else:
+        assert [(steps, row.calls) for steps, (row,) in found] == [([0, 1], 5)]
+    with pytest.raises(ConfigError, match="every=0, but it must be 1 or more"):
+        session.steps([], every=0)
 
 
 def test_each_phase_that_is_named_follows_the_schedule_by_its_own_count(
@@ -171,17 +194,16 @@ def test_a_phase_that_came_in_an_earlier_run_alone_is_told(tmp_path: Path, log: 
     ]
 
 
-def test_an_unknown_phase_is_counted_by_itself_and_told_once(tmp_path: Path, log: Log) -> None:
-    with Session(wait=1, active=1, output_dir=tmp_path) as session:
-        session.step()
+def test_a_phase_has_any_name_and_is_counted_by_itself(tmp_path: Path, log: Log) -> None:
+    with Session(wait=1, active=1, phases=["rollout"], output_dir=tmp_path) as session:
         for _ in range(2):
-            with session.phase("val"):
-                session.step()
-        session.step()
-    assert [numbers(capture) for capture in session.captures] == [[1]]
-    assert log.at("WARNING") == [
-        "session.phase('val') is never recorded: profiler.phases takes train, validation, test, predict."
-    ]
+            for name in ("rollout", "not recorded"):
+                with session.phase(name):
+                    session.step()
+            session.step()
+    found = [(capture.name, capture.phase, numbers(capture)) for capture in session.captures]
+    assert found == [("rollout_steps_000001-000001_rank0", "rollout", [1])]
+    assert log.at("WARNING") == []
 
 
 def test_a_restarted_session_counts_each_phase_anew(tmp_path: Path) -> None:
@@ -248,7 +270,7 @@ def test_a_step_of_validation_is_none_of_the_window_of_train(tmp_path: Path, log
     with Session(active=2, output_dir=tmp_path) as session:
         with session.phase("validation"):
             session.step()
-        assert session.loop.window is not None
-        assert session.loop.window.step_ns == []
+        assert session._loop.window is not None
+        assert session._loop.window.step_ns == []
         session.step()
-        assert len(session.loop.window.step_ns) == 1
+        assert len(session._loop.window.step_ns) == 1

@@ -27,7 +27,7 @@ from commands import Command
 from installed import need
 
 import instrument
-from instrument import Capture, Session
+from instrument import Capture, ProfilerConfig, Session
 from instrument.base.errors import ConfigError
 from instrument.cli.run import _join_threads, _verdict, config_of, split
 from instrument.cli.script import prepared
@@ -35,7 +35,7 @@ from instrument.read.advise.diagnose import Diagnosing
 from instrument.read.advise.finding import Finding
 from instrument.record.config.schedule import planned
 from instrument.record.long_steps import EXPORTING, MOST_KEPT, long_steps, no_times, unlike_window
-from instrument.record.unedited import Cycle, with_later_window
+from instrument.record.unedited import Cycle, Watch, with_later_window
 
 MODEL = """
 import torch
@@ -736,19 +736,20 @@ def test_steps_outside_windows_are_timed_and_those_during_an_export_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: list[int]
 ) -> None:
     config = {"at_steps": [5], "warmup": 1, "active": 2, "export": "inline"}
+    watch = Watch(ProfilerConfig(**config))
+    times = watch.times
     with Session(config, output_dir=tmp_path) as session:
-        session.loop.times = times = no_times()
         for step in range(12):
             if step in (8, 9):
-                monkeypatch.setattr(session.loop.run.finisher, "pending", [tmp_path] * (9 - step))
+                monkeypatch.setattr(session._loop.run.finisher, "pending", [tmp_path] * (9 - step))
             now[0] += 100 + step
-            session.step()
-        session.loop.train.step_number = MOST_KEPT - 1
+            watch._end_step(session)
+        session._loop.train.step_number = MOST_KEPT - 1
         for _ in range(2):
             now[0] += 7
-            session.step()
-    # 3, 4 and 6 end where the warm-up begins, lasts, and where the window ends
-    expected = [100, 101, 102, 0, 0, -105, -106, 107, 108 | EXPORTING, 109, 110, 111, 0]
+            watch._end_step(session)
+    # step 4 warms up
+    expected = [100, 101, 102, 103, 0, -105, -106, 107, 108 | EXPORTING, 109, 110, 111, 0]
     assert times[:13].tolist() == expected
     assert (times[-1], len(times)) == (7, MOST_KEPT)
 

@@ -734,7 +734,7 @@ def test_an_interrupt_while_torch_stops_leaves_no_profiler_on(
     with pytest.raises(KeyboardInterrupt):
         run()
     assert len(session.captures) == 1
-    Session({"output_dir": str(tmp_path)}).start().stop()
+    Session(active=None, output_dir=tmp_path).start().stop()
 
 
 @pytest.mark.parametrize("where", ["stop_trace", "close"])

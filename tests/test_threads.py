@@ -203,7 +203,7 @@ def test_where_torch_records_one_thread_a_step_on_another_drops_the_window(
             session.step()
         for _ in range(2):
             in_thread(session.step)
-            assert not session.loop.recording
+            assert not session._loop.recording
         assert profiler_is_on(), "only this thread can stop it"
         session.step()
         assert not profiler_is_on(), "its own thread has come back"
@@ -307,7 +307,7 @@ def test_a_waiting_step_waits_for_no_thread(tmp_path: Path, log: Log) -> None:
         locked, over = Event(), Event()
 
         def hold() -> None:
-            with session.loop.lock:
+            with session._loop.lock:
                 locked.set()
                 over.wait(120)
 

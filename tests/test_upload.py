@@ -374,7 +374,7 @@ def test_a_hanging_upload_delays_no_window_and_after_a_killed_exporter_another_s
         "output_dir": str(output),
     }
     with Session(active=1, repeat=2, **given) as session:
-        exporter = session.loop.run.finisher
+        exporter = session._loop.run.finisher
         with socket.create_server(("127.0.0.1", server.port)) as deaf:
             session.step()
             asking, _ = deaf.accept()  # and never answer
@@ -531,7 +531,7 @@ def test_where_training_fails_uploads_are_not_waited_for(
     assert command.main(["export", str(here), "--upload-to", url]) == 0
     assert capsys.readouterr().out == f"Sent {url}/{remote_name(here / ALL[0])}.\n"
     gate.set()
-    session.loop.run.finisher._uploads.close()
+    session._loop.run.finisher._uploads.close()
 
 
 @pytest.mark.parametrize(
@@ -760,7 +760,7 @@ def test_a_sink_of_this_process_has_run_before_the_capture_is_sent(tmp_path: Pat
 
     url = f"file://{tmp_path}/there"
     session = record(tmp_path / "here", url, export="process", sinks={"here": Here(), "table": {}})
-    run = session.loop.run
+    run = session._loop.run
     assert run.finisher._job.upload_to is None, "the worker sends nothing"
     assert run.finisher._job.owner == os.getuid(), "and takes only folders of this user"
     there = tmp_path / "there" / remote_name(tmp_path / "here" / ALL[0])

@@ -97,9 +97,9 @@ def test_a_step_that_does_not_end_is_cut_at_twice_the_limit(
         for _ in range(3):  # after the second look, the thread has drawn nothing from the first
             looked.clear()
             looked.wait()
-        assert session.loop.recording
+        assert session._loop.recording
         held += 200_000
-        while session.loop.recording:
+        while session._loop.recording:
             torch.ones(2) + 1
     (capture,) = session.captures
     assert capture.metadata["window"]["truncated"] is True
@@ -116,7 +116,7 @@ def test_a_step_on_the_only_thread_that_can_stop_the_profiler_is_not_cut(
     with Session(active=2, max_window_memory="1MB", output_dir=tmp_path) as session:
         assert not [each for each in threading.enumerate() if each.name == "instrument-limits"]
         held += 3_000_000
-        assert session.loop.recording
+        assert session._loop.recording
         session.step()
     (capture,) = session.captures
     assert (capture.metadata["window"]["steps"], capture.metadata["window"]["truncated"]) == (

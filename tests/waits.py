@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from instrument.export import waiting
-from instrument.record import finisher, session, step_loop
+from instrument.record import finisher, session, step_loop, unedited
 
 
 def until(ready: Callable[[], Any]) -> Any:
@@ -40,6 +40,6 @@ def end_of_run_in_leaps(monkeypatch: pytest.MonkeyPatch, leap_s: int) -> None:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The only element is what the clock of steps and phases shows, in nanoseconds."""
     now = [0]
-    for module in (session, step_loop):
+    for module in (session, step_loop, unedited):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
     return now

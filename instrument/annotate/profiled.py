@@ -123,6 +123,8 @@ _NEEDLESS = frozenset(["__class_getitem__", "__copy__", "__deepcopy__", "__setst
 @overload
 def profiled(target: str, /) -> Range: ...
 @overload
+def profiled(*, name: str) -> Range: ...
+@overload
 def profiled(target: T, /, *, name: Name | None = None) -> T: ...
 @overload
 def profiled(*, name: Name | None = None) -> Callable[[T], T]: ...
@@ -132,7 +134,8 @@ def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
     """Mark code, so that every recorded window shows its calls as a named range.
 
     `@profiled` uses the qualified name as the range's name. `@profiled("attention_block")` uses the
-    given name. `with profiled("loss"):` marks a block. `profiled` can mark:
+    given name. `with profiled("loss"):` or `with profiled(name="loss"):` marks a block. `profiled`
+    can mark:
 
     - functions and methods. `@classmethod` or `@staticmethod` may stand above or below `@profiled`;
     - coroutines and generators, which get a range for each slice between two suspensions;
@@ -162,6 +165,8 @@ def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
     """
     if target == "" or name == "":
         raise ConfigError("profiled was given an empty name: pass a name, or leave it out.")
+    if target is None and isinstance(name, str):
+        target = name
     if isinstance(target, str):
         return Range(target)
     if target is None:

@@ -49,6 +49,12 @@ class Options(BaseModel):
         except ValidationError as error:
             raise ConfigError(_sentence(type(self), error)) from None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except ValidationError as error:  # a class of options that is frozen
+            raise ConfigError(_sentence(type(self), error)) from None
+
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
             yield name, redact(value, name or "")
@@ -110,6 +116,7 @@ def _must(error: ErrorDetails, annotation: Any) -> str:
         "string": "must be text",
         "dict": "must be a mapping with names as keys",
         "list": "must be a list",
+        "frozen": "cannot be set on a config: make another one, with config.replace",
         "literal": f"must be {context.get('expected')}",
         "too": "needs at least one item",
     }

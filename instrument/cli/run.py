@@ -10,8 +10,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -151,10 +150,12 @@ def _record(act: Callable[[], T], asked: Asked, spawned: int | None = None) -> T
             with own_modules():
                 from instrument.record.unedited import Watch
 
-            watches.append(watch := Watch(config, kind, may_move=may_move))
+            # a new interpreter would import the script's modules instead of this package's
+            follows = spawned is None and not doubles()
+            run_spawned = partial(_run_spawned, asked) if follows else None
+            watch = Watch(config, kind, may_move=may_move, run_spawned=run_spawned)
+            watches.append(watch)
             watch.begin()
-            if spawned is None and not doubles():  # a new interpreter would import the script's
-                _follow_spawned(watch, asked)
         except Exception as wrong:  # an error of ours must not end the script
             say(f"instrument: nothing is recorded: {reason_of(wrong)}.")
 
@@ -181,21 +182,6 @@ def _say_wrapped(text: str) -> None:
 
     width = PROSE_WIDTH if len(text.split()) > _FEW_WORDS else len(text)
     say(*textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))
-
-
-def _follow_spawned(watch: Watch, asked: Asked) -> None:
-    """Record the processes that `mp.spawn` starts, too: they train instead of this one."""
-    # torch.multiprocessing.spawn is a function, and the module has the same name
-    modules: list[Any] = [import_module(f"torch.multiprocessing{each}") for each in ("", ".spawn")]
-    start = modules[0].start_processes
-
-    @wraps(start)
-    def start_recorded(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        watch.spawns = True
-        return start(partial(_run_spawned, asked, fn), *args, **kwargs)
-
-    for module in modules:
-        module.start_processes = start_recorded
 
 
 def _run_spawned(asked: Asked, function: Callable[..., Any], index: int, *args: Any) -> Any:

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from ipaddress import ip_address
-from pathlib import Path
-from threading import RLock
+from threading import Lock
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from instrument.base import files, queue
+from instrument.base import files
 from instrument.base.errors import ConfigError
 from instrument.base.rank_info import rank_info
+from instrument.record.requests import RequestedWindow
 from instrument.record.session import Session
-from instrument.record.triggers.file import File
-from instrument.record.triggers.trigger import Request
 
 Answer = tuple[int, dict[str, Any] | bytes]  # the status, and JSON or a page
 
 _MOST_STEPS, _LEAST_S, _MOST_S, _MOST_MEMORY = 10_000, 0.001, 60, 1_000_000_000
 _MOST_BYTES, _KNOWN_WINDOWS = 1_000, 100  # older ids are forgotten
 _OF_PROXIES = (b"forwarded", b"via", b"x-real-ip", b"x-forwarded-")
-_WHY = {"failed": {"error": "See the log; or the run ended, or `instrument trigger` came first."}}
+_WHY = {"failed": {"error": "See the log; or the run ended first."}}
 _HEADERS = [(b"cache-control", b"no-store"), (b"www-authenticate", b"Bearer")]
 
 
@@ -51,19 +48,16 @@ def profiler_app(session: Session, *, token: str | None = None) -> Callable[...,
     """
     config = session.config
     limits = (config.max_window_s, _MOST_S), (config.max_window_memory, _MOST_MEMORY)
-    triggers = [name for name, each in config.triggers.items() if isinstance(each, File)]
-    fits = (
-        config.export == "process" and config.profile_all_threads
-    )  # else windows end late, or not
-    if config.enabled and not (triggers and fits and all(0 < (n or 0) <= m for n, m in limits)):
+    # else windows end late, or not
+    fits = config.export == "process" and config.profile_all_threads
+    if config.enabled and not (fits and all(0 < (n or 0) <= m for n, m in limits)):
         raise ConfigError(
-            "profiler_app needs the trigger file, export=process, profile_all_threads=true and "
-            f"limits, max_window_s={_MOST_S} and max_window_memory={_MOST_MEMORY:,} at most: use "
-            "on_demand."
+            "profiler_app needs export=process, profile_all_threads=true and limits, "
+            f"max_window_s={_MOST_S} and max_window_memory={_MOST_MEMORY:,} at most: use on_demand."
         )
     if token is not None and not (str(token).isprintable() and token == str(token).strip() != ""):
         raise ConfigError("The token of profiler_app must be printable text without outer spaces.")
-    windows = _Windows(session, triggers)
+    windows = _Windows(session)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "websocket":  # otherwise the server answers 500 and logs it
@@ -115,16 +109,15 @@ async def _answer(windows: _Windows, scope: Any, receive: Any) -> Answer:
 
 
 class _Windows:
-    """The windows that clients requested: by id, the last seen state or the capture's folder."""
+    """The windows that clients requested, by id; the newest is the last."""
 
-    def __init__(self, session: Session, triggers: list[str]) -> None:
-        self._session, self._triggers = session, triggers
-        self._known: dict[str, str | Path] = {}  # the newest is the last
-        self._lock = RLock()
+    def __init__(self, session: Session) -> None:
+        self._session, self._lock = session, Lock()
+        self._requested: dict[str, RequestedWindow] = {}
 
     def request(self, body: bytes) -> Answer:
-        loop, most_s = self._session.loop, self._session.config.max_window_s or 0
-        if not loop.running or loop.run is None or loop.run.triggers is None:
+        most_s = self._session.config.max_window_s or 0
+        if not self._session.running:
             return 503, {"error": "The session was not started, or its config disables it."}
         if rank_info().world_size > 1:
             return 503, {"error": "Several ranks record together: use `instrument trigger`."}
@@ -136,58 +129,28 @@ class _Windows:
             sizes = f"1 to {_MOST_STEPS} steps, or {_LEAST_S:g} to {most_s:g} seconds"
             return 400, {"error": f'Send {{"steps": 20}} or {{"seconds": 5}}: {sizes}.'}
         with self._lock:
-            newest = next(reversed(self._known), "")
-            if self._state(newest) in ("waiting", "recording"):
-                return 409, {"error": "Another window is not recorded yet.", "id": newest}
-            window = secrets.token_hex(8)
-            request = Request(f"POST /windows, id {window}", steps, seconds)
-            if loop.run.triggers.requests.setdefault(self._triggers[0], request) is not request:
-                return 409, {"error": "The window of `instrument trigger` has not begun yet."}
-            self._known[window] = "waiting"
-            if len(self._known) > _KNOWN_WINDOWS:
-                del self._known[next(iter(self._known))]
-        return 202, {"id": window, "state": "waiting"}
+            newest = next(reversed(self._requested.values()), None)
+            if newest is not None and newest.state in ("waiting", "recording"):
+                return 409, {"error": "Another window is not recorded yet.", "id": newest.id}
+            window = self._session.request(steps, seconds=seconds, why="POST /windows")
+            if window.state == "failed":
+                return 409, {"error": "A window that the program requested has not begun yet."}
+            self._requested[window.id] = window
+            if len(self._requested) > _KNOWN_WINDOWS:
+                del self._requested[next(iter(self._requested))]
+        return 202, {"id": window.id, "state": "waiting"}
 
-    def show(self, window: str, page: bool) -> Answer:
-        state, file = self._state(window), "report.html" if page else "diagnosis.json"
-        if state is None:
+    def show(self, id: str, page: bool) -> Answer:
+        window = self._requested.get(id)
+        if window is None:
             return 404, {"error": "No such window, or this process has forgotten it."}
-        if isinstance(state, str):
-            return 404 if page else 200, {"id": window, "state": state} | _WHY.get(state, {})
+        state, folder = window.state, window.folder
+        if folder is None:
+            return 404 if page else 200, {"id": id, "state": state} | _WHY.get(state, {})
         content = b""  # without the sink `report`, or if it failed
         with suppress(OSError):
-            content = files.read_bytes(state / file)
+            content = files.read_bytes(folder / ("report.html" if page else "diagnosis.json"))
         if page:
             return (200, content) if content else (404, {"error": "The capture has no page."})
         found = msgspec.Raw(content or b"null")
-        return 200, {"id": window, "state": "done", "capture": state.name, "diagnosis": found}
-
-    def _state(self, window: str) -> str | Path | None:
-        """The state of a window, or the folder of its capture when it is done; None if unknown."""
-        with self._lock:
-            state = self._known.get(window)
-            if isinstance(state, str):
-                # None: another thread begins, ends or saves a window
-                state = self._session.loop.exclusively(self._in_loop, window, wait=False) or state
-                state = self._saved(window) if state == "saved" else state
-                self._known[window] = state
-            return state
-
-    def _in_loop(self, window: str) -> str:
-        loop, run = self._session.loop, self._session.loop.run
-        if loop.running and run is not None and run.triggers is not None:
-            if any(window in (each.why or "") for each in list(run.triggers.requests.values())):
-                return "waiting"
-            if loop.train.window and window in (loop.train.window.trigger_reason or ""):
-                return "recording" if loop.recording else "waiting"
-        return "saved"
-
-    def _saved(self, window: str) -> str | Path:
-        run, places = self._session.loop.run, list[Path]()
-        for each in [*run.finisher.pending, *run.finisher.to_finish] if run else ():
-            places += each, queue.busy_path(each), each.with_name(queue.name_of(each))
-        for place in [*places, *(each.folder for each in self._session.captures if each.folder)]:
-            with suppress(OSError):
-                if window.encode() in files.read_bytes(place / files.METADATA_FILE):
-                    return "exporting" if place.name.startswith(".") else place
-        return "failed"
+        return 200, {"id": id, "state": state, "capture": folder.name, "diagnosis": found}

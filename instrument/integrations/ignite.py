@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import Tensor, nn
 
 from instrument.annotate.profiled import profiled
 from instrument.base.errors import ConfigError, MissingPackage
+from instrument.record.config.schema import NO_CONFIG
 from instrument.record.session import Session
+
+if TYPE_CHECKING:
+    from instrument.record.config.keywords import ProfilerOptions
 
 try:
     from ignite.engine import Engine, Events, State
@@ -20,10 +24,12 @@ except ImportError as error:
 
 def attach(
     engine: Engine,
-    *config: Any,
+    config: Any = NO_CONFIG,
+    /,
+    *,
     phase: str = "train",
     model: nn.Module | None = None,
-    **options: Any,
+    **options: Unpack[ProfilerOptions],
 ) -> Session:
     """Record windows of each `engine.run`; a step is an iteration, counted from 0.
 
@@ -36,9 +42,9 @@ def attach(
         engine: the engine to attach to.
         config: as for `Session`, or a session. If a second engine runs inside the first, pass the
             session of the first engine: `attach(evaluator, session, phase="validation")`.
-        phase: what the engine does: `train`, `validation`, `test` or `predict`. An engine with the
-            phase `train` starts and stops the session. The runs of other engines are recorded only
-            while the session runs. The steps of each phase are counted separately.
+        phase: what the engine does: `train`, or any other name, such as `validation`. An engine
+            with the phase `train` starts and stops the session. The runs of other engines are
+            recorded only while the session runs. The steps of each phase are counted separately.
         model: a model whose submodules get ranges.
         options: as for `Session`.
 
@@ -47,8 +53,8 @@ def attach(
     """
     if isinstance(vars(engine).get("run"), Attached):
         raise ConfigError("This engine has a session attached already: call detach(engine) first.")
-    given = config[0] if config and isinstance(config[0], Session) and not options else None
-    session = given or Session(*config, **options)
+    given = config if isinstance(config, Session) and not options else None
+    session = given or Session(config, **options)
     if session.config.enabled:
         engine.run = Attached(engine, session, phase, model)  # type: ignore[method-assign]
     return session
@@ -117,8 +123,8 @@ class Attached:
         state = self._engine.state
         if not self._session.running:
             self._session.step_number = state.iteration
-            self._session.loop.loaders.add(state.dataloader, "train")
-            self._session.start(self._model, total_steps=_iterations(state))
+            loaders = {"train": state.dataloader}
+            self._session.start(self._model, total_steps=_iterations(state), loaders=loaders)
 
     def _step(self) -> None:
         if self._session.running:

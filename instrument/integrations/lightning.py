@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from importlib import import_module
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -23,11 +23,14 @@ from instrument.annotate import backends
 from instrument.annotate.profiled import Range
 from instrument.annotate.wrapper import is_ranged
 from instrument.base.errors import MissingPackage
+from instrument.record.config.schema import NO_CONFIG
 from instrument.record.session import Session
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule
     from lightning.pytorch.profilers import PassThroughProfiler, Profiler
+
+    from instrument.record.config.keywords import ProfilerOptions
 else:
     packages, missing = [], None
     for package in ("lightning.pytorch", "pytorch_lightning"):
@@ -48,8 +51,8 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 class ProfilerCallback(Callback):
     """Records windows of `trainer.fit`; a step is a training batch.
 
-    The callback takes the arguments of `Session`, and raises the same errors; `session` is its
-    session.
+    The callback takes the config and the options of `Session`, and raises the same errors;
+    `session` is its session.
 
     The parts of a step are ranges: `data`, `batch_to_device`, `training_step`, `backward`,
     `optimizer_step` and `validation`. Lightning runs `training_step`, `backward` and
@@ -70,8 +73,8 @@ class ProfilerCallback(Callback):
     While no window is open, a batch costs a few calls, each of which compares two numbers.
     """
 
-    def __init__(self, *config: Any, **options: Any) -> None:
-        self.session = Session(*config, **options)
+    def __init__(self, config: Any = NO_CONFIG, /, **options: Unpack[ProfilerOptions]) -> None:
+        self.session = Session(config, **options)
         self._phase: str | None = None
         self._open_phase = ExitStack()
         self._installed = ExitStack()  # removes hooks when the session stops
@@ -85,8 +88,12 @@ class ProfilerCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Start the session, with ranges for the submodules that `profiler.modules` selects."""
         self.session.step_number = trainer.fit_loop.epoch_loop.total_batch_idx + 1
-        self.session.loop.loaders.add(trainer.train_dataloader, "train")
-        self._start(trainer, pl_module, _batches(trainer, pl_module))
+        self._start(
+            trainer,
+            pl_module,
+            total_steps=_batches(trainer, pl_module),
+            loaders={"train": trainer.train_dataloader},
+        )
 
     def on_before_backward(self, *args: Any) -> None:
         """Open the range `backward`."""
@@ -151,10 +158,8 @@ class ProfilerCallback(Callback):
         """Stop the session if it still runs, for example when Lightning's tuner ends a run."""
         self._stop(None)
 
-    def _start(
-        self, trainer: Any, pl_module: LightningModule, total_steps: int | None = None
-    ) -> None:
-        self.session.start(pl_module, total_steps=total_steps)
+    def _start(self, trainer: Any, pl_module: LightningModule, **about: Any) -> None:
+        self.session.start(pl_module, **about)
         self._installed.callback(
             register_optimizer_step_post_hook(lambda *_: self._close_ranges()).remove
         )
@@ -231,9 +236,9 @@ class InstrumentProfiler(_Parts):
     prints no summary: the session's sinks write the results.
     """
 
-    def __init__(self, *config: Any, **options: Any) -> None:
+    def __init__(self, config: Any = NO_CONFIG, /, **options: Unpack[ProfilerOptions]) -> None:
         super().__init__()
-        self.callback = ProfilerCallback(*config, **options)
+        self.callback = ProfilerCallback(config, **options)
 
     @property
     def session(self) -> Session:

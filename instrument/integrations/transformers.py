@@ -56,8 +56,8 @@ class ProfilerCallback(TrainerCallback):
         """Start the session. The first step number is that of the checkpoint, if there is one."""
         self.session.stop()  # with auto_find_batch_size, training may begin several times
         self.session.step_number = state.global_step
-        self.session.loop.loaders.add(kwargs.get("train_dataloader"), "train")
-        self.session.start(model, total_steps=state.max_steps)
+        loaders = {"train": kwargs.get("train_dataloader")}
+        self.session.start(model, total_steps=state.max_steps, loaders=loaders)
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Open the range `optimizer`."""

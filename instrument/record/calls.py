@@ -85,7 +85,8 @@ class RecordedCalls:
             finally:
                 _enclosing.set(enclosing)
                 if self._ends_session(call):
-                    await _in_thread(self._session.stop_without_waiting())
+                    self._session.stop(wait=False)
+                    await _in_thread(self._session.wait)
 
         def generator(*args: Any, **kwargs: Any) -> Any:
             if self.over:
@@ -138,7 +139,7 @@ class RecordedCalls:
             logger.error(
                 "session.record cannot start the session, so no call is recorded: {}", error
             )
-        self._owns_session = session.loop.by_calls = session.running
+        self._owns_session = session._loop.by_calls = session.running
         self.over = not self._owns_session
 
     def _end_call(self, call: _CountedCall | None) -> None:
@@ -146,14 +147,14 @@ class RecordedCalls:
             self._session.stop()
 
     def _ends_session(self, call: _CountedCall | None) -> bool:
-        return call is not None and bool(self._session.loop.exclusively(self._end_step, call))
+        return call is not None and bool(self._session._loop.exclusively(self._end_step, call))
 
     def _end_step(self, call: _CountedCall) -> bool:
         """End a step at the end of a call; return whether the session must stop now."""
         session = self._session
         if self.over or not session.running:
             return False
-        config, train = session.config, session.loop.train
+        config, train = session.config, session._loop.train
         window = train.window
         if window is not None and window.first > train.step_number:
             window = None  # the window has not begun

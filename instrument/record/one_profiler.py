@@ -77,19 +77,19 @@ def starting() -> Iterator[None]:
 
 
 @functools.cache
-def watch_others() -> None:
+def watch_others() -> Callable[[], None]:
     """From now on, end our window before a profiler of the program warms up or starts.
 
     Also keep the steps of an idle profiler of the program out of our windows. Wraps two private
     functions of torch, which are called once per recording, because torch has no callback for this.
     If this version of torch lacks one of them, nothing is wrapped; `Recorder` then notices only
-    profilers that stop within the window.
+    profilers that stop within the window. The result undoes it.
     """
     module: Any = torch.autograd.profiler
     prepare = getattr(module.profile, "_prepare_trace", None)
     start = getattr(module, "_run_on_profiler_start", None)
     if prepare is None or start is None:
-        return
+        return lambda: None
 
     @functools.wraps(prepare)
     def prepare_trace(profile: Any, *args: Any, **kwargs: Any) -> Any:
@@ -125,6 +125,14 @@ def watch_others() -> None:
     module._run_on_profiler_start = run_on_profiler_start
     if not _is_on():
         _warming_up.update(filter(_is_warming_up, gc.get_referrers(module.profile)))
+
+    def undo() -> None:
+        if module.profile._prepare_trace is prepare_trace:  # else it is undone, or wrapped again
+            del public.record_steps
+            module.profile._prepare_trace, module._run_on_profiler_start = prepare, start
+            watch_others.cache_clear()
+
+    return undo
 
 
 def announce(name: str) -> None:

@@ -12,8 +12,8 @@ from functools import partial
 from importlib import import_module
 from itertools import chain, count
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 from weakref import WeakSet
 
 from torch import nn
@@ -32,31 +32,36 @@ from instrument.base.units import counted
 from instrument.base.user_metadata import as_json
 from instrument.record import distributed, facts, one_profiler, plan_text, torch_support
 from instrument.record.calls import RecordedCalls
-from instrument.record.config.schema import ProfilerConfig, as_config
+from instrument.record.config.schema import NO_CONFIG, ProfilerConfig, as_config
 from instrument.record.finisher import Finisher
 from instrument.record.metrics import Metrics
 from instrument.record.notebook import log_to_stdout
 from instrument.record.recorder import import_early, refuse_options
+from instrument.record.requests import RequestedWindow
 from instrument.record.step_loop import Run, StepLoop
 from instrument.record.timings import Timings
-from instrument.record.trigger_runner import TriggerRunner
+from instrument.record.trigger_runner import REQUEST, TriggerRunner
+from instrument.record.triggers.trigger import Request
 
 if TYPE_CHECKING:
     from instrument.read.capture import Capture
+    from instrument.record.config.keywords import ProfilerOptions
+    from instrument.record.config.schedule import Window
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
-PHASES = ("train", "validation", "test", "predict")
+_POLL_S = 0.05
 
 
 class Session:
     """Records windows (consecutive steps) of a training run, and runs the sinks on each window.
 
     `config` is a Hydra config, a mapping, a preset's name or a `ProfilerConfig`; keyword options
-    override it. `Session()` is the preset `summary`. `Session(None)` records nothing, whatever the
-    options. If only timings or triggers are given, a window is recorded only when a trigger
-    requests it. `Session(active=None)` records everything from `start` to `stop`.
+    override it. `Session()` is the preset `summary`, which also says when to record if no option
+    does. `Session(None)` records nothing, whatever the options. If only timings or triggers are
+    given, a window is recorded only on request. `Session(active=None)` records everything from
+    `start` to `stop`.
 
     With `model`, each submodule gets a range in every window. If `model` is a list, the names of
     the ranges begin with index and class, such as `0.Generator`; if it is a dict, with the key.
@@ -85,8 +90,16 @@ class Session:
         ConfigError: from the constructor, for an option that cannot work.
     """
 
-    def __init__(self, *config: Any, model: Models = None, **options: Any) -> None:
-        self.config: ProfilerConfig = as_config(*config, **options)
+    def __init__(
+        self,
+        config: Any = NO_CONFIG,
+        /,
+        *,
+        model: Models = None,
+        **options: Unpack[ProfilerOptions],
+    ) -> None:
+        self.config: ProfilerConfig = as_config(config, **options)
+        self._deliver: Callable[[], None] | None = None  # what `stop` has not waited for
         self._finishers: list[Finisher] = []  # one for each run
         self._captures: dict[tuple[queue.Origin, Path], Capture] = {}  # those that were loaded
         self.activities: list[str] = []
@@ -114,6 +127,48 @@ class Session:
         return self._loop.running
 
     @property
+    def window(self) -> Window | None:
+        """The open window, or the next one of the current phase; None if none is planned."""
+        opened = self._loop.window
+        return self._loop.current.window if opened is None else opened.planned
+
+    @property
+    def recording(self) -> bool:
+        """Whether a window is open and no longer warms up."""
+        return self._loop.recording
+
+    @property
+    def saved(self) -> int:
+        """How many windows the current or last run has saved; see `exporting`."""
+        return self._finishers[-1].saved if self._finishers else 0
+
+    @property
+    def exporting(self) -> bool:
+        """Whether windows are saved, but are not finished captures yet."""
+        return any(each.pending for each in self._finishers)
+
+    @property
+    def capture(self) -> Capture:
+        """The newest finished capture of this rank.
+
+        Raises:
+            CaptureError: there is none yet; the message says what to wait for.
+        """
+        if captures := self.captures:
+            return captures[-1]
+        why = "start the session, as in `with session:`"
+        if not self.config.enabled:
+            why = "the config disables the session"
+        elif self.exporting:
+            why = "a window is being exported: call session.wait()"
+        elif self._finishers:
+            planned = self.window
+            what = f"the window of {planned.in_words()}" if planned else "no window"
+            when = f"is planned, at step {self.step_number}"
+            why = f"{what} {when}" if self.running else "the run has recorded none; see the log"
+        raise CaptureError(f"There is no capture yet: {why}.")
+
+    @property
     def captures(self) -> list[Capture]:
         """The finished captures of this rank, oldest first, without those that were removed."""
         from instrument.read.capture import Capture
@@ -131,11 +186,6 @@ class Session:
             owners[each.output_dir, each.rank][each.run] = each.owner
         found = (queue.captures_of(*place, runs) for place, runs in owners.items())
         return list(chain.from_iterable(found))
-
-    @property
-    def loop(self) -> StepLoop:
-        """The object that counts the steps of the run, and begins and ends its windows."""
-        return self._loop
 
     def __repr__(self) -> str:
         plan = (
@@ -158,7 +208,7 @@ class Session:
         traceback: TracebackType | None,
     ) -> None:
         run = self._loop.run
-        if error is not None and self.running and run is not None and run.triggers is not None:
+        if error is not None and self.running and run is not None:
             run.triggers.failed(error, self.step_number)
         try:
             self._stop(f"exception {kind.__name__}" if kind else None)
@@ -168,13 +218,24 @@ class Session:
             # This is a second Ctrl-C. The first Ctrl-C ends the program, so that its traceback
             # shows only the training code. If the window is not saved, `_stop` runs again at exit.
 
-    def start(self, model: Models = None, *, total_steps: int | None = None) -> Session:
+    def start(
+        self,
+        model: Models = None,
+        *,
+        total_steps: int | None = None,
+        loaders: Mapping[str, Any] = MappingProxyType({}),
+        steps_done: int = 0,
+    ) -> Session:
         """Log which steps will be recorded, check the output folder, and begin the first step.
 
         Args:
             model: its submodules get ranges, unless the constructor already got a model.
             total_steps: the number of steps of the whole run, for warnings of windows that do not
                 fit into it; None means `profiler.total_steps`.
+            loaders: the loaders over which a trainer iterates without `steps`, by phase, such as
+                `{"train": loader}`; `capture.json` gets their settings.
+            steps_done: how many steps this run has done before the start, if it starts late. After
+                a checkpoint, set `step_number` instead.
 
         Raises:
             ConfigError: the output folder cannot be written, or torch refuses an option.
@@ -225,12 +286,15 @@ class Session:
         self._instrument(self._model if self._model is not None else model)
         _sessions.add(self)
         atexit.register(self._stop, "the interpreter ended")
-        triggers = None
-        if config.triggers:
-            triggers = TriggerRunner(config.triggers, self.output_dir, announcements)
+        triggers = TriggerRunner(config.triggers, self.output_dir, announcements)
+        if steps_done:
+            self.step_number = steps_done
+        for phase, loader in loaders.items():
+            loop.loaders.add(loader, phase)
         run = Run(self.activities, emitting, finisher, metadata, triggers, self.timings, metrics)
         self._finishers.append(finisher)
         loop.exclusively(loop.begin, run, total_steps)  # other threads take no step meanwhile
+        loop.train.began_at -= steps_done
         return self
 
     def step(self, loss: Any = None) -> None:
@@ -258,20 +322,15 @@ class Session:
     def phase(self, name: str) -> Iterator[None]:
         """Count the steps of the block separately: `with session.phase("validation"):`.
 
-        `name` is "validation", "test" or "predict"; outside such blocks the phase is "train". The
-        schedule applies to the phases that `profiler.phases` lists. Triggers are called only after
-        steps of the phase "train".
+        `name` is any name, such as "validation", "predict" or "rollout"; outside such blocks the
+        phase is "train". The schedule applies to the phases that `profiler.phases` lists. Triggers
+        are called only after steps of the phase "train".
 
         A window that is open when the block begins stays open. The block is then a range within the
         current step, and its steps do not count for that window. A window that begins inside the
         block ends with the block at the latest. The next block of the same phase continues with the
         next step number.
         """
-        if name not in PHASES:
-            known = ", ".join(PHASES)
-            self._loop.warn_once(
-                f"session.phase({name!r}) is never recorded: profiler.phases takes {known}."
-            )
         began_ns, reason = time.perf_counter_ns(), None
         with profiled(name):
             before = self._loop.current
@@ -284,20 +343,63 @@ class Session:
             finally:
                 self._loop.leave(before, time.perf_counter_ns() - began_ns, reason)
 
-    def steps(self, loader: Iterable[T]) -> Batches[T]:
+    def steps(self, loader: Iterable[T], *, every: int = 1) -> Batches[T]:
         """Iterate over the batches of a loader; after each batch, a step ends.
 
-        The wait for a batch is a range named `data`; the wait for batch k belongs to step k. Call
+        With `every`, a step ends after so many batches, and with the last batch: for training that
+        accumulates gradients.
+
+        The wait for a batch is a range named `data`; the wait for batch k belongs to its step. Call
         `session.step(loss=…)` inside the loop to pass the loss to triggers. If such loops are
         nested, for example for validation, only the outer loop ends steps.
+
+        Raises:
+            ConfigError: `every` is not a positive number.
         """
-        loop = self._loop
+        if every < 1:
+            raise ConfigError(f"session.steps was given every={every}, but it must be 1 or more.")
+        loop, length = self._loop, _length(loader)
         if loop.running and loop.total_steps is None and loop.current is loop.train:
-            sentence = plan_text.unreachable_in_first_pass(self.config, loop.train, _length(loader))
+            steps = None if length is None else -(-length // every)
+            sentence = plan_text.unreachable_in_first_pass(self.config, loop.train, steps)
             if sentence:
                 # not a warning, because most runs loop over the loader more than once
                 logger.info("{}", sentence)
-        return Batches(loader, loop)
+        return Batches(loader, loop, every)
+
+    def request(
+        self, steps: int | None = None, *, seconds: float | None = None, why: str | None = None
+    ) -> RequestedWindow:
+        """Request a window from the end of the current training step on; any thread may call this.
+
+        If the config has triggers, all ranks that record do so at the same steps. A request that
+        cannot be met never raises: the state of the result is then `failed`, as it is while the
+        session does not run, or while an earlier requested window has not begun.
+
+        Args:
+            steps: the steps to record, after `profiler.warmup` others; None: `profiler.active`.
+            seconds: how long to record instead, on this rank only.
+            why: a reason for `capture.json`.
+
+        Raises:
+            ConfigError: `steps` and `seconds` are both given, or one is not positive.
+        """
+        if (steps is not None and seconds is not None) or not all(
+            each is None or each > 0 for each in (steps, seconds)
+        ):
+            raise ConfigError(
+                f"session.request was given steps={steps} and seconds={seconds}, but it takes one "
+                "of the two, which must be positive."
+            )
+        run = self._loop.run
+        if not self.running or run is None:
+            return RequestedWindow(self, refused="the session does not run")
+        asked = RequestedWindow(self)
+        reason = f"{why or 'session.request was called'}, id {asked.id}"
+        request = Request(reason, steps, seconds)
+        if run.triggers.requests.setdefault(REQUEST, request) is not request:
+            return RequestedWindow(self, refused="an earlier requested window has not begun")
+        return asked
 
     def record(self, function: F, /, *, name: str | None = None) -> F:
         """Make each call of a function a step: `@session.record` for inference without a loop.
@@ -321,19 +423,38 @@ class Session:
         """
         return self._calls.wrap(function, name)  # type: ignore[return-value] # keeps the signature
 
-    def stop(self) -> None:
+    def stop(self, *, wait: bool = True) -> None:
         """End the session, and save the open window; a second call does nothing.
 
         If the schedule or a trigger plans a later end for this window, its capture is labelled
         truncated. A window without a finished step is dropped, except if `step` was never called.
-        """
-        self._stop(None)
 
-    def stop_without_waiting(self) -> Callable[[], None]:
-        """Stop, and return a function that waits for the captures as `stop` does."""
-        loop, was_running = self._loop, self.running
-        self._end(None)
-        return partial(loop.deliver, None) if was_running else lambda: None
+        With `wait`, this waits until the captures are finished, at most `export_timeout_s` seconds.
+        Otherwise call `session.wait()` later.
+        """
+        if wait:
+            self._stop(None)
+        elif self.running:
+            self._end(None)
+            self._deliver = partial(self._loop.deliver, None)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until the saved windows are finished captures.
+
+        It waits at most `timeout_s` seconds; None: `profiler.export_timeout_s`.
+        """
+        deliver, self._deliver = self._deliver, None
+        if deliver is not None:
+            deliver()
+            return
+        timeout_s = self.config.export_timeout_s if timeout_s is None else timeout_s
+        until = time.monotonic() + timeout_s
+        while self.exporting and time.monotonic() < until:
+            time.sleep(_POLL_S)
+
+    def drop_window(self) -> None:
+        """Stop recording the open window, if any, and do not save it."""
+        self._loop.drop_window()
 
     def add_models(self, models: Models) -> None:
         """Give the submodules of further models ranges in all windows that begin from now on.
@@ -386,16 +507,16 @@ class Session:
 
 
 class Batches(Generic[T]):
-    """Iterates over a loader, whose attributes it has too, and ends a step after each batch.
+    """Iterates over a loader, whose attributes it has too, and ends a step after `every` batches.
 
     If the loader's length is unknown, a last range `data` shows the wait that ends without a batch.
     """
 
-    __slots__ = ("_loader", "_loop")
+    __slots__ = ("_every", "_loader", "_loop")
 
-    def __init__(self, loader: Iterable[T], loop: StepLoop) -> None:
+    def __init__(self, loader: Iterable[T], loop: StepLoop, every: int = 1) -> None:
         self._loader: Any = loader
-        self._loop = loop
+        self._loop, self._every = loop, every
 
     def __getattr__(self, name: str) -> Any:
         # while a copy is made, Python asks for special methods, and for slots that are not set yet
@@ -448,7 +569,7 @@ class Batches(Generic[T]):
                 try:
                     batch = next(batches)
                 except StopIteration:
-                    return
+                    break
             counter.batch_open, counter.loop_left = True, False
             counter.loop, counter.batches_inside = loop, 0
             try:
@@ -456,8 +577,11 @@ class Batches(Generic[T]):
             finally:
                 # after `break` and after an exception: a generator cannot distinguish the two
                 counter.loop_left |= counter.loop is loop
-            if counter.loop is loop:  # otherwise a later loop ends the steps
+            # otherwise a later loop ends the steps
+            if counter.loop is loop and (number + 1) % self._every == 0:
                 self._loop.close_batch(counter)
+        if counter.loop is loop:
+            self._loop.close_batch(counter)
 
 
 def _run_metadata(
@@ -482,7 +606,7 @@ def _restored(
     kind: type[Session], config: ProfilerConfig, model: Models, user_metadata: dict[str, Any]
 ) -> Session:
     session = kind(config, model=model)
-    session.loop.user_metadata.update(user_metadata)
+    session._loop.user_metadata.update(user_metadata)
     return session
 
 
@@ -496,7 +620,7 @@ def _leave_to_parent() -> None:
         backends.disarm,
         one_profiler.leave_to_parent,
         # drops the recorder, which one_profiler knows weakly
-        *(session.loop.leave_to_parent for session in _sessions),
+        *(session._loop.leave_to_parent for session in _sessions),
         _sessions.clear,
         facts.leave_to_parent,
         file_lock.leave_to_parent,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +28,6 @@ from instrument.record.distributed import StepProgress
 from instrument.record.facts import Loaders, WindowFacts
 from instrument.record.finisher import Finisher
 from instrument.record.limits import Limits
-from instrument.record.long_steps import EXPORTING, MOST_KEPT
 from instrument.record.metrics import Metrics
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.record.timings import Timings
@@ -219,7 +217,7 @@ class Run:
     emitting: backends.Backend
     finisher: Finisher
     metadata: dict[str, Any]
-    triggers: TriggerRunner | None
+    triggers: TriggerRunner
     timings: Timings | None
     metrics: Metrics | None
 
@@ -242,8 +240,6 @@ class StepLoop:
         user_metadata: what the user adds to `capture.json`.
         total_steps: how many steps the run has; None if unknown.
         ended_at: the step number at the end of the last run; None before the first run has ended.
-        times: the durations of the first steps of a run without phases (see `long_steps`); None if
-            they are not kept.
     """
 
     def __init__(self, config: ProfilerConfig) -> None:
@@ -258,7 +254,6 @@ class StepLoop:
         self.by_calls = False
         self.user_metadata: dict[str, Any] = dict(config.metadata)
         self.ended_at: int | None = None
-        self.times: array[int] | None = None
         self.loaders = Loaders()
         self._counters = {"train": self.train}
         # the last window that was skipped because the run begins after the window's first step
@@ -337,12 +332,9 @@ class StepLoop:
             if self.window is None:
                 took_ns = counter.clock.end_step()
                 counter.clock.unrecorded.append(took_ns)
-                times, number = self.times, counter.step_number - 1
-                if times is not None and number < MOST_KEPT:
-                    # apart, because the export of a window may make the step slower
-                    times[number] = took_ns | (EXPORTING if run.finisher.pending else 0)
-                if run.triggers is not None and counter is self.train:
-                    self.exclusively(self._ask_triggers, run.triggers, took_ns, loss)
+                triggers = run.triggers
+                if (triggers.calls_each_step or triggers.requests) and counter is self.train:
+                    self.exclusively(self._ask_triggers, triggers, took_ns, loss)
         else:
             with uninterrupted() as interrupts:
                 if not self.exclusively(self._pass_boundary, counter, run, loss, interrupts):
@@ -440,8 +432,7 @@ class StepLoop:
             if still_on := self._guarded(one_profiler.stop_abandoned):
                 logger.warning("{}", still_on)
         self._finish_here()
-        if run.triggers is not None:
-            run.triggers.end()
+        run.triggers.end()
         if run.timings is not None:
             self._logging_errors(run.timings.stop)
         self._preemption.uninstall()
@@ -477,12 +468,6 @@ class StepLoop:
         self._preemption.uninstall()
         if self.run is not None and self.run.metrics is not None:
             self.run.metrics.leave_to_parent()
-
-    def plan_window(self) -> None:
-        """Plan a window from the next step on, in place of one that could not be recorded."""
-        counter, begin = self.train, self.train.step_number + 1
-        counter.window = requested_window(self.config, begin, None, None, None)
-        counter.next_event_step = begin
 
     def warn_once(self, sentence: str) -> None:
         """Log a warning once in a run."""
@@ -573,17 +558,16 @@ class StepLoop:
             counter.clock.unrecorded.append(took_ns)
         elif window.counter is counter and window.recording:
             window.step_ns.append(took_ns)
-            if self.times is not None and counter.step_number <= MOST_KEPT:
-                self.times[counter.step_number - 1] = -took_ns
         self._guarded(self._end_step, counter)
         requested = None
         try:
             if run.finisher.to_finish:
                 interrupts.let_through(self._finish_here)
-            if run.triggers is not None and counter is self.train:
+            triggers = run.triggers
+            if (triggers.calls_each_step or triggers.requests) and counter is self.train:
                 number, busy = counter.step_number - 1, window is not None
                 requested = interrupts.let_through(
-                    self._logging_errors, run.triggers.after, number, took_ns, loss, busy
+                    self._logging_errors, triggers.after, number, took_ns, loss, busy
                 )
         except BaseException:  # raised by a signal handler of the program
             if self.window is not None:  # the program may go on, so the window does too

@@ -1,4 +1,4 @@
-"""`TriggerRunner` calls a run's triggers after each step, and polls them on another thread."""
+"""`TriggerRunner` calls a run's triggers after each step, and holds what is requested."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from instrument.record.distributed import POLL_SECONDS, AnnouncedWindow, Announc
 from instrument.record.loss_reader import LossReader
 from instrument.record.triggers.trigger import Request, Step, Trigger, TriggerCallbacks
 
+#: What requests a window instead of a trigger.
+REQUEST = "session.request"
 # How long the end of a run waits for the polling thread, with other ranks and without. The thread
 # hangs if the job's store, or a trigger's `poll`, does not respond.
 _JOIN_S, _JOIN_POLLING_S = 5.0, 1.0
@@ -56,6 +58,8 @@ class _ActiveTrigger:
 class TriggerRunner:
     """The triggers of one run, from its start to its end.
 
+    `after` must be called after a step if `calls_each_step` is true, or if there are `requests`.
+
     With `announcements`, all recording ranks record a window if a trigger of one rank requests it:
     this rank announces the step at which all begin it. All ranks read the same announcements in the
     same order, and decide alike which of them they record. The options `cooldown` and `max_windows`
@@ -70,7 +74,8 @@ class TriggerRunner:
         self._unsent: dict[str, tuple[Request, int]] = {}
         self._announced: list[AnnouncedWindow] = []  # windows of all ranks that have not begun yet
         self._last: AnnouncedWindow | None = None  # the last of them
-        self._triggers: dict[str, _ActiveTrigger] = {}
+        asked = _ActiveTrigger(REQUEST, TriggerCallbacks(), cooldown=0, windows_left=None)
+        self._triggers = {REQUEST: asked}
         # by trigger: the last request made by its `poll` or from another thread
         self.requests: dict[str, Request] = {}
         self._losses = LossReader()
@@ -83,6 +88,7 @@ class TriggerRunner:
             for each in self._triggers.values()
             if each.callbacks.fires is not None
         ]
+        self.calls_each_step = bool(self._checks) or announcements is not None
         polled = [each for each in self._triggers.values() if each.callbacks.poll is not None]
         self._thread = Thread(
             target=self._poll, args=(polled,), name="instrument-triggers", daemon=True
@@ -151,6 +157,13 @@ class TriggerRunner:
             self._triggers[first[0]].count_window(number)
         return (self._next_announced(number, recorded) if self._announced else None) or first
 
+    def is_pending(self, text: str) -> bool:
+        """Whether a request whose reason contains `text` waits for its window to be planned."""
+        unsent = (request for request, _ in list(self._unsent.values()))
+        reasons = [each.why for each in (*list(self.requests.values()), *unsent)]
+        reasons += [each.why for each in list(self._announced)]
+        return any(text in (why or "") for why in reasons)
+
     def _next_announced(self, number: int, recorded: bool) -> tuple[str, Request] | None:
         """The announced window that all ranks begin with the next step; None if there is none.
 
@@ -176,12 +189,11 @@ class TriggerRunner:
         return None
 
     def _first_pending(self, number: int) -> tuple[str, Request] | None:
-        """The request of the first trigger that may get a window; discards all the others."""
-        pending = {name: self.requests.pop(name) for name in list(self.requests)}
+        """Take the request of the first trigger that may get a window; the others wait."""
         for trigger in self._triggers.values():
-            if trigger.name in pending and trigger.may_record(number):
+            if (request := self.requests.pop(trigger.name, None)) and trigger.may_record(number):
                 try:
-                    return trigger.name, _as_request(pending[trigger.name])
+                    return trigger.name, _as_request(request)
                 except BaseException as error:
                     reraise_signal(error)
                     self._drop(trigger, error)

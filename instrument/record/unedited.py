@@ -3,7 +3,7 @@
 A step ends when an optimizer has stepped; without an optimizer, when a backward has ended; in
 inference, when a model was called. To see this, functions of torch are wrapped: `Optimizer.step`,
 `torch.autograd.backward`, `nn.Module.__call__` and `DataLoader.__iter__`. As soon as it is known
-what ends a step, the others are as before.
+what ends a step, the others are as before; at the end, all are.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import os
 import sys
 import time
 import weakref
-from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
+from importlib import import_module
 from itertools import count
 from operator import itemgetter
 from pathlib import Path
@@ -37,13 +37,13 @@ from instrument.base.errors import ConfigError, reason_of, reraise_signal
 from instrument.base.file_lock import is_held
 from instrument.base.log import logger
 from instrument.base.own_modules import own_modules
+from instrument.base.rank_info import rank_info
 from instrument.record import one_profiler
 from instrument.record.config.schedule import next_window
 from instrument.record.config.schema import ProfilerConfig, as_config
 from instrument.record.facts import loader_settings
-from instrument.record.long_steps import no_times
+from instrument.record.long_steps import EXPORTING, MOST_KEPT, no_times
 from instrument.record.session import Session
-from instrument.record.step_loop import StepLoop
 
 StepKind: TypeAlias = Literal["forward", "backward", "optimizer"]
 
@@ -59,6 +59,8 @@ _POLL_S = 0.1
 # How many windows are planned in place of those that the script's own profiler prevented; it may
 # record again and again.
 _TRIES = 3
+# The modules with the function that starts processes of `mp.spawn`.
+_SPAWNING = ("torch.multiprocessing", "torch.multiprocessing.spawn")
 
 
 class Cycle:
@@ -120,16 +122,23 @@ class Watch:
 
     Attributes:
         session: the session that records; None before the end of step 1.
-        times: those of the session's steps; see `no_times`.
+        times: the durations of the session's first steps; see `no_times`.
         gave_up: whether the watch ended before the script; the log says why.
         spawns: whether other processes train, which have their own watch.
     """
 
     def __init__(
-        self, config: ProfilerConfig, kind: StepKind | None = None, *, may_move: bool = False
+        self,
+        config: ProfilerConfig,
+        kind: StepKind | None = None,
+        *,
+        may_move: bool = False,
+        run_spawned: Callable[..., Any] | None = None,
     ) -> None:
         self.session: Session | None = None
-        self.times: array[int] | None = None
+        self.times = no_times()
+        self._step_began_ns = self._ranks = 0
+        self._run_spawned = run_spawned
         self.gave_up = self.spawns = self._ended = False
         self._config, self._given, self._may_move = config, kind, may_move
         self._kind: StepKind | None = None  # None until it is known what ends a step
@@ -160,7 +169,7 @@ class Watch:
         """Wrap functions of torch; call this once torch is loaded, before the script uses it."""
         global _watch
         _watch = self
-        one_profiler.watch_others()
+        self._unwatch = one_profiler.watch_others()
         one_profiler.before_start[:] = [self._leave_to]
         _unwrap()  # what the parent of a forked child has wrapped
         _wrap("loader", DataLoader, "__iter__", self._noticing_loader)
@@ -168,15 +177,20 @@ class Watch:
         _wrap("backward", torch.autograd, "backward", self._noticing_backward)
         # torch's own hook after a step runs while the range `Optimizer.step#…` is still open
         _wrap("optimizer", Optimizer, "profile_hook_step", self._noticing_steps)
+        if self._run_spawned is not None:
+            # torch.multiprocessing.spawn is a function, and the module has the same name
+            for module in _SPAWNING:
+                record = partial(self._recording_spawned, self._run_spawned)
+                _wrap(module, import_module(module), "start_processes", record)
 
     def end(self, error: BaseException | None) -> None:
         """Stop the session, and unwrap; `error` has ended the script early, unless it is None."""
         self._ended = True
         _unwrap()
+        self._unwatch()
         if self.session is not None:
-            run = self.session.loop.run
-            if self._may_move and run is not None and run.finisher.saved:
-                self.session.loop.drop_window()  # an incomplete one must not replace the first
+            if self._may_move and self.session.saved:
+                self.session.drop_window()  # an incomplete one must not replace the first
             self.session.__exit__(type(error) if error else None, error, None)
 
     def wait(self, longest_s: float, *, others: bool) -> list[Path]:
@@ -184,13 +198,12 @@ class Watch:
 
         If `others` is true, also wait for the other ranks.
         """
-        run = None if self.session is None else self.session.loop.run
-        if self.session is None or run is None:
+        if self.session is None or self.session.output_dir is None:
             return []
-        finisher, until = run.finisher, time.monotonic() + longest_s
-        # not `rank_info()`: the script has perhaps destroyed its process group
-        several = others and run.metadata.get("world_size", 1) > 1
-        for lock in finisher.output_dir.glob(".run-*.lock") if several else [finisher.lock.path]:
+        until = time.monotonic() + longest_s
+        self.session.wait(longest_s)
+        several = others and self._ranks > 1
+        for lock in self.session.output_dir.glob(".run-*.lock") if several else ():
             while is_held(lock) and time.monotonic() < until:
                 time.sleep(_POLL_S)
         return [each.folder for each in self.session.captures if each.folder is not None]
@@ -221,6 +234,15 @@ class Watch:
 
         return noticed
 
+    def _recording_spawned(
+        self, run_spawned: Callable[..., Any], start: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        def recorded(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            self.spawns = True
+            return start(partial(run_spawned, fn), *args, **kwargs)
+
+        return recorded
+
     # The steps.
 
     def notice(self, kind: StepKind, called: Any) -> None:
@@ -241,9 +263,9 @@ class Watch:
             if is_new:
                 self._add_models(called)
             if ends and kind == self._kind and self.session is not None:
-                self.session.step()
+                self._end_step(self.session)
                 if self._tries_left and self._in_the_way:
-                    self._try_again(self.session.loop)
+                    self._try_again(self.session)
             elif ends and self._decides(kind) and self._starting.acquire(blocking=False):
                 try:
                     if self.session is None or kind != self._kind:  # else another thread was first
@@ -292,7 +314,7 @@ class Watch:
             self.session.stop()
         self.session, self._kind = None, kind
         needed = KINDS[KINDS.index(kind) :] if self._given is None else [kind]
-        _unwrap(needed)
+        _unwrap([*needed, *_SPAWNING])
         if kind == "forward":  # a call within another call now costs nothing
             classes = {type(each) for each in self._called} if self._has_parameters else ()
             module_calls.listen(partial(_notice, kind), classes)
@@ -301,22 +323,30 @@ class Watch:
             later = with_later_window(config, loader_settings(self._loader))
         self._may_move = later is not None
         session = Session(later or config)
-        session.step_number = FIRST_STEP
-        session.loop.times = self.times = no_times()
-        session.start(self._models())
-        session.loop.train.began_at = 0  # the steps before count for what the log says at the end
-        session.loop.loaders.add(self._loader, "train")
+        # asked now, because the script may destroy its process group
+        self.times, self._ranks = no_times(), rank_info().world_size
+        session.start(self._models(), loaders={"train": self._loader}, steps_done=FIRST_STEP)
         self.session, self._loader = session, None
+        self._step_began_ns = time.perf_counter_ns()
 
-    def _try_again(self, loop: StepLoop) -> None:
-        """Plan another window, once the script's own profiler, which prevented one, has stopped."""
-        over = loop.run is not None and loop.window is None and loop.train.window is None
-        if loop.run is None or not over or one_profiler.program_records(or_warms_up=True):
+    def _end_step(self, session: Session) -> None:
+        number, took_ns = session.step_number, time.perf_counter_ns() - self._step_began_ns
+        recorded, window = session.recording, session.window
+        # apart, because the export of a window may make the step slower
+        exporting = EXPORTING if session.exporting else 0
+        session.step()
+        self._step_began_ns = time.perf_counter_ns()
+        if number < MOST_KEPT and (recorded or window is None or number < window.warmup_from):
+            self.times[number] = -took_ns if recorded else took_ns | exporting
+
+    def _try_again(self, session: Session) -> None:
+        """Request a window, once the script's own profiler, which prevented one, has stopped."""
+        if session.window is not None or one_profiler.program_records(or_warms_up=True):
             return
         self._in_the_way = False
-        if not loop.run.finisher.saved:
+        if not session.saved:
             self._tries_left -= 1
-            loop.exclusively(loop.plan_window)
+            session.request(why="the script's own profiler has stopped")
 
     def _leave_to(self, other: str) -> None:
         """Record nothing while the script's own profiler does, and nothing more with a session."""
@@ -337,7 +367,7 @@ class Watch:
 
     def _give_up(self, why: str) -> None:
         self.gave_up = True
-        what = "nothing" if self.session is None or not self.session.loop.run else "no more steps"
+        what = "nothing" if self.session is None or not self.session.output_dir else "no more steps"
         logger.warning("`instrument run` records {}: {}.", what, why)
 
     # The models.

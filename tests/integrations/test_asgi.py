@@ -23,7 +23,6 @@ from instrument.integrations.asgi import profiler_app
 from instrument.read.advise.diagnosis import as_json
 from instrument.record import limits
 from instrument.record.finisher import Finisher
-from instrument.record.triggers import File
 from instrument.record.triggers.trigger import Request
 
 pytestmark = pytest.mark.usefixtures("finished_here")
@@ -196,47 +195,37 @@ def test_a_window_that_no_exporter_takes_is_exporting_and_the_next_may_begin(
         for _ in range(3):
             session.step()
     assert [state(app, each) for each in windows] == ["exporting", "done"]
-    folder = session.loop.run.finisher.pending[0]
+    folder = session._loop.run.finisher.pending[0]
     queue.take(folder)
     assert state(app, windows[0]) == "exporting"
-    session.loop.run.finisher.pending.clear()
+    session._loop.run.finisher.pending.clear()
 
 
-def test_a_window_on_which_the_exporter_died_has_failed_whatever_else_is_exported(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Finisher, "_tell_exporter", queue_only)
-    app, windows = profiler_app(session), []
-    for _ in range(2):
-        windows.append(post(app, steps=1))
-        for _ in range(3):
-            session.step()
-    queue.take(session.loop.run.finisher.pending.pop(0))
-    assert [state(app, each) for each in windows] == ["failed", "exporting"]
-    session.loop.run.finisher.pending.clear()
-
-
-def test_a_request_of_the_command_is_not_replaced(session: Session) -> None:
-    app, requests = profiler_app(session), session.loop.run.triggers.requests
+def test_the_windows_of_the_app_and_of_the_command_are_both_recorded(session: Session) -> None:
+    app, requests = profiler_app(session), session._loop.run.triggers.requests
     requests["file"] = Request("instrument trigger requested a window", 2)
-    status, answer = ask(app, "POST", "/windows", {"steps": 1})
-    assert (status, "instrument trigger" in answer["error"]) == (409, True)
-    for _ in range(4):
-        session.step()
-    (capture,) = session.captures
-    assert capture.metadata["window"]["trigger_reason"] == "instrument trigger requested a window"
-    post(app, steps=1)
-
-
-def test_a_request_that_the_command_replaced_has_failed_and_the_answer_says_why(
-    session: Session,
-) -> None:
-    app = profiler_app(session)
     window = post(app, steps=1)
-    session.loop.run.triggers.requests["file"] = Request("instrument trigger requested a window", 2)
-    status, answer = ask(app, "GET", f"/windows/{window}")
-    assert (status, answer["state"]) == (200, "failed")
-    assert "`instrument trigger`" in answer["error"]
+    for _ in range(7):
+        session.step()
+    assert state(app, window) == "done"
+    abouts = [each.metadata["window"] for each in session.captures]
+    assert [(each["trigger"], each["steps"]) for each in abouts] == [
+        ("session.request", 1),
+        ("file", 2),
+    ]
+    assert abouts[0]["trigger_reason"] == f"POST /windows, id {window}"
+
+
+def test_a_window_that_the_program_itself_requested_comes_first(session: Session) -> None:
+    app, own = profiler_app(session), session.request(steps=1)
+    status, answer = ask(app, "POST", "/windows", {"steps": 1})
+    assert (status, answer["error"].startswith("A window that the program")) == (409, True)
+    session.step()
+    assert own.state == "waiting", "it warms up"
+    window = post(app, steps=1)
+    for _ in range(6):
+        session.step()
+    assert (own.state, state(app, window)) == ("done", "done")
 
 
 def test_a_window_that_was_dropped_has_failed(session: Session, log: Log) -> None:
@@ -247,19 +236,6 @@ def test_a_window_that_was_dropped_has_failed(session: Session, log: Log) -> Non
     session.step_number = 1000
     session.step()
     assert state(app, window) == "failed"
-
-
-def test_a_trigger_without_windows_left_fails_the_window(tmp_path: Path, log: Log) -> None:
-    log.expect("its max_windows allows no further window")
-    options = {"triggers": {"mine": File(max_windows=1)}, "warmup": 0}
-    with on_demand(tmp_path, **options) as session:
-        app = profiler_app(session)
-        for expected in ("done", "failed"):
-            window = post(app, steps=1)
-            session.step()
-            session.step()
-            assert state(app, window) == expected
-    assert [each.metadata["window"]["trigger"] for each in session.captures] == ["mine"]
 
 
 def test_the_oldest_windows_are_forgotten(
@@ -441,7 +417,6 @@ def test_with_a_token_whoever_has_it_is_answered(
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        ({"triggers": {}}, "needs the trigger file"),
         ({"max_window_s": None}, "max_window_s=60 "),
         ({"max_window_s": 61}, "max_window_s=60 "),
         ({"max_window_memory": None}, "max_window_memory=1,000,000,000 at most"),
@@ -452,9 +427,7 @@ def test_with_a_token_whoever_has_it_is_answered(
         ({"profile_all_threads": False}, "profile_all_threads=true"),
     ],
 )
-def test_a_session_without_the_trigger_or_the_bounds_is_refused(
-    options: dict[str, Any], part: str
-) -> None:
+def test_a_session_without_the_bounds_is_refused(options: dict[str, Any], part: str) -> None:
     with pytest.raises(ConfigError, match=part):
         profiler_app(Session("on_demand", **options))
 
@@ -524,7 +497,7 @@ def test_nobody_waits_for_a_thread_that_begins_or_ends_a_window(session: Session
     window = post(app, steps=1)
 
     def hold() -> None:
-        with session.loop.lock:
+        with session._loop.lock:
             held.set()
             assert asked_all.wait(120)
 

@@ -86,7 +86,7 @@ def test_its_windows_record_memory_and_those_of_others_do_not(
         "sinks": {},
     }
     with Session(options, triggers={"memory_growth": {"over": 10}}) as session:
-        triggers = session.loop.run.triggers._triggers.items()
+        triggers = session._loop.run.triggers._triggers.items()
         hooks = {name: each.callbacks for name, each in triggers}
         for _ in session.steps(range(30)):
             hooks["memory_growth"].poll()

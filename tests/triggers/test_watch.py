@@ -234,7 +234,7 @@ def test_no_window_begins_while_a_run_is_being_ended(tmp_path: Path) -> None:
     options = {"active": 1, "repeat": 0, "output_dir": tmp_path, "export": "inline"}
     with Session(**options, triggers={"steps": Steps()}) as session:
         session.step()
-    assert session.loop.window is None
+    assert session._loop.window is None
     assert [capture.metadata["window"]["first_step"] for capture in session.captures] == [0]
     assert session.step_number == 4
 

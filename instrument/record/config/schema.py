@@ -7,7 +7,7 @@ from dataclasses import is_dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -24,6 +24,9 @@ from instrument.base.user_metadata import as_json
 from instrument.record.config import activities, schedule
 from instrument.record.config.activities import Activities
 
+if TYPE_CHECKING:
+    from instrument.record.config.keywords import ProfilerOptions
+
 # the options that a trigger's `records` may replace
 _OF_A_WINDOW = frozenset({
     "record_shapes", "profile_memory", "memory_categories", "with_stack", "with_flops",
@@ -31,13 +34,17 @@ _OF_A_WINDOW = frozenset({
     "execution_trace", "experimental_config", "max_window_s", "max_window_memory",
 })  # fmt: skip
 
-# the options without which a session without a config is that of a preset
+# If none of these is given, the preset `summary` says when to record.
 _SAY_WHEN = frozenset({
     "enabled", "active", "at_steps", "every_n_steps", "schedule", "timings", "triggers",
 })  # fmt: skip
 
 
-class ModulesConfig(Options):
+#: What stands for a config that was not given.
+NO_CONFIG: Mapping[str, Any] = MappingProxyType({})
+
+
+class ModulesConfig(Options, frozen=True):  # type: ignore[misc] # mypy: its base is not
     """Which submodules of the session's model get a range; see `instrument_model`."""
 
     _place = "profiler.modules"
@@ -58,7 +65,7 @@ class ModulesConfig(Options):
     """Globs over class names; empty: all."""
 
 
-class TimingsConfig(Options):
+class TimingsConfig(Options, frozen=True):  # type: ignore[misc] # mypy: its base is not
     """How the whole run is timed, independently of windows and without Kineto."""
 
     _place = "profiler.timings"
@@ -77,7 +84,7 @@ class TimingsConfig(Options):
     """Also write each summary as TensorBoard scalars."""
 
 
-class MetricsConfig(Options):
+class MetricsConfig(Options, frozen=True):  # type: ignore[misc] # mypy: its base is not
     """Where the timings are exported to while the run goes on: to Prometheus, by OTLP, or both."""
 
     _place = "profiler.metrics"
@@ -106,7 +113,7 @@ class MetricsConfig(Options):
             need_package("profiler.metrics.otlp", "opentelemetry.exporter.otlp.proto.http", "otlp")
 
 
-class ProfilerConfig(Options):
+class ProfilerConfig(Options, frozen=True):  # type: ignore[misc] # mypy: its base is not
     """What to record, when, and which sinks and triggers to run; torch's options keep their names.
 
     The schedule counts training steps. After `skip_first` steps, `repeat` cycles begin, each of
@@ -115,8 +122,11 @@ class ProfilerConfig(Options):
     `active=None` records until the session stops. With triggers, `active=None` records only the
     windows that the triggers request; such a window has one step, unless its trigger requests more.
     If only timings are given, no window is recorded.
+    If no option says when to record, a session takes the schedule of the preset `summary`.
     Instead of cycles, `at_steps` or `every_n_steps` gives the first step of each window; `wait` is
     then ignored.
+
+    A config cannot be changed: `replace` makes another one.
 
     Raises:
         ConfigError: an option is unknown, has a value that cannot work, or conflicts with another
@@ -153,8 +163,9 @@ class ProfilerConfig(Options):
     total_steps: Count | None = Field(None, ge=1)
     """Steps of the whole run from 0 on, to warn of windows that do not fit."""
 
-    phases: list[Literal["train", "validation", "test", "predict"]] = Field(["train"], min_length=1)
-    """The scheduled phases: train, validation, test, predict. Each counts its own steps."""
+    phases: list[str] = Field(["train"], min_length=1)
+    """The scheduled phases: train, or the name of a `session.phase`, such as validation or rollout.
+    Each counts its own steps."""
 
     max_window_s: Amount | None = Field(None, gt=0)
     """Seconds of recording after which a window ends; None: no limit. It ends with the current
@@ -314,6 +325,10 @@ class ProfilerConfig(Options):
             )
         super().__init__(**options)
 
+    def replace(self, **options: Unpack[ProfilerOptions]) -> ProfilerConfig:
+        """A config with other values for some options; it is checked like a new one."""
+        return as_config(self, **options)
+
     @property
     def notes(self) -> list[str]:
         """Sentences about options that were changed or are ignored, for the session's log."""
@@ -356,6 +371,17 @@ class ProfilerConfig(Options):
             "list of ranks such as [0, 3]."
         )
 
+    @field_validator("phases")
+    @classmethod
+    def _fit_for_a_folder(cls, phases: list[str]) -> list[str]:
+        for each in phases:
+            if not each.isidentifier():
+                raise ConfigError(
+                    f"profiler.phases holds {each!r}, but the name of a phase consists of letters, "
+                    "digits and underscores, such as train, validation or rollout."
+                )
+        return phases
+
     @field_validator("metadata")
     @classmethod
     def _without_secrets(cls, metadata: dict[str, Any]) -> dict[str, Any]:
@@ -393,18 +419,17 @@ class ProfilerConfig(Options):
             return self
         if conflict := schedule.conflict(self) or activities.conflict(self):
             raise ConfigError(conflict)
-        if self.with_flops and not self.record_shapes:
-            self.record_shapes = True
-            self._notes.append(
+        if self.with_flops:
+            self._turn_on(
+                ["record_shapes"],
                 "profiler.with_flops=true turned profiler.record_shapes on: FLOPs are computed "
-                "from shapes."
+                "from shapes.",
             )
-        needed = ("record_shapes", "profile_memory", "with_stack")
-        if self.memory_categories and not all(getattr(self, name) for name in needed):
-            self.record_shapes = self.profile_memory = self.with_stack = True
-            self._notes.append(
+        if self.memory_categories:
+            self._turn_on(
+                ["record_shapes", "profile_memory", "with_stack"],
                 "profiler.memory_categories=true turned profiler.record_shapes, profile_memory and "
-                "with_stack on: torch needs their data to classify memory."
+                "with_stack on: torch needs their data to classify memory.",
             )
         if self.timings is not None and self.timings.tensorboard:
             need_package("profiler.timings.tensorboard=true", "tensorboard", "tensorboard")
@@ -430,6 +455,12 @@ class ProfilerConfig(Options):
             if records := getattr(trigger, "records", None):
                 self._of_triggers[name] = _checked_records(name, records)
         return self
+
+    def _turn_on(self, needed: list[str], note: str) -> None:
+        if not all(getattr(self, name) for name in needed):
+            self.__dict__.update(dict.fromkeys(needed, True))
+            self.model_fields_set.update(needed)
+            self._notes.append(note)
 
     def plain(self) -> dict[str, Any]:
         """The options as JSON values; sinks and triggers become `_target_` mappings.
@@ -459,24 +490,22 @@ def _checked_records(name: str, records: Any) -> dict[str, Any]:
     return {option: getattr(checked, option) for option in checked.model_fields_set}
 
 
-def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> ProfilerConfig:
+def as_config(source: Any = NO_CONFIG, /, **options: Any) -> ProfilerConfig:
     """Make a `ProfilerConfig` from a preset's name, a mapping, a Hydra config or a dataclass.
 
     Each of the `options` replaces the option of the same name in `source`. If `source` is None, as
-    `cfg.get("profiler")` is for an application without a profiler, nothing is recorded. Without
-    `source`, and without options that say what is recorded when, it is the preset `summary`.
+    `cfg.get("profiler")` is for an application without a profiler, nothing is recorded. If no
+    option says when to record, the preset `summary` does, and `source` and `options` override it.
 
     Raises:
         ConfigError: an option is wrong, there is no such preset, or `source` has another type.
     """
     if isinstance(source, ProfilerConfig):
-        if not options:
+        given: Any = {name: getattr(source, name) for name in source.model_fields_set}
+        if not options and given.keys() & _SAY_WHEN:
             return source
-        # a disabled config has not built its sinks
-        sinks = source._portable if source.enabled else source.sinks
-        given: Any = {name: getattr(source, name) for name in source.model_fields_set} | {
-            "sinks": sinks
-        }
+        if source.enabled and "sinks" in given:  # a disabled config has not built its sinks
+            given["sinks"] = source._portable
     elif isinstance(source, str):
         given = preset(source)
     elif source is None:
@@ -492,11 +521,12 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
             f"The profiler config is {source!r}, but it must be a mapping, a preset's name or a "
             "ProfilerConfig."
         )
-    if not given and not options.keys() & _SAY_WHEN:
-        given = preset("summary")
     if "_target_" in given:  # a mapping that describes a ProfilerConfig: build it
         return as_config(instantiated("profiler", given), **options)
-    return ProfilerConfig(**{str(key): value for key, value in given.items()} | options)
+    given = {str(key): value for key, value in given.items()} | options
+    if not given.keys() & _SAY_WHEN:
+        given = preset("summary") | given
+    return ProfilerConfig(**given)
 
 
 def _resolved(source: DictConfig) -> Any:
