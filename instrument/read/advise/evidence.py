@@ -69,7 +69,8 @@ def launched_by(capture: Views, events: Ints) -> Ints:
     tree, (device, launcher) = capture.links.call_tree, capture.links.launched
     chosen = np.zeros(len(tree) + 1, np.bool_)
     chosen[tree.nodes_of(events)] = True  # the last entry is for events without a node
-    return device[np.append(tree.at_or_inside(chosen[:-1]), False)[launcher]]
+    found: Ints = device[np.append(tree.at_or_inside(chosen[:-1]), False)[launcher]]
+    return found
 
 
 def undisturbed_ns(capture: Views, nodes: Ints, time_ns: Ints) -> Ints:

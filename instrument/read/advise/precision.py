@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 
 from instrument.read.advise.check import INPUT_TYPES, Check, NotRecorded, Problem
-from instrument.read.advise.evidence import evidence, share_of
+from instrument.read.advise.evidence import evidence, largest, share_of
 from instrument.read.advise.finding import Evidence
 from instrument.read.facts.device_work import KERNEL
-from instrument.read.facts.groupby import groupby_rows
 from instrument.read.facts.segments import waits_for_data
 from instrument.read.trace.events import OPERATOR, Flags, Ints, called_operators, decoded
 from instrument.read.views.coverage_rows import LAUNCHERS
@@ -26,17 +25,17 @@ class _Kind(NamedTuple):
     """A kind of kernel that tensor cores could replace.
 
     Attributes:
+        does: what the kernels do, for the title.
         name: the pattern of the kernels' names, of cuBLAS, cuDNN and CUTLASS. Kernels of AMD are
             left out, because matrix cores of AMD multiply float32 too.
-        does: what the kernels do, for the title.
-        precision: the precision in which they multiply; None for kernels of any precision.
+        precision: the precision in which they multiply; "" for kernels of any precision.
         least_share: there is a finding if such kernels take at least this share of the step.
         advice: what to change to multiply in other precisions, the least change first.
     """
 
-    name: re.Pattern[str]
     does: str
-    precision: str | None
+    name: str
+    precision: str
     least_share: float
     advice: Mapping[str, str]
 
@@ -60,41 +59,31 @@ _OF_FLOAT64 = {
     "bfloat16": f"Use float32: model.float(). {_BFLOAT16}",
     "float16": f"Use float32: model.float(). {_AUTOCAST}",
 }
-_ANY = "any"  # for kernels of any precision
 _KINDS = (
     _Kind(
-        re.compile(
-            r"(?<![a-z0-9])dgemm|d884gemm|d1688gemm|_f64f64_|convolve_dgemm"
-            r"|[dw]grad\w{0,300}_engine<double|(?<![a-z])dcudnn",
-            re.IGNORECASE,
-        ),
         "multiply float64",
+        r"(?<![a-z0-9])dgemm|d884gemm|d1688gemm|_f64f64_|convolve_dgemm"
+        r"|[dw]grad\w{0,300}_engine<double|(?<![a-z])dcudnn",
         "float64",
         0.1,
         _OF_FLOAT64,
     ),
     _Kind(
-        re.compile(
-            r"(?<![a-z0-9])sgemm|scudnn|_simt_sgemm|convolve_sgemm|[dw]grad\w{0,300}_engine<float"
-            r"|gemm_f32f32_f32f32|(fprop|[dw]grad)\w{0,300}_f32f32_f32f32",
-            re.IGNORECASE,
-        ),
         "multiply float32 without tensor cores",
+        r"(?<![a-z0-9])sgemm|scudnn|_simt_sgemm|convolve_sgemm|[dw]grad\w{0,300}_engine<float"
+        r"|gemm_f32f32_f32f32|(fprop|[dw]grad)\w{0,300}_f32f32_f32f32",
         "float32",
         0.1,
         _OF_FLOAT32,
     ),
     _Kind(
-        re.compile(
-            r"(tensorop|16816gemm|1688gemm|884gemm)\w{0,300}align1(?!\d)"
-            r"|tensorop_(b?f16|h)\w{0,300}align[24](?!\d)",
-            re.IGNORECASE,
-        ),
         "multiply matrices whose sizes are not aligned to 16 bytes",
-        None,
+        r"(tensorop|16816gemm|1688gemm|884gemm)\w{0,300}align1(?!\d)"
+        r"|tensorop_(b?f16|h)\w{0,300}align[24](?!\d)",
+        "",
         0.05,
         {
-            _ANY: "Pad the sizes to a multiple of 8 (16-bit types), 4 (float32) or 16 (8-bit "
+            "": "Pad the sizes to a multiple of 8 (16-bit types), 4 (float32) or 16 (8-bit "
             "types); for attention, use torch.nn.functional.scaled_dot_product_attention, which "
             "pads by itself."
         },
@@ -106,7 +95,8 @@ _AS_LONG = re.compile(
     r"::_?(arg)?(sort|topk|unique|nonzero|searchsorted|bucketize|index|scatter|gather|dropout"
     r"|bernoulli)"
 )
-_FLOAT64 = "double"  # torch's word for it in a trace
+# A float64 tensor, or a list that begins with one, as first input; `double` is torch's word for it.
+_FLOAT64 = re.compile(rb'[\[\s]*"double"')
 _NEARLY_ALL, _LONGEST_DETAIL = 0.9, 200
 
 
@@ -115,14 +105,12 @@ def tensor_cores(capture: Views) -> Iterator[Problem]:
 
     Half of the time is a cautious guess: the peak rates differ by factors of 2 to 16.
     """
-    work = capture.work
-    kernels = work.event[work.kind == KERNEL]
+    kernels = capture.work.event[capture.work.kind == KERNEL]
     for kind in _KINDS:
-        chosen = kernels[capture.events.named(partial(_is_named, kind.name))[kernels]]
+        name = re.compile(kind.name, re.IGNORECASE)
+        chosen = kernels[capture.events.named(lambda each: bool(name.search(each)))[kernels]]  # noqa: B023
         share = share_of(capture, chosen)
-        if not len(chosen) or share < kind.least_share:
-            continue
-        if change := _change(capture, chosen, kind):
+        if len(chosen) and share >= kind.least_share and (change := _change(capture, chosen, kind)):
             yield Problem(
                 kind.does,
                 chosen,
@@ -189,18 +177,14 @@ FLOAT64 = Check(
 )
 
 
-def _is_named(pattern: re.Pattern[str], name: str) -> bool:
-    return pattern.search(name) is not None
-
-
 def _change(capture: Views, kernels: Ints, kind: _Kind) -> str | None:
     """The first advice to a precision that is at least twice as fast on this device, if any is.
 
     Raises:
         NotRecorded: the rates of the device are not known.
     """
-    if kind.precision is None:
-        return kind.advice[_ANY]
+    if not kind.precision:
+        return kind.advice[kind.precision]
     process, _ = capture.events.threads[capture.events.thread[kernels[0]]]
     (device,) = capture.events.devices_of([process])
     given = capture.peak_flops or capture.about.config.peak_flops
@@ -223,28 +207,25 @@ def _shapes(capture: Views, kernels: Ints) -> tuple[Evidence, ...]:
     device, launcher = capture.links.launched
     nearest = tree.nearest(events.shapes[tree.index] >= 0, launcher)
     chosen = np.isin(device, kernels) & (nearest >= 0)
-    device, event = device[chosen], tree.index[nearest[chosen]]
-    if not len(device):
-        return ()  # no shapes were recorded
-    keys, groups = groupby_rows(events.name[event], events.shapes[event])
-    total_ns = groups.sum(events.duration_ns[device])
-    most = int(np.argmax(total_ns))
-    name, shapes = keys[:, most].tolist()
-    detail = (
-        f"inputs {shape_text(events.texts[shapes])}; the time counts only kernels of the kind in "
-        "the title"
+    call = tree.index[nearest[chosen]]
+    rows = capture.facts.events("name", "shapes")[call].with_columns(
+        event=pl.Series(call), total_ns=pl.Series(events.duration_ns[device[chosen]])
     )
-    calls = len(np.unique(event[groups.of == most]))
-    return (Evidence(events.names[name], calls, int(total_ns[most]), detail=detail),)
+    for name, shapes, _, _, total_ns in largest(rows, ["name", "shapes"]).head(1).iter_rows():
+        calls = rows.filter(name=name, shapes=shapes)["event"].n_unique()
+        detail = (
+            f"inputs {shape_text(shapes.encode())}; the time counts only kernels of the kind in "
+            "the title"
+        )
+        return (Evidence(name, calls, total_ns, detail=detail),)
+    return ()  # no shapes were recorded
 
 
 def _typed(capture: Views) -> Flags:
     """A mask of the nodes that are operators in float64, by their recorded types."""
     events, tree = capture.events, capture.links.call_tree
-    is_operator = events.among(OPERATOR)[tree.index]
-    codes = np.unique(events.types[tree.index[is_operator]])
-    wanted = [code for code in codes[codes >= 0].tolist() if _is_float64(events.texts[code])]
-    found: Flags = np.isin(events.types, wanted)[tree.index] & is_operator
+    is_float64 = np.array([bool(_FLOAT64.match(text)) for text in events.texts] + [False])
+    found: Flags = (is_float64[events.types] & events.among(OPERATOR))[tree.index]
     return found
 
 
@@ -253,11 +234,3 @@ def _not_loading(capture: Views) -> Flags:
     tree, loads = capture.links.call_tree, waits_for_data(capture)
     found: Flags = called_operators(capture.events)[tree.index]
     return found & ~tree.at_or_inside(np.isin(tree.index, loads))
-
-
-def _is_float64(types: bytes) -> bool:
-    """Whether the first input is a float64 tensor, or a list that begins with such a tensor."""
-    given = decoded(types)
-    while isinstance(given, list) and given:
-        given = given[0]
-    return bool(given == _FLOAT64)
