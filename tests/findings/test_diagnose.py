@@ -19,6 +19,7 @@ import pytest
 from builders import (
     Event,
     annotation,
+    capture,
     in_steps,
     is_harmless,
     launched,
@@ -118,6 +119,26 @@ def failing(error: Exception) -> Check:
         yield
 
     return Check("cannot", find)
+
+
+def test_a_check_can_be_one_row_with_a_condition(tmp_path: Path) -> None:
+    sorts = Check(
+        "sorts",
+        "name = 'aten::sort' and counted",
+        title="{calls} calls a {step} sort for {share} of it",
+        least_share=0.1,
+        factor=0,
+    )
+    events = [step(0, 0, 100), step(1, 100, 1000), step(2, 1100, 1000)]
+    events += [span("aten::sort", at, 60) for at in (0, 200, 300, 1200, 1300)]
+    found = diagnosed([capture(tmp_path, events)], [sorts])
+    (finding,) = found.findings
+    assert finding.title == "2 calls a step sort for 12 % of it"
+    assert finding.saving is not None
+    assert finding.saving.saving_ns == 120_000
+    assert [(row.name, row.calls) for row in finding.evidence] == [("aten::sort", 4)]
+    wrong = diagnosed([capture(tmp_path, events)], [sorts._replace(find="names = 'aten::sort'")])
+    assert "did you mean name?" in wrong.not_checked[0]
 
 
 def test_findings_are_sorted_by_their_saving_or_share(tmp_path: Path) -> None:

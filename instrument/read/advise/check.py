@@ -10,9 +10,10 @@ import numpy as np
 
 from instrument.base.errors import CaptureError
 from instrument.base.units import percent
-from instrument.read.advise.evidence import evidence, share_of
+from instrument.read.advise.evidence import evidence, in_steps, share_of
 from instrument.read.advise.finding import Evidence, Finding, Saving
 from instrument.read.facts.places import common_place
+from instrument.read.facts.scope import Scope, chosen_events
 from instrument.read.simulate.scenario import Edit, Scenario
 from instrument.read.trace.events import Ints, is_runtime
 from instrument.read.views.views import Views
@@ -117,9 +118,12 @@ class Check(NamedTuple):
 
     Attributes:
         code: the code of the findings, as in `Finding`.
-        find: yields the problems of a capture, of whatever share. It raises `NotRecorded` if the
-            capture does not show whether it has the problem.
-        title: the title of the findings, with `{share}`, `{step}` and the `{what}` of the problem.
+        find: a condition in SQL over the columns of the table `events`, for the events to blame,
+            such as `name = 'aten::sort' and counted`; or a function that yields the problems of a
+            capture, of whatever share. It raises `NotRecorded` if the capture does not show whether
+            it has the problem.
+        title: the title of the findings, with the `{share}` that the events take, the number of
+            `{calls}` a step, `{step}`, and the `{what}` of the problem.
         change: what to write instead.
         verify: how to check that the change helped: the options of `instrument show` that print it,
             with a comment behind two spaces and "#"; or a sentence.
@@ -137,7 +141,7 @@ class Check(NamedTuple):
     """
 
     code: str
-    find: Callable[[Views], Iterator[Problem]]
+    find: str | Callable[[Views], Iterator[Problem]]
     title: str = "{what}"
     change: str = ""
     verify: str = ""
@@ -188,7 +192,7 @@ def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator
             raise NotRecorded(need.missing, need.remedy)
     may_be_chance = is_found = False
     failure: Exception | None = None
-    for problem in check.find(capture):
+    for problem in _problems(check, capture):
         share = _share(capture, problem)
         is_small = share is not None and share < check.least_share and not problem.is_large
         if is_small or (problem.events is not None and not len(problem.events)):
@@ -234,6 +238,13 @@ def saving_of(scenario: Scenario | None) -> Saving | None:
     return Saving(scenario.baseline_ns, saving_ns, low_ns, scenario.high_ns)
 
 
+def _problems(check: Check, capture: Views) -> Iterator[Problem]:
+    if not isinstance(check.find, str):
+        return check.find(capture)
+    chosen = chosen_events(capture.facts, Scope(where=check.find))
+    return iter([Problem(events=np.flatnonzero(chosen))])
+
+
 def _share(capture: Views, problem: Problem) -> float | None:
     if problem.share is not None or problem.events is None or problem.is_large:
         return problem.share
@@ -258,10 +269,13 @@ def _finding(
     verify = problem.verify or check.verify
     if verify.startswith("--"):  # ready to paste into a shell
         verify = f"instrument show {shlex.quote(str(capture.place))} {verify}"
-    step = capture.links.counted_steps.what
+    steps = capture.links.counted_steps
+    calls = 0 if events is None else len(in_steps(capture, events)) / steps.count
     return Finding(
         code=check.code,
-        title=check.title.format(share=percent(share or 0), step=step, what=problem.what),
+        title=check.title.format(
+            share=percent(share or 0), step=steps.what, what=problem.what, calls=f"{calls:,.0f}"
+        ),
         change=problem.change or check.change,
         verify=verify,
         saving=saving,

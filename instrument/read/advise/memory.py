@@ -46,13 +46,13 @@ def allocator_churn(capture: Views) -> Iterator[Problem]:
         )
     elif len(np.unique(step)) < _LEAST_STEPS:
         return
-    yield Problem(f"{len(calls) / steps.count:,.0f} calls", calls, unclear=unclear)
+    yield Problem(events=calls, unclear=unclear)
 
 
 ALLOCATOR_CHURN = Check(
     "allocator-churn",
     allocator_churn,
-    title="The driver takes {share} of the step to allocate and free memory: {what} a step",
+    title="The driver takes {share} of the step to allocate and free memory: {calls} calls a step",
     change="Remove torch.cuda.empty_cache() from the loop; if the sizes of tensors change, set "
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True or pad them; if memory is short, use a "
     "smaller batch.",
