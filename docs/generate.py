@@ -28,7 +28,7 @@ from instrument.base.presets import preset, presets, shipped
 from instrument.cli import command
 from instrument.cli.ls import CAPTURES
 from instrument.read.advise import diagnosis
-from instrument.read.compare import changes, difference, limits
+from instrument.read.compare import changes, diff, limits
 from instrument.read.facts.facts import EVENTS
 from instrument.read.facts.segments import SEGMENTS
 from instrument.read.ranks.run import SCHEMAS
@@ -257,7 +257,7 @@ def json_page() -> str:
         "A finding": diagnosis.FINDING_KEYS,
         "A row of evidence": diagnosis.EVIDENCE_KEYS,
         "whatif": whatif.JSON_KEYS,
-        "diff": difference.JSON_KEYS
+        "diff": diff.JSON_KEYS
         | {"conditions": "with `--fail-on`, the verdicts; if a side is a baseline, the only key"},
         "A verdict of `--fail-on`": limits.JSON_KEYS,
         "ab": ab.JSON_KEYS,

@@ -16,10 +16,9 @@ from golden import Golden
 from real_traces import needs_traces, path
 from rich.console import Console
 
-from instrument.read.compare import difference, limits
+from instrument.read.compare import limits
 from instrument.read.compare import text as report
-from instrument.read.compare.diff import diff
-from instrument.read.compare.difference import Difference
+from instrument.read.compare.diff import JSON_KEYS, Difference, diff
 from instrument.read.show.terminal import draw
 from instrument.read.views.layout import plain
 
@@ -93,7 +92,7 @@ def test_the_parts_that_are_shown_sum_to_the_step_in_80_columns(command: Command
 def test_json_has_the_keys_that_the_page_lists(command: Command) -> None:
     condition = ("--fail-on", "operators>1000")
     content = json.loads(command("diff", "before", "after", "--json", *condition).out)
-    assert [*content] == [*difference.JSON_KEYS, "conditions"]
+    assert [*content] == [*JSON_KEYS, "conditions"]
     assert content["conditions"][0].keys() == limits.JSON_KEYS.keys()
     assert content["version"] == 1
     (whole,) = content["wholes"]

@@ -189,8 +189,7 @@ def _last_lines(output: Path) -> list[str]:
 @contextmanager
 def _programs(arguments: argparse.Namespace) -> Iterator[tuple[Program, Program]]:
     """Yield the two programs that the arguments name; remove the worktrees of revisions after."""
-    from instrument.read.compare.ab_runs import LABELS, Program
-    from instrument.read.compare.revisions import commit_of, python_path, worktrees
+    from instrument.read.compare.ab_runs import LABELS, Program, commit_of, python_path, worktrees
 
     sides, command, here = (arguments.a, arguments.b), arguments.program, Path.cwd()
     given = [each for each in sides if each is not None]

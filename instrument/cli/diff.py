@@ -19,7 +19,7 @@ from instrument.cli.arguments import (
 from instrument.cli.output import Parts, Result, Written, say
 
 if TYPE_CHECKING:
-    from instrument.read.compare.difference import Difference
+    from instrument.read.compare.diff import Difference
     from instrument.read.compare.limits import Verdict
 
 HELP = "compare two captures or runs: how much slower or faster a step is, and where"
@@ -131,7 +131,7 @@ def _shown(
     import json
 
     from instrument.read.compare import limits
-    from instrument.read.compare.difference import as_dict
+    from instrument.read.compare.diff import as_dict
     from instrument.read.compare.text import as_markdown, parts
 
     if arguments.json:

@@ -23,9 +23,8 @@ from instrument.base.errors import CaptureError, ConfigError
 from instrument.cli.command import main
 from instrument.read.compare import ab_runs
 from instrument.read.compare.ab import Comparison
-from instrument.read.compare.ab_runs import BLOCKS_FILE, Block, Program, Run, read_run
+from instrument.read.compare.ab_runs import BLOCKS_FILE, Block, Program, Run, read_run, worktrees
 from instrument.read.compare.counters import Count
-from instrument.read.compare.revisions import worktrees
 from instrument.read.show.ab import JSON_KEYS, parts, progress
 from instrument.record.config.schema import ProfilerConfig
 from instrument.record.output_folder import output_dir

@@ -35,7 +35,7 @@ from instrument import Capture, diff
 from instrument.base.errors import CaptureError
 from instrument.read.compare import side
 from instrument.read.compare.changes import divided
-from instrument.read.compare.difference import Difference
+from instrument.read.compare.diff import Difference
 from instrument.read.compare.text import parts as text_parts
 from instrument.read.ranks.run import Run
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from instrument.read.compare.counters import KIND, OF_WHOLE_STEP
 from instrument.read.compare.statistics import shifts
-from instrument.read.compare.sums import KEYS, Sums, added, summed
+from instrument.read.compare.sums import KEYS, Samples, Sums, summed
 from instrument.read.facts.kernel_names import kernel_label
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.views.table import Table
@@ -103,21 +102,6 @@ SCHEMAS = {name: _schema(*columns) for name, columns in _TABLES.items()} | {
         high_ns="the upper end of this interval",
     ),
 }  # fmt: skip
-
-
-class Samples(NamedTuple):
-    """The captures of one side: the sums of each sample, and of all together.
-
-    A sample is what the user gave as one path; intervals need three of them on each side.
-    """
-
-    each: Sequence[Sums]
-    all: Sums
-
-
-def samples(every: Sequence[Sums]) -> Samples:
-    """Add the samples of one side."""
-    return Samples(every, added(every))
 
 
 def parts_compared(before: Samples, after: Samples) -> Table:

@@ -8,11 +8,10 @@ from os import PathLike
 from typing import Protocol, TypeAlias
 
 from instrument.base.errors import CaptureError, TraceError
-from instrument.read.compare.changes import Samples, samples
-from instrument.read.compare.conditions import Conditions, conditions, joined
 from instrument.read.compare.counters import counters
 from instrument.read.compare.limits import Window, window_of
-from instrument.read.compare.sums import Sums, added, sums_of
+from instrument.read.compare.sums import Samples, Sums, added, sums_of
+from instrument.read.compare.unlike import Conditions, conditions, joined
 from instrument.read.views.find_captures import (
     NewestRun,
     Place,
@@ -102,7 +101,7 @@ class Side:
         for (name, sample, rank), sums in self.sums.items():
             if name == phase and rank in ranks:
                 found.setdefault(sample, []).append(sums)
-        return samples([added(each) for each in found.values()])
+        return Samples.of([added(each) for each in found.values()])
 
 
 def load(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import polars as pl
 
@@ -57,6 +57,21 @@ class Sums:
     def steps(self) -> int:
         """The number of steps, at least 1."""
         return max(len(self.steps_ns), 1)
+
+
+class Samples(NamedTuple):
+    """The captures of one side: the sums of each sample, and of all together.
+
+    A sample is what the user gave as one path; intervals need three of them on each side.
+    """
+
+    each: Sequence[Sums]
+    all: Sums
+
+    @classmethod
+    def of(cls, every: Sequence[Sums]) -> Samples:
+        """Add the samples of one side."""
+        return cls(every, added(every))
 
 
 def sums_of(capture: Views, counted: Counters) -> Sums:

@@ -28,7 +28,7 @@ from instrument.base.units import (
     percent_change,
 )
 from instrument.read.compare.changes import divided
-from instrument.read.compare.conditions import Unlike
+from instrument.read.compare.unlike import Unlike
 from instrument.read.facts.kernel_names import kernel_labels
 from instrument.read.facts.schema import unit_of
 from instrument.read.views.section import Part, Section, shown_of
@@ -36,7 +36,7 @@ from instrument.read.views.table import Table
 from instrument.read.views.table_text import cell_text
 
 if TYPE_CHECKING:
-    from instrument.read.compare.difference import Difference, Steps, Whole
+    from instrument.read.compare.diff import Difference, Steps, Whole
 
 By = Literal["range", "operator", "kernel", "shape"]
 

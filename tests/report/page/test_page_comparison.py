@@ -27,7 +27,7 @@ from instrument.base.errors import CaptureError
 from instrument.base.units import duration
 from instrument.cli.command import main
 from instrument.read.capture import Capture
-from instrument.read.compare.difference import as_dict
+from instrument.read.compare.diff import as_dict
 from instrument.read.compare.text import signed, summary
 from instrument.read.show.page.page import page, payload
 

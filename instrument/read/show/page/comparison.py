@@ -11,8 +11,7 @@ import polars as pl
 from instrument.base.errors import CaptureError
 from instrument.base.units import counted, duration
 from instrument.read.compare.changes import SCHEMAS
-from instrument.read.compare.diff import compare
-from instrument.read.compare.difference import Difference, Steps, Whole
+from instrument.read.compare.diff import Difference, Steps, Whole, compare
 from instrument.read.compare.side import Side
 from instrument.read.compare.text import (
     TIMES,
