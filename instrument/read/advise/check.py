@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from instrument.base.errors import CaptureError
+from instrument.base.errors import CaptureError, ConfigError
 from instrument.base.units import percent
 from instrument.read.advise.evidence import evidence, in_steps, share_of
 from instrument.read.advise.finding import Evidence, Finding, Saving
@@ -241,7 +241,10 @@ def saving_of(scenario: Scenario | None) -> Saving | None:
 def _problems(check: Check, capture: Views) -> Iterator[Problem]:
     if not isinstance(check.find, str):
         return check.find(capture)
-    chosen = chosen_events(capture.facts, Scope(where=check.find))
+    try:
+        chosen = chosen_events(capture.facts, Scope(where=check.find))
+    except ConfigError as error:
+        raise CaptureError(f"The check {check.code} cannot run: {error}") from None
     return iter([Problem(events=np.flatnonzero(chosen))])
 
 

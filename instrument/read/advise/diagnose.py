@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from instrument.base.errors import CaptureError, ConfigError, TraceError, reason_of
+from instrument.base.errors import CaptureError, TraceError, reason_of
 from instrument.base.prose import shortened
 from instrument.base.step_times import kinds_in_words
 from instrument.base.units import counted, duration, few, percent
@@ -523,7 +523,7 @@ def _failure(what: str, error: Exception) -> str:
     Raises:
         TraceError, MemoryError: `error` has one of these types, and is raised as it is.
     """
-    if isinstance(error, (CaptureError, ConfigError)):
+    if isinstance(error, CaptureError):
         return str(error)
     if isinstance(error, (TraceError, MemoryError)):
         raise error
