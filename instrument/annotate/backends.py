@@ -249,12 +249,3 @@ def bind_and_format_label(
         return to_trace(template)
     bound.apply_defaults()
     return format_label(template, bound.arguments)
-
-
-def call_for_label(name: Callable[..., Any], fallback: str, *args: Any, **kwargs: Any) -> str:
-    """Call the function `name` to get the name of a range; on an error, return `fallback`."""
-    try:
-        return to_trace(str(name(*args, **kwargs)))
-    except Exception as error:
-        reraise_signal(error)
-        return to_trace(fallback)

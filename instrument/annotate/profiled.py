@@ -15,7 +15,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from instrument.annotate import backends, module_calls
-from instrument.annotate.wrapper import Name, fields_of, in_range, is_plain
+from instrument.annotate.wrapper import fields_of, in_range, is_plain
 from instrument.base.errors import ConfigError
 from instrument.base.range_names import MOMENT, to_trace, whole
 
@@ -88,7 +88,7 @@ class AnnotatedCallable:
         ConfigError: the object has other special methods, such as `kernel[grid]` needs.
     """
 
-    def __init__(self, target: Any, name: Name) -> None:
+    def __init__(self, target: Any, name: str) -> None:
         special = {each for each in dir(type(target)) if each[:2] == each[-2:] == "__"}
         for method in sorted(special - _NEEDLESS - {*dir(AnnotatedCallable)}):
             if inspect.isroutine(getattr(type(target), method)):
@@ -109,7 +109,7 @@ class AnnotatedCallable:
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, Name]]:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, str]]:
         return AnnotatedCallable, (self.__wrapped__, self._name)
 
     def __repr__(self) -> str:
@@ -125,12 +125,12 @@ def profiled(target: str, /) -> Range: ...
 @overload
 def profiled(*, name: str) -> Range: ...
 @overload
-def profiled(target: T, /, *, name: Name | None = None) -> T: ...
+def profiled(target: T, /, *, name: str | None = None) -> T: ...
 @overload
-def profiled(*, name: Name | None = None) -> Callable[[T], T]: ...
+def profiled(*, name: str | None = None) -> Callable[[T], T]: ...
 
 
-def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
+def profiled(target: Any = None, /, *, name: str | None = None) -> Any:
     """Mark code, so that every recorded window shows its calls as a named range.
 
     `@profiled` uses the qualified name as the range's name. `@profiled("attention_block")` uses the
@@ -148,9 +148,8 @@ def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
     copies keep the name, and a process without this package can load the module.
 
     A name may be a format string with the parameters of the marked function, as in
-    `@profiled("layer{self.index}")`. The option `name=` also takes a function of the arguments,
-    which returns the name. The format or the function is evaluated only while a window is recorded
-    or `profiler.timings` is on.
+    `@profiled("layer{self.index}")` and `@profiled("{x.shape[0]} rows")`. It is evaluated only
+    while a window is recorded or `profiler.timings` is on.
 
     The result has the signature and the docstring of the marked object; `pickle` and `inspect`
     treat the result like the marked object. A call costs one check of a flag while nothing records,
@@ -224,7 +223,7 @@ def mark(message: str) -> None:
         closes(opens(to_trace(message + MOMENT)))
 
 
-def put_in_range(target: Any, name: Name | None) -> Any:
+def put_in_range(target: Any, name: str | None) -> Any:
     """Mark a callable, a class or a descriptor, so that each call is in a range; see `profiled`."""
     if backends.disabled:
         return target
@@ -248,16 +247,11 @@ def put_in_range(target: Any, name: Name | None) -> Any:
     name = name or _name_of(target)
     if isinstance(target, MethodType) and isinstance(target.__func__, FunctionType):
         # a method again, so that a copy of the object calls the method of the copy
-        return MethodType(in_range(target.__func__, _of_method(name)), target.__self__)
+        return MethodType(in_range(target.__func__, name), target.__self__)
     return (in_range if is_plain(target) else AnnotatedCallable)(target, name)
 
 
-def _of_method(name: Name) -> Name:
-    # a function that returns a name gets the arguments without `self`
-    return (lambda _, /, *args, **kwargs: name(*args, **kwargs)) if callable(name) else name
-
-
-def _mark_class(cls: type, name: Name) -> type:
+def _mark_class(cls: type, name: str) -> type:
     if issubclass(cls, torch.autograd.Function):
         _mark_autograd_function(cls, name)
     elif issubclass(cls, nn.Module) and cls.forward is not nn.Module.forward:
@@ -276,15 +270,15 @@ def _mark_class(cls: type, name: Name) -> type:
     return cls
 
 
-def _mark_autograd_function(cls: type, name: Name) -> None:
+def _mark_autograd_function(cls: type, name: str) -> None:
     # the class may define `vjp` instead of `backward`
     for method in ("forward", "backward", "vjp"):
         if getattr(cls, method) is not getattr(torch.autograd.Function, method):
             part = "backward" if method == "vjp" else method
-            _mark_member(cls, method, name if callable(name) else f"{name}.{part}")
+            _mark_member(cls, method, f"{name}.{part}")
 
 
-def _mark_member(cls: type, member: str, name: Name) -> None:
+def _mark_member(cls: type, member: str, name: str) -> None:
     target = inspect.getattr_static(cls, member)  # keeps a staticmethod as it is
     try:
         type.__setattr__(cls, member, put_in_range(target, name))
@@ -295,8 +289,8 @@ def _mark_member(cls: type, member: str, name: Name) -> None:
         ) from None
 
 
-def _mark_instance(module: nn.Module, name: Name) -> nn.Module:
-    if callable(name) or fields_of(name):
+def _mark_instance(module: nn.Module, name: str) -> nn.Module:
+    if fields_of(name):
         raise ConfigError(
             "profiled takes plain text as the name of a module instance, but it was given "
             f"{name!r}: mark the class, or write out the name."

@@ -31,15 +31,13 @@ from instrument.annotate import backends
 from instrument.base.errors import ConfigError, did_you_mean
 from instrument.base.range_names import RESUMED, to_trace
 
-Name = str | Callable[..., Any]
-
 # is_dynamo_compiling() comes first: Dynamo knows its result, so Dynamo never reads `armed`. If
 # Dynamo read `armed`, Dynamo would compile again whenever `armed` changes.
 _PLAIN = """
-def make(function_, name_, fallback_, slices_):
+def make(function_, name_, label_, slices_):
     def ranged({parameters}):
         if is_dynamo_compiling():
-            note_compiled(fallback_)
+            note_compiled(name_)
             return function_({arguments})
         if not armed:
             return function_({arguments})
@@ -52,26 +50,26 @@ def make(function_, name_, fallback_, slices_):
     return ranged
 """
 _GENERATOR = """
-def make(function_, name_, fallback_, slices_):
+def make(function_, name_, label_, slices_):
     def ranged({parameters}):
         if is_dynamo_compiling():
-            note_compiled(fallback_)
+            note_compiled(name_)
             return (yield from function_({arguments}))
-        run_ = slices_(lambda: {label}, fallback_)
+        run_ = slices_(lambda: {label}, name_)
         return (yield from run_.drive(function_({arguments})))
     return ranged
 """
 _COROUTINE = """
-def make(function_, name_, fallback_, slices_):
+def make(function_, name_, label_, slices_):
     async def ranged({parameters}):
-        run_ = slices_(lambda: {label}, fallback_)
+        run_ = slices_(lambda: {label}, name_)
         return await run_.awaitable(function_({arguments}))
     return ranged
 """
 _ASYNC_GENERATOR = """
-def make(function_, name_, fallback_, slices_):
+def make(function_, name_, label_, slices_):
     async def ranged({parameters}):
-        run_ = slices_(lambda: {label}, fallback_)
+        run_ = slices_(lambda: {label}, name_)
         inner_ = function_({arguments})
         resume_, value_ = inner_.asend, None
         while True:
@@ -92,9 +90,9 @@ def make(function_, name_, fallback_, slices_):
 _VARIADIC = ("*args, **kwargs", "*args, **kwargs", "{}")
 # Names used in the wrappers; a function with such a parameter gets a variadic wrapper.
 _TAKEN = frozenset([
-    "function_", "name_", "fallback_", "slices_", "handle_", "opens_", "closes_", "mark_", "run_",
+    "function_", "name_", "label_", "slices_", "handle_", "opens_", "closes_", "mark_", "run_",
     "error_", "inner_", "resume_", "value_", "item_", "is_dynamo_compiling", "note_compiled",
-    "armed", "backend", "format_label", "bind_and_format_label", "call_for_label", "BaseException",
+    "armed", "backend", "format_label", "bind_and_format_label", "BaseException",
     "GeneratorExit", "StopAsyncIteration",
 ])  # fmt: skip
 _FILE = "<profiled>"
@@ -102,27 +100,24 @@ _FILE = "<profiled>"
 _FIRST = re.compile(r"[.\[]")
 
 
-def in_range(function: Callable[..., Any], name: Name) -> Any:
+def in_range(function: Callable[..., Any], name: str) -> Any:
     """Wrap a function so that each of its calls is in a range; see `profiled`.
 
-    `name` may be a format string with the parameters (`"layer{self.index}"`), or a function of the
-    arguments, which is evaluated only when a range opens.
+    `name` may be a format string with the parameters (`"layer{self.index}"`), which is evaluated
+    only when a range opens.
     """
     exact = _signature_source(function.__code__) if isinstance(function, FunctionType) else None
     parameters, arguments, values = exact or _VARIADIC
-    if callable(name):
-        label = f"call_for_label(name_, fallback_, {arguments})"
-    elif fields := fields_of(name):
+    label, fields = "label_", fields_of(name)
+    if fields:
         _refuse_unknown(function, name, fields)
-        if not all(f"'{field}': " in values for field in fields):  # those of a wrapped function
+        label = f"format_label(name_, {values})"
+        # A parameter of a wrapped function is not one of the wrapper's.
+        if exact is None or not all(f"'{field}': " in values for field in fields):
             exact, (parameters, arguments, values) = None, _VARIADIC
-        label = "bind_and_format_label(function_, name_, args, kwargs)"
-        if exact:
-            label = f"format_label(name_, {values})"
-    else:
-        label, name = "name_", to_trace(name)
+            label = "bind_and_format_label(function_, name_, args, kwargs)"
     make = _wrapper_factory(_template(function), parameters, arguments, label)
-    wrapper = make(function, name, _fallback(function, name), _CallSlices)
+    wrapper = make(function, name, to_trace(name), _CallSlices)
     if exact and isinstance(function, FunctionType):
         wrapper.__defaults__ = function.__defaults__
         wrapper.__kwdefaults__ = function.__kwdefaults__
@@ -228,30 +223,26 @@ def _refuse_unknown(function: Any, name: str, fields: Iterable[str]) -> None:
         known = [*inspect.signature(function).parameters]
     except (TypeError, ValueError):  # of some functions in C
         known = []
+    own = getattr(function, "__qualname__", type(function).__qualname__)
     for field in fields:
         if field not in known:
             raise ConfigError(
-                f"profiled was given the name {name!r}, but {_fallback(function, print)} has no "
-                f"parameter {field!r}{did_you_mean(field, known)}"
+                f"profiled was given the name {name!r}, but {own} has no parameter {field!r}"
+                f"{did_you_mean(field, known)}"
             )
-
-
-def _fallback(function: Any, name: Name) -> str:
-    own = getattr(function, "__qualname__", type(function).__qualname__)
-    return name if isinstance(name, str) else own
 
 
 class _CallSlices:
     """Opens a range for each slice of one call; later ones are named `LABEL (resumed)`."""
 
-    def __init__(self, label: Callable[[], str], fallback: str) -> None:
+    def __init__(self, label: Callable[[], str], name: str) -> None:
         self._label = label
-        self._fallback = fallback
+        self._name = name
         self._suffix = ""
 
     def _open(self) -> tuple[Callable[[Any], None], Any] | None:
         if is_dynamo_compiling():  # first, as in `_PLAIN`
-            backends.note_compiled(self._fallback)
+            backends.note_compiled(self._name)
             return None
         suffix, self._suffix = self._suffix, RESUMED
         if not backends.armed:
