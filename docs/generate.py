@@ -26,13 +26,13 @@ from pydantic import BaseModel
 
 from instrument.base.presets import preset, presets, shipped
 from instrument.cli import command
-from instrument.cli.ls import CAPTURES
 from instrument.read.advise import diagnosis
 from instrument.read.compare import changes, diff, limits
 from instrument.read.facts.facts import EVENTS
 from instrument.read.facts.segments import SEGMENTS
 from instrument.read.ranks.run import SCHEMAS
 from instrument.read.show import ab, ranks, whatif
+from instrument.read.show.capture_list import CAPTURES
 from instrument.read.simulate.causal_profile import CAUSAL_PROFILE
 from instrument.read.simulate.critical_path import CRITICAL_PATH
 from instrument.read.views.coverage_rows import ROWS

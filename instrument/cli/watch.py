@@ -11,12 +11,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from instrument.base.errors import InstrumentError
 from instrument.base.printable import is_terminal
 from instrument.base.storage import is_url
-from instrument.cli import ls, trigger
+from instrument.cli import trigger
 from instrument.cli.arguments import path_or_url
 from instrument.cli.output import Parts
 
@@ -27,7 +27,6 @@ HELP = "watch a running job: its steps, slow ranks, costly ranges and captures"
 
 KEYS = "r asks for a window, q ends."
 _REFRESH_S = 2.0
-_row = cache(ls.row_of)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,9 +103,17 @@ def _ask(run: LiveRun) -> str:
 
 def state(run: LiveRun, now_s: float) -> Parts:
     """Read what is new in a run, and return its state; the verdict of a capture is made once."""
+    from instrument.read.show.capture_list import CAPTURES, sections
     from instrument.read.views.table import Table
 
     run.refresh(now_s)
     rows = [_row(place, place == run.captures[0]) for place in run.captures]
     steps, ranks, ranges = run.parts(now_s)
-    return [steps, ranks, *ls.parts(Table.of_dicts(ls.CAPTURES, rows)), ranges]
+    return [steps, ranks, *sections(Table.of_dicts(CAPTURES, rows)), ranges]
+
+
+@cache
+def _row(place: Path | str, verdict: bool) -> dict[str, Any]:
+    from instrument.read.show.capture_list import capture_row
+
+    return capture_row(place, verdict=verdict)
