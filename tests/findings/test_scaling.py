@@ -11,9 +11,10 @@ import pytest
 from builders import annotation, call, capture, frame, kernel, launched, made, node, span, step
 
 from findings.twins import found
-from instrument.read.advise import autograd, launches, recording
+from instrument.read.advise import autograd, recording
 from instrument.read.advise.finding import Evidence
 from instrument.read.advise.operators import _KERNELS, _attention
+from instrument.read.advise.waits import _causes, _waits
 from instrument.read.facts import places
 
 
@@ -37,7 +38,7 @@ def launching_threads(count: int) -> list[dict[str, Any]]:
 
 def test_each_gap_counts_for_the_thread_that_ends_it(tmp_path: Path) -> None:
     trace = capture(tmp_path, launching_threads(8))
-    causes = launches._causes(trace, launches._waits(trace))
+    causes = _causes(trace, _waits(trace))
     assert causes.select("name", "calls", "total_ns").rows() == [
         ("aten::work1", 4, 4 * 1_100_000),
         ("aten::work0", 4, 4 * 1_000_000),

@@ -31,20 +31,34 @@ from instrument.read.advise.check import (
     saving_of,
 )
 from instrument.read.advise.communication import EXPOSED_COMMUNICATION, SLOW_LINKS, STRAGGLERS
-from instrument.read.advise.compile import GRAPH_BREAKS, RECOMPILATION
 from instrument.read.advise.diagnosis import Diagnosis, Together
 from instrument.read.advise.finding import Finding, Saving
-from instrument.read.advise.host import BUSY_CPUS, GARBAGE_COLLECTION, THREAD_OVERSUBSCRIPTION
-from instrument.read.advise.launches import DEVICE_IDLE, LAUNCH_BOUND, ONE_TIME_COSTS
+from instrument.read.advise.host import (
+    BUSY_CPUS,
+    GARBAGE_COLLECTION,
+    GRAPH_BREAKS,
+    RECOMPILATION,
+    THREAD_OVERSUBSCRIPTION,
+)
 from instrument.read.advise.loader import LOADER_WAIT
 from instrument.read.advise.loops import OPERATOR_STORM
 from instrument.read.advise.memory import ALLOCATOR_CHURN, MEMORY_GROWTH
-from instrument.read.advise.operators import ATTENTION_NOT_FUSED, LAYOUT_AND_CASTS
-from instrument.read.advise.precision import FLOAT64, TENSOR_CORES
+from instrument.read.advise.operators import (
+    ATTENTION_NOT_FUSED,
+    FLOAT64,
+    LAYOUT_AND_CASTS,
+    TENSOR_CORES,
+)
 from instrument.read.advise.python import NOT_TRAINING, PYTHON_TIME, UNMARKED_TIME
 from instrument.read.advise.recording import FIRST_STEP, LEAST_EXCESS, RECORDING_OVERHEAD
 from instrument.read.advise.settings import DEFAULT, Settings
-from instrument.read.advise.waits import BLOCKING_COPIES, SYNCHRONIZING_CALLS
+from instrument.read.advise.waits import (
+    BLOCKING_COPIES,
+    DEVICE_IDLE,
+    LAUNCH_BOUND,
+    ONE_TIME_COSTS,
+    SYNCHRONIZING_CALLS,
+)
 from instrument.read.simulate.scenario import Edit, Scenario, combined, scenario
 from instrument.read.views.coverage import lost_events
 from instrument.read.views.device_use import device_use

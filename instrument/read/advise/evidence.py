@@ -10,9 +10,8 @@ from polars import selectors as cs
 
 from instrument.read.advise.finding import Evidence
 from instrument.read.facts.facts import coded
-from instrument.read.facts.places import sources_of_names
+from instrument.read.facts.places import callers, sources_of_names
 from instrument.read.trace.events import Ints, is_runtime, split_overload
-from instrument.read.views.synchronisations import callers
 from instrument.read.views.views import Views
 
 # Of the calls of an operator with the same shapes, nothing disturbed the one at this quantile.

@@ -18,7 +18,14 @@ import polars as pl
 from instrument.read.facts.groupby import Groups, distinct
 from instrument.read.facts.links import Links
 from instrument.read.facts.traced import Traced
-from instrument.read.trace.events import Codes, Events, Ints, decoded, is_runtime
+from instrument.read.trace.events import (
+    Codes,
+    Events,
+    Ints,
+    called_operators,
+    decoded,
+    is_runtime,
+)
 
 # A range or a source is the place of a problem if at least this share of the time lies there.
 _MOSTLY = 0.9
@@ -89,6 +96,20 @@ def nodes_of(links: Links, events: Ints) -> Ints:
         rest = events[others]
         node[others] = tree.node_at(table.thread[rest], table.start_ns[rest])
     return node
+
+
+def callers(links: Links, calls: Ints) -> tuple[Ints, Ints]:
+    """For each call, the outermost operator around it and its range, as indices; -1 for none."""
+    node = links.nodes_of_calls(calls)
+    top = np.append(links.call_tree.index, -1)[outermost_operators(links, node)]
+    operator = np.where(top >= 0, links.events.name[top], -1)
+    return operator, links.scopes.path_of_node[node]
+
+
+def outermost_operators(links: Links, nodes: Ints) -> Ints:
+    """For each operator node, the outermost operator in the same range; -1 for other nodes."""
+    tree = links.call_tree
+    return tree.top_of_chain(called_operators(links.events)[tree.index], nodes)
 
 
 def source_codes(capture: Traced, events: Ints) -> tuple[Ints, list[str]]:

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from instrument.read.facts.call_tree import CallTree
 from instrument.read.facts.groupby import Groups, groupby, groupby_rows, intern
-from instrument.read.facts.links import Links
+from instrument.read.facts.places import callers
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.synchronisation import STREAM_WAIT, Synchronisations
-from instrument.read.trace.events import Events, Flags, Ints, called_operators, split_overload
+from instrument.read.trace.events import Events, Flags, Ints, split_overload
 from instrument.read.views.table import Table
 
 if TYPE_CHECKING:
@@ -104,20 +103,6 @@ def _waited_ns(events: Events, found: Synchronisations, edge: Ints, of_stream: F
     counts = cause[found.later] == np.arange(len(found.later))
     of_waits = Groups(found.wait, len(found.call)).sum(found.waited_ns, counts)
     return np.where(of_stream, of_waits, np.append(found.waited_ns, 0)[edge])
-
-
-def callers(links: Links, call: Ints) -> tuple[Ints, Ints]:
-    """For each call, the outermost operator around it and its range, as indices; -1 for none."""
-    events, tree, scopes = links.events, links.call_tree, links.scopes
-    node = links.nodes_of_calls(call)
-    top = outermost_operators(events, tree, node)
-    operator = np.where(top >= 0, events.name[np.append(tree.index, -1)[top]], -1)
-    return operator, scopes.path_of_node[node]
-
-
-def outermost_operators(events: Events, tree: CallTree, nodes: Ints) -> Ints:
-    """For each operator node, the outermost operator in the same range; -1 for other nodes."""
-    return tree.top_of_chain(called_operators(events)[tree.index], nodes)
 
 
 def _kernels(events: Events, groups: Groups, earlier: Ints, waited_ns: Ints) -> list[str | None]:
