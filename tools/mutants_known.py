@@ -419,11 +419,6 @@ EQUIVALENT = {
         "if loops.compiled is None or len(thread):",
     ): "both ways give the same columns; without the C extension, many tests fail",
     (
-        "instrument/read/views/memory_timeline.py",
-        "same & (memory.address[order][1:] != 0) & (size[:-1] > 0) & (size[1:] < 0)",
-        "same & (memory.address[order][1:] != 0) & (size[:-1] >= 0) & (size[1:] < 0)",
-    ): "torch reports no allocation of no bytes",
-    (
         "instrument/read/views/kernels.py",
         "launch_ns = np.where(known, events.duration_ns[work.call], -1)",
         "launch_ns = np.where(known, events.duration_ns[work.call], -2)",
@@ -479,11 +474,6 @@ EQUIVALENT = {
         'first = self.train.step_number if not (self.config.phases == ["train"]) else 0',
     ): "speed: what a window imports is imported at the start or by the window",
     (
-        "instrument/read/views/memory_timeline.py",
-        "before = before - min(0, int(before.min()), int(line.net_bytes.min()))",
-        "before = before - min(1, int(before.min()), int(line.net_bytes.min()))",
-    ): "what was freed of before the window is never above 0",
-    (
         "instrument/read/facts/call_tree.py",
         "width, numbers = int(name.max(initial=0)) + 1, Interned()",
         "width, numbers = int(name.max(initial=0)) + 2, Interned()",
@@ -503,11 +493,6 @@ EQUIVALENT = {
         "self._paused_ns[part] = self._paused_ns.get(part, 0) + time.perf_counter_ns() - began",
         "self._paused_ns[part] = self._paused_ns.get(part, 1) + time.perf_counter_ns() - began",
     ): "a nanosecond of a duration",
-    (
-        "instrument/read/views/memory_timeline.py",
-        "place = np.full(len(memory.partner) + 1, len(line))",
-        "place = np.full(len(memory.partner) + 2, len(line))",
-    ): "one entry more at the end, with the same value",
     (
         "instrument/read/views/steps.py",
         "return np.where(work.launch >= 0, step_at(events, index, launched_ns(events, work)), -1)",

@@ -123,8 +123,7 @@ def test_memory_of_the_device_is_what_the_allocator_says(tmp_path) -> None:
     assert (row.device, row.allocations, row.frees, row.net_bytes) == ("cuda:0", 2, 1, 512)
     assert (row.peak_bytes, row.peak_net_bytes, row.reserved_bytes) == (1536, 1536, 4096)
     line = memory.timeline("cuda:0")
-    assert line.allocated_bytes is not None
-    assert line.allocated_bytes.tolist() == [1024, 1536, 512]
+    assert line["allocated_bytes"].to_list() == [1024, 1536, 512]
     assert found.memory_live("range").where(name="forward")[0].bytes == 1024
 
 

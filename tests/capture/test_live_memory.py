@@ -256,19 +256,14 @@ def test_real_traces(name, device, events, peak) -> None:
     row = found.memory_devices[0]
     assert (row.device, row.allocations + row.frees, row.peak_bytes) == (device, events, peak)
     for line in memory.timelines.values():
-        net = line.net_bytes - line.net_bytes[0]
-        assert (
-            line.allocated_bytes is None
-            or (line.allocated_bytes - line.allocated_bytes[0] == net).all()
-        )
+        net, used = line["net_bytes"] - line["net_bytes"][0], line["allocated_bytes"]
+        assert used.null_count() == len(used) or (used - used[0] == net).all()
+        device_, level_ = line["device"][0], line["level_bytes"]
         for by in memory.kinds:
-            assert (
-                sum(found.memory_live(by, device=line.device).column("bytes"))
-                == line.level_bytes.max()
-            )
-            curve = memory.curve(by, device=line.device)
+            assert sum(found.memory_live(by, device=device_).column("bytes")) == level_.max()
+            curve = memory.curve(by, device=device_)
             level = [sum(values) for values in zip(*curve.series.values())]
-            assert max(level) - min(level) == line.level_bytes.max() - line.level_bytes.min()
+            assert max(level) - min(level) == level_.max() - level_.min()
     assert sum(found.memory_events.column("size_bytes")) == sum(
         found.memory_devices.column("net_bytes")
     )

@@ -119,7 +119,7 @@ def _free_bytes(capture: Views, device: str, ranks: int) -> int | None:
         capacity = None if found is None else found.memory_bytes
     if capacity is None:
         return None
-    return max(capacity - ranks * int(capture.memory.timelines[device].level_bytes[-1]), 0)
+    return max(capacity - ranks * int(capture.memory.timelines[device]["level_bytes"][-1]), 0)
 
 
 def _holders(capture: Views, device: str, by: By) -> list[tuple[str, int, int]]:

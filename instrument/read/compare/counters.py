@@ -341,11 +341,9 @@ def _peak(occurred: Occurred) -> Count | None:
     for device, line in lines.items():
         if device == "cpu" and len(lines) > 1:
             continue
-        level = line.level_bytes
-        before = np.concatenate([level[:1] - line.size_bytes[:1], level])
-        first, after = (
-            np.searchsorted(line.time_ns, side, "left") for side in (steps.start_ns, steps.end_ns)
-        )
+        time_ns, level = line["time_ns"].to_numpy(), line["level_bytes"].to_numpy()
+        before = np.append(level[0] - line["size_bytes"][0], level)
+        first, after = (np.searchsorted(time_ns, side) for side in (steps.start_ns, steps.end_ns))
         highest = np.array([before[i : j + 1].max() for i, j in zip(first, after)])
         peaks.append(highest - before[first] if device == "cpu" else highest)
     of_steps = np.max(peaks, axis=0)

@@ -6,22 +6,18 @@ addresses: they show how much memory is in use, but not what uses it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+import polars as pl
 
 from instrument.base.errors import CaptureError
-from instrument.read.facts.groupby import cells, group_rows, groupby
+from instrument.read.facts.groupby import computed
 from instrument.read.facts.links import Links
 from instrument.read.facts.memory_attribution import By, around, module_frames
 from instrument.read.facts.schema import Schema, schema
-from instrument.read.facts.step_index import step_number
-from instrument.read.trace.events import Ints, MemoryEvents
 from instrument.read.views.memory_plot import Curve, extremes
 from instrument.read.views.table import Table
 
@@ -88,67 +84,61 @@ MEMORY_EVENTS: Schema = schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """The memory events (allocations and frees) of one device in order of time, as columns.
-
-    Attributes:
-        device: the device, as in torch.
-        instant: the position of each event among all memory events of the trace.
-        time_ns: the time of each event, on the trace's own clock.
-        size_bytes: the bytes of each event; negative for a free.
-        net_bytes: the memory in use after the event, minus the memory in use before the window.
-        allocated_bytes, reserved_bytes: all memory in use after the event, and the memory that the
-            allocator has reserved; None if it was not recorded.
-    """
-
-    device: str
-    instant: Ints
-    time_ns: Ints
-    size_bytes: Ints
-    net_bytes: Ints
-    allocated_bytes: Ints | None
-    reserved_bytes: Ints | None
-
-    def __len__(self) -> int:
-        return len(self.instant)
-
-    @property
-    def level_bytes(self) -> Ints:
-        """The memory in use after each event: `allocated_bytes` if recorded, else `net_bytes`."""
-        return self.net_bytes if self.allocated_bytes is None else self.allocated_bytes
-
-    @property
-    def peak(self) -> int:
-        """The position of the first event after which memory in use is at its maximum."""
-        return int(np.argmax(self.level_bytes))
-
-
 class MemoryView:
     """Memory in use over time, per device, which is named as in torch, such as "cuda:0" and "cpu".
 
-    `timelines` has every allocation and free as arrays, and `curve()` makes a plot. Of more than 20
-    devices, only those with the most memory events are shown. An allocation has the requested size,
-    rounded up to blocks by the allocator.
+    `timelines` has every allocation and free, and `curve()` makes a plot. Of more than 20 devices,
+    only those with the most memory events are shown. An allocation has the requested size, rounded
+    up to blocks by the allocator.
 
     Cost: about 1 µs per memory event, once for each view.
     """
 
     def __init__(self, links: Links) -> None:
         self.links = links
-        self._labels: dict[By, tuple[Ints, list[str]]] = {}
+        self._owners: dict[By, tuple[pl.Series, list[str]]] = {}
 
     @cached_property
-    def timelines(self) -> dict[str, Timeline]:
-        """The allocations and frees of each device over time, the CPU last."""
-        memory = self.links.events.memory
-        groups = group_rows(memory.device_type, memory.device_index)
-        lanes = groups.sorted_by(memory.time_ns).rows()
-        largest = np.sort(np.argsort(-groups.size, kind="stable")[:MOST_DEVICES])
-        lines = [_timeline(memory, lanes[k]) for k in largest.tolist()]
-        return {line.device: line for line in sorted(lines, key=lambda line: line.device == "cpu")}
+    def events(self) -> pl.DataFrame:
+        """The allocations and frees by device, the CPU last, and by time.
 
-    def timeline(self, device: str | None = None) -> Timeline:
+        `size_bytes` is negative for a free. `level_bytes` is the memory in use after the event:
+        `allocated_bytes` if the allocator recorded it, or else `net_bytes`, without what was in use
+        before the window. `instant` is the position of the event in the trace, and `origin` that of
+        the allocation that it makes or frees; null if that is not in the trace.
+        """
+        memory, size, instant = self.links.events.memory, pl.col("size_bytes"), pl.col("instant")
+        place = ["device_type", "device_index"]
+        columns = (*place, "address", "time_ns", "size_bytes", "allocated_bytes", "reserved_bytes")
+        rows = pl.DataFrame({name: getattr(memory, name) for name in columns}).cast(pl.Int64)
+        rows = rows.with_columns(instant=pl.int_range(pl.len()))
+        rows = rows.sort(*place, "address", "time_ns", maintain_order=True)
+        is_same = [pl.col(key) == pl.col(key).shift(1) for key in (*place, "address")]
+        frees = pl.all_horizontal(*is_same, pl.col("address") != 0, size < 0, size.shift(1) > 0)
+        rows = rows.with_columns(
+            origin=pl.when(size > 0).then(instant).when(frees).then(instant.shift(1)),
+            address=pl.when(pl.col("address") != 0).then("address"),
+        )
+        devices = rows.group_by(place).len().sort(place)
+        devices = devices.sort("len", descending=True, maintain_order=True).head(MOST_DEVICES)
+        devices = computed(devices.sort(place), _device_name, place, {"device": pl.String})
+        devices = devices.sort(pl.col("device") == "cpu", maintain_order=True)
+        rows = devices.drop("len").with_row_index("order").join(rows, on=place)
+        recorded = pl.col("allocated_bytes", "reserved_bytes")
+        rows = rows.sort("order", "time_ns", "instant").with_columns(
+            pl.when((recorded != 0).any().over("order")).then(recorded),
+            net_bytes=size.cum_sum().over("order"),
+        )
+        level = pl.coalesce("allocated_bytes", "net_bytes")
+        return rows.with_columns(level_bytes=level).drop("order", *place)
+
+    @cached_property
+    def timelines(self) -> dict[str, pl.DataFrame]:
+        """The rows of `events` of each device, the CPU last."""
+        parts = self.events.partition_by("device", maintain_order=True)
+        return {part["device"][0]: part for part in parts}
+
+    def timeline(self, device: str | None = None) -> pl.DataFrame:
         """Return the timeline of a device; None means the first device.
 
         Raises:
@@ -164,16 +154,17 @@ class MemoryView:
             )
         return self.timelines[name]
 
-    def labels(self, line: Timeline, by: By) -> tuple[Ints, list[str]]:
-        """Return for each event of a timeline the index of its owner's name, and the list of names.
+    def owners(self, rows: pl.DataFrame, by: By) -> tuple[pl.Series, list[str]]:
+        """Return the index of each event's owner in a list of names, and this list.
 
-        A free has the owner of its allocation. Errors are those of `memory_attribution.around`.
+        A free has the owner of its allocation; the last name is `BEFORE`. Errors are those of
+        `memory_attribution.around`.
         """
-        if by not in self._labels:
-            self._labels[by] = around(self.links, by)
-        codes, labels = self._labels[by]
-        origin = np.where(line.size_bytes < 0, self.partner[line.instant], line.instant)
-        return np.append(codes, len(labels))[origin], [*labels, BEFORE]
+        if by not in self._owners:
+            found, names = around(self.links, by)
+            self._owners[by] = pl.Series(found), [*names, BEFORE]
+        codes, names = self._owners[by]
+        return codes.gather(rows["origin"]).fill_null(len(names) - 1), names
 
     @cached_property
     def kinds(self) -> tuple[By, ...]:
@@ -218,30 +209,31 @@ class MemoryView:
             ConfigError: `by` is not "operator", "range" or "module".
         """
         line = self.timeline(device)
-        by = by or self.most_telling(line.device, most)
-        kept = extremes(line.level_bytes, line.time_ns, points)
-        codes, labels = self.labels(line, by)
-        if not self.has_addresses:
-            codes = np.zeros_like(codes)  # without addresses, frees have no label
-        at_peak = memory_live(self, by, line.device, None).column("name")
+        device = str(line["device"][0])
+        by = by or self.most_telling(device, most)
+        names = "level_bytes", "net_bytes", "size_bytes", "time_ns"
+        level, net, size, time_ns = (line[name].to_numpy() for name in names)
+        kept, (owners, labels) = extremes(level, time_ns, points), self.owners(line, by)
+        # Without addresses, frees have no owner.
+        codes = owners.to_numpy() if self.has_addresses else np.zeros_like(size)
+        at_peak = memory_live(self, by, device, None).column("name")
         shown = [name for name in at_peak if name not in (None, BEFORE)][:most]
         series = {
-            name: np.cumsum(np.where(codes == labels.index(name), line.size_bytes, 0))[kept]
-            for name in shown
+            name: np.cumsum(np.where(codes == labels.index(name), size, 0))[kept] for name in shown
         }
-        freed = np.cumsum(np.where(codes == len(labels) - 1, line.size_bytes, 0))
-        before = line.level_bytes - line.net_bytes + freed
-        if line.allocated_bytes is None:  # a lower bound
-            before = before - min(0, int(before.min()), int(line.net_bytes.min()))
+        freed = np.cumsum(np.where(codes == len(labels) - 1, size, 0))
+        before = level - net + freed
+        if line["allocated_bytes"].null_count():  # a lower bound
+            before = before - min(0, int(before.min()), int(net.min()))
         before = before[kept]
-        rest = (line.net_bytes - freed)[kept] - sum(series.values(), np.zeros(len(kept), np.int64))
+        rest = (net - freed)[kept] - sum(series.values(), np.zeros(len(kept), np.int64))
         everything = {BEFORE: before, **series, OTHERS if self.has_addresses else UNKNOWN: rest}
-        reserved = None if line.reserved_bytes is None else line.reserved_bytes[kept].tolist()
+        reserved = line["reserved_bytes"].gather(kept)
         return Curve(
-            device=line.device,
+            device=device,
             by=by,
-            time_ns=line.time_ns[kept].tolist(),
-            reserved_bytes=reserved,
+            time_ns=time_ns[kept].tolist(),
+            reserved_bytes=None if reserved.null_count() else reserved.to_list(),
             series={name: values.tolist() for name, values in everything.items() if values.any()},
         )
 
@@ -250,22 +242,10 @@ class MemoryView:
         """Whether the trace has the addresses of memory."""
         return bool((self.links.events.memory.address != 0).any())
 
-    @cached_property
-    def partner(self) -> Ints:
-        """For each allocation, the event that frees it, and the reverse; -1 if not in the trace."""
-        memory = self.links.events.memory
-        where: tuple[Any, ...] = (memory.address, memory.device_index, memory.device_type)
-        order = np.lexsort((memory.time_ns, *where))
-        same = np.ones(max(len(order) - 1, 0), np.bool_)
-        for column in where:
-            same &= column[order][1:] == column[order][:-1]
-        size = memory.size_bytes[order]
-        ends = np.flatnonzero(
-            same & (memory.address[order][1:] != 0) & (size[:-1] > 0) & (size[1:] < 0)
-        )
-        partner = np.full(len(memory), -1)
-        partner[order[ends]], partner[order[ends + 1]] = order[ends + 1], order[ends]
-        return partner
+
+def _device_name(kind: int, index: int) -> tuple[str]:
+    name = _DEVICE_NAMES[kind] if 0 <= kind < len(_DEVICE_NAMES) else f"device {kind}"
+    return (name if index < 0 else f"{name}:{index}",)
 
 
 def memory_devices(capture: Views) -> Table:
@@ -273,25 +253,23 @@ def memory_devices(capture: Views) -> Table:
 
     The peak is after an event, even if more memory was in use before the first one.
     """
-    rows = []
-    for line in capture.memory.timelines.values():
-        made, peak = line.size_bytes > 0, line.peak
-        used, reserved = line.allocated_bytes, line.reserved_bytes
-        rows.append(
-            (
-                line.device,
-                int(made.sum()),
-                int((~made).sum()),
-                int(line.size_bytes[made].sum()),
-                -int(line.size_bytes[~made].sum()),
-                int(line.net_bytes[-1]),
-                int(line.time_ns[peak]),
-                None if used is None else int(used[peak]),
-                int(line.net_bytes[peak]),
-                None if reserved is None else int(reserved.max()),
-            )
-        )
-    return Table.of_rows(MEMORY_DEVICES, rows, begin_ns=capture.events.begin_ns)
+    size, made, peak = (
+        pl.col("size_bytes"),
+        pl.col("size_bytes") > 0,
+        pl.col("level_bytes").arg_max(),
+    )
+    found = capture.memory.events.group_by("device", maintain_order=True).agg(
+        allocations=made.sum().cast(pl.Int64),
+        frees=(~made).sum().cast(pl.Int64),
+        allocated_bytes=size.filter(made).sum(),
+        freed_bytes=-size.filter(~made).sum(),
+        net_bytes=pl.col("net_bytes").last(),
+        peak_ns=pl.col("time_ns").get(peak),
+        peak_bytes=pl.col("allocated_bytes").get(peak),
+        peak_net_bytes=pl.col("net_bytes").get(peak),
+        reserved_bytes=pl.max("reserved_bytes"),
+    )
+    return Table.of(MEMORY_DEVICES, found, begin_ns=capture.events.begin_ns)
 
 
 def memory_steps(capture: Views) -> Table:
@@ -299,25 +277,22 @@ def memory_steps(capture: Views) -> Table:
 
     A memory event exactly at the end of a step does not count for the step.
     """
-    memory = capture.memory
-    events, steps = memory.links.events, memory.links.steps
-    numbers = [step_number(events, step) for step in steps.tolist()]
-    rows: list[tuple[str, int, int | None, int, int | None]] = []
-    for line in memory.timelines.values():
+    links, rows = capture.links, list[tuple[str, int, int | None, int, int | None]]()
+    for device, line in capture.memory.timelines.items():
         first, after = (
-            np.searchsorted(line.time_ns, side[steps]) for side in (events.start_ns, events.end_ns)
+            np.searchsorted(line["time_ns"], side[links.steps])
+            for side in (links.events.start_ns, links.events.end_ns)
         )
-        sums = np.append(0, np.cumsum(line.size_bytes))
-        start: list[int | None] = [None] * len(steps)
-        peak = start
-        if line.allocated_bytes is not None:
-            level = np.append(line.allocated_bytes[0] - line.size_bytes[0], line.allocated_bytes)
-            # The last value is there twice, because `reduceat` needs an index for each end.
-            sides = np.stack([first, after + 1], axis=1).ravel()
-            start = level[first].tolist()
-            peak = np.maximum.reduceat(np.append(level, level[-1]), sides)[::2].tolist()
+        sums = np.append(0, np.cumsum(line["size_bytes"]))
         net = (sums[after] - sums[first]).tolist()
-        rows += zip(repeat(line.device), numbers, start, net, peak)
+        start: list[int | None] = [None] * len(first)
+        peak = start
+        if line["allocated_bytes"].null_count() == 0:
+            level = line["allocated_bytes"].to_numpy()
+            level = np.append(level[0] - line["size_bytes"][0], level)
+            start = level[first].tolist()
+            peak = [int(level[i : j + 1].max()) for i, j in zip(first, after)]
+        rows += zip(repeat(device), links.step_numbers, start, net, peak)
     return Table.of_rows(MEMORY_STEPS, rows)
 
 
@@ -326,69 +301,38 @@ def memory_events(capture: Views) -> Table:
 
     If a free's allocation was before the window, its operator is "[before the window]".
     """
-    memory = capture.memory
-    lines = [*memory.timelines.values()]
-    instant = np.concatenate([np.zeros(0, np.int64), *(line.instant for line in lines)])
-    memories = memory.links.events.memory
-    device = np.repeat(np.array([line.device for line in lines], object), [*map(len, lines)])
-    address = memories.address[instant]
-    owners = {by: _owners(memory, lines, by) for by in get_args(By)}
-    columns = {
-        "device": device,
-        "time_ns": memories.time_ns[instant],
-        "size_bytes": memories.size_bytes[instant],
-        "address": cells(address, address != 0),
-        **owners,
-    }
-    return Table.of(MEMORY_EVENTS, columns, begin_ns=memory.links.events.begin_ns)
-
-
-def _owners(memory: MemoryView, lines: Sequence[Timeline], by: By) -> NDArray[np.object_]:
-    found = [np.zeros(0, object)]
-    for line in lines:
-        names = np.full(len(line), None)
-        if by in memory.kinds:
-            codes, labels = memory.labels(line, by)
-            named = (line.size_bytes > 0) | memory.has_addresses
-            names[named] = np.array(labels, object)[codes[named]]
-        found.append(names)
-    return np.concatenate(found)
+    memory, rows = capture.memory, capture.memory.events
+    owners = dict.fromkeys(get_args(By), pl.lit(None, pl.String))
+    for by in memory.kinds:
+        codes, names = memory.owners(rows, by)
+        has_owner = (pl.col("size_bytes") > 0) | memory.has_addresses
+        owners[by] = pl.when(has_owner).then(pl.Series(names).gather(codes))
+    found = rows.select("device", "time_ns", "size_bytes", "address", **owners)
+    return Table.of(MEMORY_EVENTS, found, begin_ns=capture.events.begin_ns)
 
 
 def memory_live(memory: MemoryView, by: By, device: str | None, at_ns: int | None) -> Table:
     """Return what owns the memory in use at a time; see `Views.memory_live`."""
-    line = memory.timeline(device)
-    at = line.peak if at_ns is None else int(np.searchsorted(line.time_ns, at_ns, "right")) - 1
-    level = int(line.level_bytes[at]) if at >= 0 else int(line.level_bytes[0] - line.size_bytes[0])
-    codes, labels = memory.labels(line, by)
+    line, size = memory.timeline(device), pl.col("size_bytes")
+    if at_ns is None:
+        count = int(line["level_bytes"].arg_max() or 0) + 1
+    else:
+        count = int((line["time_ns"] <= at_ns).sum())
+    seen, level = line.head(count), line["level_bytes"]
+    held = int(level[count - 1]) if count else int(level[0] - line["size_bytes"][0])
+    codes, names = memory.owners(seen, by)
     if not memory.has_addresses:
-        return Table.of_rows(MEMORY_LIVE, [(None, level, None, None)])
-    # For each event of the trace, its position in the timeline; the last entry is for no event.
-    place = np.full(len(memory.partner) + 1, len(line))
-    place[line.instant] = np.arange(len(line))
-    is_live = (line.size_bytes > 0) & (place[memory.partner[line.instant]] > at)
-    alive = np.flatnonzero(is_live[: at + 1])
-    used, groups = groupby(codes[alive])
-    size, since = groups.sum(line.size_bytes[alive]), groups.min(line.time_ns[alive])
-    names = [labels[k] for k in used.tolist()]
-    rows = [*zip(names, size.tolist(), groups.size.tolist(), since.tolist())]
-    if level != size.sum():
-        rows.append((BEFORE, level - int(size.sum()), None, None))
-    rows.sort(key=lambda row: -row[1])
-    return Table.of_rows(MEMORY_LIVE, rows, begin_ns=memory.links.events.begin_ns)
-
-
-def _timeline(memory: MemoryEvents, instant: Ints) -> Timeline:
-    size = memory.size_bytes[instant]
-    allocated, reserved = memory.allocated_bytes[instant], memory.reserved_bytes[instant]
-    kind, index = int(memory.device_type[instant[0]]), int(memory.device_index[instant[0]])
-    name = _DEVICE_NAMES[kind] if 0 <= kind < len(_DEVICE_NAMES) else f"device {kind}"
-    return Timeline(
-        device=name if index < 0 else f"{name}:{index}",
-        instant=instant,
-        time_ns=memory.time_ns[instant],
-        size_bytes=size,
-        net_bytes=np.cumsum(size),
-        allocated_bytes=allocated if allocated.any() else None,
-        reserved_bytes=reserved if reserved.any() else None,
+        return Table.of_rows(MEMORY_LIVE, [(None, held, None, None)])
+    made, freed = seen.with_columns(owner=codes).filter(size > 0), seen.filter(size < 0)
+    live = made.join(freed, left_on="instant", right_on="origin", how="anti").group_by("owner")
+    found = live.agg(
+        bytes=size.sum(), allocations=pl.len().cast(pl.Int64), since_ns=pl.min("time_ns")
+    ).sort("owner")
+    found = found.select(
+        "bytes", "allocations", "since_ns", name=pl.Series(names).gather(found["owner"])
     )
+    if before := held - int(found["bytes"].sum()):
+        rest = pl.DataFrame({"name": BEFORE, "bytes": before})
+        found = pl.concat([found, rest], how="diagonal")
+    found = found.sort("bytes", descending=True, maintain_order=True)
+    return Table.of(MEMORY_LIVE, found, begin_ns=memory.links.events.begin_ns)
