@@ -30,7 +30,7 @@ from instrument.read.facts.device_work import (
 )
 from instrument.read.facts.device_work import KINDS as WORK
 from instrument.read.facts.flops import UNKNOWN
-from instrument.read.facts.groupby import groupby
+from instrument.read.facts.groupby import Groups, groupby
 from instrument.read.facts.kernel_names import kernel_class, kernel_label
 from instrument.read.facts.links import Links
 from instrument.read.facts.once import Once
@@ -339,11 +339,14 @@ def _described(category: str, name: str) -> tuple[str, str, str | None]:
 
 
 def _nested(facts: Facts) -> dict[str, pl.Series]:
-    links, tree = facts.links, facts.links.call_tree
+    links, tree, counted_ns = facts.links, facts.links.call_tree, facts.links.own_ns
+    if len(links.steps):
+        inside_ns = links.counted_steps.within(tree.start_ns, tree.ends_before_overlap)
+        counted_ns = tree.own(inside_ns)
     return {
         "parent": facts.of_nodes(np.append(tree.index, -1)[tree.parent], tree.parent >= 0),
         "own_ns": facts.of_nodes(links.own_ns),
-        "counted_own_ns": facts.of_nodes(links.counted_own_ns),
+        "counted_own_ns": facts.of_nodes(counted_ns),
     }
 
 
@@ -365,14 +368,11 @@ def _of_steps(facts: Facts) -> dict[str, pl.Series]:
     time_ns[work.event] = launched_ns(events, work)
     numbers = pl.Series(links.step_numbers, dtype=pl.Int64)
     at = step_at(events, links.steps, time_ns)
-    is_counted = (
-        links.counted_steps.holds(time_ns) >= 0
-        if len(links.steps)
-        else np.ones(len(events), np.bool_)
-    )
+    counts = np.zeros(len(links.steps) + 1, np.bool_)  # the last entry is for no step
+    counts[:-1][links.counted_steps.kept] = True
     return {
         "step": coded(numbers, at),
-        "counted": pl.Series(is_counted),
+        "counted": pl.Series(counts[at] if len(links.steps) else np.ones(len(events), np.bool_)),
     }
 
 
@@ -382,17 +382,19 @@ def _launched(facts: Facts) -> dict[str, pl.Series]:
     device, node = links.launched
     launcher[work.event] = work.call
     operator[device] = np.append(links.call_tree.index, -1)[node]
-    own = links.device_own_ns
+    own, counted_ns = links.device_own_ns, None
     total = facts.of_nodes(None if own is None else links.call_tree.with_descendants(own))
-    own_ns, counted_ns = facts.of_nodes(own), facts.of_nodes(links.counted_device_own_ns)
     if own is not None:
+        duration_ns = facts.events("duration_ns", "counted")[device]
+        counts = duration_ns["duration_ns"] * duration_ns["counted"]
+        counted_ns = Groups(node, len(own)).sum(counts.to_numpy(), node >= 0)
         total = pl.Series(links.events.duration_ns).zip_with(pl.Series(facts.is_on_device), total)
     return {
         "launcher": nullable(launcher, launcher >= 0),
         "operator": nullable(operator, operator >= 0),
         "device_ns": total,
-        "own_device_ns": own_ns,
-        "counted_own_device_ns": counted_ns,
+        "own_device_ns": facts.of_nodes(own),
+        "counted_own_device_ns": facts.of_nodes(counted_ns),
     }
 
 

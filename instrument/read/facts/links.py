@@ -43,11 +43,7 @@ _HIDDEN = frozenset(
 
 
 class Links:
-    """The relations between the events of one trace, each computed at its first use.
-
-    The properties `counted_*` hold the time in the steps that count, or all time if no step
-    finished. Percentages in tables are shares of these times.
-    """
+    """The relations between the events of one trace, each computed at its first use."""
 
     def __init__(self, events: Events, *, python: bool = False, every_step: bool = False) -> None:
         """Keep the events.
@@ -154,40 +150,9 @@ class Links:
         return tree.total_ns if end_ns is tree.end_ns else end_ns - tree.start_ns
 
     @cached_property
-    def counted_ns(self) -> Ints:
-        """The part of `spent_ns` in the steps that count; all of it if no step finished."""
-        if not len(self.steps):
-            return self.spent_ns
-        tree = self.call_tree
-        return self.counted_steps.within(tree.start_ns, tree.ends_before_overlap)
-
-    @cached_property
     def own_ns(self) -> Ints:
         """For each node, the part of `spent_ns` that is outside of its direct children."""
         return self.call_tree.own(self.spent_ns)
-
-    @cached_property
-    def counted_own_ns(self) -> Ints:
-        """For each node, the part of `counted_ns` that is outside of its direct children."""
-        return self.call_tree.own(self.counted_ns) if len(self.steps) else self.own_ns
-
-    @cached_property
-    def counted_device_ns(self) -> Ints:
-        """The time of each device event, or 0 if it was not launched in a step that counts.
-
-        An event without a launch in the trace counts if it started in such a step. If no step
-        finished, all times count.
-        """
-        events, (device, node) = self.events, self.launched
-        if not len(self.steps):
-            return events.duration_ns[device]
-        time = events.start_ns[np.where(node >= 0, self.launches.launch, device)]
-        return np.where(self.counted_steps.holds(time) >= 0, events.duration_ns[device], 0)
-
-    @cached_property
-    def counted_device_own_ns(self) -> Ints | None:
-        """Like `device_own_ns`, but only for device events launched in the steps that count."""
-        return self._own_of_device(self.counted_device_ns)
 
     @cached_property
     def device_own_ns(self) -> Ints | None:
@@ -195,10 +160,7 @@ class Links:
 
         None if the trace has no device event.
         """
-        return self._own_of_device(self.events.duration_ns[self.launches.device])
-
-    def _own_of_device(self, duration_ns: Ints) -> Ints | None:
         device, node = self.launched
         if not len(device):
             return None
-        return Groups(node, len(self.call_tree)).sum(duration_ns, node >= 0)
+        return Groups(node, len(self.call_tree)).sum(self.events.duration_ns[device], node >= 0)

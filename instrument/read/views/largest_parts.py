@@ -75,9 +75,10 @@ def _largest(parts: dict[_Part, Counter[str]], whole_ns: int) -> dict[_Part, Cou
 def _times(capture: Views) -> list[tuple[str | None, str, str, int]]:
     """The time in the steps by pass, name of the innermost range, and outermost operator in it."""
     links, events, tree = capture.links, capture.events, capture.links.call_tree
-    spent_ns = links.counted_device_own_ns
-    if spent_ns is None:
-        spent_ns = np.where(tree.thread == thread_of_steps(links), links.counted_own_ns, 0)
+    columns = capture.facts.events("pass", "counted_own_ns", "counted_own_device_ns")[tree.index]
+    spent_ns = columns["counted_own_device_ns"]
+    if not len(capture.work.event):
+        spent_ns = columns["counted_own_ns"] * (tree.thread == thread_of_steps(links))
     is_called = called_operators(events)[tree.index]
     is_called[np.isin(tree.index, links.scopes.nodes.index)] = False
     call = tree.top_of_chain(is_called, np.arange(len(tree)))
@@ -88,7 +89,7 @@ def _times(capture: Views) -> list[tuple[str | None, str, str, int]]:
     path = links.scopes.path_of_node[:-1]
     frame = pl.DataFrame(
         {
-            "pass": capture.facts.events("pass")["pass"].gather(tree.index),
+            "pass": columns["pass"],
             "range": ranges.gather(np.where(path >= 0, path, len(ranges) - 1)),
             "operator": operators.gather(operator),
             "ns": spent_ns,

@@ -157,12 +157,13 @@ def _work(capture: Views) -> pl.DataFrame:
     return rows.agg(known_sum(pl.col(*_SUMS))).sort([*keys])
 
 
-def _unlaunched_ns(capture: Views) -> tuple[int, int]:
-    """The time of the device work whose launch is not in the trace, and the part that counts."""
-    device, node = capture.links.launched
-    times = capture.events.duration_ns[device], capture.links.counted_device_ns
-    every, counted = (int(time[node < 0].sum()) for time in times)
-    return every, counted
+def _unlaunched_ns(capture: Views) -> dict[str, int]:
+    """The time of the device work whose launch is not in the trace, as in `work`."""
+    device = capture.facts.events("operator", "duration_ns", "counted")[capture.work.event]
+    every = device.filter(pl.col("operator").is_null())
+    counted = every.filter("counted")
+    times = (int(rows["duration_ns"].sum()) for rows in (every, counted))
+    return dict(zip(("device_ns", "counted_device_ns"), times))
 
 
 def shared_ns(capture: Views) -> int:
@@ -172,10 +173,11 @@ def shared_ns(capture: Views) -> int:
 
 def _with_shares(capture: Views, rows: pl.DataFrame) -> pl.DataFrame:
     """Add the columns `share` and `device_share` to sums of rows of `work`."""
-    device_ns = int(work(capture)["counted_device_ns"].sum()) + _unlaunched_ns(capture)[1]
+    name = "counted_device_ns"
+    device_ns = int(work(capture)[name].sum()) + _unlaunched_ns(capture)[name]
     return rows.with_columns(
         share=shares(rows["counted_cpu_ns"], shared_ns(capture)),
-        device_share=shares(rows["counted_device_ns"], device_ns),
+        device_share=shares(rows[name], device_ns),
     )
 
 
@@ -365,11 +367,8 @@ def ranges_rest(capture: Views) -> Table:
     rows, is_backward = work(capture).filter(pl.col("path") < 0), pl.col("kind").is_in(_OF_BACKWARD)
     names = pl.when(is_backward).then(pl.lit(NO_RANGES_BACKWARD)).otherwise(pl.lit(NO_RANGE))
     sums = rows.group_by(name=names).agg(known_sum(pl.col(*_SUMS)), self_total_ns=pl.sum("cpu_ns"))
-    device_ns, counted_device_ns = _unlaunched_ns(capture)
-    unlaunched = {"device_ns": device_ns, "counted_device_ns": counted_device_ns}
-    found = pl.concat(
-        [sums.sort("name"), pl.DataFrame({"name": NO_LAUNCH, **unlaunched})], how="diagonal"
-    )
+    unlaunched = pl.DataFrame({"name": NO_LAUNCH, **_unlaunched_ns(capture)})
+    found = pl.concat([sums.sort("name"), unlaunched], how="diagonal")
     found = found.filter((pl.col("cpu_ns") != 0) | (pl.col("device_ns") != 0))
     found = _with_shares(capture, found).rename(
         {"cpu_ns": "self_cpu_ns", "device_ns": "self_device_ns"}
