@@ -1,10 +1,10 @@
-"""Profile a Transformers `Trainer` with one callback.
+"""Profile a Transformers `Trainer` with a session that is attached to it.
 
     pip install 'torch-instrument[transformers]'
     python examples/transformers_trainer.py
 
 A step is an optimizer step, here with the gradients of two batches. No mark in the code is needed:
-the callback records ranges for the waits for data, the forward and backward passes, the optimizer
+the session records ranges for the waits for data, the forward and backward passes, the optimizer
 and the submodules. Evaluation is a separate phase. The model is a tiny GPT-2 with random weights,
 so nothing is downloaded. The log shows a table of steps 4 to 8; the capture is in `./profile/`.
 """
@@ -12,7 +12,7 @@ so nothing is downloaded. The log shows a table of steps 4 to 8; the capture is 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
-from instrument.integrations.transformers import ProfilerCallback
+from instrument.integrations.transformers import attach
 
 
 def main() -> None:
@@ -33,12 +33,11 @@ def main() -> None:
         report_to=[],
         use_cpu=True,
     )
-    profiler = ProfilerCallback("summary", wait=3, modules={"depth": 3})
-    Trainer(
-        model, arguments, train_dataset=examples, eval_dataset=examples[:16], callbacks=[profiler]
-    ).train()
+    trainer = Trainer(model, arguments, train_dataset=examples, eval_dataset=examples[:16])
+    session = attach(trainer, "summary", wait=3, modules={"depth": 3})
+    trainer.train()
 
-    for capture in profiler.session.captures:
+    for capture in session.captures:
         for row in capture.ranges.where("name in ('data', 'forward', 'backward', 'optimizer')"):
             if row.depth == 0:
                 milliseconds = row.cpu_ns / len(capture.steps) / 1e6

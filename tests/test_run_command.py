@@ -154,7 +154,19 @@ def test_a_script_ends_as_without_the_command_and_its_verdict_comes_last(tmp_pat
         import atexit, pickle, sys
         class Point: pass
         print(type(pickle.loads(pickle.dumps(Point()))), sys.argv, __file__, __name__)
-        atexit.register(print, "at exit")
+
+        def of_torch():
+            from torch.autograd import profiler
+            from torch.multiprocessing import start_processes
+            for each in (
+                torch.optim.Optimizer.profile_hook_step, torch.autograd.backward, start_processes,
+                torch.utils.data.DataLoader.__iter__, nn.Module.__call__, sys.modules["torch.multiprocessing.spawn"].start_processes,
+                profiler.profile._prepare_trace, profiler._run_on_profiler_start,
+            ):
+                print(each.__code__.co_filename, hasattr(each, "__wrapped__"))
+            print("record_steps" in vars(torch.profiler.profile))
+
+        atexit.register(of_torch)
         main()
         raise OSError("the script's own")
         """

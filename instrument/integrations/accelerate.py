@@ -1,13 +1,46 @@
-"""A sink for the trackers of Accelerate. `Session` works with Accelerate without integration."""
+"""Sessions with Accelerate: as the profiler of an `Accelerator`, and a sink for its trackers.
+
+A plain `Session` works in Accelerate's loop too.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
+from instrument.base.errors import MissingPackage
 from instrument.export.sinks.sink import Sink
 from instrument.export.sinks.window_scalars import known_scalars
 from instrument.read.capture import Capture
+from instrument.record.config.schema import NO_CONFIG
+from instrument.record.session import Session
+
+if TYPE_CHECKING:
+    from instrument.record.config.keywords import ProfilerOptions
+
+try:
+    from accelerate.utils import ProfileKwargs
+except ImportError as error:
+    raise MissingPackage("The profiler of an Accelerator", "accelerate", "accelerate") from error
+
+
+def profile_handler(
+    config: Any = NO_CONFIG, /, **options: Unpack[ProfilerOptions]
+) -> ProfileKwargs:
+    """Have `accelerator.profile()` record with a session instead of torch's profiler.
+
+    `Accelerator(kwargs_handlers=[profile_handler("trace", active=3)])` takes the config and the
+    options of `Session`. In `with accelerator.profile() as session:`, the session runs: loop over
+    `session.steps(loader)`, or call `session.step()`.
+
+    Raises:
+        ConfigError: an option cannot work.
+    """
+    session = Session(config, **options)
+    # Not a subclass: Accelerate looks for handlers of exactly its own classes.
+    handler = ProfileKwargs()
+    handler.build = lambda: session
+    return handler
 
 
 class Trackers(Sink):

@@ -1,4 +1,4 @@
-"""A session in Accelerate's loop, and what its trackers get."""
+"""A session in Accelerate's loop and as the profiler of an Accelerator, and what its trackers get."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 from torch import nn
 
-from instrument import Session, profiled
-from instrument.integrations.accelerate import Trackers
+from instrument import ConfigError, Session, profiled
+from instrument.integrations.accelerate import Trackers, profile_handler
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 
@@ -107,3 +107,26 @@ def test_each_window_reaches_the_trackers(tmp_path: Path) -> None:
             "trackers"
             in json.loads((capture.folder / "capture.json").read_text())["config"]["sinks"]
         )
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_the_profiler_of_an_accelerator_is_a_session(tmp_path: Path, by_hand: bool) -> None:
+    handler = profile_handler(wait=1, active=2, output_dir=tmp_path)
+    accelerator, model, optimizer, loader = accelerated(kwargs_handlers=[handler])
+    with accelerator.profile() as session:
+        assert session.running
+        for batch in loader if by_hand else session.steps(loader, every=3):
+            train_step(accelerator, model, optimizer, batch)
+            if by_hand:
+                session.step()
+    assert not session.running
+    assert session.step_number == (12 if by_hand else 4)
+    assert session.capture.steps.column("number") == [1, 2]
+    with pytest.raises(ConfigError, match=r"did you mean profiler\.active"):
+        profile_handler(actve=1)
+
+
+def test_a_disabled_profiler_of_an_accelerator_records_nothing(tmp_path: Path) -> None:
+    with Accelerator(cpu=True, kwargs_handlers=[profile_handler(None)]).profile() as session:
+        session.step()
+    assert session.captures == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -18,9 +17,9 @@ pytest.importorskip(
 
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
+from instrument import Session
 from instrument.annotate import backends
-from instrument.integrations import transformers
-from instrument.integrations.transformers import ProfilerCallback
+from instrument.integrations.transformers import attach
 from instrument.read.capture import Capture
 
 pytestmark = pytest.mark.usefixtures("inline_export")
@@ -58,8 +57,8 @@ def tiny(
     )
 
 
-def numbers(callback: ProfilerCallback) -> dict[str, list[int]]:
-    return {capture.name: capture.steps.column("number") for capture in callback.session.captures}
+def numbers(session: Session) -> dict[str, list[int]]:
+    return {capture.name: capture.steps.column("number") for capture in session.captures}
 
 
 def calls(capture: Capture) -> dict[str, int]:
@@ -67,15 +66,15 @@ def calls(capture: Capture) -> dict[str, int]:
 
 
 def test_a_step_is_one_of_the_optimizer_with_all_its_batches(tmp_path: Path) -> None:
-    callback = ProfilerCallback(wait=2, active=3, output_dir=tmp_path / "profile")
-    trainer = tiny(tmp_path, callback)
+    trainer = tiny(tmp_path)
+    session = attach(trainer, wait=2, active=3, output_dir=tmp_path / "profile")
     trainer.train()
-    (capture,) = callback.session.captures
+    (capture,) = session.captures
     assert capture.steps.column("number") == [2, 3, 4]
     (loader,) = capture.metadata["environment"]["loaders"]
     assert (loader["phase"], loader["workers"]) == ("train", 0)
     assert loader["batch_size"] == trainer.args.per_device_train_batch_size
-    assert callback.session.step_number == trainer.state.global_step == 12
+    assert session.step_number == trainer.state.global_step == 12
     counted = calls(capture)
     assert {name: counted[name] for name in ("data", "forward", "backward", "optimizer")} == {
         "data": 3,
@@ -94,19 +93,23 @@ def test_evaluation_is_a_phase_with_its_own_count_for_each_of_several_datasets(
     tmp_path: Path, log: Log
 ) -> None:
     log.expect("the phase validation ended")
-    callback = ProfilerCallback(
-        at_steps=[4], active=4, phases=["train", "validation"], output_dir=tmp_path / "profile"
+    trainer = tiny(tmp_path, eval_strategy="epoch", eval_on_start=True)
+    session = attach(
+        trainer,
+        at_steps=[4],
+        active=4,
+        phases=["train", "validation"],
+        output_dir=tmp_path / "profile",
     )
-    trainer = tiny(tmp_path, callback, eval_strategy="epoch", eval_on_start=True)
     trainer.eval_dataset = {"a": [EXAMPLE] * 6, "b": [EXAMPLE] * 4}
     trainer.train()
-    assert numbers(callback) == {
+    assert numbers(session) == {
         "validation_steps_000004-000004_rank0": [
             4
         ],  # the second of two of the dataset b, at the start
         "steps_000004-000007_rank0": [4, 5, 6, 7],
     }
-    train = callback.session.captures[1]
+    train = session.captures[1]
     assert calls(train)["validation"] == 2
     assert calls(train)["validation/forward"] == 5
 
@@ -114,34 +117,34 @@ def test_evaluation_is_a_phase_with_its_own_count_for_each_of_several_datasets(
 def test_evaluation_and_prediction_alone_are_runs_of_their_own_where_asked_for(
     tmp_path: Path, log: Log
 ) -> None:
-    callback = ProfilerCallback(active=2, phases=["predict"], output_dir=tmp_path / "profile")
-    trainer = tiny(tmp_path, callback)
+    trainer = tiny(tmp_path)
+    session = attach(trainer, active=2, phases=["predict"], output_dir=tmp_path / "profile")
     trainer.evaluate()
     assert log.at("INFO") == []
     metrics = trainer.predict([EXAMPLE] * 6).metrics
     assert "test_loss" in metrics
-    assert numbers(callback) == {"predict_steps_000000-000001_rank0": [0, 1]}
-    assert calls(callback.session.captures[0])["GPT2LMHeadModel/transformer/transformer.h.0"] == 2
-    assert not callback.session.running
+    assert numbers(session) == {"predict_steps_000000-000001_rank0": [0, 1]}
+    assert calls(session.captures[0])["GPT2LMHeadModel/transformer/transformer.h.0"] == 2
+    assert not session.running
     assert log.at("WARNING") == []
 
 
 def test_a_resumed_run_goes_on_with_the_steps_of_its_checkpoint(tmp_path: Path, log: Log) -> None:
     log.expect("The run ends with step")
     options = {"save_strategy": "steps", "save_steps": 6, "save_only_model": False}
-    callback = ProfilerCallback(at_steps=[1, 7], active=2, output_dir=tmp_path / "profile")
-    trainer = tiny(tmp_path, callback, max_steps=6, **options)
+    trainer = tiny(tmp_path, max_steps=6, **options)
+    session = attach(trainer, at_steps=[1, 7], active=2, output_dir=tmp_path / "profile")
     trainer.train()
-    assert numbers(callback) == {"steps_000001-000002_rank0": [1, 2]}
+    assert numbers(session) == {"steps_000001-000002_rank0": [1, 2]}
     trainer.args.max_steps = 12
     trainer.train(
         resume_from_checkpoint=True
     )  # at the very number with which the run before has ended
-    assert numbers(callback) == {
+    assert numbers(session) == {
         "steps_000001-000002_rank0": [1, 2],
         "steps_000007-000008_rank0": [7, 8],
     }
-    assert callback.session.step_number == trainer.state.global_step == 12
+    assert session.step_number == trainer.state.global_step == 12
 
 
 def test_training_that_begins_anew_with_smaller_batches_is_recorded_anew(
@@ -155,9 +158,10 @@ def test_training_that_begins_anew_with_smaller_batches_is_recorded_anew(
                 raise RuntimeError("CUDA out of memory.")
             return super().compute_loss(*args, **kwargs)
 
-    callback = ProfilerCallback(active=4, output_dir=tmp_path / "profile")
-    tiny(tmp_path, callback, kind=NotEnough, auto_find_batch_size=True).train()
-    first, second = callback.session.captures
+    trainer = tiny(tmp_path, kind=NotEnough, auto_find_batch_size=True)
+    session = attach(trainer, active=4, output_dir=tmp_path / "profile")
+    trainer.train()
+    first, second = session.captures
     assert (first.steps.column("number"), second.steps.column("number")) == ([0, 1], [0, 1, 2, 3])
     assert first.metadata["window"]["truncated"]
     assert not second.metadata["window"]["truncated"]
@@ -177,13 +181,11 @@ def test_an_exception_of_another_callback_keeps_the_window_and_leaves_nothing(
     tmp_path: Path, event: str, log: Log
 ) -> None:
     log.expect("exception ZeroDivisionError")
-    callback = ProfilerCallback(active=12, output_dir=tmp_path / "profile")
-    trainer = tiny(
-        tmp_path, callback, Fails(event), eval_strategy="steps", eval_steps=3, logging_steps=3
-    )
+    trainer = tiny(tmp_path, Fails(event), eval_strategy="steps", eval_steps=3, logging_steps=3)
+    session = attach(trainer, active=12, output_dir=tmp_path / "profile")
     with pytest.raises(ZeroDivisionError, match=r"^mine$"):
         trainer.train()
-    (capture,) = callback.session.captures
+    (capture,) = session.captures
     window = capture.metadata["window"]
     assert (window["last_step"], window["truncated"], window["reason"]) == (
         2,
@@ -197,9 +199,8 @@ def test_an_exception_of_another_callback_keeps_the_window_and_leaves_nothing(
 
 
 def test_a_method_that_a_user_has_put_on_the_trainer_is_called_and_stays(tmp_path: Path) -> None:
-    trainer = tiny(
-        tmp_path, ProfilerCallback(active=1, output_dir=tmp_path / "profile"), max_steps=2
-    )
+    trainer = tiny(tmp_path, max_steps=2)
+    attach(trainer, active=1, output_dir=tmp_path / "profile")
     given, called = trainer.compute_loss, []
 
     def mine(*args: Any, **kwargs: Any) -> Any:
@@ -221,11 +222,11 @@ def test_a_loss_that_is_no_number_reaches_its_trigger_though_the_logs_leave_it_o
                 float("nan") if self.state.global_step == 5 else 1
             )
 
-    callback = ProfilerCallback(
-        active=2, triggers=["non_finite_loss"], at_steps=[], output_dir=tmp_path / "profile"
-    )
-    tiny(tmp_path, callback, kind=Explodes).train()
-    (capture,) = callback.session.captures
+    trainer = tiny(tmp_path, kind=Explodes)
+    options = {"active": 2, "triggers": ["non_finite_loss"], "at_steps": []}
+    session = attach(trainer, options, output_dir=tmp_path / "profile")
+    trainer.train()
+    (capture,) = session.captures
     assert capture.metadata["window"]["trigger"] == "non_finite_loss"
     assert "step 5" in capture.metadata["window"]["trigger_reason"]
 
@@ -243,35 +244,29 @@ def test_an_iterable_dataset_without_a_length_and_a_stop_by_another_callback(
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_training_stop = state.global_step == 6
 
-    callback = ProfilerCallback(at_steps=[1, 5], active=2, output_dir=tmp_path / "profile")
-    tiny(tmp_path, callback, Stops(), data=Stream(), max_steps=9).train()
-    assert list(numbers(callback).values()) == [[1, 2], [5]]
-    assert callback.session.captures[1].metadata["window"]["reason"] == "the run ended"
+    trainer = tiny(tmp_path, Stops(), data=Stream(), max_steps=9)
+    session = attach(trainer, at_steps=[1, 5], active=2, output_dir=tmp_path / "profile")
+    trainer.train()
+    assert list(numbers(session).values()) == [[1, 2], [5]]
+    assert session.captures[1].metadata["window"]["reason"] == "the run ended"
 
 
-def test_a_copied_trainer_has_a_callback_of_its_own(tmp_path: Path) -> None:
-    callback = ProfilerCallback(active=2, output_dir=tmp_path / "profile")
-    trainer = tiny(tmp_path, callback, max_steps=3)
+def test_a_copied_trainer_has_a_session_of_its_own(tmp_path: Path) -> None:
+    trainer = tiny(tmp_path, max_steps=3)
+    session = attach(trainer, active=2, output_dir=tmp_path / "profile")
     other = deepcopy(trainer)
     other.train()
-    assert callback.session.captures == []
-    (copied,) = (
-        each for each in other.callback_handler.callbacks if isinstance(each, ProfilerCallback)
-    )
+    assert session.captures == []
+    copied = other.callback_handler.callbacks[-1].session
     assert list(numbers(copied).values()) == [[0, 1]]
     trainer.train()
-    assert list(numbers(callback).values()) == [[0, 1]]
+    assert list(numbers(session).values()) == [[0, 1]]
 
 
-def test_a_callback_that_comes_from_another_process_wraps_the_trainer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sent = [pickle.dumps(ProfilerCallback(active=2, enabled=enabled)) for enabled in (True, False)]
-    accompanied = []
-    monkeypatch.setattr(transformers, "_wrap_trainer", lambda: accompanied.append(1))
-    one, other = map(pickle.loads, sent)
-    assert (one.session.config.enabled, other.session.config.enabled, accompanied) == (
-        True,
-        False,
-        [1],
-    )
+def test_nothing_of_the_class_is_replaced(tmp_path: Path) -> None:
+    before = dict(vars(Trainer))
+    for config in ({"active": 1}, None):
+        trainer = tiny(tmp_path, max_steps=1)
+        attach(trainer, config, output_dir=tmp_path / "profile")
+        assert vars(Trainer) == before
+        assert ("train" in vars(trainer)) == (config is not None)

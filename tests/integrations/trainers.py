@@ -179,14 +179,10 @@ def fit_pytorch_lightning(adapter: Any, job: Job) -> None:
     fit_lightning(adapter, job, "pytorch_lightning")
 
 
-def make_transformers(*config: Any, **options: Any) -> Any:
-    from instrument.integrations.transformers import ProfilerCallback
-
-    return ProfilerCallback(*config, **options)
-
-
-def fit_transformers(callback: Any, job: Job) -> None:
+def fit_transformers(session: Session | None, job: Job) -> None:
     import transformers
+
+    from instrument.integrations.transformers import attach
 
     class Trainer(transformers.Trainer):
         def get_train_dataloader(self) -> Any:
@@ -217,11 +213,12 @@ def fit_transformers(callback: Any, job: Job) -> None:
     trainer = Trainer(
         model=job.model,
         args=arguments,
-        callbacks=[] if callback is None else [callback],
         optimizers=(job.optimizer(), None),
         eval_dataset=job.validation().dataset,
     )
     trainer.remove_callback(transformers.PrinterCallback)
+    if session is not None:
+        attach(trainer, session)
     trainer.train()
 
 
@@ -285,7 +282,13 @@ TRAINERS = [
         "lightning profiler", "lightning", make_lightning_profiler, fit_lightning, calls_when_off=60
     ),
     PYTORCH_LIGHTNING,
-    Trainer("transformers", "transformers", make_transformers, fit_transformers, calls_when_off=20),
+    Trainer(
+        "transformers",
+        "transformers",
+        Session,
+        fit_transformers,
+        session=lambda session: session,
+    ),
     Trainer(
         "accelerate",
         "accelerate",
