@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import gc
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from instrument.annotate import backends, module_calls
 from instrument.annotate.module_calls import ModuleRange
@@ -98,9 +95,9 @@ def is_instrumented(model: nn.Module) -> bool:
     return model in _instrumented
 
 
-def any_instrumented() -> bool:
-    """Whether the submodules of any model get ranges."""
-    return bool(_instrumented)
+def instrumented_models() -> list[nn.Module]:
+    """The models whose submodules get ranges."""
+    return list(_instrumented)
 
 
 def named_models(given: Any) -> dict[str, nn.Module]:
@@ -157,13 +154,6 @@ def forget(model: nn.Module) -> None:
     _instrumented.pop(model, None)
 
 
-@contextmanager
-def _unseen_by_modes() -> Iterator[None]:
-    """In this block, modes such as the program's `TorchDispatchMode` see no operator."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        yield
-
-
 class ModuleRanges:
     """The ranges of all instrumented models, attached from `__enter__` to `__exit__`.
 
@@ -174,8 +164,6 @@ class ModuleRanges:
         self._calls_before: dict[ModuleRange, int] = {}
         self._eval_calls_before: dict[ModuleRange, int] = {}
         self._marked_calls_before: dict[ModuleRange, int] = {}
-        self._versions_before: dict[int, int] = {}
-        self._samples_before: dict[int, torch.Tensor] = {}
         self._attached: list[nn.Module] = []
 
     def unseen(self, *, with_marked: bool = False) -> set[str]:
@@ -207,60 +195,14 @@ class ModuleRanges:
             in_eval[each.name] += each.eval_calls - self._eval_calls_before[each]
         return {name: number for name, number in in_eval.items() if 0 < number < calls[name]}
 
-    @_unseen_by_modes()
-    def parameter_types(self) -> dict[str, int]:
-        """How many numbers the parameters of the instrumented models hold, by data type."""
-        found = Counter[str]()
-        for each in _parameters():
-            if not nn.parameter.is_lazy(each):  # its shape is not known yet
-                found[str(each.dtype).removeprefix("torch.")] += each.numel()
-        return dict(found)
-
-    @_unseen_by_modes()
-    def unused_gradients(self) -> dict[str, int] | None:
-        """The topmost submodules whose gradients nothing uses, and how many gradients each has.
-
-        All their parameters that require gradients have one, are in no optimizer, and did not
-        change since `__enter__`. None if that is unknown: no optimizer holds any parameter, or one
-        also holds tensors of no instrumented model, such as copies in float32.
-
-        Cost: a search for optimizers, if a parameter with a gradient did not change, or a fused
-        optimizer did it, of which torch keeps no count.
-        """
-        every, now = _parameters(), _versions()
-        if not now:
-            return None
-        same = {key for key, _ in now.items() & self._versions_before.items()}
-        unused = {id(each) for each in every if each.is_leaf and each.grad is not None} & same
-        if not unused:
-            return {}
-        known = {id(each) for each in every}
-        groups = [each.param_groups for each in alive(Optimizer)]
-        held = [{id(each) for group in all_of for each in group["params"]} for all_of in groups]
-        held = [each for each in held if each & known]
-        if not held or not all(each <= known for each in held):
-            return None
-        unused.difference_update(*held)
-        before, samples = self._samples_before, _samples(unused)
-        unused = {k for k in samples.keys() & before.keys() if torch.equal(samples[k], before[k])}
-        found, inside = dict[str, int](), set[int]()
-        for name, module in _selected_modules():
-            own = {id(each) for each in module.parameters() if each.requires_grad}
-            if own and own <= unused and id(module) not in inside:
-                found[name] = len(own)
-                inside.update(id(each) for each in module.modules())
-        return found
-
     def __enter__(self) -> ModuleRanges:
-        for name, module in _selected_modules():
+        for name, module in selected_modules():
             own = module_calls.attached(module)
             if own is None:
                 own = module_calls.attach(module, name)
                 self._attached.append(module)
             self._calls_before[own], self._eval_calls_before[own] = own.calls, own.eval_calls
         self._marked_calls_before = {each: each.calls for each in module_calls.marks()}
-        with _unseen_by_modes():
-            self._versions_before, self._samples_before = _versions(), _samples(None)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -273,48 +215,8 @@ def attach_ranges() -> ModuleRanges | None:
     return ModuleRanges().__enter__() if _instrumented or module_calls.marks() else None
 
 
-def alive(kind: type[T]) -> list[T]:
-    """The objects of a class in this process; takes 0.1 s for a million objects of any class."""
-    return [each for each in gc.get_objects() if issubclass(type(each), kind)]
-
-
-def _parameters() -> set[nn.Parameter]:
-    return {each for model in list(_instrumented) for each in model.parameters()}
-
-
-def _versions() -> dict[int, int]:
-    """How often each parameter was written, by its id; empty if that is not known."""
-    with suppress(Exception):  # of a class of tensors, or a model's own `parameters`
-        written = (each for each in _parameters() if not nn.parameter.is_lazy(each))
-        return {id(each): each._version for each in written if not each.is_inference()}
-    return {}
-
-
-def _samples(of: set[int] | None) -> dict[int, torch.Tensor]:
-    """Some elements of the trainable parameters with these ids (None: of all), by their ids.
-
-    They show a change through `.data`, which torch does not count. Of a distributed parameter, they
-    are of the local part, as reading the others needs all ranks.
-
-    Cost: 10 µs for each parameter.
-    """
-    found = dict[int, torch.Tensor]()
-    with suppress(Exception), torch.no_grad():
-        for each in _parameters():
-            local = getattr(each, "_local_tensor", each)
-            if (
-                each.requires_grad
-                and (of is None or id(each) in of)
-                and type(local).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-                and local.untyped_storage().nbytes()  # zero while its memory is given back
-            ):
-                local = local.data
-                some = tuple(slice(None, None, size // 4 or 1) for size in local.shape)
-                found[id(each)] = local[some].clone()
-    return found
-
-
-def _selected_modules() -> Iterator[tuple[str, nn.Module]]:
+def selected_modules() -> Iterator[tuple[str, nn.Module]]:
+    """The submodules that get ranges, with the names of their ranges."""
     for model, module_filter in list(_instrumented.items()):
         for path, module in model.named_modules():
             # a compiled module holds the original module as `_orig_mod`

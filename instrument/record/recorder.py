@@ -26,13 +26,14 @@ from torch.profiler import ProfilerActivity
 from torch.profiler.profiler import _KinetoProfile
 
 from instrument.annotate import backends, module_calls
-from instrument.annotate.modules import ModuleRanges, attach_ranges
+from instrument.annotate.modules import ModuleRanges, attach_ranges, instrumented_models
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.base.log import logger
 from instrument.base.range_names import STEP_PREFIX
 from instrument.record import one_profiler, torch_support
 from instrument.record.config.activities import chosen_types
 from instrument.record.config.schema import ProfilerConfig
+from instrument.record.parameters import Parameters
 
 if TYPE_CHECKING:
     from instrument.record.execution_trace import ExecutionTrace
@@ -107,6 +108,7 @@ class Recorder:
         )
         self._emitting = emitting
         self._modules: ModuleRanges | None = None
+        self._parameters: Parameters | None = None
         self.thread: Thread = current_thread()
         self._with_memory_categories = config.memory_categories
         self._takes_snapshot = config.memory_snapshot and "cuda" in activities
@@ -140,6 +142,7 @@ class Recorder:
             one_profiler.set_owner(self)
         self._graphs_before = _compiled_graphs()
         self._modules = attach_ranges()
+        self._parameters = Parameters() if instrumented_models() else None
 
     def start(self) -> None:
         """Begin to keep what torch records; calls `prepare` first if needed.
@@ -349,7 +352,7 @@ class Recorder:
             self._execution_trace.end()
 
     def _range_metadata(self) -> dict[str, Any]:
-        graphs, modules = _compiled_graphs(), self._modules
+        graphs, modules, parameters = _compiled_graphs(), self._modules, self._parameters
         threads = set() if self.all_threads else set(module_calls.called_on.values()) - {""}
         not_seen = set() if modules is None else modules.unseen(with_marked=graphs > 0)
         return {
@@ -357,8 +360,8 @@ class Recorder:
             "module_types": {} if modules is None else modules.types(),
             "modules_not_seen": sorted(not_seen),
             "eval_calls": {} if modules is None else modules.eval_calls(),
-            "parameter_types": (modules and torch_support.known(modules.parameter_types)) or {},
-            "unused_gradients": modules and torch_support.known(modules.unused_gradients),
+            "parameter_types": (parameters and torch_support.known(parameters.types)) or {},
+            "unused_gradients": parameters and torch_support.known(parameters.unused_gradients),
             "threads_not_recorded": sorted(threads),
             "graphs_compiled": graphs - self._graphs_before,
         }
@@ -381,7 +384,7 @@ class RecordedWindow:
       Dynamo has compiled a graph in this process: only then can a compiled region hide them.
     - `eval_calls`: how often submodules were called in eval mode, of those called in both modes.
     - `parameter_types`: how many numbers the models' parameters hold, by data type.
-    - `unused_gradients`: the submodules whose gradients nothing uses; see `ModuleRanges`.
+    - `unused_gradients`: the submodules whose gradients nothing uses; see `Parameters`.
     - `threads_not_recorded`: the threads that called submodules, but are not recorded.
     - `graphs_compiled`: how many graphs Dynamo has compiled since the warm-up began.
     """

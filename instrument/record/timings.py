@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from instrument.annotate import backends
-from instrument.annotate.modules import ModuleRanges, any_instrumented
+from instrument.annotate.modules import ModuleRanges, instrumented_models
 from instrument.base.errors import reraise_signal
 from instrument.base.files import TIMINGS_FORMAT, make_folder, open_to_append
 from instrument.base.log import lines_logger, logger
@@ -302,7 +302,7 @@ class Timings:
         if self._modules is not None:
             self._modules.__enter__()
         backends.arm(self._ranges)
-        untimed = self._modules is None and any_instrumented()
+        untimed = self._modules is None and bool(instrumented_models())
         more = "; profiler.timings.modules=true also times submodules" if untimed else ""
         logger.info(
             "Timing every range and step; the results are written to {} every {} steps{}",

@@ -32,7 +32,6 @@ from torch.utils.data import DataLoader
 
 from instrument.annotate import module_calls
 from instrument.annotate.module_calls import Depth, after_outermost, skip_in_dynamo
-from instrument.annotate.modules import alive
 from instrument.base.errors import ConfigError, reason_of, reraise_signal
 from instrument.base.file_lock import is_held
 from instrument.base.log import logger
@@ -43,6 +42,7 @@ from instrument.record.config.schedule import next_window
 from instrument.record.config.schema import ProfilerConfig, as_config
 from instrument.record.facts import loader_settings
 from instrument.record.long_steps import EXPORTING, MOST_KEPT, no_times
+from instrument.record.parameters import alive
 from instrument.record.session import Session
 
 StepKind: TypeAlias = Literal["forward", "backward", "optimizer"]
