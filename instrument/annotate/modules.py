@@ -86,13 +86,10 @@ def instrument_model(
             submodule.
     """
     if not backends.disabled:
-        _instrument({"": model}, ModuleFilter(depth, tuple(include), tuple(exclude), tuple(types)))
+        module_filter = ModuleFilter(depth, include, exclude, types)
+        _check({"": model}, module_filter)
+        _instrumented[model] = module_filter
     return model
-
-
-def is_instrumented(model: nn.Module) -> bool:
-    """Whether `instrument_model` was called for this model."""
-    return model in _instrumented
 
 
 def instrumented_models() -> list[nn.Module]:
@@ -128,25 +125,16 @@ def named_models(given: Any) -> dict[str, nn.Module]:
 
 
 def instrument_models(
-    models: Mapping[str, nn.Module],
-    *,
-    depth: int | None,
-    include: Sequence[str],
-    exclude: Sequence[str],
-    types: Sequence[str],
+    models: Mapping[str, nn.Module], module_filter: ModuleFilter
 ) -> list[nn.Module]:
     """Instrument those models (see `named_models`) that are not instrumented yet; return these."""
-    models = {prefix: model for prefix, model in models.items() if not is_instrumented(model)}
+    models = {prefix: model for prefix, model in models.items() if model not in _instrumented}
     if not models or backends.disabled:
         return []
-    _instrument(models, ModuleFilter(depth, tuple(include), tuple(exclude), tuple(types)))
-    return list(models.values())
-
-
-def _instrument(models: Mapping[str, nn.Module], module_filter: ModuleFilter) -> None:
     _check(models, module_filter)
     for prefix, model in models.items():
         _instrumented[model] = replace(module_filter, prefix=prefix)
+    return list(models.values())
 
 
 def forget(model: nn.Module) -> None:

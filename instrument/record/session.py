@@ -19,7 +19,7 @@ from weakref import WeakSet
 from torch import nn
 
 from instrument.annotate import backends
-from instrument.annotate.modules import forget, instrument_models, named_models
+from instrument.annotate.modules import ModuleFilter, forget, instrument_models, named_models
 from instrument.annotate.profiled import profiled
 from instrument.base import file_lock, queue
 from instrument.base.errors import CaptureError, ConfigError, reraise_signal
@@ -470,9 +470,8 @@ class Session:
     def _instrument(self, models: Models) -> None:
         modules = self.config.modules
         if modules.enabled:
-            self._instrumented.update(
-                instrument_models(named_models(models), **modules.model_dump(exclude={"enabled"}))
-            )
+            module_filter = ModuleFilter(**modules.model_dump(exclude={"enabled"}))
+            self._instrumented.update(instrument_models(named_models(models), module_filter))
 
     def add_metadata(self, key: str, value: Any) -> None:
         """Add a key to `capture.json` and to the trace of every window that ends from now on.
