@@ -35,6 +35,11 @@ GROUPINGS = (
     "input_shapes", "input_types", "stack", "overload", "thread", "step", "device", "range",
 )  # fmt: skip
 
+LIMITS = (
+    "syncs>+0", "operators>+5%", "kernels>10", "peak>2GB", "allocated_bytes>+1kB", "step>5%",
+    "collectives.all_reduce>1", "(select count(*) from events where kind = 'wait')>0",
+)  # fmt: skip
+
 
 def answers(capture: Capture) -> Iterator[tuple[str, Callable[[], Any]]]:
     """The name of each answer about a capture, and a function that returns it."""
@@ -94,6 +99,7 @@ def write_one(path: Path, folder: Path) -> str:
         keep("page", lambda error=error: {"crash": repr(error)})
     keep("diagnose --json", lambda: command(["diagnose", "--json", str(path)]))
     keep("whatif --json", lambda: command(["whatif", "--json", str(path)]))
+    keep("baseline", lambda: command(["baseline", str(path)]))
     for table in ("ranges", "ops", "steps", "kernels", "breakdown", "collectives"):
         keep(f"show --{table}", lambda table=table: command(["show", f"--{table}", str(path)]))
     return path.name
@@ -124,7 +130,8 @@ def write_groups(paths: list[Path], folder: Path) -> None:
     named = {path.name.removesuffix(".json.gz"): path for path in paths}
     for a, b in pairs:
         if a in named and b in named:
-            words = ["diff", "--json", str(named[a]), str(named[b])]
+            limits = [word for limit in LIMITS for word in ("--fail-on", limit)]
+            words = ["diff", "--json", *limits, str(named[a]), str(named[b])]
             keep(f"diff {a} {b}", lambda words=words: command(words))
     for path in paths:
         if path.is_dir():

@@ -105,8 +105,8 @@ def run(arguments: argparse.Namespace) -> Result:
             f"{baselines[0]} is a baseline, which holds only counters: give it and one capture, "
             "and add a condition, such as --fail-on 'operators>+0'."
         )
-    steps, queries = chosen_steps(arguments), [each.name for each in conditions if each.is_query]
-    sides = [None if {*half} & {*baselines} else load(half, steps, queries) for half in halves]
+    steps = chosen_steps(arguments)
+    sides = [None if {*half} & {*baselines} else load(half, steps, conditions) for half in halves]
     was, now = sides
     found = None
     if was is not None and now is not None:
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> Result:
     verdicts = []
     if conditions:
         windows = [
-            side.guarded if side else [limits.Window(read(half[0]))]
+            side.judged if side else [limits.Window(read(half[0]))]
             for side, half in zip(sides, halves)
         ]
         verdicts = [limits.judge(condition, *windows) for condition in conditions]

@@ -182,9 +182,8 @@ def _judge(item: pytest.Item, recording: _Recording) -> None:
         if updates:  # a change is judged with the next recording
             conditions = [each for each in conditions or () if each.kind == "value"]
         conditions = conditions or []
-        queries = [each.name for each in conditions if each.is_query]
         before = [] if stored is None else [limits.Window(stored)]
-        after = [limits.window_of(capture, counted, queries=queries)]
+        after = [limits.window_of(capture, counted, conditions)]
         verdicts = [limits.judge(each, before, after) for each in conditions]
         item.user_properties += _properties(counted, conditions)
         if updates:

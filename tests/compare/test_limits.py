@@ -98,8 +98,7 @@ def test_a_counter_is_judged_by_its_value_or_its_change() -> None:
 def test_a_limit_is_an_expression_over_the_tables(tmp_path: Path) -> None:
     def window(name: str, items: int) -> list[Window]:
         path = run(tmp_path, name, items, windows=1)
-        queries = [each.name for each in conditions if each.is_query]
-        return load([path], queries=queries).guarded
+        return load([path], limits=conditions).judged
 
     query = "(select count(*) from events where name = 'aten::item' and counted)"
     conditions = [parse(f"{query}{limit}") for limit in (" > 3", ">+1", ">+2", "<= 50 %", "<2K")]
@@ -126,7 +125,7 @@ def test_a_limit_is_an_expression_over_the_tables(tmp_path: Path) -> None:
         ("count(*)", "is not a query"),
     ):
         with pytest.raises(ConfigError, match=sentence):
-            load([path], queries=[wrong])
+            load([path], limits=[parse(f"({wrong})>0")])
 
 
 def test_ranges_that_fit_are_summed_without_those_inside_others() -> None:
@@ -196,7 +195,7 @@ def test_the_test_of_ranks_counts_all_orders(low: int, high: int) -> None:
 
 def of_capture(recorded: Capture) -> Window:
     counted = counters(recorded)
-    return window_of(recorded, counted, sums_of(recorded, counted))
+    return window_of(recorded, counted, [], sums_of(recorded, counted))
 
 
 def test_times_of_ranges_come_from_captures(tmp_path: Path) -> None:

@@ -158,34 +158,34 @@ def compared(what: str, before: Samples, after: Samples, parts: Table) -> Table:
 
 def counters_compared(before: Sums, after: Sums) -> Table:
     """Compare all counters of the whole step, and each counter that differs in a range."""
-    sides = [_Counted(side) for side in (before, after)]
-    rows = []
-    for path, name in sides[0].totals | sides[1].totals:
-        was, now = (side.per_step(path, name) for side in sides)
-        if path is None or was != now:
-            change = None if was is None or now is None else now - was
-            rows.append((path, name, was, now, change))
-    return Table.of_rows(SCHEMAS["counters"], rows)
+    frame = _joined(_counters_per_step(before), _counters_per_step(after), KEYS["counters"])
+    whole = pl.col("range").is_null()
+    family = pl.col("counter").str.replace(f"^{KIND}.*", KIND[:-1])
+    for name, is_there in (("before", "was_here"), ("after", "is_here")):
+        # A range that has none of a counter has no row.
+        known = frame.filter(whole & pl.col(f"{name}_value").is_not_null())["counter"].to_list()
+        absent = ~pl.col(is_there) & family.is_in(known)
+        value = pl.when(absent).then(0).otherwise(f"{name}_value")
+        frame = frame.with_columns(value.alias(name))
+    frame = frame.filter(whole | pl.col("before").ne_missing(pl.col("after")))
+    change = pl.col("after") - pl.col("before")
+    return Table(frame.select("range", "counter", "before", "after", change=change))
 
 
-class _Counted:
-    """The counters of one side, by range (None for whole steps) and name."""
+def _counters_per_step(side: Sums) -> pl.DataFrame:
+    steps = max(side.counter_steps, 1)
 
-    def __init__(self, side: Sums) -> None:
-        self.steps = max(side.counter_steps, 1)
-        self.totals = {(path, name): total for path, name, total in side["counters"].iter_rows()}
-
-    def per_step(self, path: str | None, name: str) -> float | None:
-        """A counter: None if it was not recorded, 0 if the range has none."""
-        total: int | None = self.totals.get((path, name))
-        if total is None:
-            whole = "collectives" if name.startswith(KIND) else name
-            return None if self.totals.get((None, whole)) is None else 0
-        if name in OF_WHOLE_STEP:
+    def mean(name: str, total: int | None) -> float | None:
+        if total is None or name in OF_WHOLE_STEP:
             return total
-        if name.endswith("bytes") or total % self.steps == 0:
-            return (2 * total + self.steps) // (2 * self.steps)
-        return total / self.steps
+        if name.endswith("bytes") or total % steps == 0:
+            return (2 * total + steps) // (2 * steps)
+        return total / steps
+
+    rows = side["counters"].select("counter", "value").iter_rows()
+    return side["counters"].with_columns(
+        value=pl.Series([mean(*row) for row in rows], strict=False)
+    )
 
 
 def _joined(was: pl.DataFrame, now: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:

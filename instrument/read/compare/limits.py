@@ -271,14 +271,16 @@ def limits_of(stored: Counters) -> list[Condition]:
 
 
 def window_of(
-    capture: Views, counted: Counters, sums: Sums | None = None, queries: Iterable[str] = ()
+    capture: Views, counted: Counters, conditions: Iterable[Condition], sums: Sums | None = None
 ) -> Window:
     """What conditions judge of a capture: its counters, the answers to queries, and its times.
+
+    Without `sums`, the times are not known.
 
     Raises:
         ConfigError: a query cannot be answered, or its answer is no single number.
     """
-    answers = {query: _answer(capture, query) for query in queries}
+    answers = {each.name: _answer(capture, each.name) for each in conditions if each.is_query}
     if sums is None:
         return Window(counted, answers)
     times = [(pl.col(column) // sums.steps).alias(name) for name, column in _TIMES.items()]

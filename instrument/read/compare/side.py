@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from instrument.base.errors import CaptureError, TraceError
 from instrument.read.compare.counters import counters
-from instrument.read.compare.limits import Window, window_of
 from instrument.read.compare.sums import Samples, Sums, added, sums_of
 from instrument.read.compare.unlike import Conditions, conditions, joined
 from instrument.read.views.find_captures import (
@@ -21,6 +20,9 @@ from instrument.read.views.find_captures import (
 )
 from instrument.read.views.private_words import private_words, words_of_path
 from instrument.read.views.views import TRAIN, Views
+
+if TYPE_CHECKING:
+    from instrument.read.compare.limits import Condition, Window
 
 
 class Recorded(Protocol):
@@ -52,10 +54,9 @@ class Side:
         notes: a sentence for each capture that could not be read or whose trace is cut short, and
             a sentence that names the captures of older runs.
         private: the words in these captures that a redacted report must hide.
-        windows: what conditions judge, by whether the phase is not training, and by rank; see
-            `guarded`.
+        windows: what conditions judge, by whether the phase is not training, and by rank.
         steps: the first and the last step of each capture to compare; None compares all.
-        queries: the queries that conditions ask of each window.
+        limits: the conditions to judge; without any, `windows` is empty.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Side:
     private: set[str] = field(default_factory=set)
     windows: dict[tuple[bool, int], list[Window]] = field(default_factory=dict)
     steps: tuple[int, int] | None = None
-    queries: Sequence[str] = ()
+    limits: Sequence[Condition] = ()
 
     def add(self, capture: Views, sample: int = 0) -> None:
         """Add the sums, the conditions and the window of one capture."""
@@ -73,8 +74,11 @@ class Side:
         capture = capture if self.steps is None else capture.during(steps=self.steps)
         phase, counted = capture.phase, counters(capture)
         own, place = sums_of(capture, counted), (phase, sample, capture.rank)
-        window = window_of(capture, counted, own, self.queries)
-        self.windows.setdefault((phase != TRAIN, capture.rank or 0), []).append(window)
+        if self.limits:
+            from instrument.read.compare.limits import window_of
+
+            window = window_of(capture, counted, self.limits, own)
+            self.windows.setdefault((phase != TRAIN, capture.rank or 0), []).append(window)
         self.sums[place] = added([self.sums[place], own]) if place in self.sums else own
         known = [self.conditions[phase]] if phase in self.conditions else []
         self.conditions[phase] = joined([*known, conditions(capture)])
@@ -83,7 +87,7 @@ class Side:
             self.notes.append(f"The trace of {capture.name} is cut short.")
 
     @property
-    def guarded(self) -> list[Window]:
+    def judged(self) -> list[Window]:
         """The windows that conditions judge: those of training, or else of the other phases.
 
         Of several ranks, only the lowest counts, because the times of several ranks in one window
@@ -107,12 +111,12 @@ class Side:
 def load(
     given: Comparables | Side,
     steps: tuple[int, int] | None = None,
-    queries: Sequence[str] = (),
+    limits: Sequence[Condition] = (),
 ) -> Side:
     """Load and sum the captures of one side, one after the other; a `Side` is returned as it is.
 
-    `steps` are the first and the last step of each capture to compare; None compares all. `queries`
-    are what conditions ask of each window.
+    `steps` are the first and the last step of each capture to compare; None compares all. `limits`
+    are conditions that `Side.judged` answers.
 
     Of a folder with several runs, only the newest run is loaded. `notes` names the captures of
     older runs, and those that cannot be read.
@@ -130,7 +134,7 @@ def load(
     names = [str(place_of(each)) if isinstance(each, str | PathLike) else each.name
              for each in listed]  # fmt: skip
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    side = Side(f"{names[0]}{more}", steps=steps, queries=queries)
+    side = Side(f"{names[0]}{more}", steps=steps, limits=limits)
     for sample, (each, name) in enumerate(zip(listed, names)):
         _add(side, each, name, sample)
     return side

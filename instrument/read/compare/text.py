@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import polars as pl
+
 from instrument.base.prose import (
     NAMES_ARE_DATA,
     PROSE_WIDTH,
@@ -58,6 +60,7 @@ _NAMED, _MOST_NAMED = 0.3, 2
 _MOSTLY = 0.5
 # The longest name in a sentence and in Markdown.
 _LONGEST_NAME = 60
+_BOTH = ("before", "after")
 _SIDES = ("before_ns", "after_ns", "change_ns")
 _INTERVAL = ("low_ns", "high_ns")
 # The least width of names in a table.
@@ -210,25 +213,25 @@ def _rounded(step: Whole, rows: int) -> Table:
     - The next row, if there are other parts, sums these other parts.
     - The last row is the whole step. Its rounded time is the sum of the rounded times above it.
     """
-    unit = _unit(step)
-    shown = [*step.parts.head(rows)]
-    names, kinds = [row.range for row in shown], [row.kind for row in shown]
-    if left := len(step.parts) - len(shown):
-        names.append(f"({counted(left, 'smaller part')})")
-        kinds.append("")
-    columns: dict[str, list[Any]] = {"range": [*names, "(all)"], "kind": [*kinds, ""]}
-    for side in ("before_ns", "after_ns"):
-        every = step.parts.column(side)
-        values = [*every[: len(shown)], *([sum(every[len(shown) :])] if left else [])]
-        whole = _round(sum(values), unit)
-        columns[side] = [*(each * unit for each in divided(values, unit, whole // unit)), whole]
-    pairs = zip(columns["before_ns"], columns["after_ns"])
-    columns["change_ns"] = [after_ns - before_ns for before_ns, after_ns in pairs]
-    if step.low_ns is not None:
-        for end in _INTERVAL:
-            cells = [getattr(row, end) for row in shown]
-            columns[end] = [*cells, *([None] if left else []), getattr(step, end)]
-    return Table(columns)
+    unit, ends = _unit(step), _INTERVAL if step.low_ns is not None else ()
+    frame = step.parts.frame.select("range", "kind", *_SIDES[:2], *ends)
+    others, text = frame[rows:], pl.lit("").alias("kind")
+    name = f"({counted(len(others), 'smaller part')})"
+    sums = others.select(pl.lit(name).alias("range"), text, pl.sum(*_SIDES[:2])).head(len(others))
+    frame = pl.concat([frame[:rows], sums], how="diagonal")
+    whole = {end: getattr(step, end) for end in ends}
+    for side in _SIDES[:2]:
+        values = frame[side].to_list()
+        whole[side] = _round(sum(values), unit)
+        cells = [each * unit for each in divided(values, unit, whole[side] // unit)]
+        frame = frame.with_columns(pl.Series(side, cells, dtype=pl.Int64))
+    last = pl.DataFrame({"range": "(all)", "kind": "", **whole})
+    change = (pl.col("after_ns") - pl.col("before_ns")).alias("change_ns")
+    return Table(
+        pl.concat([frame, last], how="diagonal_relaxed").select(
+            "range", "kind", *_SIDES[:2], change, *ends
+        )
+    )
 
 
 def _unit(step: Whole) -> int:
@@ -277,30 +280,24 @@ def _changed(found: Difference, by: By, rows: int) -> Iterator[Part]:
     A line follows on rows that the table leaves out although their number of calls changed.
     """
     table = getattr(found, _TABLES[by])
-    title, time = _TABLES[by].capitalize(), main_time(table)
-    counts = statuses(table)
-    of = f"; {', '.join(counts)}" if counts else "; the same calls on both sides"
-    unit = _unit(found.step)
-    changed = [row for row in table if abs(getattr(row, f"change_{time}") or 0) >= unit]
     if not len(table):
-        yield f"{title}: {_NOT_RECORDED[by]}."
+        yield f"{_TABLES[by].capitalize()}: {_NOT_RECORDED[by]}."
         return
-    changed.sort(key=lambda row: -abs(getattr(row, f"change_{time}") or 0))
-    shown = changed[:rows]
+    title, time = _TABLES[by].capitalize(), main_time(table)
+    of = f"; {', '.join(statuses(table)) or 'the same calls on both sides'}"
+    change = pl.col(f"change_{time}").abs().fill_null(0)
+    changed = table.frame.filter(change >= _unit(found.step))
+    shown = Table(changed.sort(change, descending=True, maintain_order=True).head(rows))
     label = labels(table) if by == "kernel" else _NAME_OF[by].format
-    sides = (
-        "before",
-        "after",
-        "change",
-        *(("low", "high") if found.step.low_ns is not None else ()),
-    )
+    ends = ("low", "high") if found.step.low_ns is not None else ()
     columns = {
         "name": [*map(label, shown)],
-        "status": [row.status for row in shown],
+        "status": shown.column("status"),
         "calls": [both("calls", row.before_calls, row.after_calls) for row in shown],
-        **{f"{side}_ns": [getattr(row, f"{side}_{time}") for row in shown] for side in sides},
-    }
-    if changed:
+        **{f"{side}_ns": shown.column(f"{side}_{time}")
+           for side in ("before", "after", "change", *ends)},
+    }  # fmt: skip
+    if len(shown):
         title = f"{title} by {TIMES[time]}{shown_of(len(shown), len(changed))}{of}"
         yield _section(found, Table(columns), title, missable=("calls", "status"))
     else:
@@ -317,11 +314,9 @@ def _changed(found: Difference, by: By, rows: int) -> Iterator[Part]:
 
 def statuses(table: Table) -> list[str]:
     """Return a text such as "2 added" for each status that rows have, except for "same"."""
-    return [
-        f"{number} {status}"
-        for status in ("added", "removed", "changed")
-        if (number := len(table.where(status=status)))
-    ]
+    numbers = dict(table.frame["status"].value_counts().iter_rows())
+    every = ("added", "removed", "changed")
+    return [f"{numbers[status]} {status}" for status in every if status in numbers]
 
 
 def main_time(table: Table) -> str:
@@ -333,7 +328,7 @@ def main_time(table: Table) -> str:
     if "change_step_ns" in table.columns:
         return "step_ns"
     times = [name for name in TIMES if f"change_{name}" in table.columns]
-    return max(times, key=lambda name: sum(abs(ns or 0) for ns in table.column(f"change_{name}")))
+    return max(times, key=lambda name: table.frame[f"change_{name}"].abs().sum())
 
 
 def labels(kernels: Table) -> Callable[[Any], str]:
@@ -345,22 +340,17 @@ def labels(kernels: Table) -> Callable[[Any], str]:
 
 def _counters(found: Difference, rows: int) -> str | Section:
     """Return the counters that differ: first the counters of the step, then those of ranges."""
-    differ = [
-        row
-        for row in found.counters
-        if quantity(row.counter, row.before) != quantity(row.counter, row.after)
+    rows_of_ranges = found.counters.frame.sort(pl.col("range").is_not_null(), maintain_order=True)
+    texts = [
+        (row["counter"], row["range"], *(quantity(row["counter"], row[side]) for side in _BOTH))
+        for row in rows_of_ranges.iter_rows(named=True)
     ]
+    differ = [each for each in texts if each[2] != each[3]]
     if not differ:
         return "Counters: none differs."
-    differ.sort(key=lambda row: row.range is not None)
-    shown = differ[:rows]
-    columns = {
-        "counter": [row.counter for row in shown],
-        "range": [row.range for row in shown],
-        "before": [quantity(row.counter, row.before) for row in shown],
-        "after": [quantity(row.counter, row.after) for row in shown],
-    }
-    title = f"Counters of a {found.what} that differ{shown_of(len(shown), len(differ))}"
+    shown = [*zip(*differ[:rows])]
+    columns = dict(zip(("counter", "range", *_BOTH), map(list, shown)))
+    title = f"Counters of a {found.what} that differ{shown_of(min(rows, len(differ)), len(differ))}"
     return _section(found, Table(columns), title)
 
 
