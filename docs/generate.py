@@ -271,8 +271,8 @@ def json_page() -> str:
         f"{NOTE}\n# JSON",
         _prose(
             "`instrument COMMAND --json` prints one object. Times are integer nanoseconds, and "
-            "`null` means unknown. The number `version` grows when a key changes its meaning or is "
-            "removed; new keys may be added at any time."
+            "`null` means unknown. The number `version` is the same for all commands. It grows "
+            "when a key changes its meaning or is removed; new keys may be added at any time."
         ),
         _prose(
             "`instrument show` prints the `name` of the capture and, for each view, a list of rows "

@@ -12,7 +12,7 @@ from instrument.read.show.page.page import page
 def page_of(folder: Path, **sections: Any) -> Path:
     """The file of a page with these sections."""
     path = folder / "report.html"
-    payload = {"version": 1, "title": "a", "begin_ns": 0, "sections": sections}
+    payload = {"title": "a", "begin_ns": 0, "sections": sections}
     path.write_text(page(payload).html, encoding="utf-8")
     return path
 

@@ -67,7 +67,7 @@ def test_show_prints_what_the_table_sink_wrote(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (capture.folder / "table.txt").read_text(encoding="utf-8")
     assert "\x1b" not in done.stdout, "plain text when piped"
-    assert "forward          2    1.200 ms    600.000 µs  20.0%  400.000 µs" in done.stdout
+    assert "forward          2    1.200 ms    600.0 µs  20 %  400.0 µs" in done.stdout
 
 
 def test_the_options_reach_the_table(tmp_path: Path, command: Command) -> None:

@@ -202,7 +202,7 @@ def test_each_capture_says_what_it_has_cost(
     assert cost["export_ns"] > 0
     foot = cost_line((capture.folder / "table.txt").read_text())
     trace = size(cost["packed_bytes"])
-    assert foot == f"Cost of recording: steps +150.0 %, start and end 12.000 ms, trace {trace}."
+    assert foot == f"Cost of recording: steps +150.0 %, start and end 12.00 ms, trace {trace}."
     assert len(foot) <= 80
     assert cost_line(render(capture)) == foot
     told = dict(scalars(capture))

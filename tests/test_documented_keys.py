@@ -31,4 +31,4 @@ def test_each_key_of_a_capture_is_documented(tmp_path: Path) -> None:
     assert sections[1::2] == ["window", "cost", "environment"]
 
     (window,) = Run.load(tmp_path).windows
-    assert [*json.loads(as_json(window))] == [*JSON_KEYS, *SCHEMAS]
+    assert [*json.loads(as_json(window))] == ["version", *JSON_KEYS, *SCHEMAS]

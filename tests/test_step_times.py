@@ -19,16 +19,16 @@ def of(*times_ms: float, noise: float = 0.0) -> list[float]:
 @pytest.mark.parametrize(
     ("times_ns", "words"),
     [
-        (of(1, 31, 1, 31), "every second step takes 31.000 ms, the others 1.000 ms"),
-        (of(1, 1, 1, 31) * 2, "every fourth step takes 31.000 ms, the others 1.000 ms"),
+        (of(1, 31, 1, 31), "every second step takes 31.00 ms, the others 1.000 ms"),
+        (of(1, 1, 1, 31) * 2, "every fourth step takes 31.00 ms, the others 1.000 ms"),
         (of(9, 9, 2) * 2, "every third step takes 2.000 ms, the others 9.000 ms"),
         (of(1, *[5] * 11) * 2, "every 12th step takes 1.000 ms, the others 5.000 ms"),
         (of(1, 1, 9, 9, 9) * 3, "2 of each 5 steps take 1.000 ms, the others 9.000 ms"),
-        (of(1, 31, 1, 1, 31, 1, 1, 1), "2 of 8 steps take 31.000 ms, the others 1.000 ms"),
-        (of(1, 4, 20) * 3, "of each 3 steps, 1 takes 20.000 ms, 1 takes 4.000 ms, "
+        (of(1, 31, 1, 1, 31, 1, 1, 1), "2 of 8 steps take 31.00 ms, the others 1.000 ms"),
+        (of(1, 4, 20) * 3, "of each 3 steps, 1 takes 20.00 ms, 1 takes 4.000 ms, "
          "1 takes 1.000 ms"),
         # the short steps are sometimes disturbed, by up to half of a long one
-        (of(31, 1, 35, 14, 33, 2, 36, 15, 32, 1), "every second step takes 33.000 ms, "
+        (of(31, 1, 35, 14, 33, 2, 36, 15, 32, 1), "every second step takes 33.00 ms, "
          "the others 2.000 ms"),
         (of(1, 1, 1, 1, 9, 1), "the shortest takes 1.000 ms, the longest 9.000 ms"),
     ],

@@ -147,7 +147,7 @@ def without_trailing_blanks(text: str) -> str:
 @pytest.mark.usefixtures("folders")
 def test_in_json_a_step_now_minus_its_saving_is_the_step_after_the_edits(command: Command) -> None:
     given = found(command, "cpu", "--scale", "range:slow=0.5")
-    assert [*given] == [*report.JSON_KEYS]
+    assert [*given] == ["version", *report.JSON_KEYS]
     assert given["step_ns"] == given["baseline_ns"] - given["saving_ns"] == 700_000
     assert sum(row["step_ns"] for row in given["critical_path"]) == 700_000
     given = found(command, "uneven", "--scale", "range:slow=0.5")

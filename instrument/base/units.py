@@ -5,27 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from itertools import pairwise
+from typing import TypeAlias
 
 MINUS = "\N{MINUS SIGN}"
-_TIMES = (("ns", 1, 0), ("µs", 1e3, 3), ("ms", 1e6, 3), ("s", 1e9, 3))
+# A measured number has so many digits: steps of a window rarely agree in more.
+_DIGITS = 4
+_Units: TypeAlias = Sequence[tuple[str, float]]
+_TIMES: _Units = (("ns", 1), ("µs", 1e3), ("ms", 1e6), ("s", 1e9))
 
 
 def duration(ns: float) -> str:
-    """A time in nanoseconds as text, such as "1.500 ms" or "12 ns"."""
-    unit, divisor, decimals = _unit_of(ns, _TIMES)
-    return f"{ns / divisor:.{decimals}f} {unit}"
+    """A time in nanoseconds as text with four digits, such as "1.500 ms", "87.41 ms" or "12 ns"."""
+    return durations_like(ns)(ns)
 
 
 def durations_like(ns: float) -> Callable[[float], str]:
     """Return a function that writes all times in one unit, so that a column is easy to compare.
 
-    The unit and the number of decimals are chosen such that the time `ns` has four digits. For
-    example, if `ns` is 87.41 ms, a time of 300 µs is "0.30 ms".
+    The unit and the number of decimals are those of `duration(ns)`. For example, if `ns` is 87.41
+    ms, a time of 300 µs is "0.30 ms".
     """
-    like = _four_digits(ns)
-    unit, divisor, _ = _unit_of(like, _TIMES)
-    decimals = max(4 - len(str(int(like / divisor))), 0) if divisor > 1 else 0
+    unit, divisor, decimals = _unit_of(ns, _TIMES)
 
     def text(value: float) -> str:
         # Adding 0 turns a negative zero into 0.
@@ -36,16 +36,17 @@ def durations_like(ns: float) -> Callable[[float], str]:
 
 def last_digit(ns: float) -> int:
     """The value, in nanoseconds, of the last digit that `durations_like(ns)` shows."""
-    return int(10 ** max(len(str(int(_four_digits(ns)))) - 4, 0))
-
-
-def _four_digits(ns: float) -> float:
-    return float(f"{abs(ns):.4g}")
+    _, divisor, decimals = _unit_of(ns, _TIMES)
+    return int(divisor / 10**decimals)
 
 
 def percent(share: float) -> str:
-    """A share as text for a title, such as "52 %" or "0.4 %"."""
-    return f"{share * 100:.0f} %" if share >= 0.095 or share == 0 else f"{share * 100:.1f} %"
+    """A share as text with the digits that a few steps allow, such as "52 %" or "0.4 %".
+
+    Only a share near nothing or near all has a decimal, so that 99.6 % is not all.
+    """
+    is_near_an_end = abs(share) < 0.095 or 0.995 <= share < 1
+    return f"{share * 100:.{int(is_near_an_end and share != 0)}f} %"
 
 
 def percent_change(share: float) -> str:
@@ -84,21 +85,26 @@ def few(values: Iterable[object], most: int = 8) -> str:
 def _scaled(value: float, base: int, units: Sequence[str]) -> str:
     if abs(value) < base:
         return f"{value} {units[0]}".rstrip()
-    unit, divisor, _ = _unit_of(
-        value, [(unit, base**power, 2) for power, unit in enumerate(units[1:], 1)]
-    )
-    return f"{value / divisor:.2f} {unit}"
+    scales = [(unit, float(base**power)) for power, unit in enumerate(units[1:], 1)]
+    unit, divisor, decimals = _unit_of(value, scales)
+    return f"{value / divisor:.{min(decimals, 2)}f} {unit}"
 
 
-def _unit_of(value: float, units: Sequence[tuple[str, float, int]]) -> tuple[str, float, int]:
-    """Return the unit, divisor and decimals of a value: the first unit whose text is short enough.
+def _unit_of(value: float, units: _Units) -> tuple[str, float, int]:
+    """Return the unit and divisor for a value, and the decimals with which it has four digits.
 
-    A text that would round up to the next unit, such as "1000.000 ms", has the next unit.
+    A text that would round up to the next unit, such as "1000 ms", has the next unit.
     """
-    for unit, following in pairwise(units):
-        if round(abs(value) / unit[1], unit[2]) < following[1] / unit[1]:
-            return unit
-    return units[-1]
+    at, shown = 0, _rounded(value, units[0][1])
+    while at + 1 < len(units) and shown * units[at][1] >= units[at + 1][1]:
+        at += 1
+        shown = _rounded(value, units[at][1])
+    unit, divisor = units[at]
+    return unit, divisor, max(_DIGITS - len(str(int(shown))), 0) if divisor > 1 else 0
+
+
+def _rounded(value: float, divisor: float) -> float:
+    return abs(float(f"{value / divisor:.{_DIGITS}g}") if divisor > 1 else round(value))
 
 
 #: The units that `quantity` can read, with their factors: units of bytes, and units of counts.

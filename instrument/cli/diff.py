@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instrument.base.errors import ConfigError
+from instrument.base.json_text import json_text
 from instrument.cli.arguments import (
     ROWS,
     add_formats,
@@ -128,8 +129,6 @@ def _shown(
     arguments: argparse.Namespace, found: Difference | None, verdicts: Sequence[Verdict]
 ) -> str | Parts:
     """Return the verdicts, and the comparison; `found` is None if a side is a baseline."""
-    import json
-
     from instrument.read.compare import limits
     from instrument.read.compare.diff import as_dict
     from instrument.read.compare.text import as_markdown, parts
@@ -137,7 +136,7 @@ def _shown(
     if arguments.json:
         content = {} if found is None else as_dict(found)
         conditions = {"conditions": limits.as_dicts(verdicts)} if verdicts else {}
-        return Written(json.dumps({**content, **conditions}, indent=2))
+        return Written(json_text({**content, **conditions}))
     if arguments.markdown:
         text = [] if found is None else [as_markdown(found, rows=arguments.rows)]
         return Written("\n\n".join([*([limits.as_markdown(verdicts)] if verdicts else []), *text]))

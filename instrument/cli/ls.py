@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from instrument.base.json_text import json_text
 from instrument.base.units import counted
 from instrument.cli.arguments import ROWS, add_formats, path_or_url, row_count
 from instrument.cli.output import Parts, Written
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     newest = found[::-1][: arguments.rows]
     rows = [capture_row(place, verdict=not arguments.no_verdict) for place in newest]
     if arguments.json:
-        return Written(json.dumps({"captures": rows}, indent=2))
+        return Written(json_text({"captures": rows}))
     table = Table.of_dicts(CAPTURES, rows)
     if arguments.csv:
         return Written(table.to_csv().rstrip("\n"))

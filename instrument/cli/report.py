@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from instrument.base.errors import ConfigError
+from instrument.base.json_text import json_text
 from instrument.cli.arguments import (
     CAPTURES,
     add_ignore,
@@ -57,8 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """Write the page and return a sentence about the file; with --json, only return JSON."""
-    import json
-
     from instrument.base import files
     from instrument.base.units import size
     from instrument.cli.paths import readable_captures
@@ -77,7 +76,7 @@ def run(arguments: argparse.Namespace) -> str:
     seen = Diagnosing(settings=read_settings(arguments.ignore))
     content = payload(captures, before=before, redact=arguments.redact, diagnosing=seen)
     if arguments.json:
-        return Written(json.dumps(content, indent=2))
+        return Written(json_text(content))
     target = arguments.output or _FILE
     with writing(target):
         files.write(target, page(content).html)

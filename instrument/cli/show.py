@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import get_args
 
 from instrument.base.errors import ConfigError
+from instrument.base.json_text import json_text
 from instrument.cli.arguments import (
     CAPTURE,
     ROWS,
@@ -163,7 +163,7 @@ def _timings(arguments: argparse.Namespace) -> str | Parts:
         ordered = table.sort(arguments.sort) if arguments.sort else table
         shown = ordered.head(arguments.rows or len(table))
         if arguments.json:
-            return Written(json.dumps({"timings": shown.to_dicts()}, indent=2))
+            return Written(json_text({"timings": shown.to_dicts()}))
         csv = chosen_columns("timings", shown, arguments.columns).to_csv()
         return Written(csv.rstrip("\n"))
     return [heading, part]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 
+from instrument.base.json_text import json_text
 from instrument.cli.arguments import (
     CAPTURE,
     ROWS,
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     table = scoped(newest_capture(arguments.path), arguments).sql(arguments.query)
     if arguments.json:
         rows = table.head(arguments.rows or -1).to_dicts()
-        return Written(json.dumps({"rows": rows}, indent=2, default=str))
+        return Written(json_text({"rows": rows}))
     if arguments.csv:
         return Written(table.head(arguments.rows or -1).to_csv().rstrip("\n"))
     shown = table.head(arguments.rows or ROWS)

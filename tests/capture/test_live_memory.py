@@ -99,11 +99,11 @@ def test_points_of_time_are_shown_since_the_first_event(tmp_path) -> None:
     ]
     text = repr(found.memory_devices).splitlines()
     assert "  peak at  " in text[0]
-    assert ("32.000 µs" in text[2], "13.000 µs" in text[3]) == (True, True)
-    assert ">32.000 µs</td>" in found.memory_devices._repr_html_()
-    assert "30.000 µs" in repr(found.memory_live().where(name="[no operator]"))
+    assert ("32.00 µs" in text[2], "13.00 µs" in text[3]) == (True, True)
+    assert ">32.00 µs</td>" in found.memory_devices._repr_html_()
+    assert "30.00 µs" in repr(found.memory_live().where(name="[no operator]"))
     steps = found.steps.sort("number").select(["number", "start_ns"])
-    assert str(steps).splitlines()[2:] == ["     4  50.000 µs", "     3       0 ns"]
+    assert str(steps).splitlines()[2:] == ["     4  50.00 µs", "     3      0 ns"]
     assert steps.head(1)[0].start_ns == 4_359_044_661_050_000
 
 

@@ -273,7 +273,7 @@ def test_the_options_of_commands(tmp_path: Path, command: Command) -> None:
     assert "gemm" in shown
     assert "add" not in shown
     asked = command("sql", "--json", "select count(*) as n from events where kind = 'step'", path)
-    assert json.loads(asked.out) == {"rows": [{"n": 3}]}
+    assert json.loads(asked.out) == {"version": 1, "rows": [{"n": 3}]}
     assert command("diagnose", "--step", "1-2", path).out
     assert json.loads(command("whatif", "--step", "1", "--json", path).out)["steps"] == [1_000_000]
     both = json.loads(command("diff", "--step", "1-2", "--json", path, path).out)

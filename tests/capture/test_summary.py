@@ -46,7 +46,7 @@ def test_a_capture_shows_its_ranges_as_a_tree_and_its_costliest_operators(tmp_pa
     )
     assert names(shown)[:4] == ["forward", "  attention", "(no range)", "aten::mm"]
     assert "<p>Operators, 3 of 3, by self device; share = self CPU in step 4 / " in shown
-    assert 'title="100,000 ns">100.000 µs</td>' in shown
+    assert 'title="100,000 ns">100.0 µs</td>' in shown
     assert ', <code title="all events as columns">events</code>, ' in shown
 
 

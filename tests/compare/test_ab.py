@@ -113,7 +113,7 @@ def test_what_is_printed(transcript: Callable[[list[str]], str], golden: Golden)
 def test_two_commands_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ab", "--a", "train 3000", "--b", "train 2000", "--blocks", "7", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [*found] == [*JSON_KEYS]
+    assert [*found] == ["version", *JSON_KEYS]
     assert (found["verdict"], found["blocks_missing"]) == ("faster", None)
     assert found["step"]["share"] == pytest.approx(-1 / 3, abs=0.02)
     # One interval in twenty does not hold the true value, so only its place is tested.

@@ -103,7 +103,7 @@ def test_the_change_of_a_step_is_the_sum_of_its_parts(tmp_path: Path) -> None:
     }
     assert found.step.parts[0].range == "read"  # the largest change comes first
     assert is_exact(found)
-    assert repr(found) == "<Difference: mean step 140.000 µs → 115.000 µs>"
+    assert repr(found) == "<Difference: mean step 140.0 µs → 115.0 µs>"
 
 
 def test_a_capture_compared_with_itself_does_not_change(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_synchronizing_calls_are_grouped_by_operator_and_range(tmp_path: Path) -
         302_000 + 303_000,
         8_026_000,
         8_329_000,
-        "in range0, at train.py:9 in log, leaves the device idle for 984.000 µs",
+        "in range0, at train.py:9 in log, leaves the device idle for 984.0 µs",
     )
 
 

@@ -64,7 +64,7 @@ class Memory(Sink):
             CaptureError: the trace holds no memory events, or no modules although `by` is `module`.
         """
         from instrument.read.show.page.memory import MEMORY_VIEWS, memory
-        from instrument.read.show.page.page import VERSION, page
+        from instrument.read.show.page.page import page
         from instrument.read.views.coverage import losses
         from instrument.read.views.views import rows_of
 
@@ -81,7 +81,6 @@ class Memory(Sink):
             files.write(folder / "memory.raw.json.gz", gzip.compress(raw.encode(), 3, mtime=0))
         if "html" in self.forms:
             payload = {
-                "version": VERSION,
                 "title": f"Memory of {capture.name}",
                 "begin_ns": capture.events.begin_ns,
                 "sections": {"memory": memory(capture, curves, self.rows)},

@@ -12,6 +12,7 @@ from instrument.base.errors import need_package
 from instrument.base.event_file import event_file_name, write_event
 from instrument.base.files import make_folder, replacing
 from instrument.base.prose import code
+from instrument.base.units import percent
 from instrument.export.sinks.sink import Sink
 from instrument.export.sinks.window_scalars import last_step, scalars
 from instrument.read.trace.capture_json import unix_time
@@ -129,7 +130,8 @@ def _report(capture: Capture) -> Iterator[Any]:
     yield _text("window/ranges", "\n".join(f"    {line}" for line in table))
     if parts := step_split(capture):
         legend = (
-            f"- {colour}: {share:.1%} {code(name)}" for colour, (name, share) in zip(COLOURS, parts)
+            f"- {colour}: {percent(share)} {code(name)}"
+            for colour, (name, share) in zip(COLOURS, parts)
         )
         yield _text("window/step_split", "\n".join(legend))
         image = bar_png([share for _, share in parts])

@@ -7,12 +7,12 @@ cannot become markup, such as links, mentions of people, emoji, formulas or HTML
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from instrument.base.json_text import json_text
 from instrument.base.printable import printable
 from instrument.base.prose import (
     NAMES_ARE_DATA,
@@ -30,12 +30,8 @@ from instrument.read.views.layout import plain
 from instrument.read.views.section import Part, Section
 from instrument.read.views.table import Table, known_columns
 
-#: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
-#: does not change the version.
-VERSION = 1
 #: What the keys of the JSON mean.
 JSON_KEYS = {
-    "version": "the version of this format",
     "captures": "the names of the captures",
     "verdict": "what slows a step most, as the sentence at the top of the text",
     "step_ns": "the mean of the recorded steps that count: all but the first, and whole periods if "
@@ -220,7 +216,6 @@ def as_json(diagnosis: Diagnosis) -> str:
     """Return a diagnosis as JSON; docs/json.md describes the keys."""
     together = diagnosis.together
     content = {
-        "version": VERSION,
         "captures": diagnosis.captures,
         "verdict": verdict(diagnosis),
         "step_ns": diagnosis.step_ns,
@@ -232,7 +227,7 @@ def as_json(diagnosis: Diagnosis) -> str:
         "not_checked": diagnosis.not_checked,
         "notes": diagnosis.notes,
     }
-    return json.dumps(content, indent=2)
+    return json_text(content)
 
 
 def finding_as_dict(finding: Finding) -> dict[str, Any]:

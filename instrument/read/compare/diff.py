@@ -19,12 +19,8 @@ from instrument.read.compare.unlike import Unlike, unlike
 from instrument.read.views.layout import plain
 from instrument.read.views.table import Table
 
-#: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
-#: does not change the version.
-VERSION = 1
 #: What the keys of the JSON mean.
 JSON_KEYS = {
-    "version": "the version of this format",
     "what": "`step`, or `recording` if a side has no finished steps",
     "given": "what was compared: two paths or names",
     "before": "the names of the captures before the change",
@@ -239,7 +235,6 @@ def compare(was: Side, now: Side) -> Difference:
 def as_dict(found: Difference) -> dict[str, Any]:
     """Return a comparison as JSON values; docs/json.md describes the keys."""
     return {
-        "version": VERSION,
         "what": found.what,
         "given": found.given,
         "before": found.before,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
+from instrument.base.json_text import json_text
 from instrument.base.units import counted, durations_like, percent, percent_change
 from instrument.read.compare.ab import Comparison, CounterValues, Quantity
 from instrument.read.compare.ab_runs import LABELS, Block, Program
@@ -16,12 +16,8 @@ from instrument.read.compare.limits import amount_of
 from instrument.read.views.section import Part, Section
 from instrument.read.views.table import Table, known_columns
 
-#: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
-#: does not change the version.
-VERSION = 2
 #: What the keys of the JSON mean.
 JSON_KEYS = {
-    "version": "the version of this format",
     "a": "the name of program A",
     "b": "the name of program B",
     "verdict": "the verdict on the step: `slower`, `faster`, `same` or `undecided`",
@@ -75,7 +71,6 @@ def as_json(a: Program, b: Program, comparison: Comparison, folder: Path) -> str
         for each in comparison.quantities
     )
     content = {
-        "version": VERSION,
         "a": a.name,
         "b": b.name,
         "verdict": comparison.step.verdict,
@@ -102,7 +97,7 @@ def as_json(a: Program, b: Program, comparison: Comparison, folder: Path) -> str
             for block in comparison.blocks
         ],
     }
-    return json.dumps(content, indent=2)
+    return json_text(content)
 
 
 def _verdict(comparison: Comparison, folder: Path) -> list[str]:

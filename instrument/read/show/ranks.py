@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from instrument.base.errors import ConfigError, did_you_mean
-from instrument.base.units import counted, duration, rate
+from instrument.base.json_text import json_text
+from instrument.base.units import counted, duration, percent, rate
 from instrument.read.ranks.collective_comparison import slow_groups
 from instrument.read.ranks.run import SCHEMAS, Ranks
 from instrument.read.show.text import view_part
@@ -80,7 +80,7 @@ def as_json(ranks: Ranks) -> str:
     """Return the comparison as JSON: each table is a list of rows, with times in nanoseconds."""
     tables: dict[str, list[Any]] = {name: getattr(ranks, name).to_dicts() for name in SCHEMAS}
     about = {name: getattr(ranks, name) for name in ("name", "world_size", "missing", "notes")}
-    return json.dumps(about | tables, indent=2)
+    return json_text(about | tables)
 
 
 def as_csv(ranks: Ranks, name: str) -> str:
@@ -108,7 +108,7 @@ def _straggler(row: Any) -> str:
             f"; its device is idle for {duration(row.idle_ns)} per step, other devices for "
             f"{duration(row.others_idle_ns)}"
         )
-    excess = "" if row.excess is None else f" (+{row.excess:.0%})"
+    excess = "" if row.excess is None else f" (+{percent(row.excess)})"
     return (
         f"Rank {row.rank}{f' on {row.host}' if row.host else ''} is a straggler: its own work "
         f"takes {duration(row.own_ns)} per step, and {duration(row.median_own_ns)} on the median "

@@ -7,7 +7,6 @@ The text is made of parts. A part is a paragraph, or a `Section`, which holds a 
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from instrument.base.errors import CaptureError, ConfigError, did_you_mean
+from instrument.base.json_text import json_text
 from instrument.base.printable import printable
 from instrument.base.prose import wrapped
 from instrument.read.facts.kernel_names import kernel_labels
@@ -333,7 +333,7 @@ def as_json(
     tables = {view: table.head(rows).to_dicts() for view, table in ordered.items()}
     missing = losses(capture, rows_of(views))
     more = {"incomplete": missing} if missing else {}
-    return json.dumps({"name": capture.name, **tables, **more}, indent=2)
+    return json_text({"name": capture.name, **tables, **more})
 
 
 def as_csv(

@@ -6,14 +6,14 @@ how much shorter a step is if one range, operator or kernel is faster.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from instrument.base.errors import ConfigError
-from instrument.base.units import counted, durations_like
+from instrument.base.json_text import json_text
+from instrument.base.units import counted, durations_like, percent
 from instrument.read.facts.device_work import KINDS as WORK_KINDS
 from instrument.read.facts.kernel_names import kernel_label
 from instrument.read.views.section import Part, Section, shown_of
@@ -22,12 +22,8 @@ from instrument.read.views.table import ALL, Table, known_columns
 if TYPE_CHECKING:
     from instrument.read.simulate.scenario import Scenario
 
-#: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
-#: does not change the version.
-VERSION = 2
 #: What the keys of the JSON mean.
 JSON_KEYS = {
-    "version": "the version of this format",
     "name": "the name of the capture",
     "step_ns": "how long a step takes with the edits: `baseline_ns` minus `saving_ns`",
     "baseline_ns": "the mean step without edits",
@@ -92,7 +88,6 @@ def parts(name: str, scenario: Scenario, *, rows: int = 15, only_path: bool = Fa
 def as_json(name: str, scenario: Scenario, *, rows: int = ALL) -> str:
     """Return a scenario as JSON, with times in nanoseconds; docs/json.md describes the keys."""
     content = {
-        "version": VERSION,
         "name": name,
         "step_ns": scenario.step_ns,
         "baseline_ns": scenario.baseline_ns,
@@ -105,7 +100,7 @@ def as_json(name: str, scenario: Scenario, *, rows: int = ALL) -> str:
         "profile": _profile_of(scenario, rows).head(rows).to_dicts(),
         "critical_path": scenario.critical_path.head(rows).to_dicts(),
     }
-    return json.dumps(content, indent=2)
+    return json_text(content)
 
 
 def as_csv(scenario: Scenario, *, rows: int = ALL, only_path: bool = False) -> str:
@@ -137,7 +132,9 @@ def _edits(scenario: Scenario) -> list[str]:
 
 def _saving(scenario: Scenario, text: Callable[[float], str]) -> str:
     low, high = text(scenario.low_ns), text(scenario.high_ns)
-    share = f" ({scenario.saving_ns / scenario.baseline_ns:.1%})" if scenario.baseline_ns else ""
+    share = (
+        f" ({percent(scenario.saving_ns / scenario.baseline_ns)})" if scenario.baseline_ns else ""
+    )
     bounds = "" if low == high else f", between {low} and {high}"
     longer = f": {_unit(scenario)} takes longer" if scenario.saving_ns < 0 else ""
     return f"Saving: {text(scenario.saving_ns)}{share}{bounds}{longer}"
@@ -158,13 +155,9 @@ def _profile(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str
         f"{_unit(scenario)} is if the row takes 50 % less time",
         missable=_MISSABLE,
         key="saving_50_ns",
-        texts={name: text for name in columns if name.endswith("_ns")} | {"share": _share},
+        texts={name: text for name in columns if name.endswith("_ns")},
         all_columns=_ALL_COLUMNS,
     )
-
-
-def _share(share: float) -> str:
-    return f"{round(share, 3) + 0.0:.1%}"
 
 
 def _all_device_work(scenario: Scenario, text: Callable[[float], str]) -> str:
@@ -175,7 +168,7 @@ def _all_device_work(scenario: Scenario, text: Callable[[float], str]) -> str:
         return ""
     won, what = halved.saving_ns - scenario.saving_ns, _unit(scenario)
     share = won / scenario.step_ns if scenario.step_ns else 0.0
-    shorter = f"{text(won)} ({share:.1%}) shorter" if share >= _LEAST_WON else "no shorter"
+    shorter = f"{text(won)} ({percent(share)}) shorter" if share >= _LEAST_WON else "no shorter"
     return f"If all device work took half the time, {what} would be {shorter}."
 
 
@@ -192,7 +185,7 @@ def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) 
     kinds = path.group_by("kind", maintain_order=True).agg(sums)
     kinds = kinds.sort("share", descending=True, maintain_order=True)
     shares = ", ".join(
-        f"{kind} {share:.1%}" for kind, _, share in kinds.rows() if share >= _LEAST_SHARE
+        f"{kind} {percent(share)}" for kind, _, share in kinds.rows() if share >= _LEAST_SHARE
     )
     large = len(path) if rows == ALL else min(rows, int((path["share"] >= _LEAST_SHARE).sum()))
     shown, others = path.head(large), path.slice(large)
@@ -206,7 +199,7 @@ def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) 
         known_columns(table),
         f"Critical path; what decides how long {_unit(scenario)} takes: {shares}",
         key="step_ns",
-        texts={"step_ns": text, "share": _share},
+        texts={"step_ns": text},
         all_columns=_ALL_COLUMNS,
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from instrument.base.printable import printable
 from instrument.base.prose import shortened
-from instrument.base.units import count, duration, rate, size
+from instrument.base.units import count, duration, percent, rate, size
 from instrument.read.facts.schema import unit_of
 from instrument.read.views.templates import render
 
@@ -23,7 +23,7 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "bytes/s": rate,
     "flops": count,
     "flops/s": count,
-    "share": "{:.1%}".format,
+    "share": percent,
 }
 # The last words of columns that count, whose cells have commas: steps and ranks are numbers, too.
 _COUNTS = ("calls", "allocations", "frees", "kept")

@@ -102,11 +102,11 @@ def tab(opened_once: Callable[..., Page], tmp_path_factory: pytest.TempPathFacto
 def test_the_search_sums_each_moment_once(tab: Page) -> None:
     tab.get_by_placeholder("Search frames").fill("a")  # forward, and attention inside it
     found = tab.locator("#flame .tools [role=status]")
-    assert found.inner_text().startswith("65.0%")
+    assert found.inner_text().startswith("65 %")
     tab.get_by_placeholder("Search frames").fill("aten::")
-    assert found.inner_text().startswith("35.0%")
+    assert found.inner_text().startswith("35 %")
     tab.get_by_placeholder("Search frames").fill("nothing")
-    assert found.inner_text().startswith("0.0%")
+    assert found.inner_text().startswith("0 %")
     tab.get_by_placeholder("Search frames").fill("")
 
 
@@ -114,11 +114,11 @@ def test_frames_are_selected_and_zoomed_by_keys_and_clicks(tab: Page) -> None:
     canvas, status = tab.locator("#flame canvas"), tab.locator("#flame > p[role=status]")
     canvas.focus()
     for key, name in (
-        ("ArrowDown", "ProfilerStep*: 2.000 ms, 100.0%"),
-        ("ArrowDown", "forward: 1.200 ms, 60.0%"),
-        ("ArrowRight", "aten::relu: 100.000 µs, 5.0%"),
-        ("ArrowLeft", "forward: 1.200 ms, 60.0%"),
-        ("Enter", "forward: 1.200 ms, 60.0%"),
+        ("ArrowDown", "ProfilerStep*: 2.000 ms, 100 %"),
+        ("ArrowDown", "forward: 1.200 ms, 60 %"),
+        ("ArrowRight", "aten::relu: 100.0 µs, 5.0 %"),
+        ("ArrowLeft", "forward: 1.200 ms, 60 %"),
+        ("Enter", "forward: 1.200 ms, 60 %"),
     ):
         tab.keyboard.press(key)
         assert status.inner_text().startswith(name), key
@@ -126,7 +126,7 @@ def test_frames_are_selected_and_zoomed_by_keys_and_clicks(tab: Page) -> None:
     assert box is not None
     # `forward` is as wide as the picture now, so attention, below it, ends at 2/3 of it
     canvas.click(position={"x": box["width"] * 0.65, "y": 3 * 18 + 9})
-    assert status.inner_text().startswith("attention: 800.000 µs, 40.0%")
+    assert status.inner_text().startswith("attention: 800.0 µs, 40 %")
     canvas.focus()
     tab.keyboard.press("Escape")
     assert status.inner_text().startswith("All CPU time: 2.000 ms")
@@ -137,22 +137,22 @@ def test_the_inverted_graph_begins_with_the_frames_that_spend_the_time(tab: Page
     canvas, status = tab.locator("#flame canvas"), tab.locator("#flame > p[role=status]")
     canvas.focus()
     for key, name in (
-        ("ArrowDown", "ProfilerStep*: 700.000 µs, 35.0%"),
-        ("ArrowRight", "aten::mm: 580.000 µs, 29.0%"),
-        ("ArrowDown", "attention: 580.000 µs, 29.0%"),
-        ("ArrowDown", "forward: 580.000 µs, 29.0%"),
+        ("ArrowDown", "ProfilerStep*: 700.0 µs, 35 %"),
+        ("ArrowRight", "aten::mm: 580.0 µs, 29 %"),
+        ("ArrowDown", "attention: 580.0 µs, 29 %"),
+        ("ArrowDown", "forward: 580.0 µs, 29 %"),
     ):
         tab.keyboard.press(key)
         assert status.inner_text().startswith(name), key
     tab.get_by_text("Frames as a table").click()
     row = tab.locator("#flame tr", has_text="attention")
-    assert row.inner_text().split("\t") == ["attention", "800.000 µs", "200.000 µs", "40.0%"]
+    assert row.inner_text().split("\t") == ["attention", "800.0 µs", "200.0 µs", "40 %"]
 
 
 def test_the_other_graph_is_chosen(tab: Page) -> None:
     tab.get_by_label("Graph", exact=True).select_option("Ranges and operators, device time")
     status = tab.locator("#flame > p[role=status]")
-    assert status.inner_text().startswith("All device time: 100.000 µs")
+    assert status.inner_text().startswith("All device time: 100.0 µs")
 
 
 def test_frames_of_old_traces_are_part_of_the_python_stacks_alone(tmp_path: Path) -> None:

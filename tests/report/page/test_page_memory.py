@@ -64,7 +64,7 @@ def test_each_chart_stacks_up_to_the_memory_in_use(tmp_path: Path) -> None:
         (3, 8 * MIB, 6 * MIB, 38 * MIB),
         (4, 14 * MIB, 2 * MIB, 24 * MIB),
     ]
-    assert facts(found)["In use at the peak"] == ("38.00 MiB", "after 650.000 µs")
+    assert facts(found)["In use at the peak"] == ("38.00 MiB", "after 650.0 µs")
 
 
 def test_a_trace_without_memory_has_no_section(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_the_page_shows_the_peak_and_reads_out_the_chart(
     (made.folder / "memory_snapshot.pickle").write_bytes(b"")
     tab = opened_page(opened, tmp_path, memory(made))
     shown = tab.locator("#memory")
-    assert "In use at the peak\n38.00 MiB\nafter 650.000 µs" in shown.inner_text()
+    assert "In use at the peak\n38.00 MiB\nafter 650.0 µs" in shown.inner_text()
     assert "Reserved by the allocator\n64.00 MiB\nlargest value" in shown.inner_text()
     assert shown.get_by_role("link").get_attribute("href") == "memory_snapshot.pickle"
     peak = shown.locator("table", has_text="In use at the peak, by range")

@@ -171,7 +171,7 @@ def test_bounds_that_look_equal_are_not_shown(written: Path) -> None:
         finding = replace(loader, saving=Saving(10**7, 2_000_000, 2_000_000, high_ns))
         (card,) = parts(verdict(made, Diagnosis((), (finding,), (), ())), "finding")
         assert card["terms"][0]["text"].startswith(
-            f"2.000 ms of a step of 10.000 ms (20 %){bounds}:"
+            f"2.000 ms of a step of 10.00 ms (20 %){bounds}:"
         )
 
 
@@ -275,8 +275,8 @@ def test_the_mean_is_the_only_time_of_a_step(tab: Page) -> None:
     step = tab.locator("#verdict .fact", has_text="A step takes").inner_text().split("\n")
     # The steps but the first take 10,000 and 10,100 µs.
     assert step[1:] == [
-        "10.050 ms",
-        "mean of 2 steps (steps 1–2); between 10.000 ms and 10.100 ms",
+        "10.05 ms",
+        "mean of 2 steps (steps 1–2); between 10.00 ms and 10.10 ms",
     ]
     address(tab, "#whatif")
     tab.locator("#whatif tbody tr").first.wait_for()

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from instrument.base.errors import CaptureError
-from instrument.base.units import counted, duration
+from instrument.base.units import counted, duration, percent
 from instrument.read.compare.changes import SCHEMAS
 from instrument.read.compare.diff import Difference, Steps, Whole, compare
 from instrument.read.compare.side import Side
@@ -105,7 +105,7 @@ def comparison(before: Side, after: Side) -> dict[str, Any]:
 
 def _facts(found: Difference) -> Part | None:
     step, what = found.step, found.what
-    share = f"{abs(step.change_ns) / step.before_ns:.1%} " if step.before_ns else ""
+    share = f"{percent(abs(step.change_ns) / step.before_ns)} " if step.before_ns else ""
     tone = _tone(step.change_ns)
     boxes = [
         fact(f"The {what} before", duration(step.before_ns), _steps(what, step.before)),

@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from instrument.read.compare.side import Comparable, Side
     from instrument.read.ranks.rank_summary import RankSummary
 
-#: The version of the payload. It increases when a key is removed or changes its meaning. A new key
-#: does not change the version.
-VERSION = 1
-
 _SCRIPTS = ("timeline.js", "flame.js", "memory.js")
 
 
@@ -63,13 +59,12 @@ def payload(
 ) -> dict[str, Any]:
     """Return the data of the report page as JSON values, which the page's own scripts draw.
 
-    The keys are `version` (it increases when a key is removed or changes its meaning), `title`
-    (the name of the capture that the sections show), `captures` (how many were read), `begin_ns`
-    (the start of the recording on the trace's clock; all other times count from it), `head` (the
-    texts below the title) and `sections`. A section without data is absent. Sections have a
-    `title`, a `heading` and `parts` (`parts.py`); `comparison` also has `sentence`, what changed
-    most; `timeline` and `flame` have columns (`timeline.py`, `flame.py`). In the page, this JSON is
-    compressed with gzip and encoded as base64, in the element with the id `payload`.
+    The keys are `title` (the name of the capture that the sections show), `captures` (how many were
+    read), `begin_ns` (the start of the recording on the trace's clock; all other times count from
+    it), `head` (the texts below the title) and `sections`. A section without data is absent.
+    Sections have a `title`, a `heading` and `parts` (`parts.py`); `comparison` also has `sentence`,
+    what changed most; `timeline` and `flame` have columns (`timeline.py`, `flame.py`). In the page,
+    this JSON is compressed with gzip and encoded as base64, in the element with the id `payload`.
 
     The findings are those of all captures together, and the section `runs` compares the captures.
     The section `comparison` compares all captures with `before`. All other data come from the last
@@ -139,7 +134,6 @@ def payload(
         ),
     ]
     found = {
-        "version": VERSION,
         "title": capture.name,
         "captures": count,
         "begin_ns": capture.events.begin_ns,

@@ -45,26 +45,27 @@ function fixed(value, digits) {
   return isTie && /[13579]$/.test(rounded) ? exact.slice(0, -30).replace(/\.$/, "") : rounded;
 }
 
-// The functions from here to `percent` write the numbers of charts; they give the same texts as instrument/base/units.py.
-function duration(ns) {
-  for (const [limit, divisor, unit] of [[1e3, 1, "ns"], [1e6, 1e3, "µs"], [1e9, 1e6, "ms"]]) {
-    const digits = divisor > 1 ? 3 : 0;
-    const text = fixed(ns / divisor, digits);
-    if (Math.abs(text) * divisor < limit) return `${text} ${unit}`;
+// The next three functions write the numbers of charts as instrument/base/units.py does.
+function scaled(value, units, most) {
+  for (const [at, [unit, divisor]] of units.entries()) {
+    const shown = Math.abs((value / divisor).toPrecision(4));
+    if (units[at + 1] && shown * divisor >= units[at + 1][1]) continue;
+    const decimals = Math.max(4 - String(Math.trunc(shown)).length, 0);
+    return `${fixed(value / divisor, divisor > 1 ? Math.min(decimals, most) : 0)} ${unit}`;
   }
-  return `${fixed(ns / 1e9, 3)} s`;
+}
+
+function duration(ns) {
+  return scaled(ns, [["ns", 1], ["µs", 1e3], ["ms", 1e6], ["s", 1e9]], 3);
 }
 
 function bytes(value) {
-  const units = ["KiB", "MiB", "GiB", "TiB"];
-  if (Math.abs(value) < 1024) return `${value} B`;
-  let power = 1;
-  while (Math.abs(fixed(value / 1024 ** power, 2)) >= 1024 && power < units.length) power += 1;
-  return `${fixed(value / 1024 ** power, 2)} ${units[power - 1]}`;
+  return scaled(value, [["B", 1], ["KiB", 1024], ["MiB", 1024 ** 2], ["GiB", 1024 ** 3]], 2);
 }
 
 function percent(share) {
-  return `${fixed(share * 100, 1)}%`;
+  const hasDecimal = share !== 0 && (Math.abs(share) < 0.095 || (share >= 0.995 && share < 1));
+  return `${fixed(share * 100, hasDecimal ? 1 : 0)} %`;
 }
 
 // The colour of a name. It is the same in the whole page, and dark text is readable on it. Names
