@@ -92,7 +92,7 @@ def test_the_parts_that_are_shown_sum_to_the_step_in_80_columns(command: Command
 def test_json_has_the_keys_that_the_page_lists(command: Command) -> None:
     condition = ("--fail-on", "operators>1000")
     content = json.loads(command("diff", "before", "after", "--json", *condition).out)
-    assert [*content] == [*JSON_KEYS, "conditions"]
+    assert [*content] == ["version", *JSON_KEYS, "conditions"]
     assert content["conditions"][0].keys() == limits.JSON_KEYS.keys()
     assert content["version"] == 1
     (whole,) = content["wholes"]

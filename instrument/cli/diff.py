@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instrument.base.errors import ConfigError
-from instrument.base.json_text import json_text
 from instrument.cli.arguments import (
     ROWS,
     add_formats,
@@ -18,6 +17,7 @@ from instrument.cli.arguments import (
     row_count,
 )
 from instrument.cli.output import Parts, Result, Written, say
+from instrument.read.views.json_text import json_text
 
 if TYPE_CHECKING:
     from instrument.read.compare.diff import Difference

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-from instrument.base.json_text import json_text
+from instrument.read.views.json_text import json_text
 from instrument.base.units import counted
 from instrument.cli.arguments import ROWS, add_formats, path_or_url, row_count
 from instrument.cli.output import Parts, Written

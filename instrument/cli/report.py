@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from instrument.base.errors import ConfigError
-from instrument.base.json_text import json_text
 from instrument.cli.arguments import (
     CAPTURES,
     add_ignore,
@@ -16,6 +15,7 @@ from instrument.cli.arguments import (
     scoped,
 )
 from instrument.cli.output import Written, writing
+from instrument.read.views.json_text import json_text
 
 HELP = "write one HTML page about a capture or a run"
 

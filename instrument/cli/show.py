@@ -7,7 +7,6 @@ import sys
 from typing import get_args
 
 from instrument.base.errors import ConfigError
-from instrument.base.json_text import json_text
 from instrument.cli.arguments import (
     CAPTURE,
     ROWS,
@@ -24,6 +23,7 @@ from instrument.cli.arguments import (
 from instrument.cli.output import Parts, Written, say
 from instrument.cli.paths import newest_capture, tell_others
 from instrument.read.facts.schema import Grouping
+from instrument.read.views.json_text import json_text
 from instrument.read.views.views import VIEWS
 
 HELP = "print the verdict, the range tree and the costliest operators, or another view"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from instrument.base.json_text import json_text
 from instrument.cli.arguments import (
     CAPTURE,
     ROWS,
@@ -16,6 +15,7 @@ from instrument.cli.arguments import (
     scoped,
 )
 from instrument.cli.output import Parts, Written
+from instrument.read.views.json_text import json_text
 
 HELP = "answer a question in SQL about the events and segments of a capture"
 

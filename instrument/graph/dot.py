@@ -8,7 +8,7 @@ from itertools import accumulate
 from math import sqrt
 
 from instrument.base.printable import printable
-from instrument.base.units import duration
+from instrument.base.units import duration, percent
 from instrument.read.views.table import Table
 
 
@@ -31,7 +31,7 @@ def dot(nodes: Table) -> str:
             lines.append(f"subgraph {_quoted(f'cluster {path}')} {{ label={_quoted(label)}")
         texts = [f"{row.name} ({row.target})", row.output_shape or ""]
         if row.median_ns is not None and row.share is not None:
-            texts.insert(1, f"{duration(row.median_ns)}, {row.share:.1%}")
+            texts.insert(1, f"{duration(row.median_ns)}, {percent(row.share)}")
         # A hue, a saturation and a brightness; the root makes small shares differ.
         colour = f"0.06 {sqrt((row.share or 0) / highest):.3f} 1"
         lines.append(f'n{at} [label={_quoted(*texts)} fillcolor="{colour}"]{"}" * len(frames)}')

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from instrument.base.errors import ConfigError
 from instrument.base.printable import printable_lines
-from instrument.base.units import duration
+from instrument.base.units import duration, percent
 from instrument.graph import Grouping, roofline
 from instrument.graph.dot import dot
 from instrument.graph.graph_capture import (
@@ -72,11 +72,11 @@ class GraphProfile:
         """
         sums = self.times_ns.sum(axis=1)
         nodes_ns, model_ns = (round(np.median(times)) for times in (sums, self.model_ns))
+        of_model = float(np.median(sums / self.model_ns))
         return [
             f"Captured by {self.how}.",
             f"{len(self.nodes)} nodes take {duration(nodes_ns)} in a run, "
-            f"{np.median(sums / self.model_ns):.1%} of the {duration(model_ns)} that the model "
-            "itself takes.",
+            f"{percent(of_model)} of the {duration(model_ns)} that the model itself takes.",
         ]
 
     def by(self, what: Grouping, *, depth: int | None = None) -> Table:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from instrument.base.json_text import json_text
 from instrument.base.printable import printable
 from instrument.base.prose import (
     NAMES_ARE_DATA,
@@ -26,6 +25,7 @@ from instrument.base.prose import (
 from instrument.base.units import counted, duration
 from instrument.read.advise.finding import Evidence, Finding, Saving, labels_of
 from instrument.read.advise.verdict import notes, saved, saving_text, verdict
+from instrument.read.views.json_text import json_text
 from instrument.read.views.layout import plain
 from instrument.read.views.section import Part, Section
 from instrument.read.views.table import Table, known_columns

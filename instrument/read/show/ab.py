@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from instrument.base.json_text import json_text
 from instrument.base.units import counted, durations_like, percent, percent_change
 from instrument.read.compare.ab import Comparison, CounterValues, Quantity
 from instrument.read.compare.ab_runs import LABELS, Block, Program
 from instrument.read.compare.limits import amount_of
+from instrument.read.views.json_text import json_text
 from instrument.read.views.section import Part, Section
 from instrument.read.views.table import Table, known_columns
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from instrument.base.errors import ConfigError, did_you_mean
-from instrument.base.json_text import json_text
 from instrument.base.units import counted, duration, percent, rate
 from instrument.read.ranks.collective_comparison import slow_groups
 from instrument.read.ranks.run import SCHEMAS, Ranks
 from instrument.read.show.text import view_part
+from instrument.read.views.json_text import json_text
 from instrument.read.views.layout import plain
 from instrument.read.views.section import Part, Section, is_every_column
 from instrument.read.views.table import Table, known_columns

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from instrument.base.errors import CaptureError, ConfigError, did_you_mean
-from instrument.base.json_text import json_text
 from instrument.base.printable import printable
 from instrument.base.prose import wrapped
 from instrument.read.facts.kernel_names import kernel_labels
@@ -40,6 +39,7 @@ from instrument.read.show.remarks import (
 )
 from instrument.read.show.verdict import first_parts
 from instrument.read.views.coverage import losses, range_advice
+from instrument.read.views.json_text import json_text
 from instrument.read.views.layout import plain, text
 from instrument.read.views.operators import OPERATORS
 from instrument.read.views.ranges import RANGES

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from instrument.base.errors import ConfigError
-from instrument.base.json_text import json_text
 from instrument.base.units import counted, durations_like, percent
 from instrument.read.facts.device_work import KINDS as WORK_KINDS
 from instrument.read.facts.kernel_names import kernel_label
+from instrument.read.views.json_text import json_text
 from instrument.read.views.section import Part, Section, shown_of
 from instrument.read.views.table import ALL, Table, known_columns
 
