@@ -182,7 +182,7 @@ def test_all_nodes_beside_the_model_itself(resnet: tuple[nn.Module, Tensor, Grap
     )
     assert known.foot == [
         f"Captured by {profile.how}.",
-        "2 nodes take 100 ns in a run, 100.0% of the 100 ns that the model itself takes.",
+        "2 nodes take 100 ns in a run, 100 % of the 100 ns that the model itself takes.",
     ]
     assert str(profile).endswith("\n".join(profile.foot))
 
