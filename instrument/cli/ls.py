@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from instrument.read.views.json_text import json_text
 from instrument.base.units import counted
 from instrument.cli.arguments import ROWS, add_formats, path_or_url, row_count
 from instrument.cli.output import Parts, Written
+from instrument.read.views.json_text import json_text
 
 HELP = "list runs and captures, and what slows each of them most"
 
