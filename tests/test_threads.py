@@ -220,8 +220,9 @@ def test_where_torch_records_one_thread_a_step_on_another_drops_the_window(
     )
 
 
+@pytest.mark.parametrize("then", ["step", "stop"])
 def test_a_session_stopped_where_the_profiler_cannot_be_says_so_and_its_thread_stops_it_later(
-    tmp_path: Path, log: Log
+    tmp_path: Path, log: Log, then: str
 ) -> None:
     log.expect("Recording failed and training goes on")
     session = Session(active=3, preemption_grace_s=None, output_dir=tmp_path / "first").start()
@@ -229,9 +230,10 @@ def test_a_session_stopped_where_the_profiler_cannot_be_says_so_and_its_thread_s
     in_thread(session.stop)
     assert profiler_is_on()
     assert "torch's profiler is still on in the thread MainThread" in log.at("WARNING")[-1]
+    getattr(session, then)()
+    assert not profiler_is_on()
     with Session(active=1, output_dir=tmp_path / "second") as later:
         later.step()
-    assert not profiler_is_on()
     assert (len(session.captures), len(later.captures)) == (0, 1)
 
 

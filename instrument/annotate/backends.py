@@ -22,7 +22,7 @@ import torch
 from torch.compiler import is_dynamo_compiling  # noqa: F401 - generated wrappers read it here
 from torch.profiler import itt, record_function
 
-from instrument.base.errors import ConfigError, reraise_signal
+from instrument.base.errors import ConfigError
 from instrument.base.range_names import to_trace
 
 
@@ -234,8 +234,7 @@ def format_label(template: str, values: dict[str, Any]) -> str:
     """Fill the format of a range's name with a call's arguments; on an error, return the format."""
     try:
         return to_trace(template.format(**values))
-    except Exception as error:  # a name must not end a training run
-        reraise_signal(error)
+    except Exception:  # a name must not end a training run
         return to_trace(template)
 
 

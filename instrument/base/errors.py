@@ -16,22 +16,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from functools import partial
 from importlib.util import find_spec
-from inspect import CO_VARARGS
-from itertools import pairwise
-from signal import NSIG, getsignal
-from threading import current_thread, main_thread
-from traceback import walk_tb
-from types import CodeType, FrameType
-from typing import Any
 
 from instrument.base.printable import printable
 
 # Some libraries put whole files into the message of an exception.
 _LONGEST_REASON = 2_000
-# of a trace function, see `sys.settrace`
-_EVENTS = {"call", "line", "return", "exception", "opcode"}
 
 
 class InstrumentError(Exception):
@@ -73,54 +63,6 @@ class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named after 
     def __init__(self, what: str, package: str, extra: str | None) -> None:
         command = f"'torch-instrument[{extra}]'" if extra else package
         super().__init__(f"{what} needs the package {package}: pip install {command}.")
-
-
-def from_signal_handler(error: BaseException) -> bool:
-    """Whether a signal handler in Python raised the error, while other code ran.
-
-    Python calls a handler with the signal's number and the interrupted frame, and the trace
-    function of a debugger with the frame and the event's name. A handler that has changed its
-    parameters is known by its code while it is set.
-    """
-    handlers = {_code(getsignal(number)) for number in range(1, NSIG)} - {None}
-    for frame, _ in walk_tb(error.__traceback__):
-        if frame.f_code in handlers:
-            return True
-        for first, second in pairwise(_arguments(frame)):
-            if second is frame.f_back is not None and type(first) is int and 0 < first < NSIG:
-                return True
-            if first is frame.f_back is not None and type(second) is str and second in _EVENTS:
-                return True
-    return False
-
-
-def _code(handler: Any) -> CodeType | None:
-    """The code that runs first when a handler is called; None if it is in C."""
-    while isinstance(handler, partial):
-        handler = handler.func
-    for function in (handler, vars(type(handler)).get("__call__")):
-        code = getattr(getattr(function, "__func__", function), "__code__", None)
-        if isinstance(code, CodeType):
-            return code
-    return None
-
-
-def _arguments(frame: FrameType) -> list[Any]:
-    code, values = frame.f_code, frame.f_locals
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    given = [values[name] for name in names if name in values]
-    rest = values.get(code.co_varnames[len(names)]) if code.co_flags & CO_VARARGS else None
-    return [*given, *rest] if type(rest) is tuple else given
-
-
-def reraise_signal(error: BaseException) -> None:
-    """Raise the exception again if it comes from Ctrl-C or another signal, not from called code.
-
-    Any other exception, even SystemExit, is an error of the called code.
-    """
-    ctrl_c = isinstance(error, KeyboardInterrupt) and current_thread() is main_thread()
-    if ctrl_c or from_signal_handler(error):
-        raise error
 
 
 def reason_of(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import loguru
 
-from instrument.base.errors import reason_of, reraise_signal
+from instrument.base.errors import reason_of
 from instrument.base.printable import printable_lines
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ class Logger:
         try:
             self._logger.bind(is_block=True).opt(depth=1, raw=True).info("{}", f"\n{text}\n\n")
         except Exception as error:
-            reraise_signal(error)
             self._fallback("INFO", text, error)
 
     def log(self, level: str, message: str, *values: object) -> None:
@@ -75,7 +74,6 @@ class Logger:
             # the record names the function that calls a method of this class
             self._logger.opt(depth=2, exception=exception).log(level, message, *values)
         except Exception as error:
-            reraise_signal(error)
             self._fallback(level, message.format(*values) if values else message, error)
 
     def _fallback(self, level: str, text: str, error: Exception) -> None:

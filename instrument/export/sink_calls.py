@@ -10,12 +10,13 @@ from textwrap import indent
 from traceback import format_exception, print_exception
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
-from instrument.base.errors import InstrumentError, from_signal_handler, reason_of
+from instrument.base.errors import InstrumentError, reason_of
 from instrument.base.instantiate import sink_of_class
 from instrument.base.log import lines_logger, logger
 from instrument.base.options import Options
 from instrument.base.printable import printable
 from instrument.base.queue import name_of
+from instrument.base.signals import raised_by_handler
 
 if TYPE_CHECKING:
     from instrument.export.sinks.sink import Sink
@@ -25,15 +26,14 @@ if TYPE_CHECKING:
 def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[str]) -> None:
     """Run a sink on a capture. If the sink raises, log the exception and add the sink to `failed`.
 
-    The exception of a sink that is already in `failed` is not logged. KeyboardInterrupt is caught
-    too, so a caller that must react to Ctrl-C uses `interruptibly`. Only what a signal handler of
-    the program raises goes through.
+    The exception of a sink that is already in `failed` is not logged. Only what a signal handler of
+    the program raises goes through, if this is called by `interruptibly`.
     """
     try:
         with ending_children():
             sink.write(capture, folder)
     except BaseException as error:  # training and the other sinks go on
-        if not isinstance(error, KeyboardInterrupt) and from_signal_handler(error):
+        if raised_by_handler(error):
             raise
         if name in failed:
             return
@@ -71,7 +71,7 @@ def call_sinks(
                 else:
                     sink.close(timeout_s)
         except BaseException as error:
-            if not isinstance(error, KeyboardInterrupt) and from_signal_handler(error):
+            if raised_by_handler(error):
                 raise
             if f"{name}.{what}" not in failed:
                 failed.add(f"{name}.{what}")

@@ -15,12 +15,12 @@ from typing import Any
 from uuid import uuid4
 
 from instrument.base import files, polars_forks, queue
-from instrument.base.errors import from_signal_handler, reason_of, to_trace
+from instrument.base.errors import reason_of, to_trace
 from instrument.base.export_job import BEGIN_ANSWERS, Job, to_line
 from instrument.base.file_lock import FileLock
 from instrument.base.log import lines_logger, logger
 from instrument.base.rank_info import lowest_rank
-from instrument.base.signals import interruptibly, uninterrupted
+from instrument.base.signals import interruptibly, raised_by_handler, uninterrupted
 from instrument.export import retention, waiting
 from instrument.export.sink_calls import call_sinks, is_sink, run_sink
 from instrument.export.upload import Uploads, has_arrived
@@ -178,9 +178,9 @@ class Finisher:
             queue.put_back(queue.busy_path(folder))
         if queue.is_queued(folder):
             try:
-                interruptibly(self._finish, folder)
+                self._finish(folder)
             except BaseException as error:
-                if not from_signal_handler(error):  # otherwise the next call goes on
+                if not raised_by_handler(error):  # otherwise the next call goes on
                     self.to_finish.remove(folder)
                 raise
         elif files.exists(finished) and finished != self._newest:

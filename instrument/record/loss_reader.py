@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from instrument.base.errors import reason_of, reraise_signal
+from instrument.base.errors import reason_of
 from instrument.base.log import logger
 
 
@@ -42,8 +42,7 @@ class LossReader:
             elif self._copied is None:
                 self._begin_copy(loss.reshape(()))
                 self._copied_step = number
-        except BaseException as error:
-            reraise_signal(error)
+        except Exception as error:
             if not self._warned:
                 self._warned = True
                 logger.warning(

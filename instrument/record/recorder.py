@@ -178,6 +178,8 @@ class Recorder:
         If several threads call `session.step()` at once, `number` may be several steps ahead. Each
         step in between gets a range of length zero.
         """
+        if number == self._step:  # it is still open
+            return
         self.end_step()
         for each in range(number if self._step is None else self._step + 1, number + 1):
             self._close_step()

@@ -22,7 +22,7 @@ from instrument.annotate import backends
 from instrument.annotate.modules import ModuleFilter, forget, instrument_models, named_models
 from instrument.annotate.profiled import profiled
 from instrument.base import file_lock, queue
-from instrument.base.errors import CaptureError, ConfigError, reraise_signal
+from instrument.base.errors import CaptureError, ConfigError
 from instrument.base.files import FORMAT, fill_standard_streams
 from instrument.base.log import logger
 from instrument.base.rank_info import RankInfo, rank_info
@@ -589,7 +589,6 @@ def _run_metadata(
     try:
         return facts.run_metadata(config, activities, rank_info)
     except Exception as error:  # keep the trace, even without its metadata
-        reraise_signal(error)
         logger.error("capture.json will not describe the run.", exception=error)
         return {"format": FORMAT, "rank": rank_info.rank}
 

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from instrument.annotate import backends
 from instrument.base import queue
-from instrument.base.errors import reason_of, reraise_signal, to_trace
+from instrument.base.errors import reason_of, to_trace
 from instrument.base.log import logger
 from instrument.base.own_modules import own_modules
-from instrument.base.signals import Interrupts, Preemption, uninterrupted
+from instrument.base.signals import interruptibly, raised_by_handler, uninterrupted
 from instrument.base.step_times import like_for_like
 from instrument.record import one_profiler, plan_text
 from instrument.record.config import schedule
@@ -29,6 +29,7 @@ from instrument.record.facts import Loaders, WindowFacts
 from instrument.record.finisher import Finisher
 from instrument.record.limits import Limits
 from instrument.record.metrics import Metrics
+from instrument.record.preemption import Preemption
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
@@ -115,7 +116,6 @@ class StepCounter:
     batches_inside: int = 0
     loss: Any = None
     clock: StepClock = field(default_factory=StepClock)
-    _following: tuple[Window | None, Window | None] = (None, None)
 
     def begin(self, config: ProfilerConfig, step_number: int) -> None:
         """Begin a run at this step."""
@@ -127,15 +127,8 @@ class StepCounter:
 
     def advance(self) -> None:
         """Plan the next window, because the planned window is over or cannot be recorded."""
-        if self.window is not self._following[0]:
-            self.look_ahead()
-        self.window = self._following[1]
-
-    def look_ahead(self) -> None:
-        """Compute the window that follows the planned window, so that `advance` takes less time."""
-        window = self.window
-        following = None if window is None else self._next_window(window.first + 1)
-        self._following = window, following
+        if self.window is not None:
+            self.window = self._next_window(self.window.first + 1)
 
     def skip_to(self, step: int) -> None:
         """Skip planned windows that begin before `step`, as after `step_number` was set."""
@@ -290,33 +283,34 @@ class StepLoop:
     def begin(self, run: Run, total_steps: int | None) -> None:
         """Begin a run at the current training step, and log which steps it will record."""
         self._preemption.install(self.config.preemption_grace_s)
-        with uninterrupted():
-            # a second run of this session begins at step 0, unless the user has set the number
-            if self.step_number == self.ended_at:
-                self.train.step_number = 0
-            self.run, self._logged = run, set()
-            # also the current phase: the session may start inside a `session.phase` block
-            self._counters = {each.name: each for each in (self.train, self.current)}
-            for counter in self._counters.values():
-                counter.begin(self.config, counter.step_number if counter is self.train else 0)
-            self._skipped_at_start = self.train.skipped
-            self.running, self.over = True, False
-            self.total_steps = total_steps or self.config.total_steps
-            self._log_plan(run)
-            if run.timings is not None:
-                run.timings.start()
-            if run.metrics is not None:
-                run.metrics.start()
-            self._guarded(self._begin_next_step)
-            if run.timings is not None:
-                run.timings.begin_step()
-            self.current.clock.resume()
+        # a second run of this session begins at step 0, unless the user has set the number
+        if self.step_number == self.ended_at:
+            self.train.step_number = 0
+        self.run, self._logged = run, set()
+        # also the current phase: the session may start inside a `session.phase` block
+        self._counters = {each.name: each for each in (self.train, self.current)}
+        for counter in self._counters.values():
+            counter.begin(self.config, counter.step_number if counter is self.train else 0)
+        self._skipped_at_start = self.train.skipped
+        self.running, self.over = True, False
+        self.total_steps = total_steps or self.config.total_steps
+        self._log_plan(run)
+        if run.timings is not None:
+            run.timings.start()
+        if run.metrics is not None:
+            run.metrics.start()
+        self._guarded(self._begin_next_step)
+        if run.timings is not None:
+            run.timings.begin_step()
+        self.current.clock.resume()
 
     def step(self, loss: Any) -> None:
         """End the current step and begin the next."""
         counter, run = self.current, self.run
         if not self.running or run is None:
             counter.step_number += 1
+            if one_profiler.abandoned is not None:  # another thread has stopped the session
+                self._guarded(one_profiler.stop_abandoned)
             if not self.records_nothing and self.ended_at is None:
                 self.warn_once(
                     "The session was never started, so nothing is recorded: use `with session:`, "
@@ -336,9 +330,8 @@ class StepLoop:
                 if (triggers.calls_each_step or triggers.requests) and counter is self.train:
                     self.exclusively(self._ask_triggers, triggers, took_ns, loss)
         else:
-            with uninterrupted() as interrupts:
-                if not self.exclusively(self._pass_boundary, counter, run, loss, interrupts):
-                    counter.step_number += 1
+            if not self.exclusively(self._pass_boundary, counter, run, loss):
+                counter.step_number += 1
         if self._preemption.noticed:
             self._preemption.save()
         if run.timings is not None and counter is self.train:
@@ -351,7 +344,6 @@ class StepLoop:
             loss, counter.loss = counter.loss, None
             self.step(loss)
 
-    @uninterrupted()
     def enter(self, name: str) -> None:
         """Count the steps of the phase `name` from now on."""
         if name == self.current.name:
@@ -375,12 +367,13 @@ class StepLoop:
         counter = self.current
         if counter is before:
             return
-        with uninterrupted():
+        try:
             if reason is None:
                 self.close_batch(counter)  # `break` may have ended the loop over the batches
             counter.batch_open = False
             if self.running and self._is_recorded(counter):
                 self._guarded(self._finish, reason, f"the phase {counter.name} ended")
+        finally:  # even if a signal handler of the program raises
             self.current = before
             before.clock.exclude(elapsed_ns)
         self._finish_here()
@@ -391,15 +384,14 @@ class StepLoop:
         An open window ends, because its steps must be consecutive.
         """
         counter = self.train
-        with uninterrupted():
-            if self.running and number != counter.step_number and self._is_recorded(counter):
-                self._guarded(self._abandon_window, "session.step_number was set")
-            if self.ended_at is not None:
-                # Otherwise the next run would begin at step 0 if `number` equals `ended_at`.
-                self.ended_at = -1
-            if counter.began_at == counter.step_number:
-                counter.began_at = number
-            counter.step_number, counter.next_event_step = number, number + 1
+        if self.running and number != counter.step_number and self._is_recorded(counter):
+            self._guarded(self._abandon_window, "session.step_number was set")
+        if self.ended_at is not None:
+            # Otherwise the next run would begin at step 0 if `number` equals `ended_at`.
+            self.ended_at = -1
+        if counter.began_at == counter.step_number:
+            counter.began_at = number
+        counter.step_number, counter.next_event_step = number, number + 1
         self._finish_here()
 
     def end(self, reason: str | None) -> None:
@@ -416,21 +408,22 @@ class StepLoop:
         self.current.batch_open = False
         run = self.run
         if not self.running or run is None:
+            if one_profiler.abandoned is not None:
+                self._guarded(one_profiler.stop_abandoned)
             return
-        with uninterrupted():
-            if not run.finisher.saved and not self._has_recorded_steps(reason):
-                entered = [
-                    self._counters[each] for each in self.config.phases if each in self._counters
-                ]
-                unit = "call" if self.by_calls else "step"
-                if sentence := plan_text.nothing_recorded(
-                    self.config, entered, self._skipped_at_start, unit
-                ):
-                    logger.warning("{}", sentence)
-            self._guarded(self._finish, reason, "the run ended")
-            self.over = True
-            if still_on := self._guarded(one_profiler.stop_abandoned):
-                logger.warning("{}", still_on)
+        if not run.finisher.saved and not self._has_recorded_steps(reason):
+            entered = [
+                self._counters[each] for each in self.config.phases if each in self._counters
+            ]
+            unit = "call" if self.by_calls else "step"
+            if sentence := plan_text.nothing_recorded(
+                self.config, entered, self._skipped_at_start, unit
+            ):
+                logger.warning("{}", sentence)
+        self._guarded(self._finish, reason, "the run ended")
+        self.over = True
+        if still_on := self._guarded(one_profiler.stop_abandoned):
+            logger.warning("{}", still_on)
         self._finish_here()
         run.triggers.end()
         if run.timings is not None:
@@ -448,7 +441,6 @@ class StepLoop:
         if self.run is not None:
             self._logging_errors(self.run.finisher.close, reason)
 
-    @uninterrupted()
     def drop_window(self) -> None:
         """Stop recording the open window without saving it."""
         if self.window is not None:
@@ -488,10 +480,9 @@ class StepLoop:
     def _guarded(self, act: Callable[..., T], *args: Any) -> T | None:
         """Call `act`. If it raises, drop the window, log the error once, and return None.
 
-        Call this in a block of `uninterrupted`, so that no signal interrupts `act`. What a debugger
-        raises goes through, after the window is dropped.
+        No signal handler interrupts `act`, so what it raises is an error of recording.
         """
-        with self.lock, own_modules():
+        with uninterrupted(), self.lock, own_modules():
             window = self.window
             try:
                 return act(*args)
@@ -503,7 +494,6 @@ class StepLoop:
                         one_profiler.abandon(window.recorder)  # the next step tries again
                     self._report(f"The profiler could not be stopped: {reason_of(second)}.", second)
                 self.current.next_event_step = self.current.step_number + 1
-                reraise_signal(error)
                 self._report(f"Recording failed and training goes on: {reason_of(error)}.", error)
                 return None
 
@@ -512,12 +502,17 @@ class StepLoop:
 
         What a signal handler of the program raises goes through.
         """
-        try:
-            return act(*args)
-        except Exception as error:
-            reraise_signal(error)
-            self._report(f"Recording failed and training goes on: {reason_of(error)}.", error)
-            return None
+
+        def call() -> T | None:
+            try:
+                return act(*args)
+            except Exception as error:
+                if raised_by_handler(error):
+                    raise
+                self._report(f"Recording failed and training goes on: {reason_of(error)}.", error)
+                return None
+
+        return interruptibly(call)
 
     def _finish_here(self) -> None:
         """Finish the saved windows that no exporter finishes."""
@@ -545,57 +540,56 @@ class StepLoop:
 
     # Between two steps.
 
-    def _pass_boundary(
-        self, counter: StepCounter, run: Run, loss: Any, interrupts: Interrupts
-    ) -> bool:
+    def _pass_boundary(self, counter: StepCounter, run: Run, loss: Any) -> bool:
         """End the step; end the window too if it is over; then begin the next step.
 
         Returns True, because `exclusively` returns None if it could not call this method.
         """
-        counter.step_number += 1
-        window, took_ns = self.window, counter.clock.end_step()
-        if window is None:
-            counter.clock.unrecorded.append(took_ns)
-        elif window.counter is counter and window.recording:
-            window.step_ns.append(took_ns)
-        self._guarded(self._end_step, counter)
-        requested = None
+        number, busy, requested = counter.step_number, self.window is not None, None
+        triggers = run.triggers
+        asks = (triggers.calls_each_step or triggers.requests) and counter is self.train
+        begun, took_ns = None, counter.clock.end_step()
         try:
+            begun = self._guarded(self._end_step, counter, took_ns, not asks)
             if run.finisher.to_finish:
-                interrupts.let_through(self._finish_here)
-            triggers = run.triggers
-            if (triggers.calls_each_step or triggers.requests) and counter is self.train:
-                number, busy = counter.step_number - 1, window is not None
-                requested = interrupts.let_through(
-                    self._logging_errors, triggers.after, number, took_ns, loss, busy
-                )
-        except BaseException:  # raised by a signal handler of the program
-            if self.window is not None:  # the program may go on, so the window does too
-                self._guarded(self._begin_next_step)
-            raise
-        if self.running:  # a trigger may stop the session
-            self._guarded(self._begin_next_step, requested)
+                self._finish_here()
+            if asks:
+                requested = self._logging_errors(triggers.after, number, took_ns, loss, busy)
+        finally:  # if a signal handler of the program raises, the program may go on
+            if not begun and self.running:  # a trigger may stop the session
+                self._guarded(self._begin_next_step, requested)
             counter.clock.resume()
         return True
 
     def _ask_triggers(self, triggers: TriggerRunner, took_ns: int, loss: Any) -> None:
         requested = triggers.after(self.train.step_number - 1, took_ns, loss, recorded=False)
         if requested is not None and self.running:
-            with uninterrupted():
-                self._guarded(self._begin_next_step, requested)
-                self.train.clock.resume()
+            self._guarded(self._begin_next_step, requested)
+            self.train.clock.resume()
 
-    def _end_step(self, counter: StepCounter) -> None:
-        """End the step's range, and the window if it is over or has reached a limit."""
+    def _end_step(self, counter: StepCounter, took_ns: int, begin_next: bool) -> bool:
+        """Count the step, end its range, and the window if it is over or has reached a limit.
+
+        If `begin_next`, and this thread has no window to finish, begin the next step; return
+        whether it has begun.
+        """
+        counter.step_number += 1
         window = self.window
-        if window is None or window.counter is not counter:
-            return
-        window.recorder.end_step()
-        last = window.planned.last
-        if window.recording and last is not None and last < counter.step_number:
-            self._end_window(None)
-        elif window.limits is not None and (reason := window.limits.reached()) is not None:
-            self._end_window(reason or None)
+        if window is None:
+            counter.clock.unrecorded.append(took_ns)
+        elif window.counter is counter:
+            if window.recording:
+                window.step_ns.append(took_ns)
+            window.recorder.end_step()
+            last = window.planned.last
+            if window.recording and last is not None and last < counter.step_number:
+                self._end_window(None)
+            elif window.limits is not None and (reason := window.limits.reached()) is not None:
+                self._end_window(reason or None)
+        if not begin_next or (self.run is not None and self.run.finisher.to_finish):
+            return False
+        self._begin_next_step()
+        return True
 
     def _begin_next_step(self, requested: tuple[str, Request] | None = None) -> None:
         """Begin the next step of the current phase, and what is planned for this step.
@@ -651,7 +645,6 @@ class StepLoop:
 
     def _open_window(self, counter: StepCounter, planned: Window, run: Run) -> OpenWindow:
         """Begin the warm-up of a window."""
-        counter.look_ahead()
         run.finisher.lock.hold()
         config = self.config.of_trigger(planned.trigger)
         recorder = Recorder(
@@ -794,7 +787,6 @@ class StepLoop:
                 self._guarded(self._end_window, reason or None)
                 self._finish_here()
 
-    @uninterrupted()
     def _end_for_other_profiler(self) -> None:
         """End the window before the program starts a profiler; any thread may call this."""
         self._guarded(self._abandon_window, "the program started another profiler")

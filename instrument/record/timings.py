@@ -26,7 +26,6 @@ import torch
 
 from instrument.annotate import backends
 from instrument.annotate.modules import ModuleRanges, instrumented_models
-from instrument.base.errors import reraise_signal
 from instrument.base.files import TIMINGS_FORMAT, make_folder, open_to_append
 from instrument.base.log import lines_logger, logger
 from instrument.base.printable import printable_lines
@@ -389,7 +388,6 @@ class Timings:
                     since = {name: entry["since"] for name, entry in ranges.items()}
                     self._write_scalars(self._last_step or 0, since)
         except Exception as error:
-            reraise_signal(error)
             if not self._failed:
                 self._failed = True
                 logger.error(

@@ -11,7 +11,6 @@ from threading import Event, Thread, current_thread
 from typing import Any
 
 from instrument.base import threads
-from instrument.base.errors import reraise_signal
 from instrument.base.log import logger
 from instrument.record.distributed import POLL_SECONDS, AnnouncedWindow, Announcements, uniform
 from instrument.record.loss_reader import LossReader
@@ -108,8 +107,7 @@ class TriggerRunner:
         try:
             ask = partial(self.requests.__setitem__, name)
             callbacks = begin(folder, ask) if begin is not None else TriggerCallbacks(trigger.fires)
-        except BaseException as error:
-            reraise_signal(error)
+        except (Exception, SystemExit) as error:
             logger.error(
                 "The trigger {} could not begin and is never called.", name, exception=error
             )
@@ -139,8 +137,7 @@ class TriggerRunner:
         for fires, trigger in self._checks:
             try:
                 request = _as_request(answer) if (answer := fires(step)) else None
-            except BaseException as error:
-                reraise_signal(error)
+            except Exception as error:
                 self._drop(trigger, error)
                 continue
             may_begin = first is None and not recorded
@@ -194,8 +191,7 @@ class TriggerRunner:
             if (request := self.requests.pop(trigger.name, None)) and trigger.may_record(number):
                 try:
                     return trigger.name, _as_request(request)
-                except BaseException as error:
-                    reraise_signal(error)
+                except Exception as error:
                     self._drop(trigger, error)
         return None
 
@@ -275,8 +271,7 @@ class TriggerRunner:
         """Call a callback of a trigger; return whether it raised nothing."""
         try:
             act()
-        except BaseException as error:
-            reraise_signal(error)
+        except (Exception, SystemExit) as error:
             self._drop(trigger, error)
             return False
         return True

@@ -14,8 +14,8 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial, wraps
 from importlib import import_module
 from itertools import count
@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader
 
 from instrument.annotate import module_calls
 from instrument.annotate.module_calls import Depth, after_outermost, skip_in_dynamo
-from instrument.base.errors import ConfigError, reason_of, reraise_signal
+from instrument.base.errors import ConfigError, reason_of
 from instrument.base.file_lock import is_held
 from instrument.base.log import logger
 from instrument.base.own_modules import own_modules
@@ -256,8 +256,7 @@ class Watch:
         try:
             ends = self._ends_step(kind, called)
             is_new = kind == self._kind == "optimizer" and called not in self._optimizers
-        except Exception as error:  # the object is odd
-            reraise_signal(error)
+        except Exception:  # the object is odd
             return
         try:
             if is_new:
@@ -274,7 +273,6 @@ class Watch:
                 finally:
                     self._starting.release()
         except Exception as error:
-            reraise_signal(error)
             self._give_up(reason_of(error))
 
     def _ends_step(self, kind: StepKind, called: Any) -> bool:
@@ -387,7 +385,7 @@ class Watch:
         self._searches += 1
         trained = set[int]()
         for optimizer in alive(Optimizer):
-            with _skipping_odd():
+            with suppress(Exception):  # the object is odd
                 self._optimizers.add(optimizer)
                 groups = optimizer.param_groups
                 trained.update(id(each) for group in groups for each in group["params"])
@@ -398,7 +396,7 @@ class Watch:
         for each in modules:
             if id(each) in inner or isinstance(each, torch.fx.GraphModule):
                 continue
-            with _skipping_odd():
+            with suppress(Exception):  # the object is odd
                 parameters = {id(parameter) for parameter in each.parameters()}
                 first = min(called.get(id(part), len(called)) for part in each.modules())
                 if parameters & trained or first < len(called):
@@ -463,12 +461,3 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
-
-
-@contextmanager
-def _skipping_odd() -> Iterator[None]:
-    """Skip an object whose own code raises."""
-    try:
-        yield
-    except Exception as error:
-        reraise_signal(error)

@@ -118,13 +118,3 @@ def test_a_loss_that_is_no_number_is_told_once(log: Log) -> None:
         assert losses.after_step(number, torch.ones(3)) == (None, None)
     (warning,) = log.at("WARNING")
     assert warning.startswith("session.step was given a loss that is not a single number")
-
-
-def test_a_loss_that_leaves_does_not_end_training(log: Log) -> None:
-    class Leaving:
-        def __float__(self) -> float:
-            raise SystemExit("enough")
-
-    assert LossReader().after_step(1, Leaving()) == (None, None)
-    (warning,) = log.at("WARNING")
-    assert "(enough): triggers get no loss" in warning

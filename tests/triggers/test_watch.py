@@ -173,7 +173,7 @@ def test_a_trigger_that_cannot_begin_costs_no_run(tmp_path: Path, log: Log) -> N
     assert "The trigger mine could not begin and is never called." in log.at("ERROR")[0]
 
 
-@pytest.mark.parametrize("where", ["begin", "fires", "poll", "failed", "end"])
+@pytest.mark.parametrize("where", ["begin", "poll", "failed", "end"])
 def test_a_trigger_that_would_leave_the_program_costs_itself_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log, where: str
 ) -> None:
@@ -208,14 +208,19 @@ def test_a_trigger_that_would_leave_the_program_costs_itself_alone(
     assert error.startswith("The trigger mine ")
 
 
-def test_an_interrupt_within_a_trigger_ends_training_as_ever(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_within_a_trigger_ends_training_as_ever(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    """It may come from a signal handler of the program."""
+
     class Interrupted(Trigger):
         def fires(self, step: Step) -> bool:
-            raise KeyboardInterrupt
+            raise error
 
     options = {"at_steps": [], "output_dir": tmp_path}
     with (
-        pytest.raises(KeyboardInterrupt),
+        pytest.raises(error),
         Session(options, triggers={"mine": Interrupted()}) as session,
     ):
         session.step()
@@ -257,7 +262,7 @@ def test_a_poll_may_stop_the_session(
 
     # no handler of SIGTERM, because only the main thread can remove it
     options = {"active": 9, "output_dir": tmp_path, "preemption_grace_s": None}
-    session = Session(**options, triggers={"s": Stops()})
+    session = Session(**options, profile_all_threads=True, triggers={"s": Stops()})
     session.start()
     begun.set()
     assert over.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from pydantic import Field, field_validator
 
 from instrument.base.errors import ConfigError, did_you_mean
 from instrument.base.log import logger
-from instrument.base.signals import replace_handler, set_handler
+from instrument.base.signals import on_main_thread, replace_handler, set_handler
 from instrument.record.triggers.trigger import Request, RequestWindow, Trigger, TriggerCallbacks
 
 
@@ -41,7 +40,7 @@ class Signal(Trigger):
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks | None:  # noqa: ARG002
         """Set the signal's handler, which requests a window."""
-        if threading.current_thread() is not threading.main_thread():
+        if not on_main_thread():
             logger.warning(
                 "The signal trigger does nothing: the session was not started on the main thread."
             )
@@ -56,7 +55,7 @@ class Signal(Trigger):
 
         def restore() -> None:
             # A handler that the program has set meanwhile stays, because it may call `handle`.
-            if threading.current_thread() is threading.main_thread():
+            if on_main_thread():
                 replace_handler(number, handle, signal.SIG_DFL if before is None else before)
 
         if set_handler(number, handle) and not callable(before):
