@@ -116,6 +116,10 @@ def config_of(preset: str, overrides: Sequence[str]) -> ProfilerConfig:
     if given.keys() & {"at_steps", "every_n_steps"}:
         options["wait"] = 0  # the preset's wait would have no effect
     options = merged(options, given)
+    if "profile_all_threads" not in given:
+        # a script may train on any thread, and a step may end within a backward
+        of_one = options["profile_memory"] or options["memory_categories"]
+        options["profile_all_threads"] = not of_one
     config = as_config(options)
     first = 2  # see `FIRST_STEP` in `instrument.record.unedited`, which loads torch
     if config.at_steps:
