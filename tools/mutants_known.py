@@ -131,7 +131,6 @@ TESTS = {
     "instrument/read/views/steps.py": _capture("steps"),
     "instrument/read/views/synchronisations.py": _capture("synchronisations"),
     "instrument/read/views/memory_timeline.py": [*_capture("live_memory"), "tests/sinks/test_memory_sink.py"],
-    "instrument/read/views/memory_plot.py": _capture("live_memory"),
     "instrument/read/facts/memory_attribution.py": _capture("operators", "live_memory"),
     "instrument/read/ranks/rank_comparison.py": [*_capture("run"), "tests/test_across.py"],
     "instrument/read/ranks/shards.py": _capture("shards"),

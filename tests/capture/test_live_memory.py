@@ -18,8 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.read.capture import Capture
-from instrument.read.views.memory_plot import extremes
-from instrument.read.views.memory_timeline import BEFORE, OTHERS, UNKNOWN
+from instrument.read.views.memory_timeline import BEFORE, OTHERS, UNKNOWN, extremes
 
 
 def test_a_plot_has_the_lowest_and_the_highest_point_of_each_span_of_time() -> None:

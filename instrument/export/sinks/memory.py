@@ -15,7 +15,7 @@ from instrument.export.sinks.sink import Sink
 
 if TYPE_CHECKING:
     from instrument.read.capture import Capture
-    from instrument.read.views.memory_plot import Curve
+    from instrument.read.views.memory_timeline import Curve
 
 Form = Literal["json", "raw", "html"]
 By = Literal["operator", "range", "module", None]

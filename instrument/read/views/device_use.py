@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import numpy as np
+import polars as pl
 
 from instrument.base.units import duration, percent
-from instrument.read.facts.device_work import COMMUNICATION, COPY, KERNEL, MEMSET, launched_ns
-from instrument.read.facts.groupby import groupby, intern
+from instrument.read.facts.device_work import COMMUNICATION, KERNEL, MEMSET
+from instrument.read.facts.groupby import Groups, intern
 from instrument.read.facts.idle import WAITS, device_spans, device_time
 from instrument.read.facts.intervals import merged, merged_in_groups, sweep, within
-from instrument.read.facts.kernel_names import kernel_class, kernel_label
-from instrument.read.trace.events import Ints
 from instrument.read.views.views import Views
 
 _USES = {
@@ -34,7 +32,7 @@ _CAUSES = {
     "sync_wait_ns": "for launches after the CPU waited for it",
     "unknown_wait_ns": "for work whose launch is not in the trace",
 }
-# The classes of `kernel_class` and memory copies, as sentences name them.
+# The classes of the table of events and memory copies, as sentences name them.
 _CLASSES = {
     "matrix product": "matrix products",
     "convolution": "convolutions",
@@ -98,15 +96,12 @@ def _largest_classes(capture: Views) -> Iterator[str]:
     Of communication, only the time without compute counts, and of copies, only the time with
     neither of them.
     """
-    events, work, spans = capture.events, capture.work, device_spans(capture.links, capture.work)
-    codes, of_name = groupby(events.name[work.event])
-    names = [events.names[code] for code in codes.tolist()]
-    labels, label_names = intern(map(kernel_label, names))
-    number, classes = intern([*_CLASSES, *map(kernel_class, names)])
-    kind = number[len(_CLASSES) :][of_name.of]
-    for name, code in ("other", KERNEL), ("communication", COMMUNICATION), ("memory copy", COPY):
-        is_of = (work.kind == code) & ((kind == classes.index("communication")) | (code != KERNEL))
-        kind = np.where(is_of, classes.index(name), kind)
+    work, spans = capture.work, device_spans(capture.links, capture.work)
+    columns = ("kind", "class", "label", "start_ns", "end_ns", "counted")
+    rows = capture.facts.events(*columns)[work.event]
+    is_copy = pl.col("kind") == "copy"
+    rows = rows.with_columns(of=pl.when(is_copy).then(pl.lit("memory copy")).otherwise("class"))
+    parts = {part["of"][0]: part for part in rows.partition_by("of")}
     timeline = sweep([merged(*work.of(KERNEL, MEMSET)), merged(*work.of(COMMUNICATION)), spans])
     compute, communication, counts = timeline.active
     hidden = {
@@ -114,35 +109,27 @@ def _largest_classes(capture: Views) -> Iterator[str]:
         "memory copy": timeline.merged((compute | communication) & counts),
     }
 
-    def spent(group: Ints, name: str) -> list[tuple[int, int]]:
-        """The time of each group of work of a class, the longest first."""
-        chosen = kind == classes.index(name)
-        found, start_ns, end_ns = merged_in_groups(
-            group[chosen], work.start_ns[chosen], work.end_ns[chosen]
-        )
+    def spent(name: str, by: str) -> list[tuple[int, str]]:
+        """The time of each class or label in a class of work, the longest first."""
+        codes, values = intern(parts[name][by])
+        sides = (parts[name][side].to_numpy() for side in ("start_ns", "end_ns"))
+        group, start_ns, end_ns = merged_in_groups(codes, *sides)
         own_ns = within(spans, start_ns, end_ns)
         if name in hidden:
             own_ns -= within(hidden[name], start_ns, end_ns)
-        keys, groups = groupby(found)
-        return sorted(zip(groups.sum(own_ns).tolist(), keys.tolist()), reverse=True)
+        return sorted(zip(Groups(group, len(values)).sum(own_ns).tolist(), values), reverse=True)
 
-    time = device_time(capture)
-    of_class = sorted(((spent(kind, name) or [(0, 0)])[0][0], name) for name in classes)
-    for own_ns, name in of_class[: -_SHOWN - 1 : -1]:
+    time, steps = device_time(capture), capture.links.counted_steps
+    for own_ns, name in sorted((spent(name, "of")[0] for name in parts), reverse=True)[:_SHOWN]:
         if own_ns < max(_LEAST_CLASS * (time["total_ns"] - time["idle_ns"]), 1):
             return
         share = own_ns / time["total_ns"]
-        parts = [
-            (part_ns / time["total_ns"], label_names[key])
-            for part_ns, key in spent(labels[of_name.of], name)[:_KERNELS]
-        ]
-        named = [each for each in parts if each[0] >= _LEAST_KERNEL] or parts[:1]
-        kernels = ", ".join(
+        kernels = [(ns / time["total_ns"], label) for ns, label in spent(name, "label")[:_KERNELS]]
+        named = [each for each in kernels if each[0] >= _LEAST_KERNEL] or kernels[:1]
+        text = ", ".join(
             label if percent(part) == percent(share) else f"{percent(part)} {label}"
             for part, label in named
         )
-        if name == "communication" and capture.links.counted_steps.what != "recording":
-            at = capture.links.counted_steps.holds(launched_ns(events, work))
-            calls = ((kind == classes.index(name)) & (at >= 0)).sum()
-            kernels += f"; {calls / capture.links.counted_steps.count:,.0f} kernels a step"
-        yield f"{percent(share)} {_CLASSES.get(name, name)} ({kernels})"
+        if name == "communication" and steps.what != "recording":
+            text += f"; {parts[name]['counted'].sum() / steps.count:,.0f} kernels a step"
+        yield f"{percent(share)} {_CLASSES.get(name, name)} ({text})"

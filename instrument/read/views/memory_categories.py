@@ -22,7 +22,7 @@ from instrument.base.errors import CaptureError
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.trace.capture_json import BAD_JSON
 from instrument.read.trace.events import Ints
-from instrument.read.views.memory_plot import Plot, extremes
+from instrument.read.views.memory_timeline import Plot, extremes
 from instrument.read.views.table import Table
 
 if TYPE_CHECKING:

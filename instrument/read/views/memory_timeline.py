@@ -6,6 +6,7 @@ addresses: they show how much memory is in use, but not what uses it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, get_args
@@ -18,7 +19,7 @@ from instrument.read.facts.groupby import computed
 from instrument.read.facts.links import Links
 from instrument.read.facts.memory_attribution import By, around, module_frames
 from instrument.read.facts.schema import Schema, schema
-from instrument.read.views.memory_plot import Curve, extremes
+from instrument.read.trace.events import Ints
 from instrument.read.views.table import Table
 
 if TYPE_CHECKING:
@@ -82,6 +83,42 @@ MEMORY_EVENTS: Schema = schema(
     range="the path of the allocation's range; None if the trace holds no ranges",
     module="the path of the modules around the allocation; None if the trace holds no modules",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Memory in use on a device over time, for a plot.
+
+    Attributes:
+        device: the device, as in torch.
+        time_ns: the times of the plot's points.
+        reserved_bytes: the memory that the allocator has reserved; None if it was not recorded.
+        series: for each name in the legend, its bytes at each time; they sum to the memory in use.
+    """
+
+    device: str
+    time_ns: list[int]
+    reserved_bytes: list[int] | None
+    series: dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve(Plot):
+    """A plot with a series for each operator, range or module that allocated memory."""
+
+    by: By
+
+
+def extremes(level: Ints, time_ns: Ints, points: int) -> Ints:
+    """The positions of the first and last point, and of the extremes in each of `points` spans."""
+    since = time_ns - time_ns[0]
+    span = since * points // (int(since[-1]) + 1)
+    rising = np.lexsort((level, span))
+    bounds = np.searchsorted(span[rising], np.unique(span))
+    ends = np.array([0, len(level) - 1, int(np.argmax(level))])
+    return np.unique(
+        np.concatenate([rising[bounds], rising[np.append(bounds[1:], len(level)) - 1], ends])
+    )
 
 
 class MemoryView:

@@ -27,13 +27,14 @@ from instrument.read.views.memory_categories import (
     Categories,
     at_peak,
 )
-from instrument.read.views.memory_plot import Curve, Plot
 from instrument.read.views.memory_timeline import (
     BEFORE,
     MEMORY_LIVE,
     MEMORY_STEPS,
     OTHERS,
     UNKNOWN,
+    Curve,
+    Plot,
 )
 from instrument.read.views.table import Table
 from instrument.read.views.views import Views, rows_of
