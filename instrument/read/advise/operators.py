@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +35,7 @@ from instrument.read.trace.events import (
     Ints,
     called_operators,
     decoded,
+    flags,
     split_overload,
 )
 from instrument.read.views.coverage_rows import LAUNCHERS
@@ -289,18 +290,21 @@ def _copying(capture: Views, names: frozenset[str]) -> Ints:
     """
     events, links = capture.events, capture.links
     tree, scopes = links.call_tree, links.scopes
-    plain = capture.facts.events("name", "kind", "path", "pass")
-    operator = _among(plain, "kind", {"operator"})[tree.index]
-    named = _among(plain, "name", names)[tree.index] & operator
-    other = _among(plain, "name", (_CASTS | _COPIES) - names)[tree.index] & operator
-    copies = _among(plain, "name", {"aten::copy_"})[tree.index]
+    operator = events.among(OPERATOR)[tree.index]
+    plain = [split_overload(name)[0] for name in events.names]
+    named, other, copies = (
+        flags(of.__contains__, plain)[events.name[tree.index]]
+        for of in (names, (_CASTS | _COPIES) - names, {"aten::copy_"})
+    )
+    stops = ((named | other) & operator) | is_loading(events)[tree.index]
     across = capture.work.event[capture.work.kind == COPY]
     across = across[events.named(lambda name: bool(_BETWEEN_DEVICES.search(name)))[across]]
     device, launcher = links.launched
     moves = np.bincount(launcher[isin(device, across) & (launcher >= 0)], minlength=len(tree))
     nodes = np.flatnonzero(
         named
-        & ~tree.inside(named | other | is_loading(events)[tree.index])
+        & operator
+        & ~tree.inside(stops)
         & (tree.with_descendants(copies.astype(np.int64)) > 0)
         & (tree.with_descendants(moves) == 0)
         & (links.counted_steps.holds(tree.start_ns) >= 0)
@@ -310,17 +314,13 @@ def _copying(capture: Views, names: frozenset[str]) -> Ints:
     of_program = ~np.append(is_torchs & called_operators(events), False)[parent]
     scope = scopes.innermost[nodes]
     if names == _COPIES:
-        known = {split_overload(name)[0] for name in events.names}
+        known = {*plain}
         makes = events.named(lambda name: f"{split_overload(name)[0]}_" in known)
         excluded = np.append(makes | is_backward(events), False)[parent]
         of_program |= ~excluded & ~np.append(scopes.backward, False)[scope]
     kind = np.append(kinds_of_scopes(events, scopes), FORWARD)[scope]
     found: Ints = tree.index[nodes[of_program & ((kind != OPTIMIZER) | scopes.recording[nodes])]]
     return found
-
-
-def _among(rows: pl.DataFrame, column: str, values: Collection[str]) -> Flags:
-    return rows[column].is_in([*values]).to_numpy()
 
 
 def _caller(capture: Views, calls: Ints) -> str | None:

@@ -538,13 +538,13 @@ def _causes(capture: Views, waits: pl.DataFrame) -> pl.DataFrame:
 
 def _sources(capture: Views, waits: pl.DataFrame) -> list[tuple[str, int]]:
     """The functions of the user with their time in the gaps outside of all ranges and operators."""
-    rows = no_operator(capture).filter(
-        (pl.col("path") == NO_RANGE) & pl.col("source").is_not_null()
-    )
-    sides = ([each["start_ns"].to_numpy(), each["end_ns"].to_numpy()] for each in (waits, rows))
-    spans, (start_ns, end_ns) = sides
-    rows = rows.select("source", ns=pl.Series(within((spans[0], spans[1]), start_ns, end_ns)))
-    return rows.group_by("source").agg(pl.sum("ns")).sort("ns", descending=True).rows()
+    if not len(capture.links.frames):
+        return []
+    rows = no_operator(capture).filter(pl.col("path") == NO_RANGE).drop_nulls("source")
+    spans = waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy()
+    ns = within(spans, rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
+    found = rows.select("source", ns=pl.Series(ns)).group_by("source").agg(pl.sum("ns"))
+    return found.sort("ns", "source", descending=[True, False]).rows()
 
 
 def _one_time_calls(capture: Views) -> Ints:
