@@ -68,7 +68,7 @@ def surfaces(found: Capture) -> Iterator[tuple[str, str]]:
         if share * (diagnosis.step_ns or 1) >= 1
     }
     if len(found.steps) and len(found.work.event):  # else the sentence names another time
-        of_device = ("compute", "exposed communication", "copy")
+        of_device = ("compute", "exposed communication", "copy", "waiting for data")
         yield from (
             (each["name"], each["share"])
             for each in bars[0]["parts"]

@@ -21,20 +21,20 @@ from instrument.read.advise.check import (
     RanksCheck,
 )
 from instrument.read.advise.finding import Evidence, Finding, Saving
-from instrument.read.facts.collective_records import CPU, DEVICE, is_collective, is_on_cpu
+from instrument.read.facts.collective_records import DEVICE, is_collective, is_on_cpu
 from instrument.read.facts.device_work import COMMUNICATION
 from instrument.read.facts.groupby import distinct
-from instrument.read.facts.idle import device_time
 from instrument.read.facts.places import common_place
+from instrument.read.facts.segments import time_of_kind
 from instrument.read.simulate.scenario import scenario
 from instrument.read.views import coverage_rows
-from instrument.read.views.collectives import cpu_waits
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:
     from instrument.read.ranks.run import Ranks
 
 _MOST_ROWS = 5
+_EXPOSED = "exposed communication"
 # With gloo on a CPU, DistributedDataParallel refuses the other hook (TypeError).
 _HOOK, _HOOK_OF_NCCL = "fp16_compress_hook", "bf16_compress_hook"
 _NCCL = re.compile("nccl|rccl|xccl", re.IGNORECASE)
@@ -73,9 +73,8 @@ def exposed_communication(capture: Views) -> Iterator[Problem]:
     Removing all of it is what overlap and smaller messages can save at most. `diagnose` promises no
     saving until the ranks are compared, because it may be a wait for a late rank.
     """
-    links, on_device = capture.links, len(capture.work.event) > 0
     chosen = capture.work.event[capture.work.kind == COMMUNICATION]
-    if not on_device:
+    if not len(capture.work.event):
         chosen = np.flatnonzero(is_on_cpu(capture.events))
     if not len(chosen):
         return
@@ -83,7 +82,7 @@ def exposed_communication(capture: Views) -> Iterator[Problem]:
     kind = next((each for each in table.column("kind") if each is not None), None)
     # Only of these, the range and source line can be known: events on the CPU, and the device
     # events whose launch is in the trace.
-    device, node = links.launched
+    device, node = capture.links.launched
     known = chosen[np.isin(chosen, device[node >= 0]) | ~np.isin(chosen, device)]
     path, source = common_place(capture, known)
     if path is not None and is_collective(path.rpartition("/")[2]):
@@ -94,7 +93,7 @@ def exposed_communication(capture: Views) -> Iterator[Problem]:
     yield Problem(
         f", mostly {kind}" if kind else "",
         chosen,
-        _exposed(capture) if on_device else links.counted_steps.share(_exposed_on_cpu(capture)),
+        time_of_kind(capture, _EXPOSED)[1],
         place=(path, source),
         evidence=tuple(map(_row, table.head(_MOST_ROWS))),
         change=change.format(hook=_HOOK_OF_NCCL if any(map(_NCCL.search, used)) else _HOOK),
@@ -119,7 +118,7 @@ def slow_links(capture: Views) -> Iterator[Problem]:
 
     The simulation assumes a usual bandwidth for them.
     """
-    share = _exposed(capture)
+    _, share = time_of_kind(capture, _EXPOSED)
     if share < SLOW_LINKS.lowest:
         return
     calls = capture.collective_calls.where(
@@ -222,20 +221,6 @@ def _in_turn(ranks: Ranks) -> Iterator[Finding]:
         share=share,
         evidence=tuple(map(_waits, table.head(_MOST_ROWS))),
     )
-
-
-def _exposed(capture: Views) -> float:
-    """The share of the counted steps in which communication runs and no kernel computes."""
-    spent = device_time(capture)
-    return spent["exposed_communication_ns"] / max(spent["total_ns"], 1)
-
-
-def _exposed_on_cpu(capture: Views) -> int:
-    """The time in which collectives on the CPU ran and no thread ran an operator."""
-    per_step = cpu_waits(capture.links).get("exposed_communication_ns")
-    if per_step:
-        return int(sum(per_step[1:] or per_step))
-    return sum(capture.collective_calls.where(runs_on=CPU).column("exposed_ns"))
 
 
 def _row(row: Any) -> Evidence:

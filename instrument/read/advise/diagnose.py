@@ -304,16 +304,14 @@ class Diagnosing:
         stepping = [each for each in self.seen if each.step_ns is not None]
         phases = [each.phase for each in stepping]
         phase = TRAIN if TRAIN in phases else next(iter(phases), TRAIN)
-        steps_ns = self._steps_ns(phase)
-        shown = next(iter(self.seen))
-        if stepping:
-            alike = [each for each in stepping if each.phase == phase]
-            shown = sorted(alike, key=lambda each: each.step_ns or 0)[(len(alike) - 1) // 2]
+        alike = [each for each in stepping if each.phase == phase] or self.seen[:1]
+        shown = sorted(alike, key=lambda each: each.step_ns or 0)[(len(alike) - 1) // 2]
         device_use, parts = shown.sentences
-        if stepping and shown.rank is not None and len({each.rank for each in self.seen}) > 1:
+        if shown.rank is not None and len({each.rank for each in self.seen}) > 1:
             device_use, parts = (
                 text and f"On rank {shown.rank}: {text}" for text in shown.sentences
             )
+        steps_ns = self._steps_ns(phase)
         low, high = min(steps_ns, default=0), max(steps_ns, default=-1)
         of = len(self.seen)
         lost = [each for each in self.seen if each.lost_events][:1]
@@ -456,9 +454,8 @@ class Diagnosing:
         if median.code in _COMMUNICATION:
             median = self._with_lateness(median)
         phase = median.phase or TRAIN
-        name = ""
-        if len({each.phase for each in self.seen}) > 1:
-            name = f"{shortened(phase, _LONGEST_PHASE)} "
+        has_phases = len({each.phase for each in self.seen}) > 1
+        name = f"{shortened(phase, _LONGEST_PHASE)} " if has_phases else ""
         windows = {each.window for each in found}
         of_windows = {each.window for each in self.seen if each.phase == phase}
         ranks = sorted({each.rank for each in found if each.rank is not None})
@@ -467,10 +464,10 @@ class Diagnosing:
         facts = []
         if len(of_windows) > 1 or name:
             facts.append(f"in {len(windows)} of {counted(len(of_windows), f'{name}window')}")
-        if len(of_ranks) > 1 and len(ranks) == len(of_ranks):
-            facts.append(f"on all {len(ranks)} ranks")
-        elif len(of_ranks) > 1 and ranks:
-            facts.append(f"on rank{'s'[: len(ranks) > 1]} {few(ranks)}")
+        if len(of_ranks) > 1 and ranks:
+            named = f"rank{'s'[: len(ranks) > 1]} {few(ranks)}"
+            is_all = len(ranks) == len(of_ranks)
+            facts.append(f"on all {len(ranks)} ranks" if is_all else f"on {named}")
         shares = [each.finding.share for each in found if each.finding.share is not None]
         spread = dict.fromkeys(map(percent, (min(shares), max(shares)))) if shares else {}
         # The share of `unmarked-time` is not always that of the title.
@@ -517,8 +514,7 @@ class Diagnosing:
             captures: Counter[str] = Counter()
             for (code, _), count in counts.items():
                 captures[code] += count
-            reasons = {missing for _, missing in counts}
-            message = remedy
+            reasons, message = {missing for _, missing in counts}, remedy
             if reasons != {""}:
                 *most, last = captures
                 codes = f"{', '.join(most)} and {last}" if most else last

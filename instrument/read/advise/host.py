@@ -81,17 +81,15 @@ GARBAGE_COLLECTION = Check(
 def _collections_of_window(capture: Views) -> Iterator[Problem]:
     environment = capture.about.environment
     known = None if environment is None else environment.garbage_collection
-    unknown = ""
+    record = f"{RECORD_AGAIN}, or with {_RECORD}"
     if known is None or known.total_ns is None or known.collections is None:
-        unknown = "the capture does not show how long Python's garbage collector ran"
-    elif capture.about.window.truncated:  # some of the time may be after the last whole step
-        unknown = "the window ended early, so the share of Python's garbage collector is not known"
-    if unknown or known is None or known.total_ns is None or known.collections is None:
-        raise NotRecorded(unknown, f"{RECORD_AGAIN}, or with {_RECORD}")
-    events, steps = capture.events, capture.links.steps
-    whole_ns = int(events.end_ns.max(initial=0) - events.begin_ns)
-    if len(steps):
-        whole_ns = int(events.end_ns[steps[-1]] - events.start_ns[steps[0]])
+        missing = "the capture does not show how long Python's garbage collector ran"
+        raise NotRecorded(missing, record)
+    if capture.about.window.truncated:  # some of the time may be after the last whole step
+        missing = "the window ended early, so the share of Python's garbage collector is not known"
+        raise NotRecorded(missing, record)
+    span = capture.links.finished_steps
+    whole_ns = int(span.end_ns[-1] - span.start_ns[0])
     yield Problem(
         f"window: {_collections(known.collections, known.longest_ns)}",
         share=known.total_ns / whole_ns if whole_ns > 0 else 0.0,

@@ -13,8 +13,7 @@ from instrument.read.advise.check import Check, Problem
 from instrument.read.advise.evidence import evidence, in_steps
 from instrument.read.advise.finding import Evidence
 from instrument.read.facts.idle import is_loading
-from instrument.read.facts.intervals import merged, sweep
-from instrument.read.facts.segments import waits_for_data
+from instrument.read.facts.segments import time_of_kind, waits_for_data
 from instrument.read.trace.capture_json import DISTURBING_CPU_WAIT, CpuWait
 from instrument.read.trace.events import Ints, loader_iterator
 from instrument.read.views.coverage_rows import STEPS
@@ -59,7 +58,7 @@ def loader_wait(capture: Views) -> Iterator[Problem]:
     waits = in_steps(capture, waits_for_data(capture))
     if not len(waits):
         return
-    waited_ns = _waited_ns(capture, waits)
+    waited_ns, share = time_of_kind(capture, "waiting for data")
     loader, kind = capture.loader, _kind(capture)
     loads_ns = int(steps.within(events.start_ns[waits], events.end_ns[waits]).sum())
     workers = _workers(capture, loads_ns, waited_ns, kind, loader)
@@ -68,7 +67,7 @@ def loader_wait(capture: Views) -> Iterator[Problem]:
     yield Problem(
         f"{duration(waited_ns / steps.count)}{in_each}{_TITLES[kind]}",
         waits,
-        steps.share(waited_ns),
+        share,
         edit=None if is_short else _edit(capture, waits, loads_ns, kind, workers),
         evidence=(*evidence(capture, waits), *_settings(loader)),
         change=_SHORT if is_short else _change(capture, loader, kind, workers),
@@ -84,16 +83,6 @@ LOADER_WAIT = Check(
     least_saving=0.02,
     coverage=STEPS,
 )
-
-
-def _waited_ns(capture: Views, waits: Ints) -> int:
-    """The time of the waits inside the steps, without the time in which a device worked."""
-    events, device = capture.events, capture.links.launches.device
-    steps = capture.links.counted_steps
-    working = merged(events.start_ns[device], events.end_ns[device])
-    timeline = sweep([(events.start_ns[waits], events.end_ns[waits]), working])
-    waiting = timeline.active[0] & ~timeline.active[1]
-    return int(timeline.within(waiting, steps.start_ns, steps.end_ns).sum())
 
 
 def _kind(capture: Views) -> _Kind:

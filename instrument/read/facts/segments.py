@@ -138,6 +138,13 @@ def step_parts(capture: Traced) -> dict[tuple[str, str], int]:
     return {(path, kind): ns for path, kind, ns in sums.iter_rows()}
 
 
+def time_of_kind(capture: Traced, kind: str) -> tuple[int, float]:
+    """Return the time in ns of one of `KINDS` in the counted steps, and its share of them."""
+    parts = step_parts(capture)
+    found = sum(ns for (_, each), ns in parts.items() if each == kind)
+    return found, found / max(sum(parts.values()), 1)
+
+
 def ranges_of_steps(capture: Traced) -> list[dict[str, int]]:
     """Return the time of each counted step in ns by path of the range."""
     chosen = segments(capture, "step").filter("counted")
