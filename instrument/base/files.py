@@ -27,6 +27,8 @@ METADATA_FILE = "capture.json"
 FORMAT = 2
 #: The format of a line of a timings file. A line without the field `format` has format 1.
 TIMINGS_FORMAT = 1
+#: The format of the file with the lines of a run.
+LINES_FORMAT = 1
 
 #: Matches the names of all files with memory categories.
 MEMORY_CATEGORIES_FILES = "memory_categories_*"
@@ -200,6 +202,11 @@ def encodable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {encodable(key): encodable(item) for key, item in value.items()}
     return [encodable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def lines_file(rank: int) -> str:
+    """The name of the file in the folder of a run that holds the lines which a rank executed."""
+    return f"lines_rank{rank}.json"
 
 
 def memory_categories_file(device: str, *, raw: bool = False) -> str:

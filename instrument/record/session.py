@@ -23,7 +23,7 @@ from instrument.annotate.modules import ModuleFilter, forget, instrument_models,
 from instrument.annotate.profiled import profiled
 from instrument.base import file_lock, queue
 from instrument.base.errors import CaptureError, ConfigError
-from instrument.base.files import FORMAT, fill_standard_streams
+from instrument.base.files import FORMAT, fill_standard_streams, lines_file
 from instrument.base.log import logger
 from instrument.base.rank_info import RankInfo, rank_info
 from instrument.base.redact import redact
@@ -34,6 +34,7 @@ from instrument.record import distributed, facts, one_profiler, plan_text, torch
 from instrument.record.calls import RecordedCalls
 from instrument.record.config.schema import NO_CONFIG, ProfilerConfig, as_config
 from instrument.record.finisher import Finisher
+from instrument.record.lines import LineSampler
 from instrument.record.metrics import Metrics
 from instrument.record.notebook import log_to_stdout
 from instrument.record.recorder import import_early, refuse_options
@@ -291,7 +292,12 @@ class Session:
             self.step_number = steps_done
         for phase, loader in loaders.items():
             loop.loaders.add(loader, phase)
-        run = Run(self.activities, emitting, finisher, metadata, triggers, self.timings, metrics)
+        lines = None
+        if config.lines:
+            lines = LineSampler(self.output_dir / lines_file(rank.rank), loop.moment).start()
+        run = Run(
+            self.activities, emitting, finisher, metadata, triggers, self.timings, metrics, lines
+        )
         self._finishers.append(finisher)
         loop.exclusively(loop.begin, run, total_steps)  # other threads take no step meanwhile
         loop.train.began_at -= steps_done

@@ -28,6 +28,7 @@ from instrument.record.distributed import StepProgress
 from instrument.record.facts import Loaders, WindowFacts
 from instrument.record.finisher import Finisher
 from instrument.record.limits import Limits
+from instrument.record.lines import LineSampler, Moment
 from instrument.record.metrics import Metrics
 from instrument.record.preemption import Preemption
 from instrument.record.recorder import RecordedWindow, Recorder
@@ -213,6 +214,7 @@ class Run:
     triggers: TriggerRunner
     timings: Timings | None
     metrics: Metrics | None
+    lines: LineSampler | None
 
 
 class StepLoop:
@@ -272,6 +274,13 @@ class StepLoop:
     def progress(self) -> StepProgress:
         """The current training step and the median time of a step; any thread may call this."""
         return StepProgress(self.train.step_number, self.train.clock.unrecorded_ns())
+
+    def moment(self) -> Moment | None:
+        """Where the run is; None before its first step has ended. Any thread may call this."""
+        counter = self.current
+        if counter.step_number == counter.began_at:
+            return None
+        return Moment(counter.name, counter.step_number, self.recording)
 
     def may_record(self) -> bool:
         """Whether a window is planned from the current step on, or a trigger may request one."""
@@ -431,6 +440,8 @@ class StepLoop:
         self._preemption.uninstall()
         self.loaders.end_run()
         self.running, self.ended_at = False, self.step_number
+        if run.lines is not None:
+            self._logging_errors(run.lines.stop)
         if run.metrics is not None:  # last, because Ctrl-C may end its wait
             self._logging_errors(run.metrics.stop)
         if self._preemption.noticed:
@@ -721,6 +732,8 @@ class StepLoop:
                 metadata = dict(run.metadata)
             metadata["cost"] = window.cost() | {"trace_bytes": (staging / queue.RAW).stat().st_size}
             finisher.save(staging, metadata)
+            if run.lines is not None:
+                run.lines.write()
             if run.metrics is not None:
                 folder = finisher.output_dir / queue.name_of(staging)
                 run.metrics.count(run.metrics.recorded, window.planned.trigger, folder)

@@ -218,6 +218,9 @@ class Views:
         "the calls that wait for device work, where they are, and what they wait for",
         rows.ORDERED,
     )
+    lines = View(
+        "lines", "the lines of the code that ran in most samples, if profiler.lines was on"
+    )
     compiled_ranges = View(
         "ranges", "the ranges inside compiled regions, which cannot be timed", rows.FILE
     )

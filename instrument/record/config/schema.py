@@ -247,6 +247,9 @@ class ProfilerConfig(Options, frozen=True):  # type: ignore[misc] # mypy: its ba
     timings: TimingsConfig | None = None
     """How ranges and steps of the whole run are timed; None: not at all."""
 
+    lines: bool = False
+    """Whether to sample, 100 times a second in the whole run, which lines of the code run."""
+
     metrics: MetricsConfig | None = None
     """Where the timings are exported to while the run goes on; None: nowhere."""
 

@@ -1,0 +1,175 @@
+"""The lines that a run executed, by samples of its stacks (`profiler.lines`)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from msgspec import Meta, MsgspecError, Struct, json
+
+from instrument.base import files
+from instrument.base.errors import CaptureError
+from instrument.read.facts.schema import Schema, schema
+from instrument.read.trace.events import OPERATOR
+from instrument.read.views.table import Table
+
+if TYPE_CHECKING:
+    from instrument.read.views.views import Views
+
+LINES: Schema = schema(
+    line="the file and the line: the innermost of the user's own code in the stack, and the "
+    "innermost of a library where no user's code is in it",
+    function="the function of the line",
+    thread="the name of the thread; None for the thread that takes the steps. Other threads are "
+    "sampled while they use the CPU, on Linux",
+    samples="how many samples found the thread there, in the phase of this capture. Samples are "
+    "taken every 10 ms on the average, in the whole run after its first step",
+    share="the share of all samples of the thread that takes the steps. More than one thread may "
+    "be busy at a time",
+    low_share="the lower end of the 95 % interval of the share",
+    high_share="the upper end of the 95 % interval of the share",
+    library="the function of a library that the line called in most of these samples; None where "
+    "the line itself, or an operator of torch, was running in most of them",
+    operator="the outermost operator that ran in most of the samples that lie in the window; None "
+    "where none did",
+)
+# Two standard errors.
+_Z = 1.96
+
+_Count = Annotated[int, Meta(ge=0, lt=2**62)]
+
+
+class _Lines(Struct):
+    """The content of the file; see `record.lines`."""
+
+    format: _Count
+    frames: list[tuple[str, str, _Count, str]]
+    stacks: list[list[_Count]]
+    counts: list[tuple[_Count, str, str, _Count, _Count]]
+    times: list[tuple[_Count, _Count]]
+
+
+def lines(capture: Views) -> Table:
+    """Return the lines that ran in most samples first; see `LINES`.
+
+    Raises:
+        CaptureError: no lines were sampled, or the file of the lines cannot be read.
+    """
+    found = _read(capture)
+    phase = capture.phase
+    samples = Counter[tuple[int, str]]()
+    libraries = defaultdict[tuple[int, str], Counter[str | None]](Counter)
+    blamed = [*map(_Blame(found), found.stacks)]
+    for _, its_phase, thread, stack, count in found.counts:
+        if its_phase == phase:
+            frame, library = blamed[stack]
+            samples[frame, thread] += count
+            libraries[frame, thread][library] += count
+    steps = sum(count for (_, thread), count in samples.items() if not thread)
+    operators = _operators(capture, found, [frame for frame, _ in blamed])
+    order = sorted(samples, key=lambda key: (-samples[key], key))
+    shares = [samples[key] / steps if steps else None for key in order]
+    intervals = [_interval(samples[key], steps) for key in order]
+    frames = [found.frames[frame] if frame >= 0 else None for frame, _ in order]
+    return Table.of(
+        LINES,
+        {
+            "line": [f"{each[1]}:{each[2]}" if each else None for each in frames],
+            "function": [each[3] if each else None for each in frames],
+            "thread": [thread or None for _, thread in order],
+            "samples": [samples[key] for key in order],
+            "share": shares,
+            "low_share": [low for low, _ in intervals],
+            "high_share": [high for _, high in intervals],
+            "library": [libraries[key].most_common(1)[0][0] for key in order],
+            "operator": [None if thread else operators.get(frame) for frame, thread in order],
+        },
+    )
+
+
+class _Blame:
+    """Says which frame of a stack its samples count for, and which library function it called."""
+
+    def __init__(self, found: _Lines) -> None:
+        self._frames = found.frames
+
+    def __call__(self, stack: list[int]) -> tuple[int, str | None]:
+        below = None
+        for frame in stack:  # the innermost first
+            kind, file, _, function = self._frames[frame]
+            if kind == "user":
+                return frame, below
+            below = f"{function} ({file})"
+        return (stack[0] if stack else -1), None
+
+
+def _operators(capture: Views, found: _Lines, blamed: list[int]) -> dict[int, str]:
+    """For each frame, the outermost operator that ran in most of its samples in the window."""
+    links = capture.links
+    events, tree = links.events, links.call_tree
+    threads = np.unique(events.thread[links.steps])
+    if len(threads) != 1 or not found.times or not len(tree):
+        return {}
+    times = np.array(found.times, np.int64)
+    at_ns = times[:, 0] - events.base_ns
+    inside = (at_ns >= events.begin_ns) & (at_ns <= events.end_ns.max())
+    at_ns, stacks = at_ns[inside], times[inside, 1]
+    node = tree.node_at(np.full(len(at_ns), threads[0]), at_ns)
+    outermost = np.flatnonzero(tree.outermost(events.among(OPERATOR)[tree.index]))
+    ran = np.append(outermost, -1)[tree.nearest_of(outermost, node)]
+    running = defaultdict[int, Counter[str | None]](Counter)
+    for stack, operator in zip(stacks.tolist(), ran.tolist()):
+        name = events.names[events.name[tree.index[operator]]] if operator >= 0 else None
+        running[blamed[stack]][name] += 1
+    most = {frame: names.most_common(1)[0][0] for frame, names in running.items()}
+    return {frame: name for frame, name in most.items() if name is not None}
+
+
+def _interval(samples: int, of: int) -> tuple[float | None, float | None]:
+    """The 95 % interval of a share by Wilson's formula, which holds for few samples too."""
+    if not of:
+        return None, None
+    share = min(samples / of, 1.0)
+    middle = share + _Z**2 / (2 * of)
+    half = _Z * math.sqrt(share * (1 - share) / of + (_Z / (2 * of)) ** 2)
+    scale = 1 + _Z**2 / of
+    return (middle - half) / scale, (middle + half) / scale
+
+
+def _read(capture: Views) -> _Lines:
+    path = _file_of(capture)
+    if path is None or not files.exists(path):
+        raise CaptureError(
+            "No lines were sampled: record with profiler.lines=true; the file with the lines lies "
+            "in the folder of the run, beside the captures."
+        )
+    try:
+        found = json.decode(files.read_bytes(path), type=_Lines)
+    except OSError as error:
+        raise CaptureError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except MsgspecError as error:
+        raise CaptureError(f"{path} does not hold the lines of a run: {error}.") from None
+    if found.format > files.LINES_FORMAT:
+        raise CaptureError(
+            f"{path} has format {found.format}, and this version of torch-instrument reads formats "
+            f"up to {files.LINES_FORMAT}: upgrade torch-instrument."
+        )
+    known = all(frame < len(found.frames) for stack in found.stacks for frame in stack)
+    if not known or any(stack >= len(found.stacks) for stack in _stacks(found)):
+        raise CaptureError(f"{path} does not hold the lines of a run: a frame or stack is missing.")
+    return found
+
+
+def _stacks(found: _Lines) -> Iterator[int]:
+    yield from (count[3] for count in found.counts)
+    yield from (stack for _, stack in found.times)
+
+
+def _file_of(capture: Views) -> Path | None:
+    if capture.folder is None or capture.url is not None:
+        return None
+    return capture.folder.parent / files.lines_file(capture.rank or 0)

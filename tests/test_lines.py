@@ -1,0 +1,244 @@
+"""`profiler.lines`: which lines a run executes, sampled, written beside the captures, and read."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import torch
+from recording import window
+from scipy.stats import binomtest
+
+from instrument import Capture, Session
+from instrument.base.errors import CaptureError
+from instrument.base.files import lines_file
+from instrument.record import lines
+from instrument.record.lines import LineSampler, Moment
+from instrument.record.recorder import Recorder
+
+HERE = Path(__file__).name
+TRAIN = Moment("train", 1, False)
+
+
+def line_of(function: Callable[..., object], after: int) -> str:
+    """The place of the line so many lines below the `def` of a function."""
+    return f"{HERE}:{function.__code__.co_firstlineno + after}"
+
+
+def waits(ready: Event, go: Event) -> None:
+    ready.set()
+    go.wait()
+
+
+def spins(ready: Event, go: Event) -> None:
+    ready.set()
+    while not go.is_set():
+        pass
+
+
+def sampler(folder: Path, *moments: Moment | None, **options: Any) -> LineSampler:
+    """A sampler of this thread that does not sample by itself."""
+    now = iter(moments)
+    return LineSampler(folder / lines_file(0), lambda: next(now), **options)
+
+
+def sampled_here(sampler: LineSampler, times: int = 1, act: Callable[..., object] = waits) -> None:
+    """Have this thread run `act` while another thread takes samples of it."""
+    ready, go = Event(), Event()
+
+    def take() -> None:
+        ready.wait()
+        for _ in range(times):
+            sampler.sample()
+        go.set()
+
+    other = Thread(target=take, name="instrument-test")
+    other.start()
+    act(ready, go)
+    other.join()
+
+
+@contextmanager
+def running(act: Callable[..., object], name: str) -> Iterator[None]:
+    ready, go = Event(), Event()
+    other = Thread(target=act, args=(ready, go), name=name)
+    other.start()
+    ready.wait()
+    try:
+        yield
+    finally:
+        go.set()
+        other.join()
+
+
+def written(sampler: LineSampler, folder: Path) -> dict[str, Any]:
+    sampler._save()
+    content: dict[str, Any] = json.loads((folder / lines_file(0)).read_text())
+    return content
+
+
+def found(content: dict[str, Any]) -> dict[tuple[str, str, str], int]:
+    """The samples by phase, thread and the innermost line of this file."""
+    counts: dict[tuple[str, str, str], int] = {}
+    for _, phase, thread, stack, count in content["counts"]:
+        frames = (content["frames"][k] for k in content["stacks"][stack])
+        line = next(f"{file}:{line}" for _, file, line, _ in frames if file == HERE)
+        counts[phase, thread, line] = counts.get((phase, thread, line), 0) + count
+    return counts
+
+
+def test_a_sample_names_the_line_and_phase_of_the_thread_that_takes_the_steps(
+    tmp_path: Path,
+) -> None:
+    each = sampler(tmp_path, None, TRAIN, TRAIN, Moment("validation", 0, False))
+    sampled_here(each, 4)
+    line = line_of(waits, 2)
+    assert found(written(each, tmp_path)) == {("train", "", line): 2, ("validation", "", line): 1}
+
+
+def test_a_frame_is_the_users_or_a_librarys(tmp_path: Path) -> None:
+    each = sampler(tmp_path, TRAIN)
+    sampled_here(each)
+    content = written(each, tmp_path)
+    kinds = {(file, function): kind for kind, file, _, function in content["frames"]}
+    assert kinds[HERE, "waits"] == "user"
+    assert kinds["threading.py", "Event.wait"] == "library"
+    assert not any(Path(file).is_absolute() for file, _ in kinds)
+
+
+def test_another_thread_counts_by_its_name_unless_it_waits(tmp_path: Path) -> None:
+    each = sampler(tmp_path, TRAIN)
+    with running(spins, "busy"), running(waits, "idle"):
+        each.find_busy()
+        until = time.process_time() + 0.2  # of the CPU, which only the busy thread uses
+        while time.process_time() < until:
+            time.sleep(0.001)
+        each.find_busy()
+        sampled_here(each)
+    assert {thread for _, thread, _ in found(written(each, tmp_path))} == {"", "busy"}
+
+
+def test_the_time_of_recording_is_not_the_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = sampler(tmp_path, TRAIN, TRAIN)
+    stop = Recorder.stop
+
+    def slow(self: Recorder) -> Any:
+        sampled_here(each)
+        return stop(self)
+
+    monkeypatch.setattr(Recorder, "stop", slow)
+    window(tmp_path, export="inline", sinks={})
+    assert written(each, tmp_path)["counts"] == []
+    sampled_here(each)
+    assert sum(found(written(each, tmp_path)).values()) == 1
+
+
+def test_memory_and_file_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "_MOST_STACKS", 1)
+    each = sampler(tmp_path, *[TRAIN] * 3)
+    sampled_here(each)
+    namespace: dict[str, Any] = {"wait": waits}
+    for k in range(2):
+        exec(f"def made_{k}(ready, go):\n    wait(ready, go)", namespace)
+        sampled_here(each, act=namespace[f"made_{k}"])
+    content = written(each, tmp_path)
+    assert len(content["stacks"]) == 2  # and the empty one, whose samples are left out
+    assert [count for *_, count in content["counts"]] == [1]
+
+
+def test_the_parts_of_a_long_run_get_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns, seconds = [0], 100
+    moments = [Moment("train", 10 * second, False) for second in range(seconds)]
+    each = sampler(tmp_path, *moments, clock_ns=lambda: now_ns[0])
+    for second in range(seconds):
+        now_ns[0] = second * 1_000_000_000
+        sampled_here(each)
+    content = written(each, tmp_path)
+    assert content["part_ns"] == 8_000_000_000
+    assert content["first_steps"] == [{"train": 80 * part} for part in range(13)]
+    counts: dict[int, int] = {}
+    for part, *_, count in content["counts"]:
+        counts[part] = counts.get(part, 0) + count
+    assert counts == {**dict.fromkeys(range(12), 8), 12: 4}
+
+
+# A run with a session.
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory: pytest.TempPathFactory) -> Capture:
+    """A window of a run whose steps are one multiplication after another."""
+    folder = tmp_path_factory.mktemp("run")
+    a = torch.ones(400, 400)
+    with Session(lines=True, wait=1, active=2, sinks={}, output_dir=folder) as session:
+        sampler = session._loop.run.lines  # type: ignore[union-attr]
+        assert sampler is not None
+        while sum(sampler._counts.values()) < 50 or not session.captures:
+            multiply(a)
+            session.step()
+    return session.captures[0]
+
+
+def multiply(a: torch.Tensor) -> None:
+    for _ in range(20):
+        a @ a
+
+
+def test_the_view_names_the_line_its_share_and_its_operator(capture: Capture) -> None:
+    first = capture.lines[0]
+    assert (first.line, first.function) == (line_of(multiply, 2), "multiply")
+    assert first.thread is None
+    assert first.share > 0.5
+    assert first.operator in (None, "aten::matmul")  # None: no sample fell into the window
+    of_steps = capture.lines.where("thread IS NULL").frame
+    assert of_steps["share"].sum() == pytest.approx(1)
+
+
+def test_the_interval_is_wilsons(capture: Capture) -> None:
+    samples = capture.lines.where("thread IS NULL").frame["samples"].sum()
+    for row in capture.lines:
+        interval = binomtest(row.samples, samples).proportion_ci(0.95, "wilson")
+        assert (row.low_share, row.high_share) == pytest.approx(interval, rel=1e-3, abs=1e-6)
+
+
+def test_without_the_option_there_is_no_file(tmp_path: Path) -> None:
+    made = window(tmp_path)
+    assert not (tmp_path / lines_file(0)).exists()
+    with pytest.raises(CaptureError, match=r"record with profiler\.lines=true"):
+        _ = made.lines
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"format": 99}, "has format 99, and this version"),
+        ({"stacks": [[7]]}, "a frame or stack is missing"),
+        ({"counts": [[0, "train", "", 7, 1]]}, "a frame or stack is missing"),
+        ({"counts": [[0, "train", "", -1, 1]]}, "does not hold the lines of a run"),
+        ({"frames": 3}, "does not hold the lines of a run"),
+    ],
+)
+def test_a_file_that_cannot_be_right_is_refused(
+    tmp_path: Path, change: dict[str, Any], sentence: str
+) -> None:
+    made = window(tmp_path)
+    content = {
+        "format": 1,
+        "frames": [["user", "train.py", 3, "main"]],
+        "stacks": [[0]],
+        "counts": [[0, "train", "", 0, 1]],
+        "times": [],
+    }
+    (tmp_path / lines_file(0)).write_text(json.dumps({**content, **change}))
+    with pytest.raises(CaptureError, match=sentence):
+        _ = made.lines
