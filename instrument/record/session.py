@@ -244,6 +244,8 @@ class Session:
         """
         if self.running:
             raise CaptureError("This session is already running: stop it before starting it again.")
+        if self._deliver is not None:
+            self.wait()  # for the windows of the run before
         log_to_stdout()
         config, loop, rank = self.config, self._loop, rank_info()
         if not config.enabled or not distributed.records(config.ranks, rank):
@@ -438,11 +440,7 @@ class Session:
         With `wait`, this waits until the captures are finished, at most `export_timeout_s` seconds.
         Otherwise call `session.wait()` later.
         """
-        if wait:
-            self._stop(None)
-        elif self.running:
-            self._end(None)
-            self._deliver = partial(self._loop.deliver, None)
+        self._stop(None, wait=wait)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until the saved windows are finished captures.
@@ -490,25 +488,20 @@ class Session:
         except ConfigError as error:
             self._loop.warn_once(str(error))
 
-    def _stop(self, reason: str | None) -> None:
-        was_running = self.running
-        try:
-            self._end(reason)
-        finally:  # even if Ctrl-C ended a wait
-            if was_running and not self.running:
-                self._loop.deliver(reason)
-
-    def _end(self, reason: str | None) -> None:
+    def _stop(self, reason: str | None, *, wait: bool = True) -> None:
         was_running = self.running
         try:
             self._loop.end(reason)
-        finally:
+        finally:  # even if Ctrl-C ended a wait
             if was_running and not self.running:
                 _sessions.discard(self)
                 atexit.unregister(self._stop)
                 for model in self._instrumented:
                     forget(model)
                 self._instrumented.clear()
+                self._deliver = partial(self._loop.deliver, reason)
+                if wait:
+                    self.wait()
 
 
 class Batches(Generic[T]):
@@ -540,9 +533,6 @@ class Batches(Generic[T]):
 
     def __bool__(self) -> bool:
         return bool(self._loader)
-
-    def __contains__(self, batch: object) -> bool:
-        return batch in self._loader
 
     def __getitem__(self, index: Any) -> Any:
         return self._loader[index]

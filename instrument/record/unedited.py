@@ -139,6 +139,7 @@ class Watch:
         self.times = no_times()
         self._step_began_ns = self._ranks = 0
         self._run_spawned = run_spawned
+        self._unwatch: Callable[[], None] = lambda: None
         self.gave_up = self.spawns = self._ended = False
         self._config, self._given, self._may_move = config, kind, may_move
         self._kind: StepKind | None = None  # None until it is known what ends a step
