@@ -490,6 +490,23 @@ def test_without_the_store_a_rank_goes_by_itself_and_says_it_once(
     ]
 
 
+def test_a_window_that_one_rank_requests_is_recorded_by_all(store: Any, tmp_path: Path) -> None:
+    ranks = first, other = [Rank(each, store, tmp_path, At(steps=[])) for each in range(2)]
+    first.watch.requests[watching.REQUEST] = Request("the loss jumped, id 5", 2)
+    for act in (lambda: first.goes_on(1), first.watch.exchange, other.watch.exchange):
+        assert first.watch.is_pending("id 5")
+        act()
+    first.goes_on(40)
+    assert not first.watch.is_pending("id 5")
+    assert other.watch.is_pending("id 5")
+    other.goes_on(41)
+    assert [*first.began] == [*other.began]
+    for rank in ranks:
+        ((trigger, request),) = rank.began.values()
+        assert (trigger, request.steps) == ("session.request", 2)
+        assert request.why == "the loss jumped, id 5, on rank 0 after step 0"
+
+
 def test_a_trigger_of_one_rank_alone_is_followed_by_all(two: tuple[Rank, Rank]) -> None:
     first, other = two
     first.watch._triggers.clear()
