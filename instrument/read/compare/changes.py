@@ -106,12 +106,8 @@ SCHEMAS = {name: _schema(*columns) for name, columns in _TABLES.items()} | {
 
 def parts_compared(before: Samples, after: Samples) -> Table:
     """Compare the parts of the mean step, the largest change first."""
-    keys = KEYS["parts"]
-    frame = _joined(_mean_parts(before.all), _mean_parts(after.all), keys).with_columns(
-        pl.col("before_ns", "after_ns").fill_null(0)
-    )
-    frame = frame.with_columns(change_ns=pl.col("after_ns") - pl.col("before_ns"))
-    frame = _with_interval(frame, "parts", "ns", before, after)
+    sides = [_mean_parts(side.all) for side in (before, after)]
+    frame = _with_intervals(_joined(*sides, "parts"), "parts", before, after)
     order = [pl.col("change_ns").abs(), "after_ns", "range", "kind"]
     frame = frame.sort(order, descending=[True, True, False, False])
     return Table.of(SCHEMAS["parts"], frame.drop("was_here", "is_here"))
@@ -122,51 +118,31 @@ def compared(what: str, before: Samples, after: Samples, parts: Table) -> Table:
 
     The columns `…_step_ns` of ranges are sums of `parts`, so that each adds up to the mean step.
     """
-    keys, quantities = KEYS[what], _TABLES[what][1]
     if what == "kernels":
         before, after = _matched_by_label(before, after)
-    was, now = before.all[what], after.all[what]
-    frame = _joined(_means(was, keys, before.all.steps), _means(now, keys, after.all.steps), keys)
+    sides = [_means(side.all[what], side.all.steps) for side in (before, after)]
     if what == "ranges":
-        times = parts.frame.group_by("range").agg(
-            before_step_ns=pl.sum("before_ns"), after_step_ns=pl.sum("after_ns")
-        )
-        frame = frame.drop(times.columns[1:]).join(times, "range", "left").with_columns(
-            pl.col(times.columns[1:]).fill_null(0)
-        )  # fmt: skip
-    # What a row that a side lacks holds there: 0, or null if the side does not know the quantity.
-    known = [{name for name in quantities if each[name].count()} for each in (was, now)]
-    absent = {"before": ~pl.col("was_here"), "after": ~pl.col("is_here")}
-    frame = frame.with_columns(
-        pl.when(absent[side]).then(0 if name in on_side else None).otherwise(f"{side}_{name}")
-        .alias(f"{side}_{name}")
-        for side, on_side in zip(absent, known)
-        for name in quantities
-    )  # fmt: skip
-    frame = frame.with_columns(
-        (pl.col(f"after_{name}") - pl.col(f"before_{name}")).alias(f"change_{name}")
-        for name in quantities
-    ).with_columns(status=_status())
-    for name in quantities:
-        if name.endswith("_ns"):
-            frame = _with_interval(frame, what, name, before, after)
-    changes = [pl.col(f"change_{name}").abs() for name in quantities if name.endswith("_ns")]
-    largest = pl.max_horizontal(changes).fill_null(0)
-    frame = frame.sort(largest, descending=True, maintain_order=True)
+        for k, name in enumerate(("before_ns", "after_ns")):
+            step = parts.frame.group_by("range").agg(step_ns=pl.sum(name))
+            sides[k] = sides[k].drop("step_ns").join(step, "range", "left", maintain_order="left")
+            sides[k] = sides[k].with_columns(pl.col("step_ns").fill_null(0))
+    frame = _with_intervals(_joined(*sides, what), what, before, after)
+    largest = pl.max_horizontal(pl.col("^change_.*_ns$").abs()).fill_null(0)
+    frame = frame.with_columns(status=_status()).sort(largest, descending=True, maintain_order=True)
     return Table.of(SCHEMAS[what], frame.drop("was_here", "is_here"))
 
 
 def counters_compared(before: Sums, after: Sums) -> Table:
     """Compare all counters of the whole step, and each counter that differs in a range."""
-    frame = _joined(_counters_per_step(before), _counters_per_step(after), KEYS["counters"])
+    frame = _joined(_counters_per_step(before), _counters_per_step(after), "counters")
     whole = pl.col("range").is_null()
     family = pl.col("counter").str.replace(f"^{KIND}.*", KIND[:-1])
     for name, is_there in (("before", "was_here"), ("after", "is_here")):
+        value = pl.col(f"{name}_value")
+        known = frame.filter(whole, is_there, value.is_not_null())["counter"].to_list()
         # A range that has none of a counter has no row.
-        known = frame.filter(whole & pl.col(f"{name}_value").is_not_null())["counter"].to_list()
-        absent = ~pl.col(is_there) & family.is_in(known)
-        value = pl.when(absent).then(0).otherwise(f"{name}_value")
-        frame = frame.with_columns(value.alias(name))
+        cells = pl.when(is_there).then(value).when(family.is_in(known)).then(0)
+        frame = frame.with_columns(cells.alias(name))
     frame = frame.filter(whole | pl.col("before").ne_missing(pl.col("after")))
     change = pl.col("after") - pl.col("before")
     return Table(frame.select("range", "counter", "before", "after", change=change))
@@ -188,17 +164,32 @@ def _counters_per_step(side: Sums) -> pl.DataFrame:
     )
 
 
-def _joined(was: pl.DataFrame, now: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
-    """An outer join; the columns `was_here` and `is_here` say which sides have a row."""
-    sides = [
+def _joined(was: pl.DataFrame, now: pl.DataFrame, what: str) -> pl.DataFrame:
+    """An outer join, with the change of each quantity.
+
+    Where a side lacks a row, its quantities are 0, or null if they are unknown in all its rows. The
+    columns `was_here` and `is_here` say which sides have a row.
+    """
+    keys, sides = list(KEYS[what]), {"before": was, "after": now}
+    quantities = [name for name in was.columns if was[name].dtype.is_numeric()]
+    renamed = [
         frame.rename({name: f"{side}_{name}" for name in frame.columns if name not in keys})
-        for frame, side in ((was, "before"), (now, "after"))
+        for side, frame in sides.items()
     ]
-    joined = sides[0].with_columns(was_here=True).join(
-        sides[1].with_columns(is_here=True), list(keys), "full", coalesce=True,
+    joined = renamed[0].with_columns(was_here=True).join(
+        renamed[1].with_columns(is_here=True), keys, "full", coalesce=True,
         nulls_equal=True, maintain_order="left_right",
-    )  # fmt: skip
-    return joined.with_columns(pl.col("was_here", "is_here").fill_null(False))
+    ).with_columns(pl.col("was_here", "is_here").fill_null(False))  # fmt: skip
+    for (side, frame), is_here in zip(sides.items(), ("was_here", "is_here")):
+        joined = joined.with_columns(
+            pl.when(is_here).then(f"{side}_{name}").otherwise(absent).alias(f"{side}_{name}")
+            for name in quantities
+            for absent in [0 if frame[name].count() or what == "parts" else None]
+        )
+    return joined.with_columns(
+        (pl.col(f"after_{name}") - pl.col(f"before_{name}")).alias(f"change_{name}")
+        for name in quantities
+    )
 
 
 def _status() -> pl.Expr:
@@ -210,7 +201,7 @@ def _status() -> pl.Expr:
     )  # fmt: skip
 
 
-def _means(frame: pl.DataFrame, keys: Sequence[str], steps: int) -> pl.DataFrame:
+def _means(frame: pl.DataFrame, steps: int) -> pl.DataFrame:
     """Divide quantities by the number of steps. Times and bytes are rounded to integers."""
 
     def mean(name: str) -> pl.Expr | pl.Series:
@@ -220,7 +211,7 @@ def _means(frame: pl.DataFrame, keys: Sequence[str], steps: int) -> pl.DataFrame
         return pl.Series([None if total is None else total / steps for total in frame[name]])
 
     names = [name for name in frame.columns if frame.schema[name] == pl.Int64]
-    return frame.with_columns(mean(name).alias(name) for name in names if name not in keys)
+    return frame.with_columns(mean(name).alias(name) for name in names)
 
 
 def _mean_parts(side: Sums) -> pl.DataFrame:
@@ -242,26 +233,30 @@ def divided(values: Sequence[int], divisor: int, whole: int) -> list[int]:
     return found
 
 
-def _with_interval(
-    frame: pl.DataFrame, what: str, name: str, before: Samples, after: Samples
+def _with_intervals(
+    frame: pl.DataFrame, what: str, before: Samples, after: Samples
 ) -> pl.DataFrame:
-    """Add the columns `low_…` and `high_…` of a time: the 90 % intervals of its changes.
+    """Add the columns `low_…` and `high_…` of each time: the 90 % intervals of its changes.
 
     They are null if there are fewer than three samples on a side.
     """
-    keys, ends, times = list(KEYS[what]), (f"low_{name}", f"high_{name}"), []
-    for side in (before, after):
-        columns = [
-            frame.select(keys)
-            .join(each[what].select(*keys, ns=pl.col(name) / each.steps), keys, "left",
-                  nulls_equal=True, maintain_order="left")["ns"].fill_null(0).to_numpy()
-            for each in side.each if each[what][name].count()
-        ]  # fmt: skip
-        times.append(np.stack(columns, axis=1) if columns else np.zeros((len(frame), 0)))
-    known = pl.col(f"change_{name}").is_not_null()
-    for end, found in zip(ends, shifts(*times)):
-        cells = None if found is None else pl.lit(pl.Series(np.rint(found)).cast(pl.Int64))
-        frame = frame.with_columns(pl.when(known).then(cells).cast(pl.Int64).alias(end))
+    keys = list(KEYS[what])
+    for change in [name for name in frame.columns if name.startswith("change_")]:
+        name, times = change.removeprefix("change_"), []
+        if not name.endswith("ns"):
+            continue
+        for side in (before, after):
+            columns = [
+                frame.select(keys)
+                .join(each[what].select(*keys, ns=pl.col(name) / each.steps), keys, "left",
+                      nulls_equal=True, maintain_order="left")["ns"].fill_null(0).to_numpy()
+                for each in side.each if each[what][name].count()
+            ]  # fmt: skip
+            times.append(np.stack(columns, axis=1) if columns else np.zeros((len(frame), 0)))
+        for end, found in zip(("low", "high"), shifts(*times)):
+            cells = None if found is None else pl.lit(pl.Series(np.rint(found)).cast(pl.Int64))
+            interval = pl.when(pl.col(change).is_not_null()).then(cells).cast(pl.Int64)
+            frame = frame.with_columns(interval.alias(f"{end}_{name}"))
     return frame
 
 
