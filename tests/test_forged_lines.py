@@ -534,5 +534,5 @@ def test_only_one_module_writes_to_the_log() -> None:
         "export/waiting.py",
         "record/notebook.py",
         "graph/graph_profile.py",
-        "cli/script.py",  # the text of a script's SystemExit, as Python prints it
+        "record/script.py",  # the text of a script's SystemExit, as Python prints it
     }

@@ -30,11 +30,11 @@ import instrument
 from instrument import Capture, ProfilerConfig, Session
 from instrument.base.errors import ConfigError
 from instrument.cli.run import _join_threads, _verdict, config_of, split
-from instrument.cli.script import prepared
 from instrument.read.advise.diagnose import Diagnosing
 from instrument.read.advise.finding import Finding
 from instrument.record.config.schedule import planned
 from instrument.record.long_steps import EXPORTING, MOST_KEPT, long_steps, no_times, unlike_window
+from instrument.record.script import prepared
 from instrument.record.unedited import Cycle, Watch, with_later_window
 
 MODEL = """

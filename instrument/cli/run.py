@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from instrument.base.errors import ConfigError, reason_of
-from instrument.base.own_modules import doubles, own_modules
 from instrument.base.prose import wrapped
 from instrument.base.rank_info import lowest_rank, rank_info
 from instrument.cli.output import say
-from instrument.cli.script import prepared, when_torch_is_loaded
+from instrument.record.own_modules import doubles, own_modules
+from instrument.record.script import prepared, when_torch_is_loaded
 
 if TYPE_CHECKING:
     from instrument.record.config.schema import ProfilerConfig

@@ -17,7 +17,6 @@ from instrument.annotate import backends
 from instrument.base import queue
 from instrument.base.errors import reason_of, to_trace
 from instrument.base.log import logger
-from instrument.base.own_modules import own_modules
 from instrument.base.signals import interruptibly, raised_by_handler, uninterrupted
 from instrument.base.step_times import like_for_like
 from instrument.record import one_profiler, plan_text
@@ -30,6 +29,7 @@ from instrument.record.finisher import Finisher
 from instrument.record.limits import Limits
 from instrument.record.lines import LineSampler, Moment
 from instrument.record.metrics import Metrics
+from instrument.record.own_modules import own_modules
 from instrument.record.preemption import Preemption
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.record.timings import Timings

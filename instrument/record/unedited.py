@@ -35,13 +35,13 @@ from instrument.annotate.module_calls import Depth, after_outermost, skip_in_dyn
 from instrument.base.errors import ConfigError, reason_of
 from instrument.base.file_lock import is_held
 from instrument.base.log import logger
-from instrument.base.own_modules import own_modules
 from instrument.base.rank_info import rank_info
 from instrument.record import one_profiler
 from instrument.record.config.schedule import next_window
 from instrument.record.config.schema import ProfilerConfig, as_config
 from instrument.record.facts import loader_settings
 from instrument.record.long_steps import EXPORTING, MOST_KEPT, no_times
+from instrument.record.own_modules import own_modules
 from instrument.record.parameters import alive
 from instrument.record.session import Session
 

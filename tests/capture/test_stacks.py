@@ -210,7 +210,7 @@ def test_the_frames_around_a_script_are_not_those_of_recording(
             f"/lib/instrument/cli/{each}"
             for each in ("command.py(70): main", "run.py(94): <lambda>")
         ),
-        "/lib/instrument/cli/script.py(89): _run",
+        "/lib/instrument/record/script.py(89): _run",
         "<built-in method exec of module object at 0x7f>",
     ]
     events = [frame(name, at, 100 - 2 * at) for at, name in enumerate(around)]

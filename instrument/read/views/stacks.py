@@ -29,7 +29,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 # `_AROUND_USERS` matches only the frames of this package that call the user's code, and
 # `_AROUND_SCRIPT` those of `instrument run`.
 _PACKAGE = r"(.*[/\\])?instrument[/\\]"
-_AROUND_SCRIPT = re.compile(rf"{_PACKAGE}cli[/\\](command|run|script)\.py\(")
+_AROUND_SCRIPT = re.compile(rf"{_PACKAGE}(cli[/\\](command|run)|record[/\\]script)\.py\(")
 _AROUND_USERS = re.compile(
     rf"<profiled>\(\d+\): |{_AROUND_SCRIPT.pattern}|{_PACKAGE}(annotate[/\\]\w+\.py\("
     r"|record[/\\](calls|session)\.py\(|record[/\\]unedited\.py\(\d+\): noticed$)"

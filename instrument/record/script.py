@@ -17,7 +17,7 @@ from types import CodeType, ModuleType
 from typing import Any, cast
 
 from instrument.base.errors import ConfigError
-from instrument.base.own_modules import put_first
+from instrument.record.own_modules import put_first
 
 
 def when_torch_is_loaded(act: Callable[[], object]) -> None:
