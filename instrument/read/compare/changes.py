@@ -106,8 +106,8 @@ SCHEMAS = {name: _schema(*columns) for name, columns in _TABLES.items()} | {
 
 def parts_compared(before: Samples, after: Samples) -> Table:
     """Compare the parts of the mean step, the largest change first."""
-    sides = [_mean_parts(side.all) for side in (before, after)]
-    frame = _with_intervals(_joined(*sides, "parts"), "parts", before, after)
+    joined = _joined(_mean_parts(before.all), _mean_parts(after.all), "parts")
+    frame = _with_intervals(joined, "parts", before, after)
     order = [pl.col("change_ns").abs(), "after_ns", "range", "kind"]
     frame = frame.sort(order, descending=[True, True, False, False])
     return Table.of(SCHEMAS["parts"], frame.drop("was_here", "is_here"))
@@ -120,16 +120,19 @@ def compared(what: str, before: Samples, after: Samples, parts: Table) -> Table:
     """
     if what == "kernels":
         before, after = _matched_by_label(before, after)
-    sides = [_means(side.all[what], side.all.steps) for side in (before, after)]
+    was, now = (_means(side.all[what], side.all.steps) for side in (before, after))
     if what == "ranges":
-        for k, name in enumerate(("before_ns", "after_ns")):
-            step = parts.frame.group_by("range").agg(step_ns=pl.sum(name))
-            sides[k] = sides[k].drop("step_ns").join(step, "range", "left", maintain_order="left")
-            sides[k] = sides[k].with_columns(pl.col("step_ns").fill_null(0))
-    frame = _with_intervals(_joined(*sides, what), what, before, after)
+        was, now = (_with_step(was, parts, "before_ns"), _with_step(now, parts, "after_ns"))
+    frame = _with_intervals(_joined(was, now, what), what, before, after)
     largest = pl.max_horizontal(pl.col("^change_.*_ns$").abs()).fill_null(0)
     frame = frame.with_columns(status=_status()).sort(largest, descending=True, maintain_order=True)
     return Table.of(SCHEMAS[what], frame.drop("was_here", "is_here"))
+
+
+def _with_step(ranges: pl.DataFrame, parts: Table, side: str) -> pl.DataFrame:
+    step = parts.frame.group_by("range").agg(step_ns=pl.sum(side))
+    joined = ranges.drop("step_ns").join(step, "range", "left", maintain_order="left")
+    return joined.with_columns(pl.col("step_ns").fill_null(0))
 
 
 def counters_compared(before: Sums, after: Sums) -> Table:
