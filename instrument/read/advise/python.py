@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from instrument.base.units import counted, duration, percent
+from instrument.base.units import counted, percent
 from instrument.read.advise.check import ONE_STEP, Check, NotRecorded, Problem
-from instrument.read.advise.evidence import evidence, evidence_of_function
-from instrument.read.advise.finding import Evidence
+from instrument.read.advise.evidence import (
+    evidence,
+    evidence_of_time,
+    place_of_time,
+    time_by_function,
+)
 from instrument.read.facts.collective_records import exposed_on_cpu
 from instrument.read.facts.intervals import (
     Intervals,
@@ -37,7 +40,7 @@ from instrument.read.views.untrained import EVAL, LEAST_PART, Part, untrained_pa
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:
-    from instrument.read.simulate.scenario import Edit, Scenario
+    from instrument.read.simulate.scenario import Edit
 
 _SHOWN = 3
 _FEW_CALLS = 4  # in eval mode, in a step; after more of them, training may need their results
@@ -47,7 +50,6 @@ _ONCE = (
 )
 # Python between the operators of a layer, of a loss, of metrics or logging rarely takes this part.
 _LEAST = 0.2
-_LEFT = 0.5  # of the time, in the simulation
 _OPTIMIZER = "Optimizer."
 _ADVICE = (
     "Replace loops over samples by operators on whole batches, keep what does not change between "
@@ -117,49 +119,30 @@ class _Place(NamedTuple):
     rows: pl.DataFrame
     waits: bool
 
-    @property
-    def spans(self) -> Intervals:
-        return merged(*_sides(self.rows))
-
 
 def python_time(capture: Views) -> Iterator[Problem]:
     """Find ranges, and functions in no range, that spend a fifth of the step outside of operators.
 
     This is Python, code that torch does not record, or, if the thread used no CPU, a wait.
     """
-    steps, thread = capture.links.counted_steps, thread_of_steps(capture.links)
-    for place in _places(capture):
-        path, rows, waits = place
-        longest, total_ns = _by_source(rows), _ns(rows)
-        share = steps.share(total_ns)
-        main = next((each for each, ns in longest[:1] if ns >= _MOSTLY * total_ns), None)
-        title = (
-            f"{percent(share)} of the {steps.what} is Python, or code that torch does not record,"
-        )
+    steps = capture.links.counted_steps
+    for path, rows, waits in _places(capture):
+        _, main = place_of_time(rows)
+        share = percent(steps.share(_ns(rows)))
+        title = f"{share} of the {steps.what} is Python, or code that torch does not record,"
         if waits:
-            title = f"For {percent(share)} of the {steps.what}, the thread waits and uses no CPU"
+            title = f"For {share} of the {steps.what}, the thread waits and uses no CPU"
         if path is not None:
             title += f" in range {path.rpartition('/')[2]!r}"
         if main is not None:
-            of_main = percent(steps.share(longest[0][1]))
+            of_main = percent(steps.share(time_by_function(rows)[0][1]))
             title += f" in {main}" if path is None else f"; {of_main} in {main}"
         if (holding := _holding(steps, rows)) < steps.count:
             title += f", in {holding} of {counted(steps.count, 'step')}"
-        per_step = f"{duration(total_ns / steps.count)} a {steps.what}"
         change = f"{_WAITING if waits else _ADVICE}."
         if not has_sources(capture):
             change += " profiler.with_stack=true shows which functions take the time."
-        yield Problem(
-            title,
-            share=share,
-            edit=partial(_halved, thread=thread, spans=place.spans),
-            place=(path, main),
-            evidence=(
-                Evidence("(in no operator)", steps.count, total_ns, detail=per_step),
-                *(evidence_of_function(capture, *each) for each in longest[:_SHOWN]),
-            ),
-            change=change,
-        )
+        yield Problem(title, rows=rows, change=change)
 
 
 PYTHON_TIME = Check(
@@ -170,6 +153,7 @@ PYTHON_TIME = Check(
     lowest=_LEAST,
     least_saving=0.05,
     on_device=False,
+    factor=0.5,
     needs=(ONE_STEP,),
     coverage=(CPU_IN_STEPS,),
     assumes="with half of this time",
@@ -193,25 +177,22 @@ def unmarked_time(capture: Views) -> Iterator[Problem]:
         return
     steps, outside_ns = capture.links.counted_steps, _ns(beside)
     share, outside = steps.share(_ns(unmarked)), steps.share(outside_ns)
-    sources = _by_source(beside)
-    main, main_ns = next((each for each in sources[:1] if each[1] >= outside_ns / 2), (None, 0))
+    _, main = place_of_time(beside)
     is_outside = outside >= _LEAST / 2
     title = f"{percent(share)} of the step is in no range"
     if main is not None and is_outside:
-        title += f"; {percent(steps.share(main_ns))} is spent in {main}"
+        title += f"; {percent(steps.share(time_by_function(beside)[0][1]))} is spent in {main}"
     elif percent(outside) == percent(share):
         title += " and no operator"
     elif is_outside:
         title += f"; {percent(outside)} is in no range and no operator"
-    per_step = f"{duration(outside_ns / steps.count)} a step"
     yield Problem(
         title,
         share=None if len(capture.work.event) else outside,
         place=(None, main),
         is_large=True,
         evidence=(
-            *[Evidence(_NOWHERE, steps.count, outside_ns, detail=per_step)][: outside_ns > 0],
-            *(evidence_of_function(capture, *each) for each in sources[:_SHOWN]),
+            *evidence_of_time(capture, beside, _NOWHERE),
             *evidence(capture, _outermost_outside(capture), most=_SHOWN),
         ),
         change=_mark(capture, main, is_large=is_outside),
@@ -313,17 +294,6 @@ def _sides(rows: pl.DataFrame) -> Intervals:
     return rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy()
 
 
-def _by_source(rows: pl.DataFrame) -> list[tuple[str, int]]:
-    """The functions of the user with their time, the longest first."""
-    rows = rows.filter(pl.col("source").is_not_null() & (pl.col("duration_ns") > 0))
-    found = rows.group_by("source", maintain_order=True).agg(pl.sum("duration_ns"))
-    return found.sort("duration_ns", descending=True, maintain_order=True).rows()
-
-
-def _halved(whatif: Scenario, *, thread: int, spans: Intervals) -> Scenario:
-    return whatif.scale_spans(thread, spans, by=_LEFT)
-
-
 def _unmarked(capture: Views) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The time of the thread of the steps in no range, and of this the time in no operator.
 
@@ -333,7 +303,7 @@ def _unmarked(capture: Views) -> tuple[pl.DataFrame, pl.DataFrame]:
     events, links = capture.events, capture.links
     named = [exposed_on_cpu(links), *(part.spans for part in untrained_parts(capture))]
     if not len(capture.work.event):
-        named += [place.spans for place in _places(capture)]
+        named += [_sides(place.rows) for place in _places(capture)]
     device, node = links.launched
     work = device[links.scopes.path_of_node[node] >= 0]
     known = merged(*concatenated(named))
