@@ -74,7 +74,7 @@ TRACES = (
     Shot("whatif", "resnet50", "#whatif > h2", "#whatif"),
     Shot("timeline", "resnet50", "#timeline > h2", "#timeline > .timeline"),
     Shot("flame", "resnet50", "#flame > h2", "#flame > .flame"),
-    Shot("diff", "diff", "#comparison > h2", "#comparison > .changes"),
+    Shot("diff", "diff", "#comparison > h2", "#comparison > .tools + div"),
     Shot("ranks", "ranks", "#runs > h3:nth-of-type(2)", "#runs > h4:nth-of-type(2) + .table"),
 )
 

@@ -1,4 +1,4 @@
-"""The flame graphs of the report page: their frames, search, zoom, and the inverted graph."""
+"""The flame graphs of the report page: their frames, search, zoom and table."""
 
 from __future__ import annotations
 
@@ -132,18 +132,7 @@ def test_frames_are_selected_and_zoomed_by_keys_and_clicks(tab: Page) -> None:
     assert status.inner_text().startswith("All CPU time: 2.000 ms")
 
 
-def test_the_inverted_graph_begins_with_the_frames_that_spend_the_time(tab: Page) -> None:
-    tab.get_by_role("button", name="Inverted").click()
-    canvas, status = tab.locator("#flame canvas"), tab.locator("#flame > p[role=status]")
-    canvas.focus()
-    for key, name in (
-        ("ArrowDown", "ProfilerStep*: 700.0 µs, 35 %"),
-        ("ArrowRight", "aten::mm: 580.0 µs, 29 %"),
-        ("ArrowDown", "attention: 580.0 µs, 29 %"),
-        ("ArrowDown", "forward: 580.0 µs, 29 %"),
-    ):
-        tab.keyboard.press(key)
-        assert status.inner_text().startswith(name), key
+def test_the_table_of_frames_counts_a_frame_inside_its_own_name_once(tab: Page) -> None:
     tab.get_by_text("Frames as a table").click()
     row = tab.locator("#flame tr", has_text="attention")
     assert row.inner_text().split("\t") == ["attention", "800.0 µs", "200.0 µs", "40 %"]

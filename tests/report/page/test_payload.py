@@ -266,11 +266,10 @@ def test_a_run_holds_all_ranks(tmp_path: Path) -> None:
     assert table["cells"]["compute_ns"] == [300 * US, 320 * US, 700 * US]
     slow = next(table for caption, table in found.items() if caption.startswith("Slow ranks"))
     assert slow["cells"]["rank"] == [2]
-    (plot,) = parts(runs, "plot")
-    assert [(each["rank"], each["number"], each["ns"]) for each in plot["points"]] == [
-        (f"rank {rank}", number, 1000 * US) for rank in range(3) for number in (3, 4)
-    ]
-    assert plot["has_ranks"]
+    steps = found["Step times over the run"]
+    assert steps["cells"]["rank"] == [f"rank {rank}" for rank in range(3)]
+    (charts,) = (each for each in steps["columns"] if each["name"] == "steps_ns")
+    assert (charts["numbers"], charts["charts"]) == ([3, 4], [[1000 * US] * 2] * 3)
     assert "runs" not in sections(ranks[0])
 
 
@@ -293,8 +292,9 @@ def test_windows_of_one_rank_have_only_their_step_times(tmp_path: Path) -> None:
         for k in range(2)
     ]
     runs = sections(*windows)["runs"]
-    assert [part["kind"] for part in runs["parts"]] == ["text", "plot"]
-    assert not parts(runs, "plot")[0]["has_ranks"]
+    assert [part["kind"] for part in runs["parts"]] == ["text", "table"]
+    (charts,) = (each for each in runs["parts"][1]["columns"] if each["name"] == "steps_ns")
+    assert (charts["numbers"], charts["charts"]) == ([3, 3], [[1000 * US] * 2])
 
 
 def test_a_trace_without_events_of_the_cpu_has_a_page(tmp_path: Path) -> None:

@@ -210,17 +210,17 @@ def test_links_stay_in_the_frame_of_a_notebook(opened: Callable[..., Page], writ
     assert inner.locator("h1").inner_text() == "trace"
 
 
-def test_the_theme_can_be_chosen(tab: Page) -> None:
+def test_the_theme_is_that_of_the_system(tab: Page) -> None:
 
     def paper() -> str:
         found: str = tab.evaluate("getComputedStyle(document.body).backgroundColor")
         return found
 
     light = paper()
-    tab.get_by_role("button", name="Dark").click()
+    tab.emulate_media(color_scheme="dark")
     assert paper() != light
     assert tab.evaluate("themeColour('--ink')") == "rgb(230, 237, 243)"
-    tab.get_by_role("button", name="Light").click()
+    tab.emulate_media(color_scheme="light")
     assert paper() == light
 
 

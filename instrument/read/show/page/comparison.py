@@ -28,6 +28,7 @@ from instrument.read.compare.text import (
 )
 from instrument.read.show.page.parts import (
     Part,
+    choice,
     column,
     columns_of,
     fact,
@@ -77,7 +78,7 @@ def comparison(before: Side, after: Side) -> dict[str, Any]:
     # Whole names, so that `redacted` finds them.
     sentence = summary(found, longest=sys.maxsize)
     warnings = [text(f"Warning: {each.sentence}", "warning") for each in found.unlike]
-    total = {"name": f"the {found.what}", "is_total": True, **_sums([step])}
+    total = {"name": f"the {found.what}", **_sums([step])}
     made = section(
         "Comparison",
         text(f"{sentence}.", "lead"),
@@ -86,14 +87,17 @@ def comparison(before: Side, after: Side) -> dict[str, Any]:
         *warnings[:_FIRST_WARNINGS],
         folded(f"More warnings ({len(warnings) - _FIRST_WARNINGS})", warnings[_FIRST_WARNINGS:]),
         text("Where it changed", "h3"),
-        {
-            "kind": "changes",
-            "note": f"The parts sum to the change of the {found.what}.",
-            "items": [
-                {"title": "By range and kind", "rows": [*map(_bar, [*_parts(step), total])]},
-                {"title": "By kind", "rows": [*map(_bar, [*_by_kind(step), total])]},
-            ],
-        },
+        text(f"The parts sum to the change of the {found.what}.", "soft"),
+        choice(
+            "Parts",
+            {
+                title: [_changes(title, [*rows, total])]
+                for title, rows in (
+                    ("By range and kind", _parts(step)),
+                    ("By kind", _by_kind(step)),
+                )
+            },
+        ),
         *(_ranks(found) if len(found.wholes) > 1 else ()),
         text("Details", "h3"),
         *(_table(found, name) for name in _TABLES if len(getattr(found, name))),
@@ -137,7 +141,7 @@ def _parts(step: Whole) -> list[dict[str, Any]]:
     """The parts of the step that changed most, and one that sums all others: they sum to `step`."""
     most = min(len(step.parts.where("change_ns != 0")), _MOST_PARTS)
     rows = [*step.parts]
-    found = [{"name": row.range, "soft": row.kind, **_sums([row])} for row in rows[:most]]
+    found = [{"name": row.range, "kind": row.kind, **_sums([row])} for row in rows[:most]]
     return [*found, {"name": "(others)", **_sums(rows[most:])}] if rows[most:] else found
 
 
@@ -154,11 +158,16 @@ def _sums(rows: Iterable[Any]) -> dict[str, int]:
     return {name: sum(getattr(row, name) for row in listed) for name in _SIDES}
 
 
-def _bar(row: dict[str, Any]) -> dict[str, Any]:
-    """Add the texts of a change to it."""
-    both = f"{duration(row['before_ns'])} → {duration(row['after_ns'])}"
-    change_ns = row["change_ns"]
-    return {**row, "both": both, "text": signed(change_ns), "tone": _tone(change_ns)}
+def _changes(title: str, rows: list[dict[str, Any]]) -> Part:
+    """Return the table of parts that sum to their last row, the step."""
+    columns = [
+        column("name", [row["name"] for row in rows], title=title.removeprefix("By "),
+               notes=[row.get("kind") for row in rows]),
+        *(column(name, [row[name] for row in rows], title=name.removesuffix("_ns"), texts=duration)
+          for name in _SIDES[:2]),
+        column("change_ns", [row["change_ns"] for row in rows], kind="change", texts=signed),
+    ]  # fmt: skip
+    return table(title, columns, has_filter=False)
 
 
 def _ranks(found: Difference) -> list[Part | None]:

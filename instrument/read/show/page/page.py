@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from instrument.base.errors import CaptureError
 from instrument.read.advise.diagnose import Diagnosing
 from instrument.read.advise.verdict import notes
 from instrument.read.advise.verdict import verdict as sentence_of
 from instrument.read.show.page.causal import what_if
-from instrument.read.show.page.document import ASSETS, document
 from instrument.read.show.page.flame import flame_graphs
 from instrument.read.show.page.memory import memory
 from instrument.read.show.page.parts import text
@@ -30,7 +34,14 @@ if TYPE_CHECKING:
     from instrument.read.compare.side import Comparable, Side
     from instrument.read.ranks.rank_summary import RankSummary
 
-_SCRIPTS = ("timeline.js", "flame.js", "memory.js")
+# The folder of the scripts and style sheets, as a path in the package.
+_ASSETS = "read/show/assets/page"
+_SCRIPTS = (
+    "page.js", "parts.js", "table.js", "canvas.js", "timeline.js", "flame.js", "memory.js"
+)  # fmt: skip
+_STYLES = ("page.css", "canvas.css")
+# The level of gzip. Level 4 takes twice as long, for a payload that is 6 to 17 % smaller.
+_LEVEL = 1
 
 
 @dataclass(frozen=True)
@@ -180,5 +191,21 @@ def _what_if(capture: Views) -> dict[str, Any] | None:
 
 
 def page(payload: dict[str, Any]) -> Page:
-    """Return the page of a payload: one HTML file that loads no other file."""
-    return Page(document(payload, [f"{ASSETS}/{name}" for name in _SCRIPTS]))
+    """Return the page of a payload: one HTML file that loads no other file.
+
+    Its content security policy allows only its own script and style sheet. The same payload gives
+    the same page.
+    """
+    try:
+        text = msgspec.json.encode(payload)
+    except (TypeError, UnicodeEncodeError):
+        # numpy's numbers, or a name in the trace with half a character, which UTF-8 cannot hold
+        text = json.dumps(payload, separators=(",", ":")).encode()
+    html = render(
+        "read/show/templates/report.html",
+        title=payload["title"],
+        styles=[f"{_ASSETS}/{name}" for name in _STYLES],
+        scripts=[f"{_ASSETS}/{name}" for name in _SCRIPTS],
+        payload=b64encode(gzip.compress(text, _LEVEL, mtime=0)).decode(),
+    )
+    return Page(html)

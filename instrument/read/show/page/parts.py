@@ -7,12 +7,9 @@ The scripts parts.js and table.js draw them. The `kind` of a part is `text`, `li
   exactly to the time of the steps.
 - `finding`: `code`, `title`, `share` (that the change saves), `saves`, `assumes`, `ends_run`,
   `terms` and `evidence`, a table or None.
-- `changes`: `items` with `title` and `rows` (`name`, `before_ns`, `after_ns`, `change_ns` and their
-  texts). The last row is the step, to which the others sum exactly.
 - `memory`: the chart of a `device`: `time`, `reserved` (the bytes that the allocator reserved, or
   None), `series` (`name`, `bytes` and `is_grey`, whether it holds what belongs to no other series)
   and `steps`. `time`, `reserved` and `bytes` hold each value minus the value before it.
-- `plot`: `points` with `window`, `rank`, `number` and `ns` of each step.
 
 Beside the text of a cell stands the value that sorts the table. An unknown value is None.
 """

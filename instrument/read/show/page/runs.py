@@ -28,26 +28,33 @@ _KINDS = {
 def run(found: Sequence[tuple[Path | str, RankSummary]]) -> dict[str, Any]:
     """Return the step times of a run, and what differs between the ranks of each window."""
     windows = Run(found).windows
-    has_ranks = any(len(window.summaries) > 1 for window in windows)
     parts = [part for window in windows for part in _window(window)]
-    return section("Run", *_plot(windows, has_ranks), *parts)
+    return section("Run", *_steps(windows), *parts)
 
 
-def _plot(windows: Sequence[Ranks], has_ranks: bool) -> Iterator[Part | None]:
-    points: list[dict[str, Any]] = [
-        {"window": at, "rank": _rank(summary), "number": number, "ns": ns}
-        for at, window in enumerate(windows)
-        for summary in window.summaries
-        for number, ns in zip(summary.steps.number, summary.steps.duration_ns)
-    ]
-    if points:
-        longest = duration(max(point["ns"] for point in points))
-        label = (
-            f"Step times of {len(windows)} windows, {len(points)} steps on all ranks; the longest "
-            f"takes {longest}."
-        )
-        yield text("Step times over the run", "h3")
-        yield {"kind": "plot", "label": label, "points": points, "has_ranks": has_ranks}
+def _steps(windows: Sequence[Ranks]) -> Iterator[Part | None]:
+    """Yield a chart for each rank, with a column for each step of all windows, on one scale."""
+    found: dict[str, dict[tuple[int, int | None], int]] = {}
+    for at, window in enumerate(windows):
+        for summary in window.summaries:
+            for number, ns in zip(summary.steps.number, summary.steps.duration_ns):
+                found.setdefault(_rank(summary), {})[at, number] = ns
+    if not found:
+        return
+    every = {step for times in found.values() for step in times}
+    steps = sorted(every, key=lambda step: (step[0], step[1] or 0))
+    longest = [max(times.values()) for times in found.values()]
+    yield text("Step times over the run", "h3")
+    charts = [[times.get(step) for step in steps] for times in found.values()]
+    yield table(
+        "Step times over the run",
+        [
+            column("rank", [*found]),
+            column("steps_ns", longest, title="time of each step", kind="steps", width=800,
+                   numbers=[number for _, number in steps], charts=charts, most=max(longest)),
+            column("longest_ns", longest, title="longest"),
+        ],
+    )  # fmt: skip
 
 
 def _rank(summary: RankSummary) -> str:

@@ -27,7 +27,7 @@ function colourResolver() {
   const known = new Map();
   return colour => {
     if (!known.has(colour)) {
-      context.fillStyle = colour.startsWith("var(") ? themeColour(colour.slice(4, -1)) : colour;
+      context.fillStyle = colour.includes("var(") ? themeColour(colour) : colour;
       context.fillRect(0, 0, 1, 1);
       const [red, green, blue] = context.getImageData(0, 0, 1, 1).data;
       known.set(colour, `rgb(${red},${green},${blue})`);
@@ -44,10 +44,11 @@ function fillLabel(context, text, x, y, width) {
   context.fillText(text.length <= fits ? text : `${text.slice(0, fits - 1)}…`, x + 3, y, width - 4);
 }
 
-// Return a function that requests a repaint. Several requests before the next frame paint once.
-function painter(paint) {
+// Return a function that requests a repaint. Several requests before the next frame paint once. A
+// change of the theme or of the size of an element repaints, too.
+function painter(paint, watched) {
   let isWaiting = false;
-  return () => {
+  const repaint = () => {
     if (isWaiting) return;
     isWaiting = true;
     requestAnimationFrame(() => {
@@ -55,6 +56,9 @@ function painter(paint) {
       paint();
     });
   };
+  new ResizeObserver(repaint).observe(watched);
+  light.addEventListener("change", repaint);
+  return repaint;
 }
 
 // Let an axis show the times from `begin` to `end`, limited to its `first` and `last` time.
@@ -91,17 +95,19 @@ function ticks(axis, width, pixels = 90) {
   return found;
 }
 
+// The time at the pointer.
+function timeAt(canvas, axis, event) {
+  const box = canvas.getBoundingClientRect();
+  return axis.begin + ((event.clientX - box.left) / box.width) * (axis.end - axis.begin);
+}
+
 // Zoom an axis around the pointer with Ctrl and the wheel, and move it by dragging or by a sideways
 // wheel.
 function moveByPointer(canvas, axis, changed, {scroller = null, clicked = () => {}} = {}) {
-  const timeAt = event => {
-    const box = canvas.getBoundingClientRect();
-    return axis.begin + ((event.clientX - box.left) / box.width) * (axis.end - axis.begin);
-  };
   canvas.addEventListener("wheel", event => {
     const isSideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
     if (event.ctrlKey || event.metaKey) {
-      zoomSpan(axis, Math.exp(event.deltaY * 0.005), timeAt(event));
+      zoomSpan(axis, Math.exp(event.deltaY * 0.005), timeAt(canvas, axis, event));
     } else if (isSideways) {
       const pixels = event.deltaX || event.deltaY;
       panSpan(axis, (pixels * (axis.end - axis.begin)) / canvas.clientWidth);
@@ -136,37 +142,27 @@ function moveByPointer(canvas, axis, changed, {scroller = null, clicked = () => 
 // moves the axis.
 function moveByKey(axis, key) {
   const length = axis.end - axis.begin;
-  const middle = (axis.begin + axis.end) / 2;
-  const moves = {
-    ArrowLeft: () => panSpan(axis, -length / 6),
-    a: () => panSpan(axis, -length / 6),
-    ArrowRight: () => panSpan(axis, length / 6),
-    d: () => panSpan(axis, length / 6),
-    "+": () => zoomSpan(axis, 1 / 1.5, middle),
-    "=": () => zoomSpan(axis, 1 / 1.5, middle),
-    w: () => zoomSpan(axis, 1 / 1.5, middle),
-    "-": () => zoomSpan(axis, 1.5, middle),
-    s: () => zoomSpan(axis, 1.5, middle),
-  };
-  if (!(key in moves)) return false;
-  moves[key]();
-  return true;
+  const pan = {ArrowLeft: -1, a: -1, ArrowRight: 1, d: 1}[key];
+  const zoom = {"+": 1 / 1.5, "=": 1 / 1.5, w: 1 / 1.5, "-": 1.5, s: 1.5}[key];
+  if (pan) panSpan(axis, (pan * length) / 6);
+  if (zoom) zoomSpan(axis, zoom, axis.begin + length / 2);
+  return Boolean(pan || zoom);
 }
 
-// Return a function that shows lines of text in a box beside the pointer. Without lines, it hides
-// the box.
-function tooltip(root) {
+// Show lines of text in a box beside the pointer: those that `linesAt(event)` returns, if any.
+function tooltip(root, canvas, linesAt) {
   const box = element("div", {class: "tooltip", hidden: true, "aria-hidden": "true"});
   root.append(box);
-  return (event, lines) => {
+  canvas.addEventListener("pointerleave", () => { box.hidden = true; });
+  canvas.addEventListener("pointermove", event => {
+    const lines = linesAt(event);
     box.hidden = !lines.length;
-    if (!lines.length) return;
     box.replaceChildren(...lines.map(text => element("div", {text})));
     const frame = root.getBoundingClientRect();
     const left = Math.min(event.clientX - frame.left + 14, frame.width - box.offsetWidth);
     box.style.left = `${Math.max(left, 0)}px`;
     box.style.top = `${event.clientY - frame.top + 16}px`;
-  };
+  });
 }
 
 // The values of a column that holds differences: its running sums.

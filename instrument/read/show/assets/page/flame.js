@@ -4,63 +4,26 @@
 const frameHeight = 18;
 const mostDepth = 400; // the most rows of a graph
 
-// The frames of a graph as a tree of nodes. The root "all" contains all frames.
-function frameTree(graph) {
+// The frames of a graph as nodes, callers first. The first node, "all", contains all frames.
+function frameNodes(graph) {
   const root = {name: "all", label: "all", parent: null, depth: 0, self: 0, total: 0, calls: []};
+  const nodes = [root];
   const stack = [root];
   graph.depth.forEach((depth, at) => {
     const code = graph.name_of[at];
     const name = graph.names[code];
     const isRange = graph.is_range[code];
-    stack.length = depth + 1;
     const parent = stack[depth];
     const node = {
-      name, label: labelOf(name), parent, depth: depth + 1, self: graph.self[at], total: 0, calls: [],
-      range: isRange ? name : parent.range, isRange,
+      name, label: labelOf(name), parent, depth: depth + 1, self: Math.max(graph.self[at], 0),
+      total: 0, calls: [], range: isRange ? name : parent.range, isRange,
     };
     parent.calls.push(node);
-    stack.push(node);
+    nodes.push(node);
+    stack.splice(depth + 1, stack.length, node);
   });
-  return placed(root);
-}
-
-// The inverted tree: the frames with own time come first, and their callers lie below them.
-function invertedTree(tree) {
-  const root = {name: "all", label: "all", parent: null, depth: 0, self: 0, total: 0, calls: []};
-  const byName = new Map([[root, new Map()]]);
-  for (const leaf of inOrder(tree)) {
-    if (leaf.self <= 0 || !leaf.parent) continue;
-    let at = root;
-    for (let frame = leaf; frame.parent && at.depth < mostDepth; frame = frame.parent) {
-      const known = byName.get(at);
-      if (!known.has(frame.name)) {
-        const {name, label, isRange, range} = frame;
-        const made = {
-          name, label, parent: at, depth: at.depth + 1, self: 0, total: 0, calls: [], range, isRange,
-        };
-        known.set(name, made);
-        byName.set(made, new Map());
-        at.calls.push(made);
-      }
-      at = known.get(frame.name);
-    }
-    at.self += leaf.self;
-  }
-  return placed(root);
-}
-
-// The nodes of a tree, callers first.
-function inOrder(root) {
-  const found = [root];
-  for (let at = 0; at < found.length; at += 1) found.push(...found[at].calls);
-  return found;
-}
-
-// Compute for each node the total time, which includes the frames it calls, and the left edge.
-function placed(root) {
-  const nodes = inOrder(root);
   for (const node of nodes.slice().reverse()) {
-    node.total += Math.max(node.self, 0);
+    node.total += node.self;
     if (node.parent) node.parent.total += node.total;
   }
   root.left = 0;
@@ -72,43 +35,25 @@ function placed(root) {
       left += called.total;
     }
   }
-  return root;
+  return nodes;
 }
 
-// The total time of the matching frames. A match inside another match does not count again.
-function foundTime(root, test) {
-  let total = 0;
-  const waiting = [root];
-  while (waiting.length) {
-    const node = waiting.pop();
-    if (node.parent && test(node)) total += node.total;
-    else waiting.push(...node.calls);
-  }
-  return total;
+// Whether a frame is inside another one for which a test holds. The time of such a frame is part of
+// the other's time.
+function isInside(node, test) {
+  let above = node.parent;
+  while (above && !(above.parent && test(above))) above = above.parent;
+  return above !== null;
 }
 
-// A row for each name: its total time, which includes the frames it calls, and its own time. In the
-// total, a frame inside a frame of the same name does not count again.
-function timesByName(root) {
+// A row for each name: its total time, which includes the frames it calls, and its own time.
+function timesByName([, ...nodes]) {
   const rows = new Map();
-  const around = []; // the callers of the current frame
-  const inside = new Map(); // how many of the callers have this name
-  const waiting = [root];
-  while (waiting.length) {
-    const node = waiting.pop();
-    while (around.length > node.depth) {
-      const {name} = around.pop();
-      inside.set(name, inside.get(name) - 1);
-    }
-    if (node.parent) {
-      if (!rows.has(node.name)) rows.set(node.name, [node.name, 0, 0]);
-      const row = rows.get(node.name);
-      row[2] += Math.max(node.self, 0);
-      if (!inside.get(node.name)) row[1] += node.total;
-    }
-    around.push(node);
-    inside.set(node.name, (inside.get(node.name) || 0) + (node.parent ? 1 : 0));
-    waiting.push(...node.calls);
+  for (const node of nodes) {
+    if (!rows.has(node.name)) rows.set(node.name, [node.name, 0, 0]);
+    const row = rows.get(node.name);
+    row[2] += node.self;
+    if (!isInside(node, ({name}) => name === node.name)) row[1] += node.total;
   }
   return [...rows.values()];
 }
@@ -119,10 +64,10 @@ function labelOf(name) {
 }
 
 // The colour of a frame: the colour of its range, or else of its file or name.
-function colourOfCall(node, isInverted) {
+function colourOfCall(node) {
   if (node.isRange) return colourOfRange(node.name);
   const file = node.name.includes(".py(") ? node.name.split("(")[0] : node.name;
-  const base = colourOf((!isInverted && node.range) || file);
+  const base = colourOf(node.range || file);
   return `color-mix(in oklab, ${base} ${node.name.includes(".py(") ? 30 : 55}%, white)`;
 }
 
@@ -130,10 +75,10 @@ function colourOfCall(node, isInverted) {
 function drawFlames(root, graphs) {
   const resolve = colourResolver();
   let graph = graphs[0];
-  let tree = frameTree(graph);
+  let nodes = frameNodes(graph);
+  let [tree] = nodes;
   let focus = tree;
   let selected = tree;
-  let isInverted = false;
   let query = "";
 
   const canvas = element("canvas", {
@@ -148,7 +93,6 @@ function drawFlames(root, graphs) {
   const found = element("span", {class: "soft", role: "status"});
   const notes = element("p", {class: "soft"});
   const listed = element("div");
-  const showTip = tooltip(frame);
 
   const matches = node => node.name.toLowerCase().includes(query);
   const share = time => percent(tree.total ? time / tree.total : 0);
@@ -182,7 +126,7 @@ function drawFlames(root, graphs) {
     const [ink, line] = [themeColour("--ink"), themeColour("--line")];
     for (const {node, left, width: wide, top} of shown) {
       const isDim = query ? !matches(node) : isAround(node);
-      context.fillStyle = isDim || node === tree ? line : resolve(colourOfCall(node, isInverted));
+      context.fillStyle = isDim || node === tree ? line : resolve(colourOfCall(node));
       context.fillRect(left, top, Math.max(wide - (wide > 3 ? 0.6 : 0), 0.5), frameHeight - 1);
       context.fillStyle = isDim || node === tree ? ink : "#16191d";
       if (wide > 22) fillLabel(context, printable(node.label), left, top + frameHeight / 2, wide);
@@ -194,10 +138,10 @@ function drawFlames(root, graphs) {
     }
     canvas.dataset.rectangles = shown.length;
   };
-  const repaint = painter(paint);
+  const repaint = painter(paint, picture);
 
   const textOf = node => `${duration(node.total)}, ${share(node.total)} of the ${graph.value}; `
-    + `self ${duration(Math.max(node.self, 0))}`;
+    + `self ${duration(node.self)}`;
   const select = node => {
     selected = node;
     details.replaceChildren(node === tree
@@ -212,18 +156,19 @@ function drawFlames(root, graphs) {
   };
   const search = () => {
     found.textContent = query
-      ? `${share(foundTime(tree, matches))} of the time is in frames with this text`
+      ? `${share(nodes.slice(1).filter(node => matches(node) && !isInside(node, matches))
+        .reduce((sum, {total}) => sum + total, 0))} of the time is in frames with this text`
       : "";
     repaint();
   };
   const load = () => {
-    const straight = frameTree(graph);
-    tree = isInverted ? invertedTree(straight) : straight;
+    nodes = frameNodes(graph);
+    [tree] = nodes;
     notes.textContent = graph.left_out
       ? `${graph.left_out.toLocaleString("en")} frames with the least time are left out. The `
         + "own time of their callers includes their time." : "";
-    const rows = timesByName(straight);
-    const whole = straight.total || 1;
+    const rows = timesByName(nodes);
+    const whole = tree.total || 1;
     listed.replaceChildren(table({
       caption: "Frames by name",
       columns: [
@@ -256,11 +201,10 @@ function drawFlames(root, graphs) {
     const node = nodeAt(event);
     if (node) zoom(node);
   });
-  canvas.addEventListener("pointermove", event => {
+  tooltip(frame, canvas, event => {
     const node = nodeAt(event);
-    showTip(event, node ? [node.name, textOf(node)] : []);
+    return node ? [node.name, textOf(node)] : [];
   });
-  canvas.addEventListener("pointerleave", event => showTip(event, []));
   canvas.addEventListener("keydown", event => {
     const beside = step => {
       const siblings = selected.parent ? selected.parent.calls : [selected];
@@ -287,15 +231,6 @@ function drawFlames(root, graphs) {
       }, graphs.map(({name, value}, at) => (
         element("option", {value: at, text: `${name}, ${value}`})
       ))),
-      element("button", {
-        type: "button", "aria-pressed": "false", text: "Inverted",
-        title: "Show the frames with own time at the top, and their callers below",
-        onclick: event => {
-          isInverted = !isInverted;
-          event.target.setAttribute("aria-pressed", String(isInverted));
-          load();
-        },
-      }),
       element("button", {type: "button", text: "Show all", onclick: () => zoom(tree)}),
       element("input", {
         type: "search", placeholder: "Search frames", "aria-label": "Search frames by name",
@@ -306,8 +241,6 @@ function drawFlames(root, graphs) {
     element("details", {}, element("summary", {text: "Frames as a table"}), listed),
   );
   load();
-  new ResizeObserver(repaint).observe(picture);
-  document.addEventListener("themechange", repaint);
 }
 
 sections.flame = {

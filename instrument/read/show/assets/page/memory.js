@@ -39,7 +39,6 @@ function memoryChart({device, steps}, stacked) {
       + "zoom, 0 shows all. The tables below hold the same numbers.",
   });
   const frame = element("div", {class: "chart"}, canvas);
-  const showTip = tooltip(frame);
   let pointed = null;
 
   const at = wanted => Math.max(lowerBound(time, wanted + 1, 0, time.length) - 1, 0);
@@ -103,25 +102,23 @@ function memoryChart({device, steps}, stacked) {
     context.stroke();
     if (pointed !== null) context.fillRect(x(pointed), 0, 1, chartHeight);
   };
-  const repaint = painter(paint);
+  const repaint = painter(paint, frame);
 
   moveByPointer(canvas, axis, repaint);
-  canvas.addEventListener("pointermove", event => {
-    const box = canvas.getBoundingClientRect();
-    pointed = axis.begin + ((event.clientX - box.left) / box.width) * (axis.end - axis.begin);
+  tooltip(frame, canvas, event => {
+    pointed = timeAt(canvas, axis, event);
+    repaint();
     const point = at(pointed);
-    showTip(event, [
+    return [
       `${bytes(whole[point])} after ${duration(Math.round(pointed))}`,
       ...(reserved ? [`${bytes(reserved[point])} reserved by the allocator`] : []),
       ...areas.filter(area => area.own[point]).reverse().map(
         area => `${bytes(area.own[point])} ${area.name}`,
       ),
-    ]);
-    repaint();
+    ];
   });
-  canvas.addEventListener("pointerleave", event => {
+  canvas.addEventListener("pointerleave", () => {
     pointed = null;
-    showTip(event, []);
     repaint();
   });
   canvas.addEventListener("keydown", event => {
@@ -131,8 +128,6 @@ function memoryChart({device, steps}, stacked) {
     event.preventDefault();
     repaint();
   });
-  new ResizeObserver(repaint).observe(frame);
-  document.addEventListener("themechange", repaint);
 
   const labels = [4, 3, 2, 1, 0].map(part => {
     const label = element("span", {text: bytes(Math.round((most * part) / 4))});

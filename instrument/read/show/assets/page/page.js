@@ -78,14 +78,14 @@ function colourOf(name) {
   return `oklch(${0.72 + 0.06 * (at % 3)} 0.1 ${(at * 137.508) % 360})`; // the golden angle
 }
 
-// The current value of a colour variable, such as "--ink", for a canvas.
-function themeColour(variable) {
+// The current value of a variable, such as "--ink", or of a colour with variables, for a canvas.
+function themeColour(colour) {
   const probe = element("i", {hidden: true});
-  probe.style.color = `var(${variable})`;
+  probe.style.color = colour.startsWith("--") ? `var(${colour})` : colour;
   document.body.append(probe);
-  const colour = getComputedStyle(probe).color;
+  const current = getComputedStyle(probe).color;
   probe.remove();
-  return colour;
+  return current;
 }
 
 async function unpacked() {
@@ -95,34 +95,11 @@ async function unpacked() {
   return JSON.parse(await new Response(stream).text());
 }
 
-// Draw a section only when it scrolls near the window, when a link leads to it, or for printing.
-function drawLazily(root, draw) {
-  let isDrawn = false;
-  const drawOnce = () => {
-    if (!isDrawn) {
-      isDrawn = true;
-      watcher.disconnect();
-      draw();
-    }
-  };
-  const watcher = new IntersectionObserver(
-    entries => entries.some(entry => entry.isIntersecting) && drawOnce(),
-    {rootMargin: "600px"},
-  );
-  watcher.observe(root);
-  addEventListener("beforeprint", drawOnce);
-  addEventListener("hashchange", () => isAddressed(root.id) && drawOnce());
-  if (isAddressed(root.id)) drawOnce();
-}
-
-// Whether the page's address leads to a section, such as "#timeline" or "#timeline?from=0&to=9".
-function isAddressed(name) {
-  return location.hash.slice(1).split("?")[0] === name;
-}
-
-// The values after "?" in the page's address, if the address leads to this section; else null.
+// The values after "?" in the page's address, if it leads to this section, as in
+// "#timeline?from=0&to=9"; else null.
 function addressed(name) {
-  return isAddressed(name) ? new URLSearchParams(location.hash.split("?")[1] || "") : null;
+  const [section, values] = location.hash.slice(1).split("?");
+  return section === name ? new URLSearchParams(values) : null;
 }
 
 function scrollToAddressed() {
@@ -140,17 +117,6 @@ function followLink(event) {
   scrollToAddressed();
 }
 
-function setTheme(theme) {
-  document.documentElement.style.colorScheme = theme;
-  document.getElementById("theme").textContent = theme === "dark" ? "Light" : "Dark";
-  document.dispatchEvent(new Event("themechange"));
-}
-
-function isDark() {
-  const chosen = document.documentElement.style.colorScheme;
-  return chosen ? chosen === "dark" : !light.matches;
-}
-
 async function start() {
   const payload = await unpacked();
   const main = document.getElementById("main");
@@ -165,13 +131,8 @@ async function start() {
     const root = element("section", {id: name, "aria-labelledby": `${name}-title`});
     root.append(element("h2", {id: `${name}-title`, text: data.heading || title}));
     main.append(root);
-    drawLazily(root, () => draw(root, data));
+    draw(root, data);
   }
-  document.getElementById("theme").addEventListener("click", () => {
-    setTheme(isDark() ? "light" : "dark");
-  });
-  document.getElementById("theme").textContent = isDark() ? "Light" : "Dark";
-  light.addEventListener("change", () => document.dispatchEvent(new Event("themechange")));
   document.getElementById("open-all").addEventListener("click", openAll);
   addEventListener("beforeprint", openAll);
   addEventListener("hashchange", scrollToAddressed);

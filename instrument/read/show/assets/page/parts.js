@@ -5,9 +5,6 @@
 // --waiting-for-data.
 const colourOfKind = name => `var(--${name.replaceAll(" ", "-")})`;
 
-// The most ranks in a legend.
-const mostLegend = 32;
-
 // For each kind of part, the function that draws it.
 const drawings = {
   text: ({style, text, id, href}) => {
@@ -44,8 +41,6 @@ const drawings = {
   ),
   finding,
   choice,
-  changes,
-  plot,
   table,
 };
 
@@ -134,35 +129,6 @@ function choice({label, items, legend = []}) {
   ];
 }
 
-// Lists of changes: the name, the times of both sides, a bar from a common zero line, the change.
-function changes({note, items}) {
-  return [
-    element(
-      "p",
-      {class: "legend"},
-      element("span", {}, mark("var(--faster)"), "left of the line: faster"),
-      element("span", {}, mark("var(--slower)"), "right of the line: slower"),
-      element("span", {text: note}),
-    ),
-    element("div", {class: "changes"}, items.map(({title, rows}) => {
-      const place = scaleOf(rows.map(row => row.change_ns));
-      return element("div", {}, element("h4", {text: title}), element(
-        "ul",
-        {class: "change-bars"},
-        rows.map(row => element(
-          "li",
-          {class: row.is_total ? "total" : null},
-          element("span", {class: "part-name"}, longName(row.name),
-            row.soft ? element("span", {class: "soft", text: ` · ${row.soft}`}) : null),
-          element("span", {class: "number soft", text: row.both}),
-          place(row.change_ns),
-          element("span", {class: `number ${row.tone}`, text: row.text}),
-        )),
-      ));
-    })),
-  ];
-}
-
 // A function that draws the bar of a change. All its bars have the same scale and zero line.
 function scaleOf(values) {
   const low = Math.min(0, ...values);
@@ -195,18 +161,18 @@ function svgTitle(text) {
   return svg("title", {}, printable(text));
 }
 
-// A column for each step, with its duration as tooltip.
-function stepChart(values, numbers, {width, height}) {
-  const sorted = values.slice().sort((one, other) => one - other);
-  const label = `${values.length} steps: from ${duration(sorted[0])} to `
+// A column for each step, with its duration as tooltip; null is no column.
+function stepChart(values, numbers, {width, height, most = Math.max(...values, 1)}) {
+  const sorted = values.filter(value => value !== null).sort((one, other) => one - other);
+  const label = `${sorted.length} steps: from ${duration(sorted[0])} to `
     + `${duration(sorted.at(-1))}, median ${duration(sorted[Math.floor(sorted.length / 2)])}`;
   const chart = svg("svg", {
     class: "steps", viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
     "aria-label": label,
   });
-  const most = Math.max(...values, 1);
   const step = width / values.length;
   values.forEach((value, at) => {
+    if (value === null) return;
     const tall = Math.max((value / most) * height, value ? 1 : 0);
     chart.append(svg("rect", {
       x: at * step,
@@ -216,53 +182,4 @@ function stepChart(values, numbers, {width, height}) {
     }, svgTitle(`step ${numbers[at]}: ${duration(value)}`)));
   });
   return chart;
-}
-
-// A chart with a point for each step of each rank, the steps from left to right.
-function plot({label, points, has_ranks: hasRanks}) {
-  const [width, height, left, bottom] = [1160, 220, 92, 26];
-  const columns = new Map();
-  points
-    .slice()
-    .sort((one, other) => one.window - other.window || one.number - other.number)
-    .forEach(({window, number}) => {
-      const key = `${window}/${number}`;
-      if (!columns.has(key)) columns.set(key, {at: columns.size, number});
-    });
-  const most = points.reduce((longest, {ns}) => Math.max(longest, ns), 1);
-  const ranks = [...new Set(points.map(({rank}) => rank))];
-  // The colours of the ranks differ as much as possible.
-  const colour = at => `oklch(0.68 0.14 ${Math.round((360 * at) / ranks.length)})`;
-  const wide = (width - left) / columns.size;
-  const x = at => left + (at + 0.5) * wide;
-  const y = ns => 8 + (height - bottom - 8) * (1 - ns / most);
-  const drawing = svg("svg", {
-    class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label,
-  });
-  for (const part of [0, 0.25, 0.5, 0.75, 1]) {
-    const at = y(part * most);
-    drawing.append(
-      svg("line", {x1: left, x2: width, y1: at, y2: at}),
-      svg("text", {x: left - 8, y: at + 4, "text-anchor": "end"}, duration(Math.round(part * most))),
-    );
-  }
-  const every = Math.ceil(columns.size / 12);
-  for (const {at, number} of columns.values()) {
-    if (at % every) continue;
-    drawing.append(svg("text", {x: x(at), y: height - 6, "text-anchor": "middle"}, `step ${number}`));
-  }
-  for (const {window, rank, number, ns} of points) {
-    const place = ranks.indexOf(rank);
-    // The points of a step's ranks lie side by side.
-    const beside = ((place + 0.5) / ranks.length - 0.5) * wide * 0.7;
-    const of = hasRanks ? `, ${rank}` : "";
-    const dot = svg("circle", {
-      cx: x(columns.get(`${window}/${number}`).at) + beside, cy: y(ns), r: 4,
-    }, svgTitle(`step ${number}${of}: ${duration(ns)}`));
-    dot.style.fill = colour(place);
-    drawing.append(dot);
-  }
-  return [drawing, hasRanks ? element("p", {class: "legend"}, ranks.slice(0, mostLegend).map(
-    (rank, at) => element("span", {}, mark(colour(at)), rank),
-  )) : null];
 }

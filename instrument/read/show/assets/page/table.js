@@ -1,29 +1,20 @@
 // A table that can be sorted by a column and filtered by a text. Its rows may be a tree.
 "use strict";
 
-// A longer name, in characters, is shortened until the reader clicks it.
+// The middle of a longer name, in characters, is left out; the tooltip shows all of it.
 const longestName = 60;
 // A longer text, in characters, may break into several lines.
 const longestLine = 32;
 // At first, a tree is open down to the deepest level with at most this many rows in total.
 const openedRows = 30;
 
-// A name. The middle of a long name is left out until the reader clicks it. If the text is a label,
-// the tooltip shows the full name.
+// A name, with the full name as tooltip if the text is a label, or too long.
 function longName(text, full = text) {
   const whole = printable(text);
-  if (full !== text) return element("span", {title: printable(full), text: whole});
-  if (whole.length <= longestName) return whole;
-  const short = `${whole.slice(0, longestName - 21)}…${whole.slice(-20)}`;
-  const button = element("button", {
-    type: "button", class: "name", "aria-expanded": "false", text: short,
-  });
-  button.addEventListener("click", () => {
-    const isOpen = button.getAttribute("aria-expanded") === "true";
-    button.setAttribute("aria-expanded", String(!isOpen));
-    button.textContent = isOpen ? short : whole;
-  });
-  return button;
+  if (full === text && whole.length <= longestName) return whole;
+  const short = whole.length <= longestName
+    ? whole : `${whole.slice(0, longestName - 21)}…${whole.slice(-20)}`;
+  return element("span", {title: full, text: short});
 }
 
 // Make a table from a table in the payload; parts.py makes it.
@@ -196,7 +187,6 @@ function cellOf(column, values) {
   const most = Math.max(...values.filter(value => typeof value === "number"), 1);
   const place = column.kind === "change" ? scaleOf(values.map(value => value || 0)) : null;
   const kinds = {
-    sentence: textOf,
     range: row => {
       const isRange = column.is_range ? column.is_range[row] : true;
       const colour = isRange ? colourOfRange(values[row]) : "transparent";
@@ -213,7 +203,8 @@ function cellOf(column, values) {
     },
     steps: row => {
       const ns = column.charts[row];
-      return ns && stepChart(ns, column.numbers, {width: Math.min(ns.length * 8, 96), height: 16});
+      const width = Math.min(ns?.length * 8, column.width || 96);
+      return ns && stepChart(ns, column.numbers, {width, height: 16, most: column.most});
     },
     change: row => (values[row] === null ? "–" : element(
       "span",
@@ -228,9 +219,8 @@ function cellOf(column, values) {
       const name = longName(textOf(row), values[row] ?? textOf(row));
       return notes[row] ? element("span", {}, name, noteOf(row)) : name;
     },
-    number: textOf,
   };
-  return column.draw || kinds[column.kind || (column.is_text ? "name" : "number")];
+  return column.draw || kinds[column.kind || (column.is_text ? "name" : null)] || textOf;
 }
 
 function toggle(node, name, redraw) {

@@ -70,35 +70,16 @@ function colourSlices(data, slices) {
       known.set(key, palette.length);
       const full = range >= 0 ? colourOfRange(data.ranges[range]) : colourOf(name);
       const isFull = kind === rangeKind || kind === deviceKind;
-      palette.push(kind === idleKind
-        ? {fill: hatched(themeColour(idle[data.causes.indexOf(name)])), ink: themeColour("--ink")}
-        : {
-          fill: resolve(kind === findingKind ? "oklch(0.75 0.15 35)"
+      palette.push({
+        fill: resolve(kind === findingKind ? "oklch(0.75 0.15 35)"
+          : kind === idleKind ? `color-mix(in oklab, var(${idle[data.causes.indexOf(name)]}) 40%, var(--paper))`
             : isFull ? full : `color-mix(in oklab, ${full} 55%, white)`),
-          ink: "#16191d",
-        });
+        ink: kind === idleKind ? themeColour("--ink") : "#16191d",
+      });
     }
     of[at] = known.get(key);
   }
   return {of, palette};
-}
-
-// A pattern of stripes.
-function hatched(colour) {
-  const tile = element("canvas", {width: 8, height: 8});
-  const context = tile.getContext("2d");
-  context.globalAlpha = 0.22;
-  context.fillStyle = colour;
-  context.fillRect(0, 0, 8, 8);
-  context.globalAlpha = 0.5;
-  context.strokeStyle = colour;
-  context.lineWidth = 2;
-  for (const shift of [-8, 0, 8]) {
-    context.moveTo(shift - 2, 10);
-    context.lineTo(shift + 10, -2);
-  }
-  context.stroke();
-  return context.createPattern(tile, "repeat");
 }
 
 // For each slice, the number of earlier slices whose name contains the query.
@@ -123,14 +104,13 @@ sections.timeline = {
     let colours = colourSlices(data, slices);
     let height = placeRows(slices.tracks);
     let selected = -1;
-    let evidence = null; // {from, to} in the page's address
     let matched = null;
 
     const canvas = element("canvas", {
       tabindex: "0",
       role: "application",
       "aria-label": "Timeline. Arrow keys move, plus and minus zoom, Shift with an arrow key "
-        + "selects the next slice. The longest slices are also listed in a table below.",
+        + "selects the next slice, whose details are below.",
     });
     const ruler = element("canvas", {"aria-hidden": "true"});
     const names = element("div", {class: "names"});
@@ -139,8 +119,6 @@ sections.timeline = {
     const frame = element(
       "div", {class: "timeline"}, element("div", {class: "ruler"}, ruler), scroller,
     );
-    const showTip = tooltip(frame);
-
     const rowOfSlice = at => {
       for (const track of slices.tracks) {
         for (const row of track.rows) if (at < row.last) return {row, track};
@@ -155,7 +133,7 @@ sections.timeline = {
       const view = {
         top: scroller.scrollTop, width, height: scroller.clientHeight,
         scale: width / (axis.end - axis.begin), ink: themeColour("--ink"),
-        soft: themeColour("--soft"), line: themeColour("--line"), mark: themeColour("--waiting-for-data"),
+        soft: themeColour("--soft"), line: themeColour("--line"),
       };
       if (width <= 0) return;
       const marks = ticks(axis, width);
@@ -183,10 +161,9 @@ sections.timeline = {
       const isWhole = axis.begin === axis.first && axis.end === axis.last;
       stepChoice.value = isWhole || step < 0 ? "all" : step;
       paintSteps(context, view);
-      if (evidence) paintEvidence(context, view);
       if (selected >= 0) paintSelection(context, view);
     };
-    const repaint = painter(paint);
+    const repaint = painter(paint, scroller);
 
     const x = (time, view) => (time - axis.begin) * view.scale;
 
@@ -257,17 +234,6 @@ sections.timeline = {
       context.setLineDash([]);
     };
 
-    const paintEvidence = (context, view) => {
-      const left = x(evidence.from, view);
-      const width = Math.max(x(evidence.to, view) - left, 2);
-      context.globalAlpha = 0.12;
-      context.fillStyle = view.mark;
-      context.fillRect(left, 0, width, view.height);
-      context.globalAlpha = 1;
-      context.fillRect(left, 0, 1, view.height);
-      context.fillRect(left + width - 1, 0, 1, view.height);
-    };
-
     const paintSelection = (context, view) => {
       const {row} = rowOfSlice(selected);
       context.lineWidth = 2;
@@ -284,15 +250,12 @@ sections.timeline = {
     };
 
     const paintArrow = (context, view, call, work) => {
-      const begin = {x: x(slices.end[call], view), y: rowOfSlice(call).row.top - view.top + 9};
-      const end = {x: x(slices.start[work], view), y: rowOfSlice(work).row.top - view.top + 9};
-      const bend = Math.max(Math.abs(end.x - begin.x) / 2, 24);
+      const [from, to] = [x(slices.end[call], view), x(slices.start[work], view)];
+      const [top, bottom] = [call, work].map(at => rowOfSlice(at).row.top - view.top + 9);
       context.beginPath();
-      context.moveTo(begin.x, begin.y);
-      context.bezierCurveTo(begin.x + bend, begin.y, end.x - bend, end.y, end.x, end.y);
-      context.moveTo(end.x - 6, end.y - 4);
-      context.lineTo(end.x, end.y);
-      context.lineTo(end.x - 6, end.y + 4);
+      context.moveTo(from, top);
+      context.lineTo(to, bottom);
+      context.arc(to, bottom, 3, 0, 7);
       context.stroke();
     };
 
@@ -459,7 +422,6 @@ sections.timeline = {
         search, found),
       frame,
       details,
-      longestSlices(),
     ].filter(each => each));
 
     function shownFirst() {
@@ -477,52 +439,18 @@ sections.timeline = {
       return `${missing} of ${whole} slices are left out: the shortest ones${kept}.`;
     }
 
-    function longestSlices() {
-      const folded = element(
-        "details", {}, element("summary", {text: "The longest slices as a table"}),
-      );
-      folded.addEventListener("toggle", () => {
-        if (!folded.open || folded.children.length > 1) return;
-        const order = [...slices.start.keys()].sort((one, other) => (
-          (slices.end[other] - slices.start[other]) - (slices.end[one] - slices.start[one])
-        ));
-        const shown = order.slice(0, 100);
-        folded.append(table({
-          caption: "The longest slices",
-          columns: [
-            {name: "name", title: "name", is_text: true, draw: row => link(shown[row])},
-            {name: "kind", title: "kind", is_text: true},
-            {name: "range", title: "range", is_text: true},
-            {name: "track", title: "track", is_text: true},
-            {name: "start", title: "start", text: duration},
-            {name: "duration", title: "duration", text: duration},
-          ],
-          cells: {
-            name: shown.map(nameOf),
-            kind: shown.map(at => sliceKinds[data.kinds[data.name[at]]]),
-            range: shown.map(at => rangeOf(at) || ""),
-            track: shown.map(at => rowOfSlice(at).track.name),
-            start: shown.map(at => slices.start[at]),
-            duration: shown.map(at => slices.end[at] - slices.start[at]),
-          },
-        }));
-      });
-      return folded;
-    }
-
     moveByPointer(canvas, axis, repaint, {scroller, clicked: event => select(sliceAt(event))});
     canvas.addEventListener("dblclick", event => {
       const at = sliceAt(event);
       if (at >= 0) showSpan(axis, slices.start[at], slices.end[at]);
       repaint();
     });
-    canvas.addEventListener("pointermove", event => {
+    tooltip(frame, canvas, event => {
       const at = event.buttons ? -1 : sliceAt(event);
-      showTip(event, at < 0 ? [] : [
+      return at < 0 ? [] : [
         nameOf(at), duration(slices.end[at] - slices.start[at]), rangeOf(at) || "",
-      ].filter(text => text));
+      ].filter(text => text);
     });
-    canvas.addEventListener("pointerleave", event => showTip(event, []));
     canvas.addEventListener("keydown", event => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.shiftKey && event.key.startsWith("Arrow")) goTo(neighbour(event.key));
@@ -541,11 +469,11 @@ sections.timeline = {
       if (!values || !values.has("from")) return;
       const [from, to] = [Number(values.get("from")), Number(values.get("to"))];
       if (!Number.isFinite(from) || !(to > from)) return;
-      evidence = {from, to};
       const margin = Math.max(to - from, 1000) / 2;
       showSpan(axis, from - margin, to + margin);
-      const at = slices.start.findIndex((start, slice) => (
-        start === from && slices.end[slice] === to && data.kinds[data.name[slice]] < idleKind
+      // The slice of the event, or else of the finding, whose track comes first.
+      const at = slices.start.findLastIndex((start, slice) => (
+        start === from && slices.end[slice] === to && data.kinds[data.name[slice]] !== idleKind
       ));
       if (at >= 0) goTo(at);
       repaint();
@@ -557,10 +485,6 @@ sections.timeline = {
     showEvidence();
     addEventListener("hashchange", showEvidence);
     scroller.addEventListener("scroll", repaint);
-    new ResizeObserver(repaint).observe(scroller);
-    document.addEventListener("themechange", () => {
-      colours = colourSlices(data, slices);
-      repaint();
-    });
+    light.addEventListener("change", () => { colours = colourSlices(data, slices); });
   },
 };
