@@ -61,6 +61,7 @@ ABOUT_BASE = (
 DEFAULTS = """\
 defaults:
   - triggers: []         # so that profiler/triggers=[signal,file] works
+  - on_capture: []       # so that profiler/on_capture=[wandb] works
   - _self_
 """
 GROUPS = {
@@ -75,8 +76,8 @@ GROUPS = {
         "metadata"
     ),
     "Where it goes": (
-        "output_dir ranks export export_queue export_timeout_s keep disk_budget upload_to "
-        "upload_options preemption_grace_s sinks triggers"
+        "output_dir ranks export export_timeout_s keep disk_budget upload_to "
+        "upload_options preemption_grace_s sinks on_capture triggers"
     ),
 }
 # For each part of a field's type, what a caller may pass.
@@ -92,6 +93,7 @@ PASSED = {
 PASSED_AS = {
     "activities": "Sequence[Any] | None",
     "sinks": "Mapping[str, Any] | Sequence[str]",
+    "on_capture": "Callable[[Path, dict[str, float]], object] | Mapping[str, Any] | Sequence[str]",
     "triggers": "Mapping[str, Any] | Sequence[str]",
 }
 KEYWORDS_HEAD = f'''\
@@ -102,7 +104,7 @@ KEYWORDS_HEAD = f'''\
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -140,7 +142,7 @@ def options_page() -> str:
     nested = {"modules": ModulesConfig, "timings": TimingsConfig, "metrics": MetricsConfig}
     for field, model in nested.items():
         parts += [f"## Options of `{field}`", _option_table(_rows(model))]
-    for group in ("sinks", "triggers"):
+    for group in ("sinks", "on_capture", "triggers"):
         parts.append(f"## Options of {group}")
         for name, target in shipped(group).items():
             kind = _class(target)
@@ -449,7 +451,8 @@ def _first_line(kind: type) -> str:
 
 def _summary(kind: type) -> str:
     package = kind.__module__.rpartition(".")[0]
-    link = f"[`{kind.__name__}`](api.md#{package}.{kind.__name__})"
+    home = package if hasattr(import_module(package), kind.__name__) else kind.__module__
+    link = f"[`{kind.__name__}`](api.md#{home}.{kind.__name__})"
     return f"{_prose(_first_line(kind))} See {link}."
 
 
@@ -502,7 +505,7 @@ def files() -> dict[Path, Callable[[], str]]:
     found: dict[Path, Callable[[], str]] = {DOCS / name: page for name, page in pages.items()}
     found[PROFILER / f"{BASE}.yaml"] = base_file
     found[ROOT / "instrument" / "record" / "config" / "keywords.py"] = keywords_module
-    for group in ("sinks", "triggers"):
+    for group in ("sinks", "on_capture", "triggers"):
         for name, target in shipped(group).items():
             text = partial(sink_or_trigger_file, name, target)
             found[PROFILER / group / f"{name}.yaml"] = text

@@ -4,9 +4,9 @@
     python examples/accelerate_loop.py
 
 Such a loop needs only a `Session`. `session.steps(loader)` counts each batch as one step, also when
-gradients are accumulated over several batches. The sink `Trackers` logs the ranges of each window
-with `accelerator.log`, so that any tracker shows them as curves beside the loss. Here, the tracker
-is TensorBoard, in `./runs/`. The captures are in `./profile/`.
+gradients are accumulated over several batches. The callback `Trackers` logs the ranges of each
+window with `accelerator.log`, so that any tracker shows them as curves beside the loss. The tracker
+is TensorBoard here, in `./runs/`. The captures are in `./profile/`.
 """
 
 import torch
@@ -33,8 +33,8 @@ def main() -> None:
     loader = DataLoader(TensorDataset(points, inside), batch_size=128, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-    sinks = {"table": {"rows": 5}, "trackers": Trackers(accelerator=accelerator)}
-    with Session("summary", active=3, repeat=3, sinks=sinks) as session:
+    sinks, trackers = {"table": {"rows": 5}}, Trackers(accelerator)
+    with Session("summary", active=3, repeat=3, sinks=sinks, on_capture=trackers) as session:
         for inputs, targets in session.steps(loader):
             with accelerator.accumulate(model):
                 with profiled("forward"):

@@ -1,13 +1,17 @@
-r"""A sink of your own: a class that writes the ranges of each window as CSV.
+r"""Output of your own: a sink that writes the ranges of each window as CSV, and a callback.
 
     python examples/custom_sink.py
 
-The script trains twice. Each time, it prints the file that the sink has written in `./profile/`.
-The first session gets an instance of the sink. The second session gets a config that names the
-class by `_target_`. In a Hydra application, only the class must be in an importable module:
+The script trains twice, and prints the file that the sink has written in `./profile/`. Another
+process normally runs sinks, and must be able to import their class. It cannot import a class of
+this script, so both sessions set `export="inline"`: the training process then runs the sinks. In an
+application, put the class into a module, and leave `export` as it is:
 
     python train.py +profiler.sinks.csv._target_=my_package.RangesCsv \
         "+profiler.sinks.csv.separator=';'"
+
+The second session also has a callback, which always runs in the training process. It gets the
+numbers of each capture, and suits trackers and other objects that only this process has.
 """
 
 import csv
@@ -49,11 +53,17 @@ def train(session: Session) -> None:
             session.step(loss=loss)
 
 
+def print_step(folder: Path, scalars: dict[str, float]) -> None:
+    """Print the time of a step. `Capture.load(folder)` would have everything else."""
+    print(f"{folder.name}: a step takes {scalars['window/step_ms']:.3f} ms")
+
+
 def main() -> None:
-    in_python = Session(wait=2, active=3, sinks={"csv": RangesCsv()})
+    in_python = Session(wait=2, active=3, sinks={"csv": RangesCsv()}, export="inline")
     # `_target_` is an import path; for a class in this script it begins with __main__.
     sinks = {"csv": {"_target_": f"{__name__}.RangesCsv", "separator": ";"}}
-    by_name = Session({"wait": 2, "active": 3, "sinks": sinks})
+    options = {"wait": 2, "active": 3, "sinks": sinks, "export": "inline"}
+    by_name = Session(options, on_capture=print_step)
     for session in (in_python, by_name):
         train(session)
         for capture in session.captures:

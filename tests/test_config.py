@@ -38,7 +38,6 @@ class Never:
 MISTAKES: list[dict[str, Any]] = [
     {"active": 0},
     {"wait": -1},
-    {"export_queue": 0},
     {"warmup": "x"},
     {"record_shapes": "maybe"},
     {"actve": 3},
@@ -145,7 +144,7 @@ def test_objects_and_names_are_refused_in_one_sentence_too(
 
 LEAST = {
     "wait": 0, "warmup": 0, "active": 1, "repeat": 0, "skip_first": 0, "every_n_steps": 1,
-    "total_steps": 1, "export_queue": 1, "keep": 1, "max_window_memory": 1,
+    "total_steps": 1, "keep": 1, "max_window_memory": 1,
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 import warm
 from collected import Log
+from waits import until
 
 from instrument import Session, Sink, Trigger
 from instrument.base import queue
@@ -51,12 +52,12 @@ class InTurn:
         self.turns.append(self.name)
 
 
-@pytest.mark.usefixtures("warm_exporters")
-def test_sinks_in_the_training_process_run_before_those_that_are_last(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("inline_export")
+def test_sinks_run_before_those_that_are_last(tmp_path: Path) -> None:
     for first in ("a", "b"):  # neither the order of the names nor that of the sinks decides
         turns: list[str] = []
         sinks = {name: InTurn(turns, name, name == first) for name in "ab"}
-        record(tmp_path / first, 1, sinks=sinks, export="process")
+        record(tmp_path / first, 1, sinks=sinks)
         assert turns == sorted("ab", key=first.__eq__)
 
 
@@ -93,7 +94,7 @@ def test_a_session_that_has_stopped_is_freed(tmp_path: Path) -> None:
     assert held() is None
 
 
-def test_of_each_method_of_a_sink_the_first_failure_is_told(tmp_path: Path, log: Log) -> None:
+def test_a_failure_to_close_is_told(tmp_path: Path, log: Log) -> None:
     class Fails(Sink):
         def __init__(self) -> None:
             super().__init__()
@@ -101,15 +102,12 @@ def test_of_each_method_of_a_sink_the_first_failure_is_told(tmp_path: Path, log:
 
         def write(self, capture: Capture, folder: Path) -> None: ...
 
-        def notice(self) -> None:
-            raise KeyError("notice")
-
         def close(self, timeout_s: float | None = None) -> None:
             raise KeyError("close")
 
     record(tmp_path, 2, sinks={"own": Fails()})
     told = [error.partition(":")[0] for error in log.at("ERROR")]
-    assert told == [f"The own sink failed in {what}()" for what in ("notice", "close")]
+    assert told == ["The own sink failed in close()"]
 
 
 def test_an_exception_after_the_session_has_stopped_is_not_its_own(tmp_path: Path) -> None:
@@ -447,23 +445,57 @@ def test_a_run_that_begins_at_a_step_counts_from_there(tmp_path: Path, log: Log)
     assert [capture.name for capture in session.captures] == ["steps_000004-000004_rank0"]
 
 
-def test_a_sink_reads_what_only_the_training_thread_can_at_the_start_and_after_each_window(
-    tmp_path: Path,
+@pytest.mark.usefixtures("warm_exporters")
+@pytest.mark.parametrize("export", ["inline", "process"])
+def test_on_capture_is_called_on_the_training_thread_with_each_finished_capture(
+    tmp_path: Path, export: str
 ) -> None:
-    seen: list[tuple[int, bool]] = []
+    seen: list[tuple[int, str, float]] = []
 
-    class Reads(Sink):
-        def notice(self) -> None:
-            seen.append((threading.get_ident(), torch.is_grad_enabled()))
+    def note(folder: Path, scalars: dict[str, float]) -> None:
+        assert (folder / "capture.json").exists()
+        assert scalars["window/steps"] == 1
+        seen.append((threading.get_ident(), folder.name, scalars["step"]))
 
-        def write(self, capture: Capture, folder: Path) -> None: ...
-
-    with Session(active=1, repeat=2, output_dir=tmp_path, sinks={"reads": Reads()}) as session:
-        assert seen == [(threading.get_ident(), True)]
+    with Session(active=1, repeat=2, output_dir=tmp_path, export=export, on_capture=note) as run:
         for _ in range(2):
-            with torch.no_grad():
-                session.step()
-    assert seen[1:] == [(threading.get_ident(), False)] * 2
+            run.step()
+        until(lambda: run._loop.run.finisher.has_news or len(seen) == 2)
+        run.step()
+        assert seen, "at the next step, not only at the end"
+    mine = threading.get_ident()
+    assert seen == [(mine, f"steps_{n:06d}-{n:06d}_rank0", n) for n in range(2)]
+
+
+def test_a_callback_that_fails_costs_nothing_else(tmp_path: Path, log: Log) -> None:
+    called: list[str] = []
+
+    class Fails:
+        def begin(self) -> None:
+            called.append("begin")
+
+        def __call__(self, folder: Path, scalars: dict[str, float]) -> None:
+            scalars.clear()
+            raise KeyError("no")
+
+        def close(self, timeout_s: float | None) -> None:
+            called.append(f"close {timeout_s}")
+
+    callbacks = {"fails": Fails(), "notes": lambda folder, scalars: called.append(folder.name)}
+    session = record(tmp_path, 2, on_capture=callbacks)
+    names = [capture.name for capture in session.captures]
+    assert called == ["begin", *names, "close None"]
+    (error,) = log.at("ERROR")
+    assert error.startswith("profiler.on_capture.fails failed ('no'); further failures of it are ")
+
+
+def test_a_callback_may_stop_the_session(tmp_path: Path) -> None:
+    with Session(
+        active=1, repeat=0, output_dir=tmp_path, on_capture=lambda *_: session.stop()
+    ) as session:
+        for _ in range(3):
+            session.step()
+    assert len(session.captures) == 1
 
 
 @pytest.mark.parametrize("fails", [False, True])

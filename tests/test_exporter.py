@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from contextlib import nullcontext
 from pathlib import Path
 from textwrap import dedent
@@ -20,13 +19,14 @@ import warm
 from builders import synchronous_steps
 from collected import Log
 from own_sinks import Raises
-from waits import end_of_run_in_leaps, end_of_thread, until
+from waits import end_of_run_in_leaps, until
 
 from instrument import Session, Sink
-from instrument.base import queue
+from instrument.base import queue, waiting
+from instrument.base.errors import ConfigError
 from instrument.base.export_job import from_line, to_line
 from instrument.cli.command import main
-from instrument.export import waiting, window
+from instrument.export import window
 from instrument.export.sink_calls import build_sinks
 from instrument.export.window import finish
 from instrument.read.capture import Capture
@@ -161,9 +161,11 @@ def test_another_process_makes_each_capture_and_its_words_arrive_in_order(
             "where it lies in the end"
         )
         assert not (capture.folder / "trace.json").exists()
-    starts = ("INFO exporter: seen by another", "\nA step takes ", "INFO Recorded ")
+    starts = ("INFO exporter: seen by another", "\nA step takes ")
     said = [start for line in log for start in starts if line.startswith(start)]
     assert said == [*starts] * 3
+    recorded = [line for line in log if line.startswith("INFO Recorded ")]
+    assert recorded == [f"INFO Recorded {capture.folder}" for capture in session.captures]
     for line, capture in zip((line for line in log if line.startswith("\n")), session.captures):
         assert line.endswith(f"\n\nAll of it: {capture.folder / 'table.txt'}")
     assert [p for p in Path(profiler["output_dir"]).iterdir() if p.name.startswith(".")] == []
@@ -180,40 +182,31 @@ def test_a_sink_is_closed_once_where_it_wrote_all_windows(
     assert (int(pid) == os.getpid()) is (export == "inline")
 
 
-def test_a_sink_that_no_other_process_can_build_runs_here_behind_the_others(
-    profiler: dict[str, Any], log: Log
+def test_a_sink_that_no_other_process_can_build_is_refused_and_runs_inline(
+    profiler: dict[str, Any],
 ) -> None:
     class Here(Sink):
         def write(self, capture: Capture, folder: Path) -> None:
-            seen.append(
-                (
-                    os.getpid(),
-                    folder.name,
-                    (folder / "plain.txt").exists(),
-                    (folder / "trace.json.gz").exists(),
-                )
-            )
+            seen.append((os.getpid(), folder.name, (folder / "plain.txt").exists()))
 
     seen: list[Any] = []
     sinks = {
         "chrome_trace": {"keep": False},
-        "here": Here(),
         "plain": {"_target_": "their_sinks.Plain"},
+        "here": Here(),
     }
-    session = run(profiler, sinks=sinks)
-    assert seen == [(os.getpid(), name, True, True) for name in ALL]
+    with pytest.raises(ConfigError) as refused:
+        Session(profiler, sinks=sinks)
+    assert str(refused.value) == (
+        f"profiler.sinks.here is a {Here.__qualname__} that the export process cannot build: give a "
+        "subclass of instrument.Sink from a module that can be imported, or set "
+        "profiler.export=inline, or give a function to call in this process: "
+        "on_capture=lambda folder, scalars: …"
+    )
+    session = run(profiler, sinks=sinks, export="inline")
+    assert seen == [(os.getpid(), f".{name}.busy", True) for name in ALL]
     assert [capture.trace_path for capture in session.captures] == [None] * 3, (
         "the last sink is still the last"
-    )
-    assert (
-        len(
-            [
-                line
-                for line in log.at("INFO")
-                if line.startswith("Only the training process can run these sinks: here")
-            ]
-        )
-        == 1
     )
 
 
@@ -223,15 +216,15 @@ def test_instances_and_mappings_both_reach_the_exporter(profiler: dict[str, Any]
     sinks = {
         "notes": Notes(word="given"),
         "plain": {"_target_": "their_sinks.Plain", "word": "mapped"},
-        "own": Plain(),
     }
     session = run(profiler, steps=1, sinks=sinks)
-    assert session.config.inline_sinks == ["own"], "a plain object does not tell its options"
     (capture,) = session.captures
     assert (capture.folder / "note.txt").read_text().startswith("given ")
+    assert (capture.folder / "plain.txt").read_text().startswith("mapped ")
     about = json.loads((capture.folder / "capture.json").read_text())
-    assert about["sinks_inline"] == ["own"]
-    assert about["scalars"], "so that sinks in the training process need not read the trace"
+    assert about["sinks_run"] == ["notes", "plain"]
+    with pytest.raises(ConfigError, match="cannot build"):  # it does not tell its options
+        Session(profiler, sinks={"own": Plain()})
 
 
 def test_a_killed_exporter_costs_one_window_its_sinks_and_export_finishes_it_later(
@@ -269,7 +262,7 @@ def test_a_hanging_exporter_is_ended_and_the_next_window_gets_another(
     sinks = {"hangs": {"_target_": "their_sinks.HangsOn", "step": 0}}
     with Session(profiler, sinks=sinks, export_timeout_s=100_000) as session:
         session.step()
-        until(lambda: log.at("ERROR"))
+        worker_of(session).wait()
         session.step()
         session.step()
     assert names(session) == ALL[1:]
@@ -292,10 +285,11 @@ def test_an_exporter_that_cannot_begin_is_said_once_and_loses_nothing(
         start(self)
 
     monkeypatch.setattr(finisher.Finisher, "_start", counted)
-    with Session(profiler | {"wait": 1}, export_queue=1) as session:
+    with Session(profiler | {"wait": 1}) as session:
         for _ in range(6):
             session.step()
-            until(lambda: worker_of(session) is None)
+            if (worker := worker_of(session)) is not None:
+                worker.wait()
     assert session.captures == []
     (error,) = log.at("ERROR")
     if python != "/bin/false":
@@ -305,29 +299,11 @@ def test_an_exporter_that_cannot_begin_is_said_once_and_loses_nothing(
         )
     assert len(started) <= 3 + 2, "one for each window, and two at the end"
     recorded = [f"steps_{number:06d}-{number:06d}_rank0" for number in (1, 3, 5)]
-    if python == "/bin/false":
-        assert log.at("WARNING")[-1].startswith(
-            f"These windows are saved but not finished: {', '.join(recorded)}. "
-        )
+    assert log.at("WARNING")[-1].startswith(
+        f"These windows are saved but not finished: {', '.join(recorded)}. "
+    )
     assert main(["export", profiler["output_dir"]]) == 0
     assert sorted(p.name for p in Path(profiler["output_dir"]).iterdir()) == recorded
-
-
-@pytest.mark.parametrize("windows", [3, 4])
-def test_a_full_queue_drops_windows_and_names_them(
-    profiler: dict[str, Any], log: Log, tmp_path: Path, windows: int
-) -> None:
-    gate = tmp_path / "gate"
-    sinks = {"waits": {"_target_": "their_sinks.WaitsFor", "file": str(gate)}}
-    with Session(profiler | {"repeat": windows}, sinks=sinks, export_queue=2) as session:
-        for _ in range(windows):
-            session.step()
-        gate.touch()
-    assert names(session) == ALL[:2]
-    first, *all_of_them = (line for line in log.at("WARNING") if "dropped" in line)
-    assert f"The exporter is 2 windows behind (profiler.export_queue): {ALL[2]} is dropped" in first
-    dropped = f"{ALL[2]}, steps_000003-000003_rank0"
-    assert all_of_them == [f"All windows that were dropped: {dropped}"][: windows - 3]
 
 
 def test_stop_says_what_it_waits_for_and_gives_up_in_time(
@@ -350,7 +326,7 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
         f"{ALL[0]}, {ALL[1]}. "
     )
     gate.touch()
-    end_of_thread("instrument exporter")
+    worker_of(session).wait()
     assert names(session) == ALL[:2]
 
 
@@ -473,9 +449,11 @@ class Counts(Sink):
         self.calls += 1
 
 
-def finished_of(folder: Path, rank: int, groups: Any, sink: Sink, **given: Any) -> set[str]:
+def finished_of(
+    folder: Path, rank: int, groups: Any, sink: Sink, about: Any = None, **given: Any
+) -> set[str]:
     """The names of the files of a window whose trace has these process groups."""
-    about = {"rank": rank, "world_size": 8, "config": {"ranks": "one_per_role"}}
+    about = {"rank": rank, "world_size": 8, "config": {"ranks": "one_per_role"}, **(about or {})}
     queued = queue.queue(queue.stage(folder, f"w{rank}"), about)
     trace: dict[str, Any] = {"traceEvents": synchronous_steps(100)}
     if groups is not None:  # torch writes nothing without a default group
@@ -576,20 +554,18 @@ def test_the_exporter_gets_from_the_run_which_traces_are_kept(
     assert from_line(to_line(made._job)).one_per_role is expected
 
 
-def test_sinks_of_the_training_process_run_only_where_the_trace_is_kept(tmp_path: Path) -> None:
-    taken: list[str] = []
-
-    class Local:
-        def write(self, capture: Capture, folder: Path) -> None:
-            taken.append(capture.name)
-
-    config = ProfilerConfig(ranks="one_per_role", sinks={"mine": Local()}, output_dir=tmp_path)
+def test_on_capture_is_called_only_where_the_trace_is_kept(tmp_path: Path) -> None:
+    called: list[str] = []
+    config = ProfilerConfig(on_capture=lambda folder, scalars: called.append(folder.name))
     made = finisher.Finisher(config, tmp_path, 0, 8)
     for rank in (0, 2):
-        options: dict[str, Any] = {"failed": set(), "one_per_role": True}
-        finished_of(tmp_path, rank, [group("mesh_dp", 0, 2)], Counts(), **options)
-        made._take(tmp_path / f"w{rank}")
-    assert taken == ["w0"]
+        options: dict[str, Any] = {"failed": set(), "one_per_role": True, "with_scalars": True}
+        groups, run = [group("mesh_dp", 0, 2)], {"run": made.run}
+        finished_of(tmp_path, rank, groups, Counts(), about=run, **options)
+        made.pending.append(tmp_path / f".w{rank}.queued")
+    made.deliver()
+    assert called == ["w0"]
+    assert made.pending == []
 
 
 def test_half_a_character_does_not_make_capture_json_unreadable(tmp_path: Path) -> None:
@@ -637,17 +613,16 @@ def test_a_plain_sinks_options_survive_a_config_made_of_a_config(profiler: dict[
     sinks = {"plain": {"_target_": "their_sinks.Plain", "word": "kept"}}
     config = as_config(as_config(profiler, sinks=sinks), active=2)
     assert config.plain()["sinks"] == sinks
-    assert (config.sinks["plain"].word, config.inline_sinks) == ("kept", [])
+    assert (config.sinks["plain"].word, config.sinks_for_exporter) == ("kept", sinks)
 
 
-def test_a_sink_here_that_takes_its_folder_away_does_not_keep_stop_waiting(
+def test_a_callback_that_takes_the_folder_away_does_not_keep_stop_waiting(
     profiler: dict[str, Any], tmp_path: Path
 ) -> None:
-    class Takes(Sink):
-        def write(self, capture: Capture, folder: Path) -> None:
-            folder.rename(tmp_path / folder.name)
+    def take(folder: Path, scalars: dict[str, float]) -> None:
+        folder.rename(tmp_path / folder.name)
 
-    session = run(profiler, steps=1, sinks={"takes": Takes()})
+    session = run(profiler, steps=1, on_capture=take)
     assert session.captures == []
     assert (tmp_path / ALL[0] / "trace.json.gz").exists()
 
@@ -680,7 +655,7 @@ def test_where_every_capture_is_whole_stop_does_not_wait_for_what_a_sink_left(
     worker = worker_of(session)
     assert worker.poll() is None, "it goes on by itself"
     worker.kill()
-    end_of_thread("instrument exporter")
+    worker.wait()
 
 
 @pytest.mark.parametrize("how", ["thread", "close"])
@@ -701,7 +676,6 @@ def worker_of(session: Session) -> subprocess.Popen[str] | None:
 def test_an_exception_in_training_does_not_wait_for_the_exporter(
     profiler: dict[str, Any], log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log.expect("(SIGKILL)")
     monkeypatch.setattr(finisher, "_AFTER_FAILURE_S", 0.05)
     session = Session(lingers(profiler, "write"))
     with pytest.raises(ZeroDivisionError), session:  # noqa: PT012
@@ -712,23 +686,23 @@ def test_an_exception_in_training_does_not_wait_for_the_exporter(
     )
     worker = worker_of(session)
     worker.kill()
-    end_of_thread("instrument exporter")
+    worker.wait()
 
 
 def test_a_window_that_was_finished_before_it_was_told_is_not_waited_for(
     profiler: dict[str, Any],
 ) -> None:
     """The worker looks for itself whenever it is told of any window."""
-    tell = finisher.Finisher._tell_exporter
+    wake = finisher.Finisher._wake
 
-    def late(self: finisher.Finisher, folder: Path) -> bool:
-        if self._process is not None:
-            finisher._write(self._process, "")
-            until(lambda: not folder.exists())
-        return tell(self, folder)
+    def late(self: finisher.Finisher) -> None:
+        if self._process is not None and not self._over:
+            self._tell("")
+            until(lambda: not self.pending[-1].exists())
+        wake(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finisher.Finisher, "_tell_exporter", late)
+        patch.setattr(finisher.Finisher, "_wake", late)
         session = run(profiler)
     assert names(session) == ALL
 
@@ -812,7 +786,7 @@ def test_ctrl_c_in_an_inline_sink_reaches_the_training_and_loses_nothing(
     with (  # noqa: PT012
         pytest.raises(KeyboardInterrupt),
         Session(
-            active=1, repeat=2, output_dir=tmp_path, sinks={"pressed": Pressed()}, export="inline"
+            active=1, output_dir=tmp_path, sinks={"pressed": Pressed()}, export="inline"
         ) as session,
     ):
         session.step()
@@ -865,6 +839,8 @@ def test_where_the_output_folders_link_leads_nowhere_the_window_is_lost_and_trai
         until(lambda: session.captures)
         shutil.rmtree(scratch)
         session.step()
+    if where == "process":
+        log.expect("is neither queued nor complete")
     assert session.step_number == 2
     (error,) = log.at("ERROR")
     assert (
@@ -887,8 +863,8 @@ def test_a_queued_window_that_somebody_removed_is_not_waited_for(
     monkeypatch.setattr(queue, "queue", remove_first)
     session = run(profiler, export_timeout_s=100_000)
     assert names(session) == ALL[1:]
-    assert log.at("ERROR") == [
-        f"The exporter cannot find or read {ALL[0]} in {profiler['output_dir']}: was it removed?"
+    assert log.at("WARNING") == [
+        f"{ALL[0]} is neither queued nor complete in {profiler['output_dir']}: was it removed?"
     ]
 
 
@@ -911,20 +887,3 @@ def test_a_folder_that_cannot_name_its_run_is_not_left(
     with pytest.raises(OSError, match="No space left"):
         queue.stage(tmp_path, "w")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_where_no_thread_can_be_started_the_session_finishes_its_windows_itself(
-    profiler: dict[str, Any], log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    session = run(profiler, sinks={"table": {}})
-    assert names(session) == ALL
-    said = (
-        "No thread can be started (can't start new thread), so training waits while windows are "
-        "finished."
-    )
-    assert log.at("WARNING").count(said) == 1
-    assert all(capture.folder.joinpath("table.txt").exists() for capture in session.captures)

@@ -13,6 +13,7 @@ from textwrap import dedent
 
 import pytest
 import warm
+from builders import synchronous_steps
 from waits import until
 
 from instrument.base import queue
@@ -298,7 +299,7 @@ def test_a_signal_while_torch_stops_or_saves_costs_nothing(
 
 
 def test_ctrl_c_ends_the_waiting_at_the_end_and_nothing_is_lost(tmp_path: Path) -> None:
-    at_once = "from instrument.export import waiting; waiting._SILENT_S = 0"
+    at_once = "from instrument.base import waiting; waiting._SILENT_S = 0"
     trainer = Trainer(tmp_path, GATED.format(then=at_once))
     until((tmp_path / "at the gate").exists)
     assert any("Waiting for the exporter" in line for line in trainer.process.stderr)
@@ -394,6 +395,154 @@ def test_killing_trainer_and_exporter_leaves_a_queued_window_and_the_next_run_sa
     assert main(["export", str(trainer.out)]) == 0
     (capture,) = trainer.captures()
     assert len(capture.steps) == 1
+
+
+KILLS = """
+    import itertools, json, os, shutil, signal, sys
+    from pathlib import Path
+    from instrument.base import queue
+    from instrument.base.instantiate import sink_of_class
+    from instrument.export.window import finish
+
+    here, every = Path(sys.argv[1]), int(sys.argv[2])
+    options = {"table": {}, "report": {}, "chrome_trace": {"gzip": False, "metadata": {"a": 1}}}
+
+    class Counts:
+        def write(self, capture, folder):
+            (folder / "counts.txt").write_text("written")
+            with (here / "runs").open("a") as file:
+                file.write("x")
+
+    def work(folder, before=lambda: None):
+        child = os.fork()
+        if not child:
+            sinks = {"counts": Counts()}
+            sinks |= {name: sink_of_class(name, given) for name, given in options.items()}
+            before()
+            finish(folder, sinks, failed=set(), with_scalars=True)
+            os._exit(0)
+        return os.waitpid(child, 0)[1]
+
+    def kill_at(number):
+        lines = itertools.count(1)
+        def trace(frame, event, _):
+            if not frame.f_code.co_filename.endswith(("window.py", "queue.py", "sink_calls.py")):
+                return None
+            if event == "line" and next(lines) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+        return lambda: sys.settrace(trace)
+
+    def queued():
+        shutil.rmtree(here / "run", ignore_errors=True)
+        (here / "run").mkdir()
+        folder = queue.queue(queue.stage(here / "run", "w"), {"run": "a" * 32})
+        shutil.copy(here / "trace.json", folder)
+        return folder
+
+    def found(folder):
+        texts = {}
+        for file in sorted(folder.iterdir()):
+            texts[file.name] = file.read_bytes()
+            # as JSON, because the trace may have a key twice; without what the export took
+            if file.name in ("capture.json", "scalars.json", "trace.json"):
+                known = texts[file.name] = json.loads(texts[file.name])
+                known.pop("cost/export_ms", None)
+                known["cost"] = None
+        texts["report.html"] = len(texts["report.html"]) // 1000
+        return texts
+
+    assert work(queued()) == 0
+    expected = found(here / "run" / "w")
+    assert expected["capture.json"]["sinks_run"] == ["counts", "table", "report", "chrome_trace"]
+    for number in itertools.count(1, every):
+        (here / "runs").write_text("")
+        folder = queued()
+        status = work(folder, kill_at(number))
+        if not status:
+            break
+        assert status == signal.SIGKILL, status
+        for left in queue.left_busy(folder.parent):
+            queue.put_back(left)
+        for left in queue.queued(folder.parent):
+            assert work(left) == 0
+        again = found(folder.parent / "w")
+        different = [each for each in expected | again if again.get(each) != expected.get(each)]
+        assert not different, (number, different)
+        assert [each.name for each in folder.parent.iterdir()] == ["w"], number
+        assert len((here / "runs").read_text()) <= 2
+    print("kills", number // every)
+"""
+
+
+@pytest.mark.parametrize("every", [23, pytest.param(3, marks=pytest.mark.nightly)])
+def test_wherever_an_exporter_is_killed_another_makes_the_same_capture(
+    tmp_path: Path, every: int
+) -> None:
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": synchronous_steps(100)}))
+    done = warm.run_code(KILLS, str(tmp_path), str(every))
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) > 5
+
+
+THEIR_SINKS = """
+import os
+class Appends:
+    def write(self, capture, folder):
+        with (folder / "runs.txt").open("a") as file:
+            file.write("x")
+class Dies:
+    def write(self, capture, folder):
+        os.kill(os.getpid(), 4)
+"""
+
+
+def test_a_sink_that_has_run_is_not_run_again_after_a_kill(tmp_path: Path) -> None:
+    (tmp_path / "their_sinks.py").write_text(THEIR_SINKS)
+    trainer = Trainer(
+        tmp_path,
+        """
+        sys.path.insert(0, str(out.parent))
+        sinks = {name: {"_target_": f"their_sinks.{name}"} for name in ("Appends", "Dies")}
+        with Session(output_dir=str(out), active=1, sinks=sinks) as session:
+            train()
+            session.step()
+        """,
+    )
+    log = trainer.ended()
+    assert "The exporter ended while it worked on steps_000000-000000_rank0 (SIGILL)." in log
+    (busy,) = queue.left_busy(trainer.out)
+    assert queue.why(busy) == "The exporter ended while it worked on it (SIGILL)."
+    assert main(["export", str(trainer.out)]) == 0
+    (capture,) = trainer.captures_so_far()
+    assert (capture.folder / "runs.txt").read_text() == "x"
+    assert capture.about.sinks_run == ["Appends", "table", "chrome_trace"]
+
+
+def test_a_trainer_that_has_read_a_table_can_fork_data_loaders(tmp_path: Path) -> None:
+    """polars hangs in a forked child that uses it; no worker does."""
+    trainer = Trainer(
+        tmp_path,
+        """
+        from torch.utils.data import DataLoader
+        signal.alarm(120)
+        given = {"active": 1, "wait": 2, "repeat": 3}
+        with Session(given, output_dir=str(out), on_capture=lambda *_: say("called")) as session:
+            for epoch in range(3):
+                loader = DataLoader(
+                    torch.ones(6, 8), batch_size=2, num_workers=2, multiprocessing_context="fork"
+                )
+                for batch in session.steps(loader):
+                    batch.sum()
+                while not session.captures:
+                    time.sleep(0.01)
+                assert len(session.captures[0].operators)
+        """,
+    )
+    trainer.wait_for("called")
+    log = trainer.ended()
+    assert trainer.process.returncode == 0, log
+    assert len(trainer.captures()) == 3
 
 
 def _children_of(pid: int) -> list[int]:

@@ -119,8 +119,7 @@ ABOUT: dict[str, Any] = {
     "git": {"commit": "abc", "branch": "main"},
     "command": ["train.py"],
     "user_metadata": {"model": "vit"},
-    "scalars": {"window/steps": 2},
-    "sinks_inline": ["mine"],
+    "sinks_run": ["mine"],
     "config": {
         "ranks": "all",
         "communication": ["ring"],

@@ -49,7 +49,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
         {"_target_": "lies_here.Sink"},
         {"_target_": "instrument.export.sinks.parquet.Parquet", "dir": "{here}/made"},
         {"_target_": "instrument.export.sinks.tensorboard.TensorBoard", "dir": "{here}/made"},
-        {"_target_": "instrument.export.sinks.mlflow.MLflow", "tracking_uri": "{here}/made"},
+        {"_target_": "instrument.integrations.mlflow.MLflow", "tracking_uri": "{here}/made"},
         {"_target_": "instrument.export.sinks.chrome_trace.ChromeTrace", "copy_to": "{here}/made"},
     ],
     ids=lambda sink: sink["_target_"].rpartition(".")[2],
@@ -216,7 +216,7 @@ def killed(tmp_path: Path, **options: Any) -> Path:
     code = (
         "import os, signal, sys, torch; from instrument import Session; from instrument.record "
         "import finisher\n"
-        "finisher.Finisher._tell_exporter = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "finisher.Finisher._wake = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"with Session(active=1, output_dir={str(out)!r}, **{options!r}) as session:\n"
         "    torch.ones(2) + 1\n"
         "    session.step()\n"

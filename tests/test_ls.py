@@ -18,6 +18,8 @@ from commands import Command
 from golden import Golden
 from rich.console import Console
 
+from instrument.base import queue
+from instrument.base.file_lock import FileLock
 from instrument.cli import ls
 from instrument.read.advise.verdict import verdict
 from instrument.read.capture import Capture
@@ -126,3 +128,27 @@ def test_a_capture_without_a_trace_says_so(
     assert newest["step_ns"] is None
     assert newest["first_step"] == 3
     assert text in command("show", runs[2].folder, status=2).err
+
+
+def test_windows_that_are_not_exported_are_named_with_the_reason(
+    tmp_path: Path, command: Command
+) -> None:
+    alive = FileLock(queue.lock_of(tmp_path, "a" * 32))
+    assert alive.hold()
+    folders = [
+        queue.queue(queue.stage(tmp_path, name, run), {"run": run})
+        for name, run in (("first", "a" * 32), ("second", "b" * 32), ("third", "b" * 32))
+    ]
+    queue.say_why(queue.take(folders[2]), "The exporter ended while it worked on it (SIGILL).")
+    out = command("ls", tmp_path).out
+    waiting = json.loads(command("ls", tmp_path, "--json").out)
+    alive.release(done=True)
+    assert waiting["captures"] == []
+    assert {each["name"]: each["why"] for each in waiting["queued"]} == {
+        "first": "Its run is alive, and exports it.",
+        "second": "Its run has ended.",
+        "third": "The exporter ended while it worked on it (SIGILL).",
+    }
+    words = " ".join(out.split())
+    assert "Not exported: third. The exporter ended while it worked on it (SIGILL)." in words
+    assert f"`instrument export {tmp_path}` exports what ended runs have left." in words

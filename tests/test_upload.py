@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import shutil
 import socket
@@ -29,11 +28,11 @@ from own_sinks import Posts
 from waits import end_of_run_in_leaps, end_of_thread, until
 
 from instrument import Capture, ProfilerConfig, Session
-from instrument.base import storage
+from instrument.base import storage, waiting
 from instrument.base.errors import CaptureError, ConfigError, MissingPackage
 from instrument.base.redact import public, redact
 from instrument.cli import command
-from instrument.export import upload, waiting
+from instrument.export import exporter, upload
 from instrument.record import finisher
 
 # botocore calls datetime.utcnow, and moto's server is closed by another thread than began it
@@ -374,14 +373,14 @@ def test_a_hanging_upload_delays_no_window_and_after_a_killed_exporter_another_s
         "output_dir": str(output),
     }
     with Session(active=1, repeat=2, **given) as session:
-        exporter = session._loop.run.finisher
+        finishing = session._loop.run.finisher
         with socket.create_server(("127.0.0.1", server.port)) as deaf:
             session.step()
             asking, _ = deaf.accept()  # and never answer
         session.step()
         until(lambda: len(session.captures) == 2)
         server.start()
-        exporter._process.kill()
+        finishing._process.kill()
     asking.close()
     (error,) = log.at("ERROR")
     assert error.startswith(
@@ -427,7 +426,7 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     end_of_run_in_leaps(monkeypatch, 10_000)
     session = record(tmp_path / "here", url, 2, export_timeout_s=100_000)
     assert (
-        f"Waiting for the upload, at most 70000 s: 2 of 2 windows are left (current: {ALL[0]})"
+        f"Waiting for the upload, at most 90000 s: 2 of 2 windows are left (current: {ALL[0]})"
         in log.at("INFO")
     )
     (warning,) = log.at("WARNING")
@@ -444,11 +443,9 @@ class Hanging:
 
     alive, now = True, 0.0
 
-    def is_alive(self) -> bool:
-        return self.alive
-
-    def join(self, timeout_s: float) -> None:
-        self.now += timeout_s
+    def ended(self, timeout_s: float) -> bool:
+        self.now += timeout_s if self.alive else 0
+        return not self.alive
 
 
 @pytest.fixture
@@ -464,7 +461,7 @@ def test_left_ones_that_come_back_are_counted_again(
     monkeypatch.setattr(waiting, "_SILENT_S", 0.0)
     monkeypatch.setattr(waiting, "_LOG_EVERY_S", 0.0)
     left = iter([["d"], ["a", "b", "c"], ["b", "c"], []])
-    waiting.wait_for(hanging, lambda: next(left), 60, 0, "upload")
+    waiting.wait_for(hanging.ended, lambda: next(left), 60, 0, "upload")
     assert log.at("INFO") == [
         "Waiting for the upload, at most 60 s: 1 of 1 windows are left (current: d)",
         "Waiting for the upload, at most 60 s: 3 of 3 windows are left (current: a)",
@@ -483,7 +480,7 @@ def test_a_wait_is_quiet_for_two_seconds_and_says_the_same_each_minute(
             said.append(hanging.now)
         return ["a"]
 
-    waiting.wait_for(hanging, left, 125, 0, "exporter")
+    waiting.wait_for(hanging.ended, left, 125, 0, "exporter")
     assert said == pytest.approx([2, 62, 122], abs=0.3)  # heard by the next look
 
 
@@ -494,10 +491,10 @@ def test_no_wait_is_longer_than_allowed_or_than_the_thread_runs(hanging: Any) ->
         (list, 60, 3),
     ):
         hanging.now = 0
-        waiting.wait_for(hanging, left, allowed_s, closing_s, "upload")
+        waiting.wait_for(hanging.ended, left, allowed_s, closing_s, "upload")
         assert hanging.now == pytest.approx(3)
     hanging.alive, hanging.now = False, 0
-    waiting.wait_for(hanging, lambda: ["a"], 60, 60, "upload")
+    waiting.wait_for(hanging.ended, lambda: ["a"], 60, 60, "upload")
     assert hanging.now == 0
 
 
@@ -531,7 +528,7 @@ def test_where_training_fails_uploads_are_not_waited_for(
     assert command.main(["export", str(here), "--upload-to", url]) == 0
     assert capsys.readouterr().out == f"Sent {url}/{remote_name(here / ALL[0])}.\n"
     gate.set()
-    session._loop.run.finisher._uploads.close()
+    session._loop.run.finisher._inline._uploads.close()
 
 
 @pytest.mark.parametrize(
@@ -721,10 +718,10 @@ def test_uploads_know_how_many_ranks_record(
 ) -> None:
     config = ProfilerConfig(upload_to="memory://there", export=export, ranks=ranks)
     sizes = []
-    monkeypatch.setattr(finisher, "Uploads", lambda *about: sizes.append(about[-1]))
+    monkeypatch.setattr(exporter, "Uploads", lambda *about: sizes.append(about[-1]))
     made = finisher.Finisher(config, tmp_path, 3, 5000)
-    (size,) = sizes or [made._job.recording_ranks]
-    assert size == expected
+    made.begin()
+    assert (sizes or [made._job.recording_ranks]) == [expected]
 
 
 def test_a_capture_that_fails_by_itself_holds_up_no_other(
@@ -751,20 +748,6 @@ def test_a_capture_that_fails_by_itself_holds_up_no_other(
     assert "(*** was refused)" in log.at("ERROR")[0]
     assert log.at("WARNING") == []
     assert len(session.captures) == 2
-
-
-def test_a_sink_of_this_process_has_run_before_the_capture_is_sent(tmp_path: Path) -> None:
-    class Here:
-        def write(self, capture: Capture, folder: Path) -> None:
-            (folder / "here.txt").write_text(str(os.getpid()))
-
-    url = f"file://{tmp_path}/there"
-    session = record(tmp_path / "here", url, export="process", sinks={"here": Here(), "table": {}})
-    run = session._loop.run
-    assert run.finisher._job.upload_to is None, "the worker sends nothing"
-    assert run.finisher._job.owner == os.getuid(), "and takes only folders of this user"
-    there = tmp_path / "there" / remote_name(tmp_path / "here" / ALL[0])
-    assert {"here.txt", "table.txt", "capture.json"} <= set(names(there))
 
 
 REFUSED = (
@@ -832,7 +815,7 @@ def test_no_file_and_no_log_tells_the_password_in_a_sinks_address(
     config = ProfilerConfig(
         sinks={"open": Posts(to="https://host/hook"), "posts": Posts(to=address)}, active=1
     )
-    assert config.inline_sinks == [], "another process hears the address through a pipe"
+    assert config.sinks_for_exporter.keys() == {"open", "posts"}, "another process hears it all"
     assert config.plain()["sinks"]["posts"]["to"] == "https://***@host/hook?***"
     with Session(config, output_dir=tmp_path / "profile", export=export) as session:
         session.step()

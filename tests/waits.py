@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from instrument.export import waiting
+from instrument.base import waiting
 from instrument.record import finisher, session, step_loop, unedited
 
 

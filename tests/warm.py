@@ -33,7 +33,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from textwrap import dedent
 from types import ModuleType, SimpleNamespace
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 from weakref import finalize
 
 import pytest
@@ -167,34 +167,28 @@ class Exporter(Script):
         self,
         command: Sequence[str],
         *,
+        stdout: IO[bytes],
         stderr: int | None,
         env: Mapping[str, str],
         pass_fds: Sequence[int],
         start_new_session: bool,
         **_: object,
     ) -> None:
-        (reading, to_it), (from_it, writing) = os.pipe(), os.pipe()
-        handles = {0: reading, 1: writing, **{number: number for number in pass_fds}}
+        reading, to_it = os.pipe()
+        handles = {0: reading, 1: stdout.fileno(), **{number: number for number in pass_fds}}
         if stderr is None:
             handles[2] = 2
         own = "setsid()" if start_new_session else f"setpgid(0, {os.getpgrp()})"
         given = command[command.index("-c") + 1 :]
         code = f"import os; os.{own}; {given[0]}"
         self._start(["-c", code, *given[1:]], Path.cwd(), env, handles)
-        for end in (reading, writing):
-            os.close(end)
+        os.close(reading)
         self.stdin = os.fdopen(to_it, "w", encoding="utf-8")
-        self.stdout = os.fdopen(from_it, encoding="utf-8")
 
-    def __enter__(self) -> Exporter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stdout.close()
-        try:
-            self.stdin.close()
-        finally:
-            self.wait()
+    def wait(self, timeout: float = HANGS_S) -> int:
+        if self.returncode is None and not select.select([self._connection], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("exporter", timeout)
+        return super().wait()
 
     def poll(self) -> int | None:
         if select.select([self._connection], [], [], 0)[0]:
@@ -214,7 +208,8 @@ def exporters() -> Iterator[None]:
 def fork_exporters(patch: pytest.MonkeyPatch) -> None:
     """Have `Finisher` fork its exporters instead of starting a new interpreter."""
     like_subprocess = SimpleNamespace(
-        Popen=Exporter, **{each: getattr(subprocess, each) for each in ("PIPE", "DEVNULL")}
+        Popen=Exporter,
+        **{each: getattr(subprocess, each) for each in ("PIPE", "DEVNULL", "TimeoutExpired")},
     )
     patch.setattr("instrument.record.finisher.subprocess", like_subprocess)
 
@@ -285,7 +280,7 @@ def _load() -> None:
     from instrument.cli.command import main  # noqa: F401
 
     read = ("advise", "compare", "facts", "ranks", "show", "show/page", "trace", "views")
-    for room in (*(f"read/{each}" for each in read), "finish"):
+    for room in (*(f"read/{each}" for each in read), "export"):
         for module in pkgutil.iter_modules([f"{Path(instrument.__file__).parent}/{room}"]):
             importlib.import_module(f"instrument.{room.replace('/', '.')}.{module.name}")
     import instrument.export.sinks.table

@@ -69,11 +69,9 @@ TESTS = {
         "tests/test_hydra.py::test_an_application_that_knows_nothing_of_us",
         "tests/test_session.py::test_a_folder_that_cannot_be_written_is_told_before_the_first_step",
     ],
-    "instrument/export/retention.py": _top("delivery", "upload"),
     "instrument/record/finisher.py": [
-        *_top("delivery", "upload"),
-        "tests/test_exporter.py::test_a_full_queue_drops_windows_and_names_them",
-        "tests/test_exporter.py::test_where_no_thread_can_be_started_the_session_finishes_its_windows_itself",
+        *_top("delivery", "upload", "faults"),
+        "tests/test_exporter.py::test_an_exporter_that_cannot_begin_is_said_once_and_loses_nothing",
         "tests/sinks/test_trackers.py::test_no_capture_is_removed_before_a_tracker_has_it",
     ],
     "instrument/export/window.py": [
@@ -212,7 +210,7 @@ PLANTED = [
     ),
     Planted(
         "retention removes the newest of those it may",
-        "instrument/export/retention.py",
+        "instrument/base/queue.py",
         "for folder in captures[:-1]:",
         "for folder in reversed(captures[:-1]):",
         "tests/test_delivery.py::test_keep_leaves_the_last_captures[inline]",
@@ -233,7 +231,7 @@ PLANTED = [
     ),
     Planted(
         "retention removes the last capture",
-        "instrument/export/retention.py",
+        "instrument/base/queue.py",
         "for folder in captures[:-1]:",
         "for folder in captures:",
         "tests/test_delivery.py::test_a_disk_budget_removes_the_oldest_and_never_the_last",
@@ -241,19 +239,19 @@ PLANTED = [
     Planted(
         "renamed before capture.json is written",
         "instrument/base/queue.py",
-        """    _write_new(staging / METADATA_FILE, _as_text({**metadata, "name": name_of(staging)}))
+        """    _write_new(staging / METADATA_FILE, _as_text({**metadata, "name": name}))
     staging.rename(folder)
 """,
         """    staging.rename(folder)
-    _write_new(folder / METADATA_FILE, _as_text({**metadata, "name": name_of(folder)}))
+    _write_new(folder / METADATA_FILE, _as_text({**metadata, "name": name}))
 """,
         "tests/test_exporter.py::test_a_window_without_its_capture_json_is_not_queued",
     ),
     Planted(
-        "the worker reports a capture before its sinks have run",
-        "instrument/export/__main__.py",
-        "        _allow(job.timeout_s)\n        place",
-        "        _answer(answers, done=str(window), place=str(window))\n        _allow(job.timeout_s)\n        place",
+        "a sink is noted before it has run",
+        "instrument/export/window.py",
+        "            if is_after or name not in queue.sinks_run(folder):\n",
+        "            queue.note_sink(folder, name)\n            if is_after:\n",
         "tests/test_exporter.py::test_another_process_makes_each_capture_and_its_words_arrive_in_order",
     ),
     Planted(

@@ -11,9 +11,6 @@ from typing import Any
 
 import msgspec
 
-#: The line before the exporter's answers. What Python's start prints, or a package, comes before.
-BEGIN_ANSWERS = "instrument exporter: answers"
-
 
 class Job(msgspec.Struct, kw_only=True):
     """The job of the exporter of one rank of a run.
@@ -24,6 +21,9 @@ class Job(msgspec.Struct, kw_only=True):
         one_per_role: whether only one rank of each parallel role keeps its trace.
         owner: the user id that owns the run's files; folders of others are left alone.
         sinks: the config (`_target_` and options) of each sink, in the order of the run's config.
+        scalars: whether to write `scalars.json`, for callbacks of the training process.
+        keep: how many captures may stay; None means no limit.
+        disk_budget: how many bytes they may take.
         upload_to: the URL to upload captures to; None means that nothing is uploaded.
         upload_options: fsspec's options for the URL.
         timeout_s: the longest time for one capture.
@@ -35,6 +35,9 @@ class Job(msgspec.Struct, kw_only=True):
     one_per_role: bool = False
     owner: int | None = None
     sinks: dict[str, dict[str, Any]] = {}
+    scalars: bool = False
+    keep: int | None = None
+    disk_budget: int | None = None
     upload_to: str | None = None
     upload_options: dict[str, Any] = {}
     timeout_s: float = 600.0

@@ -20,9 +20,11 @@ from pydantic import BaseModel
 from instrument.base.errors import ConfigError, InstrumentError, suggestion
 from instrument.base.presets import shipped
 
+# For each kind of object: the option that holds it, its method, and how it is called.
 _METHODS = {
-    "sink": ("write", "write(self, capture, folder)"),
-    "trigger": ("fires", "fires(self, step) -> bool"),
+    "sink": ("sinks", "write", "a method write(self, capture, folder)"),
+    "trigger": ("triggers", "fires", "a method fires(self, step) -> bool"),
+    "callback": ("on_capture", "__call__", "a function (folder, scalars)"),
 }
 
 
@@ -47,24 +49,28 @@ def by_name(group: str, given: Any) -> Any:
     return {name: {} for name in names}
 
 
-def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
-    """Build the sink or trigger that `profiler.sinks.NAME` or `profiler.triggers.NAME` describes.
+def build(kind: Literal["sink", "trigger", "callback"], name: str, given: Any) -> Any:
+    """Build what `profiler.sinks.NAME`, `triggers.NAME` or `on_capture.NAME` describes.
 
     `given` is a `_target_` mapping, the options of a built-in class, or an instance, which is
     returned.
 
     Raises:
         ConfigError: `given` has another form or cannot be built, or the result lacks the method of
-            a sink (`write`) or of a trigger (`fires`).
+            a sink (`write`) or of a trigger (`fires`), or cannot be called.
     """
-    path, (method, signature) = f"profiler.{kind}s.{name}", _METHODS[kind]
+    option, method, signature = _METHODS[kind]
+    path = f"profiler.{option}.{name}"
     if isinstance(given, Mapping):
         if "_target_" not in given:
-            known = shipped(f"{kind}s")
+            known = shipped(option)
             if name not in known:
+                hint = suggestion(name, known) or ": give the class to build."
+                if name in shipped("on_capture"):
+                    hint = f": it is one of profiler.on_capture, as in on_capture=[{name}]."
                 raise ConfigError(
                     f"{path} is none of the built-in {kind}s ({', '.join(known)}), and has no "
-                    f"_target_{suggestion(name, known) or ': give the class to build.'}"
+                    f"_target_{hint}"
                 )
             given = {"_target_": known[name], **given}
         given = instantiated(path, given)
@@ -73,7 +79,7 @@ def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
             f"{path} is the class {given.__name__}: give an instance, {given.__name__}()."
         )
     if not callable(getattr(given, method, None)):
-        raise ConfigError(f"{path} is {given!r}, but it must have a method {signature}.")
+        raise ConfigError(f"{path} is {given!r}, but it must have {signature}.")
     return given
 
 
@@ -111,9 +117,9 @@ def sink_of_class(target: str, options: Mapping[str, Any]) -> Any:
         ConfigError: there is no such class, it has no method `write`, or an option is wrong.
         MissingPackage: the sink needs a package that is not installed.
     """
-    path, (method, signature) = target, _METHODS["sink"]
+    path, (_, method, signature) = target, _METHODS["sink"]
     if "." not in target:
-        known = shipped("sinks")
+        known = shipped("sinks") | shipped("on_capture")
         if target not in known:
             hint = (
                 suggestion(target, known) or "; give one of these, or the import path of a class."
@@ -125,9 +131,7 @@ def sink_of_class(target: str, options: Mapping[str, Any]) -> Any:
     try:
         kind = _imported(path)
         if not inspect.isclass(kind) or not callable(getattr(kind, method, None)):
-            raise ConfigError(
-                f"{target!r} is not a sink class: a sink class has a method {signature}."
-            )
+            raise ConfigError(f"{target!r} is not a sink class: a sink class has {signature}.")
         return kind(**options)
     except InstrumentError:
         raise
@@ -157,25 +161,26 @@ def parse_options(given: Iterable[str]) -> dict[str, Any]:
 
 
 def as_mapping(instance: Any, given: Any = None) -> dict[str, Any]:
-    """The `_target_` mapping of a sink or trigger that was built from `given`.
+    """The `_target_` mapping of a sink, trigger or callback that was built from `given`.
 
     The mapping holds all options of a pydantic model, else those in `given` if it is a mapping.
     """
-    target = f"{type(instance).__module__}.{type(instance).__qualname__}"
+    kind = instance if inspect.isroutine(instance) else type(instance)
+    target = f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(instance, BaseModel):
         with suppress(Exception):  # a field may not be serializable
             return {"_target_": target, **instance.model_dump(mode="json")}
     return dict(given) if isinstance(given, Mapping) else {"_target_": target}
 
 
-def for_any_process(sink: Any, given: Any) -> Any:
-    """A `_target_` mapping from which any process can build `sink`; `sink` itself if there is none.
+def for_any_process(sink: Any, given: Any) -> dict[str, Any] | None:
+    """A `_target_` mapping from which any process can build `sink`; None if there is none.
 
     `given` is the value in the config from which the sink was built.
     """
     kind = type(sink)
-    if getattr(sink, "inline", False) or kind.__module__ == "__main__":
-        return sink
+    if kind.__module__ == "__main__":
+        return None
     try:
         mapping = as_mapping(sink, given)
         options = {name: value for name, value in mapping.items() if name != "_target_"}
@@ -185,9 +190,9 @@ def for_any_process(sink: Any, given: Any) -> Any:
         else:  # the export process builds the sink without Hydra
             same = isinstance(given, Mapping) and not any(name.startswith("_") for name in options)
             same = same and '"_target_"' not in written
-        return mapping if same and _imported(mapping["_target_"]) is kind else sink
+        return mapping if same and _imported(mapping["_target_"]) is kind else None
     except Exception:  # a user's class may raise anything
-        return sink
+        return None
 
 
 def _imported(target: str) -> Any:

@@ -79,6 +79,6 @@ def _parsed(path: str) -> Any:
 
 @cache
 def shipped(group: str) -> dict[str, str]:
-    """The `_target_` of each built-in sink or trigger, by name; `group` is sinks or triggers."""
+    """The `_target_` of each built-in object of a group: sinks, triggers or on_capture."""
     names = [p.name[:-5] for p in (_PRESETS / group).iterdir() if p.name.endswith(".yaml")]
     return {name: _yaml(f"{group}/{name}.yaml")[name]["_target_"] for name in sorted(names)}

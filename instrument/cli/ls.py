@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "List the captures below a folder by run, the newest first. Each capture has a verdict: "
         "the title of the largest finding of `instrument diagnose`. For the verdicts, the command "
-        "reads the traces."
+        "reads the traces. Windows that are not exported yet are named, with the reason."
     )
     add = parser.add_argument
     of = "a folder that holds captures, a capture, a Chrome trace, or a URL (default: %(default)s)"
@@ -36,19 +36,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the list of captures as text, JSON or CSV."""
+    from instrument.base import queue
+    from instrument.base.errors import CaptureError
     from instrument.read.show.capture_list import CAPTURES, capture_row, sections
-    from instrument.read.views.find_captures import captures_at
+    from instrument.read.views.find_captures import DEPTH, captures_at
     from instrument.read.views.table import Table
 
-    found = captures_at(arguments.path)
+    path = arguments.path
+    queued = [] if isinstance(path, str) else queue.unfinished(path, DEPTH)
+    try:
+        found = captures_at(path)
+    except CaptureError:
+        if not queued:
+            raise
+        found = []
     newest = found[::-1][: arguments.rows]
     rows = [capture_row(place, verdict=not arguments.no_verdict) for place in newest]
     if arguments.json:
-        return Written(json_text({"captures": rows}))
+        waiting = [
+            {"run": str(each.parent), "name": queue.name_of(each), "why": queue.why(each)}
+            for each in queued
+        ]
+        return Written(json_text({"captures": rows, "queued": waiting}))
     table = Table.of_dicts(CAPTURES, rows)
     if arguments.csv:
         return Written(table.to_csv().rstrip("\n"))
     left_out = len(found) - len(newest)
     are = "is" if left_out == 1 else "are"
     note = f"{counted(left_out, 'older capture')} {are} not listed; --rows -1 lists all."
-    return [*sections(table), *([note] if left_out else [])]
+    notes = [f"Not exported: {queue.name_of(each)}. {queue.why(each)}" for each in queued]
+    if queued:
+        notes.append(f"`instrument export {path}` exports what ended runs have left.")
+    return [*sections(table), *([note] if left_out else []), *notes]

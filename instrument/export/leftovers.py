@@ -7,7 +7,7 @@ need data that was not recorded. They write only into the capture's folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,7 +110,7 @@ def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = Non
                 if is_ours:
                     lock.release(done=True)
             if sinks is None:
-                notes += _left_out(done[-1], about, chosen)
+                notes += _left_out(done[-1], about, Capture.load(done[-1]).about.sinks_run)
         except (InstrumentError, OSError) as error:
             errors.append(f"{queue.name_of(folder)}: {reason_of(error)}")
     return Outcome(done, list(dict.fromkeys(notes)), errors)
@@ -125,16 +125,9 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) -> list[str]:
-    """A list with a sentence about the sinks that did not run; an empty list if all have run.
-
-    Sinks that ran, or should have run, in the training process do not count.
-    """
-    config = about.get("config", {})
-    inline = about.get("sinks_inline", [])
-    wanted = [
-        str(name) for name in config.get("sinks", {}) if name not in ran and name not in inline
-    ]
+def _left_out(folder: Path, about: Mapping[str, Any], ran: Sequence[str]) -> list[str]:
+    """A list with a sentence about the sinks that did not run; an empty list if all have run."""
+    wanted = [str(name) for name in about.get("config", {}).get("sinks", {}) if name not in ran]
     if not wanted:
         return []
     known = shipped("sinks")

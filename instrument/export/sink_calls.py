@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from textwrap import indent
 from traceback import format_exception, print_exception
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from instrument.base.errors import InstrumentError, reason_of
 from instrument.base.instantiate import sink_of_class
@@ -19,7 +19,6 @@ from instrument.base.queue import name_of
 from instrument.base.signals import raised_by_handler
 
 if TYPE_CHECKING:
-    from instrument.export.sinks.sink import Sink
     from instrument.read.capture import Capture
 
 
@@ -33,7 +32,8 @@ def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[s
         with ending_children():
             sink.write(capture, folder)
     except BaseException as error:  # training and the other sinks go on
-        if raised_by_handler(error):
+        # after Ctrl-C, `interruptibly` raises when the capture is complete
+        if raised_by_handler(error) and not isinstance(error, KeyboardInterrupt):
             raise
         if name in failed:
             return
@@ -46,36 +46,25 @@ def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[s
         )
 
 
-def is_sink(sink: Any) -> TypeGuard[Sink]:
-    """Whether a sink is a `Sink`, and not just an object that has `write`."""
-    return isinstance(sink, Options)
+def is_last(sink: Any) -> bool:
+    """Whether a sink runs after all others."""
+    return bool(getattr(sink, "last", False))
 
 
-def call_sinks(
-    sinks: Mapping[str, Any],
-    what: Literal["notice", "close"],
-    failed: set[str],
-    timeout_s: float | None = None,
-) -> None:
-    """Call `notice` or `close` of all sinks, `close` with `timeout_s`; log what they raise.
-
-    Only the first exception of each sink and method is logged; `failed` then holds SINK.METHOD.
-    """
+def close_sinks(sinks: Mapping[str, Any], failed: set[str], timeout_s: float | None = None) -> None:
+    """Call `close` of all sinks; log what they raise. `timeout_s` is as for `Sink.close`."""
     for name, sink in sinks.items():
         try:
-            if not is_sink(sink):  # `close` of a user's own class may mean anything
+            if not isinstance(sink, Options):  # `close` of a user's own class may mean anything
                 continue
             with ending_children():
-                if what == "notice":
-                    sink.notice()
-                else:
-                    sink.close(timeout_s)
+                sink.close(timeout_s)  # type: ignore[attr-defined]
         except BaseException as error:
-            if raised_by_handler(error):
+            if raised_by_handler(error) and not isinstance(error, KeyboardInterrupt):
                 raise
-            if f"{name}.{what}" not in failed:
-                failed.add(f"{name}.{what}")
-                _log_error(f"The {name} sink failed in {what}(): {reason_of(error)}", error)
+            if f"{name}.close" not in failed:
+                failed.add(f"{name}.close")
+                _log_error(f"The {name} sink failed in close(): {reason_of(error)}", error)
 
 
 def _log_error(sentence: str, error: BaseException) -> None:

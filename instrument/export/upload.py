@@ -15,13 +15,12 @@ from random import SystemRandom
 from threading import Condition, Thread
 from typing import Any
 
-from instrument.base import queue
+from instrument.base import queue, waiting
 from instrument.base.errors import CaptureError, reason_of
 from instrument.base.files import METADATA_FILE, read_bytes, write
 from instrument.base.log import logger
 from instrument.base.redact import without_secrets
 from instrument.base.storage import NOTE_FILE, files_of, filesystem
-from instrument.export import waiting
 
 # The average pauses between the attempts to upload one capture, in seconds.
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -72,7 +71,12 @@ class Uploads:
         if timeout_s is None:
             self._thread.join()
         else:
-            waiting.wait_for(self._thread, self._left, timeout_s, timeout_s, "upload")
+            waiting.wait_for(self._ended, self._left, timeout_s, timeout_s, "upload")
+
+    def _ended(self, seconds: float) -> bool:
+        assert self._thread is not None
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _left(self) -> list[str]:
         return [folder.name for folder in self._pending]
@@ -165,6 +169,7 @@ def send(folder: Path, url: str, options: Mapping[str, Any]) -> str:
             f"{len(missing)} of the capture's files did not arrive completely, such as {missing[0]}"
         )
     _note(folder, place, arrived=True)
+    queue.let_go(folder, "upload")
     return place
 
 

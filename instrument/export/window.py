@@ -1,7 +1,8 @@
-"""Finishes one saved window: compresses the trace, writes a summary, runs the sinks."""
+"""Finishes one saved window: compresses the trace, runs the sinks, completes capture.json."""
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Mapping
@@ -10,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from instrument.base import files, queue
-from instrument.base.errors import CaptureError, InstrumentError, reason_of
+from instrument.base.errors import CaptureError, reason_of
 from instrument.base.log import logger
-from instrument.base.queue import PACKED, RAW
-from instrument.export.sink_calls import run_sink
-from instrument.export.sinks.window_scalars import scalars
+from instrument.base.queue import PACKED, RAW, SCALARS_FILE
+from instrument.export.sink_calls import is_last, run_sink
+from instrument.export.sinks.window_scalars import numbers
 from instrument.read.capture import Capture
 from instrument.read.ranks import rank_summary as of_rank
 from instrument.read.trace.rewrite import rewrite
@@ -25,13 +26,22 @@ _IN_ANY_NAME = {"mesh", "parallel", "group", "gloo"}
 
 
 def finish(
-    folder: Path, sinks: Mapping[str, Any], *, failed: set[str], one_per_role: bool = False
+    folder: Path,
+    sinks: Mapping[str, Any],
+    *,
+    failed: set[str],
+    one_per_role: bool = False,
+    with_scalars: bool = False,
 ) -> Path:
     """Turn a queued folder into a finished capture, and return the capture's folder.
 
     While this function runs, the folder is busy. After an exception, it is queued again. `failed`
     holds the names of the sinks whose first error in this run is logged; new ones are added. With
-    `one_per_role`, only one rank of each parallel role keeps its trace and runs the sinks.
+    `one_per_role`, only one rank of each parallel role keeps its trace and runs the sinks. With
+    `with_scalars`, `scalars.json` is written too.
+
+    Sinks that a process that was killed had already run are not run again, except those with
+    `last`, which change files that other sinks read.
 
     Raises:
         TakenError: another process is finishing the folder.
@@ -40,7 +50,8 @@ def finish(
     """
     try:
         busy = queue.take(folder)
-        return queue.publish(busy, _work_on(busy, sinks, failed, one_per_role))
+        about = _work_on(busy, sinks, failed, one_per_role, with_scalars)
+        return queue.publish(busy, about)
     except queue.TakenError:
         raise
     except BaseException:  # also what a signal's handler raises before or after the two renames
@@ -51,7 +62,11 @@ def finish(
 
 
 def _work_on(
-    folder: Path, sinks: Mapping[str, Any], failed: set[str], one_per_role: bool
+    folder: Path,
+    sinks: Mapping[str, Any],
+    failed: set[str],
+    one_per_role: bool,
+    with_scalars: bool,
 ) -> dict[str, Any]:
     """Do all the work on a busy folder; return the new content of its capture.json."""
     began = time.perf_counter_ns()
@@ -62,24 +77,26 @@ def _work_on(
     if of_rank.SUMMARY_FILE in present and present.isdisjoint({RAW, PACKED}):
         return about  # only the new name was left to do
     _compress(folder, about.get("user_metadata", {}))
-    cost = about["cost"] = {
-        **about.get("cost", {}),
-        "packed_bytes": (folder / PACKED).stat().st_size,
-    }
+    # a process that was killed may have written the size already, before a sink changed the trace
+    packed_bytes = (folder / PACKED).stat().st_size
+    cost = about["cost"] = {"packed_bytes": packed_bytes, **about.get("cost", {})}
     capture = Capture.load(folder)
     capture.metadata["cost"] = cost
     _summarize(capture, folder, failed)
     keeps = True
     if one_per_role and files.exists(folder / of_rank.SUMMARY_FILE) and not _keeps(capture, failed):
         keeps, sinks = False, {}
-    # a stable sort: sinks without `last` come first, otherwise the config's order stays
-    for name in sorted(sinks, key=lambda name: bool(getattr(sinks[name], "last", False))):
-        cost["export_ns"] = time.perf_counter_ns() - began  # the time so far: sinks report it
-        run_sink(name, sinks[name], capture, folder, failed)
+    for is_after in (False, True):
+        for name in (each for each in sinks if is_last(sinks[each]) is is_after):
+            cost["export_ns"] = time.perf_counter_ns() - began  # the time so far: sinks report it
+            if is_after or name not in queue.sinks_run(folder):
+                run_sink(name, sinks[name], capture, folder, failed)
+                queue.note_sink(folder, name)
+        if with_scalars and keeps and not is_after:
+            cost["export_ns"] = time.perf_counter_ns() - began
+            files.write(folder / SCALARS_FILE, json.dumps(numbers(capture)))
+    about["sinks_run"] = list(dict.fromkeys(queue.sinks_run(folder)))
     cost["export_ns"] = time.perf_counter_ns() - began
-    with suppress(InstrumentError):
-        if about.get("sinks_inline"):  # so that inline sinks need not read the trace
-            about["scalars"] = dict(scalars(capture))
     queue.describe(folder, about)
     if not keeps:  # last: without its trace, the work cannot be done again
         (folder / PACKED).unlink()

@@ -1,4 +1,4 @@
-"""Sessions with Accelerate: as the profiler of an `Accelerator`, and a sink for its trackers.
+"""Sessions with Accelerate: as the profiler of an `Accelerator`, and a callback for its trackers.
 
 A plain `Session` works in Accelerate's loop too.
 """
@@ -6,12 +6,9 @@ A plain `Session` works in Accelerate's loop too.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from instrument.base.errors import MissingPackage
-from instrument.export.sinks.sink import Sink
-from instrument.export.sinks.window_scalars import known_scalars
-from instrument.read.capture import Capture
 from instrument.record.config.schema import NO_CONFIG
 from instrument.record.session import Session
 
@@ -43,24 +40,24 @@ def profile_handler(
     return handler
 
 
-class Trackers(Sink):
-    """Logs the scalars of each window with `accelerator.log`.
+class Trackers:
+    """Logs the scalars of each capture with `accelerator.log`.
 
-    Use it in `Session(…, sinks={"trackers": Trackers(accelerator=accelerator)})`.
+    Use it in `Session(…, on_capture=Trackers(accelerator))`; `init_trackers` of the accelerator
+    must be called before the first window ends.
 
     The scalars are those of the TensorBoard sink, with `profiler/` before each name, and are logged
-    for the window's last step. As usual in Accelerate, only the main process logs. A thread logs
-    the scalars some seconds after the window. If training has logged a newer step meanwhile, a
-    tracker that refuses older steps, such as W&B, loses the scalars. For W&B, use the wandb sink
-    instead.
+    for the window's last step. As usual in Accelerate, only the main process logs. A capture is
+    complete some seconds after its window. If training has logged a newer step meanwhile, a
+    tracker that refuses older steps, such as W&B, loses the scalars. For W&B, use
+    `instrument.integrations.wandb` instead.
     """
 
-    inline: ClassVar[bool] = True  # the trackers are open in the training process
+    def __init__(self, accelerator: Any) -> None:
+        self.accelerator = accelerator
 
-    accelerator: Any
-    """The `Accelerator`; its `init_trackers` must be called before the first window ends."""
-
-    def write(self, capture: Capture, folder: Path) -> None:
-        """Log the window's scalars."""
-        values = {f"profiler/{tag}": value for tag, value in known_scalars(capture).items()}
-        self.accelerator.log(values, step=capture.metadata["window"]["last_step"])
+    def __call__(self, folder: Path, scalars: dict[str, float]) -> None:
+        """Log the scalars of a capture."""
+        tags = {tag: value for tag, value in scalars.items() if tag not in ("rank", "step")}
+        values = {f"profiler/{tag}": value for tag, value in tags.items()}
+        self.accelerator.log(values, step=int(scalars["step"]))

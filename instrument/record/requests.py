@@ -40,7 +40,7 @@ class RequestedWindow:
         """`waiting`, `recording`, `exporting`, and at the end `done` or `failed`.
 
         A window waits until the training step ends, and while it warms up. It fails if the session
-        stops first, or if recording fails; the log says why.
+        stops first, or if recording or export fails; the log says why.
         """
         if self._state not in ("done", "failed"):
             # None: another thread begins, ends or saves a window
@@ -97,7 +97,7 @@ class RequestedWindow:
             with suppress(OSError):
                 if self.id.encode() in files.read_bytes(folder / files.METADATA_FILE):
                     if folder.name.startswith("."):
-                        return "exporting"
+                        return "failed" if queue.has_failed(folder) else "exporting"
                     self.folder = folder
                     return "done"
         return "failed"

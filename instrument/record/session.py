@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
-from importlib import import_module
 from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -146,7 +145,7 @@ class Session:
     @property
     def exporting(self) -> bool:
         """Whether windows are saved, but are not finished captures yet."""
-        return any(each.pending for each in self._finishers)
+        return any(len(each.pending) > len(each.given_up) for each in self._finishers)
 
     @property
     def capture(self) -> Capture:
@@ -272,9 +271,8 @@ class Session:
         metadata = interruptibly(_run_metadata, config, self.activities, rank)
         if loop.may_record():
             interruptibly(import_early)
-            if finisher.sinks_here or config.export == "inline":
-                interruptibly(import_module, "instrument.export.window")
-        metadata |= {"run": finisher.run, "sinks_inline": list(finisher.inline)}
+            interruptibly(finisher.begin)
+        metadata["run"] = finisher.run
         if config.memory_snapshot and "cuda" not in self.activities:
             logger.warning(
                 "profiler.memory_snapshot does nothing here: it needs CUDA's allocator, and there "
@@ -443,9 +441,10 @@ class Session:
         self._stop(None, wait=wait)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until the saved windows are finished captures.
+        """Wait until the saved windows are finished captures, and call `on_capture` for them.
 
-        It waits at most `timeout_s` seconds; None: `profiler.export_timeout_s`.
+        It waits at most `timeout_s` seconds; None: `profiler.export_timeout_s`. Call it on the
+        thread that ends the steps.
         """
         deliver, self._deliver = self._deliver, None
         if deliver is not None:
@@ -454,6 +453,8 @@ class Session:
         timeout_s = self.config.export_timeout_s if timeout_s is None else timeout_s
         until = time.monotonic() + timeout_s
         while self.exporting and time.monotonic() < until:
+            for each in self._finishers:
+                interruptibly(each.deliver)
             time.sleep(_POLL_S)
 
     def drop_window(self) -> None:

@@ -335,6 +335,9 @@ class StepLoop:
             if self.window is None:
                 took_ns = counter.clock.end_step()
                 counter.clock.unrecorded.append(took_ns)
+                if run.finisher.pending and run.finisher.has_news:
+                    self.exclusively(self._deliver)
+                    counter.clock.resume()
                 triggers = run.triggers
                 if (triggers.calls_each_step or triggers.requests) and counter is self.train:
                     self.exclusively(self._ask_triggers, triggers, took_ns, loss)
@@ -385,7 +388,7 @@ class StepLoop:
         finally:  # even if a signal handler of the program raises
             self.current = before
             before.clock.exclude(elapsed_ns)
-        self._finish_here()
+        self._deliver()
 
     def go_to(self, number: int) -> None:
         """Set the number of the current training step.
@@ -401,7 +404,7 @@ class StepLoop:
         if counter.began_at == counter.step_number:
             counter.began_at = number
         counter.step_number, counter.next_event_step = number, number + 1
-        self._finish_here()
+        self._deliver()
 
     def end(self, reason: str | None) -> None:
         """End the run; `reason` says why it ends early, or is None. Call `deliver` afterwards."""
@@ -433,7 +436,7 @@ class StepLoop:
         self.over = True
         if still_on := self._guarded(one_profiler.stop_abandoned):
             logger.warning("{}", still_on)
-        self._finish_here()
+        self._deliver()
         run.triggers.end()
         if run.timings is not None:
             self._logging_errors(run.timings.stop)
@@ -462,7 +465,7 @@ class StepLoop:
         if self.recording and self.run is not None:
             with uninterrupted():  # so that a signal's handler runs after the last log message
                 self._guarded(self._finish, "SIGTERM", "")
-                self._finish_here()
+                self._deliver()
                 self.run.finisher.warn_of_unfinished()
 
     def leave_to_parent(self) -> None:
@@ -525,11 +528,11 @@ class StepLoop:
 
         return interruptibly(call)
 
-    def _finish_here(self) -> None:
-        """Finish the saved windows that no exporter finishes."""
-        if self.run is not None and self.run.finisher.to_finish:
+    def _deliver(self) -> None:
+        """Log what the exporter has logged, and call `on_capture` for the finished windows."""
+        if self.run is not None and self.run.finisher.has_news:
             with own_modules():
-                self._logging_errors(self.run.finisher.finish_here)
+                self._logging_errors(self.run.finisher.deliver)
 
     def _report(self, sentence: str, error: Exception) -> None:
         if sentence not in self._logged:
@@ -562,8 +565,8 @@ class StepLoop:
         begun, took_ns = None, counter.clock.end_step()
         try:
             begun = self._guarded(self._end_step, counter, took_ns, not asks)
-            if run.finisher.to_finish:
-                self._finish_here()
+            if not begun and self.window is None and run.finisher.has_news:
+                self._deliver()
             if asks:
                 requested = self._logging_errors(triggers.after, number, took_ns, loss, busy)
         finally:  # if a signal handler of the program raises, the program may go on
@@ -597,7 +600,8 @@ class StepLoop:
                 self._end_window(None)
             elif window.limits is not None and (reason := window.limits.reached()) is not None:
                 self._end_window(reason or None)
-        if not begin_next or (self.run is not None and self.run.finisher.to_finish):
+        finisher = None if self.run is None else self.run.finisher
+        if not begin_next or (self.window is None and finisher is not None and finisher.has_news):
             return False
         self._begin_next_step()
         return True
@@ -640,12 +644,6 @@ class StepLoop:
 
     def _begin_recorded_step(self, counter: StepCounter, planned: Window) -> None:
         assert self.run is not None
-        finisher = self.run.finisher
-        if self.window is None and not finisher.has_room(
-            queue.capture_name(counter.name, planned.first, planned.last, finisher.rank)
-        ):
-            counter.advance()
-            return
         # other threads may count further steps while the profiler starts
         number = counter.step_number
         window = self.window or self._open_window(counter, planned, self.run)
@@ -709,8 +707,6 @@ class StepLoop:
     ) -> None:
         """Write a window's raw trace and its metadata, and queue them for the exporter."""
         finisher, counter = run.finisher, window.counter
-        if finisher.sinks_here:
-            finisher.notice()
         first, ended = window.planned.first, counter.step_number
         if window.planned.last is not None:
             ended = min(ended, window.planned.last + 1)
@@ -798,7 +794,6 @@ class StepLoop:
             window = self.window
             if window is not None and window.limits is limits:
                 self._guarded(self._end_window, reason or None)
-                self._finish_here()
 
     def _end_for_other_profiler(self) -> None:
         """End the window before the program starts a profiler; any thread may call this."""

@@ -317,6 +317,7 @@ def test_custom_sink(tmp_path: Path) -> None:
         "sinks"
     ]["csv"]
     assert target == {"_target_": "__main__.RangesCsv", "separator": ";"}
+    assert text.count(f"{named.name}: a step takes ") == 1, "only the second has the callback"
     assert [path.name for path in tmp_path.iterdir()] == ["profile"]
 
 

@@ -87,8 +87,8 @@ def test_each_window_reaches_the_trackers(tmp_path: Path) -> None:
     tracker = Remembers()
     accelerator, model, optimizer, loader = accelerated(log_with=[tracker])
     accelerator.init_trackers("training")
-    sinks = {"table": {}, "trackers": Trackers(accelerator=accelerator)}
-    with Session(CYCLES, sinks=sinks, output_dir=tmp_path) as session:
+    trackers = Trackers(accelerator)
+    with Session(CYCLES, sinks=["table"], on_capture=trackers, output_dir=tmp_path) as session:
         for batch in session.steps(loader):
             loss = train_step(accelerator, model, optimizer, batch)
             accelerator.log({"loss": loss.item()})
@@ -104,8 +104,8 @@ def test_each_window_reaches_the_trackers(tmp_path: Path) -> None:
         assert values["profiler/window/steps"] == 2
         assert (capture.folder / "table.txt").exists()
         assert (
-            "trackers"
-            in json.loads((capture.folder / "capture.json").read_text())["config"]["sinks"]
+            "Trackers"
+            in json.loads((capture.folder / "capture.json").read_text())["config"]["on_capture"]
         )
 
 

@@ -18,6 +18,7 @@ from waits import end_of_thread
 from instrument import Session, diagnose, profiled
 from instrument.base import files, queue
 from instrument.base.errors import ConfigError
+from instrument.export.exporter import Exporter
 from instrument.integrations import asgi
 from instrument.integrations.asgi import profiler_app
 from instrument.read.advise.diagnosis import as_json
@@ -25,7 +26,6 @@ from instrument.record import limits
 from instrument.record.finisher import Finisher
 from instrument.record.triggers.trigger import Request
 
-pytestmark = pytest.mark.usefixtures("finished_here")
 HERE, ELSEWHERE = ("127.0.0.1", 8000), ("192.0.2.7", 8000)
 
 
@@ -72,10 +72,16 @@ def on_demand(folder: Path, **options: Any) -> Session:
     return Session("on_demand", output_dir=folder, **options)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def finished_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session finishes its windows itself, as without threads: starting an exporter takes a second."""
-    monkeypatch.setattr(Finisher, "_tell_exporter", lambda *_: False)
+    """A session finishes its windows itself, because starting an exporter takes a second."""
+
+    def finish(self: Finisher) -> None:
+        exporter = Exporter(self.output_dir, self._job)
+        for window in exporter.queued():
+            exporter.finish(window)
+
+    monkeypatch.setattr(Finisher, "_wake", finish)
 
 
 @pytest.fixture
@@ -179,26 +185,28 @@ def test_one_window_at_a_time(session: Session) -> None:
     assert post(app, steps=1) != window
 
 
-def queue_only(finisher: Finisher, folder: Path) -> bool:
-    """As if the exporter had been killed before it took the window."""
-    finisher.pending.append(folder)
-    return True
+@pytest.fixture
+def unexported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """A session whose windows stay queued, as if the exporter had been killed before."""
+    monkeypatch.setattr(Finisher, "_wake", lambda _: None)
+    with on_demand(tmp_path) as running:
+        yield running
+        running._loop.run.finisher.pending.clear()
 
 
-def test_a_window_that_no_exporter_takes_is_exporting_and_the_next_may_begin(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+def test_windows_that_no_exporter_takes_are_exporting_and_the_next_may_begin(
+    unexported: Session,
 ) -> None:
-    app, windows = profiler_app(session), []
-    for tell in (queue_only, lambda *_: False):
-        monkeypatch.setattr(Finisher, "_tell_exporter", tell)
+    app, windows = profiler_app(unexported), []
+    for _ in range(2):
         windows.append(post(app, steps=1))
         for _ in range(3):
-            session.step()
-    assert [state(app, each) for each in windows] == ["exporting", "done"]
-    folder = session._loop.run.finisher.pending[0]
-    queue.take(folder)
-    assert state(app, windows[0]) == "exporting"
-    session._loop.run.finisher.pending.clear()
+            unexported.step()
+    assert [state(app, each) for each in windows] == ["exporting"] * 2
+    busy = queue.take(unexported._loop.run.finisher.pending[0])
+    assert [state(app, each) for each in windows] == ["exporting"] * 2
+    queue.say_why(busy, "The exporter ended while it worked on it (SIGKILL).")
+    assert [state(app, each) for each in windows] == ["failed", "exporting"]
 
 
 def test_the_windows_of_the_app_and_of_the_command_are_both_recorded(session: Session) -> None:

@@ -172,7 +172,7 @@ def test_a_trainer_that_hydra_builds_with_our_callback(
         built = instantiate(OmegaConf.create({"steps": "2", "trainer": node}).trainer)
         (ours,) = (each for each in built.callbacks if isinstance(each, ProfilerCallback))
         config = ours.session.config
-        assert (config.active, config.metadata, config.inline_sinks) == (2, {"tags": ["2"]}, [])
+        assert (config.active, config.metadata) == (2, {"tags": ["2"]})
         assert [config.sinks[name].columns for name in ("table", "built")] == [None, ["calls"]]
     if not is_run:
         return

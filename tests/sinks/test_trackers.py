@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import dedent
 from threading import Event
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import warm
@@ -16,13 +19,17 @@ from builders import steps
 from collected import Log, problems_in
 from installed import need
 from loguru import logger
+from omegaconf import OmegaConf
 from waits import until
 
+import instrument
 from instrument import Session
-from instrument.base.errors import CaptureError
-from instrument.export.sinks import tracker
-from instrument.export.sinks.tracker import Sent, Tracker
+from instrument.base import waiting
+from instrument.base.errors import ConfigError
+from instrument.base.instantiate import build
+from instrument.base.presets import shipped
 from instrument.export.sinks.window_scalars import scalars
+from instrument.integrations.tracker import Sent, Tracker
 from instrument.read.capture import Capture
 from instrument.record import finisher
 
@@ -46,8 +53,8 @@ def train(sink, log=lambda number: None, **options):
     sent = []
     config = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2}
     config["output_dir"] = str(HERE / options.pop("folder"))
-    with Session(config, sinks={"table": {"rows": 3}, sink: options}) as session:
-        tracker = session.config.sinks[sink]
+    with Session(config, sinks={"table": {"rows": 3}}, on_capture={sink: options}) as session:
+        tracker = session.config.on_capture[sink]
         vars(tracker)["send"] = lambda each, send=tracker.send: (send(each), sent.append(each))
         for number in session.steps(range(8)):
             with profiled("forward (é)"):
@@ -55,6 +62,7 @@ def train(sink, log=lambda number: None, **options):
             log(number)
             while number == 5 and not sent:
                 time.sleep(0.01)
+                session._loop.run.finisher.deliver()
 """
 WANDB = """
 import wandb
@@ -67,14 +75,14 @@ run.finish()
 train("wandb", mode="offline", project="own", name="profiles", artifact="tables", folder="own")
 assert wandb.run is None
 other = write_capture(HERE / "ranks", steps(), rank=1)
-from instrument.export.sinks.wandb import WandB
+from instrument.integrations.wandb import WandB
 
 lonely = WandB(mode="offline")
 lonely.write(other, other.folder)
 lonely.close()
 with wandb.init(mode="offline", project="ranks") as run:
     theirs = WandB(artifact="none")
-    theirs.notice()
+    theirs.begin()
     theirs.write(other, other.folder)
     theirs.close()
 
@@ -96,7 +104,7 @@ with mlflow.start_run(run_name="live") as run:
 own = {"tracking_uri": uri, "experiment": "own", "name": "profiles", "artifact": "tables"}
 train("mlflow", **own, folder="own")
 other = write_capture(HERE / "ranks", steps(), rank=1)
-from instrument.export.sinks.mlflow import MLflow
+from instrument.integrations.mlflow import MLflow
 
 lonely = MLflow()
 lonely.write(other, other.folder)
@@ -147,6 +155,7 @@ def story(tmp_path: Path, code: str) -> str:
 def expected(folder: Path, name: str) -> dict[str, float]:
     """The expected scalars of a capture: those of TensorBoard, whose values are tested there."""
     found = {f"profile/{tag}": value for tag, value in scalars(Capture.load(folder / name))}
+    del found["profile/cost/export_ms"]  # the time so far, when the sinks without `last` have run
     assert found["profile/window/steps"] == 2
     assert found["profile/ranges/forward (é)/calls"] == 2
     return found
@@ -201,7 +210,8 @@ def wandb_run(folder: Path, project: str) -> tuple[list[dict[str, Any]], dict[st
 def profiled_rows(rows: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
     """The scalars of each window by its step on the axis of its own."""
     found = [
-        {tag: value for tag, value in row.items() if tag.startswith("profile/")} for row in rows
+        {tag: row[tag] for tag in row if tag.startswith("profile/") and "export_ms" not in tag}
+        for row in rows
     ]
     return {row.pop("profile/step"): row for row in found if row}
 
@@ -220,7 +230,7 @@ def test_wandb(tmp_path: Path) -> None:
         "the program's step is not ours to move"
     )
     assert artifacts == {
-        name: {"capture.json", "summary.json", "table.txt", "trace.json.gz"}
+        name: {"capture.json", "scalars.json", "summary.json", "table.txt", "trace.json.gz"}
         for name in (FIRST, SECOND)
     }
 
@@ -230,7 +240,8 @@ def test_wandb(tmp_path: Path) -> None:
         7: expected(tmp_path / "own", SECOND),
     }
     assert artifacts == {
-        name: {"capture.json", "summary.json", "table.txt"} for name in (FIRST, SECOND)
+        name: {"capture.json", "scalars.json", "summary.json", "table.txt"}
+        for name in (FIRST, SECOND)
     }
     assert run.display_name == "profiles"
 
@@ -249,8 +260,12 @@ def test_mlflow(tmp_path: Path) -> None:
     found = json.loads(story(tmp_path, MLFLOW).splitlines()[-1])
     assert sorted(found) == ["live", "profiles", "ranks"], "another rank begins no run"
     for run, folder, files in (
-        ("live", "live", ["capture.json", "summary.json", "table.txt", "trace.json.gz"]),
-        ("profiles", "own", ["capture.json", "summary.json", "table.txt"]),
+        (
+            "live",
+            "live",
+            ["capture.json", "scalars.json", "summary.json", "table.txt", "trace.json.gz"],
+        ),
+        ("profiles", "own", ["capture.json", "scalars.json", "summary.json", "table.txt"]),
     ):
         _, status, metrics, attached = found[run]
         assert status == "FINISHED"
@@ -271,6 +286,8 @@ def test_mlflow(tmp_path: Path) -> None:
 class Remembers(Tracker):
     """A tracker that keeps what it is sent, once `free` is set."""
 
+    tracker_name: ClassVar[str] = "remembering"
+
     fails_on: int = -1
 
     def model_post_init(self, context: Any, /) -> None:
@@ -286,12 +303,12 @@ class Remembers(Tracker):
         self._read.append(bool(sent.files) and all(file.exists() for file in sent.files))
 
 
-def record(tmp_path: Path, sink: Tracker, **options: Any) -> Session:
+def record(tmp_path: Path, tracker: Tracker, **options: Any) -> Session:
     config = {
         "active": 1,
         "repeat": 2,
         "output_dir": str(tmp_path / "profile"),
-        "sinks": {"tracker": sink},
+        "on_capture": {"tracker": tracker},
     }
     with Session(config, **options) as session:
         for _ in session.steps(range(3)):
@@ -300,73 +317,61 @@ def record(tmp_path: Path, sink: Tracker, **options: Any) -> Session:
 
 
 def test_a_tracker_that_hangs_holds_up_nothing(tmp_path: Path, log: Log) -> None:
-    sink = Remembers(timeout_s=0.01)
-    sink._free.clear()
-    session = record(tmp_path, sink)
+    tracker = Remembers(timeout_s=0.01)
+    tracker._free.clear()
+    session = record(tmp_path, tracker)
     assert [capture.name for capture in session.captures] == [
         "steps_000000-000000_rank0",
         "steps_000001-000001_rank0",
     ]
     (said,) = log.at("ERROR")
-    start = (
-        "in close(): The Remembers sink is still sending after 0.01 s (profiler.sinks.Remembers."
-        "timeout_s is 0.01): "
-    )
-    assert start in said
-    names = [capture.folder for capture in session.captures]
-    for name in names:
-        command = (
-            f"`instrument export {name} --sink {Remembers.__module__}.Remembers` "
-            "sends this window later"
-        )
-        assert command in said
-    sink._free.set()
+    assert said.startswith("The remembering tracker is still sending after 0.01 s: ")
+    for capture in session.captures:
+        command = f"`instrument export {capture.folder} --sink {__name__}.Remembers` "
+        assert f"{command}sends this capture later" in said
+    tracker._free.set()
 
 
 def test_it_is_said_what_the_end_waits_for(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracker, "_SILENT_S", 0.01)
-    sink = Remembers()
-    sink._free.clear()
+    monkeypatch.setattr(waiting, "_SILENT_S", 0.0)
+    tracker = Remembers()
+    tracker._free.clear()
     handler = logger.add(
-        lambda message: sink._free.set() if "still has to send" in message else None, level="INFO"
+        lambda message: tracker._free.set() if "for the remembering" in message else None,
+        level="INFO",
     )
-    record(tmp_path, sink)
+    record(tmp_path, tracker)
     logger.remove(handler)
-    (said,) = [line for line in log.at("INFO") if "still has to send" in line]
-    assert said == (
-        "The Remembers sink still has to send steps_000000-000000_rank0, "
-        "steps_000001-000001_rank0. The run waits for this, at most 60 s in all."
+    said = [line for line in log.at("INFO") if "for the remembering" in line]
+    assert said[0] == (
+        "Waiting for the remembering tracker, at most 60 s: 2 of 2 windows are left (current: "
+        "steps_000000-000000_rank0)"
     )
-    assert [sent.step for sent in sink._got] == [0, 1]
+    assert [sent.step for sent in tracker._got] == [0, 1]
 
 
-def test_no_capture_is_removed_before_a_tracker_has_it(tmp_path: Path) -> None:
-    last = "steps_000002-000002_rank0"
-
-    class FarBehind(Remembers):
-        def write(self, capture: Capture, folder: Path) -> None:
-            until((tmp_path / last).exists)
-            super().write(capture, folder)
-
-    sink = FarBehind()
-    sink._free.clear()
+@pytest.mark.parametrize("export", ["inline", "process"])
+def test_no_capture_is_removed_before_a_tracker_has_it(tmp_path: Path, export: str) -> None:
+    tracker = Remembers()
+    tracker._free.clear()
+    names = [f"steps_{number:06d}-{number:06d}_rank0" for number in range(3)]
     config = {
         "active": 1,
         "repeat": 3,
         "keep": 1,
         "output_dir": str(tmp_path),
-        "sinks": {"tracker": sink},
+        "on_capture": {"tracker": tracker},
     }
-    with Session(config) as session:
+    with Session(config, export=export) as session:
         for _ in session.steps(range(3)):
             pass
         until(lambda: len(session.captures) == 3)  # though one is to be kept
-        sink._free.set()
-    assert [sent.step for sent in sink._got] == [0, 1, 2]
-    assert all(sink._read), "its files were there"
-    assert [capture.name for capture in session.captures] == [last]
+        tracker._free.set()
+    assert [sent.step for sent in tracker._got] == [0, 1, 2]
+    assert all(tracker._read), "its files were there"
+    assert [capture.name for capture in session.captures] == names[2:]
 
 
 def test_where_training_fails_a_tracker_is_not_waited_for(
@@ -374,63 +379,70 @@ def test_where_training_fails_a_tracker_is_not_waited_for(
 ) -> None:
     log.expect("exception ValueError")
     monkeypatch.setattr(finisher, "_CLOSING_HERE_S", 0.01)
-    sink = Remembers(timeout_s=10_000)
-    sink._free.clear()
+    tracker = Remembers(timeout_s=10_000)
+    tracker._free.clear()
     with (
         pytest.raises(ValueError, match="training"),
-        Session(active=1, output_dir=tmp_path, sinks={"t": sink}),
+        Session(active=1, output_dir=tmp_path, on_capture=tracker),
     ):
         raise ValueError("training")
-    assert (
-        "is still sending after 0.01 s (profiler.sinks.Remembers.timeout_s is 10000)"
-        in log.at("ERROR")[0]
-    )
-    sink._free.set()
+    assert "is still sending after 0.01 s" in log.at("ERROR")[0]
+    tracker._free.set()
 
 
 def test_a_tracker_that_fails_is_told_and_gets_the_next_window(tmp_path: Path, log: Log) -> None:
-    sink = Remembers(fails_on=0)
-    record(tmp_path, sink)
-    assert [sent.step for sent in sink._got] == [1]
+    tracker = Remembers(fails_on=0)
+    session = record(tmp_path, tracker)
+    assert [sent.step for sent in tracker._got] == [1]
     (said,) = log.at("ERROR")
-    # with the window after it, or at the end where its thread was late
-    assert said.startswith(
-        (
-            "The tracker sink failed on steps_000001-000001_rank0: this window is queued, but "
-            "an earlier window could not be sent: steps_000000-000000_rank0 (ConnectionError: nobody answers). The trace is "
-            "kept in ",
-            "The tracker sink failed in close(): The Remembers sink could not send "
-            "steps_000000-000000_rank0 "
-            "(ConnectionError: nobody answers)",
-        )
+    assert said == (
+        "The remembering tracker failed (ConnectionError: nobody answers); further failures of it "
+        f"are not logged; `instrument export {session.captures[0].folder} --sink "
+        f"{__name__}.Remembers` sends this capture later."
     )
 
 
-def test_with_inline_export_a_window_is_sent_before_its_folder_is_renamed(tmp_path: Path) -> None:
-    sink = Remembers()
-    record(tmp_path, sink, export="inline")
-    assert [file.name for sent in sink._got for file in sent.files] == [
-        "summary.json",
-        "trace.json.gz",
-        "capture.json",
-    ] * 2
-    assert sink._thread is None
+def test_a_tracker_gets_the_numbers_that_the_exporter_wrote(tmp_path: Path) -> None:
+    """So the training process need not read the trace, and loads no polars."""
+    code = f"""
+    import sys
+    sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
+    import torch
+    from instrument import Session
+    from instrument.integrations.tracker import Tracker
+
+    class Prints(Tracker):
+        def send(self, sent):
+            print(sent.step, sent.values["profile/window/steps"], len(sent.files), flush=True)
+
+    with Session(active=1, wait=1, output_dir="out", on_capture=Prints()) as session:
+        for _ in session.steps(range(3)):
+            torch.ones(2).sum()
+    print("polars" in sys.modules, "instrument.read.capture" in sys.modules)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["1 1 4", "False False"], done.stderr
 
 
-def test_what_is_known_of_a_window_is_not_read_again(write: Write) -> None:
-    capture = write(steps(), scalars={"window/steps": 2})
-    capture.trace_path.unlink()
-    sink = Remembers()
-    sink.write(Capture.load(capture.folder or ""), capture.folder or Path())
-    sink.close()
-    assert (sink._got[0].values, sink._got[0].step) == ({"profile/window/steps": 2}, 4)
+def test_a_capture_is_sent_by_hand(write: Write) -> None:
+    tracker, capture = Remembers(fails_on=3), write(steps())
+    tracker.write(capture, capture.folder or Path())
+    tracker.close()
+    (sent,) = tracker._got
+    assert (sent.step, sent.values["profile/window/steps"]) == (4, 2)
 
 
-def test_failures_of_the_last_window_come_out_at_the_end(write: Write) -> None:
-    sink, capture = Remembers(fails_on=4), write(steps())
-    sink.write(capture, capture.folder or Path())
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_config_file_lists_every_option_of_a_tracker(name: str) -> None:
+    need(name)
+    text = Path(instrument.__file__).parent / "conf" / "profiler" / "on_capture" / f"{name}.yaml"
+    loaded = OmegaConf.to_container(OmegaConf.create(text.read_text()))[name]
+    built = build("callback", name, loaded)
+    assert loaded == {"_target_": shipped("on_capture")[name], **built.model_dump()}
     with pytest.raises(
-        CaptureError,
-        match=r"^The Remembers sink could not send steps_3-4 \(ConnectionError: nobody",
+        ConfigError, match=f"is one of profiler.on_capture, as in on_capture=.{name}"
     ):
-        sink.close()
+        build("sink", name, {})

@@ -65,7 +65,6 @@ def test_many_windows_leave_nothing_behind(tmp_path: Path, export: str, windows:
         "repeat": windows,
         "keep": KEPT,
         "export": export,
-        "export_queue": WAITING,
     }
     sinks = ["table"] if export == "process" else []
     with Session(options, output_dir=str(tmp_path), sinks=sinks, model=model) as session:

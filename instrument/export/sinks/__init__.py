@@ -12,19 +12,16 @@ from instrument.base.lazy_names import lazy_names
 if TYPE_CHECKING:
     from instrument.export.sinks.chrome_trace import ChromeTrace
     from instrument.export.sinks.memory import Memory
-    from instrument.export.sinks.mlflow import MLflow
     from instrument.export.sinks.parquet import Parquet
     from instrument.export.sinks.report import Report
     from instrument.export.sinks.sink import Sink
     from instrument.export.sinks.stacks import Stacks
     from instrument.export.sinks.table import TableSink
     from instrument.export.sinks.tensorboard import TensorBoard
-    from instrument.export.sinks.wandb import WandB
     from instrument.export.sinks.window_scalars import scalars
 
 __all__ = [
     "ChromeTrace",
-    "MLflow",
     "Memory",
     "Parquet",
     "Report",
@@ -32,7 +29,6 @@ __all__ = [
     "Stacks",
     "TableSink",
     "TensorBoard",
-    "WandB",
     "scalars",
 ]
 
@@ -40,7 +36,6 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "ChromeTrace": "chrome_trace",
-        "MLflow": "mlflow",
         "Memory": "memory",
         "Parquet": "parquet",
         "Report": "report",
@@ -48,7 +43,6 @@ __getattr__, __dir__ = lazy_names(
         "Stacks": "stacks",
         "TableSink": "table",
         "TensorBoard": "tensorboard",
-        "WandB": "wandb",
         "scalars": "window_scalars",
     },
 )

@@ -35,9 +35,6 @@ class Sink(Options):
             )
         super().__init__(**options)
 
-    inline: ClassVar[bool] = False
-    """Whether only the training process can run this sink; it then runs on a separate thread."""
-
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
@@ -46,7 +43,7 @@ class Sink(Options):
 
     @classmethod
     def display_name(cls) -> str:
-        """The name of the sink in messages, such as "The mlflow sink"."""
+        """The name of the sink in messages, such as "The table sink"."""
         return f"The {cls.sink_name} sink"
 
     @property
@@ -59,18 +56,6 @@ class Sink(Options):
 
         After all sinks have run, the folder is renamed to `capture.place`. If this method raises,
         training and the other sinks go on, and the error is logged once per run.
-        """
-
-    def busy_with(self, folder: Path) -> bool:  # noqa: ARG002
-        """Return whether this sink still needs the capture in `folder`, which then stays."""
-        return False
-
-    def notice(self) -> None:
-        """Read state that only the training thread can read; training waits for this method.
-
-        Called on the training thread when a run starts and when a window ends, for sinks that run
-        in the training process: those whose class sets `inline` to true, or all with
-        `profiler.export=inline`.
         """
 
     def close(self, timeout_s: float | None = None) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from instrument.base.errors import InstrumentError
 
 if TYPE_CHECKING:
     from instrument.read.capture import Capture
@@ -19,13 +22,16 @@ _COSTS = {
 }
 
 
-def known_scalars(capture: Capture) -> dict[str, float]:
-    """The scalars of a window by tag: those in its `capture.json`, else computed from its trace.
+def numbers(capture: Capture) -> dict[str, float]:
+    """The content of `scalars.json`: `rank`, `step` (see `last_step`), and the scalars by tag.
 
-    The exporter writes them there, because sinks in the training process would slow training if
-    they read the trace.
+    If the trace cannot be read, only `rank` and `step`.
     """
-    return capture.about.scalars or dict(scalars(capture))
+    found: dict[str, float] = {"rank": capture.about.rank or 0, "step": 0}
+    with suppress(InstrumentError):
+        found["step"] = last_step(capture)
+        found |= scalars(capture)
+    return found
 
 
 def scalars(capture: Capture) -> Iterator[tuple[str, float]]:

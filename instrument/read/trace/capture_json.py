@@ -196,8 +196,7 @@ class Metadata(Struct):
     environment: Environment | None = None
     annotations_disabled: bool = False
     user_metadata: dict[str, Any] = field(default_factory=dict)
-    sinks_inline: list[str] = field(default_factory=list)
-    scalars: dict[str, float] = field(default_factory=dict)
+    sinks_run: list[str] = field(default_factory=list)
 
     @property
     def dynamo(self) -> Dynamo | None:

@@ -5,7 +5,7 @@ Written by docs/generate.py: change the code, then run it again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -50,7 +50,6 @@ class ProfilerOptions(TypedDict, total=False):
     output_dir: str | Path | None
     ranks: Literal["all", "first_per_node", "one_per_role"] | Sequence[int]
     export: Literal["process", "inline"]
-    export_queue: int
     export_timeout_s: float
     keep: int | None
     disk_budget: int | str | None
@@ -58,4 +57,5 @@ class ProfilerOptions(TypedDict, total=False):
     upload_options: Mapping[str, Any]
     preemption_grace_s: float | None
     sinks: Mapping[str, Any] | Sequence[str]
+    on_capture: Callable[[Path, dict[str, float]], object] | Mapping[str, Any] | Sequence[str]
     triggers: Mapping[str, Any] | Sequence[str]

@@ -270,10 +270,7 @@ class ProfilerConfig(Options, frozen=True):  # type: ignore[misc] # mypy: its ba
     export: Literal["process", "inline"] = "process"
     """`process`: sinks run in another process; `inline`: at the end of each window. The other
     process also compresses traces, while training continues; `inline` suits short scripts and
-    notebooks."""
-
-    export_queue: Count = Field(8, ge=1)
-    """Windows that may wait for the export process; further ones are dropped."""
+    notebooks, and sinks whose class only the script itself can import."""
 
     export_timeout_s: Amount = Field(600, gt=0)
     """Seconds that the export of a window may take. `stop` waits at most as long for all
@@ -305,13 +302,20 @@ class ProfilerConfig(Options, frozen=True):  # type: ignore[misc] # mypy: its ba
     """What to write from each capture: a mapping from names to sinks. A sink is an instance, or a
     mapping with `_target_`, which built-in sinks do not need."""
 
+    on_capture: dict[str, Any] = Field(default_factory=dict)
+    """What to call in the training process with each capture: a function, or a mapping from names
+    to functions. A function gets the capture's folder and the numbers of its `scalars.json`:
+    `rank`, `step`, and the scalars of the TensorBoard sink by tag. It is called at the next end of
+    a step outside windows, or by `stop`; training waits for it. In place of a function, give a
+    mapping with `_target_`, which the built-in `wandb` and `mlflow` do not need."""
+
     triggers: dict[str, Any] = Field(default_factory=dict)
     """What may request a window after a step: a mapping from names to triggers. A trigger is an
     instance, or a mapping with `_target_`, which built-in triggers do not need."""
 
     _notes: list[str] = PrivateAttr(default_factory=list)
     # the results of `for_any_process`, by the name of the sink
-    _portable: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _sink_mappings: dict[str, dict[str, Any] | None] = PrivateAttr(default_factory=dict)
     # options of windows that triggers request, by the name of the trigger
     _of_triggers: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)
 
@@ -344,15 +348,8 @@ class ProfilerConfig(Options, frozen=True):  # type: ignore[misc] # mypy: its ba
 
     @property
     def sinks_for_exporter(self) -> dict[str, dict[str, Any]]:
-        """`_target_` mappings of the sinks that the export process can build; may hold secrets."""
-        return {
-            name: dict(each) for name, each in self._portable.items() if isinstance(each, Mapping)
-        }
-
-    @property
-    def inline_sinks(self) -> list[str]:
-        """The names of the sinks that only this process can run."""
-        return [name for name, each in self._portable.items() if not isinstance(each, Mapping)]
+        """`_target_` mappings of the sinks that any process can build; may hold secrets."""
+        return {name: each for name, each in self._sink_mappings.items() if each is not None}
 
     @field_validator("active", mode="before")
     @classmethod
@@ -411,9 +408,12 @@ class ProfilerConfig(Options, frozen=True):  # type: ignore[misc] # mypy: its ba
     def _valid_peaks(cls, peak_flops: Any) -> Any:
         return check_peak_flops(peak_flops, "profiler.peak_flops")
 
-    @field_validator("sinks", "triggers", mode="before")
+    @field_validator("sinks", "triggers", "on_capture", mode="before")
     @classmethod
     def _by_name(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name == "on_capture" and callable(value):
+            name = getattr(value, "__name__", type(value).__name__)
+            return {name if name.isidentifier() else "function": value}
         return by_name(str(info.field_name), value)
 
     @model_validator(mode="after")
@@ -448,12 +448,21 @@ class ProfilerConfig(Options, frozen=True):  # type: ignore[misc] # mypy: its ba
             self._notes.append(ignored)
         for name, given in self.sinks.items():
             self.sinks[name] = sink = build("sink", name, given)
-            self._portable[name] = for_any_process(sink, given)
+            self._sink_mappings[name] = for_any_process(sink, given)
+            if self._sink_mappings[name] is None and self.export == "process":
+                raise ConfigError(
+                    f"profiler.sinks.{name} is a {type(sink).__qualname__} that the export process "
+                    "cannot build: give a subclass of instrument.Sink from a module that can be "
+                    "imported, or set profiler.export=inline, or give a function to call in this "
+                    "process: on_capture=lambda folder, scalars: …"
+                )
             for option in getattr(sink, "needs", ()):
                 if not getattr(self, option):
                     raise ConfigError(
                         f"The {name} sink needs profiler.{option}=true, but it is false."
                     )
+        for name, given in self.on_capture.items():
+            self.on_capture[name] = build("callback", name, given)
         for name, trigger in self.triggers.items():
             if records := getattr(trigger, "records", None):
                 self._of_triggers[name] = _checked_records(name, records)
@@ -466,17 +475,18 @@ class ProfilerConfig(Options, frozen=True):  # type: ignore[misc] # mypy: its ba
             self._notes.append(note)
 
     def plain(self) -> dict[str, Any]:
-        """The options as JSON values; sinks and triggers become `_target_` mappings.
+        """The options as JSON values; sinks, triggers and callbacks become `_target_` mappings.
 
         Values that may be secrets are left out: most of `upload_options`, and the values that
         `redact.redact` hides.
         """
-        options = self.model_dump(mode="json", exclude={"sinks", "triggers"})
+        options = self.model_dump(mode="json", exclude={"sinks", "triggers", "on_capture"})
         options["sinks"] = {
-            name: each if isinstance(each, Mapping) else as_mapping(each)
-            for name, each in self._portable.items()
+            name: self._sink_mappings.get(name) or as_mapping(value, value)
+            for name, value in self.sinks.items()
         }
-        options["triggers"] = {name: as_mapping(value) for name, value in self.triggers.items()}
+        for group in ("triggers", "on_capture"):
+            options[group] = {name: as_mapping(each) for name, each in getattr(self, group).items()}
         # these hold no secrets
         kept = {"upload_options": public(self.upload_options), "upload_to": self.upload_to}
         plain: dict[str, Any] = redact(options) | kept
@@ -508,7 +518,7 @@ def as_config(source: Any = NO_CONFIG, /, **options: Any) -> ProfilerConfig:
         if not options and given.keys() & _SAY_WHEN:
             return source
         if source.enabled and "sinks" in given:  # a disabled config has not built its sinks
-            given["sinks"] = source._portable
+            given["sinks"] = source.sinks | source.sinks_for_exporter
     elif isinstance(source, str):
         given = preset(source)
     elif source is None:

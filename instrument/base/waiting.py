@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from threading import Thread
 
 from instrument.base.log import logger
 
@@ -13,21 +12,25 @@ _SILENT_S, _LOG_EVERY_S, _LOOK_EVERY_S = 2.0, 60.0, 0.1
 
 
 def wait_for(
-    thread: Thread, left: Callable[[], list[str]], timeout_s: float, closing_s: float, whom: str
+    ended: Callable[[float], bool],
+    left: Callable[[], list[str]],
+    timeout_s: float,
+    closing_s: float,
+    whom: str,
 ) -> None:
-    """Wait until a thread ends, and log what is left.
+    """Wait until a thread or process ends, and log what is left.
 
     Args:
-        thread: the thread that does the work, or hears of it.
+        ended: waits at most so many seconds for the end, and returns whether it has come.
         left: a function that returns the names of the unfinished windows, in order.
         timeout_s: the longest wait.
         closing_s: the longest wait once nothing is left.
         whom: what the caller waits for, in the messages: "exporter" or "upload".
     """
     began, total, due_s = time.monotonic(), 0, _SILENT_S
-    while thread.is_alive() and (waited := time.monotonic() - began) < timeout_s:
+    while (waited := time.monotonic() - began) < timeout_s:
         if not (names := left()):
-            thread.join(min(closing_s, timeout_s - waited))
+            ended(min(closing_s, timeout_s - waited))
             return
         total = max(total, len(names))  # failed uploads may be tried again
         if waited >= due_s:
@@ -40,4 +43,5 @@ def wait_for(
                 total,
                 names[0],
             )
-        thread.join(min(_LOOK_EVERY_S, timeout_s - waited))
+        if ended(min(_LOOK_EVERY_S, timeout_s - waited)):
+            return

@@ -1,4 +1,4 @@
-"""A sink that logs windows to MLflow: scalars as metrics, files of captures as artifacts."""
+"""A callback that logs captures to MLflow: scalars as metrics, their files as artifacts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import PrivateAttr
 
 from instrument.base.errors import need_package
-from instrument.export.sinks.tracker import Sent, Tracker
+from instrument.integrations.tracker import Sent, Tracker
 
 # MLflow's limits: the characters that a metric's name must not have, the maximum length of a name,
 # and the maximum number of metrics in a request.
@@ -22,7 +22,7 @@ class MLflow(Tracker):
     """Logs each window into the MLflow run that is active in the program, or into a new run.
 
     A metric's step is the window's last training step. The files of a capture go into the artifact
-    folder `profile/<capture>`. If the sink started the run, it ends the run with the session.
+    folder `profile/<capture>`. A run that was started for the captures ends with the session.
 
     In the names of metrics, `_` replaces characters that MLflow refuses. Names are cut after 250
     characters.
@@ -31,7 +31,7 @@ class MLflow(Tracker):
         MissingPackage: the package `mlflow` is not installed.
     """
 
-    sink_name: ClassVar[str] = "mlflow"
+    tracker_name: ClassVar[str] = "mlflow"
 
     tracking_uri: str | None = None
     """The server's URI; None: `mlflow.set_tracking_uri` or MLFLOW_TRACKING_URI."""
@@ -51,9 +51,9 @@ class MLflow(Tracker):
     def model_post_init(self, context: Any, /) -> None:
         """Raise MissingPackage before the first step if the package is missing."""
         super().model_post_init(context)
-        need_package("The mlflow sink", "mlflow", "mlflow")
+        need_package(self.display_name(), "mlflow", "mlflow")
 
-    def notice(self) -> None:
+    def begin(self) -> None:
         """Remember the active run, which only the training thread can read."""
         import mlflow  # the import takes seconds, so it is done before the first step
 
@@ -81,11 +81,11 @@ class MLflow(Tracker):
         for file in sent.files:
             parent = file.relative_to(sent.folder).parent.as_posix()
             client.log_artifact(
-                run_id, str(file), f"profile/{sent.name}/{parent}".removesuffix("/.")
+                run_id, str(file), f"profile/{sent.folder.name}/{parent}".removesuffix("/.")
             )
 
     def end(self) -> None:
-        """End the MLflow run if this sink started it; log into no run of the program any more."""
+        """End the MLflow run if this object started it; log into no run of the program any more."""
         run, self._own, self._active = self._own, None, None
         if run is not None:
             self._client().set_terminated(run)

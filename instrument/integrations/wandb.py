@@ -1,4 +1,4 @@
-"""A sink that logs windows to Weights & Biases: scalars as curves, captures as artifacts."""
+"""A callback that logs captures to Weights & Biases: scalars as curves, captures as artifacts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import PrivateAttr
 
 from instrument.base.errors import need_package
-from instrument.export.sinks.tracker import Sent, Tracker
+from instrument.integrations.tracker import Sent, Tracker
 
 _STEP = "profile/step"
 
@@ -19,18 +19,18 @@ class WandB(Tracker):
     version of the artifact `profile-<run id>` of type `profile`; the version's alias is the name of
     the capture.
 
-    In a run that the program started, the sink does not advance wandb's own step. So wandb accepts
+    In a run that the program started, this does not advance wandb's own step. So wandb accepts
     every `wandb.log(…, step=…)` of the program. But if several windows end between two calls of
     `wandb.log`, wandb keeps only the scalars of the last window. With `commit=true`, wandb keeps
     all scalars, but each window advances wandb's step.
 
-    At the end of the session, the sink finishes a run that it started.
+    At the end of the session, a run that was started for the captures is finished.
 
     Raises:
         MissingPackage: the package `wandb` is not installed.
     """
 
-    sink_name: ClassVar[str] = "wandb"
+    tracker_name: ClassVar[str] = "wandb"
 
     project: str | None = None
     """The project of a new run; None: WANDB_PROJECT or wandb's default."""
@@ -50,10 +50,10 @@ class WandB(Tracker):
     def model_post_init(self, context: Any, /) -> None:
         """Raise MissingPackage before the first step if the package is missing."""
         super().model_post_init(context)
-        need_package("The wandb sink", "wandb", "wandb")
+        need_package(self.display_name(), "wandb", "wandb")
 
-    def notice(self) -> None:
-        """Remember the active run, because none may be active at the end of a window."""
+    def begin(self) -> None:
+        """Remember the active run, because none may be active when a capture is complete."""
         import wandb  # the import takes seconds, so it is done before the first step
 
         self._active = wandb.run or self._active
@@ -75,10 +75,10 @@ class WandB(Tracker):
             )
             for file in sent.files:
                 artifact.add_file(str(file), name=file.relative_to(sent.folder).as_posix())
-            run.log_artifact(artifact, aliases=["latest", sent.name])
+            run.log_artifact(artifact, aliases=["latest", sent.folder.name])
 
     def end(self) -> None:
-        """Finish the wandb run if this sink started it; log into no run of the program any more."""
+        """Finish the wandb run if this object started it, and forget the run of the program."""
         run, self._own, self._active = self._own, None, None
         if run is not None:
             run.finish()
