@@ -959,3 +959,27 @@ def test_a_second_run_into_the_same_folder_gives_its_own_captures(tmp_path: Path
             session.step()
         assert session.captures[-1].metadata["user_metadata"]["number"] == number
         shutil.rmtree(tmp_path / "profile")
+
+
+@pytest.mark.parametrize("all_threads", [False, True])
+def test_a_window_begins_within_a_backward_only_if_torch_keeps_it_there(
+    tmp_path: Path, net: nn.Module, log: Log, all_threads: bool
+) -> None:
+    """At the end of a backward, torch restores the thread's profiler, and would crash in `stop`."""
+    if not all_threads:
+        log.expect("session.step() was called within a backward")
+    options = {"at_steps": [1, 4], "active": 2, "profile_all_threads": all_threads}
+    number = 0
+
+    def step_once(_: torch.Tensor) -> None:
+        if number == 0:
+            session.step()
+
+    next(net.parameters()).register_hook(step_once)
+    with Session(options, output_dir=tmp_path) as session:
+        for number in range(7):
+            train_step(net, LOADER[number])
+            if number:
+                session.step()
+    found = [each.steps.column("number") for each in session.captures]
+    assert found == ([[1, 2], [4, 5]] if all_threads else [[4, 5]])

@@ -129,6 +129,7 @@ class Recorder:
         Raises:
             CaptureError: another session records, or torch's own profiler is running.
         """
+        self._refuse_within_backward()
         with one_profiler.starting():
             one_profiler.require_idle()
             with warnings.catch_warnings():
@@ -154,6 +155,7 @@ class Recorder:
             self.prepare()
         if not self.can_stop_here:
             self._abandon()
+        self._refuse_within_backward()
         if self._execution_trace_folder is not None:
             from instrument.record.execution_trace import ExecutionTrace
 
@@ -166,6 +168,16 @@ class Recorder:
             torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
         backends.arm(self._emitting)
         backends.mark("window begins")
+
+    def _refuse_within_backward(self) -> None:
+        # When a backward ends, torch restores the state of the thread, also that of a profiler that
+        # began within it; it would crash when that profiler is stopped.
+        if not self.all_threads and torch._C._current_graph_task_id() != -1:
+            raise CaptureError(
+                "session.step() was called within a backward, where a window can begin only with "
+                "profiler.profile_all_threads=true and without profile_memory; or call it after "
+                "the backward."
+            )
 
     @property
     def can_stop_here(self) -> bool:
