@@ -18,6 +18,8 @@ from scipy.stats import binomtest
 from instrument import Capture, Session
 from instrument.base.errors import CaptureError
 from instrument.base.files import lines_file
+from instrument.base.units import percent
+from instrument.read.advise.verdict import verdict
 from instrument.record import lines
 from instrument.record.lines import LineSampler, Moment
 from instrument.record.recorder import Recorder
@@ -202,6 +204,14 @@ def test_the_view_names_the_line_its_share_and_its_operator(capture: Capture) ->
     assert first.operator in (None, "aten::matmul")  # None: no sample fell into the window
     of_steps = capture.lines.where("thread IS NULL").frame
     assert of_steps["share"].sum() == pytest.approx(1)
+
+
+def test_the_verdict_names_the_lines_that_take_most(capture: Capture) -> None:
+    first = capture.lines[0]
+    said = capture.diagnose().lines
+    assert said.startswith(f"By samples of the whole run: {percent(first.share)} ± ")
+    assert f" at {first.line}" in said
+    assert said in verdict(capture.diagnose())
 
 
 def test_the_interval_is_wilsons(capture: Capture) -> None:

@@ -64,6 +64,7 @@ from instrument.read.views.coverage import lost_events
 from instrument.read.views.device_use import device_use
 from instrument.read.views.find_captures import left_out, newest_run
 from instrument.read.views.largest_parts import largest_parts
+from instrument.read.views.lines import largest_lines
 from instrument.read.views.views import TRAIN, Views
 
 if TYPE_CHECKING:
@@ -200,6 +201,7 @@ class _Seen:
     has_steps: bool
     lost_events: str
     sentences: tuple[str, str] = ("", "")  # what the device does, and the largest parts
+    lines: str = ""
     step_ns: int | None = None
     step_kinds: str = ""
     unexplained: float = 0.0
@@ -329,6 +331,7 @@ class Diagnosing:
             unexplained=max((each.unexplained for each in stepping), default=None),
             largest_parts=parts,
             device_use=device_use,
+            lines=shown.lines,
             lost_events="".join(
                 f"{each.name}: {each.lost_events}" if of > 1 else each.lost_events for each in lost
             ),
@@ -441,6 +444,7 @@ class Diagnosing:
             whatif = None
             self.notes[f"No saving is known: {_failure('The simulation', error)}"] += 1
         with self._noting("largest-parts", "The search for the largest parts"):
+            now.lines = largest_lines(capture)
             use = device_use(capture, lambda: whatif is not None and _is_cpu_the_limit(whatif))
             now.sentences = use, largest_parts(capture)
         return whatif

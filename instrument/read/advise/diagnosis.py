@@ -115,6 +115,8 @@ class Diagnosis:
         has_steps: whether a step finished; else `step_ns` is the time of the whole recording.
         largest_parts: a sentence on what takes most of a step, for a step without a large finding.
         device_use: a sentence on what the device does in a step; "" without device work.
+        lines: a sentence on the lines of the code that take most of the run, by samples; "" if
+            `profiler.lines` was off.
         lost_events: sentences on a hundredth or more of the events that were not read, or have
             impossible times; "" if there are fewer.
         together: what the first three findings save together; None if fewer than two are simulated.
@@ -134,6 +136,7 @@ class Diagnosis:
     unexplained: float | None = None
     largest_parts: str = ""
     device_use: str = ""
+    lines: str = ""
     lost_events: str = ""
     together: Together | None = None
     ignored: tuple[str, ...] = ()

@@ -39,7 +39,8 @@ def verdict(diagnosis: Diagnosis) -> str:
     """Return how long a step takes, and the first finding: the cause, its place, the saving.
 
     With device work, the next sentences say what the device does, what it waits for, and which
-    kernels it runs; without it, a sentence names the largest parts of a step. If the finding is not
+    kernels it runs; without it, a sentence names the largest parts of a step. A sentence with the
+    lines of the code that take most of the run follows, if they were sampled. If the finding is not
     known to save 3 % of a step, the next of `changes` that is follows. If there is no such finding
     at all, a sentence says that nothing was found; with device work, it follows the largest ranges.
     A caveat is never the cause (see `notes`), and neither is time in no range, if there is device
@@ -61,6 +62,8 @@ def verdict(diagnosis: Diagnosis) -> str:
         takes += f"{diagnosis.device_use} "
     else:
         takes, parts = takes + parts, ""
+    if diagnosis.lines:
+        takes += f"{diagnosis.lines} "
     if not found:
         return f"{takes}{parts}{nothing_found(diagnosis)}."
     first, large = found[0], [each for each in found if _is_large(each)]

@@ -13,6 +13,8 @@ from msgspec import Meta, MsgspecError, Struct, json
 
 from instrument.base import files
 from instrument.base.errors import CaptureError
+from instrument.base.prose import shortened
+from instrument.base.units import percent
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.trace.events import OPERATOR
 from instrument.read.views.table import Table
@@ -37,6 +39,8 @@ LINES: Schema = schema(
     operator="the outermost operator that ran in most of the samples that lie in the window; None "
     "where none did",
 )
+# The sentence on the lines has at most so many, each with at least this share.
+_MOST_ROWS, _LEAST_SHARE, _LONGEST_NAME = 3, 0.1, 44
 # Two standard errors.
 _Z = 1.96
 
@@ -89,6 +93,26 @@ def lines(capture: Views) -> Table:
             "operator": [None if thread else operators.get(frame) for frame, thread in order],
         },
     )
+
+
+def largest_lines(capture: Views) -> str:
+    """Return a sentence with the lines that take most of the run, at most three; "" if unknown."""
+    try:
+        found = capture.lines
+    except CaptureError:
+        return ""
+    shown = []
+    for row in found:
+        if (
+            row.thread is None
+            and row.line
+            and row.share >= _LEAST_SHARE
+            and len(shown) < _MOST_ROWS
+        ):
+            half = math.ceil(max(row.high_share - row.share, row.share - row.low_share) * 100)
+            called = f" ({shortened(row.library, _LONGEST_NAME)})" if row.library else ""
+            shown.append(f"{percent(row.share)} ± {half} at {row.line}{called}")
+    return f"By samples of the whole run: {', '.join(shown)}." if shown else ""
 
 
 class _Blame:
