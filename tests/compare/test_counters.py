@@ -297,6 +297,27 @@ def test_the_calls_of_real_traces_are_those_that_a_loop_counts(name: str) -> Non
     assert sum(expected.values()) - 20 * steps <= operators.total <= sum(expected.values())
 
 
+QUERIES = {
+    "kernels": "select count(*) from events where kind = 'kernel' and counted",
+    "copies": "select count(*) from events where kind = 'copy' and counted",
+    "copied_bytes": "select sum(bytes) from events where kind = 'copy' and counted",
+    "launches": "select count(distinct launcher) from events where counted and launcher is not "
+    "null and kind in ('kernel', 'communication')",
+    "flops": "select sum(flops) from events where counted",
+}
+
+
+@real_traces.needs_traces
+@pytest.mark.parametrize("name", real_traces.each(("v100_resnet50_workers0", "b200_eager")))
+def test_counters_are_the_answers_to_questions_in_sql(name: str) -> None:
+    found = real_traces.load(name)
+    counts = counters(found).counts
+    totals = {counter: count and count.total for counter, count in counts.items()}
+    assert {each: found.sql(query).frame.item() for each, query in QUERIES.items()} == {
+        each: totals[each] for each in QUERIES
+    }
+
+
 def test_a_kernel_without_a_launch_counts_when_it_runs(tmp_path: Path) -> None:
     events = steps_of(lambda start, _: [kernel("orphan", start + 10, 5)])
     assert per_step(capture(tmp_path, events), "kernels", "launches") == [1, 0]
