@@ -102,16 +102,12 @@ def largest_lines(capture: Views) -> str:
     except CaptureError:
         return ""
     shown = []
-    for row in found:
-        if (
-            row.thread is None
-            and row.line
-            and row.share >= _LEAST_SHARE
-            and len(shown) < _MOST_ROWS
-        ):
+    for row in found.where("thread IS NULL AND line IS NOT NULL").head(_MOST_ROWS):
+        if row.share >= _LEAST_SHARE:
             half = math.ceil(max(row.high_share - row.share, row.share - row.low_share) * 100)
-            called = f" ({shortened(row.library, _LONGEST_NAME)})" if row.library else ""
-            shown.append(f"{percent(row.share)} ± {half} at {row.line}{called}")
+            called = (row.library or "").partition(" (")[0]
+            place = f"{row.line} ({shortened(called, _LONGEST_NAME)})" if called else row.line
+            shown.append(f"{percent(row.share)} ± {half} at {place}")
     return f"By samples of the whole run: {', '.join(shown)}." if shown else ""
 
 
