@@ -292,7 +292,7 @@ def _stacks(capture: Views) -> tuple[Ints, float]:
     """The operators that store a Python stack, and the estimated time to store one stack."""
     events, tree = capture.events, capture.links.call_tree
     made = makers(capture.links)
-    own_ns = tree.own(tree.total_ns)
+    own_ns = capture.links.own_ns
     is_other: Flags = events.among(OPERATOR)[tree.index] & (events.sequence < 0)[tree.index]
     if not len(made) or not is_other.any():
         return made, 0.0

@@ -248,12 +248,13 @@ class Diagnosing:
             CaptureError: the capture holds no trace, and no summary of a rank.
             TraceError: the trace cannot be read.
         """
-        from instrument.read.ranks.rank_summary import summarize, without_trace
-
         place = capture.place
-        if place is not None and (summary := without_trace(capture)):
-            self.summaries.append((place, summary))
-            return False
+        if place is not None and capture.trace_path is None:
+            from instrument.read.ranks.rank_summary import without_trace
+
+            if summary := without_trace(capture):
+                self.summaries.append((place, summary))
+                return False
         capture.events  # noqa: B018 - raises if the capture holds no trace
         about, rank = capture.about, capture.rank
         steps = about.window.phase, about.window.first_step
@@ -276,6 +277,8 @@ class Diagnosing:
         self._simulate_together(capture, simulated)
         is_of_several = world_size > 1 or capture.given_rank is not None
         if is_of_several and place is not None and self.ranks_checks:
+            from instrument.read.ranks.rank_summary import summarize
+
             with self._noting(_RANKS, "The summary of a rank"):
                 self.summaries.append((place, summarize(capture)))
         return True

@@ -269,7 +269,7 @@ def _too_many(
     if waits is None and _waited_little(capture.about.cpu_wait):
         return None  # such as loader workers that wait for files
     tree, steps, cpus = capture.links.call_tree, capture.links.counted_steps, threads.cpus or 1
-    own_ns = tree.own(tree.total_ns)
+    own_ns = capture.links.own_ns
     divided = _on_cpu(capture) & (own_ns >= _LONG_NS)
     inside_ns = own_ns[divided & (steps.holds(tree.start_ns) >= 0)].sum()
     busy = (threads.intra_op or 1) if steps.share(int(inside_ns)) >= _LEAST_WAITING else 1
