@@ -67,7 +67,7 @@ defaults:
 GROUPS = {
     "Which steps": (
         "enabled wait warmup active repeat skip_first at_steps every_n_steps "
-        "total_steps phases max_window_s max_window_memory"
+        "total_steps phases max_window_s max_window_memory max_stall_ms"
     ),
     "What is recorded": (
         "activities record_shapes profile_memory with_stack with_flops with_modules "

@@ -431,7 +431,7 @@ def test_a_handler_that_raises_while_handlers_are_restored_leaves_none_replaced(
     signal.signal(signal.SIGUSR1, raising)
 
     def between(frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_name == "_reset" and signal.getsignal(signal.SIGUSR1) is raising:
+        if frame.f_code.co_name == "_restore" and signal.getsignal(signal.SIGUSR1) is raising:
             sys.settrace(None)
             assert signal.getsignal(signal.SIGUSR2) is not other
             signal.raise_signal(signal.SIGUSR1)

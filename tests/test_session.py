@@ -131,6 +131,8 @@ def test_capture_json_says_what_was_recorded(tmp_path: Path, train: Callable[...
         "trigger": None,
         "trigger_reason": None,
         "phase": "train",
+        "part": None,
+        "part_of_step": None,
     }
     assert about["config"] == session.config.plain()
     assert about["versions"]["torch"] == torch.__version__

@@ -40,20 +40,16 @@ def _action(number: int) -> tuple[Any, int | None]:
     return action, ctypes.c_size_t.from_buffer(action).value
 
 
-def _set(number: int, handler: Any) -> None:
-    global _python_address
-    _signal.signal(number, int(handler) if isinstance(handler, int) else handler)
-    if _python_address is None and callable(handler):
-        _python_address = _action(number)[1]
-
-
 def set_handler(number: int, handler: Any) -> bool:
     """Like `signal.signal`, but flags, and a handler that C code has set, stay as they are.
 
     Returns whether there is such a handler of C code, which may call the one in Python or not.
     """
+    global _python_address
     before, address = _action(number)
-    _set(number, handler)
+    _signal.signal(number, int(handler) if isinstance(handler, int) else handler)
+    if _python_address is None and callable(handler):
+        _python_address = _action(number)[1]
     is_set = address not in _NO_HANDLER
     by_other = is_set and address != _python_address
     if by_other or (is_set and callable(handler)):
@@ -78,13 +74,16 @@ class _StandIn:
     @contextmanager
     def in_place(self, take: Callable[[int, Any], None]) -> Iterator[None]:
         """Have `take` called in place of the handlers, until the block ends."""
+        global _python_address
         try:
             # a loop over all numbers, because `signal.valid_signals` takes longer than all the rest
             for number in range(1, _signal.NSIG):
                 handler = _signal.getsignal(number)
                 if callable(handler) or (number in _BY_DEFAULT and handler == signal.SIG_DFL):
                     self.before[number] = (handler, *_action(number))
-                    _set(number, take)
+                    _signal.signal(number, take)
+            if _python_address is None and self.before:
+                _python_address = _action(next(iter(self.before)))[1]
             yield
         finally:
             try:
@@ -95,15 +94,11 @@ class _StandIn:
 
     def _restore(self, take: Callable[[int, Any], None]) -> None:
         """Restore handlers and flags, except where the program has set another handler."""
-        for number in self.before:
+        for number, (handler, action, address) in self.before.items():
             if _signal.getsignal(number) == take:
-                self._reset(number)
-
-    def _reset(self, number: int) -> None:
-        handler, action, address = self.before[number]
-        _set(number, handler)
-        if address is not None:
-            _sigaction(number, action, None)
+                _signal.signal(number, handler)
+                if address is not None:
+                    _sigaction(number, action, None)
 
     def put_off(self, number: int, _: object) -> None:
         """Remember that a signal has arrived."""
@@ -111,12 +106,19 @@ class _StandIn:
 
     def handle(self, number: int, frame: Any = None) -> None:
         """Do what the signal does without this object."""
-        handler, _, address = self.before[number]
+        handler, action, address = self.before[number]
         if callable(handler) and address in (None, _python_address):
             handler(number, frame or sys._getframe())  # an event loop has been woken already
-        else:
-            self._reset(number)
-            _signal.raise_signal(number)
+            return
+        _signal.signal(number, handler)
+        if address is not None:
+            _sigaction(number, action, None)
+        _signal.raise_signal(number)
+
+    def handle_arrived(self, calling: ExitStack) -> None:
+        """Have `calling` handle each signal that has arrived."""
+        for number in self.arrived:
+            calling.callback(self.handle, number)
 
     def note(self, number: int, frame: Any) -> None:
         """Handle a signal, and remember what its handler raises."""
@@ -133,7 +135,9 @@ def replace_handler(number: int, handler: Any, other: Any) -> None:
     while isinstance(stand_in := getattr(current, "__self__", None), _StandIn):
         current, action, address = stand_in.before[number]
         if current == handler:
-            stand_in.before[number] = other, action, address if callable(other) else None
+            if not callable(other):
+                other, address = int(other), None
+            stand_in.before[number] = other, action, address
             return
     if current == handler:
         set_handler(number, other)
@@ -158,9 +162,7 @@ def uninterrupted() -> Iterator[None]:
         return
     stand_in = _StandIn()
     with ExitStack() as calling:  # a handler may raise, and the others must still be called
-        calling.callback(
-            lambda: [calling.callback(stand_in.handle, number) for number in stand_in.arrived]
-        )
+        calling.callback(stand_in.handle_arrived, calling)
         with stand_in.in_place(stand_in.put_off):
             _putting_off = True
             try:

@@ -44,7 +44,7 @@ class Limits:
         self._max_bytes: int | None = memory
         if memory is not None and machine is not None:
             self._max_bytes = min(memory, int(machine * _SHARE_OF_MACHINE))
-        self._began_s, self._began_bytes = time.monotonic(), resident_bytes()
+        self.began_s, self._began_bytes = time.monotonic(), resident_bytes()
         self.closed = Event()
         if end is not None and (self._max_s is not None or self._max_bytes is not None):
             thread = Thread(target=self._watch, args=(end,), name="instrument-limits", daemon=True)
@@ -56,7 +56,7 @@ class Limits:
         It must end at `times` times a limit, but no earlier than `extra_s` seconds after the time
         limit.
         """
-        elapsed_s = time.monotonic() - self._began_s
+        elapsed_s = time.monotonic() - self.began_s
         if self._max_s is not None and elapsed_s >= max(times * self._max_s, self._max_s + extra_s):
             return "" if self._is_whole else f"profiler.max_window_s={self._max_s:g} was reached"
         grown = resident_bytes() - self._began_bytes

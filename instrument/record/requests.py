@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 import time
@@ -93,11 +94,14 @@ class RequestedWindow:
         for each in {finisher.output_dir for finisher in self._session._finishers}:
             # queued folders twice, because a folder may become busy, or queued again, meanwhile
             folders += queue.queued(each) + queue.unfinished(each)
+        most = 0
         for folder in [*folders, *(folder for _, folder in self._session._capture_folders())]:
             with suppress(OSError):
-                if self.id.encode() in files.read_bytes(folder / files.METADATA_FILE):
+                about = files.read_bytes(folder / files.METADATA_FILE)
+                if self.id.encode() in about:
                     if folder.name.startswith("."):
                         return "failed" if queue.has_failed(folder) else "exporting"
-                    self.folder = folder
-                    return "done"
-        return "failed"
+                    steps = json.loads(about)["window"]["steps"]
+                    if steps >= most:  # of a window in parts, the part with the most steps
+                        most, self.folder = steps, folder
+        return "failed" if self.folder is None else "done"

@@ -30,6 +30,7 @@ from instrument.record.limits import Limits
 from instrument.record.lines import LineSampler, Moment
 from instrument.record.metrics import Metrics
 from instrument.record.own_modules import own_modules
+from instrument.record.parts import Parts
 from instrument.record.preemption import Preemption
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.record.timings import Timings
@@ -66,6 +67,10 @@ class StepClock:
         now = time.perf_counter_ns()
         took, self._began_ns = now - self._began_ns, now
         return took
+
+    def since_step_ns(self) -> int:
+        """How long ago the last step ended, and the current one began."""
+        return time.perf_counter_ns() - self._began_ns
 
     def exclude(self, elapsed_ns: int) -> None:
         """Subtract the time of another phase from the duration of the current step."""
@@ -152,6 +157,7 @@ class OpenWindow:
         config: the options of the window, which a trigger may change.
         facts: the facts for `capture.json`; None during the warm-up.
         limits: checks the limits of time and memory; None during the warm-up.
+        parts: the parts of the window, this one among them; None if it is recorded whole.
         step_ns: the durations of the recorded steps.
         paused_ns: how long training waited, by the part of `pausing`.
     """
@@ -160,6 +166,7 @@ class OpenWindow:
     planned: Window
     config: ProfilerConfig
     recorder: Recorder
+    parts: Parts | None = None
     facts: WindowFacts | None = None
     limits: Limits | None = None
     step_ns: list[int] = field(default_factory=list)
@@ -246,6 +253,7 @@ class StepLoop:
         self.run: Run | None = None
         self.train = self.current = StepCounter("train")
         self.window: OpenWindow | None = None
+        self._parts: Parts | None = None  # those of the open window, and of the one just ended
         self.by_calls = False
         self.user_metadata: dict[str, Any] = dict(config.metadata)
         self.ended_at: int | None = None
@@ -596,10 +604,11 @@ class StepLoop:
                 window.step_ns.append(took_ns)
             window.recorder.end_step()
             last = window.planned.last
+            reason = None if window.limits is None else window.limits.reached()
             if window.recording and last is not None and last < counter.step_number:
-                self._end_window(None)
-            elif window.limits is not None and (reason := window.limits.reached()) is not None:
-                self._end_window(reason or None)
+                self._end_window(None, stepped=True, over=reason is not None)
+            elif reason is not None:
+                self._end_window(reason or None, stepped=True)
         finisher = None if self.run is None else self.run.finisher
         if not begin_next or (self.window is None and finisher is not None and finisher.has_news):
             return False
@@ -664,7 +673,12 @@ class StepLoop:
             run.finisher.run,
             self._end_for_other_profiler,
         )
-        self.window = window = OpenWindow(counter, planned, config, recorder)
+        if self._parts is not None and planned is not self._parts.current:
+            self._parts = None  # the rest of a window in parts was skipped
+        if self._parts is None and config.max_stall_ms is not None:
+            self._parts = Parts(planned, int(config.max_stall_ms * 1e6))
+            counter.window = planned = self._parts.current
+        self.window = window = OpenWindow(counter, planned, config, recorder, self._parts)
         with window.pausing("start"):
             recorder.prepare()
         return window
@@ -677,13 +691,18 @@ class StepLoop:
             window.facts.begin(window.recorder.thread)
         end = self._end_within_step if window.recorder.all_threads else None
         window.limits = Limits(window.config, window.planned.seconds, end)
+        if window.parts is not None and window.parts.number:
+            window.limits.began_s = window.parts.began_s
+        elif window.parts is not None:
+            window.parts.began_s = window.limits.began_s
 
     # The end of a window.
 
-    def _end_window(self, reason: str | None) -> None:
-        """Stop recording, save the window, and plan the next window.
+    def _end_window(self, reason: str | None, *, stepped: bool = False, over: bool = True) -> None:
+        """Stop recording, save the window, and plan the next window, or the next part of this one.
 
-        `reason` says why the window ends early; None if the window ends as planned.
+        `reason` says why the window ends early; None if the window ends as planned. `stepped` says
+        whether a step has just ended, and `over` whether no further part may follow.
         """
         window, run = self.window, self.run
         if window is None or not window.recording or run is None:
@@ -697,13 +716,32 @@ class StepLoop:
                 recorded = window.stop()
             self.window = None
             if recorded is not None:
-                self._save(recorded, window, run, reason)
+                self._save(recorded, window, run, reason, stepped)
         finally:
             if self.window is None:
-                counter.advance()
+                start_ns = window.paused_ns.get("start", 0)  # as the next part's start will take
+                stall_ns = counter.clock.since_step_ns() + start_ns
+                parts = None if over else window.parts
+                following = parts and parts.go_on(counter.step_number, stall_ns)
+                if following:
+                    counter.window = following
+                else:
+                    self._advance(counter)
+
+    def _advance(self, counter: StepCounter) -> None:
+        """Plan the next window, because this one, with all its parts, is over."""
+        if self._parts is not None and counter.window is self._parts.current:
+            counter.window = self._parts.whole
+        self._parts = None
+        counter.advance()
 
     def _save(
-        self, recorded: RecordedWindow, window: OpenWindow, run: Run, reason: str | None
+        self,
+        recorded: RecordedWindow,
+        window: OpenWindow,
+        run: Run,
+        reason: str | None,
+        stepped: bool,
     ) -> None:
         """Write a window's raw trace and its metadata, and queue them for the exporter."""
         finisher, counter = run.finisher, window.counter
@@ -726,7 +764,10 @@ class StepLoop:
                     exception=to_trace(error),
                 )
                 metadata = dict(run.metadata)
-            metadata["cost"] = window.cost() | {"trace_bytes": (staging / queue.RAW).stat().st_size}
+            metadata["cost"] = window.cost() | {
+                "stall_ns": counter.clock.since_step_ns() if stepped else None,
+                "trace_bytes": (staging / queue.RAW).stat().st_size,
+            }
             finisher.save(staging, metadata)
             if run.lines is not None:
                 run.lines.write()
@@ -763,6 +804,8 @@ class StepLoop:
                 "trigger": planned.trigger,
                 "trigger_reason": planned.trigger_reason,
                 "phase": window.counter.name,
+                "part": None if window.parts is None else window.parts.number,
+                "part_of_step": None if window.parts is None else window.parts.whole.first,
             },
             "started_at": datetime.fromtimestamp(recorded.started_at, UTC).isoformat(),
             "environment": environment,
@@ -861,6 +904,6 @@ class StepLoop:
         """
         if window is None or self.window is not None:
             window, self.window = self.window, None
-            (self.current if window is None else window.counter).advance()
+            self._advance(self.current if window is None else window.counter)
         if window is not None:
             window.stop()

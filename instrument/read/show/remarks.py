@@ -102,6 +102,9 @@ def cost(capture: Views) -> str:
         parts.append(f"steps {percent_change(1 / undisturbed.share - 1)}")
     if cost.start_ns is not None and cost.stop_ns is not None and cost.save_ns is not None:
         parts.append(f"start and end {duration(cost.start_ns + cost.stop_ns + cost.save_ns)}")
+    budget_ms = capture.about.config.max_stall_ms
+    if budget_ms is not None and cost.stall_ns is not None and cost.stall_ns > budget_ms * 1e6:
+        parts[1:] = [f"the end {duration(cost.stall_ns)}, more than {duration(budget_ms * 1e6)}"]
     if cost.packed_bytes is not None:
         parts.append(f"trace {size(cost.packed_bytes)}")
     return f"Cost of recording: {', '.join(parts)}." if parts else ""

@@ -27,7 +27,7 @@ WorldSize = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
 # A count, or a time in nanoseconds. A sum of thousands of such numbers fits into 64 bits.
 Number = Annotated[int, Meta(ge=-(2**50), le=2**50)]
 Count = Annotated[int, Meta(ge=0, le=2**50)]
-# Floating-point operations per second.
+# Floating-point operations per second, or milliseconds.
 Rate = Annotated[float, Meta(gt=0, le=1e24)]
 # The host name becomes a part of file names.
 Host = Annotated[str, Meta(max_length=255, pattern=r"^[^/\x00-\x1f\x7f-\x9f]*\Z")]
@@ -56,6 +56,7 @@ class Cost(Struct):
     start_ns: Number | None = None
     stop_ns: Number | None = None
     save_ns: Number | None = None
+    stall_ns: Number | None = None
     export_ns: Number | None = None
     trace_bytes: Number | None = None
     packed_bytes: Number | None = None
@@ -64,6 +65,7 @@ class Cost(Struct):
 class Config(Struct):
     """Those options of the recording session that are needed to read the capture."""
 
+    max_stall_ms: Rate | None = None
     activities: Any = None  # names, or mappings from a name to chosen types
     profile_memory: bool | None = None
     with_flops: bool | None = None

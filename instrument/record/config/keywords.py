@@ -27,6 +27,7 @@ class ProfilerOptions(TypedDict, total=False):
     phases: Sequence[str]
     max_window_s: float | None
     max_window_memory: int | str | None
+    max_stall_ms: float | None
     activities: Sequence[Any] | None
     record_shapes: bool
     profile_memory: bool

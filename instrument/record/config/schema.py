@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 _OF_A_WINDOW = frozenset({
     "record_shapes", "profile_memory", "memory_categories", "with_stack", "with_flops",
     "profile_all_threads", "with_modules", "capture_overload_names", "memory_snapshot",
-    "execution_trace", "experimental_config", "max_window_s", "max_window_memory",
+    "execution_trace", "experimental_config", "max_stall_ms", "max_window_s",
+    "max_window_memory",
 })  # fmt: skip
 
 # If none of these is given, the preset `summary` says when to record.
@@ -178,6 +179,12 @@ class ProfilerConfig(Options, frozen=True):  # type: ignore[misc] # mypy: its ba
     """Growth of memory in a window, in bytes or as "4GB"; None: no limit. When the process has
     grown by this, the window ends as with `max_window_s`. The limit is at most an eighth of the
     machine's memory: torch needs about six times the window's when it ends. Linux only."""
+
+    max_stall_ms: Amount | None = Field(None, gt=0)
+    """How long training may wait at the end of a window, in ms; None: as long as it takes. A window
+    that would take longer is cut into parts, which follow each other without a missing step; the
+    first has one step. Each is a capture of its own, with `part` in its `capture.json`. A step that
+    alone takes longer is said."""
 
     activities: Activities | None = None
     """A list of cpu, cuda, xpu, mtia and hpu; None: all that this machine has. In place of a name,
