@@ -149,20 +149,19 @@ class MemoryView:
         columns = (*place, "address", "time_ns", "size_bytes", "allocated_bytes", "reserved_bytes")
         rows = pl.DataFrame({name: getattr(memory, name) for name in columns}).cast(pl.Int64)
         rows = rows.with_columns(instant=pl.int_range(pl.len()))
-        rows = rows.sort(*place, "address", "time_ns", maintain_order=True)
-        is_same = [pl.col(key) == pl.col(key).shift(1) for key in (*place, "address")]
-        frees = pl.all_horizontal(*is_same, pl.col("address") != 0, size < 0, size.shift(1) > 0)
+        rows = rows.sort("time_ns", maintain_order=True)
+        made = pl.when(size > 0).then(instant).shift(1).over(*place, "address")
         rows = rows.with_columns(
-            origin=pl.when(size > 0).then(instant).when(frees).then(instant.shift(1)),
+            origin=pl.when(size >= 0).then(instant).when(pl.col("address") != 0).then(made),
             address=pl.when(pl.col("address") != 0).then("address"),
         )
         devices = rows.group_by(place).len().sort(place)
         devices = devices.sort("len", descending=True, maintain_order=True).head(MOST_DEVICES)
         devices = computed(devices.sort(place), _device_name, place, {"device": pl.String})
-        devices = devices.sort(pl.col("device") == "cpu", maintain_order=True)
-        rows = devices.drop("len").with_row_index("order").join(rows, on=place)
+        devices = devices.sort(pl.col("device") == "cpu", maintain_order=True).drop("len")
+        rows = rows.join(devices.with_row_index("order"), on=place, maintain_order="left")
         recorded = pl.col("allocated_bytes", "reserved_bytes")
-        rows = rows.sort("order", "time_ns", "instant").with_columns(
+        rows = rows.sort("order", maintain_order=True).with_columns(
             pl.when((recorded != 0).any().over("order")).then(recorded),
             net_bytes=size.cum_sum().over("order"),
         )
