@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
 from instrument.read.facts.cuda_graphs import graph_ids, replayed
 from instrument.read.facts.device_work import KINDS, Work, launched_ns
-from instrument.read.facts.facts import nullable
+from instrument.read.facts.facts import coded, nullable
 from instrument.read.facts.groupby import group_rows
 from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import step_at
-from instrument.read.trace.events import Ints, called_operators
+from instrument.read.trace.events import called_operators
 from instrument.read.views.table import Table, known_sum
 
 if TYPE_CHECKING:
@@ -160,12 +159,12 @@ def _replays(links: Links, work: Work) -> tuple[pl.DataFrame, pl.DataFrame]:
             "device_ns": events.duration_ns[event],
             "code": graph,
             "node": node,
-            "graph_node": _values(node_ids, node),
+            "graph_node": coded(pl.Series(node_ids, dtype=pl.Int64, strict=False), node),
             "call": work.call[chosen],
             "has_launch": work.launch[chosen] >= 0,
             "launched_ns": launched_ns(events, work)[chosen],
-            "operator": _values(events.names, operator),
-            "range": _values(links.scopes.paths.texts, path),
+            "operator": coded(pl.Series(events.names, dtype=pl.String), operator),
+            "range": coded(pl.Series(links.scopes.paths.texts, dtype=pl.String), path),
         }
     ).sort("replay", "start_ns", "end_ns", maintain_order=True)
     nodes = nodes.with_columns(place=pl.int_range(pl.len()).over("replay"))
@@ -193,7 +192,7 @@ def _replays(links: Links, work: Work) -> tuple[pl.DataFrame, pl.DataFrame]:
     looks = pl.concat_str(pl.col("operator", "range").fill_null(""), "runs", separator="\n")
     replays = replays.with_columns(
         key=pl.when(is_known).then(pl.col("code").cast(pl.String)).otherwise(looks),
-        graph=_values(ids, replays["code"].to_numpy()),
+        graph=coded(pl.Series(ids, dtype=pl.Int64, strict=False), replays["code"].to_numpy()),
     )
     names = replays.select("key", "graph").unique("key", keep="first", maintain_order=True)
     names = names.with_row_index("number", 1).select(
@@ -205,13 +204,6 @@ def _replays(links: Links, work: Work) -> tuple[pl.DataFrame, pl.DataFrame]:
     replays = replays.join(names, on="key", how="left", maintain_order="left")
     of_replay = replays.select("replay", "name")
     return nodes.join(of_replay, on="replay", how="left", maintain_order="left"), replays
-
-
-def _values(values: Sequence[Any], code: Ints) -> pl.Series:
-    """The value of each code; null for the code -1."""
-    kind = pl.String if isinstance(next(iter(values), ""), str) else pl.Int64
-    series = pl.Series([*values, None], dtype=kind, strict=False)
-    return series.gather(np.where(code >= 0, code, len(values)))
 
 
 def _agreed(name: str) -> pl.Expr:

@@ -14,7 +14,7 @@ from instrument.read.facts.call_tree import outermost
 from instrument.read.facts.device_work import KINDS as WORK
 from instrument.read.facts.facts import CPU_KINDS
 from instrument.read.facts.flops import has_rule, nodes_without_flops
-from instrument.read.facts.groupby import Groups, groupby, intern
+from instrument.read.facts.groupby import Groups, intern
 from instrument.read.facts.schema import Schema, names_of, schema
 from instrument.read.trace.events import Codes, decoded
 from instrument.read.views.table import Table, known_sum, shares
@@ -292,17 +292,13 @@ def by_device(capture: Views, calls: pl.DataFrame, _: int) -> pl.Series:
             f"most {_MOST_DEVICES}: group them by another property."
         )
     tree = links.call_tree
-    used = np.zeros(len(tree), np.int64)  # a bit for each device
-    for bit, name in enumerate(names):
+    used: list[pl.Expr] = [pl.repeat(None, len(tree) + 1, dtype=pl.String)]
+    for name in names:
         own = np.bincount(node[(node >= 0) & (on == name)], minlength=len(tree))
-        used |= (tree.with_descendants(own) > 0).astype(np.int64) << bit
-    masks, groups = groupby(used)
-    texts = [
-        ",".join(name for bit, name in enumerate(names) if mask >> bit & 1) or None
-        for mask in masks.tolist()
-    ]
-    of_node = pl.Series([*texts, None], dtype=pl.String).gather(np.append(groups.of, len(texts)))
-    found = of_node.gather(np.minimum(calls["node"].to_numpy(), len(tree)))
+        is_used = pl.Series(np.append(tree.with_descendants(own) > 0, False))
+        used.append(pl.when(is_used).then(pl.lit(name)))
+    texts = pl.select(pl.concat_str(used, separator=",", ignore_nulls=True)).to_series()
+    found = texts.replace("", None).gather(np.minimum(calls["node"].to_numpy(), len(tree)))
     return devices.gather(calls["id"]).zip_with(calls["kind"] == "unlaunched", found)
 
 
