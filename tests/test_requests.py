@@ -108,19 +108,18 @@ def test_a_removed_capture_is_said(session: Session) -> None:
         assert window.capture
 
 
-def test_no_capture_yet_says_what_to_wait_for(tmp_path: Path, log: Log) -> None:
+def test_no_capture_yet_says_what_the_session_does(tmp_path: Path, log: Log) -> None:
     log.expect("before the first window")
-    with pytest.raises(CaptureError, match="no capture yet: the config disables the session"):
-        assert Session(None).capture
     session = Session(wait=9, active=1, output_dir=tmp_path)
-    with pytest.raises(CaptureError, match="start the session"):
+    plan = r"no capture yet of <Session: records step 9 \(counted from 0\); "
+    with pytest.raises(CaptureError, match=plan + r"not running, at step 0, 0 captures>: let it"):
         assert session.capture
     with session:
         step(session)
-        with pytest.raises(CaptureError, match="the window of step 9 is planned, at step 1"):
+        with pytest.raises(CaptureError, match=plan + "at step 1, 0 captures>: let it run"):
             assert session.capture
-    with pytest.raises(CaptureError, match="see the log"):
-        assert session.capture
+    with pytest.raises(CaptureError, match="<Session: disabled; .*see the log"):
+        assert Session(None).capture
 
 
 def test_a_dropped_window_is_not_saved_and_later_ones_are(tmp_path: Path) -> None:

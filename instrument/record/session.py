@@ -156,17 +156,8 @@ class Session:
         """
         if captures := self.captures:
             return captures[-1]
-        why = "start the session, as in `with session:`"
-        if not self.config.enabled:
-            why = "the config disables the session"
-        elif self.exporting:
-            why = "a window is being exported: call session.wait()"
-        elif self._finishers:
-            planned = self.window
-            what = f"the window of {planned.in_words()}" if planned else "no window"
-            when = f"is planned, at step {self.step_number}"
-            why = f"{what} {when}" if self.running else "the run has recorded none; see the log"
-        raise CaptureError(f"There is no capture yet: {why}.")
+        hint = "call session.wait()" if self.exporting else "let it run until then, or see the log"
+        raise CaptureError(f"There is no capture yet of {self!r}: {hint}.")
 
     @property
     def captures(self) -> list[Capture]:
