@@ -118,7 +118,7 @@ def test_no_capture_yet_says_what_the_session_does(tmp_path: Path, log: Log) -> 
         step(session)
         with pytest.raises(CaptureError, match=plan + "at step 1, 0 captures>: let it run"):
             assert session.capture
-    with pytest.raises(CaptureError, match="<Session: disabled; .*see the log"):
+    with pytest.raises(CaptureError, match=r"<Session: disabled; .*see the log"):
         assert Session(None).capture
 
 

@@ -53,6 +53,7 @@ TESTS = {
         "tests/test_run_command.py::test_a_few_steps_that_get_slower_are_enough",
     ],
     "instrument/record/metrics.py": _top("metrics"),
+    "instrument/record/requests.py": [*_top("requests"), "tests/integrations/test_asgi.py"],
     "instrument/record/unedited.py": [
         "tests/test_run_command.py::test_a_step_ends_with_what_comes_before_the_first_that_is_called_again",
         *_top("run_command"),
