@@ -228,8 +228,8 @@ def test_in_a_server_without_requests_time_ends_the_window(
     (watching,) = [each for each in enumerate_threads() if each.name == "instrument-limits"]
     now[0] = 20.0
     watching.join(120)
-    (capture,) = session.captures
-    about = capture.metadata["window"]
+    session.wait()
+    about = session.capture.metadata["window"]
     assert (about["steps"], about["truncated"], about["reason"]) == (
         1,
         True,

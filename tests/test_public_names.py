@@ -28,9 +28,9 @@ PACKAGES = [
 @pytest.mark.parametrize("path", DOCUMENTED)
 def test_a_documented_name_is_exported_by_a_room(path: str) -> None:
     package, _, name = path.rpartition(".")
-    assert package.count(".") <= 2
-    assert name in import_module(package).__all__
-    assert hasattr(import_module(package), name)
+    module = import_module(package)
+    assert name in getattr(module, "__all__", vars(module))
+    assert hasattr(module, name)
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)

@@ -297,7 +297,7 @@ PLANTED = [
         'in ("waiting", "recording"):',
         'in ("waiting", "recording", "exporting"):',
         "tests/integrations/test_asgi.py::"
-        "test_a_window_that_no_exporter_takes_is_exporting_and_the_next_may_begin",
+        "test_windows_that_no_exporter_takes_are_exporting_and_the_next_may_begin",
     ),
     Planted(
         "a lost label of truncation",
