@@ -250,14 +250,14 @@ class Table:
     def __repr__(self) -> str:
         from instrument.read.views.table_text import abridged
 
-        shown, notes = abridged(self.frame.to_dict(as_series=False))
-        return "\n".join([str(Table(shown, begin_ns=self._begin_ns)), *notes])
+        shown, notes = abridged(self)
+        return "\n".join([str(shown), *notes])
 
     def _repr_html_(self) -> str:
         """The first rows as HTML, for a notebook."""
         from instrument.read.views.table_text import to_html
 
-        return to_html(self.since_begin().frame.to_dict(as_series=False))
+        return to_html(self)
 
     __html__ = _repr_html_  # for templates that contain a table
 

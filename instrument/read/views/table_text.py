@@ -10,9 +10,8 @@ from instrument.base.printable import printable
 from instrument.base.prose import shortened
 from instrument.base.units import count, duration, percent, rate, size
 from instrument.read.facts.schema import unit_of
+from instrument.read.views.table import Table, known_columns
 from instrument.read.views.templates import render
-
-Columns = Mapping[str, Sequence[Any]]
 
 # Columns whose text is never shortened.
 SENTENCES = frozenset({"why"})
@@ -33,35 +32,26 @@ _SHOWN_ROWS = 20
 _WIDEST = 60
 
 
-def with_values(columns: Columns) -> list[str]:
-    """Return the names of the columns that hold a value, or all names if there are no rows."""
-    return [
-        name
-        for name, cells in columns.items()
-        if not len(cells) or any(cell is not None for cell in cells)
-    ]
-
-
-def abridged(columns: Columns) -> tuple[Columns, list[str]]:
+def abridged(table: Table) -> tuple[Table, list[str]]:
     """Return the first rows of the columns with values, and notes on what is left out."""
-    known = with_values(columns)
-    unknown = [name for name in columns if name not in known]
-    more = len(next(iter(columns.values()), ())) - _SHOWN_ROWS
+    known = known_columns(table)
+    unknown = [name for name in table.columns if name not in known]
+    more = len(table) - _SHOWN_ROWS
     notes = [f"… and {more} more rows"] if more > 0 else []
     if unknown:
         notes.append(f"Columns without values: {', '.join(unknown)}.")
-    return {name: columns[name][:_SHOWN_ROWS] for name in known}, notes
+    return table.select(known).head(_SHOWN_ROWS), notes
 
 
-def to_html(columns: Columns) -> str:
+def to_html(table: Table) -> str:
     """Return the first rows as HTML. Tooltips show exact values, bars show shares."""
-    shown, notes = abridged(columns)
+    shown, notes = abridged(table.since_begin())
     return render(
         "read/show/templates/table.html",
-        columns=shown,
-        rows=[*zip(*shown.values())],
+        columns=shown.columns,
+        rows=[*shown.frame.iter_rows()],
         notes=notes,
-        side={name: "left" if is_text(cells) else "right" for name, cells in shown.items()},
+        side={name: "left" if is_text(shown.column(name)) else "right" for name in shown.columns},
         heading=heading,
         cell_text=_short_text,
         exact_text=_exact_text,

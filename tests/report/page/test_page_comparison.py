@@ -24,7 +24,7 @@ from page_parts import facts, parts, tables, words
 
 from instrument import diff
 from instrument.base.errors import CaptureError
-from instrument.base.units import duration
+from instrument.base.units import duration, durations_like
 from instrument.cli.command import main
 from instrument.read.capture import Capture
 from instrument.read.compare.diff import as_dict
@@ -160,7 +160,8 @@ def test_all_windows_and_ranks_are_compared(tmp_path: Path) -> None:
     made = diff(tmp_path / "before", tmp_path / "after")
     assert len(made.wholes) == 3
     shown = found["comparison"]
-    assert facts(shown)["Change"][0] == signed(made.step.change_ns)
+    like = durations_like(max(made.step.before_ns, made.step.after_ns))
+    assert facts(shown)["Change"][0] == signed(made.step.change_ns, like)
     cells = tables(shown)["Change of each rank"]["cells"]
     assert cells["change_ns"] == [whole.change_ns for whole in made.wholes[1:]]
 

@@ -9,9 +9,9 @@ from typing import Any
 import polars as pl
 
 from instrument.base.errors import CaptureError
-from instrument.base.units import counted, duration, percent
+from instrument.base.units import counted, duration, durations_like, percent
 from instrument.read.compare.changes import SCHEMAS
-from instrument.read.compare.diff import Difference, Steps, Whole, compare
+from instrument.read.compare.diff import Difference, Whole, compare
 from instrument.read.compare.side import Side
 from instrument.read.compare.text import (
     TIMES,
@@ -108,19 +108,25 @@ def comparison(before: Side, after: Side) -> dict[str, Any]:
 
 
 def _facts(found: Difference) -> Part | None:
+    """Return the step of both sides and its change, in one unit and with the same digits."""
     step, what = found.step, found.what
+    text = durations_like(max(step.before_ns, step.after_ns))
     share = f"{percent(abs(step.change_ns) / step.before_ns)} " if step.before_ns else ""
     tone = _tone(step.change_ns)
+    means = [
+        f"mean of {counted(side.count, 'step')}" if what == "step" else ""
+        for side in (step.before, step.after)
+    ]
     boxes = [
-        fact(f"The {what} before", duration(step.before_ns), _steps(what, step.before)),
-        fact(f"The {what} in this run", duration(step.after_ns), _steps(what, step.after)),
-        fact("Change", signed(step.change_ns), f"{share}{tone}" if tone else "no change",
+        fact(f"The {what} before", text(step.before_ns), means[0]),
+        fact(f"The {what} in this run", text(step.after_ns), means[1]),
+        fact("Change", signed(step.change_ns, text), f"{share}{tone}" if tone else "no change",
              tone=tone),
     ]  # fmt: skip
     largest = next(iter(step.parts), None)
     if largest is not None and largest.change_ns:
         boxes.append(
-            fact("Mostly", signed(largest.change_ns), f"{largest.range} · {largest.kind}",
+            fact("Mostly", signed(largest.change_ns, text), f"{largest.range} · {largest.kind}",
                  tone=_tone(largest.change_ns))
         )  # fmt: skip
     return facts(boxes)
@@ -128,13 +134,6 @@ def _facts(found: Difference) -> Part | None:
 
 def _tone(change: float) -> str:
     return "slower" if change > 0 else "faster" if change < 0 else ""
-
-
-def _steps(what: str, steps: Steps) -> str:
-    if what != "step":
-        return ""
-    around = "" if steps.deviation_ns is None else f" ± {duration(steps.deviation_ns)}"
-    return f"mean of {counted(steps.count, 'step')}; median {duration(steps.median_ns)}{around}"
 
 
 def _parts(step: Whole) -> list[dict[str, Any]]:
