@@ -297,7 +297,7 @@ SAYS = {
         "21 % copying",
     ),
     "mi300x_vllm_graph": (
-        "computes for 100 % and is idle for 0.2 %", "91 % matrix products (53 % matmul_ogs", "25 % matmul_ogs",
+        "computes for 99.7 % and is idle for 0.2 %", "91 % matrix products (53 % matmul_ogs", "25 % matmul_ogs",
     ),
     "h800_deepseek_train": (
         "computes for 96 % of it (84 % while it communicates)", "54 % matrix products (21 % grouped_gemm", "17 % attention",

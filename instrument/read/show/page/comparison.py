@@ -158,13 +158,15 @@ def _sums(rows: Iterable[Any]) -> dict[str, int]:
 
 
 def _changes(title: str, rows: list[dict[str, Any]]) -> Part:
-    """Return the table of parts that sum to their last row, the step."""
+    """Return the table of parts that sum to their last row, the step, in one unit."""
+    text = durations_like(max(rows[-1]["before_ns"], rows[-1]["after_ns"]))
     columns = [
         column("name", [row["name"] for row in rows], title=title.removeprefix("By "),
                notes=[row.get("kind") for row in rows]),
-        *(column(name, [row[name] for row in rows], title=name.removesuffix("_ns"), texts=duration)
+        *(column(name, [row[name] for row in rows], title=name.removesuffix("_ns"), texts=text)
           for name in _SIDES[:2]),
-        column("change_ns", [row["change_ns"] for row in rows], kind="change", texts=signed),
+        column("change_ns", [row["change_ns"] for row in rows], kind="change",
+               texts=lambda change: signed(change, text)),
     ]  # fmt: skip
     return table(title, columns, has_filter=False)
 
