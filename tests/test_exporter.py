@@ -237,7 +237,7 @@ def test_a_killed_exporter_costs_one_window_its_sinks_and_export_finishes_it_lat
     assert names(session) == [ALL[0], ALL[2]]
     (error,) = log.at("ERROR")
     assert error.startswith(
-        f"The exporter ended while it worked on {ALL[1]} (SIGKILL). The raw trace is kept"
+        f"The exporter ended while it worked on {ALL[1]} (SIGKILL). Nothing is lost: training goes on"
     )
     assert queue.left_busy(output) == [output / f".{ALL[1]}.busy"]
     assert log.at("WARNING")[-1].startswith(

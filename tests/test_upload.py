@@ -384,8 +384,7 @@ def test_a_hanging_upload_delays_no_window_and_after_a_killed_exporter_another_s
     asking.close()
     (error,) = log.at("ERROR")
     assert error.startswith(
-        f"The exporter ended before it had sent {ALL[0]}, {ALL[1]} (SIGKILL). The captures are "
-        f"kept, and `instrument export {output} --upload-to {url}` finishes the work when "
+        f"The exporter ended before it was done with {ALL[0]}, {ALL[1]} (SIGKILL). Nothing is lost: "
     )
     assert log.at("WARNING") == [], "another exporter has sent both"
     objects = server.objects("killed")

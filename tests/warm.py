@@ -161,7 +161,7 @@ class Script:
 class Exporter(Script):
     """An exporter that is forked, with what `Finisher` uses of `subprocess.Popen`."""
 
-    stdin: TextIO
+    stdin: IO[bytes]
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Exporter(Script):
         code = f"import os; os.{own}; {given[0]}"
         self._start(["-c", code, *given[1:]], Path.cwd(), env, handles)
         os.close(reading)
-        self.stdin = os.fdopen(to_it, "w", encoding="utf-8")
+        self.stdin = os.fdopen(to_it, "wb", buffering=0)
 
     def wait(self, timeout: float = HANGS_S) -> int:
         if self.returncode is None and not select.select([self._connection], [], [], timeout)[0]:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from pydantic import PrivateAttr
 
-from instrument.base.errors import need_package
 from instrument.integrations.tracker import Sent, Tracker
 
 # MLflow's limits: the characters that a metric's name must not have, the maximum length of a name,
@@ -32,6 +31,7 @@ class MLflow(Tracker):
     """
 
     tracker_name: ClassVar[str] = "mlflow"
+    _package: ClassVar[str] = "mlflow"
 
     tracking_uri: str | None = None
     """The server's URI; None: `mlflow.set_tracking_uri` or MLFLOW_TRACKING_URI."""
@@ -47,11 +47,6 @@ class MLflow(Tracker):
 
     _active: str | None = PrivateAttr(None)
     _own: str | None = PrivateAttr(None)
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Raise MissingPackage before the first step if the package is missing."""
-        super().model_post_init(context)
-        need_package(self.display_name(), "mlflow", "mlflow")
 
     def begin(self) -> None:
         """Remember the active run, which only the training thread can read."""

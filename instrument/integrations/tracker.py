@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PrivateAttr
 
 from instrument.base import queue, threads, waiting
+from instrument.base.errors import need_package
 from instrument.base.log import logger
 from instrument.base.options import Options
 from instrument.base.storage import files_of
@@ -39,6 +40,7 @@ class Tracker(Options):
     """
 
     tracker_name: ClassVar[str] = "tracker"
+    _package: ClassVar[str] = ""
 
     scalars: bool = True
     """Whether to log scalars."""
@@ -53,6 +55,12 @@ class Tracker(Options):
     _thread: Thread | None = PrivateAttr(None)
     _unsent: list[Path] = PrivateAttr(default_factory=list)
     _has_failed: bool = PrivateAttr(False)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Raise MissingPackage before the first step if the tracker's package is missing."""
+        super().model_post_init(context)
+        if self._package:
+            need_package(self.display_name(), self._package, self._package)
 
     @classmethod
     def display_name(cls) -> str:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from instrument.base.errors import need_package
 from instrument.integrations.tracker import Sent, Tracker
 
 _STEP = "profile/step"
@@ -31,6 +30,7 @@ class WandB(Tracker):
     """
 
     tracker_name: ClassVar[str] = "wandb"
+    _package: ClassVar[str] = "wandb"
 
     project: str | None = None
     """The project of a new run; None: WANDB_PROJECT or wandb's default."""
@@ -46,11 +46,6 @@ class WandB(Tracker):
 
     _active: Any = PrivateAttr(None)  # the program's run
     _own: Any = PrivateAttr(None)
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Raise MissingPackage before the first step if the package is missing."""
-        super().model_post_init(context)
-        need_package(self.display_name(), "wandb", "wandb")
 
     def begin(self) -> None:
         """Remember the active run, because none may be active when a capture is complete."""

@@ -36,7 +36,7 @@ _AFTER_FAILURE_S, _CLOSING_S, _CLOSING_HERE_S = 2.0, 5.0, 5.0
 # How many exporters the end of a run starts, if each dies before it has finished a window.
 _STARTS_IN_VAIN = 2
 # Exporters that go on after their run: Python warns if the object of a running process is freed.
-_left_running: list[subprocess.Popen[str]] = []
+_left_running: list[subprocess.Popen[bytes]] = []
 
 
 class Finisher:
@@ -89,7 +89,7 @@ class Finisher:
         self._inline: Exporter | None = None
         self._finishing = False
         self._is_inline = config.export == "inline" and not polars_forks.is_lost()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         # What exporters log, one after the other, and how much of it this process has logged.
         self._log: IO[bytes] | None = None
         self._logged_bytes = 0
@@ -262,8 +262,7 @@ class Finisher:
             stdout=self._log,
             # not inheritable: stderr was closed, and the number now belongs to another file
             stderr=None if os.get_inheritable(2) else subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
+            bufsize=0,
             env={name: each for name, each in os.environ.items() if name != "PYTHONPATH"},
             start_new_session=True,  # against Ctrl-C in the trainer's terminal
             # the run counts as alive until the exporter ends
@@ -276,13 +275,7 @@ class Finisher:
         with suppress(OSError):
             assert self._process is not None
             assert self._process.stdin is not None
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-
-    def _close_input(self, process: subprocess.Popen[str]) -> None:
-        with suppress(OSError):
-            assert process.stdin is not None
-            process.stdin.close()
+            self._process.stdin.write(f"{line}\n".encode())
 
     def _is_running(self) -> bool:
         """Whether an exporter runs; if it has died, log why and note it in its window."""
@@ -290,7 +283,8 @@ class Finisher:
         if process is None or process.poll() is None:
             return process is not None
         self._process = None
-        self._close_input(process)
+        assert process.stdin is not None
+        process.stdin.close()
         self._pass_log_on()
         if process.returncode == 0:
             self._is_done, self.given_up = True, self._waiting()  # it has tried all of them
@@ -305,28 +299,23 @@ class Finisher:
         if status == -signal.SIGALRM:
             why = f"it took longer than profiler.export_timeout_s={self._job.timeout_s:g}"
         waiting = [each for each in self._waiting() if each not in self.given_up]
-        busy = [each for each in map(queue.busy_path, waiting) if files.is_folder(each)]
+        busy = [each for each in waiting if files.is_folder(queue.busy_path(each))]
         for folder in busy:
-            queue.say_why(folder, f"The exporter ended while it worked on it ({why}).")
-            self.given_up.append(queue.queued_path(folder))
+            reason = f"The exporter ended while it worked on it ({why})."
+            queue.say_why(queue.busy_path(folder), reason)
+            self.given_up.append(folder)
             self._starts_left = _STARTS_IN_VAIN
-        saved = [queue.name_of(folder) for folder in busy or self._waiting()]
-        names = saved or self._unsent()
-        if not names or "death" in self._failed:
-            return
-        self._failed.add("death")
-        what = "before it had sent" if not saved else "before it had finished"
-        logger.error(
-            "The exporter ended {} {} ({}). {} kept, and `instrument export {}{}` finishes the "
-            "work when the run has ended. Training goes on, and a new exporter process finishes "
-            "later windows.",
-            "while it worked on" if busy else what,
-            ", ".join(names),
-            why,
-            "The raw trace is" if saved else "The captures are",
-            self.output_dir,
-            f" --upload-to {self._job.upload_to}" if self._job.upload_to else "",
-        )
+        left = [queue.name_of(each) for each in busy or waiting] or self._unsent()
+        if left and "death" not in self._failed:
+            self._failed.add("death")
+            logger.error(
+                "The exporter ended {} {} ({}). Nothing is lost: training goes on, another does "
+                "the rest, and `instrument export {}` what is left when the run has ended.",
+                "while it worked on" if busy else "before it was done with",
+                ", ".join(left),
+                why,
+                self.output_dir,
+            )
 
     def _waiting(self) -> list[Path]:
         return [each for each in self.pending if queue.is_waiting(each)]
@@ -371,7 +360,8 @@ class Finisher:
         finally:  # even if Ctrl-C or another signal ends the wait
             left = self.warn_of_unfinished()
             if self._process is not None:
-                self._close_input(self._process)
+                assert self._process.stdin is not None
+                self._process.stdin.close()
                 _left_running.append(self._process)
             if self._log is not None:
                 self._log.close()
@@ -428,31 +418,28 @@ class Finisher:
     def warn_of_unfinished(self) -> bool:
         """Warn of windows not finished and captures not uploaded; return whether there are any."""
         goes_on = self._process is not None and self._process.poll() is None
-        waiting, unsent = self._waiting(), self._unsent()
+        waiting, unsent, url = self._waiting(), self._unsent(), self._config.upload_to
         stuck = [each for each in waiting if not goes_on or each in self.given_up]
-        if stuck:
-            logger.warning(
-                "These windows are saved but not finished: {}. `instrument export {}` finishes "
-                "them.",
-                ", ".join(map(queue.name_of, stuck)),
-                self.output_dir,
-            )
-        if going := [each for each in waiting if each not in stuck]:
-            logger.warning(
-                "The exporter continues by itself, and these windows are not finished yet: {}. If "
-                "the exporter ends before it has finished them, `instrument export {}` finishes "
-                "the rest.",
-                ", ".join(map(queue.name_of, going)),
-                self.output_dir,
-            )
-        if unsent:
-            logger.warning(
-                "These captures are not sent to {} yet and are kept on disk: {}. {}`instrument "
-                "export {} --upload-to {}` sends captures that have not arrived.",
-                self._config.upload_to,
-                ", ".join(unsent),
-                "The exporter continues to send them. After it has ended, " if goes_on else "",
-                self.output_dir,
-                self._config.upload_to,
-            )
+        going = [each for each in waiting if each not in stuck]
+        command = f"`instrument export {self.output_dir}"
+        later = "The exporter continues to send them. After it has ended, " * goes_on
+        for names, what, then in (
+            (
+                map(queue.name_of, stuck),
+                "These windows are saved but not finished",
+                f"{command}` finishes them.",
+            ),
+            (
+                map(queue.name_of, going),
+                "The exporter continues by itself, and these windows are not finished yet",
+                f"If the exporter ends before it has finished them, {command}` finishes the rest.",
+            ),
+            (
+                unsent,
+                f"These captures are not sent to {url} yet and are kept on disk",
+                f"{later}{command} --upload-to {url}` sends captures that have not arrived.",
+            ),
+        ):
+            if listed := ", ".join(names):
+                logger.warning("{}: {}. {}", what, listed, then)
         return bool(waiting or unsent)
