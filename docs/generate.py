@@ -71,7 +71,7 @@ GROUPS = {
     ),
     "What is recorded": (
         "activities record_shapes profile_memory with_stack with_flops with_modules "
-        "profile_all_threads capture_overload_names communication peak_flops memory_categories "
+        "profile_all_threads communication peak_flops memory_categories "
         "memory_snapshot execution_trace experimental_config emit modules timings lines metrics "
         "metadata"
     ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -109,15 +108,10 @@ def test_what_this_torch_refuses_is_said_before_the_first_step(
     )
 
 
-def test_an_older_torch_is_told_which_one_has_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_torch_is_told_which_options_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C._profiler, "_ExperimentalConfig", OlderConfig)
     config = ProfilerConfig(profile_all_threads=True)
     assert torch_support.experimental_options(config) == {"profile_all_threads": True}
-    with pytest.raises(ConfigError) as raised:
-        torch_support.refuse_unknown(ProfilerConfig(experimental_config={"trace_only": True}))
-    assert str(raised.value) == (
-        f"profiler.experimental_config.trace_only is unknown to torch {TORCH}: torch 2.13 has it."
-    )
     with pytest.raises(ConfigError, match=r"choose from profile_all_threads, verbose\.$"):
         torch_support.refuse_unknown(ProfilerConfig(experimental_config={"nothing": True}))
 
@@ -128,12 +122,6 @@ def test_an_older_torch_cannot_choose_types(monkeypatch: pytest.MonkeyPatch) -> 
     needs = r"chooses types of an activity, which needs torch 2\.13, but this is torch"
     with pytest.raises(ConfigError, match=needs):
         torch_support.refuse_unknown(ProfilerConfig(activities=[{"cpu": ["CPU_OP"]}]))
-
-
-@pytest.mark.skipif(not TORCH.startswith("2.13."), reason="the options of torch 2.13")
-def test_the_options_said_to_be_of_torch_2_13_are() -> None:
-    documented = torch._C._profiler._ExperimentalConfig.__init__.__doc__.partition("->")[0]
-    assert set(re.findall(r"(\w+)(?=: [\w.\[\]]+ =)", documented)) == torch_support._OPTIONS_OF_2_13
 
 
 @needs_types

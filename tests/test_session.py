@@ -937,21 +937,6 @@ def test_a_snapshot_is_taken_at_the_end_of_the_window_and_lies_beside_the_trace(
     assert pickle.loads((tmp_path / "memory_snapshot.pickle").read_bytes()) == {"segments": [7]}
 
 
-@pytest.mark.parametrize("with_stack", [False, True])
-def test_overloads_are_recorded_where_they_are_asked_for(
-    tmp_path: Path, *, with_stack: bool
-) -> None:
-    capture = window(
-        tmp_path,
-        lambda: torch.ones(2).sum().add(1).sum(dim=0),
-        capture_overload_names=True,
-        with_stack=with_stack,
-    )
-    table = capture.operators_by("overload").where(name="aten::sum")
-    assert set(table.column("overload")) == {"", "dim_IntList"}
-    assert capture.operators.where(name="aten::sum")[0].calls == 2
-
-
 def test_a_second_run_into_the_same_folder_gives_its_own_captures(tmp_path: Path) -> None:
     session = Session(active=1, repeat=1, export="inline", output_dir=tmp_path / "profile")
     for number in range(2):

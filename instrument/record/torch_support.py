@@ -18,26 +18,6 @@ from instrument.record.config.schema import ProfilerConfig
 
 T = TypeVar("T")
 
-# The options of torch 2.13, for the error on an older torch.
-_OPTIONS_OF_2_13 = frozenset(
-    {
-        "adjust_profiler_step",
-        "adjust_timestamps",
-        "capture_overload_names",
-        "custom_profiler_config",
-        "disable_external_correlation",
-        "enable_cuda_sync_events",
-        "expose_kineto_event_metadata",
-        "performance_events",
-        "profile_all_threads",
-        "profiler_measure_per_kernel",
-        "profiler_metrics",
-        "record_python_gc_info",
-        "trace_only",
-        "verbose",
-    }
-)
-
 
 def known(read: Callable[[], T]) -> T | None:
     """Call `read` and return its result; None if `read` raises, for example on an old torch."""
@@ -93,7 +73,6 @@ def experimental_options(config: ProfilerConfig) -> dict[str, Any]:
     ours = {
         "verbose" if config.with_stack else "trace_only": True,
         "profile_all_threads": config.profile_all_threads and not config.profile_memory,
-        "capture_overload_names": config.capture_overload_names,
     }
     return {
         name: value for name, value in ours.items() if value and _takes(name, value)
@@ -145,6 +124,4 @@ def _error_sentence(name: str, value: Any) -> str:
     if name in known:
         expected = {"bool": "true or false", "str": "text"}.get(known[name], "a list of text")
         return f"{option} is {value!r}, but torch {version} needs {expected}."
-    if name in _OPTIONS_OF_2_13:
-        return f"{option} is unknown to torch {version}: torch 2.13 has it."
     return f"{option} is not an option of torch {version}: choose from {', '.join(sorted(known))}."

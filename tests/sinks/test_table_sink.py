@@ -379,6 +379,9 @@ def test_what_is_short_has_a_column_and_a_path_a_line_of_its_own(write: Write) -
     assert len(by_range) == at + 1 or len(by_range[at + 1]) == 2, "outside of all"
 
 
+OVERLOADS = "profiler.experimental_config={capture_overload_names: true}"
+
+
 def test_every_grouping_of_the_capture_is_an_option() -> None:
     assert get_args(By) == ("name", *GROUPINGS)
     needs = {by: TableSink(by=by).needs for by in get_args(By)}
@@ -386,7 +389,6 @@ def test_every_grouping_of_the_capture_is_an_option() -> None:
         "input_shapes": ("record_shapes",),
         "input_types": ("record_shapes",),
         "stack": ("with_stack",),
-        "overload": ("capture_overload_names",),
     }
 
 
@@ -396,7 +398,7 @@ def test_every_grouping_of_the_capture_is_an_option() -> None:
         ("input_shapes", "input shapes", "record it with profiler.record_shapes=true"),
         ("input_types", "input types", "record it with profiler.record_shapes=true"),
         ("stack", "stacks", "record it with profiler.with_stack=true"),
-        ("overload", "overloads", "record it with profiler.capture_overload_names=true"),
+        ("overload", "overloads", f"record it with {OVERLOADS}"),
         ("step", "steps", "call session.step() after each step"),
         ("device", "device work", "record it with a device among profiler.activities"),
         ("range", "ranges", "mark code with @profiled"),

@@ -45,7 +45,8 @@ class TableSink(Sink):
 
     by: By = "name"
     """What to group operator calls by, besides the name. `input_shapes` and `input_types` need
-    `record_shapes`, `stack` needs `with_stack`, `overload` needs `capture_overload_names`."""
+    `record_shapes`, `stack` needs `with_stack`, `overload` needs `capture_overload_names` in
+    `experimental_config`."""
 
     stack_depth: int = Field(5, ge=1)
     """How many of the innermost Python frames form a stack."""
@@ -91,7 +92,6 @@ class TableSink(Sink):
             "input_shapes": "record_shapes",
             "input_types": "record_shapes",
             "stack": "with_stack",
-            "overload": "capture_overload_names",
         }
         return (flags[self.by],) if self.by in flags else ()
 

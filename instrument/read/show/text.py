@@ -96,12 +96,13 @@ _WITHOUT = {
 }
 # The most lines of the log of a capture.
 _LOG_LINES = 40
+_OVERLOADS = "profiler.experimental_config={capture_overload_names: true}"
 # What each grouping needs in the trace, and how to record it. Grouping by thread needs nothing.
 _GROUPED_BY = {
     "input_shapes": ("input shapes", "record it with profiler.record_shapes=true"),
     "input_types": ("input types", "record it with profiler.record_shapes=true"),
     "stack": ("stacks", "record it with profiler.with_stack=true"),
-    "overload": ("overloads", "record it with profiler.capture_overload_names=true"),
+    "overload": ("overloads", f"record it with {_OVERLOADS}"),
     "step": ("steps", "call session.step() after each step"),
     "device": ("device work", "record it with a device among profiler.activities"),
     "range": ("ranges", "mark code with @profiled"),

@@ -36,7 +36,6 @@ class ProfilerOptions(TypedDict, total=False):
     with_flops: bool
     profile_all_threads: bool
     with_modules: bool
-    capture_overload_names: bool
     communication: Sequence[str]
     peak_flops: float | Mapping[str, float] | None
     memory_snapshot: bool

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # the options that a trigger's `records` may replace
 _OF_A_WINDOW = frozenset({
     "record_shapes", "profile_memory", "memory_categories", "with_stack", "with_flops",
-    "profile_all_threads", "with_modules", "capture_overload_names", "memory_snapshot",
+    "profile_all_threads", "with_modules", "memory_snapshot",
     "execution_trace", "experimental_config", "max_stall_ms", "max_window_s",
     "max_window_memory",
 })  # fmt: skip
@@ -217,10 +217,6 @@ class ProfilerConfig(Options, frozen=True):  # type: ignore[misc] # mypy: its ba
 
     with_modules: bool = False
     """Record torch's module hierarchy, for TorchScript models only. Deprecated in torch 2.14."""
-
-    capture_overload_names: bool = False
-    """Record operators with their overload, such as `aten::add.Tensor`. Tables can then group by
-    overload, not only by name."""
 
     communication: list[str] = Field(default_factory=list)
     """Globs of more kernels that count as communication: `["*my_kernel*"]`. A glob matches the
