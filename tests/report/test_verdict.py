@@ -323,7 +323,7 @@ SAYS = {
     ),
     "a100_megatron_tp8_rank0": ("only communicates for 40 % and is idle for 38 %, mostly waiting for launches",),
     "a100_megatron_tp8_rank7": ("only communicates for 77 % and is idle for 2.2 %", "perhaps with waits for late ranks"),
-    "hta_simple_add": ("idle for 100 %", "24.59 s of cudaDeviceGetStreamPriorityRange in aten::to"),
+    "hta_simple_add": ("idle for 99.7 %", "24.59 s of cudaDeviceGetStreamPriorityRange in aten::to"),
     "kineto_before_fix": ("takes 130 ns", "From its first to its last work, 20 ns"),
     "no_categories_gpu": ("only copies for 29 %", "29 % exposed copies"),
     "unsloth_no_steps": ("takes 13.57 ms", "82 % in no operator, 14 % in aten::mm"),
