@@ -65,7 +65,7 @@ def test_sums_count_each_item_once_for_each_group(seed) -> None:
             single[list(ways[0])] += value
             both[list(ways[0] | ways[1])] += value
         columns = np.stack([values, 2 * values], axis=1)
-        for expected, sides in ((single, (one,)), (both, (one, other))):
+        for expected, sides in ((single, (one,)), (both, (one, other)), (both, (other, one))):
             sums = sums_below(paths, group, count, columns, *sides)
             assert sums.T.tolist() == [expected.tolist(), (2 * expected).tolist()]
 

@@ -21,7 +21,7 @@ from instrument.read.facts.autograd import (
 )
 from instrument.read.facts.call_tree import outermost
 from instrument.read.facts.facts import nullable
-from instrument.read.facts.groupby import Groups, distinct, intern
+from instrument.read.facts.groupby import Groups, distinct, intern, isin
 from instrument.read.facts.intervals import merged, merged_in_groups, within
 from instrument.read.facts.links import Links
 from instrument.read.facts.paths import NO_LAUNCH, NO_RANGE, NO_RANGES_BACKWARD, Paths
@@ -128,7 +128,7 @@ _SUMS = {
     "cpu_ns": "own_ns", "counted_cpu_ns": "counted_own_ns", "device_ns": "own_device_ns",
     "counted_device_ns": "counted_own_device_ns", "flops": "flops",
 }  # fmt: skip
-_AT_ONCE = 4096  # items whose paths are followed upwards at once, to save memory
+_AT_ONCE = 1024  # items whose paths are followed upwards at once, to save memory
 
 
 def work(capture: Views) -> pl.DataFrame:
@@ -262,20 +262,30 @@ def _quantities(capture: Views, group: Ints, count: int) -> pl.DataFrame:
     )
 
 
-def sums_below(paths: Paths, group: Ints, count: int, values: Ints, *sides: Ints) -> Ints:
+def sums_below(
+    paths: Paths, group: Ints, count: int, values: Ints, path: Ints, around: Ints | None = None
+) -> Ints:
     """Sum columns of values for each group of paths, in a row for each of `count` groups.
 
-    A row of `values` counts for its path and all paths above it, once for each of their groups.
-    `sides` hold one or two paths of each row; -1 is none.
+    A row of `values` counts for its path and all paths above it, once for each of their groups; so
+    it does for a second path, which `around` holds. -1 is no path.
 
-    Cost: linear in the depth of the paths.
+    Cost: linear; in rows with two different paths, also in the depth of these paths.
     """
+    own = np.zeros((len(group) + 1, values.shape[1]), np.int64)  # the last row is for no path
+    np.add.at(own, path, values)
+    top = outermost(group, np.arange(len(group)), paths.after, count)
     sums = np.zeros((count, values.shape[1]), np.int64)
-    for begin in range(0, len(values), _AT_ONCE):
-        above = [paths.at_or_above(side[begin : begin + _AT_ONCE]) for side in sides]
-        row, path = map(np.concatenate, zip(*above))
-        row, of = np.divmod(distinct(row * count + group[path]), max(count, 1))
-        np.add.at(sums, of, values[begin + row])
+    np.add.at(sums, group[top], paths.with_descendants(own[:-1])[top])
+    if around is None:
+        return sums
+    differs = np.flatnonzero(path != around)
+    for begin in range(0, len(differs), _AT_ONCE):
+        rows = differs[begin : begin + _AT_ONCE]
+        pairs = (paths.at_or_above(side[rows]) for side in (around, path))
+        found, counted = (row * count + group[above] for row, above in pairs)
+        row, of = np.divmod(distinct(found[~isin(found, counted)]), count)
+        np.add.at(sums, of, values[rows[row]])
     return sums
 
 
