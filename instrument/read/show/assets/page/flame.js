@@ -146,7 +146,7 @@ function drawFlames(root, graphs) {
     selected = node;
     details.replaceChildren(node === tree
       ? `All ${graph.value}: ${duration(tree.total)}, merged over steps and threads. Click a frame to `
-        + "zoom. Press Escape to show all frames."
+        + "zoom, and the first one or Escape to show all."
       : printable(`${node.name}: ${textOf(node)}`));
     repaint();
   };
@@ -231,7 +231,6 @@ function drawFlames(root, graphs) {
       }, graphs.map(({name, value}, at) => (
         element("option", {value: at, text: `${name}, ${value}`})
       ))),
-      element("button", {type: "button", text: "Show all", onclick: () => zoom(tree)}),
       element("input", {
         type: "search", placeholder: "Search frames", "aria-label": "Search frames by name",
         oninput: event => { query = event.target.value.toLowerCase(); search(); },

@@ -440,11 +440,6 @@ sections.timeline = {
     }
 
     moveByPointer(canvas, axis, repaint, {scroller, clicked: event => select(sliceAt(event))});
-    canvas.addEventListener("dblclick", event => {
-      const at = sliceAt(event);
-      if (at >= 0) showSpan(axis, slices.start[at], slices.end[at]);
-      repaint();
-    });
     tooltip(frame, canvas, event => {
       const at = event.buttons ? -1 : sliceAt(event);
       return at < 0 ? [] : [
