@@ -118,6 +118,8 @@ def slow_links(capture: Views) -> Iterator[Problem]:
 
     The simulation assumes a usual bandwidth for them.
     """
+    if not (capture.work.kind == COMMUNICATION).any():
+        return
     _, share = time_of_kind(capture, _EXPOSED)
     if share < SLOW_LINKS.lowest:
         return
