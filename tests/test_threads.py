@@ -272,6 +272,32 @@ def test_a_window_whose_thread_has_ended_costs_itself_alone(tmp_path: Path) -> N
         assert "STEPS [[10, 11], [12]]" in said
 
 
+@pytest.mark.nightly  # starts a new interpreter: see `new_process`
+@pytest.mark.parametrize("all_threads", [True, False])
+def test_a_process_ends_as_ever_where_the_thread_of_a_window_has_ended(
+    tmp_path: Path, all_threads: bool
+) -> None:
+    said = new_process(f"""
+        import sys, torch
+        from loguru import logger
+        from threading import Thread
+        from instrument import Session
+        logger.add(sys.stdout)
+        options = dict(active=5, export="inline", output_dir={str(tmp_path)!r})
+        session = Session(**options, profile_all_threads={all_threads})
+        def begin():
+            session.start()
+            session.step()
+        thread = Thread(target=begin, name="the trainer")
+        thread.start()
+        thread.join()
+        torch.ones(2) + 1
+    """)
+    assert ("it is kept and labelled truncated" in said) == all_threads
+    dropped = "The thread the trainer began a window and has ended, so the window is dropped"
+    assert (dropped in said) != all_threads
+
+
 def test_one_session_stepped_from_several_threads_records_every_step_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -346,6 +346,12 @@ class Recorder:
         """Abandon the window, because this thread cannot stop the profiler; raises CaptureError."""
         self.leave_on()
         off = " and profile_memory=false" * self._profile.profile_memory
+        if not self.thread.is_alive():
+            raise CaptureError(
+                f"The thread {self.thread.name} began a window and has ended, so the window is "
+                "dropped: stop the session on that thread, or record all threads "
+                f"(profiler.profile_all_threads=true{off})."
+            )
         raise CaptureError(
             f"A window began on the thread {self.thread.name} and continued on the thread "
             f"{current_thread().name}, so the window is dropped, because torch records only the "

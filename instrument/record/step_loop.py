@@ -708,7 +708,7 @@ class StepLoop:
         if window is None or not window.recording or run is None:
             return
         counter = window.counter
-        if reason:
+        if reason and window.recorder.can_stop_here:  # otherwise it is dropped
             done = counter.step_number - window.planned.first
             logger.warning("{}", window.planned.cut_short(done, reason))
         try:
