@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # As a number of rows, -1 means all rows, as in torch's `row_limit`.
 ALL = -1
+# How many rows of a table an interpreter or a notebook shows.
+_SHOWN_ROWS = 20
 # The prefixes of device columns in torch's own tables.
 DEVICE_KINDS = ("cuda", "xpu", "mtia", "hpu", "privateuse1", "device")
 # Column names of torch's own tables, accepted as sort keys.
@@ -248,18 +250,26 @@ class Table:
         return layout.text(section, width)
 
     def __repr__(self) -> str:
-        from instrument.read.views.table_text import abridged
-
-        shown, notes = abridged(self)
+        shown, notes = self._abridged()
         return "\n".join([str(shown), *notes])
 
     def _repr_html_(self) -> str:
         """The first rows as HTML, for a notebook."""
         from instrument.read.views.table_text import to_html
 
-        return to_html(self)
+        shown, notes = self._abridged()
+        return to_html(shown.since_begin(), notes)
 
     __html__ = _repr_html_  # for templates that contain a table
+
+    def _abridged(self) -> tuple[Table, list[str]]:
+        """The first rows of the columns with values, and notes on what is left out."""
+        known = known_columns(self)
+        more = len(self) - _SHOWN_ROWS
+        notes = [f"… and {more} more rows"] if more > 0 else []
+        if unknown := [name for name in self.columns if name not in known]:
+            notes.append(f"Columns without values: {', '.join(unknown)}.")
+        return self.select(known).head(_SHOWN_ROWS), notes
 
     def _with(self, frame: pl.DataFrame) -> Table:
         return Table(frame, begin_ns=self._begin_ns)

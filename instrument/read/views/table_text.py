@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from instrument.base.printable import printable
 from instrument.base.prose import shortened
 from instrument.base.units import count, duration, percent, rate, size
 from instrument.read.facts.schema import unit_of
-from instrument.read.views.table import Table, known_columns
 from instrument.read.views.templates import render
+
+if TYPE_CHECKING:
+    from instrument.read.views.table import Table
 
 # Columns whose text is never shortened.
 SENTENCES = frozenset({"why"})
@@ -26,26 +28,12 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
 }
 # The last words of columns that count, whose cells have commas: steps and ranks are numbers, too.
 _COUNTS = ("calls", "allocations", "frees", "kept")
-# How many rows of a table an interpreter or a notebook shows.
-_SHOWN_ROWS = 20
 # Longer text, in characters, is shortened in HTML.
 _WIDEST = 60
 
 
-def abridged(table: Table) -> tuple[Table, list[str]]:
-    """Return the first rows of the columns with values, and notes on what is left out."""
-    known = known_columns(table)
-    unknown = [name for name in table.columns if name not in known]
-    more = len(table) - _SHOWN_ROWS
-    notes = [f"… and {more} more rows"] if more > 0 else []
-    if unknown:
-        notes.append(f"Columns without values: {', '.join(unknown)}.")
-    return table.select(known).head(_SHOWN_ROWS), notes
-
-
-def to_html(table: Table) -> str:
-    """Return the first rows as HTML. Tooltips show exact values, bars show shares."""
-    shown, notes = abridged(table.since_begin())
+def to_html(shown: Table, notes: Sequence[str]) -> str:
+    """Return a table as HTML, with notes below. Tooltips show exact values, bars show shares."""
     return render(
         "read/show/templates/table.html",
         columns=shown.columns,
