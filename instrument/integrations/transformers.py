@@ -1,4 +1,4 @@
-"""Profile a Transformers Trainer: `session = attach(trainer, cfg.profiler)`."""
+"""Profile a Transformers Trainer: `callbacks=[ProfilerCallback(cfg.profiler)]`, or `attach`."""
 
 from __future__ import annotations
 
@@ -18,50 +18,31 @@ if TYPE_CHECKING:
 try:
     from transformers import Trainer, TrainerCallback, TrainerState
 except ImportError as error:
-    raise MissingPackage(
-        "Attaching to a Transformers Trainer", "transformers", "transformers"
-    ) from error
+    raise MissingPackage("The Transformers callback", "transformers", "transformers") from error
 
 
-def attach(
-    trainer: Trainer, config: Any = NO_CONFIG, /, **options: Unpack[ProfilerOptions]
-) -> Session:
-    """Record windows of each `trainer.train()`; a step is an optimizer step.
+class ProfilerCallback(TrainerCallback):
+    """Records windows of training: `Trainer(callbacks=[ProfilerCallback("summary")])`.
 
-    The number of a step is `state.global_step`. With gradient accumulation, a step includes all its
-    batches. Logging, evaluating and saving after a step belong to the next step. The ranges `data`,
-    `forward`, `backward` and `optimizer` need no annotation, nor do the submodules.
+    A step is an optimizer step, and its number is `state.global_step`. With gradient accumulation,
+    a step includes all its batches. Logging, evaluating and saving after a step belong to the next
+    step. The range `optimizer` and the submodules need no annotation.
 
-    Evaluation is the session's phase `validation`, whose batches count separately.
-    `trainer.evaluate` and `predict` outside of `train()` are separate runs, which are recorded if
-    `profiler.phases` holds `validation` or `predict`. Triggers get the loss of the step's last
-    batch, as `training_step` returns it.
-
-    Methods of this trainer, but not of its class, are replaced, because Transformers does not call
-    callbacks when an evaluation begins or an exception ends training. A copy of the trainer has a
-    session of its own. While no window is open, a step costs a few µs.
+    Transformers tells callbacks neither of losses, nor when an evaluation begins, nor of an
+    exception; `attach` asks the trainer for them.
 
     Args:
-        trainer: the trainer to attach to.
         config: as for `Session`, or a session.
         options: as for `Session`.
 
     Raises:
         ConfigError: an option cannot work.
     """
-    given = config if isinstance(config, Session) and not options else None
-    session = given or Session(config, **options)
-    if session.config.enabled:
-        trainer.add_callback(callback := _Callback(session))
-        # partial objects, so that a copy of the trainer calls its own methods
-        for method, run in (("train", _train), ("evaluation_loop", _evaluate)):
-            setattr(trainer, method, partial(run, callback, trainer, getattr(trainer, method)))
-    return session
 
-
-class _Callback(TrainerCallback):
-    def __init__(self, session: Session) -> None:
-        self.session, self.optimizer = session, profiled("optimizer")
+    def __init__(self, config: Any = NO_CONFIG, /, **options: Unpack[ProfilerOptions]) -> None:
+        given = config if isinstance(config, Session) and not options else None
+        self.session = given or Session(config, **options)
+        self.optimizer = profiled("optimizer")
         self.loss: Any = None
         self.evaluates = False
 
@@ -96,8 +77,45 @@ class _Callback(TrainerCallback):
         self.session.stop()
 
 
+def attach(
+    trainer: Trainer, config: Any = NO_CONFIG, /, **options: Unpack[ProfilerOptions]
+) -> Session:
+    """Record windows of each `trainer.train()`, with all that `ProfilerCallback` cannot see.
+
+    The ranges `data`, `forward`, `backward` and `optimizer` need no annotation, nor do the
+    submodules. Evaluation is the session's phase `validation`, whose batches count separately.
+    `trainer.evaluate` and `predict` outside of `train()` are separate runs, which are recorded if
+    `profiler.phases` holds `validation` or `predict`. Triggers get the loss of the step's last
+    batch, as `training_step` returns it.
+
+    Methods of this trainer, but not of its class, are replaced, because Transformers does not call
+    callbacks when an evaluation begins or an exception ends training. A copy of the trainer has a
+    session of its own. While no window is open, a step costs a few µs.
+
+    Args:
+        trainer: the trainer to attach to.
+        config: as for `Session`, or a session.
+        options: as for `Session`.
+
+    Raises:
+        ConfigError: an option cannot work.
+    """
+    callback = ProfilerCallback(config, **options)
+    session = callback.session
+    if session.config.enabled:
+        trainer.add_callback(callback)
+        # partial objects, so that a copy of the trainer calls its own methods
+        for method, run in (("train", _train), ("evaluation_loop", _evaluate)):
+            setattr(trainer, method, partial(run, callback, trainer, getattr(trainer, method)))
+    return session
+
+
 def _train(
-    callback: _Callback, trainer: Trainer, train: Callable[..., Any], *args: Any, **kwargs: Any
+    callback: ProfilerCallback,
+    trainer: Trainer,
+    train: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Open ranges during `trainer.train`; at its end, or on an exception, stop the session."""
 
@@ -119,7 +137,7 @@ def _train(
 
 
 def _evaluate(
-    callback: _Callback,
+    callback: ProfilerCallback,
     trainer: Trainer,
     evaluation_loop: Callable[..., Any],
     dataloader: Any,

@@ -19,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 from instrument import Session
 from instrument.annotate import backends
-from instrument.integrations.transformers import attach
+from instrument.integrations.transformers import ProfilerCallback, attach
 from instrument.read.capture import Capture
 
 pytestmark = pytest.mark.usefixtures("inline_export")
@@ -63,6 +63,20 @@ def numbers(session: Session) -> dict[str, list[int]]:
 
 def calls(capture: Capture) -> dict[str, int]:
     return {row.path: row.calls for row in capture.ranges}
+
+
+def test_the_callback_alone_records_steps_of_the_optimizer(tmp_path: Path) -> None:
+    callback = ProfilerCallback(wait=2, active=3, output_dir=tmp_path / "profile")
+    trainer = tiny(tmp_path, callback)
+    trainer.train()
+    trainer.evaluate()
+    (capture,) = callback.session.captures
+    assert capture.steps.column("number") == [2, 3, 4]
+    assert callback.session.step_number == trainer.state.global_step == 12
+    counted = calls(capture)
+    assert counted["optimizer"] == 3
+    assert counted["GPT2LMHeadModel"] == 6, "two batches to a step"
+    assert "forward" not in counted
 
 
 def test_a_step_is_one_of_the_optimizer_with_all_its_batches(tmp_path: Path) -> None:
