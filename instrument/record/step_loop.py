@@ -43,6 +43,8 @@ T = TypeVar("T")
 _STEPS_COMPARED = 50
 # How long a step waits at most while another thread begins or ends a window.
 _WAIT_S = 0.1
+# While a window is exported, how often a step looks for news: a look takes 2 µs and more.
+_LOOK_EVERY_NS = 10_000_000
 # If a window ends early because the process is about to end, its reason begins with such a text.
 _PROCESS_ENDS = ("SIGTERM", "exception ", "the interpreter ended")
 
@@ -60,21 +62,21 @@ class StepClock:
 
     def resume(self) -> None:
         """Begin the next step now."""
-        self._began_ns = time.perf_counter_ns()
+        self.began_ns = time.perf_counter_ns()
 
     def end_step(self) -> int:
         """End the current step, begin the next, and return the ended step's duration in ns."""
         now = time.perf_counter_ns()
-        took, self._began_ns = now - self._began_ns, now
+        took, self.began_ns = now - self.began_ns, now
         return took
 
     def since_step_ns(self) -> int:
         """How long ago the last step ended, and the current one began."""
-        return time.perf_counter_ns() - self._began_ns
+        return time.perf_counter_ns() - self.began_ns
 
     def exclude(self, elapsed_ns: int) -> None:
         """Subtract the time of another phase from the duration of the current step."""
-        self._began_ns += elapsed_ns
+        self.began_ns += elapsed_ns
 
     def compared(self) -> tuple[int, ...]:
         """The durations of the last unrecorded steps, at most 50.
@@ -263,6 +265,7 @@ class StepLoop:
         self._skipped_at_start: Window | None = None
         self._preemption = Preemption(self)
         self._logged: set[str] = set()
+        self._looks_at_ns = 0  # when the next look is due whether an export has news
 
     def __reduce__(self) -> tuple[Any, ...]:
         # `session.steps(loader)` may be pickled; the copy is not started
@@ -343,9 +346,11 @@ class StepLoop:
             if self.window is None:
                 took_ns = counter.clock.end_step()
                 counter.clock.unrecorded.append(took_ns)
-                if run.finisher.pending and run.finisher.has_news:
-                    self.exclusively(self._deliver)
-                    counter.clock.resume()
+                if run.finisher.pending and counter.clock.began_ns > self._looks_at_ns:
+                    self._looks_at_ns = counter.clock.began_ns + _LOOK_EVERY_NS
+                    if run.finisher.has_news:
+                        self.exclusively(self._deliver)
+                        counter.clock.resume()
                 triggers = run.triggers
                 if (triggers.calls_each_step or triggers.requests) and counter is self.train:
                     self.exclusively(self._ask_triggers, triggers, took_ns, loss)
