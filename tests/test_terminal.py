@@ -209,7 +209,7 @@ def test_a_terminal_gets_colours_and_its_width_and_others_plain_text(capture: Ca
 
 
 def test_every_view_can_be_drawn(capture: Capture) -> None:
-    views = [f"--{option}" for option in show.OPTIONS if option != "lines"]  # of a run
+    views = [f"--{option}" for option in show.OPTIONS]
     text = on_a_terminal("show", str(capture.folder), *views, "--columns", "all", width=60)
     assert all(cell_len(line) <= 60 for lines in tables(text) for line in lines)
     assert "Kernels" in text

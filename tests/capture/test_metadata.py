@@ -66,7 +66,6 @@ WRONG: list[dict[str, Any]] = [
     {"started_at": "9" * 65},
     {"started_at": 5},
     {"user_metadata": []},
-    {"scalars": {"a": "b"}},
 ]
 
 

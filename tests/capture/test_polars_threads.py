@@ -36,7 +36,7 @@ from instrument.export.sinks.parquet import Parquet
 assert polars.thread_pool_size() == int(os.environ["POLARS_MAX_THREADS"])
 trace, lake = map(Path, sys.argv[1:])
 found = Capture.load(trace)
-answers = {name: lambda name=name: getattr(found, name).to_dicts() for name in VIEWS if "()" not in name and name != "lines"}
+answers = {name: lambda name=name: getattr(found, name).to_dicts() for name in VIEWS if "()" not in name}
 answers |= {by: lambda by=by: found.operators_by(by).to_dicts() for by in get_args(Grouping)}
 queries = [
     "select name, sum(own_ns) as own_ns from events group by name",

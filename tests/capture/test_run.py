@@ -93,7 +93,7 @@ def test_a_name_that_no_text_file_can_hold_is_escaped(tmp_path: Path) -> None:
     assert r"caf\udce9" in summarize(capture).ranges.path
 
 
-@pytest.mark.parametrize(("first_us", "device", "said"), [(0, False, ""), (400, True, " (+430%)")])
+@pytest.mark.parametrize(("first_us", "device", "said"), [(0, False, ""), (400, True, " (+430 %)")])
 def test_what_is_unknown_is_not_in_the_sentence_about_a_straggler(
     tmp_path: Path, first_us: int, device: bool, said: str
 ) -> None:

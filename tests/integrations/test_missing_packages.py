@@ -18,7 +18,7 @@ def test_the_command_that_installs_a_missing_trainer_is_named() -> None:
     done = warm.run_code(code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "Attaching to a Transformers Trainer needs the package transformers: pip install 'torch-instrument[transformers]'.",
+        "The Transformers callback needs the package transformers: pip install 'torch-instrument[transformers]'.",
         "Attaching to an Ignite engine needs the package pytorch-ignite: pip install 'torch-instrument[ignite]'.",
         "The Lightning callback needs the package lightning: pip install 'torch-instrument[lightning]'.",
     ]

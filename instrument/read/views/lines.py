@@ -58,12 +58,13 @@ class _Lines(Struct):
 
 
 def lines(capture: Views) -> Table:
-    """Return the lines that ran in most samples first; see `LINES`.
+    """Return the lines that ran in most samples first; see `LINES`. None were without samples.
 
     Raises:
-        CaptureError: no lines were sampled, or the file of the lines cannot be read.
+        CaptureError: the file of the lines cannot be read, or is not one.
     """
-    found = _read(capture)
+    if (found := _read(capture)) is None:
+        return Table.of(LINES, {column.name: [] for column in LINES})
     phase = capture.phase
     samples = Counter[tuple[int, str]]()
     libraries = defaultdict[tuple[int, str], Counter[str | None]](Counter)
@@ -97,10 +98,7 @@ def lines(capture: Views) -> Table:
 
 def largest_lines(capture: Views) -> str:
     """Return a sentence with the lines that take most of the run, at most three; "" if unknown."""
-    try:
-        found = capture.lines
-    except CaptureError:
-        return ""
+    found = capture.lines
     shown = []
     for row in found.where("thread IS NULL AND line IS NOT NULL").head(_MOST_ROWS):
         if row.share >= _LEAST_SHARE:
@@ -160,13 +158,11 @@ def _interval(samples: int, of: int) -> tuple[float | None, float | None]:
     return (middle - half) / scale, (middle + half) / scale
 
 
-def _read(capture: Views) -> _Lines:
+def _read(capture: Views) -> _Lines | None:
+    """The content of the run's file; None if there is none."""
     path = _file_of(capture)
     if path is None or not files.exists(path):
-        raise CaptureError(
-            "No lines were sampled: record with profiler.lines=true; the file with the lines lies "
-            "in the folder of the run, beside the captures."
-        )
+        return None
     try:
         found = json.decode(files.read_bytes(path), type=_Lines)
     except OSError as error:

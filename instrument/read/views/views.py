@@ -219,7 +219,9 @@ class Views:
         rows.ORDERED,
     )
     lines = View(
-        "lines", "the lines of the code that ran in most samples, if profiler.lines was on"
+        "lines",
+        "the lines of the code that ran in most samples, if profiler.lines was on",
+        rows.FILE,
     )
     compiled_ranges = View(
         "ranges", "the ranges inside compiled regions, which cannot be timed", rows.FILE
