@@ -14,6 +14,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import loguru
 import pytest
 import torch
 import warm
@@ -465,6 +466,24 @@ def test_on_capture_is_called_on_the_training_thread_with_each_finished_capture(
             time.sleep(0.001)
     mine = threading.get_ident()
     assert seen == [(mine, f"steps_{n:06d}-{n:06d}_rank0", n) for n in range(2)]
+
+
+def test_the_log_of_an_error_does_not_show_the_values_of_variables(
+    tmp_path: Path, log: Log
+) -> None:
+    log.expect("profiler.on_capture.function failed")
+
+    def fails(folder: Path, scalars: dict[str, float]) -> None:
+        token = "not" + "-for-the-log"
+        raise ValueError(len(token))
+
+    written: list[str] = []
+    handler = loguru.logger.add(written.append, diagnose=True)
+    record(tmp_path, 1, on_capture={"function": fails})
+    loguru.logger.remove(handler)
+    text = "".join(written)
+    assert "raise ValueError(len(token))" in text
+    assert "not-for-the-log" not in text
 
 
 def test_a_callback_that_fails_costs_nothing_else(tmp_path: Path, log: Log) -> None:

@@ -76,7 +76,7 @@ def test_a_scheduled_window_that_is_open_comes_first(tmp_path: Path) -> None:
     assert found == [[0, 1], [3, 4]]
 
 
-def test_what_cannot_be_met_has_failed_and_says_why(tmp_path: Path) -> None:
+def test_what_cannot_be_met_has_failed_and_says_why(tmp_path: Path, log: Log) -> None:
     for off in (Session(None), Session(active=1, output_dir=tmp_path)):
         with pytest.raises(CaptureError, match="it is failed: the session does not run"):
             assert off.request().capture
@@ -85,6 +85,10 @@ def test_what_cannot_be_met_has_failed_and_says_why(tmp_path: Path) -> None:
         assert (first.state, second.wait()) == ("waiting", "failed")
         with pytest.raises(CaptureError, match="an earlier requested window has not begun"):
             assert second.capture
+    assert log.at("WARNING") == [
+        "A requested window is not recorded: the session does not run.",
+        "A requested window is not recorded: an earlier requested window has not begun.",
+    ]
     assert first.state == "failed", "the session has stopped"
     with pytest.raises(CaptureError, match="the session has stopped before it"):
         assert first.capture

@@ -392,7 +392,7 @@ def test_a_schedule_of_nothing_is_told_unless_something_else_is_on(
     Session({"at_steps": [], "output_dir": tmp_path}, triggers=["file"]).start().stop()
     Session("timings", output_dir=tmp_path).start().stop()
     assert log.at("WARNING") == [
-        "profiler.at_steps is [], and there are neither triggers nor timings: nothing will be recorded."
+        "profiler.at_steps is [], and there are neither triggers nor timings: only session.request() records a window."
     ]
     assert (
         f"Profiler records no window, and measures the times of ranges and steps in the whole run, on cpu, "
@@ -862,7 +862,7 @@ def test_a_range_that_is_called_like_a_step_is_a_range(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "loads", "warning"),
     [
-        ({"at_steps": []}, 0, "nothing will be recorded"),
+        ({"at_steps": []}, 0, "only session.request() records a window"),
         ({"wait": 9}, 1, "before the first window"),
     ],
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from textwrap import indent
+from traceback import format_exception
 from typing import TYPE_CHECKING
 
 import loguru
@@ -45,7 +47,12 @@ class Logger:
 
     def error(self, message: str, *values: object, exception: BaseException | None = None) -> None:
         """Log a failure, with the traceback of `exception` if there is one."""
-        self._write("ERROR", message, values, exception)
+        if exception is None:
+            self._write("ERROR", message, values)
+            return
+        # as text, because loguru's own traceback would show the values of variables
+        text = f"{message.format(*values) if values else message}\n{traceback_of(exception)}"
+        lines_logger._write("ERROR", "{}", (text,))
 
     def block(self, text: str) -> None:
         """Log a text of several lines as it is, without the time and the place of a message."""
@@ -63,7 +70,6 @@ class Logger:
         level: str,
         message: str,
         values: tuple[object, ...],
-        exception: BaseException | None = None,
     ) -> None:
         if level in silenced:
             return
@@ -72,7 +78,7 @@ class Logger:
                 self.prints(message.format(*values) if values else message)
                 return
             # the record names the function that calls a method of this class
-            self._logger.opt(depth=2, exception=exception).log(level, message, *values)
+            self._logger.opt(depth=2).log(level, message, *values)
         except Exception as error:
             self._fallback(level, message.format(*values) if values else message, error)
 
@@ -82,6 +88,11 @@ class Logger:
                 printable_lines(f"{level}: {text} (a log sink failed: {reason_of(error)})"),
                 file=sys.stderr,
             )
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of an exception, indented, so that its message cannot forge a log line."""
+    return indent("".join(format_exception(error)).rstrip(), "  ")
 
 
 def _one_line(record: Record) -> None:

@@ -32,7 +32,6 @@ from instrument.base.export_job import Job, from_line
 from instrument.base.file_lock import remove_if_free
 from instrument.base.log import logger
 from instrument.export.exporter import Exporter
-from instrument.export.sink_calls import traceback_of
 
 # The exporter runs beside training: polars, which sinks load, gets one thread.
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
@@ -80,9 +79,7 @@ def _allow(seconds: float) -> None:
 
 
 def _write(log: TextIO, record: Any) -> None:
-    text, error = record["message"], record["exception"]
-    if error is not None and error.value is not None:
-        text = f"{text}\n{traceback_of(error.value)}"
+    text = record["message"]
     is_block = record["extra"].get("is_block", False)
     line = json.dumps({"level": record["level"].name, "text": text, "is_block": is_block})
     with _writing, suppress(OSError):  # no room for it

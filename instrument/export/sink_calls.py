@@ -6,13 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from textwrap import indent
-from traceback import format_exception, print_exception
+from traceback import print_exception
 from typing import TYPE_CHECKING, Any
 
 from instrument.base.errors import InstrumentError, reason_of
 from instrument.base.instantiate import sink_of_class
-from instrument.base.log import lines_logger, logger
+from instrument.base.log import lines_logger, logger, traceback_of
 from instrument.base.options import Options
 from instrument.base.printable import printable
 from instrument.base.queue import name_of
@@ -97,11 +96,6 @@ def ending_children() -> Iterator[None]:
     finally:
         if os.getpid() != process:
             os._exit(status)
-
-
-def traceback_of(error: BaseException) -> str:
-    """The traceback of an exception, indented, so that its message cannot forge a log line."""
-    return indent("".join(format_exception(error)).rstrip(), "  ")
 
 
 def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> dict[str, Any]:

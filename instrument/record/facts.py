@@ -1,6 +1,6 @@
 """What `capture.json` says about the run and its process: one function for each fact.
 
-`step_loop.py` adds the steps of the window and the cost of recording them; `finish/window.py` adds
+`step_loop.py` adds the steps of the window and the cost of recording them; `export/window.py` adds
 the cost of finishing.
 
 A trace does not hold these facts. Those of the run are read once, when it begins; the settings

@@ -34,8 +34,8 @@ def unreachable_window(
     begin, skipped = train.step_number, train.skipped
     if config.at_steps == [] and not config.triggers and config.timings is None:
         return (
-            "profiler.at_steps is [], and there are neither triggers nor timings: nothing will be "
-            "recorded."
+            "profiler.at_steps is [], and there are neither triggers nor timings: only "
+            "session.request() records a window."
         )
     if train.window is None:
         if skipped is None:

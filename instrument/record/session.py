@@ -353,8 +353,10 @@ class Session:
         Raises:
             ConfigError: `every` is not a positive number.
         """
-        if every < 1:
-            raise ConfigError(f"session.steps was given every={every}, but it must be 1 or more.")
+        if not isinstance(every, int) or every < 1:
+            raise ConfigError(
+                f"session.steps was given every={every!r}, but it must be a whole number from 1 on."
+            )
         loop, length = self._loop, _length(loader)
         if loop.running and loop.total_steps is None and loop.current is loop.train:
             steps = None if length is None else -(-length // every)
@@ -390,13 +392,18 @@ class Session:
             )
         run = self._loop.run
         if not self.running or run is None:
-            return RequestedWindow(self, refused="the session does not run")
+            return self._refused("the session does not run")
         asked = RequestedWindow(self)
         reason = f"{why or 'session.request was called'}, id {asked.id}"
         request = Request(reason, steps, seconds)
         if run.triggers.requests.setdefault(REQUEST, request) is not request:
-            return RequestedWindow(self, refused="an earlier requested window has not begun")
+            return self._refused("an earlier requested window has not begun")
         return asked
+
+    def _refused(self, why: str) -> RequestedWindow:
+        if self.config.enabled:
+            logger.warning("A requested window is not recorded: {}.", why)
+        return RequestedWindow(self, refused=why)
 
     def record(self, function: F, /, *, name: str | None = None) -> F:
         """Make each call of a function a step: `@session.record` for inference without a loop.

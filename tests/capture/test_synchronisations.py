@@ -495,3 +495,11 @@ def test_what_real_calls_waited_for() -> None:
     assert first.cpu_wait_ns == pytest.approx(first.cpu_ns, abs=20_000)
     loader = load("v100_resnet50_workers0").synchronisations.where(name=STREAM_SYNC)[0]
     assert (loader.operator, loader.calls, loader.stream) == ("aten::to", 12, "stream 7")
+
+
+@pytest.mark.parametrize("name", ["zeEventHostSynchronize", "urQueueFinish", "cuCtxSynchronize"])
+def test_what_counts_as_a_wait_counts_everywhere(tmp_path, name: str) -> None:
+    events = [span("aten::item", 10, 50), call(name, 20, 30, correlation=1)]
+    found = capture(tmp_path, events)
+    assert found.synchronisations.column("name") == [name]
+    assert found.sql("select name from events where kind = 'wait'").column("name") == [name]

@@ -10,7 +10,9 @@
 - `step_index`: the steps, those that count, and the step in which a time lies.
 - `intervals`: merges intervals, and measures the time that several lists of intervals cover.
 - `flops`, `traffic`: the FLOPs and the bytes of operators, by formula.
-- `groupby`: sums, minima and quantiles of groups of rows, for links and for the tables.
+- `idle`, `device_work`, `places`: when devices work and why not; their work; the line of an event.
+- `groupby`: sums, minima and quantiles of groups of rows.
 
-`Links` in `links.links` computes most of them for one trace, each at its first use.
+`links.Links` computes most of them for one trace, each at its first use. `facts.Facts` makes the
+table `events` of them, and `segments` the table of this name.
 """

@@ -25,6 +25,7 @@ from instrument.read.trace.events import (
     flags,
     is_blocking_copy,
     is_runtime,
+    is_synchronising,
 )
 
 KINDS = ("device", "stream", "event", "copy", "stream wait")
@@ -37,12 +38,7 @@ _KIND_OF_SYNC = {
     "Event Sync": EVENT,
     "Stream Wait Event": STREAM_WAIT,
 }
-_KIND_OF_CALL = (
-    (re.compile(r"^(cuda|cu|hip)(Device|Ctx|Thread)Synchronize"), DEVICE),
-    (re.compile(r"^(cuda|cu|hip)StreamSynchronize"), STREAM),
-    (re.compile(r"^(cuda|cu|hip)EventSynchronize"), EVENT),
-    (re.compile(r"^(cuda|cu|hip)StreamWaitEvent"), STREAM_WAIT),
-)
+_STREAM_CALL = re.compile(r"Stream|Queue", re.IGNORECASE)
 _RECORD = re.compile(r"^(cuda|cu|hip)EventRecord")
 _QUERY = re.compile(r"Query")
 # From 2026 on, Kineto adds this number to the stream of "Stream Sync" events, to show them on a
@@ -218,11 +214,7 @@ class _Waits:
 
     def __init__(self, events: Events, found: Launches, work: _Work) -> None:
         is_call = events.among(is_runtime)
-        kinds = (
-            next((kind for pattern, kind in _KIND_OF_CALL if pattern.match(name)), -1)
-            for name in events.names
-        )
-        kind_of_name = np.fromiter(kinds, np.int64, len(events.names))
+        kind_of_name = np.fromiter(map(_kind_of_call, events.names), np.int64, len(events.names))
         kind_of_event = np.where(is_call, kind_of_name[events.name], -1)
         sync, sync_kind = _cuda_syncs(events)
         of_sync = find(events.correlation, is_call, events.correlation[sync])
@@ -290,6 +282,15 @@ class _Waits:
         earlier = (record >= 0) & (events.start_ns[record] <= self.start_ns[rows])
         self.is_exact[rows] = earlier
         self.since_ns[rows] = np.where(earlier, events.start_ns[record], self.start_ns[rows])
+
+
+def _kind_of_call(name: str) -> int:
+    """The kind of the wait that a runtime call of this name is; -1 if it is none."""
+    if "StreamWaitEvent" in name:
+        return STREAM_WAIT
+    if not is_synchronising(name):
+        return -1
+    return STREAM if _STREAM_CALL.search(name) else EVENT if "Event" in name else DEVICE
 
 
 def _cuda_syncs(events: Events) -> tuple[Ints, Ints]:

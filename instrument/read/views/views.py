@@ -613,7 +613,7 @@ class Views:
         *,
         range: str | None = None,
     ) -> list[Stack]:
-        """Return call paths, each with the self time of its last frame; see `analysis.stacks`.
+        """Return call paths, each with the self time of its last frame; see `views.stacks`.
 
         Raises:
             CaptureError: the trace holds no Python frames, or no such range; or `metric` is
