@@ -100,6 +100,28 @@ def test_a_request_of_nothing_or_of_both_is_refused(session: Session) -> None:
             session.request(**wrong)
 
 
+def test_a_window_that_the_exporter_renames_while_it_is_looked_for_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"at_steps": [], "triggers": {}, "timings": {}, "warmup": 0}
+    with Session(**options, output_dir=tmp_path) as session:
+        window = session.request(steps=1)
+        step(session, 3)
+        [capture] = session.captures
+        assert capture.folder is not None
+        queued = capture.folder.rename(tmp_path / f".{capture.name}.queued")
+        found = Session._capture_folders
+
+        def renaming(session: Session) -> Any:
+            monkeypatch.undo()
+            captures = found(session)
+            queued.rename(tmp_path / capture.name)  # after both kinds of folders were listed
+            return captures
+
+        monkeypatch.setattr(Session, "_capture_folders", renaming)
+        assert [window.state, window.state] == ["exporting", "done"]
+
+
 def test_a_removed_capture_is_said(session: Session) -> None:
     window = session.request(steps=1)
     step(session, 3)

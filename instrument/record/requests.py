@@ -6,7 +6,6 @@ import json
 import math
 import secrets
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -94,14 +93,21 @@ class RequestedWindow:
         for each in {finisher.output_dir for finisher in self._session._finishers}:
             # queued folders twice, because a folder may become busy, or queued again, meanwhile
             folders += queue.queued(each) + queue.unfinished(each)
-        most = 0
+        most, moved = 0, False
         for folder in [*folders, *(folder for _, folder in self._session._capture_folders())]:
-            with suppress(OSError):
+            try:
                 about = files.read_bytes(folder / files.METADATA_FILE)
-                if self.id.encode() in about:
-                    if folder.name.startswith("."):
-                        return "failed" if queue.has_failed(folder) else "exporting"
-                    steps = json.loads(about)["window"]["steps"]
-                    if steps >= most:  # of a window in parts, the part with the most steps
-                        most, self.folder = steps, folder
-        return "failed" if self.folder is None else "done"
+            except FileNotFoundError:  # the exporter has renamed it since it was found
+                moved = True
+                continue
+            except OSError:
+                continue
+            if self.id.encode() in about:
+                if folder.name.startswith("."):
+                    return "failed" if queue.has_failed(folder) else "exporting"
+                steps = json.loads(about)["window"]["steps"]
+                if steps >= most:  # of a window in parts, the part with the most steps
+                    most, self.folder = steps, folder
+        if self.folder is None:
+            return "exporting" if moved else "failed"  # the next look will tell
+        return "done"
