@@ -237,6 +237,24 @@ def test_what_fires_on_one_rank_begins_at_the_same_step_on_all(
     assert log.at("WARNING") == []
 
 
+def test_a_request_is_pending_while_it_is_announced_and_read_again(
+    two: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, other = two
+    other.goes_on(2)
+    read, pending = other.watch._read, list[bool]()
+
+    def reading(announcements: Any) -> None:
+        pending.append(other.watch.is_pending("it is time"))
+        read(announcements)
+        pending.append(other.watch.is_pending("it is time"))
+
+    monkeypatch.setattr(other.watch, "_read", reading)
+    other.watch.exchange()
+    assert pending == [True] * 4
+    assert not other.watch._unsent
+
+
 def test_a_rank_past_the_step_leaves_the_window_out_and_says_so(
     two: tuple[Rank, Rank], log: Log
 ) -> None:

@@ -233,11 +233,12 @@ class TriggerRunner:
         try:
             self._read(announcements)
             for name, (request, after_step) in list(self._unsent.items()):
-                if self._is_answered(after_step) or announcements.announce(
+                sent = self._is_answered(after_step) or announcements.announce(
                     name, request, after_step
-                ):
-                    del self._unsent[name]
+                )
                 self._read(announcements)
+                if sent:  # only now: the request is pending all the time
+                    del self._unsent[name]
         except Exception as error:  # the store raises errors of various types
             self._announcements = None
             logger.info(
