@@ -357,10 +357,10 @@ def test_the_event_loop_goes_on_while_an_asynchronous_call_waits_for_the_capture
 ) -> None:
     began, goes_on = Event(), Event()
 
-    def deliver(loop: StepLoop, reason: str | None) -> None:
+    def deliver(loop: StepLoop, *about: Any) -> None:
         began.set()
         assert goes_on.wait(60)
-        right(loop, reason)
+        right(loop, *about)
 
     right = StepLoop.deliver
     monkeypatch.setattr(StepLoop, "deliver", deliver)

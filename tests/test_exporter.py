@@ -330,6 +330,22 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     assert names(session) == ALL[:2]
 
 
+def test_wait_after_stop_waits_no_longer_than_asked(
+    profiler: dict[str, Any], log: Log, tmp_path: Path
+) -> None:
+    log.expect("continues by itself")
+    gate = tmp_path / "gate"
+    sinks = {"waits": {"_target_": "their_sinks.WaitsFor", "file": str(gate)}}
+    session = Session(profiler, sinks=sinks, export_timeout_s=60).start()
+    session.step()
+    session.stop(wait=False)
+    session.wait(0.1)
+    assert worker_of(session).poll() is None, "it goes on by itself"
+    gate.touch()
+    session.wait()
+    assert names(session) == ALL[:1]
+
+
 def test_two_processes_do_not_finish_the_same_window(
     profiler: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

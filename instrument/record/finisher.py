@@ -332,14 +332,16 @@ class Finisher:
 
     # The end of the run.
 
-    def close(self, reason: str | None) -> None:
-        """Have all windows finished; wait for that and for uploads as long as the config allows.
+    def close(self, reason: str | None, timeout_s: float | None = None) -> None:
+        """Have all windows finished; wait for that and for uploads at most `timeout_s` seconds.
 
-        `reason` says why the run ended early; None after a normal end. After an exception, other
-        ranks may hang in a collective until this process ends. So this method then waits at most
-        two seconds for the exporter, and the exporter continues by itself.
+        None: `profiler.export_timeout_s`. `reason` says why the run ended early; None after a
+        normal end. After an exception, other ranks may hang in a collective until this process
+        ends. So this method then waits at most two seconds for the exporter, and the exporter
+        continues by itself.
         """
-        began, timeout_s = time.monotonic(), self._config.export_timeout_s
+        began = time.monotonic()
+        timeout_s = self._config.export_timeout_s if timeout_s is None else timeout_s
         longest_s = None if reason is None else _CLOSING_HERE_S
         try:
             with uninterrupted():
@@ -349,7 +351,8 @@ class Finisher:
                 uploads_s = 0.0 if reason else max(0.1, began + timeout_s - time.monotonic())
                 self._inline.close(longest_s, uploads_s)
             elif self.saved:
-                self._end_exporter(raised=reason is not None and reason.startswith("exception "))
+                raised = reason is not None and reason.startswith("exception ")
+                self._end_exporter(timeout_s, raised=raised)
                 self.deliver()
             for name, callback in self._config.on_capture.items():
                 if close := getattr(callback, "close", None):
@@ -371,13 +374,13 @@ class Finisher:
         if self._has_captures and self._job.recording_ranks > 1 and is_lowest:
             logger.info("`instrument ranks {}` compares the ranks.", self.output_dir)
 
-    def _end_exporter(self, *, raised: bool) -> None:
+    def _end_exporter(self, timeout_s: float, *, raised: bool) -> None:
         """Wait until the exporter has ended, as `close` says.
 
         If the exporter dies before its work is done, another one goes on, but no third one if two
         in succession die before they have finished a window.
         """
-        began, timeout_s = time.monotonic(), self._config.export_timeout_s
+        began = time.monotonic()
         if raised:
             timeout_s = min(_AFTER_FAILURE_S, timeout_s)
 

@@ -99,7 +99,7 @@ class Session:
         **options: Unpack[ProfilerOptions],
     ) -> None:
         self.config: ProfilerConfig = as_config(config, **options)
-        self._deliver: Callable[[], None] | None = None  # what `stop` has not waited for
+        self._deliver: Callable[[float | None], None] | None = None  # what `stop` has not waited for
         self._finishers: list[Finisher] = []  # one for each run
         self._captures: dict[tuple[queue.Origin, Path], Capture] = {}  # those that were loaded
         self.activities: list[str] = []
@@ -446,7 +446,7 @@ class Session:
         """
         deliver, self._deliver = self._deliver, None
         if deliver is not None:
-            deliver()
+            deliver(timeout_s)
             return
         timeout_s = self.config.export_timeout_s if timeout_s is None else timeout_s
         until = time.monotonic() + timeout_s

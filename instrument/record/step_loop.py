@@ -463,10 +463,10 @@ class StepLoop:
         if self._preemption.noticed:
             self._preemption.pass_on()
 
-    def deliver(self, reason: str | None) -> None:
+    def deliver(self, reason: str | None, timeout_s: float | None) -> None:
         """Wait until the captures are finished and uploaded, for less time after an early end."""
         if self.run is not None:
-            self._logging_errors(self.run.finisher.close, reason)
+            self._logging_errors(self.run.finisher.close, reason, timeout_s)
 
     def drop_window(self) -> None:
         """Stop recording the open window without saving it."""
