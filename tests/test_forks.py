@@ -18,6 +18,7 @@ import torch
 import warm
 from builders import span, write_trace
 from torch.utils.data import DataLoader, Dataset
+from waits import until
 
 from instrument import Session
 from instrument.record.recorder import Recorder
@@ -203,6 +204,25 @@ def test_a_child_ends_as_it_would_without_a_window(tmp_path: Path) -> None:
     assert lines.count("first") == lines.count("last") == 4
     assert done.stdout.count("first\nlast\n") == done.stdout.count("printed by C") == 4
     assert done.stderr.count("ValueError: an error of the child") == 1
+
+
+def test_only_the_parent_hears_of_finished_windows(tmp_path: Path) -> None:
+    heard = list[Path]()
+    options: dict[str, Any] = {"export": "process", "output_dir": tmp_path, "active": 1}
+    with Session(options, on_capture={"hear": lambda folder, _: heard.append(folder)}) as session:
+        work()
+        session.step()
+        # the exporter has finished it, and no step has looked for that
+        until(lambda: [*tmp_path.glob("steps*")] and session._loop.run.finisher.has_news)
+
+        def leaves_it() -> bool:
+            with session.phase("validation"):
+                work()
+            session.wait(60)
+            return not heard and not session.exporting
+
+        assert in_child(leaves_it)
+    assert [each.name for each in heard] == ["steps_000000-000000_rank0"]
 
 
 def test_a_child_that_was_forked_after_a_capture_was_read_does_not_hang(tmp_path: Path) -> None:

@@ -418,6 +418,13 @@ class Finisher:
             process.wait(longest_s)
         return process.returncode is not None
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: leave the windows, and the exporter, to the parent."""
+        if self._process is not None:
+            _left_running.append(self._process)
+        self._process = self._log = None
+        self.pending, self.given_up, self._changing = [], [], RLock()
+
     def warn_of_unfinished(self) -> bool:
         """Warn of windows not finished and captures not uploaded; return whether there are any."""
         goes_on = self._process is not None and self._process.poll() is None

@@ -485,8 +485,10 @@ class StepLoop:
         """In a forked child: leave the run, its window, signal handler and port to the parent."""
         self.running, self.window, self.lock = False, None, RLock()
         self._preemption.uninstall()
-        if self.run is not None and self.run.metrics is not None:
-            self.run.metrics.leave_to_parent()
+        if self.run is not None:
+            self.run.finisher.leave_to_parent()
+            if self.run.metrics is not None:
+                self.run.metrics.leave_to_parent()
 
     def warn_once(self, sentence: str) -> None:
         """Log a warning once in a run."""
