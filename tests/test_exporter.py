@@ -63,6 +63,12 @@ SINKS = """
         def write(self, capture, folder):
             (folder / "plain.txt").write_text(f"{self.word} {os.getpid()}")
 
+    class LeavesOn(Sink):
+        step: int
+        def write(self, capture, folder):
+            if capture.metadata["window"]["first_step"] == self.step:
+                os._exit(0)
+
     class DiesOn(Sink):
         step: int
         def write(self, capture, folder):
@@ -253,6 +259,20 @@ def test_a_killed_exporter_costs_one_window_its_sinks_and_export_finishes_it_lat
     assert main(["export", str(output)]) == 0
     assert capsys.readouterr().out.startswith(f"No capture in {output} waits for export; ")
     assert main(["export", str(output / "nowhere")]) == 2
+
+
+@pytest.mark.usefixtures("cold_exporters")
+def test_an_exporter_that_a_sink_ends_without_an_error_is_said(
+    profiler: dict[str, Any], log: Log
+) -> None:
+    log.expect("saved but not finished")
+    sinks = {"leaves": {"_target_": "their_sinks.LeavesOn", "step": 2}}
+    session = run(profiler, sinks=sinks)
+    assert names(session) == ALL[:2]
+    (error,) = log.at("ERROR")
+    assert error.startswith(f"The exporter ended while it worked on {ALL[2]} (exit status 0). ")
+    busy = Path(profiler["output_dir"]) / f".{ALL[2]}.busy"
+    assert queue.why(busy) == "The exporter ended while it worked on it (exit status 0)."
 
 
 def test_a_hanging_exporter_is_ended_and_the_next_window_gets_another(

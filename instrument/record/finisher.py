@@ -286,7 +286,10 @@ class Finisher:
         assert process.stdin is not None
         process.stdin.close()
         self._pass_log_on()
-        if process.returncode == 0:
+        left = [each for each in self._waiting() if each not in self.given_up]
+        # a sink may call `os._exit(0)`, or a handler of the program may take the status
+        in_vain = any(files.is_folder(queue.busy_path(each)) for each in left)
+        if process.returncode == 0 and not in_vain:
             self._is_done, self.given_up = True, self._waiting()  # it has tried all of them
         else:
             self._report_death(process.returncode)
