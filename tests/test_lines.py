@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -112,6 +113,20 @@ def test_a_frame_is_the_users_or_a_librarys(tmp_path: Path) -> None:
     assert kinds[HERE, "waits"] == "user"
     assert kinds["threading.py", "Event.wait"] == "library"
     assert not any(Path(file).is_absolute() for file, _ in kinds)
+
+
+def test_any_place_of_imports_will_do_and_none_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere"), None])
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    lines._file.cache_clear()
+    each = sampler(tmp_path, TRAIN)
+    sampled_here(each)
+    assert sum(found(written(each, tmp_path)).values()) == 1
 
 
 def test_another_thread_counts_by_its_name_unless_it_waits(tmp_path: Path) -> None:

@@ -246,7 +246,10 @@ def _file(path: str) -> tuple[str, str]:
         is_recording = room in ("record", "export") and file not in _AROUND_USERS
         return "recording" if is_recording else "own", path
     is_library = path.startswith((*_LIBRARIES, "<frozen")) or "-packages" + os.sep in path
-    folders = [f"{each.rstrip(os.sep)}{os.sep}" for each in (*sys.path, str(Path.cwd())) if each]
+    places: list[object] = [*sys.path]  # which may hold anything
+    with suppress(OSError):  # the current folder was removed
+        places.append(Path.cwd())
+    folders = [f"{str(each).rstrip(os.sep)}{os.sep}" for each in places if each]
     above = max((each for each in folders if path.startswith(each)), key=len, default="")
     shown = Path(path[len(above) :])
     if shown.is_absolute():
