@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from collected import Log
 from recording import window
 from scipy.stats import binomtest
 
@@ -234,6 +235,24 @@ def test_the_interval_is_wilsons(capture: Capture) -> None:
     for row in capture.lines:
         interval = binomtest(row.samples, samples).proportion_ci(0.95, "wilson")
         assert (row.low_share, row.high_share) == pytest.approx(interval, rel=1e-3, abs=1e-6)
+
+
+def test_where_no_thread_can_be_started_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    start = Thread.start
+
+    def refused(thread: Thread) -> None:
+        if thread.name == "instrument-lines":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(Thread, "start", refused)
+    made = window(tmp_path, lines=True)
+    assert len(made.lines) == 0
+    assert log.at("WARNING") == [
+        "No thread can be started (can't start new thread): the lines of the run are not sampled."
+    ]
 
 
 def test_without_the_option_there_is_no_file(tmp_path: Path) -> None:

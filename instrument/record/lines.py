@@ -22,6 +22,7 @@ from threading import enumerate as all_threads
 from types import CodeType, FrameType
 from typing import NamedTuple
 
+from instrument.base import threads
 from instrument.base.files import LINES_FORMAT, encodable, write
 from instrument.base.log import logger
 
@@ -90,8 +91,9 @@ class LineSampler:
 
     def start(self) -> LineSampler:
         """Begin to sample; the thread that calls this is the one that takes the steps."""
-        self._sampler = Thread(target=self._run, name="instrument-lines", daemon=True)
-        self._sampler.start()
+        thread = Thread(target=self._run, name="instrument-lines", daemon=True)
+        if threads.start(thread, "the lines of the run are not sampled"):
+            self._sampler = thread
         return self
 
     def write(self) -> None:
