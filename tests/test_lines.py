@@ -172,6 +172,16 @@ def test_memory_and_file_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [count for *_, count in content["counts"]] == [1]
 
 
+def test_ever_new_names_need_no_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "_MOST_COUNTS", 2)
+    each = sampler(tmp_path, *(Moment(f"phase {k}", 1, False) for k in (0, 1, 2, 1)))
+    sampled_here(each, times=4)
+    counted = found(written(each, tmp_path))
+    assert {phase: count for (phase, *_), count in counted.items()} == {"phase 0": 1, "phase 1": 2}
+
+
 def test_the_parts_of_a_long_run_get_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,9 +29,10 @@ from instrument.base.log import logger
 # On the average; each wait is between half and one and a half of it, so that no loop hides between
 # two samples.
 INTERVAL_S = 0.01
-# A stack has at most this many frames, without the outer ones; a run has at most this many stacks,
-# and samples of further ones are left out.
-_MOST_FRAMES, _MOST_STACKS = 100, 5000
+# A stack has at most this many frames, without the outer ones; a run has at most this many stacks
+# and counts of them (a program may start threads, or enter phases, of ever new names), and samples
+# of further ones are left out.
+_MOST_FRAMES, _MOST_STACKS, _MOST_COUNTS = 100, 5000, 100_000
 # The run is divided into at most this many parts of equal length, to show what grows.
 _MOST_PARTS = 16
 # The samples of windows whose times are kept, to find the operators that ran.
@@ -138,7 +139,8 @@ class LineSampler:
                 continue
             number = self._number(frame)
             key = part, moment.phase, name, number
-            self._counts[key] = self._counts.get(key, 0) + 1
+            if key in self._counts or len(self._counts) < _MOST_COUNTS:
+                self._counts[key] = self._counts.get(key, 0) + 1
             if moment.recording and not name and len(self._times) < _MOST_TIMES:
                 self._times.append((time.time_ns(), number))
 
