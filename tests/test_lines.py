@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from collected import Log
-from recording import window
+from recording import run_session, window
 from scipy.stats import binomtest
 
 from instrument import Capture, Session
@@ -245,6 +245,16 @@ def test_the_interval_is_wilsons(capture: Capture) -> None:
     for row in capture.lines:
         interval = binomtest(row.samples, samples).proportion_ci(0.95, "wilson")
         assert (row.low_share, row.high_share) == pytest.approx(interval, rel=1e-3, abs=1e-6)
+
+
+def test_a_capture_never_has_the_lines_of_another_run(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"active": 1, "lines": True}
+    earlier, later = (
+        run_session(tmp_path, 3, lambda: time.sleep(0.1), **options).capture for _ in range(2)
+    )
+    without = window(tmp_path)
+    assert (len(earlier.lines), len(without.lines)) == (0, 0)
+    assert len(later.lines) > 0
 
 
 def test_where_no_thread_can_be_started_the_run_goes_on(

@@ -99,7 +99,8 @@ class Session:
         **options: Unpack[ProfilerOptions],
     ) -> None:
         self.config: ProfilerConfig = as_config(config, **options)
-        self._deliver: Callable[[float | None], None] | None = None  # what `stop` has not waited for
+        # what `stop` has not waited for
+        self._deliver: Callable[[float | None], None] | None = None
         self._finishers: list[Finisher] = []  # one for each run
         self._captures: dict[tuple[queue.Origin, Path], Capture] = {}  # those that were loaded
         self.activities: list[str] = []
@@ -285,7 +286,8 @@ class Session:
             loop.loaders.add(loader, phase)
         lines = None
         if config.lines:
-            lines = LineSampler(self.output_dir / lines_file(rank.rank), loop.moment).start()
+            path = self.output_dir / lines_file(rank.rank)
+            lines = LineSampler(path, loop.moment, finisher.run).start()
         run = Run(
             self.activities, emitting, finisher, metadata, triggers, self.timings, metrics, lines
         )

@@ -55,6 +55,7 @@ class _Lines(Struct):
     stacks: list[list[_Count]]
     counts: list[tuple[_Count, str, str, _Count, _Count]]
     times: list[tuple[_Count, _Count]]
+    run: str = ""
 
 
 def lines(capture: Views) -> Table:
@@ -159,7 +160,7 @@ def _interval(samples: int, of: int) -> tuple[float | None, float | None]:
 
 
 def _read(capture: Views) -> _Lines | None:
-    """The content of the run's file; None if there is none."""
+    """The content of the run's file; None if there is none, or if it is that of another run."""
     path = _file_of(capture)
     if path is None or not files.exists(path):
         return None
@@ -174,6 +175,8 @@ def _read(capture: Views) -> _Lines | None:
             f"{path} has format {found.format}, and this version of torch-instrument reads formats "
             f"up to {files.LINES_FORMAT}: upgrade torch-instrument."
         )
+    if found.run and found.run != capture.metadata.get("run"):
+        return None
     known = all(frame < len(found.frames) for stack in found.stacks for frame in stack)
     if not known or any(stack >= len(found.stacks) for stack in _stacks(found)):
         raise CaptureError(f"{path} does not hold the lines of a run: a frame or stack is missing.")
