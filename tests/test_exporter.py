@@ -23,7 +23,7 @@ from waits import end_of_run_in_leaps, until
 
 from instrument import Session, Sink
 from instrument.base import queue, waiting
-from instrument.base.errors import ConfigError
+from instrument.base.errors import CaptureError, ConfigError
 from instrument.base.export_job import from_line, to_line
 from instrument.cli.command import main
 from instrument.export import window
@@ -324,6 +324,23 @@ def test_an_exporter_that_cannot_begin_is_said_once_and_loses_nothing(
     )
     assert main(["export", profiler["output_dir"]]) == 0
     assert sorted(p.name for p in Path(profiler["output_dir"]).iterdir()) == recorded
+
+
+@pytest.mark.usefixtures("cold_exporters")
+def test_what_no_exporter_finishes_after_the_end_is_not_waited_for(
+    profiler: dict[str, Any], log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.expect("The exporter ended before", "saved but not finished")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with Session("on_demand", output_dir=profiler["output_dir"], sinks={}) as session:
+        window = session.request(steps=1)
+        for _ in range(4):
+            session.step()
+    assert session.saved == 1
+    assert not session.exporting
+    assert window.wait(60) == "failed"
+    with pytest.raises(CaptureError, match="it is failed"):
+        assert window.capture
 
 
 def test_stop_says_what_it_waits_for_and_gives_up_in_time(

@@ -365,6 +365,8 @@ class Finisher:
                 queue.remove_oldest(self._captures(), keep, budget)
         finally:  # even if Ctrl-C or another signal ends the wait
             left = self.warn_of_unfinished()
+            if self._process is None or self._process.poll() is not None:
+                self.given_up = self._waiting()  # nobody starts another exporter
             if self._process is not None:
                 assert self._process.stdin is not None
                 self._process.stdin.close()

@@ -89,7 +89,9 @@ class RequestedWindow:
         return "saved"
 
     def _on_disk(self) -> State:
-        folders = list[Path]()
+        folders, given_up = list[Path](), list[Path]()
+        for finisher in self._session._finishers:
+            given_up += finisher.given_up
         for each in {finisher.output_dir for finisher in self._session._finishers}:
             # queued folders twice, because a folder may become busy, or queued again, meanwhile
             folders += queue.queued(each) + queue.unfinished(each)
@@ -104,7 +106,8 @@ class RequestedWindow:
                 continue
             if self.id.encode() in about:
                 if folder.name.startswith("."):
-                    return "failed" if queue.has_failed(folder) else "exporting"
+                    is_left = queue.has_failed(folder) or queue.queued_path(folder) in given_up
+                    return "failed" if is_left else "exporting"
                 steps = json.loads(about)["window"]["steps"]
                 if steps >= most:  # of a window in parts, the part with the most steps
                     most, self.folder = steps, folder
