@@ -427,6 +427,8 @@ class Finisher:
         """In a forked child: leave the windows, and the exporter, to the parent."""
         if self._process is not None:
             _left_running.append(self._process)
+        if self._log is not None:  # otherwise Python warns of it
+            self._log.close()
         self._process = self._log = None
         self.pending, self.given_up, self._changing = [], [], RLock()
 
