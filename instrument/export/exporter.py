@@ -68,7 +68,7 @@ class Exporter:
                     window.parent,
                 )
             return
-        logger.debug("Exported {}", place)
+        logger.debug("Exported {}", place)  # a line of the log is how the trainer learns of it
         if self._uploads is not None:
             self._uploads.add(place)
         self._remove_oldest()

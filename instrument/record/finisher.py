@@ -226,7 +226,7 @@ class Finisher:
                 record = json.loads(line)
                 if record["is_block"]:
                     lines_logger.block(record["text"].strip("\n"))
-                else:
+                elif record["level"] != "DEBUG":
                     lines_logger.log(record["level"], "exporter: {}", record["text"])
 
     # The exporter.
