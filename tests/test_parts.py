@@ -81,7 +81,7 @@ def test_a_step_that_alone_takes_longer_is_said(tmp_path: Path, log: Log) -> Non
 
 
 def test_a_request_gives_the_part_with_the_most_steps(tmp_path: Path, log: Log) -> None:
-    log.expect("nothing will be recorded")
+    log.expect("only session.request() records a window")
     with Session(at_steps=[], max_stall_ms=ENOUGH, output_dir=tmp_path) as session:
         asked = session.request(steps=5)
         states = []

@@ -84,7 +84,7 @@ def test_a_step_of_accumulated_gradients_has_several_batches(
         assert [(steps, row.calls) for steps, (row,) in found] == [([0, 1], 6), ([2, 3], 5)]
     else:
         assert [(steps, row.calls) for steps, (row,) in found] == [([0, 1], 5)]
-    with pytest.raises(ConfigError, match="every=0, but it must be 1 or more"):
+    with pytest.raises(ConfigError, match="every=0, but it must be a whole number"):
         session.steps([], every=0)
 
 

@@ -272,8 +272,8 @@ PLANTED = [
     Planted(
         "each rank that sees a trigger announces",
         "instrument/record/trigger_runner.py",
-        "if self._is_answered(after_step) or announcements",
-        "if announcements",
+        "self._is_answered(after_step) or announcements.announce(",
+        "announcements.announce(",
         "tests/test_ranks.py::test_of_all_ranks_that_see_it_at_once_one_announces",
     ),
     Planted(

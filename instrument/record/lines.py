@@ -93,6 +93,9 @@ class LineSampler:
 
     def start(self) -> LineSampler:
         """Begin to sample; the thread that calls this is the one that takes the steps."""
+        if sys.version_info < (3, 11, 5):  # `sys._current_frames` may hang (CPython's issue 106883)
+            logger.warning("profiler.lines does nothing here: it needs Python 3.11.5 or newer.")
+            return self
         thread = Thread(target=self._run, name="instrument-lines", daemon=True)
         if threads.start(thread, "the lines of the run are not sampled"):
             self._sampler = thread

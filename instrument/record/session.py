@@ -404,7 +404,7 @@ class Session:
 
     def _refused(self, why: str) -> RequestedWindow:
         if self.config.enabled:
-            logger.warning("A requested window is not recorded: {}.", why)
+            logger.info("A requested window is not recorded: {}.", why)
         return RequestedWindow(self, refused=why)
 
     def record(self, function: F, /, *, name: str | None = None) -> F:
