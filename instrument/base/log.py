@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import loguru
 
 from instrument.base.errors import reason_of
-from instrument.base.printable import printable_lines
+from instrument.base.printable import printable, printable_lines
 
 if TYPE_CHECKING:
     from loguru import Record
@@ -51,8 +51,8 @@ class Logger:
             self._write("ERROR", message, values)
             return
         # as text, because loguru's own traceback would show the values of variables
-        text = f"{message.format(*values) if values else message}\n{traceback_of(exception)}"
-        lines_logger._write("ERROR", "{}", (text,))
+        sentence = printable(message.format(*values) if values else message)
+        lines_logger._write("ERROR", "{}", (f"{sentence}\n{_traceback_of(exception)}",))
 
     def block(self, text: str) -> None:
         """Log a text of several lines as it is, without the time and the place of a message."""
@@ -90,7 +90,7 @@ class Logger:
             )
 
 
-def traceback_of(error: BaseException) -> str:
+def _traceback_of(error: BaseException) -> str:
     """The traceback of an exception, indented, so that its message cannot forge a log line."""
     return indent("".join(format_exception(error)).rstrip(), "  ")
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from instrument.base.errors import InstrumentError, reason_of
 from instrument.base.instantiate import sink_of_class
-from instrument.base.log import lines_logger, logger, traceback_of
+from instrument.base.log import logger
 from instrument.base.options import Options
-from instrument.base.printable import printable
 from instrument.base.queue import name_of
 from instrument.base.signals import raised_by_handler
 
@@ -37,11 +36,14 @@ def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[s
         if name in failed:
             return
         failed.add(name)
-        _log_error(
-            f"The {name} sink failed on {name_of(folder)}: {reason_of(error)}. The trace is kept "
-            f"in {folder.with_name(name_of(folder))}, and further failures of this sink are not "
-            "logged.",
-            error,
+        logger.error(
+            "The {} sink failed on {}: {}. The trace is kept in {}, and further failures of this "
+            "sink are not logged.",
+            name,
+            name_of(folder),
+            reason_of(error),
+            folder.with_name(name_of(folder)),
+            exception=_to_trace(error),
         )
 
 
@@ -63,16 +65,17 @@ def close_sinks(sinks: Mapping[str, Any], failed: set[str], timeout_s: float | N
                 raise
             if f"{name}.close" not in failed:
                 failed.add(f"{name}.close")
-                _log_error(f"The {name} sink failed in close(): {reason_of(error)}", error)
+                logger.error(
+                    "The {} sink failed in close(): {}",
+                    name,
+                    reason_of(error),
+                    exception=_to_trace(error),
+                )
 
 
-def _log_error(sentence: str, error: BaseException) -> None:
-    """Log a sentence, with a traceback if the error is none of this package.
-
-    loguru's own traceback would show the values of variables.
-    """
-    where = [] if isinstance(error, InstrumentError) else [traceback_of(error)]
-    lines_logger.error("{}", "\n".join([printable(sentence), *where]))
+def _to_trace(error: BaseException) -> BaseException | None:
+    """The error, unless it is one of this package, whose message says it all."""
+    return None if isinstance(error, InstrumentError) else error
 
 
 @contextmanager
