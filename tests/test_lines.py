@@ -306,3 +306,6 @@ def test_a_file_that_cannot_be_right_is_refused(
     (tmp_path / lines_file(0)).write_text(json.dumps({**content, **change}))
     with pytest.raises(CaptureError, match=sentence):
         _ = made.lines
+    found = made.diagnose()  # says so, and loses nothing else
+    assert found.lines == ""
+    assert found.largest_parts

@@ -81,7 +81,7 @@ class LineSampler:
         # samples by part of the run, phase, thread and stack
         self._counts: dict[tuple[int, str, str, int], int] = {}
         self._part_ns = 1_000_000_000
-        self._parts: list[dict[str, int]] = []  # the first and last step of each phase, by part
+        self._parts: list[dict[str, int]] = []  # the first step of each phase, by part
         self._times: list[tuple[int, int]] = []
         self._clock_ns = clock_ns
         self._began_ns = clock_ns()

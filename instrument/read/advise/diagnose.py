@@ -447,9 +447,10 @@ class Diagnosing:
             whatif = None
             self.notes[f"No saving is known: {_failure('The simulation', error)}"] += 1
         with self._noting("largest-parts", "The search for the largest parts"):
-            now.lines = largest_lines(capture)
             use = device_use(capture, lambda: whatif is not None and _is_cpu_the_limit(whatif))
             now.sentences = use, largest_parts(capture)
+        with self._noting("lines", "The search for the largest lines"):
+            now.lines = largest_lines(capture)
         return whatif
 
     def _with_place(self, found: list[_Occurrence]) -> _Placed:

@@ -69,7 +69,7 @@ def lines(capture: Views) -> Table:
     phase = capture.phase
     samples = Counter[tuple[int, str]]()
     libraries = defaultdict[tuple[int, str], Counter[str | None]](Counter)
-    blamed = [*map(_Blame(found), found.stacks)]
+    blamed = [_blamed(found, stack) for stack in found.stacks]
     for _, its_phase, thread, stack, count in found.counts:
         if its_phase == phase:
             frame, library = blamed[stack]
@@ -110,20 +110,15 @@ def largest_lines(capture: Views) -> str:
     return f"By samples of the whole run: {', '.join(shown)}." if shown else ""
 
 
-class _Blame:
-    """Says which frame of a stack its samples count for, and which library function it called."""
-
-    def __init__(self, found: _Lines) -> None:
-        self._frames = found.frames
-
-    def __call__(self, stack: list[int]) -> tuple[int, str | None]:
-        below = None
-        for frame in stack:  # the innermost first
-            kind, file, _, function = self._frames[frame]
-            if kind == "user":
-                return frame, below
-            below = f"{function} ({file})"
-        return (stack[0] if stack else -1), None
+def _blamed(found: _Lines, stack: list[int]) -> tuple[int, str | None]:
+    """The frame of a stack that its samples count for, and the library function that it called."""
+    below = None
+    for frame in stack:  # the innermost first
+        kind, file, _, function = found.frames[frame]
+        if kind == "user":
+            return frame, below
+        below = f"{function} ({file})"
+    return (stack[0] if stack else -1), None
 
 
 def _operators(capture: Views, found: _Lines, blamed: list[int]) -> dict[int, str]:
