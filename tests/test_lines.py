@@ -22,6 +22,7 @@ from instrument.base.errors import CaptureError
 from instrument.base.files import lines_file
 from instrument.base.units import percent
 from instrument.read.advise.verdict import verdict
+from instrument.read.views.lines import heaviest_lines
 from instrument.record import lines
 from instrument.record.lines import LineSampler, Moment
 from instrument.record.recorder import Recorder
@@ -230,6 +231,12 @@ def test_the_view_names_the_line_its_share_and_its_operator(capture: Capture) ->
     assert first.operator in (None, "aten::matmul")  # None: no sample fell into the window
     of_steps = capture.lines.where("thread IS NULL").frame
     assert of_steps["share"].sum() == pytest.approx(1)
+
+
+def test_the_heaviest_line_is_the_one_with_most_samples(capture: Capture) -> None:
+    heaviest, row = heaviest_lines(capture)[0], capture.lines[0]
+    assert heaviest[:5] == (row.line, row.function, row.share, row.low_share, row.high_share)
+    assert heaviest.low < heaviest.share < heaviest.high
 
 
 def test_the_verdict_names_the_lines_that_take_most(capture: Capture) -> None:

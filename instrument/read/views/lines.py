@@ -6,7 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 from msgspec import Meta, MsgspecError, Struct, json
@@ -95,6 +95,43 @@ def lines(capture: Views) -> Table:
             "operator": [None if thread else operators.get(frame) for frame, thread in order],
         },
     )
+
+
+class HeavyLine(NamedTuple):
+    """A line, and how much of a step it takes.
+
+    Attributes:
+        line: the file and the line, such as "train.py:31".
+        function: the function of the line.
+        share: the share of a step, with that of the backward if `is_backward_included`.
+        low, high: the 95 % interval of the share.
+        operators: the outermost operators that the line calls, the longest first; at most three.
+        is_backward_included: whether the backward of these operators counts here. It then does not
+            count for the line that calls `backward`.
+    """
+
+    line: str
+    function: str
+    share: float
+    low: float
+    high: float
+    operators: tuple[str, ...]
+    is_backward_included: bool
+
+
+def heaviest_lines(capture: Views) -> list[HeavyLine]:
+    """Return the lines of the thread that takes the steps, the largest share first.
+
+    Raises:
+        CaptureError: the file of the lines cannot be read, or is not one.
+    """
+    return [
+        HeavyLine(
+            row.line, row.function, row.share, row.low_share, row.high_share,
+            (row.operator,) if row.operator else (), False,
+        )
+        for row in capture.lines.where("thread IS NULL AND line IS NOT NULL")
+    ]  # fmt: skip
 
 
 def largest_lines(capture: Views) -> str:
