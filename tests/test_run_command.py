@@ -192,6 +192,19 @@ def test_a_script_ends_as_without_the_command_and_its_verdict_comes_last(tmp_pat
     }
 
 
+def test_the_lines_of_an_unedited_script_are_sampled(tmp_path: Path) -> None:
+    code = """
+    optimizer = torch.optim.SGD(mlp().parameters(), lr=0.1)
+    for step in range(8):
+        loss = sum(mlp()(torch.ones(4, 8)).sum() for _ in range(400))
+        loss.backward()
+        optimizer.step()
+    """
+    run(tmp_path, "-m", "instrument", "run", "profiler.export=inline", "--", write(tmp_path, code))
+    (capture,) = map(Capture.load, (tmp_path / "profile").glob("steps_*"))
+    assert {row.line.partition(":")[0] for row in capture.lines} == {"train.py"}
+
+
 # Each program has its own class of optimizers, because torch wraps the `step` of a class once.
 PROGRAMS = """
 import gc, json, sys, threading

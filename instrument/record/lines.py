@@ -223,17 +223,19 @@ class LineSampler:
     def _frames(self, stack: Stack) -> list[tuple[str, str, int, str]]:
         """The kind, file, line and function of each frame of a stack, without our own frames.
 
-        There are none if the stack is one of recording, whose time is not the program's.
+        There are none if the user's code called recording, whose time is not the program's. Further
+        out lies what runs a script, as `instrument run` does.
         """
-        frames = []
-        for code_id, instruction in zip(stack[::2], stack[1::2]):
+        frames, is_users = [], False
+        for code_id, instruction in zip(stack[-2::-2], stack[::-2]):  # the outermost first
             code = self._codes[code_id]
             kind, file = _file(code.co_filename)
-            if kind == "recording":
+            is_users |= kind == "user"
+            if kind == "recording" and is_users:
                 return []
-            if kind != "own":
+            if kind in ("user", "library"):
                 frames.append((kind, file, _line(code, instruction), code.co_qualname))
-        return frames
+        return frames[::-1]
 
 
 @cache
