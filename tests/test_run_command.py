@@ -200,7 +200,8 @@ def test_the_lines_of_an_unedited_script_are_sampled(tmp_path: Path) -> None:
         loss.backward()
         optimizer.step()
     """
-    run(tmp_path, "-m", "instrument", "run", "profiler.export=inline", "--", write(tmp_path, code))
+    command = [sys.executable, "-m", "instrument", "run", "profiler.export=inline", "--"]
+    subprocess.run([*command, write(tmp_path, code)], cwd=tmp_path, check=True, capture_output=True)
     (capture,) = map(Capture.load, (tmp_path / "profile").glob("steps_*"))
     assert {row.line.partition(":")[0] for row in capture.lines} == {"train.py"}
 

@@ -42,7 +42,7 @@ _MOST_TIMES = 20_000
 _BUSY_TICKS, _LOOK_EVERY = 5, 100
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 # In this package, these files call the user's code, or are called by it at every step.
-_AROUND_USERS = ("calls.py", "session.py", "unedited.py")
+_AROUND_USERS = ("calls.py", "script.py", "session.py", "unedited.py")
 _LIBRARIES = tuple(
     sorted({f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("stdlib", "purelib", "platlib")})
 )
@@ -223,19 +223,17 @@ class LineSampler:
     def _frames(self, stack: Stack) -> list[tuple[str, str, int, str]]:
         """The kind, file, line and function of each frame of a stack, without our own frames.
 
-        There are none if the user's code called recording, whose time is not the program's. Further
-        out lies what runs a script, as `instrument run` does.
+        There are none if the stack is one of recording, whose time is not the program's.
         """
-        frames, is_users = [], False
-        for code_id, instruction in zip(stack[-2::-2], stack[::-2]):  # the outermost first
+        frames = []
+        for code_id, instruction in zip(stack[::2], stack[1::2]):
             code = self._codes[code_id]
             kind, file = _file(code.co_filename)
-            is_users |= kind == "user"
-            if kind == "recording" and is_users:
+            if kind == "recording":
                 return []
-            if kind in ("user", "library"):
+            if kind != "own":
                 frames.append((kind, file, _line(code, instruction), code.co_qualname))
-        return frames[::-1]
+        return frames
 
 
 @cache
