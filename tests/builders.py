@@ -10,10 +10,12 @@ import base64
 import gzip
 import json
 import re
+from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from instrument.base.files import lines_file
 from instrument.read.capture import Capture
 from instrument.read.ranks.rank_summary import write
 from instrument.read.show.text import view_part
@@ -293,6 +295,38 @@ def write_capture(
     }
     (folder / "capture.json").write_text(json.dumps(metadata | changed))
     return Capture.load(folder)
+
+
+BACKWARD = ("library", "torch/autograd/graph.py", 9, "_engine_run_backward")
+
+
+def write_samples(
+    output: Path, samples: Sequence[tuple[float | None, Sequence[Any]]], base_ns: int = 0
+) -> None:
+    """The file of the lines of a run: of each sample the time in the window (None: outside of it), and its stack.
+
+    The innermost frame is first; a number is a line of the user's train.py.
+    """
+    stacks = [
+        [
+            frame if isinstance(frame, tuple) else ("user", "train.py", frame, "main")
+            for frame in stack
+        ]
+        for _, stack in samples
+    ]
+    frames = list(dict.fromkeys(frame for stack in stacks for frame in stack))
+    content = {
+        "format": 1,
+        "frames": frames,
+        "stacks": [[frames.index(frame) for frame in stack] for stack in stacks],
+        "counts": [[0, "train", "", number, 1] for number in range(len(samples))],
+        "times": [
+            [base_ns + round(at * 1000), number]
+            for number, (at, _) in enumerate(samples)
+            if at is not None
+        ],
+    }
+    (output / lines_file(0)).write_text(json.dumps(content))
 
 
 def write_rank(

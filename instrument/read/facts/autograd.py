@@ -59,6 +59,9 @@ class Scopes:
         attributed: for each scope, the path that its own time belongs to.
         unattributed: a mask of the backward nodes whose range is not known. A node whose forward
             operator ran outside all ranges is not in the mask.
+        forward: for each backward node, the node of its forward operator in the whole call tree; of
+            a node that accumulates a gradient, that of the node before it. -1 if not known, and for
+            ranges.
         recomputed: a mask of the ranges of a forward pass that a backward node repeats.
         recording: a mask of the nodes of the whole call tree that are operators and ran in grad
             mode.
@@ -75,6 +78,7 @@ class Scopes:
     enclosing: Ints
     attributed: Ints
     unattributed: Flags
+    forward: Ints
     recomputed: Flags
     recording: Flags
     path_of_node: Ints
@@ -100,7 +104,7 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
     labelled = np.where(recomputed, name + len(names), name)[~backward]
     paths, opened = paths_of(ranges, labelled, [*names, *(each + RECOMPUTED for each in names)])
     enclosing = np.append(opened, -1)[range_of]
-    owner, unattributed = _owners(events, call_tree, recording, nodes, innermost, backward)
+    owner, unattributed, forward = _owners(events, call_tree, recording, nodes, innermost, backward)
     attributed = np.where(owner >= 0, enclosing[owner], -1)
     return Scopes(
         nodes=nodes,
@@ -112,6 +116,7 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
         enclosing=enclosing,
         attributed=attributed,
         unattributed=unattributed,
+        forward=forward,
         recomputed=recomputed,
         recording=recording,
         path_of_node=np.append(np.append(attributed, -1)[innermost], -1),
@@ -199,12 +204,13 @@ def _owners(
     scopes: CallTree,
     innermost: Ints,
     backward: Flags,
-) -> tuple[Ints, Flags]:
+) -> tuple[Ints, Flags, Ints]:
     """For each scope, the range that its time belongs to, as an index into `scopes`; -1 for none.
 
-    The second result is a mask of the backward nodes whose range is not known. For the arguments,
-    see `_recomputed`. If a node's forward operator ran inside another backward node, as for a
-    second derivative, both nodes have the same range.
+    The second result is a mask of the backward nodes whose range is not known, the third the
+    forward operator of each; see `Scopes`. For the arguments, see `_recomputed`. If a node's
+    forward operator ran inside another backward node, as for a second derivative, both nodes have
+    the same range and forward operator.
     """
     count = len(scopes)
     # Two more targets stand for a missing owner. Each of them is its own target.
@@ -219,13 +225,17 @@ def _owners(
     scope = innermost[node[found]]
     target[nodes[found]] = np.where(scope >= 0, scope, no_range)
     _target_accumulations(events, scopes, backward, target, unknown)
+    is_backward = np.append(backward, [False, False])
+    last = np.where(is_backward[target], target, np.arange(count + 2))
     for _ in range(count.bit_length() + 1):  # after k rounds, targets are 2**k hops away
-        target = target[target]
+        target, last = target[target], last[last]
     owner = target[:count]
     # In a damaged trace, backward nodes can be targets of each other. Their owner is then a
     # backward node.
-    unattributed = backward & ((owner == unknown) | np.append(backward, [False, False])[owner])
-    return np.where(unattributed | (owner >= count), -1, owner), unattributed
+    unattributed = backward & ((owner == unknown) | is_backward[owner])
+    forward = np.full(count + 2, -1)
+    forward[nodes] = node
+    return np.where(unattributed | (owner >= count), -1, owner), unattributed, forward[last[:count]]
 
 
 def _target_accumulations(

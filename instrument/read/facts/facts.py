@@ -32,6 +32,7 @@ from instrument.read.facts.device_work import KINDS as WORK
 from instrument.read.facts.flops import UNKNOWN
 from instrument.read.facts.groupby import Groups, groupby
 from instrument.read.facts.kernel_names import kernel_class, kernel_label
+from instrument.read.facts.lines import lines_of_nodes
 from instrument.read.facts.links import Links
 from instrument.read.facts.once import Once
 from instrument.read.facts.schema import Schema, names_of, schema
@@ -52,6 +53,7 @@ from instrument.read.trace.events import (
     is_wait,
     split_overload,
 )
+from instrument.read.trace.line_samples import LineSamples
 
 #: The kinds of events. The first row of `_KIND_OF_NAME` whose test a name passes counts.
 CPU_KINDS = ("operator", "range", "step", "mark", "loader", "runtime", "wait")
@@ -103,6 +105,10 @@ EVENTS: Schema = schema(
     "path of its forward operator, a device event that of the operator that launched it. Null "
     "outside of all ranges",
     phase="the phase of the window, such as `train` or `validation`",
+    line="the line of the user's code that called the outermost operator around the event, such as "
+    "`train.py:31`; a backward operator has the line of its forward operator, a device event that "
+    "of the operator that launched it. Known from samples (`profiler.lines`), so mostly for longer "
+    "operators; null if unknown, and outside of all operators",
     **{
         "pass": "forward, backward, recompute (a forward pass that activation checkpointing "
         "repeats), optimizer, or data (a wait for a batch, and all inside it). Backward includes "
@@ -164,11 +170,21 @@ class Facts:
         phase: the phase of the window.
         is_ours: whether a session recorded the trace.
         once: what was computed about the trace; the capture has the same.
+        samples: returns the samples of the run's stacks, or None.
     """
 
-    def __init__(self, links: Links, work: Work, *, phase: str, is_ours: bool, once: Once) -> None:
+    def __init__(
+        self,
+        links: Links,
+        work: Work,
+        *,
+        phase: str,
+        is_ours: bool,
+        once: Once,
+        samples: Callable[[], LineSamples | None] = lambda: None,
+    ) -> None:
         self.links, self.work, self.phase, self.is_ours = links, work, phase, is_ours
-        self.once = once
+        self.once, self.samples = once, samples
         self._columns: dict[str, pl.Series] = {}
 
     def events(self, *columns: str) -> pl.DataFrame:
@@ -415,6 +431,11 @@ def _placed(facts: Facts) -> dict[str, pl.Series]:
     }
 
 
+def _lines(facts: Facts) -> dict[str, pl.Series]:
+    line, texts = lines_of_nodes(facts.links, facts.samples())
+    return {"line": coded(pl.Series(texts, dtype=pl.String), line[facts.nodes])}
+
+
 def _flops(facts: Facts) -> dict[str, pl.Series]:
     flops = facts.links.flops
     return {"flops": facts.of_nodes(flops, None if flops is None else flops != UNKNOWN)}
@@ -489,6 +510,7 @@ _GROUPS: tuple[tuple[Callable[[Facts], dict[str, pl.Series]], str], ...] = (
     (_of_steps, "step counted"),
     (_launched, "launcher operator device_ns own_device_ns counted_own_device_ns"),
     (_placed, "path pass"),
+    (_lines, "line"),
     (_flops, "flops"),
     (_memory, "cpu_bytes device_bytes own_cpu_bytes own_device_bytes"),
     (_of_arguments, "shapes types concrete stack"),

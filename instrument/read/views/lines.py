@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from msgspec import Meta, MsgspecError, Struct, json
 
-from instrument.base import files
-from instrument.base.errors import CaptureError
 from instrument.base.prose import shortened
 from instrument.base.units import percent
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.trace.events import OPERATOR
+from instrument.read.trace.line_samples import LineSamples
 from instrument.read.views.table import Table
 
 if TYPE_CHECKING:
@@ -44,19 +40,6 @@ _MOST_ROWS, _LEAST_SHARE, _LONGEST_NAME = 3, 0.1, 44
 # Two standard errors.
 _Z = 1.96
 
-_Count = Annotated[int, Meta(ge=0, lt=2**62)]
-
-
-class _Lines(Struct):
-    """The content of the file; see `record.lines`."""
-
-    format: _Count
-    frames: list[tuple[str, str, _Count, str]]
-    stacks: list[list[_Count]]
-    counts: list[tuple[_Count, str, str, _Count, _Count]]
-    times: list[tuple[_Count, _Count]]
-    run: str = ""
-
 
 def lines(capture: Views) -> Table:
     """Return the lines that ran in most samples first; see `LINES`. None were without samples.
@@ -64,12 +47,12 @@ def lines(capture: Views) -> Table:
     Raises:
         CaptureError: the file of the lines cannot be read, or is not one.
     """
-    if (found := _read(capture)) is None:
+    if (found := capture.line_samples) is None:
         return Table.of(LINES, {column.name: [] for column in LINES})
     phase = capture.phase
     samples = Counter[tuple[int, str]]()
     libraries = defaultdict[tuple[int, str], Counter[str | None]](Counter)
-    blamed = [_blamed(found, stack) for stack in found.stacks]
+    blamed = [*map(found.blamed, range(len(found.stacks)))]
     for _, its_phase, thread, stack, count in found.counts:
         if its_phase == phase:
             frame, library = blamed[stack]
@@ -147,18 +130,7 @@ def largest_lines(capture: Views) -> str:
     return f"By samples of the whole run: {', '.join(shown)}." if shown else ""
 
 
-def _blamed(found: _Lines, stack: list[int]) -> tuple[int, str | None]:
-    """The frame of a stack that its samples count for, and the library function that it called."""
-    below = None
-    for frame in stack:  # the innermost first
-        kind, file, _, function = found.frames[frame]
-        if kind == "user":
-            return frame, below
-        below = f"{function} ({file})"
-    return (stack[0] if stack else -1), None
-
-
-def _operators(capture: Views, found: _Lines, blamed: list[int]) -> dict[int, str]:
+def _operators(capture: Views, found: LineSamples, blamed: list[int]) -> dict[int, str]:
     """For each frame, the outermost operator that ran in most of its samples in the window."""
     links = capture.links
     events, tree = links.events, links.call_tree
@@ -189,38 +161,3 @@ def _interval(samples: int, of: int) -> tuple[float | None, float | None]:
     half = _Z * math.sqrt(share * (1 - share) / of + (_Z / (2 * of)) ** 2)
     scale = 1 + _Z**2 / of
     return (middle - half) / scale, (middle + half) / scale
-
-
-def _read(capture: Views) -> _Lines | None:
-    """The content of the run's file; None if there is none, or if it is that of another run."""
-    path = _file_of(capture)
-    if path is None or not files.exists(path):
-        return None
-    try:
-        found = json.decode(files.read_bytes(path), type=_Lines)
-    except OSError as error:
-        raise CaptureError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except MsgspecError as error:
-        raise CaptureError(f"{path} does not hold the lines of a run: {error}.") from None
-    if found.format > files.LINES_FORMAT:
-        raise CaptureError(
-            f"{path} has format {found.format}, and this version of torch-instrument reads formats "
-            f"up to {files.LINES_FORMAT}: upgrade torch-instrument."
-        )
-    if found.run and found.run != capture.metadata.get("run"):
-        return None
-    known = all(frame < len(found.frames) for stack in found.stacks for frame in stack)
-    if not known or any(stack >= len(found.stacks) for stack in _stacks(found)):
-        raise CaptureError(f"{path} does not hold the lines of a run: a frame or stack is missing.")
-    return found
-
-
-def _stacks(found: _Lines) -> Iterator[int]:
-    yield from (count[3] for count in found.counts)
-    yield from (stack for _, stack in found.times)
-
-
-def _file_of(capture: Views) -> Path | None:
-    if capture.folder is None or capture.url is not None:
-        return None
-    return capture.folder.parent / files.lines_file(capture.rank or 0)

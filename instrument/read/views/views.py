@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
 from os import PathLike
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from instrument.read.facts.scope import Scope
     from instrument.read.trace.capture_json import Loader, Metadata
     from instrument.read.trace.events import Events, Flags
+    from instrument.read.trace.line_samples import LineSamples
     from instrument.read.views.memory_categories import Categories
     from instrument.read.views.memory_timeline import MemoryView
     from instrument.read.views.peak_rates import PeakFlops
@@ -516,11 +518,33 @@ class Views:
         return device_work(self.links, [*COMMUNICATION_NAMES, *self._recorded_globs()])
 
     @cached_property
+    def line_samples(self) -> LineSamples | None:
+        """The samples of the run's stacks (`profiler.lines`); None without them.
+
+        Raises:
+            CaptureError: the file of the samples cannot be read, or is not one.
+        """
+        from instrument.read.trace import line_samples
+
+        if self.folder is None or self.url is not None:
+            return None
+        path = self.folder.parent / files.lines_file(self.rank or 0)
+        return line_samples.read(path, self.metadata.get("run"))
+
+    @cached_property
     def facts(self) -> Facts:
         """The tables of events and segments, from which answers are computed."""
         from instrument.read.facts.facts import Facts
 
-        return Facts(self.links, self._work, phase=self.phase, is_ours=self.is_ours, once=self.once)
+        def samples() -> LineSamples | None:
+            with suppress(CaptureError):  # only `lines` says that the file is damaged
+                return self.line_samples
+            return None
+
+        return Facts(
+            self.links, self._work, phase=self.phase, is_ours=self.is_ours, once=self.once,
+            samples=samples,
+        )  # fmt: skip
 
     def rows(self, *columns: str) -> polars.DataFrame:
         """Return columns of the table of events, for the events that are asked about."""

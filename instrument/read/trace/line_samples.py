@@ -1,0 +1,80 @@
+"""Read the file with the lines of a run (`profiler.lines`), which a stranger may have written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, MsgspecError, Struct, json
+
+from instrument.base import files
+from instrument.base.errors import CaptureError
+
+_Count = Annotated[int, Meta(ge=0, lt=2**62)]
+
+
+class LineSamples(Struct):
+    """The samples of the stacks of a run; `instrument.record.lines` writes them.
+
+    Attributes:
+        frames: the kind (user or library), file, line and function of each frame.
+        stacks: the frames of each stack, the innermost first, as indices.
+        counts: the part of the run, phase, thread, stack and number of samples; the thread that
+            takes the steps is "".
+        times: the Unix time in ns, and the stack, of samples of this thread in windows.
+        run: the id of the run; "" if unknown.
+    """
+
+    format: _Count
+    frames: list[tuple[str, str, _Count, str]]
+    stacks: list[list[_Count]]
+    counts: list[tuple[_Count, str, str, _Count, _Count]]
+    times: list[tuple[_Count, _Count]]
+    run: str = ""
+
+    def blamed(self, stack: int) -> tuple[int, str | None]:
+        """The frame that the samples of a stack count for, and the library function it called.
+
+        It is the innermost frame of the user; where there is none, the innermost one of a library;
+        -1 for a stack without frames.
+        """
+        below = None
+        for frame in self.stacks[stack]:
+            kind, file, _, function = self.frames[frame]
+            if kind == "user":
+                return frame, below
+            below = f"{function} ({file})"
+        return (self.stacks[stack][0] if self.stacks[stack] else -1), None
+
+
+def read(path: Path, run: object) -> LineSamples | None:
+    """The content of the file; None if there is no file, or if it is that of another run.
+
+    Raises:
+        CaptureError: the file cannot be read, or is not one.
+    """
+    if not files.exists(path):
+        return None
+    try:
+        found = json.decode(files.read_bytes(path), type=LineSamples)
+    except OSError as error:
+        raise CaptureError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except MsgspecError as error:
+        raise CaptureError(f"{path} does not hold the lines of a run: {error}.") from None
+    if found.format > files.LINES_FORMAT:
+        raise CaptureError(
+            f"{path} has format {found.format}, and this version of torch-instrument reads formats "
+            f"up to {files.LINES_FORMAT}: upgrade torch-instrument."
+        )
+    if found.run and found.run != run:
+        return None
+    known = all(frame < len(found.frames) for stack in found.stacks for frame in stack)
+    if not known or any(stack >= len(found.stacks) for stack in _stacks(found)):
+        raise CaptureError(f"{path} does not hold the lines of a run: a frame or stack is missing.")
+    return found
+
+
+def _stacks(found: LineSamples) -> Iterator[int]:
+    yield from (count[3] for count in found.counts)
+    yield from (stack for _, stack in found.times)

@@ -1,0 +1,101 @@
+"""The column `line` of the events: the user's line that called each operator, by samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import (
+    accumulation,
+    annotation,
+    in_steps,
+    launched,
+    made,
+    node,
+    span,
+    write_capture,
+    write_samples,
+)
+
+from instrument import Capture
+
+BASE_NS = 1_790_857_026_000_000_000
+
+
+def lines_of(capture: Capture, kind: str = "operator") -> list[tuple[str, str | None]]:
+    rows = capture.sql(f"select name, line from events where kind = '{kind}' order by start_ns")
+    return [(row.name, row.line) for row in rows]
+
+
+def of(tmp_path: Path, events: list[Any], *samples: Any) -> Capture:
+    capture = write_capture(tmp_path, events, base_ns=BASE_NS)
+    write_samples(tmp_path, samples, BASE_NS)
+    return capture
+
+
+# In each of three steps, two matrix products and a sort.
+STEPS = in_steps(
+    3,
+    1000,
+    annotation("forward", 0, 500),
+    span("aten::matmul", 10, 90),
+    span("aten::mm", 20, 50),
+    span("aten::matmul", 200, 100),
+    span("aten::sort", 600, 100),
+)
+FIRST, INSIDE, SECOND, SORT = "aten::matmul", "aten::mm", "aten::matmul", "aten::sort"
+
+
+def test_a_sample_in_one_step_names_the_line_in_every_step(tmp_path: Path) -> None:
+    capture = of(tmp_path, STEPS, (2030, [4]), (250, [5]), (500, [6]))
+    step = [(FIRST, "train.py:4"), (INSIDE, "train.py:4"), (SECOND, "train.py:5"), (SORT, None)]
+    assert lines_of(capture) == 3 * step
+    assert lines_of(capture, "range") == 3 * [("forward", None)]
+
+
+@pytest.mark.parametrize(("fives", "line"), [(1, "train.py:4"), (2, None)])
+def test_samples_that_disagree_name_a_line_with_two_thirds_or_none(
+    tmp_path: Path, fives: int, line: str | None
+) -> None:
+    samples = [(50, [4]), (1050, [4]), *[(2050, [5])] * fives]
+    assert lines_of(of(tmp_path, STEPS, *samples))[0] == (FIRST, line)
+
+
+def test_where_steps_call_it_differently_often_only_the_sampled_call_has_a_line(
+    tmp_path: Path,
+) -> None:
+    capture = of(tmp_path, [*STEPS, span("aten::sort", 1800, 50)], (650, [4]))
+    assert [line for name, line in lines_of(capture) if name == SORT] == [
+        "train.py:4", None, None, None,
+    ]  # fmt: skip
+
+
+def test_the_line_is_the_users_innermost_one(tmp_path: Path) -> None:
+    library = ("library", "torch/functional.py", 7, "sort")
+    capture = of(tmp_path, STEPS, (650, [library, 4, 9]), (50, [library]))
+    assert dict(lines_of(capture)) == {FIRST: None, INSIDE: None, SORT: "train.py:4"}
+
+
+def test_backward_and_kernels_have_the_line_of_the_forward(tmp_path: Path) -> None:
+    events = in_steps(1, 1000, span("aten::linear", 10, 90), *launched("gemm", 30, 40, 20, 1))
+    events += [
+        made("aten::addmm", 20, 50, 7),
+        node("AddmmBackward0", 500, 100, 7),
+        span("aten::mm", 510, 20, tid=2),
+        *launched("gemm_backward", 515, 530, 20, 2, tid=2),
+        *accumulation(600, 50),
+        node("MulBackward0", 700, 50, 8),
+    ]
+    capture = of(tmp_path, events, (50, [4]))
+    lines = lines_of(capture)
+    assert {line for name, line in lines if "Mul" not in name} == {"train.py:4"}
+    assert [line for name, line in lines if "Mul" in name] == [None]
+    assert lines_of(capture, "kernel")[0] == ("gemm", "train.py:4")
+
+
+def test_without_samples_no_line_is_known(tmp_path: Path) -> None:
+    capture = write_capture(tmp_path, STEPS)
+    assert {line for _, line in lines_of(capture)} == {None}
+    (tmp_path / "lines_rank0.json").write_text("{")  # only the view of the lines says so
+    assert {line for _, line in lines_of(Capture.load(capture.folder or ""))} == {None}
