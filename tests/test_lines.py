@@ -16,6 +16,8 @@ import torch
 from collected import Log
 from recording import run_session, window
 from scipy.stats import binomtest
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import worker
 
 from instrument import Capture, Session
 from instrument.base.errors import CaptureError
@@ -23,8 +25,8 @@ from instrument.base.files import lines_file
 from instrument.base.units import percent
 from instrument.read.advise.verdict import verdict
 from instrument.read.views.lines import heaviest_lines
-from instrument.record import lines
-from instrument.record.lines import LineSampler, Moment
+from instrument.record import lines, worker_lines
+from instrument.record.lines import LineSampler, Mark, Moment
 from instrument.record.recorder import Recorder
 
 HERE = Path(__file__).name
@@ -143,6 +145,59 @@ def test_another_thread_counts_by_its_name_unless_it_waits(tmp_path: Path) -> No
     assert {thread for _, thread, _ in found(written(each, tmp_path))} == {"", "busy"}
 
 
+def test_a_thread_that_waits_is_known_and_for_what(tmp_path: Path) -> None:
+    each = sampler(tmp_path, TRAIN, TRAIN)
+    sampled_here(each)
+    sampled_here(each, act=spins)
+    (wait,) = written(each, tmp_path)["waits"]
+    if not Path("/proc/self/syscall").exists():
+        pytest.skip("needs Linux")
+    assert wait[1:3] == ["train", "thread"]
+    assert wait[4] == 1
+
+
+def test_the_cpu_time_and_the_memory_are_known_for_each_part(tmp_path: Path) -> None:
+    clock = iter(range(0, 10**12, 300_000_000))
+    each = sampler(tmp_path, *[TRAIN] * 30, clock_ns=lambda: next(clock))
+    sampled_here(each, 30)
+    content = written(each, tmp_path)
+    marks = [Mark(*mark) for mark in content["marks"]]
+    assert len(marks) == len(content["first_steps"]) + 1
+    assert marks == sorted(marks)
+    assert marks[0].elapsed_ns < content["part_ns"] <= marks[1].elapsed_ns
+    assert sys.platform != "linux" or all(mark.memory_bytes > 10**7 for mark in marks)
+
+
+class Rows(Dataset[int]):
+    """Rows that take so long that samples of a worker are written."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        until = time.process_time() + 0.05
+        while time.process_time() < until:
+            pass
+        return index
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are not forked")
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_forked_worker_samples_itself(tmp_path: Path, context: str) -> None:
+    before = worker._worker_loop
+    worker_lines.begin()
+    try:
+        loader = DataLoader(Rows(), num_workers=1, multiprocessing_context=context)
+        assert sorted(batch.item() for batch in loader) == [*range(20)]
+        found = worker_lines.collected()
+    finally:
+        worker_lines.end()
+    assert worker._worker_loop is before
+    assert worker_lines.collected() == []
+    functions = {frame[3] for each in found for frame in each["frames"]}
+    assert ("Rows.__getitem__" in functions) == (context == "fork")
+
+
 def test_the_time_of_recording_is_not_the_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +283,7 @@ def test_the_view_names_the_line_its_share_and_its_operator(capture: Capture) ->
     assert (first.line, first.function) == (line_of(multiply, 2), "multiply")
     assert first.thread is None
     assert first.share > 0.5
-    assert first.operator in (None, "aten::mm")  # None: no sample fell into the window
+    assert first.operator in (None, "aten::matmul")  # None: no sample fell into the window
     of_steps = capture.lines.where("thread IS NULL").frame
     assert of_steps["share"].sum() == pytest.approx(1)
 

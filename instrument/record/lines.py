@@ -16,11 +16,12 @@ from contextlib import suppress
 from functools import cache
 from json import dumps
 from pathlib import Path
+from platform import machine
 from random import Random
-from threading import Event, Thread, get_ident
+from threading import Event, Thread, get_ident, get_native_id
 from threading import enumerate as all_threads
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from instrument.base import threads
 from instrument.base.files import LINES_FORMAT, encodable, write
@@ -39,16 +40,39 @@ _MOST_PARTS = 16
 _MOST_TIMES = 20_000
 # Another thread is busy if it used so many ticks (10 ms) of a CPU since the last look for such
 # threads, after so many samples.
-_BUSY_TICKS, _LOOK_EVERY = 5, 100
+_BUSY_TICKS, _LOOK_EVERY, _TICK_NS, _MOST_NAMES = 5, 100, 10_000_000, 100
+# A thread that used the CPU for this part of the time since the last sample is not asked whether it
+# waits, because to ask costs a switch of the GIL.
+_MOSTLY_RUNS = 0.9
+# What a thread waits for, by the number of its system call on x86_64 and on aarch64.
+_CALLS = {
+    "sleep": ({35, 230}, {101, 115}),
+    "read": ({0, 17, 19, 257, -1}, {63, 67, 65, 56, -1}),  # -1: a page of a file in memory
+    "write": ({1, 18, 20, 74, 75}, {64, 68, 66, 82, 83}),
+    "network": ({42, 44, 45, 46, 47}, {203, 206, 207, 211, 212}),
+    "process": ({61, 247}, {260, 95}),
+    "poll": ({7, 23, 232, 270, 271, 281}, {22, 72, 73}),
+    "thread": ({202}, {98}),
+}
+_ARCHITECTURE = {"x86_64": 0, "aarch64": 1}.get(machine())
+_WAITS = (
+    {}
+    if _ARCHITECTURE is None
+    else {number: name for name, both in _CALLS.items() for number in both[_ARCHITECTURE]}
+)
+# With this operation, the threads of an operator wait for each other, which is the operator's time.
+_FUTEX_WAIT = 0
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 # In this package, these files call the user's code, or are called by it at every step.
-_AROUND_USERS = ("calls.py", "script.py", "session.py", "unedited.py")
+_AROUND_USERS = ("calls.py", "script.py", "session.py", "unedited.py", "worker_lines.py")
 _LIBRARIES = tuple(
     sorted({f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("stdlib", "purelib", "platlib")})
 )
 
 # The codes and instructions of the frames, the innermost first.
 Stack = tuple[int, ...]
+# Samples by part of the run, phase, a name, and the number of the stack.
+Counts: TypeAlias = dict[tuple[int, str, str, int], int]
 
 
 class Moment(NamedTuple):
@@ -59,12 +83,26 @@ class Moment(NamedTuple):
     recording: bool
 
 
+class Mark(NamedTuple):
+    """The state of the process at a moment: times since the start of the sampler, and its memory.
+
+    The memory is that in RAM, in bytes; 0 where the system hides it.
+    """
+
+    elapsed_ns: int
+    process_cpu_ns: int
+    steps_cpu_ns: int  # of the thread of the steps
+    steps_queued_ns: int  # in which this thread was ready to run, but had no CPU
+    memory_bytes: int
+
+
 class LineSampler:
     """Samples the stacks of a run's threads, and writes them into one file of the run.
 
     `now` tells the moment of the run, or None before the first step has ended; `run` is the id of
-    the run. The file is rewritten by `write`, on the sampler's own thread, and at the end. Cost:
-    about 30 µs with the GIL for each sample, which is 0.3 % of the time.
+    the run; `workers` reads what the workers of loaders have sampled. The file is rewritten by
+    `write`, on the sampler's own thread, and at the end. Cost: about 30 µs with the GIL for each
+    sample, which is 0.3 % of the time.
     """
 
     def __init__(
@@ -73,13 +111,13 @@ class LineSampler:
         now: Callable[[], Moment | None],
         run: str = "",
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        workers: Callable[[], list[dict[str, Any]]] = list,
     ) -> None:
-        self._path, self._now, self._run_id = path, now, run
+        self._path, self._now, self._run_id, self._workers = path, now, run, workers
         self._thread = get_ident()  # the one that starts the session takes the steps
         self._codes: dict[int, CodeType] = {}  # keeps them alive, so that their ids stay theirs
         self._numbers: dict[Stack, int] = {}
-        # samples by part of the run, phase, thread and stack
-        self._counts: dict[tuple[int, str, str, int], int] = {}
+        self._counts: Counts = {}  # the samples by thread
         self._part_ns = 1_000_000_000
         self._parts: list[dict[str, int]] = []  # the first step of each phase, by part
         self._times: list[tuple[int, int]] = []
@@ -88,6 +126,16 @@ class LineSampler:
         self._looks = 0
         self._busy: dict[int, str] = {}  # the names of the other threads that are sampled
         self._ticks: dict[Thread, int] = {}
+        self._used: dict[str, int] = {}  # the ticks that other threads used, by name
+        # of the samples of the thread of the steps, those in which it waited, by what it waits for
+        self._waits: Counts = {}
+        self._marks: list[Mark] = []  # at the start of each part
+        self._cpu_clock = None
+        with suppress(AttributeError, OSError):  # not on this system
+            self._cpu_clock = time.pthread_getcpuclockid(self._thread)
+        self._task = f"self/task/{get_native_id()}"  # in /proc, of the thread of the steps
+        self._call_file: int | None = None
+        self._last = clock_ns(), self._cpu_ns()  # at the last sample
         self._wake, self._ended, self._dirty = Event(), False, False
         self._sampler: Thread | None = None
 
@@ -112,10 +160,14 @@ class LineSampler:
         self._wake.set()
         if self._sampler is not None:
             self._sampler.join(timeout=10)
+        if self._call_file is not None:
+            os.close(self._call_file)
+            self._call_file = None
 
     def _run(self) -> None:
         jitter = Random()  # not the user's generator
         try:
+            self.find_busy()
             while not self._ended:
                 if not self._wake.wait(INTERVAL_S * (0.5 + jitter.random())):
                     self.sample()
@@ -145,30 +197,61 @@ class LineSampler:
             key = part, moment.phase, name, number
             if key in self._counts or len(self._counts) < _MOST_COUNTS:
                 self._counts[key] = self._counts.get(key, 0) + 1
+            if not name and (cause := self._waits_for()):
+                wait = part, moment.phase, cause, number
+                self._waits[wait] = self._waits.get(wait, 0) + 1
             if moment.recording and not name and len(self._times) < _MOST_TIMES:
                 self._times.append((time.time_ns(), number))
 
     def find_busy(self) -> None:
         """Find the other threads of the program that use the CPU; a thread that waits is none."""
         ticks = {each: _cpu_ticks(each) for each in all_threads()}
-        self._busy = {
-            each.ident or 0: each.name
-            for each, now in ticks.items()
-            if now - self._ticks.get(each, now) >= _BUSY_TICKS
-            and not each.name.startswith("instrument-")
-        }
+        used = {each: now - self._ticks.get(each, now) for each, now in ticks.items()}
+        others = [each for each in ticks if not each.name.startswith("instrument-")]
+        others = [each for each in others if each.ident != self._thread and used[each]]
+        self._busy = {each.ident or 0: each.name for each in others if used[each] >= _BUSY_TICKS}
+        for each in others:
+            if each.name in self._used or len(self._used) < _MOST_NAMES:
+                self._used[each.name] = self._used.get(each.name, 0) + used[each]
         self._ticks = ticks
+
+    def _waits_for(self) -> str | None:
+        """What the thread of the steps waits for; None if it runs, or if the system hides it.
+
+        A thread that waits for the GIL gets it when this one reads the file, so it runs.
+        """
+        (then_ns, then_cpu_ns), self._last = self._last, (self._clock_ns(), self._cpu_ns())
+        if self._last[1] - then_cpu_ns >= _MOSTLY_RUNS * (self._last[0] - then_ns):
+            return None
+        try:
+            if self._call_file is None:
+                self._call_file = os.open(f"/proc/{self._task}/syscall", os.O_RDONLY)
+            number, _, *arguments = os.pread(self._call_file, 200, 0).split()
+        except (OSError, ValueError):  # not Linux, or "running"
+            return None
+        cause = _WAITS.get(int(number), "")
+        is_operators = cause == "thread" and int(arguments[0], 16) & 0x7F == _FUTEX_WAIT
+        return None if is_operators else cause or "other"
+
+    def _mark(self) -> Mark:
+        elapsed_ns = self._clock_ns() - self._began_ns
+        (_, queued_ns), pages = _proc(f"{self._task}/schedstat")[:2] or (0, 0), _proc("self/statm")
+        memory_bytes = pages[1] * os.sysconf("SC_PAGE_SIZE") if pages else 0
+        return Mark(elapsed_ns, time.process_time_ns(), self._cpu_ns(), queued_ns, memory_bytes)
+
+    def _cpu_ns(self) -> int:
+        """The CPU time of the thread of the steps; 0 if it is unknown, or if the thread ended."""
+        with suppress(OSError):
+            return time.clock_gettime_ns(self._cpu_clock) if self._cpu_clock is not None else 0
+        return 0
 
     def _part(self, moment: Moment) -> int:
         """The part of the run to which a sample belongs."""
         elapsed = self._clock_ns() - self._began_ns
         while elapsed >= _MOST_PARTS * self._part_ns:
             self._part_ns *= 2
-            merged: dict[tuple[int, str, str, int], int] = {}
-            for (part, *key), count in self._counts.items():
-                wider = (part // 2, *key)
-                merged[wider] = merged.get(wider, 0) + count  # type: ignore[index, arg-type]
-            self._counts = merged
+            self._counts, self._waits = _wider(self._counts), _wider(self._waits)
+            self._marks = self._marks[::2]
             halves = self._parts
             self._parts = [
                 {**later, **earlier} for earlier, later in zip(halves[::2], [*halves[1::2], {}])
@@ -176,6 +259,7 @@ class LineSampler:
         part = elapsed // self._part_ns
         while len(self._parts) <= part:
             self._parts.append({})
+            self._marks.append(self._mark())
         self._parts[part].setdefault(moment.phase, moment.step)
         return part
 
@@ -205,7 +289,10 @@ class LineSampler:
             for stack in self._numbers
         ]
         # a stack without frames lies in our own code, or was seen when there were too many stacks
-        counts = [[*key, count] for key, count in self._counts.items() if stacks[key[3]]]
+        counts, waits = (
+            [[*key, count] for key, count in each.items() if stacks[key[3]]]
+            for each in (self._counts, self._waits)
+        )
         content = {
             "format": LINES_FORMAT,
             "run": self._run_id,  # because another run into the same folder replaces the file
@@ -215,7 +302,11 @@ class LineSampler:
             "frames": list(frames),
             "stacks": stacks,
             "counts": counts,
+            "waits": waits,
+            "marks": [*self._marks, self._mark()] if self._marks else [],
+            "used_ns": {name: ticks * _TICK_NS for name, ticks in self._used.items()},
             "times": self._times,
+            "workers": self._workers(),
         }
         with suppress(OSError):  # a full disk: the captures say so, and the next file may fit
             write(self._path, dumps(encodable(content), separators=(",", ":")))
@@ -234,6 +325,15 @@ class LineSampler:
             if kind != "own":
                 frames.append((kind, file, _line(code, instruction), code.co_qualname))
         return frames
+
+
+def _wider(counts: Counts) -> Counts:
+    """The counts by parts that are twice as long."""
+    merged: Counts = {}
+    for (part, phase, name, stack), count in counts.items():
+        wider = part // 2, phase, name, stack
+        merged[wider] = merged.get(wider, 0) + count
+    return merged
 
 
 @cache
@@ -268,8 +368,13 @@ def _file(path: str) -> tuple[str, str]:
 
 def _cpu_ticks(thread: Thread) -> int:
     """The time that a thread has run on a CPU, in ticks of 10 ms; 0 where the system hides it."""
+    return sum(_proc(f"self/task/{thread.native_id}/stat")[10:12])
+
+
+def _proc(path: str) -> list[int]:
+    """The numbers of a file of Linux after a name and a state; none if there is no file."""
     try:
-        stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
-    except OSError:  # it has ended, or this is not Linux
-        return 0
-    return sum(map(int, stat.rpartition(")")[2].split()[11:13]))
+        numbers = Path("/proc", path).read_text().rpartition(") ")[2].split()
+    except OSError:  # the thread has ended, or this is not Linux
+        return []
+    return [int(each) for each in numbers if each.lstrip("-").isdecimal()]

@@ -29,7 +29,14 @@ from instrument.base.redact import redact
 from instrument.base.signals import interruptibly
 from instrument.base.units import counted
 from instrument.base.user_metadata import as_json
-from instrument.record import distributed, facts, one_profiler, plan_text, torch_support
+from instrument.record import (
+    distributed,
+    facts,
+    one_profiler,
+    plan_text,
+    torch_support,
+    worker_lines,
+)
 from instrument.record.calls import RecordedCalls
 from instrument.record.config.schema import NO_CONFIG, ProfilerConfig, as_config
 from instrument.record.finisher import Finisher
@@ -287,7 +294,9 @@ class Session:
         lines = None
         if config.lines:
             path = self.output_dir / lines_file(rank.rank)
-            lines = LineSampler(path, loop.moment, finisher.run).start()
+            worker_lines.begin()
+            sampler = LineSampler(path, loop.moment, finisher.run, workers=worker_lines.collected)
+            lines = sampler.start()
         run = Run(
             self.activities, emitting, finisher, metadata, triggers, self.timings, metrics, lines
         )

@@ -19,7 +19,7 @@ from instrument.base.errors import reason_of, to_trace
 from instrument.base.log import logger
 from instrument.base.signals import interruptibly, raised_by_handler, uninterrupted
 from instrument.base.step_times import like_for_like
-from instrument.record import one_profiler, plan_text
+from instrument.record import one_profiler, plan_text, worker_lines
 from instrument.record.config import schedule
 from instrument.record.config.schedule import NEVER, Window, next_window, requested_window
 from instrument.record.config.schema import ProfilerConfig
@@ -458,6 +458,7 @@ class StepLoop:
         self.running, self.ended_at = False, self.step_number
         if run.lines is not None:
             self._logging_errors(run.lines.stop)
+            self._logging_errors(worker_lines.end)
         if run.metrics is not None:  # last, because Ctrl-C may end its wait
             self._logging_errors(run.metrics.stop)
         if self._preemption.noticed:

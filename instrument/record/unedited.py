@@ -36,7 +36,7 @@ from instrument.base.errors import ConfigError, reason_of
 from instrument.base.file_lock import is_held
 from instrument.base.log import logger
 from instrument.base.rank_info import rank_info
-from instrument.record import one_profiler
+from instrument.record import one_profiler, worker_lines
 from instrument.record.config.schedule import next_window
 from instrument.record.config.schema import ProfilerConfig, as_config
 from instrument.record.facts import loader_settings
@@ -173,6 +173,8 @@ class Watch:
         self._unwatch = one_profiler.watch_others()
         one_profiler.before_start[:] = [self._leave_to]
         _unwrap()  # what the parent of a forked child has wrapped
+        if self._config.lines:
+            worker_lines.begin()
         _wrap("loader", DataLoader, "__iter__", self._noticing_loader)
         module_calls.listen(partial(_notice, "forward"))
         _wrap("backward", torch.autograd, "backward", self._noticing_backward)
@@ -193,6 +195,8 @@ class Watch:
             if self._may_move and self.session.saved:
                 self.session.drop_window()  # an incomplete one must not replace the first
             self.session.__exit__(type(error) if error else None, error, None)
+        if self._config.lines:
+            worker_lines.end()
 
     def wait(self, longest_s: float, *, others: bool) -> list[Path]:
         """Wait until the windows are finished; return the captures of this rank, the newest last.
