@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from builders import (
+    BACKWARD,
     accumulation,
     annotation,
     in_steps,
@@ -19,6 +20,7 @@ from builders import (
 )
 
 from instrument import Capture
+from instrument.read.views.lines import heaviest_lines
 
 BASE_NS = 1_790_857_026_000_000_000
 
@@ -99,3 +101,39 @@ def test_without_samples_no_line_is_known(tmp_path: Path) -> None:
     assert {line for _, line in lines_of(capture)} == {None}
     (tmp_path / "lines_rank0.json").write_text("{")  # only the view of the lines says so
     assert {line for _, line in lines_of(Capture.load(capture.folder or ""))} == {None}
+
+
+# The views of lines.
+
+
+def test_the_backward_counts_for_the_lines_of_the_forward(tmp_path: Path) -> None:
+    events = in_steps(1, 1000, made("aten::mm", 10, 90, 7), made("aten::exp", 200, 90, 8))
+    events += [node("ExpBackward0", 500, 100, 8), node("MmBackward0", 600, 300, 7)]
+    forward = [(50, [4]), (250, [5]), (None, [5, 6])]
+    backward = [(None, [BACKWARD, 9])] * 8 + [(None, [20, BACKWARD, 9])] * 2 + [(None, [9])]
+    capture = of(tmp_path, events, *forward, *backward)
+    found = {row.line: row for row in capture.lines}
+    assert found["train.py:4"].with_backward_share == pytest.approx((1 + 8 * 3 / 4) / 14)
+    assert found["train.py:5"].with_backward_share == pytest.approx((2 + 8 / 4) / 14)
+    assert found["train.py:9"].with_backward_share == pytest.approx(1 / 14)
+    assert found["train.py:20"].with_backward_share == pytest.approx(2 / 14)
+    assert found["train.py:4"].operator == "aten::mm"
+    assert found["train.py:9"].share == pytest.approx(9 / 14)
+    first, *_ = heaviest_lines(capture)
+    assert (first.line, first.operators) == ("train.py:4", ("aten::mm",))
+    assert first.is_backward_included
+    assert first.low < first.share < first.high
+    assert capture.diagnose().lines.startswith(
+        "By samples of the whole run, with the backward of each line: 50 % ± 24 at train.py:4, "
+    )
+
+
+def test_what_is_not_known_of_the_backward_stays_where_it_is_called(tmp_path: Path) -> None:
+    events = in_steps(1, 1000, made("aten::mm", 10, 90, 7), made("aten::exp", 200, 90, 8))
+    events += [node("ExpBackward0", 500, 100, 8), node("MmBackward0", 600, 300, 7)]
+    half = of(tmp_path / "half", events, (250, [5]), *[(None, [BACKWARD, 9])] * 8)
+    found = {row.line: row.with_backward_share for row in half.lines}
+    assert found == {"train.py:5": pytest.approx(3 / 9), "train.py:9": pytest.approx(6 / 9)}
+    none = of(tmp_path / "none", events, *[(None, [BACKWARD, 9])] * 8)
+    assert [row.with_backward_share for row in none.lines] == [None]
+    assert not heaviest_lines(none)[0].is_backward_included

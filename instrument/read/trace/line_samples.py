@@ -11,6 +11,9 @@ from msgspec import Meta, MsgspecError, Struct, json
 from instrument.base import files
 from instrument.base.errors import CaptureError
 
+# The functions of torch/autograd/ around the backward.
+_BACKWARD = frozenset({"backward", "grad", "_engine_run_backward"})
+
 _Count = Annotated[int, Meta(ge=0, lt=2**62)]
 
 
@@ -46,6 +49,16 @@ class LineSamples(Struct):
                 return frame, below
             below = f"{function} ({file})"
         return (self.stacks[stack][0] if self.stacks[stack] else -1), None
+
+    def is_backward(self, stack: int) -> bool:
+        """Whether a stack lies in torch's backward, and in no code of the user that this calls."""
+        for frame in self.stacks[stack]:
+            kind, file, _, function = self.frames[frame]
+            if kind == "user":
+                return False
+            if function in _BACKWARD and file.replace("\\", "/").startswith("torch/autograd/"):
+                return True
+        return False
 
 
 def read(path: Path, run: object) -> LineSamples | None:

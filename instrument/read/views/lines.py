@@ -6,13 +6,11 @@ import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
+import polars as pl
 
 from instrument.base.prose import shortened
 from instrument.base.units import percent
 from instrument.read.facts.schema import Schema, schema
-from instrument.read.trace.events import OPERATOR
-from instrument.read.trace.line_samples import LineSamples
 from instrument.read.views.table import Table
 
 if TYPE_CHECKING:
@@ -32,8 +30,12 @@ LINES: Schema = schema(
     high_share="the upper end of the 95 % interval of the share",
     library="the function of a library that the line called in most of these samples; None where "
     "the line itself, or an operator of torch, was running in most of them",
-    operator="the outermost operator that ran in most of the samples that lie in the window; None "
-    "where none did",
+    operator="the operator with the longest CPU time, without operators inside it, of those that "
+    "the line calls in the window, apart from their backward; None if none is known",
+    with_backward_share="`share` with that of the backward of the operators that the line called. "
+    "The samples in the backward are divided as its CPU time in the window: from the line that "
+    "calls `backward`, they count for the lines of the forward, as far as these are known. None if "
+    "none is, and for other threads",
 )
 # The sentence on the lines has at most so many, each with at least this share.
 _MOST_ROWS, _LEAST_SHARE, _LONGEST_NAME = 3, 0.1, 44
@@ -50,24 +52,35 @@ def lines(capture: Views) -> Table:
     if (found := capture.line_samples) is None:
         return Table.of(LINES, {column.name: [] for column in LINES})
     phase = capture.phase
-    samples = Counter[tuple[int, str]]()
+    samples, in_backward = Counter[tuple[int, str]](), Counter[tuple[int, str]]()
     libraries = defaultdict[tuple[int, str], Counter[str | None]](Counter)
     blamed = [*map(found.blamed, range(len(found.stacks)))]
     for _, its_phase, thread, stack, count in found.counts:
         if its_phase == phase:
             frame, library = blamed[stack]
             samples[frame, thread] += count
+            in_backward[frame, thread] += count * found.is_backward(stack)
             libraries[frame, thread][library] += count
     steps = sum(count for (_, thread), count in samples.items() if not thread)
-    operators = _operators(capture, found, [frame for frame, _ in blamed])
     order = sorted(samples, key=lambda key: (-samples[key], key))
     shares = [samples[key] / steps if steps else None for key in order]
     intervals = [_interval(samples[key], steps) for key in order]
     frames = [found.frames[frame] if frame >= 0 else None for frame, _ in order]
+    texts = [f"{each[1]}:{each[2]}" if each else None for each in frames]
+    of_steps = {text: key for text, key in zip(texts[::-1], order[::-1]) if text and not key[1]}
+    operators, backward = _called(capture)
+    gained = {of_steps[line]: share for line, share in backward.items() if line in of_steps}
+    whole, moved = sum(in_backward.values()), sum(gained.values())
+    with_backward = [
+        (samples[key] - in_backward[key] * moved + whole * gained.get(key, 0)) / steps
+        if whole * moved and not key[1]
+        else None
+        for key in order
+    ]
     return Table.of(
         LINES,
         {
-            "line": [f"{each[1]}:{each[2]}" if each else None for each in frames],
+            "line": texts,
             "function": [each[3] if each else None for each in frames],
             "thread": [thread or None for _, thread in order],
             "samples": [samples[key] for key in order],
@@ -75,7 +88,11 @@ def lines(capture: Views) -> Table:
             "low_share": [low for low, _ in intervals],
             "high_share": [high for _, high in intervals],
             "library": [libraries[key].most_common(1)[0][0] for key in order],
-            "operator": [None if thread else operators.get(frame) for frame, thread in order],
+            "operator": [
+                operators[text][0] if text in operators and not thread else None
+                for text, (_, thread) in zip(texts, order)
+            ],
+            "with_backward_share": with_backward,
         },
     )
 
@@ -88,7 +105,8 @@ class HeavyLine(NamedTuple):
         function: the function of the line.
         share: the share of a step, with that of the backward if `is_backward_included`.
         low, high: the 95 % interval of the share.
-        operators: the outermost operators that the line calls, the longest first; at most three.
+        operators: the operators with the longest CPU time, without operators inside them, of those
+            that the line calls in the window; at most three.
         is_backward_included: whether the backward of these operators counts here. It then does not
             count for the line that calls `backward`.
     """
@@ -108,51 +126,54 @@ def heaviest_lines(capture: Views) -> list[HeavyLine]:
     Raises:
         CaptureError: the file of the lines cannot be read, or is not one.
     """
-    return [
-        HeavyLine(
-            row.line, row.function, row.share, row.low_share, row.high_share,
-            (row.operator,) if row.operator else (), False,
-        )
-        for row in capture.lines.where("thread IS NULL AND line IS NOT NULL")
-    ]  # fmt: skip
+    rows = [*capture.lines.where("thread IS NULL AND line IS NOT NULL")]
+    samples = sum(row.samples for row in capture.lines.where("thread IS NULL"))
+    operators, _ = _called(capture)
+    found = []
+    for row in rows:
+        share, interval = row.share, (row.low_share, row.high_share)
+        if has_backward := row.with_backward_share is not None:
+            share = row.with_backward_share
+            interval = _interval(share * samples, samples)
+        called = tuple(operators.get(row.line, ()))
+        found.append(HeavyLine(row.line, row.function, share, *interval, called, has_backward))
+    return sorted(found, key=lambda each: -each.share)
 
 
 def largest_lines(capture: Views) -> str:
     """Return a sentence with the lines that take most of the run, at most three; "" if unknown."""
-    found = capture.lines
-    shown = []
-    for row in found.where("thread IS NULL AND line IS NOT NULL").head(_MOST_ROWS):
-        if row.share >= _LEAST_SHARE:
-            half = math.ceil(max(row.high_share - row.share, row.share - row.low_share) * 100)
-            called = (row.library or "").partition(" (")[0]
-            place = f"{row.line} ({shortened(called, _LONGEST_NAME)})" if called else row.line
-            shown.append(f"{percent(row.share)} ± {half} at {place}")
-    return f"By samples of the whole run: {', '.join(shown)}." if shown else ""
+    library = {row.line: row.library for row in capture.lines.where("thread IS NULL")}
+    shown, found = [], heaviest_lines(capture)
+    for each in found[:_MOST_ROWS]:
+        if each.share >= _LEAST_SHARE:
+            half = math.ceil(max(each.high - each.share, each.share - each.low) * 100)
+            called = (library[each.line] or "").partition(" (")[0]
+            place = f"{each.line} ({shortened(called, _LONGEST_NAME)})" if called else each.line
+            shown.append(f"{percent(each.share)} ± {half} at {place}")
+    of = "of the whole run" + ", with the backward of each line" * any(
+        each.is_backward_included for each in found
+    )
+    return f"By samples {of}: {', '.join(shown)}." if shown else ""
 
 
-def _operators(capture: Views, found: LineSamples, blamed: list[int]) -> dict[int, str]:
-    """For each frame, the outermost operator that ran in most of its samples in the window."""
-    links = capture.links
-    events, tree = links.events, links.call_tree
-    threads = np.unique(events.thread[links.steps])
-    if len(threads) != 1 or not found.times or not len(tree):
-        return {}
-    times = np.array(found.times, np.int64)
-    at_ns = times[:, 0] - events.base_ns
-    inside = (at_ns >= events.begin_ns) & (at_ns <= events.end_ns.max())
-    at_ns, stacks = at_ns[inside], times[inside, 1]
-    node = tree.node_at(np.full(len(at_ns), threads[0]), at_ns)
-    outermost = np.flatnonzero(tree.outermost(events.among(OPERATOR)[tree.index]))
-    ran = np.append(outermost, -1)[tree.nearest_of(outermost, node)]
-    running = defaultdict[int, Counter[str | None]](Counter)
-    for stack, operator in zip(stacks.tolist(), ran.tolist()):
-        name = events.names[events.name[tree.index[operator]]] if operator >= 0 else None
-        running[blamed[stack]][name] += 1
-    most = {frame: names.most_common(1)[0][0] for frame, names in running.items()}
-    return {frame: name for frame, name in most.items() if name is not None}
+def _called(capture: Views) -> tuple[dict[str, list[str]], dict[str, float]]:
+    """For each line, its operators with the longest CPU time, and its share of the backward."""
+
+    def compute() -> tuple[dict[str, list[str]], dict[str, float]]:
+        rows = capture.rows("line", "name", "kind", "pass", "counted_own_ns")
+        is_backward, ns = pl.col("pass").eq_missing("backward"), pl.sum("counted_own_ns")
+        calls = rows.filter(~is_backward & (pl.col("kind") == "operator")).drop_nulls("line")
+        order = calls.group_by("line", "name").agg(ns).sort("counted_own_ns", descending=True)
+        called = order.group_by("line").agg(pl.col("name").head(_MOST_ROWS))
+        backward = rows.filter(is_backward)
+        whole_ns = max(backward["counted_own_ns"].sum(), 1)
+        divided = backward.drop_nulls("line").group_by("line").agg(ns / whole_ns)
+        return dict(called.rows()), dict(divided.rows())
+
+    return capture.once("what lines call", compute)
 
 
-def _interval(samples: int, of: int) -> tuple[float | None, float | None]:
+def _interval(samples: float, of: int) -> tuple[float | None, float | None]:
     """The 95 % interval of a share by Wilson's formula, which holds for few samples too."""
     if not of:
         return None, None
