@@ -70,7 +70,7 @@ GROUPS = {
         "total_steps phases max_window_s max_window_memory max_stall_ms"
     ),
     "What is recorded": (
-        "activities record_shapes profile_memory with_stack with_flops with_modules "
+        "activities record_shapes profile_memory detail with_stack with_flops with_modules "
         "profile_all_threads communication peak_flops memory_categories "
         "memory_snapshot execution_trace experimental_config emit modules timings lines metrics "
         "metadata"

@@ -23,6 +23,8 @@ CAPTURES_VARIABLE = "INSTRUMENT_DIR"
 
 #: The file of a capture that describes the run and the window.
 METADATA_FILE = "capture.json"
+#: The file of a capture with the trace of its detail window.
+DETAIL_FILE = "detail.json.gz"
 #: The format of capture.json.
 FORMAT = 2
 #: The format of a line of a timings file. A line without the field `format` has format 1.

@@ -39,6 +39,9 @@ from instrument.base.files import METADATA_FILE
 from instrument.base.log import logger
 
 RAW, PACKED, SCALARS_FILE = "trace.json", "trace.json.gz", "scalars.json"
+RAW_DETAIL = "detail.json"
+# A queued window that is needed for this waits for its detail window, while its run lives.
+DETAIL = "detail"
 _PARTIAL, _QUEUED, _BUSY = ".partial", ".queued", ".busy"
 _OWNER_FILE, _WHY_FILE, _SINKS_FILE, _NEEDED = "owner", ".why", ".sinks", ".needed_for_"
 _LONGEST_WITHOUT_OWNER_S = 86_400
@@ -339,13 +342,21 @@ def origin(folder: Path) -> Origin:
         return Origin()
 
 
-def queued_of(output_dir: Path, run: str, rank: int, owner: int | None) -> list[Path]:
+def queued_of(
+    output_dir: Path, run: str, rank: int, owner: int | None, *, is_over: bool = True
+) -> list[Path]:
     """The queued folders of one rank of a run, oldest first.
 
     Folders of another `owner`, a user id, are left out: whoever may write into `output_dir` could
-    otherwise make the run read files for him. None means any owner.
+    otherwise make the run read files for him. None means any owner. Unless the run is over, those
+    that wait for their detail window are left out too.
     """
-    return [each for each in queued(output_dir) if _origin_on(each, rank, {run: owner}) is not None]
+    return [
+        each
+        for each in queued(output_dir)
+        if _origin_on(each, rank, {run: owner}) is not None
+        and (is_over or not is_needed(each, DETAIL))
+    ]
 
 
 def captures_of(

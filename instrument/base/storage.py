@@ -27,7 +27,13 @@ from types import MappingProxyType
 from typing import Any, TypeGuard, TypeVar
 
 from instrument.base.errors import CaptureError, ConfigError, InstrumentError, MissingPackage
-from instrument.base.files import METADATA_FILE, MOST_METADATA_BYTES, is_regular, regular_files
+from instrument.base.files import (
+    DETAIL_FILE,
+    METADATA_FILE,
+    MOST_METADATA_BYTES,
+    is_regular,
+    regular_files,
+)
 from instrument.base.redact import holds_password
 from instrument.base.units import size
 
@@ -168,6 +174,7 @@ def fetch(url: str) -> Path:
             names = [f"{path}/{file}" for file in (METADATA_FILE, *_TRACES)]
             # if there are two traces, only the first is fetched
             names = [name for name in names if name in found][:2]
+            names += [name for name in (f"{path}/{DETAIL_FILE}",) if name in found]
         else:
             raise CaptureError(f"There is no capture at {url}: it has no {METADATA_FILE}.")
         sizes = {name: found[name].get("size") for name in names}

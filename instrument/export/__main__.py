@@ -62,10 +62,11 @@ def main() -> None:
 
 
 def _finish_all(exporter: Exporter, job: Job) -> None:
-    line = "\n"
-    while line and line.strip() != "end":
+    is_over = False
+    while not is_over:
         line = sys.stdin.readline()
-        for window in exporter.queued():
+        is_over = not line or line.strip() == "end"
+        for window in exporter.queued(is_over=is_over):
             _allow(job.timeout_s)
             exporter.finish(window)
             _allow(0)

@@ -34,10 +34,13 @@ class Exporter:
             else None
         )
 
-    def queued(self) -> list[Path]:
-        """The queued windows, oldest first, without those that could not be finished."""
+    def queued(self, *, is_over: bool = False) -> list[Path]:
+        """The queued windows, oldest first, without those that could not be finished.
+
+        Unless the run is over, those that wait for their detail window are left out.
+        """
         job = self._job
-        found = queue.queued_of(self._folder, job.run, job.rank, job.owner)
+        found = queue.queued_of(self._folder, job.run, job.rank, job.owner, is_over=is_over)
         return [each for each in found if each.name not in self._given_up]
 
     def finish(self, window: Path) -> None:

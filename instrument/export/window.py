@@ -12,8 +12,9 @@ from typing import Any
 
 from instrument.base import files, queue
 from instrument.base.errors import CaptureError, reason_of
+from instrument.base.files import DETAIL_FILE
 from instrument.base.log import logger
-from instrument.base.queue import PACKED, RAW, SCALARS_FILE
+from instrument.base.queue import PACKED, RAW, RAW_DETAIL, SCALARS_FILE
 from instrument.export.sink_calls import is_last, run_sink
 from instrument.export.sinks.window_scalars import numbers
 from instrument.read.capture import Capture
@@ -76,7 +77,9 @@ def _work_on(
     present = {each.name for each in folder.iterdir()}
     if of_rank.SUMMARY_FILE in present and present.isdisjoint({RAW, PACKED}):
         return about  # only the new name was left to do
-    _compress(folder, about.get("user_metadata", {}))
+    for raw, packed in ((RAW, PACKED), (RAW_DETAIL, DETAIL_FILE)):
+        _compress(folder, raw, packed, about.get("user_metadata", {}))
+    queue.let_go(folder, queue.DETAIL)  # its run may have been killed
     # a process that was killed may have written the size already, before a sink changed the trace
     packed_bytes = (folder / PACKED).stat().st_size
     cost = about["cost"] = {"packed_bytes": packed_bytes, **about.get("cost", {})}
@@ -100,6 +103,7 @@ def _work_on(
     queue.describe(folder, about)
     if not keeps:  # last: without its trace, the work cannot be done again
         (folder / PACKED).unlink()
+        (folder / DETAIL_FILE).unlink(missing_ok=True)
     return about
 
 
@@ -123,17 +127,17 @@ def _is_data_parallel(description: str) -> bool:
     return bool(words) and words <= _DATA_PARALLEL
 
 
-def _compress(folder: Path, metadata: Mapping[str, Any]) -> None:
-    raw = folder / RAW
+def _compress(folder: Path, name: str, packed: str, metadata: Mapping[str, Any]) -> None:
+    raw = folder / name
     if not files.exists(raw):  # a process that was killed had compressed it
         return
     if not files.is_regular(raw):
         raise CaptureError(
-            f"{queue.queued_path(folder) / RAW} is not a regular file (links are not followed): "
+            f"{queue.queued_path(folder) / name} is not a regular file (links are not followed): "
             "replace it with the trace file."
         )
     # torch's own export of metadata turns backslashes into slashes and writes invalid JSON
-    rewrite(raw, folder / PACKED, metadata)
+    rewrite(raw, folder / packed, metadata)
     raw.unlink()
 
 

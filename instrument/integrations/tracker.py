@@ -11,6 +11,7 @@ from pydantic import Field, PrivateAttr
 
 from instrument.base import queue, threads, waiting
 from instrument.base.errors import need_package
+from instrument.base.files import DETAIL_FILE
 from instrument.base.log import logger
 from instrument.base.options import Options
 from instrument.base.storage import files_of
@@ -159,7 +160,7 @@ class Tracker(Options):
         values = dict(scalars)
         rank, step = int(values.pop("rank")), int(values.pop("step"))
         prefix = f"profile/rank{rank}/" if rank else "profile/"
-        traces = (queue.RAW, queue.PACKED) if self.artifact == "tables" else ()
+        traces = (queue.RAW, queue.PACKED, DETAIL_FILE) if self.artifact == "tables" else ()
         found = [] if self.artifact == "none" else files_of(folder)
         return Sent(
             folder,

@@ -124,17 +124,31 @@ class Finisher:
             self._inline = Exporter(self.output_dir, self._job, self._config.sinks)
         return self._inline
 
-    def save(self, staging: Path, metadata: Mapping[str, Any]) -> None:
-        """Queue the partial folder of a window whose trace is complete, and have it finished."""
+    def save(self, staging: Path, metadata: Mapping[str, Any], *, hold: bool = False) -> Path:
+        """Queue the partial folder of a window whose trace is complete, and have it finished.
+
+        With `hold`, it is finished after `release`, or by an exporter that outlives the run.
+        Returns the queued folder.
+        """
         if not self.saved:  # on a network file system, it may differ from the process's user id
             self._job.owner = staging.stat().st_uid
         needs = {"upload": self._config.upload_to, "on_capture": self._config.on_capture}
         for purpose in filter(needs.get, needs):
             queue.need(staging, purpose)
+        if hold:
+            queue.need(staging, queue.DETAIL)
         with self._changing:
             self.pending.append(queue.queue(staging, metadata))
             self.saved += 1
             if not self._is_inline:
+                self._wake()
+            return self.pending[-1]
+
+    def release(self, folder: Path) -> None:
+        """Have a queued folder finished that `save` holds."""
+        queue.let_go(folder, queue.DETAIL)
+        if not self._is_inline:
+            with self._changing:
                 self._wake()
 
     # Captures.
@@ -172,7 +186,8 @@ class Finisher:
             self._finishing = True
             for window in exporter.queued():
                 exporter.finish(window)
-            self.given_up = self._waiting()
+            held = self._waiting()
+            self.given_up = [each for each in held if not queue.is_needed(each, queue.DETAIL)]
         finally:
             self._finishing = False  # Python handles no signal between the loop and this line
 

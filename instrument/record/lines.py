@@ -76,11 +76,15 @@ Counts: TypeAlias = dict[tuple[int, str, str, int], int]
 
 
 class Moment(NamedTuple):
-    """Where the run is: its phase, the step of this phase, and whether a window records it."""
+    """Where the run is: its phase, the step of this phase, and whether a window records it.
+
+    `detail` says whether a detail window does; see `instrument.record.detail`.
+    """
 
     phase: str
     step: int
     recording: bool
+    detail: bool = False
 
 
 class Mark(NamedTuple):

@@ -77,6 +77,8 @@ class Recorder:
 
     Attributes:
         all_threads: whether torch records all threads, so that any thread may stop the window.
+        on_one_thread: whether each step so far ended on `thread`, outside of a backward, and called
+            modules on one thread.
         prepared: whether torch's profiler is on for this window.
         started_at: seconds since the epoch when recording began; None before that.
         superseded: whether the program started another profiler while only another thread could
@@ -118,6 +120,7 @@ class Recorder:
         self._execution_trace: ExecutionTrace | None = None
         self._graphs_before = 0
         self.prepared = self.superseded = False
+        self.on_one_thread = True
         self._disturbed = False
         self._step_range: Any = None
         self._step: int | None = None
@@ -205,6 +208,8 @@ class Recorder:
         """
         if self.prepared and not self.can_stop_here:
             self._abandon()
+        is_here = current_thread() is self.thread and torch._C._current_graph_task_id() == -1
+        self.on_one_thread &= is_here and len(module_calls.called_on) < 2
         self._close_step()
 
     def _close_step(self) -> None:

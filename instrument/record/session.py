@@ -459,6 +459,7 @@ class Session:
         if deliver is not None:
             deliver(timeout_s)
             return
+        self._loop.drop_detail()  # its steps would not end before this returns
         timeout_s = self.config.export_timeout_s if timeout_s is None else timeout_s
         until = time.monotonic() + timeout_s
         while self.exporting and time.monotonic() < until:

@@ -23,6 +23,7 @@ from instrument.record import one_profiler, plan_text, worker_lines
 from instrument.record.config import schedule
 from instrument.record.config.schedule import NEVER, Window, next_window, requested_window
 from instrument.record.config.schema import ProfilerConfig
+from instrument.record.detail import Detail, detail_options
 from instrument.record.distributed import StepProgress
 from instrument.record.facts import Loaders, WindowFacts
 from instrument.record.finisher import Finisher
@@ -135,8 +136,11 @@ class StepCounter:
 
     def advance(self) -> None:
         """Plan the next window, because the planned window is over or cannot be recorded."""
-        if self.window is not None:
-            self.window = self._next_window(self.window.first + 1)
+        self.window = self.following()
+
+    def following(self) -> Window | None:
+        """The window after the planned one."""
+        return None if self.window is None else self._next_window(self.window.first + 1)
 
     def skip_to(self, step: int) -> None:
         """Skip planned windows that begin before `step`, as after `step_number` was set."""
@@ -160,6 +164,7 @@ class OpenWindow:
         facts: the facts for `capture.json`; None during the warm-up.
         limits: checks the limits of time and memory; None during the warm-up.
         parts: the parts of the window, this one among them; None if it is recorded whole.
+        detail: the detail window that this is; None if it is a window of its own.
         step_ns: the durations of the recorded steps.
         paused_ns: how long training waited, by the part of `pausing`.
     """
@@ -169,6 +174,7 @@ class OpenWindow:
     config: ProfilerConfig
     recorder: Recorder
     parts: Parts | None = None
+    detail: Detail | None = None
     facts: WindowFacts | None = None
     limits: Limits | None = None
     step_ns: list[int] = field(default_factory=list)
@@ -256,6 +262,8 @@ class StepLoop:
         self.train = self.current = StepCounter("train")
         self.window: OpenWindow | None = None
         self._parts: Parts | None = None  # those of the open window, and of the one just ended
+        self._detail: Detail | None = None  # planned for the last window, or open
+        self._with_detail: set[str] = set()  # the phases that have had a detail window
         self.by_calls = False
         self.user_metadata: dict[str, Any] = dict(config.metadata)
         self.ended_at: int | None = None
@@ -278,6 +286,12 @@ class StepLoop:
         return window is not None and window.recording
 
     @property
+    def recording_detail(self) -> bool:
+        """Whether a detail window is being recorded; any thread may ask."""
+        window = self.window
+        return window is not None and window.recording and window.detail is not None
+
+    @property
     def step_number(self) -> int:
         """The current training step."""
         return self.train.step_number
@@ -291,7 +305,8 @@ class StepLoop:
         counter = self.current
         if counter.step_number == counter.began_at:
             return None
-        return Moment(counter.name, counter.step_number, self.recording)
+        detail = self.recording_detail
+        return Moment(counter.name, counter.step_number, self.recording and not detail, detail)
 
     def may_record(self) -> bool:
         """Whether a window is planned from the current step on, or a trigger may request one."""
@@ -312,6 +327,7 @@ class StepLoop:
         for counter in self._counters.values():
             counter.begin(self.config, counter.step_number if counter is self.train else 0)
         self._skipped_at_start = self.train.skipped
+        self._with_detail = set()
         self.running, self.over = True, False
         self.total_steps = total_steps or self.config.total_steps
         self._log_plan(run)
@@ -446,6 +462,7 @@ class StepLoop:
             ):
                 logger.warning("{}", sentence)
         self._guarded(self._finish, reason, "the run ended")
+        self._guarded(self._end_detail)
         self.over = True
         if still_on := self._guarded(one_profiler.stop_abandoned):
             logger.warning("{}", still_on)
@@ -474,6 +491,12 @@ class StepLoop:
         if self.window is not None:
             self._guarded(self._drop_window, None)
 
+    def drop_detail(self) -> None:
+        """Give up the detail window, open or planned, so that the last window is exported."""
+        if self.recording_detail:
+            self.drop_window()
+        self._guarded(self._end_detail)
+
     def save_window(self) -> None:
         """End and save the open window because SIGTERM arrived."""
         if self.recording and self.run is not None:
@@ -485,6 +508,7 @@ class StepLoop:
     def leave_to_parent(self) -> None:
         """In a forked child: leave the run, its window, signal handler and port to the parent."""
         self.running, self.window, self.lock = False, None, RLock()
+        self._detail = None
         self._preemption.uninstall()
         if self.run is not None:
             self.run.finisher.leave_to_parent()
@@ -672,7 +696,11 @@ class StepLoop:
     def _open_window(self, counter: StepCounter, planned: Window, run: Run) -> OpenWindow:
         """Begin the warm-up of a window."""
         run.finisher.lock.hold()
-        config = self.config.of_trigger(planned.trigger)
+        detail = self._detail
+        if detail is not None and detail.planned is not planned:  # a trigger was faster
+            self._end_detail()
+            detail = None
+        config = self.config.of_trigger(planned.trigger) if detail is None else detail.config
         recorder = Recorder(
             config,
             run.activities,
@@ -686,17 +714,22 @@ class StepLoop:
         if self._parts is None and config.max_stall_ms is not None:
             self._parts = Parts(planned, int(config.max_stall_ms * 1e6))
             counter.window = planned = self._parts.current
-        self.window = window = OpenWindow(counter, planned, config, recorder, self._parts)
+        self.window = window = OpenWindow(counter, planned, config, recorder, self._parts, detail)
         with window.pausing("start"):
             recorder.prepare()
         return window
 
     def _start(self, window: OpenWindow) -> None:
-        self.loaders.begin_window()
+        if window.detail is None:
+            self.loaders.begin_window()
         with window.pausing("start"):
-            window.facts = WindowFacts()
+            if window.detail is None:
+                window.facts = WindowFacts()
             window.recorder.start()
-            window.facts.begin(window.recorder.thread)
+            if window.facts is not None:
+                window.facts.begin(window.recorder.thread)
+            if window.detail is not None:
+                window.detail.begin()
         end = self._end_within_step if window.recorder.all_threads else None
         window.limits = Limits(window.config, window.planned.seconds, end)
         if window.parts is not None and window.parts.number:
@@ -712,19 +745,22 @@ class StepLoop:
         `reason` says why the window ends early; None if the window ends as planned. `stepped` says
         whether a step has just ended, and `over` whether no further part may follow.
         """
-        window, run = self.window, self.run
+        window, run, detail = self.window, self.run, None
         if window is None or not window.recording or run is None:
             return
         counter = window.counter
-        if reason and window.recorder.can_stop_here:  # otherwise it is dropped
+        is_kept = window.recorder.can_stop_here and window.detail is None
+        if reason and is_kept:
             done = counter.step_number - window.planned.first
             logger.warning("{}", window.planned.cut_short(done, reason))
         try:
             with window.pausing("stop"):
                 recorded = window.stop()
             self.window = None
-            if recorded is not None:
-                self._save(recorded, window, run, reason, stepped)
+            if recorded is not None and window.detail is not None:
+                self._save_detail(recorded, window, window.detail, reason)
+            elif recorded is not None:
+                detail = self._save(recorded, window, run, reason, stepped)
         finally:
             if self.window is None:
                 start_ns = window.paused_ns.get("start", 0)  # as the next part's start will take
@@ -735,6 +771,8 @@ class StepLoop:
                     counter.window = following
                 else:
                     self._advance(counter)
+                    if detail is not None:
+                        self._detail, counter.window = detail, detail.planned
 
     def _advance(self, counter: StepCounter) -> None:
         """Plan the next window, because this one, with all its parts, is over."""
@@ -742,6 +780,45 @@ class StepLoop:
             counter.window = self._parts.whole
         self._parts = None
         counter.advance()
+        self._end_detail()
+
+    def _detail_after(self, window: OpenWindow, run: Run) -> tuple[Window, ProfilerConfig] | None:
+        """The steps and options of the detail window that follows a complete window, if any."""
+        counter, on_one_thread = window.counter, window.recorder.on_one_thread
+        options = detail_options(window.config, run.activities, on_one_thread=on_one_thread)
+        has_one = counter.name in self._with_detail and self.config.keep != 1
+        if options is None or has_one or counter.step_number == self.total_steps:
+            return None
+        first, end = counter.step_number, counter.step_number + options.detail
+        following = counter.following()
+        if following is not None and following.warmup_from < end:
+            return None
+        return Window(first, first, end - 1), options
+
+    def _end_detail(self) -> None:
+        """Have the last window exported, because its detail window is over or not recorded."""
+        detail, self._detail = self._detail, None
+        if detail is None or self.run is None:
+            return
+        for counter in self._counters.values():
+            if counter.window is detail.planned:
+                counter.advance()
+        detail.end()
+        self.run.finisher.release(detail.folder)
+
+    def _save_detail(
+        self, recorded: RecordedWindow, window: OpenWindow, detail: Detail, reason: str | None
+    ) -> None:
+        """Write the trace of a detail window into the folder of its window."""
+        seen, first = detail.end(), detail.planned.first
+        steps = min(window.counter.step_number, (detail.planned.last or first) + 1) - first
+        if steps < 1 or (reason or "").startswith(_PROCESS_ENDS):
+            return
+        with window.pausing("save"):
+            trace_bytes = detail.save(recorded)
+        about = {"first_step": first, "steps": steps, "trace_bytes": trace_bytes}
+        detail.describe(about | {"stall_ns": sum(window.paused_ns.values())} | seen)
+        self._with_detail.add(window.counter.name)
 
     def _save(
         self,
@@ -750,8 +827,11 @@ class StepLoop:
         run: Run,
         reason: str | None,
         stepped: bool,
-    ) -> None:
-        """Write a window's raw trace and its metadata, and queue them for the exporter."""
+    ) -> Detail | None:
+        """Write a window's raw trace and its metadata, and queue them for the exporter.
+
+        Returns the detail window that follows, if any; the exporter then waits for it.
+        """
         finisher, counter = run.finisher, window.counter
         first, ended = window.planned.first, counter.step_number
         if window.planned.last is not None:
@@ -776,12 +856,15 @@ class StepLoop:
                 "stall_ns": counter.clock.since_step_ns() if stepped else None,
                 "trace_bytes": (staging / queue.RAW).stat().st_size,
             }
-            finisher.save(staging, metadata)
+            following = None if reason or not stepped else self._detail_after(window, run)
+            queued = finisher.save(staging, metadata, hold=following is not None)
             if run.lines is not None:
                 run.lines.write()
             if run.metrics is not None:
                 folder = finisher.output_dir / queue.name_of(staging)
                 run.metrics.count(run.metrics.recorded, window.planned.trigger, folder)
+            metadata["name"] = queue.name_of(queued)
+            return following and Detail(*following, queued, metadata)
         except Exception:
             # remove the incomplete trace, because a full disk may be the cause
             shutil.rmtree(staging, ignore_errors=True)
@@ -817,6 +900,7 @@ class StepLoop:
             },
             "started_at": datetime.fromtimestamp(recorded.started_at, UTC).isoformat(),
             "environment": environment,
+            "detail": None,
             "user_metadata": dict(self.user_metadata),
         }
         if planned.trigger is not None:
@@ -863,6 +947,8 @@ class StepLoop:
         if not self._has_recorded_steps(reason):
             self.window = None
             window.stop()
+            if window.detail is not None:
+                self._end_detail()
             return
         counter = window.counter
         stepped = counter.step_number > counter.began_at
@@ -899,7 +985,9 @@ class StepLoop:
         if window.recording and stepped and may_stop:
             self._end_window(reason)
             return
-        logger.warning("The window of {} is not recorded: {}.", window.planned.in_words(), reason)
+        if window.detail is None:
+            what = window.planned.in_words()
+            logger.warning("The window of {} is not recorded: {}.", what, reason)
         if not may_stop:
             window.recorder.leave_on()
         self._drop_window(window)

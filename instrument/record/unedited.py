@@ -110,7 +110,7 @@ def with_later_window(
     is_cycle = config.at_steps is None and config.every_n_steps is None
     if not is_cycle or early is None or early.last is None:
         return None
-    begins = [early.first, early.last + 1 + queue + config.warmup]
+    begins = [early.first, early.last + 1 + max(queue, config.detail) + config.warmup]
     return as_config(config, at_steps=begins, wait=0, skip_first=0, keep=config.keep or 1)
 
 
@@ -335,11 +335,13 @@ class Watch:
     def _end_step(self, session: Session) -> None:
         number, took_ns = session.step_number, time.perf_counter_ns() - self._step_began_ns
         recorded, window = session.recording, session.window
+        is_timed = not session._loop.recording_detail
         # apart, because the export of a window may make the step slower
         exporting = EXPORTING if session.exporting else 0
         session.step()
         self._step_began_ns = time.perf_counter_ns()
-        if number < MOST_KEPT and (recorded or window is None or number < window.warmup_from):
+        is_alone = recorded or window is None or number < window.warmup_from
+        if number < MOST_KEPT and is_timed and is_alone:
             self.times[number] = -took_ns if recorded else took_ns | exporting
 
     def _try_again(self, session: Session) -> None:

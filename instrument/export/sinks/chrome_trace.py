@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator
 
+from instrument.base.files import DETAIL_FILE
 from instrument.base.redact import redact
 from instrument.base.user_metadata import as_json
 from instrument.export.sinks.sink import Sink
@@ -72,4 +73,6 @@ class ChromeTrace(Sink):
         if trace.parent == folder:
             if trace != wanted or not self.keep:
                 trace.unlink()
+            if not self.keep:
+                (folder / DETAIL_FILE).unlink(missing_ok=True)
             capture.trace_path = wanted if self.keep else None

@@ -44,6 +44,7 @@ class ProfilerOptions(TypedDict, total=False):
     emit: Sequence[Literal["torch", "nvtx", "itt"]]
     modules: ModulesConfig | Mapping[str, Any]
     timings: TimingsConfig | Mapping[str, Any] | None
+    detail: int
     lines: bool
     metrics: MetricsConfig | Mapping[str, Any] | None
     metadata: Mapping[str, Any]

@@ -250,6 +250,11 @@ class ProfilerConfig(Options, frozen=True):  # type: ignore[misc] # mypy: its ba
     timings: TimingsConfig | None = None
     """How ranges and steps of the whole run are timed; None: not at all."""
 
+    detail: Count = Field(0, ge=0)
+    """Steps recorded after the first window of a phase for shapes, types and memory, which a window
+    lacks without `record_shapes`. No time comes from them. Each window has them with `keep=1`; none
+    has with `max_stall_ms`, or if the next window begins sooner."""
+
     lines: bool = False
     """Whether to sample, 100 times a second in the whole run, which lines of the code run."""
 
