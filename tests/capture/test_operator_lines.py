@@ -20,6 +20,8 @@ from builders import (
 )
 
 from instrument import Capture
+from instrument.read.facts.places import common_place
+from instrument.read.facts.segments import no_operator
 from instrument.read.views.lines import heaviest_lines
 
 BASE_NS = 1_790_857_026_000_000_000
@@ -101,6 +103,58 @@ def test_without_samples_no_line_is_known(tmp_path: Path) -> None:
     assert {line for _, line in lines_of(capture)} == {None}
     (tmp_path / "lines_rank0.json").write_text("{")  # only the view of the lines says so
     assert {line for _, line in lines_of(Capture.load(capture.folder or ""))} == {None}
+
+
+# The places of findings.
+
+
+def place(capture: Capture, name: str) -> str | None:
+    events = capture.sql(f"select id from events where name = '{name}'").frame["id"].to_numpy()
+    return common_place(capture, events)[1]
+
+
+def test_without_stacks_the_place_of_operators_is_the_line_with_half_of_their_time(
+    tmp_path: Path,
+) -> None:
+    capture = of(tmp_path, STEPS, (1050, [4]), (250, [5]))
+    assert place(capture, "aten::matmul") == "train.py:5 in main"  # with 300 of 570 µs
+    assert place(capture, "aten::sort") is None
+
+
+def test_where_no_line_has_half_of_the_time_the_place_is_the_function(tmp_path: Path) -> None:
+    equal = in_steps(2, 1000, *(span("aten::mm", start, 100) for start in (0, 300, 600)))
+    capture = of(tmp_path, equal, (50, [4]), (350, [5]), (650, [6]))
+    assert place(capture, "aten::mm") == "train.py in main"
+
+
+def test_operators_with_few_samples_have_the_place_of_half_of_these(tmp_path: Path) -> None:
+    many = in_steps(1, 1000, *(span("aten::mm", 20 * k, 10) for k in range(40)))
+    three = [(20 * k + 5, [4]) for k in (3, 9, 30)]
+    assert place(of(tmp_path / "three", many, *three), "aten::mm") == "train.py:4 in main"
+    assert place(of(tmp_path / "two", many, *three[1:]), "aten::mm") == "train.py:4 in main"
+    assert place(of(tmp_path / "one", many, three[0]), "aten::mm") is None
+
+
+def test_time_in_no_operator_has_the_place_that_its_samples_found(tmp_path: Path) -> None:
+    user, torch = (
+        ("user", "data.py", 7, "load.<locals>.<listcomp>"),
+        ("library", "torch/a.py", 1, "a"),
+    )
+    samples = [(1200, [user]), (1400, [user]), (1500, [4]), (1900, [torch, 4]), (2050, [4])]
+    capture = of(tmp_path, in_steps(3, 1000, span("aten::mm", 0, 100)), *samples)
+    rows = no_operator(capture).select("start_ns", "duration_ns", "source").rows()
+    assert rows == [
+        (1_100_000, 200_000, "data.py:7 in load"),
+        (1_300_000, 150_000, "data.py:7 in load"),
+        (1_450_000, 250_000, "train.py:4 in main"),
+        (1_700_000, 300_000, None),
+        (2_100_000, 900_000, None),
+    ]
+
+
+def test_few_samples_show_no_place(tmp_path: Path) -> None:
+    capture = of(tmp_path, in_steps(3, 1000, span("aten::mm", 0, 100)), (1200, [4]), (1300, [4]))
+    assert {*no_operator(capture)["source"]} == {None}
 
 
 # The views of lines.

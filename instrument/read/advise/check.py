@@ -20,9 +20,9 @@ from instrument.read.advise.evidence import (
 )
 from instrument.read.advise.finding import Evidence, Finding, Saving
 from instrument.read.facts.intervals import merged
+from instrument.read.facts.links import thread_of_steps
 from instrument.read.facts.places import common_place
 from instrument.read.facts.scope import Scope, chosen_events
-from instrument.read.facts.segments import thread_of_steps
 from instrument.read.simulate.scenario import Edit, Scenario
 from instrument.read.trace.events import Ints, is_runtime
 from instrument.read.views.views import Views

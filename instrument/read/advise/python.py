@@ -24,12 +24,12 @@ from instrument.read.facts.intervals import (
     merged,
     within,
 )
+from instrument.read.facts.links import thread_of_steps
 from instrument.read.facts.paths import NO_RANGE
 from instrument.read.facts.places import common_place, has_sources
 from instrument.read.facts.segments import (
     no_operator,
     segments,
-    thread_of_steps,
     waits_for_data,
 )
 from instrument.read.facts.step_index import CountedSteps, step_at

@@ -538,8 +538,6 @@ def _causes(capture: Views, waits: pl.DataFrame) -> pl.DataFrame:
 
 def _sources(capture: Views, waits: pl.DataFrame) -> list[tuple[str, int]]:
     """The functions of the user with their time in the gaps outside of all ranges and operators."""
-    if not len(capture.links.frames):
-        return []
     rows = no_operator(capture).filter(pl.col("path") == NO_RANGE).drop_nulls("source")
     spans = waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy()
     ns = within(spans, rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())

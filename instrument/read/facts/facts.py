@@ -32,7 +32,7 @@ from instrument.read.facts.device_work import KINDS as WORK
 from instrument.read.facts.flops import UNKNOWN
 from instrument.read.facts.groupby import Groups, groupby
 from instrument.read.facts.kernel_names import kernel_class, kernel_label
-from instrument.read.facts.lines import lines_of_nodes
+from instrument.read.facts.lines import Sampled, lines_of_nodes, sampled
 from instrument.read.facts.links import Links
 from instrument.read.facts.once import Once
 from instrument.read.facts.schema import Schema, names_of, schema
@@ -170,7 +170,6 @@ class Facts:
         phase: the phase of the window.
         is_ours: whether a session recorded the trace.
         once: what was computed about the trace; the capture has the same.
-        samples: returns the samples of the run's stacks, or None.
     """
 
     def __init__(
@@ -183,8 +182,9 @@ class Facts:
         once: Once,
         samples: Callable[[], LineSamples | None] = lambda: None,
     ) -> None:
+        """Keep what is known; `samples` returns the samples of the run's stacks, or None."""
         self.links, self.work, self.phase, self.is_ours = links, work, phase, is_ours
-        self.once, self.samples = once, samples
+        self.once, self._samples = once, samples
         self._columns: dict[str, pl.Series] = {}
 
     def events(self, *columns: str) -> pl.DataFrame:
@@ -221,6 +221,11 @@ class Facts:
     def collectives(self) -> pl.DataFrame:
         """The events of collectives, and what is known of them; see `collective_events`."""
         return collective_events(self.links, self.work)
+
+    @cached_property
+    def sampled(self) -> Sampled:
+        """The samples of the stacks in the window; none without `profiler.lines`."""
+        return sampled(self.links, self._samples())
 
     def segments(self) -> pl.DataFrame:
         """Return the table of segments, of all lanes; see `instrument.read.facts.segments`."""
@@ -432,8 +437,9 @@ def _placed(facts: Facts) -> dict[str, pl.Series]:
 
 
 def _lines(facts: Facts) -> dict[str, pl.Series]:
-    line, texts = lines_of_nodes(facts.links, facts.samples())
-    return {"line": coded(pl.Series(texts, dtype=pl.String), line[facts.nodes])}
+    lines = [place.rpartition(" in ")[0] for place in facts.sampled.places]
+    codes = lines_of_nodes(facts)[facts.nodes]
+    return {"line": coded(pl.Series(lines, dtype=pl.String), codes)}
 
 
 def _flops(facts: Facts) -> dict[str, pl.Series]:

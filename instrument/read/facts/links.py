@@ -164,3 +164,11 @@ class Links:
         if not len(device):
             return None
         return Groups(node, len(self.call_tree)).sum(self.events.duration_ns[device], node >= 0)
+
+
+def thread_of_steps(links: Links) -> int:
+    """The thread on which most steps run; without steps, the thread with the most CPU events."""
+    thread = links.events.thread[links.steps]
+    if not len(thread):
+        thread = links.call_tree.thread
+    return int(np.bincount(thread).argmax()) if len(thread) else -1

@@ -2,13 +2,16 @@
 
 In a trace with Python frames, the source line is the first line of the function; torch does not
 record the line of the call. For a function in which the recording began, torch records the line of
-this moment, which is no line of a problem, so such a source has no line.
+this moment, which is no line of a problem, so such a source has no line. Without frames, the source
+is the line of the call, by samples (`instrument.read.facts.lines`).
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TypeGuard
 
@@ -16,7 +19,14 @@ import numpy as np
 import polars as pl
 
 from instrument.read.facts.groupby import Groups, distinct
-from instrument.read.facts.links import Links
+from instrument.read.facts.lines import (
+    FEWEST,
+    cut_by_sample,
+    function_of,
+    lines_of_nodes,
+    places_of_samples,
+)
+from instrument.read.facts.links import Links, thread_of_steps
 from instrument.read.facts.traced import Traced
 from instrument.read.trace.events import (
     Codes,
@@ -26,14 +36,15 @@ from instrument.read.trace.events import (
     decoded,
     is_runtime,
 )
+from instrument.read.trace.line_samples import COMPREHENSIONS
 
-# A range or a source is the place of a problem if at least this share of the time lies there.
+# A range or a source is the place of a problem if at least this share of the time lies there; a
+# source that samples found, which are not in every operator, if half of it does.
 _MOSTLY = 0.9
 _FRAME = re.compile(r"(?P<file>[^;<>]+\.pyx?)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 # Around this frame are the functions in which the recording began.
 _START = re.compile(r"torch/autograd/profiler\.py\(\d+\): _start_trace")
 _PACKAGES = re.compile(r"[/\\](?:(?:site|dist)-packages|python\d(?:\.\d+)?)(?=[/\\])")
-_COMPREHENSIONS = frozenset({"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>"})
 # Packages that a user does not change. Kineto removes the folders of sys.path from file names.
 _LIBRARIES = frozenset(
     {"torch", "torchgen", "functorch", "numpy", "instrument", "tqdm", "pytest", "_pytest", "pluggy"}
@@ -45,7 +56,8 @@ def common_place(
 ) -> tuple[str | None, str | None]:
     """Return the innermost range and the source line that hold at least 90 % of the events' time.
 
-    A value is None if there is no such range or source.
+    For a source that samples found, half of the time is enough, or half of the samples; if no line
+    has it, it is a function without a line. A value is None if there is no such range or source.
     """
     weight_ns = capture.links.events.duration_ns[events] if weight_ns is None else weight_ns
     needed = max(_MOSTLY * int(weight_ns.sum()), 1)
@@ -54,12 +66,24 @@ def common_place(
     # A path comes after its ancestors, so the last path with enough time is an innermost one.
     ranges = np.flatnonzero(paths.with_descendants(of_path) >= needed)
     codes, texts = source_codes(capture, events)
-    of_source = Groups(codes, len(texts)).sum(weight_ns, codes >= 0)
-    sources = np.flatnonzero(of_source >= needed)
-    return (
-        paths.texts[ranges[-1]] if len(ranges) else None,
-        texts[sources[0]] if len(sources) else None,
-    )
+    by_line = Groups(codes, len(texts)).sum(weight_ns, codes >= 0)
+    if has_sources(capture):
+        source = next((texts[k] for k in np.flatnonzero(by_line >= needed).tolist()), None)
+    else:
+        source = _main(dict(zip(texts, by_line.tolist())), int(weight_ns.sum()))
+        if source is None and len(capture.sampled.at_ns):
+            votes = Counter(places_of_samples(capture, nodes_of(capture.links, events)))
+            source = _main(votes, max(votes.total(), FEWEST))
+    return paths.texts[ranges[-1]] if len(ranges) else None, source
+
+
+def _main(weights: Mapping[str, int], whole: int) -> str | None:
+    """The place that samples found, or else the function without a line, with half of a weight."""
+    of_function = Counter[str]()
+    for place, weight in weights.items():
+        of_function[function_of(place)] += weight
+    pairs = [*weights.items(), *of_function.items()]
+    return next((place for place, weight in pairs if 0 < whole <= 2 * weight), None)
 
 
 def range_codes(capture: Traced, events: Ints) -> Ints:
@@ -117,6 +141,7 @@ def source_codes(capture: Traced, events: Ints) -> tuple[Ints, list[str]]:
 
     The source is the innermost Python frame of the user's code. A device event has the source of
     its launch. The autograd engine's threads have no Python frames, so the backward has no source.
+    Without stacks, the source is the line of the outermost operator, as in the column `line`.
     """
     links, table = capture.links, capture.links.events
     launches = links.launches
@@ -129,9 +154,13 @@ def source_codes(capture: Traced, events: Ints) -> tuple[Ints, list[str]]:
         place = at[is_known]
         code = np.full(len(events), -1)
         code[is_known] = _users_frame_at(links, table.thread[place], table.start_ns[place])
-    else:
+    elif has_sources(capture):
         sources = _stack_sources(table)
         code = _stack_at(links, at, sources)
+    else:
+        sources = [*capture.sampled.places]
+        code = np.full(len(events), -1)
+        code[at >= 0] = lines_of_nodes(capture)[nodes_of(links, at[at >= 0])]
     known, found = np.unique(code[code >= 0], return_inverse=True)
     codes = np.full(len(events), -1)
     codes[code >= 0] = found
@@ -169,9 +198,12 @@ def cut_by_source(
     Returns:
         For each piece, the index of its interval, its start, and the function of the user around
             it. This includes what the function calls in libraries, but not in torch or in this
-            package, whose time the user cannot change; null then, and without Python frames.
+            package, whose time the user cannot change; null then. Without Python frames, samples
+            find it, if the thread is that of the steps.
     """
     links, frames = capture.links, capture.links.frames
+    if not len(frames) and thread == thread_of_steps(links):
+        return cut_by_sample(capture, start_ns, end_ns)
     own = frames.thread == thread
     begin = distinct(np.concatenate([start_ns, frames.start_ns[own], frames.end_ns[own]]))
     row = np.searchsorted(start_ns, begin, "right") - 1
@@ -248,7 +280,7 @@ def users_source(frame: str) -> str | None:
     The frame of a comprehension is none: its time belongs to the function around it.
     """
     match = _FRAME.fullmatch(frame)
-    if match is None or match["function"] in _COMPREHENSIONS:
+    if match is None or match["function"] in COMPREHENSIONS:
         return None
     folders = [folder.end() + 1 for folder in _PACKAGES.finditer(match["file"])]
     file = match["file"][max(folders, default=0) :]

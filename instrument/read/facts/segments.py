@@ -24,7 +24,7 @@ from instrument.read.facts.idle import (
     is_loading,
     lasting_steps,
 )
-from instrument.read.facts.links import Links
+from instrument.read.facts.links import Links, thread_of_steps
 from instrument.read.facts.paths import NO_LAUNCH, NO_RANGE
 from instrument.read.facts.places import cut_by_source, range_codes
 from instrument.read.facts.schema import Schema, schema
@@ -160,7 +160,7 @@ def no_operator(capture: Traced) -> pl.DataFrame:
 
     It is Python, or code that torch does not record: the rows of the lane `cpu` of the kinds Python
     and idle, cut where the user's function changes, with it as `source`, such as "train.py:31 in
-    main"; null in no function of the user, or without Python frames. Computed once.
+    main"; null in no function of the user, or without Python frames and samples. Computed once.
     """
 
     def compute() -> pl.DataFrame:
@@ -176,14 +176,6 @@ def no_operator(capture: Traced) -> pl.DataFrame:
         return cut.with_columns(duration_ns=pl.col("end_ns") - pl.col("start_ns"))
 
     return capture.once("time in no operator", compute)
-
-
-def thread_of_steps(links: Links) -> int:
-    """The thread on which most steps run; without steps, the thread with the most CPU events."""
-    thread = links.events.thread[links.steps]
-    if not len(thread):
-        thread = links.call_tree.thread
-    return int(np.bincount(thread).argmax()) if len(thread) else -1
 
 
 def _segments(capture: Traced, lane: Lane) -> pl.DataFrame:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from instrument.read.facts.device_work import Work
 from instrument.read.facts.links import Links
 from instrument.read.facts.once import Once
+
+if TYPE_CHECKING:
+    from instrument.read.facts.lines import Sampled
 
 
 class Traced(Protocol):
@@ -27,3 +30,7 @@ class Traced(Protocol):
     @property
     def once(self) -> Once:
         """What was computed about the trace."""
+
+    @property
+    def sampled(self) -> Sampled:
+        """The samples of the stacks in the window; none without `profiler.lines`."""

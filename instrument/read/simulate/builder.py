@@ -16,8 +16,7 @@ from instrument.read.facts.device_work import COMMUNICATION, Work, queued_launch
 from instrument.read.facts.groupby import Groups, distinct, groupby, intern, isin
 from instrument.read.facts.idle import is_loading, launching_step
 from instrument.read.facts.intervals import concatenated, merged, within
-from instrument.read.facts.links import Links
-from instrument.read.facts.segments import thread_of_steps
+from instrument.read.facts.links import Links, thread_of_steps
 from instrument.read.facts.synchronisation import DEVICE as DEVICE_WAIT
 from instrument.read.facts.synchronisation import STREAM_WAIT
 from instrument.read.simulate.cpu_time import axis_of, joined

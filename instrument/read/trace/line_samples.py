@@ -14,6 +14,9 @@ from instrument.base.errors import CaptureError
 # The functions of torch/autograd/ around the backward.
 _BACKWARD = frozenset({"backward", "grad", "_engine_run_backward"})
 
+#: The functions of comprehensions, whose time belongs to the function around them.
+COMPREHENSIONS = frozenset({"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>"})
+
 _Count = Annotated[int, Meta(ge=0, lt=2**62)]
 
 
@@ -49,6 +52,21 @@ class LineSamples(Struct):
                 return frame, below
             below = f"{function} ({file})"
         return (self.stacks[stack][0] if self.stacks[stack] else -1), None
+
+    def place(self, stack: int) -> str | None:
+        """The user's innermost place in a stack, such as "train.py:31 in main"; None for none.
+
+        A comprehension counts for the function around it.
+        """
+        frame, _ = self.blamed(stack)
+        kind, file, line, function = self.frames[frame] if frame >= 0 else ("", "", 0, "")
+        names = [each for each in function.split(".<locals>.") if each not in COMPREHENSIONS]
+        return f"{file}:{line} in {(names or [function])[-1]}" if kind == "user" else None
+
+    def is_in_torch(self, stack: int) -> bool:
+        """Whether the innermost frame of a stack is torch's."""
+        innermost = self.frames[self.stacks[stack][0]] if self.stacks[stack] else ("", "", 0, "")
+        return innermost[0] == "library" and innermost[1].startswith("torch/")
 
     def is_backward(self, stack: int) -> bool:
         """Whether a stack lies in torch's backward, and in no code of the user that this calls."""

@@ -11,7 +11,7 @@ from instrument.base.prose import shortened
 from instrument.base.range_names import RECOMPUTED
 from instrument.base.units import percent
 from instrument.read.facts.idle import device_time
-from instrument.read.facts.segments import thread_of_steps
+from instrument.read.facts.links import thread_of_steps
 from instrument.read.trace.events import called_operators, is_compiled_code
 from instrument.read.views.views import Views
 

@@ -12,8 +12,8 @@ import numpy as np
 from instrument.read.facts.graph_nodes import has_run, makers, ran, ranges_around, wasteful_ranges
 from instrument.read.facts.groupby import intern
 from instrument.read.facts.intervals import Intervals, concatenated, interval_at, merged, within
+from instrument.read.facts.links import thread_of_steps
 from instrument.read.facts.places import users_source
-from instrument.read.facts.segments import thread_of_steps
 from instrument.read.trace.events import Flags, Ints, called_operators
 from instrument.read.views.views import TRAIN, Views
 

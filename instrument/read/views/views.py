@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from instrument.read.facts.device_work import Work
     from instrument.read.facts.facts import Facts
+    from instrument.read.facts.lines import Sampled
     from instrument.read.facts.links import Links
     from instrument.read.facts.memory_attribution import By
     from instrument.read.facts.scope import Scope
@@ -545,6 +546,11 @@ class Views:
             self.links, self._work, phase=self.phase, is_ours=self.is_ours, once=self.once,
             samples=samples,
         )  # fmt: skip
+
+    @property
+    def sampled(self) -> Sampled:
+        """The samples of the stacks in the window; none without `profiler.lines`."""
+        return self.facts.sampled
 
     def rows(self, *columns: str) -> polars.DataFrame:
         """Return columns of the table of events, for the events that are asked about."""
