@@ -427,7 +427,7 @@ _PROGRAMS = (
         "a policy for all environments",
         reinforces(chosen_one_by_one),
         reinforces(chosen),
-        "operator-storm",
+        "loop",
         options={"model": POLICY},
     ),
     Twin(
@@ -478,14 +478,14 @@ _PROGRAMS = (
         "augmentation of all images",
         augments_each_image,
         augments_all_images,
-        "operator-storm",
+        "loop",
         options={"model": AUGMENTED.model},
     ),
     Twin(
         "the loss of all images",
         detects(loss_of_each_image),
         detects(lambda outputs: loss_of_boxes(outputs, _boxes)),
-        "operator-storm",
+        "loop",
         options={"model": DETECTOR},
     ),
     Twin(

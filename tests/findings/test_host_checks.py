@@ -261,42 +261,36 @@ def beside(events: list[Event], *inside: Event) -> list[Event]:
     return [*events, *(event for event in more if not is_step(event["name"]))]
 
 
-UPDATES = looping(100, ("aten::mul_", "aten::add_"))
-STORMS = {
-    "a loop over rows": Case("operator-storm", looping(100)),
+UPDATES = looping(50, ("aten::mul_", "aten::add_", "aten::sqrt", "aten::div"))
+LOOPS = {
+    "a loop over rows": Case("loop", looping(100)),
     "a loop in no range": Case(
-        "operator-storm", [event for event in looping(100) if event["name"] != "rows"]
+        "loop", [event for event in looping(100) if event["name"] != "rows"]
     ),
-    "rounds of many operators that differ": Case("operator-storm", augmenting()),
-    "a module that is called for each sample": Case(
-        "operator-storm", trained(80, 4, name="policy")
-    ),
-    "a layer that is called for each sample, in no range": Case("operator-storm", trained(80, 4)),
+    "rounds of many operators that differ": Case("loop", augmenting()),
+    "a module that is called for each sample": Case("loop", trained(80, 4, name="policy")),
+    "a layer that is called for each sample, in no range": Case("loop", trained(80, 4)),
     "a module that is called for each sample, without gradients": Case(
-        "operator-storm", trained(80, 0, name="policy", gradients=False)
+        "loop", trained(80, 0, name="policy", gradients=False)
     ),
-    "three calls for each gradient, added to all others": Case(
-        "operator-storm", trained(80, 26, sums=54)
-    ),
+    "three calls for each gradient, added to all others": Case("loop", trained(80, 26, sums=54)),
     "a loop between the layers of two models": Case(
-        "operator-storm",
+        "loop",
         beside(
             trained(40, 80, sums=0),
             *(span("aten::mul", 5000 + 20 * k, 15) for k in range(200)),
             *(span("aten::linear", 9500 + 10 * k, 4) for k in range(40)),
         ),
     ),
-    "the work of a layer is not saved": Case(
-        "operator-storm", trained(80, 4, name="policy", works_us=38)
-    ),
+    "the work of a layer is not saved": Case("loop", trained(80, 4, name="policy", works_us=38)),
     # The thread waits for a CPU as long as it runs, so the gaps between the calls are twice as long.
     "a loop on a busy machine": Case(
-        "operator-storm",
+        "loop",
         trained(80, 4, name="policy"),
         environment(cpu_wait={"waited_ns": 9, "ran_ns": 9, "window_ns": 20}),
     ),
     "a backward after the last step does not count": Case(
-        "operator-storm",
+        "loop",
         [
             {**each, "ts": each["ts"] + 20_000}
             if each["tid"] == 2 and each["ts"] > 40_000
@@ -304,48 +298,32 @@ STORMS = {
             for each in trained(80, 4, name="policy")
         ],
     ),
-    "the work of large calls in a loop is not saved": Case(
-        "operator-storm", update_of_parameters()
-    ),
-    "an optimizer with fused": Case("operator-storm", renamed(UPDATES, "Optimizer.step#Adam.step")),
-    "an optimizer with foreach alone": Case(
-        "operator-storm", renamed(UPDATES, "Optimizer.step#RMSprop.step")
-    ),
-    "an optimizer of the program": Case(
-        "operator-storm", renamed(UPDATES, "Optimizer.step#Lion.step")
-    ),
+    "the work of large calls in a loop is not saved": Case("loop", update_of_parameters()),
 }
-NO_STORM = {
-    # On a CPU, foreach takes longer than a loop over the parameters.
-    "ASGD on a CPU": Case("operator-storm", renamed(UPDATES, "Optimizer.step#ASGD.step")),
-    "few rounds": Case("operator-storm", looping(31)),
-    "little time": Case("operator-storm", looping(32, ("aten::add",), 2)),
+NO_LOOP = {
+    "an optimizer": Case("loop", renamed(UPDATES, "Optimizer.step#Adam.step")),
+    "few rounds": Case("loop", looping(31)),
+    "little time": Case("loop", looping(32, ("aten::add",), 2)),
     "a long pattern, as of layers": Case(
-        "operator-storm", looping(10, tuple(f"layer{k}" for k in range(20)))
+        "loop", looping(10, tuple(f"layer{k}" for k in range(20)))
     ),
-    "layers of a model": Case("operator-storm", trained(80, 160, sums=0)),
-    "layers of a model in ranges of one name": Case(
-        "operator-storm", trained(80, 160, name="block", sums=0)
-    ),
+    "layers of a model": Case("loop", trained(80, 160, sums=0)),
+    "layers of a model in ranges of one name": Case("loop", trained(80, 160, name="block", sums=0)),
     "layers with few gradients in ranges of one name": Case(
-        "operator-storm", trained(80, 20, name="block", sums=0)
+        "loop", trained(80, 20, name="block", sums=0)
     ),
-    "inference": Case("operator-storm", trained(80, 0, gradients=False)),
+    "inference": Case("loop", trained(80, 0, gradients=False)),
     "inference, on a device": Case(
-        "operator-storm",
+        "loop",
         [*trained(80, 0, gradients=False), *launched("gemm", 100, 105, 20, 1)],
     ),
-    "frozen layers below a head": Case("operator-storm", trained(80, 2, gradients=False)),
+    "frozen layers below a head": Case("loop", trained(80, 2, gradients=False)),
     # As with LoRA: there are few gradients, and some layers have the same input.
-    "frozen layers between those that are trained": Case(
-        "operator-storm", trained(80, 20, sums=40)
-    ),
-    "layers that add the gradients of their inputs": Case(
-        "operator-storm", trained(80, 26, sums=53)
-    ),
-    "less than three layers for each gradient": Case("operator-storm", trained(80, 27)),
+    "frozen layers between those that are trained": Case("loop", trained(80, 20, sums=40)),
+    "layers that add the gradients of their inputs": Case("loop", trained(80, 26, sums=53)),
+    "less than three layers for each gradient": Case("loop", trained(80, 27)),
     "layers with the same activation": Case(
-        "operator-storm",
+        "loop",
         beside(
             trained(80, 0, name="layers.{}", gradients=False),
             *(annotation("act", 100 * k + 75, 20) for k in range(80)),
@@ -353,7 +331,7 @@ NO_STORM = {
         ),
     ),
     "ranges that hold more large operators than tiny ones": Case(
-        "operator-storm",
+        "loop",
         in_steps(
             3,
             20_000,
@@ -369,19 +347,68 @@ NO_STORM = {
             ),
         ),
     ),
-    "iterations of a recording without steps": Case("operator-storm", augmenting(steps=False)),
+    "iterations of a recording without steps": Case("loop", augmenting(steps=False)),
     "large operators": Case(
-        "operator-storm", in_steps(3, 10_000, *(span("aten::mm", 100 * k, 90) for k in range(90)))
+        "loop", in_steps(3, 10_000, *(span("aten::mm", 100 * k, 90) for k in range(90)))
     ),
-    "a busy device": Case("operator-storm", before_a_busy_device()),
-    "a dataset that a loader indexes": Case(
-        "operator-storm", renamed(looping(100), SINGLE_PROCESS)
-    ),
-    "inside an operator": Case("operator-storm", renamed(looping(100), "aten::lstm", "cpu_op")),
+    "a busy device": Case("loop", before_a_busy_device()),
+    "a dataset that a loader indexes": Case("loop", renamed(looping(100), SINGLE_PROCESS)),
+    "inside an operator": Case("loop", renamed(looping(100), "aten::lstm", "cpu_op")),
     # Between its tiny operators, the loop sleeps: no batched operator would save that.
     "a loop that something else fills": Case(
-        "operator-storm",
+        "loop",
         in_steps(3, 100_000, *(span("aten::randn", 1000 + 700 * n, 14) for n in range(64))),
+    ),
+}
+
+# Optimizers
+
+
+def updating(
+    optimizer: str, names: tuple[str, ...] = ("aten::mul_", "aten::add_", "aten::sqrt", "aten::div")
+) -> list[Event]:
+    """Three steps with an optimizer that calls these operators for each of 50 parameters."""
+    return renamed(looping(50, names), f"Optimizer.step#{optimizer}.step")
+
+
+FOREACH = [span(f"aten::_foreach_{k}", 100 * k, 95) for k in range(10)]
+OPTIMIZERS = {
+    "an optimizer with fused": Case("optimizer-not-fused", updating("Adam")),
+    "an optimizer with foreach alone": Case("optimizer-not-fused", updating("RMSprop")),
+    "an optimizer of the program": Case("optimizer-not-fused", updating("Lion")),
+    "foreach on a CPU": Case(
+        "optimizer-not-fused",
+        in_steps(3, 2000, annotation("Optimizer.step#AdamW.step", 0, 1000), *FOREACH),
+    ),
+}
+NO_OPTIMIZER = {
+    # On a CPU, foreach takes longer than a loop over the parameters.
+    "ASGD on a CPU": Case("optimizer-not-fused", updating("ASGD")),
+    "fused": Case(
+        "optimizer-not-fused",
+        in_steps(
+            3,
+            2000,
+            annotation("Optimizer.step#AdamW.step", 0, 1000),
+            span("aten::_fused_adamw_", 0, 900),
+        ),
+    ),
+    "one operator for each parameter": Case(
+        "optimizer-not-fused", updating("SGD", ("aten::add_",))
+    ),
+    "foreach on a device": Case(
+        "optimizer-not-fused",
+        [
+            *in_steps(3, 2000, annotation("Optimizer.step#AdamW.step", 0, 1000), *FOREACH),
+            *launched("multi_tensor", 100, 105, 500, 1),
+        ],
+    ),
+    "a forward in the closure of a step": Case(
+        "optimizer-not-fused",
+        [
+            {**event, "args": {"Sequence number": number}} if event["cat"] == "cpu_op" else event
+            for number, event in enumerate(updating("LBFGS"))
+        ],
     ),
 }
 
@@ -733,7 +760,8 @@ WITHOUT_CPU = {
 FOUND = {
     **LOADER,
     **SYNCHRONIZING,
-    **STORMS,
+    **LOOPS,
+    **OPTIMIZERS,
     **IN_FLOAT64,
     **UNMARKED,
     **IN_PYTHON,
@@ -743,7 +771,8 @@ FOUND = {
 NOT_FOUND = {
     **NO_WAIT,
     **NOT_SYNCHRONIZING,
-    **NO_STORM,
+    **NO_LOOP,
+    **NO_OPTIMIZER,
     **NOT_IN_PYTHON,
     **ALL_TRAINING,
     "float32 beside numbers": Case("float64", FLOATS),
@@ -815,15 +844,15 @@ def test_loops_of_several_threads_do_not_add_up(tmp_path: Path) -> None:
     threads = [
         {**each, "tid": thread} for thread in (3, 4, 5) for each in loop if each["cat"] == "cpu_op"
     ]
-    shares = [each.share for each in Case("operator-storm", [*loop, *threads]).findings(tmp_path)]
+    shares = [each.share for each in Case("loop", [*loop, *threads]).findings(tmp_path)]
     assert max(shares) == pytest.approx(0.5, abs=0.02)
 
 
 def test_the_cost_of_loops_does_not_grow_with_the_number_of_ranges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passes, makers = [], loops.makers
-    monkeypatch.setattr(loops, "makers", lambda links: passes.append(links) or makers(links))
+    passes, of = [], loops.backward_of
+    monkeypatch.setattr(loops, "backward_of", lambda *given: passes.append(given) or of(*given))
     counts = []
     for ranges in (1, 30):
         inside = [
@@ -837,7 +866,7 @@ def test_the_cost_of_loops_does_not_grow_with_the_number_of_ranges(
         (folder := tmp_path / str(ranges)).mkdir()
         recorded = capture(folder, in_steps(3, 30_000, *inside))
         passes.clear()
-        assert len(loops._storms(recorded)) == ranges
+        assert len([*loops.loop(recorded)]) == ranges
         counts.append(len(passes))
     assert counts[0] == counts[1]
 

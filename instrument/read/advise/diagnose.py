@@ -41,7 +41,7 @@ from instrument.read.advise.host import (
     THREAD_OVERSUBSCRIPTION,
 )
 from instrument.read.advise.loader import LOADER_WAIT
-from instrument.read.advise.loops import OPERATOR_STORM
+from instrument.read.advise.loops import LOOP
 from instrument.read.advise.memory import ALLOCATOR_CHURN, MEMORY_GROWTH
 from instrument.read.advise.operators import (
     ATTENTION_NOT_FUSED,
@@ -52,6 +52,7 @@ from instrument.read.advise.operators import (
 from instrument.read.advise.python import NOT_TRAINING, PYTHON_TIME, UNMARKED_TIME
 from instrument.read.advise.recording import FIRST_STEP, LEAST_EXCESS, RECORDING_OVERHEAD
 from instrument.read.advise.settings import DEFAULT, Settings
+from instrument.read.advise.slow import OPTIMIZER_NOT_FUSED
 from instrument.read.advise.waits import (
     BLOCKING_COPIES,
     DEVICE_IDLE,
@@ -74,7 +75,8 @@ if TYPE_CHECKING:
 CHECKS: tuple[Check, ...] = (
     LOADER_WAIT,
     SYNCHRONIZING_CALLS,
-    OPERATOR_STORM,
+    LOOP,
+    OPTIMIZER_NOT_FUSED,
     ONE_TIME_COSTS,
     LAUNCH_BOUND,
     DEVICE_IDLE,
