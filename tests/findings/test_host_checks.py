@@ -438,6 +438,22 @@ COPIED_ONCE = [
 ]
 FLOATS = in_steps(3, 1000, typed("aten::mul", 0, 900, "float", "double"))
 
+# Python's number is converted inside of the first operator.
+NUMBERS = in_steps(
+    3,
+    1000,
+    typed("aten::mul_", 0, 900, "float", "double"),
+    span("aten::to", 10, 800, Input_type=["double", "Scalar"], Input_Dims=[[], []]),
+)
+
+
+def products(dtype: str, duration_us: float, rows: int = 128) -> list[Event]:
+    """Three steps with a product of 67 MFLOP, or with fewer rows."""
+    shapes, types = [[rows, 512], [512, 512]], [dtype, dtype]
+    product = span("aten::mm", 0, duration_us, Input_type=types, Input_Dims=shapes)
+    return in_steps(3, 20_000, product, span("aten::relu", 15_000, 4000))
+
+
 AS_LONG = in_steps(
     3, 1000, typed("aten::sort", 0, 500, "double"), typed("aten::index", 500, 400, "double", "long")
 )
@@ -492,6 +508,17 @@ UNMARKED = {
 
 IN_FLOAT64 = {
     "float64": Case("float64", DOUBLES),
+    "a convolution in float64": Case(
+        "float64",
+        in_steps(
+            3,
+            1000,
+            typed("aten::conv2d", 0, 600, "double", "double"),
+            typed("aten::relu", 600, 100, "double"),
+        ),
+    ),
+    "float16 on a CPU": Case("float16", products("c10::Half", 10_000)),
+    "bfloat16 on a CPU without it": Case("float16", products("c10::BFloat16", 10_000)),
     "float64 by the parameters": Case(
         "float64", UNTYPED, {"parameter_types": {"float64": 99_000, "float32": 1_000}}
     ),
@@ -777,6 +804,13 @@ NOT_FOUND = {
     **ALL_TRAINING,
     "float32 beside numbers": Case("float64", FLOATS),
     "operators that take as long in float32": Case("float64", AS_LONG),
+    "a number of Python": Case("float64", NUMBERS),
+    "a CPU that multiplies bfloat16": Case("float16", products("c10::BFloat16", 3000)),
+    "slow products of float32": Case("float16", products("float", 10_000)),
+    "float16 on a device": Case(
+        "float16", [*products("c10::Half", 10_000), *launched("gemm", 5, 20, 500, 1)]
+    ),
+    "short products of float16": Case("float16", products("c10::Half", 15, rows=1)),
     "the loader and the backward of ranges": Case("unmarked-time", MARKED),
     "a wait for device work of a range": Case("unmarked-time", WAITED_FOR),
     "the device is busy": Case(

@@ -45,6 +45,7 @@ from instrument.read.advise.loops import LOOP
 from instrument.read.advise.memory import ALLOCATOR_CHURN, MEMORY_GROWTH
 from instrument.read.advise.operators import (
     ATTENTION_NOT_FUSED,
+    FLOAT16,
     FLOAT64,
     LAYOUT_AND_CASTS,
     TENSOR_CORES,
@@ -85,6 +86,7 @@ CHECKS: tuple[Check, ...] = (
     SLOW_LINKS,
     TENSOR_CORES,
     FLOAT64,
+    FLOAT16,
     ATTENTION_NOT_FUSED,
     LAYOUT_AND_CASTS,
     ALLOCATOR_CHURN,

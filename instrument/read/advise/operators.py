@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from instrument.base.units import counted
+from instrument.base.units import count, counted
 from instrument.read.advise.check import INPUT_TYPES, RECORD_SHAPES, Check, NotRecorded, Problem
 from instrument.read.advise.evidence import (
     cost_share,
@@ -42,6 +42,9 @@ from instrument.read.views.coverage_rows import LAUNCHERS
 from instrument.read.views.operators import shape_text
 from instrument.read.views.peak_rates import peak_rates
 from instrument.read.views.views import Views
+
+if TYPE_CHECKING:
+    from instrument.read.simulate.scenario import Edit
 
 _MOST_BETWEEN = 12
 _BATCHED = frozenset({"aten::bmm", "aten::baddbmm"})
@@ -120,9 +123,9 @@ def attention_not_fused(capture: Views) -> Iterator[Problem]:
     on_cpu, events, unclear = kind == "cpu", tree.index[between], None
     if on_cpu and not INPUT_TYPES.is_met(capture):
         unclear = NotRecorded(INPUT_TYPES.missing, RECORD_SHAPES)
-    count = len(in_steps(capture, tree.index[softmax])) / steps.count
+    number = len(in_steps(capture, tree.index[softmax])) / steps.count
     yield Problem(
-        f"{counted(round(count), 'softmax call')} a {steps.what}",
+        f"{counted(round(number), 'softmax call')} a {steps.what}",
         events,
         cost_share(capture, events),
         edit=lambda whatif: whatif.scale_events(events, by=0, bounds=(1, 0) if on_cpu else None),
@@ -413,7 +416,14 @@ _AS_LONG = re.compile(
 )
 # A float64 tensor, or a list that begins with one, as first input; `double` is torch's word for it.
 _FLOAT64 = re.compile(rb'[\[\s]*"double"')
+_SCALAR = re.compile(rb"\[\s*\[\s*\]")  # the shapes of a call whose first input is a number
 _NEARLY_ALL, _LONGEST_DETAIL = 0.9, 200
+# Measured on a CPU with AVX-512 but no float16, one thread: of the time in float64, convolutions
+# need 11 to 23 % in float32, because oneDNN has none of float64, and other operators 16 to 80 %.
+_CONVOLUTION, _OF_FLOAT64_CONVOLUTION, _OTHERS = re.compile("conv"), (0.22, 0.5, 0.1), 0.5
+# Products of float16 run at 1 to 10 GFLOP/s there, those of float32 and bfloat16 at 70 to 200; so
+# float32 needs 1 to 14 % of the time.
+_SLOW_RATE, _LONG_PRODUCT_NS, _OF_FLOAT16 = 15.0, 20_000, (0.1, 0.3, 0.01)
 
 
 def tensor_cores(capture: Views) -> Iterator[Problem]:
@@ -469,11 +479,12 @@ def float64(capture: Views) -> Iterator[Problem]:
         longest = operators[np.argmax(events.duration_ns[operators])]
         types = f"inputs of the longest: {decoded(events.texts[events.types[longest]])}"
         rows = evidence(capture, operators, detail=types[:_LONGEST_DETAIL])
-        yield Problem("", operators, evidence=rows)
+        yield Problem("", operators, evidence=rows, edit=_in_float32(capture, operators))
     elif len(operators):
         yield Problem(
             ", the type of the model's parameters",
             operators,
+            edit=_in_float32(capture, operators),
             verify="Record again: this finding must be gone; profiler.record_shapes=true shows the "
             "types.",
         )
@@ -487,7 +498,53 @@ FLOAT64 = Check(
     verify="--ops --by input_types  # float64 is 'double', and float32 is 'float'",
     least_share=0.1,
     least_saving=0.03,
-    factor=0.5,
+    assumes="in float32",
+    on_device=False,
+)
+
+
+def float16(capture: Views) -> Iterator[Problem]:
+    """Find products and convolutions of 16-bit types that a CPU computes slowly, by their FLOP/s.
+
+    A CPU without instructions for such a type converts each number, or runs a fallback kernel such
+    as `aten::_slow_conv2d_forward`.
+    """
+    events, links = capture.events, capture.links
+    tree, steps, flops = links.call_tree, links.counted_steps, links.flops
+    if flops is None:
+        raise NotRecorded(INPUT_TYPES.missing, INPUT_TYPES.remedy)
+    for kind, name in (("c10::Half", "float16"), ("c10::BFloat16", "bfloat16")):
+        is_kind = np.array(
+            [kind.encode() in text[: len(kind) + 4] for text in events.texts] + [False]
+        )
+        nodes = np.flatnonzero(
+            is_kind[events.types[tree.index]]
+            & (flops > 0)
+            & (tree.total_ns >= _LONG_PRODUCT_NS)
+            & (steps.holds(tree.start_ns) >= 0)
+        )
+        # The median, because other programs can make any call long.
+        per_ns = float(np.median(flops[nodes] / tree.total_ns[nodes])) if len(nodes) else 0.0
+        if per_ns < _SLOW_RATE:
+            yield Problem(
+                f"{name} at {count(per_ns * 1e9)}FLOP/s",
+                tree.index[nodes],
+                edit=lambda whatif, of=tree.index[nodes]: whatif.scale_events(  # type: ignore[misc]
+                    of, by=_OF_FLOAT16[0], bounds=_OF_FLOAT16[1:]
+                ),
+                variant=name,
+            )
+
+
+FLOAT16 = Check(
+    "float16",
+    float16,
+    title="{share} of the {step} multiplies {what}: this CPU has no fast kernel for it",
+    change="Use float32 on this CPU: model.float(), and inputs in float32; or bfloat16 in "
+    "torch.autocast('cpu', dtype=torch.bfloat16) if the CPU has instructions for it.",
+    verify="--ops --by input_types  # float16 is 'c10::Half', bfloat16 'c10::BFloat16'",
+    least_share=0.1,
+    least_saving=0.03,
     assumes="in float32",
     on_device=False,
 )
@@ -537,11 +594,26 @@ def _shapes(capture: Views, kernels: Ints) -> tuple[Evidence, ...]:
     return ()  # no shapes were recorded
 
 
+def _in_float32(capture: Views, operators: Ints) -> Edit:
+    is_conv = capture.events.named(lambda name: bool(_CONVOLUTION.search(name)))[operators]
+    by, *bounds = _OF_FLOAT64_CONVOLUTION
+    return lambda whatif: whatif.scale_events(operators[~is_conv], by=_OTHERS).scale_events(
+        operators[is_conv], by=by, bounds=(bounds[0], bounds[1])
+    )
+
+
 def _typed(capture: Views) -> Flags:
-    """A mask of the nodes that are operators in float64, by their recorded types."""
+    """A mask of the nodes that are operators in float64, by their recorded types.
+
+    Python's numbers are float64 too, and are converted: those as first input do not count.
+    """
     events, tree = capture.events, capture.links.call_tree
-    is_float64 = np.array([bool(_FLOAT64.match(text)) for text in events.texts] + [False])
-    found: Flags = (is_float64[events.types] & events.among(OPERATOR))[tree.index]
+    is_float64, is_number = (
+        np.array([bool(kind.match(text)) for text in events.texts] + [False])
+        for kind in (_FLOAT64, _SCALAR)
+    )
+    typed = is_float64[events.types] & ~is_number[events.shapes] & events.among(OPERATOR)
+    found: Flags = typed[tree.index]
     return found
 
 
