@@ -33,7 +33,7 @@ def add_ignore(parser: argparse.ArgumentParser) -> None:
         metavar="CODE",
         action="append",
         default=[],
-        help="leave out findings of this code, such as unmarked-time; may be given several times, "
+        help="leave out findings of this code, such as first-step; may be given several times, "
         "and adds to those that [tool.instrument.diagnose] in pyproject.toml names",
     )
 

@@ -25,7 +25,6 @@ from instrument import profiled
 
 LOADS_S, WORKS_S = 0.05, 0.08  # with worker processes, which a busy machine may start late
 SHORT_S = 0.03
-PLAYS_S = 0.02  # more than a fifth of the step beside `LOADS_S`, and half of it less
 
 
 class Slow(Dataset[float]):
@@ -184,18 +183,6 @@ def updated(**options: bool) -> Callable[[], object]:
     return step
 
 
-def without_range() -> object:
-    time.sleep(SHORT_S)
-    with profiled("train"):
-        return torch.ones(4).sum()
-
-
-def within_range() -> object:
-    with profiled("train"):
-        time.sleep(SHORT_S)
-        return torch.ones(4).sum()
-
-
 def multiplied(dtype: torch.dtype) -> Callable[[], object]:
     """A step of two layers, forward and backward."""
 
@@ -290,19 +277,6 @@ def validates() -> None:
     _train(_deep(2), _deep_input())
     with profiled("validation"), torch.no_grad():
         _deep()(_deep_input())
-
-
-def plays(seconds: float) -> Callable[[], object]:
-    """A step that waits for data, and then plays a game in Python."""
-
-    def step() -> object:
-        with profiled("data"):
-            time.sleep(LOADS_S)
-        with profiled("rollout"):
-            time.sleep(seconds)
-            return torch.ones(4).sum()
-
-    return step
 
 
 def trains() -> None:
@@ -569,7 +543,6 @@ TWINS = (
         options={"model": LAYERS},
         turns="window",
     ),
-    Twin("a block in a range", without_range, within_range, "unmarked-time", steps=3, is_time=True),
     Twin(
         "objects in each step",
         makes_objects,
@@ -621,14 +594,6 @@ TWINS = (
         trains,
         "not-training",
         options={"with_stack": True},
-    ),
-    Twin(
-        "half of the Python",
-        plays(PLAYS_S),
-        plays(PLAYS_S / 2),
-        "python-time",
-        steps=3,
-        is_time=True,
     ),
     Twin("detect_anomaly", looks_for_anomalies, looks_for_none, "debug-modes"),
     Twin("a new shape in each step", compiles_again, compiles_once, "recompilation", steps=4),

@@ -10,8 +10,6 @@ import hashlib
 import io
 import itertools
 import json
-import math
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -132,37 +130,6 @@ def reinforces(
 
 
 # A game in Python.
-
-LEARNER = Training(perceptron(256, 4, inputs=4), torch.randn(512, 4))
-GAMES = 100
-
-
-def played(games: int) -> list[tuple[float, float, float, float]]:
-    """Balance poles, with random pushes: the states on the way."""
-    states = []
-    for _ in range(games):
-        x, speed, angle, turn = (random.uniform(-0.05, 0.05) for _ in range(4))
-        for _ in range(100):
-            push = 10.0 if random.random() < 0.5 else -10.0
-            sine, cosine = math.sin(angle), math.cos(angle)
-            pushed = (push + 0.05 * turn * turn * sine) / 1.1
-            turned = (9.8 * sine - cosine * pushed) / (0.5 * (4 / 3 - 0.1 * cosine * cosine / 1.1))
-            x, speed = x + 0.02 * speed, speed + 0.02 * (pushed - 0.05 * turned * cosine / 1.1)
-            angle, turn = angle + 0.02 * turn, turn + 0.02 * turned
-            states.append((x, speed, math.remainder(angle, math.tau), turn))
-    return states
-
-
-_replayed = torch.randn(512, 4)
-
-
-def plays(games: int) -> Callable[[], object]:
-    def step() -> object:
-        with profiled("rollout"):
-            states = random.sample(played(games), 512) if games else None
-        return LEARNER.step(_replayed if states is None else torch.tensor(states))
-
-    return step
 
 
 # Validation, checkpoints and logs in each step.
@@ -429,14 +396,6 @@ _PROGRAMS = (
         reinforces(chosen),
         "loop",
         options={"model": POLICY},
-    ),
-    Twin(
-        "half of the games in Python",
-        plays(GAMES),
-        plays(GAMES // 2),
-        "python-time",
-        options={"model": LEARNER.model},
-        clean=plays(0),
     ),
     Twin(
         "no validation in the step",

@@ -48,7 +48,6 @@ from instrument.read.advise.evidence import cost_share, share_of, share_with_dev
 from instrument.read.advise.verdict import verdict
 from instrument.read.ranks.run import Run
 
-MARKED = [check for check in CHECKS if check.code != "unmarked-time"]
 ON_V100, ON_A100 = {"deviceProperties": [V100]}, {"deviceProperties": [A100]}
 ON_L40 = {"deviceProperties": [{**V100, "name": "NVIDIA L40", "numSms": 142}]}
 CUTLASS = "cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align"
@@ -348,7 +347,7 @@ def test_only_copies_that_block_overlap(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_device_has_no_finding(tmp_path: Path) -> None:
-    assert not diagnose([capture(tmp_path, ON_CPU)], MARKED).findings
+    assert not diagnose([capture(tmp_path, ON_CPU)]).findings
 
 
 @pytest.mark.parametrize(
@@ -570,7 +569,7 @@ JUSTIFIED = {
 @real_traces.needs_traces
 @pytest.mark.parametrize("name", real_traces.each(JUSTIFIED))
 def test_a_real_trace_gives_what_is_justified(name: str) -> None:
-    findings = diagnose([real_traces.load(name)], MARKED).findings
+    findings = diagnose([real_traces.load(name)]).findings
     codes = [*dict.fromkeys(each.code for each in findings)]
     assert codes == [*JUSTIFIED[name]], [each.title for each in findings]
     for idle in (each for each in findings if each.code == "device-idle"):

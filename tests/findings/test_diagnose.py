@@ -434,7 +434,6 @@ def test_a_simulation_that_fails_costs_the_savings_alone(
         "No saving is known: The simulation failed on this capture (IndexError: index 7 is out of "
         "bounds): please report it.",
     )
-    assert [(each.code, each.saving) for each in found.findings] == [("unmarked-time", None)]
     assert found.step_ns is None
     assert "IndexError" in as_text(found)
     assert "IndexError" in as_markdown(found)
@@ -604,7 +603,6 @@ def test_markdown_says_how_sure_the_savings_are(tmp_path: Path) -> None:
     many = replace(noted, findings=found.findings * 50, notes=("Long note. " * 20,) * 20)
     assert len(as_markdown(many).encode()) <= 5_000
     assert "1. **" in as_markdown(many)
-    assert "Accuracy" not in as_markdown(replace(noted, findings=()))
 
 
 def test_text_fits_into_eighty_columns(tmp_path: Path) -> None:
@@ -774,7 +772,7 @@ def test_the_saving_names_its_step_if_the_heading_has_another(tmp_path: Path) ->
     )
     of = f"2.000 ms in {captures[1].name}"
     saves = f"500.0 µs of a step of {of} (25 %): a step would take 1.500 ms"
-    assert f"would take 1.500 ms instead of {of} (25 % less)." in text
+    assert f"would take 1.500 ms instead of {of} (25 % less)." in verdict(found)
     assert f"saves {saves}" in text
     assert f"Saves {saves}" in plain(as_markdown(found)).replace("\\", "")
 
@@ -883,7 +881,6 @@ def test_the_command_names_the_captures_of_older_runs(
     assert main([command, str(tmp_path), "--json"]) == 0
     out, err = capsys.readouterr()
     assert err == f"{LEFT_OUT}\n"
-    assert "steps_3_rank0-2" in out
     content = json.loads(out)
     if command == "report":
         assert content["captures"] == 2
@@ -1116,13 +1113,13 @@ def test_a_threshold_replaces_that_of_the_check(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"ignore": ["unmarked-tim"]}, "'unmarked-tim'; did you mean 'unmarked-time'?"),
-        ({"ignore": "unmarked-tim"}, "'unmarked-tim'; did you mean 'unmarked-time'?"),
+        ({"ignore": ["first-ste"]}, "'first-ste'; did you mean 'first-step'?"),
+        ({"ignore": "first-ste"}, "'first-ste'; did you mean 'first-step'?"),
         ({"thresholds": {"laucnh-bound": 0.1}}, "did you mean 'launch-bound'?"),
         ({"thresholds": {"graph-breaks": 0.1}}, "graph-breaks have no threshold 0.1: remove it"),
         ({"thresholds": {"launch-bound": 10}}, "is 10: give a share of the step from 0.01 to 1"),
         ({"thresholds": {"launch-bound": True}}, "is True: give a share"),
-        ({"thresholds": {"python-time": 0.1}}, "a share of the step from 0.2 to 1"),
+        ({"thresholds": {"launch-bound": 0.001}}, "a share of the step from 0.01 to 1"),
     ],
 )
 def test_settings_that_are_not_possible_are_named(given: dict[str, Any], said: str) -> None:
@@ -1138,13 +1135,13 @@ def write_settings(folder: Path, text: str) -> None:
 def test_settings_are_those_of_the_nearest_project_that_has_some(tmp_path: Path) -> None:
     write_settings(
         tmp_path / "a",
-        '[tool.instrument.diagnose]\nignore = ["unmarked-time"]\n'
+        '[tool.instrument.diagnose]\nignore = ["slow-links"]\n'
         "[tool.instrument.diagnose.thresholds]\nlaunch-bound = 0.1\n",
     )
     write_settings(tmp_path / "a/b", "[tool.other]\nx = 1\n")
     (tmp_path / "a/b/c").mkdir()
     found = read_settings(["first-step"], tmp_path / "a/b/c")
-    assert found.ignore == ("unmarked-time", "first-step")
+    assert found.ignore == ("slow-links", "first-step")
     assert found.thresholds == {"launch-bound": 0.1}
     write_settings(tmp_path / "a/b", "[tool.instrument]\n")
     assert read_settings(folder=tmp_path / "a/b/c") == DEFAULT
@@ -1172,17 +1169,26 @@ def test_a_wrong_pyproject_is_named(tmp_path: Path, text: str, said: str) -> Non
 def test_commands_leave_out_what_the_project_ignores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = str(halves(tmp_path).place)
+    place = str(
+        write_capture(
+            tmp_path,
+            in_steps(
+                3,
+                1000,
+                annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 600),
+            ),
+        ).place
+    )
     monkeypatch.chdir(tmp_path)
     outputs = [["diagnose", place], ["show", place], ["report", "--json", place]]
     for command in outputs:
         assert main(command) == 0
         text = capsys.readouterr().out
-        assert "is in no range" in text
+        assert "waits for data" in text
         assert "ignored" not in text.replace('"ignored"', "")
-        assert main([*command, "--ignore", "unmarked-time"]) == 0
-        assert "1 finding ignored: unmarked-time" in capsys.readouterr().out
-    write_settings(tmp_path, '[tool.instrument.diagnose]\nignore = ["unmarked-time"]')
+        assert main([*command, "--ignore", "loader-wait"]) == 0
+        assert "1 finding ignored: loader-wait" in capsys.readouterr().out
+    write_settings(tmp_path, '[tool.instrument.diagnose]\nignore = ["loader-wait"]')
     for command in outputs:
         assert main(command) == 0
-        assert "1 finding ignored: unmarked-time" in capsys.readouterr().out
+        assert "1 finding ignored: loader-wait" in capsys.readouterr().out

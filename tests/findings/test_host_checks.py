@@ -25,14 +25,11 @@ from builders import (
     node,
     span,
     step,
-    synchronous_steps,
 )
 
 from findings.by_hand import Case, check, environment
 from instrument.cli.command import main
 from instrument.read.advise import loops
-from instrument.read.advise.diagnose import diagnose
-from instrument.read.advise.verdict import verdict
 from instrument.read.trace.events import is_step
 from instrument.read.views.untrained import change_of
 
@@ -460,52 +457,6 @@ AS_LONG = in_steps(
 
 # Unmarked time
 
-PYTHON = [
-    frame("train.py(1): main", 0, 2000),
-    *in_steps(
-        2,
-        1000,
-        frame("train.py(9): tokenize", 100, 700),
-        frame("json/decoder.py(3): decode", 200, 100),
-        span("aten::mm", 500, 200),
-        frame("other.py(2): sleep", 100, 900, tid=3),
-    ),
-]
-MARKED = [
-    step(0, 0, 1000),
-    annotation(SINGLE_PROCESS, 0, 200),
-    annotation("forward", 200, 300),
-    made("aten::mul", 210, 280, sequence=1),
-    node("MulBackward0", 510, 480, sequence=1),
-]
-WAITED_FOR = [
-    step(0, 0, 1000),
-    annotation("forward", 0, 100),
-    *launched("gemm", 50, 60, 490, 1),
-    call("cudaStreamSynchronize", 100, 455),
-    annotation("evaluation", 560, 430),
-]
-UNMARKED = {
-    "what runs in it": Case(
-        "unmarked-time",
-        in_steps(
-            3,
-            1000,
-            annotation("forward", 0, 400),
-            span("aten::mm", 400, 300),
-            span("aten::inner", 410, 100),
-        ),
-    ),
-    "Python stacks show the functions outside of operators": Case(
-        "unmarked-time", [*PYTHON, *launched("gemm", 510, 600, 50, 1)]
-    ),
-    "functions that are named elsewhere are left out": Case("unmarked-time", PYTHON),
-    "without any range the model should be given": Case(
-        "unmarked-time", [step(0, 0, 1000), span("aten::mm", 0, 990)]
-    ),
-    "a wait for device work of no range": Case("unmarked-time", [WAITED_FOR[0], *WAITED_FOR[2:]]),
-}
-
 IN_FLOAT64 = {
     "float64": Case("float64", DOUBLES),
     "a convolution in float64": Case(
@@ -551,100 +502,6 @@ def of_validation(name: str = "Net") -> list[Event]:
 def called(start: float, lasts: float, name: str = "Net") -> list[Event]:
     """A call of a module without gradients."""
     return [annotation(name, start, lasts), span("aten::mm", start + lasts / 14, lasts * 6 / 7)]
-
-
-# Python in a range
-
-
-def playing(
-    python_us: float = 500, name: str = "rollout", thread: Any = None, frames: bool = False
-) -> list[Event]:
-    """Three steps of 1000 µs; in each, a range with Python of this length before and in a module's call."""
-    inside = [
-        annotation(name, 0, python_us + 200, tid=thread),
-        annotation("policy", python_us, 200, tid=thread),
-        span("aten::mm", python_us + 50, 150, tid=thread),
-        span("aten::add", python_us + 200, 800 - python_us),
-    ]
-    if frames:
-        inside.append(frame("play.py(7): act", 10, python_us - 20))
-        inside.append(frame("play.py(9): <genexpr>", 20, 100))
-        inside.append(frame("random.py(5): choice", 40, 50))
-    return in_steps(3, 1000, *inside)
-
-
-def without(events: list[Event], *names: str) -> list[Event]:
-    return [event for event in events if event["name"] not in names]
-
-
-ONCE_IN_PYTHON = [*playing(100), step(3, 3000, 1000), annotation("rollout", 3000, 800)]
-IN_PYTHON = {
-    "Python in one of the steps": Case(
-        "python-time", ONCE_IN_PYTHON, environment(cpu_wait={"waited_ns": 10, "window_ns": 100})
-    ),
-    "a fifth of each step, on a busy machine": Case(
-        "python-time", playing(200), environment(cpu_wait={"waited_ns": 10, "window_ns": 100})
-    ),
-    "Python of a range": Case("python-time", playing()),
-    "its function": Case("python-time", playing(frames=True)),
-    # The thread uses no CPU for 550 µs of a step, of which 50 may be those in no operator of `policy`.
-    "a sleep": Case("python-time", playing(frames=True), on_cpus(0.4, waited=0.05)),
-    "what may be Python elsewhere": Case("python-time", playing(), on_cpus(0.65, waited=0.06)),
-    "what may be a wait for data": Case(
-        "python-time",
-        in_steps(3, 1000, annotation("rollout", 0, 500), annotation(SINGLE_PROCESS, 500, 400)),
-        on_cpus(0.4),
-    ),
-    "what may be a wait for an operator's other threads": Case(
-        "python-time", playing(), on_cpus(0.4, waited=0.05, others=0.3)
-    ),
-    "what may be a wait for other ranks": Case(
-        "python-time",
-        in_steps(3, 1000, annotation("rollout", 0, 500), span("c10d::allreduce_", 500, 500)),
-        on_cpus(0.4),
-    ),
-    "a function in no range": Case("python-time", without(playing(frames=True), "rollout")),
-}
-NOT_IN_PYTHON = {
-    "little Python": Case("python-time", playing(100)),
-    "Python in no range and of no function": Case("python-time", without(playing(), "rollout")),
-    "an optimizer": Case("python-time", playing(name="Optimizer.step#Adam.step")),
-    "a wait for data": Case("python-time", playing(name=SINGLE_PROCESS)),
-    "validation in Python": Case("python-time", training_and(annotation("validation", 500, 400))),
-    "on another thread": Case(
-        "python-time", [*without(playing(), "rollout"), annotation("rollout", 0, 900, tid=3)]
-    ),
-    "in one of the steps, on a busy machine": Case(
-        "python-time", ONCE_IN_PYTHON, environment(cpu_wait={"waited_ns": 20, "window_ns": 100})
-    ),
-    "in half of the steps, on a busy machine": Case(
-        "python-time",
-        [*ONCE_IN_PYTHON, step(4, 4000, 1000), annotation("rollout", 4000, 800)],
-        environment(cpu_wait={"waited_ns": 30, "window_ns": 100}),
-    ),
-    "in torch's own functions": Case(
-        "python-time",
-        [
-            *without(playing(frames=True), "rollout"),
-            *in_steps(
-                3,
-                1000,
-                frame("torch/optim/adam.py(3): step", 50, 210),
-                frame("instrument/record/session.py(3): step", 260, 200),
-            ),
-        ],
-    ),
-    "a device works": Case("python-time", [*playing(), *launched("gemm", 50, 60, 900, 1)]),
-    "time in no range in one of the steps, on a busy machine": Case(
-        "unmarked-time",
-        [*in_steps(4, 1000, annotation("train", 0, 1000))][:-1],
-        environment(cpu_wait={"waited_ns": 20, "window_ns": 100}),
-    ),
-    "what a function does in its range is marked": Case("unmarked-time", playing(700, frames=True)),
-    "a function in no range needs no mark": Case(
-        "unmarked-time", without(playing(700, frames=True), "rollout")
-    ),
-}
 
 
 # Work that does not train
@@ -790,8 +647,6 @@ FOUND = {
     **LOOPS,
     **OPTIMIZERS,
     **IN_FLOAT64,
-    **UNMARKED,
-    **IN_PYTHON,
     **NO_TRAINING,
     **WITHOUT_CPU,
 }
@@ -800,7 +655,6 @@ NOT_FOUND = {
     **NOT_SYNCHRONIZING,
     **NO_LOOP,
     **NO_OPTIMIZER,
-    **NOT_IN_PYTHON,
     **ALL_TRAINING,
     "float32 beside numbers": Case("float64", FLOATS),
     "operators that take as long in float32": Case("float64", AS_LONG),
@@ -811,12 +665,6 @@ NOT_FOUND = {
         "float16", [*products("c10::Half", 10_000), *launched("gemm", 5, 20, 500, 1)]
     ),
     "short products of float16": Case("float16", products("c10::Half", 15, rows=1)),
-    "the loader and the backward of ranges": Case("unmarked-time", MARKED),
-    "a wait for device work of a range": Case("unmarked-time", WAITED_FOR),
-    "the device is busy": Case(
-        "unmarked-time", [step(0, 0, 1000), *launched("gemm", 5, 20, 500, 1)]
-    ),
-    "waiting for gloo": Case("unmarked-time", synchronous_steps(300)),
 }
 CALLS = [step(0, 0, 1000), call("cudaStreamSynchronize", 10, 500)]
 UNKNOWN = {
@@ -834,11 +682,6 @@ UNKNOWN = {
         Case("layout-and-casts", COPIED_ONCE, environment(cpu_wait={"waited_ns": 9_000_000})),
         "without a CPU may explain the time",
     ),
-    "no steps": (Case("unmarked-time", [span("aten::mm", 0, 1000)]), r"session\.step\(\)"),
-    "no ranges": (
-        Case("unmarked-time", [step(0, 0, 10)], {"annotations_disabled": True}),
-        "INSTRUMENT_DISABLE",
-    ),
 }
 
 
@@ -850,27 +693,6 @@ def test_the_command_of_float64_shows_the_types(
     shown = capsys.readouterr().out
     assert "[double, double, double]" in shown
     assert "[[double, double], Scalar]" in shown
-
-
-def test_following_the_advice_on_unmarked_time_says_more(tmp_path: Path) -> None:
-    """A mark gives the saving, stacks give the line too, and both together the range as well."""
-    unmarked, in_function = without(playing(), "rollout"), without(playing(frames=True), "rollout")
-    said = []
-    for name, events in {
-        "unmarked": unmarked, "marked": playing(), "stacks": in_function, "both": playing(frames=True),
-    }.items():  # fmt: skip
-        (tmp_path / name).mkdir()
-        diagnosis = diagnose([capture(tmp_path / name, events)])
-        first = diagnosis.findings[0]
-        assert verdict(diagnosis).count("play.py:7 in act") == bool(first.source)
-        saved_ns = None if first.saving is None else first.saving.saving_ns
-        said.append((first.code, saved_ns, first.range, first.source))
-    assert said == [
-        ("unmarked-time", None, None, None),
-        ("python-time", 250_000, "rollout", None),
-        ("python-time", 240_000, None, "play.py:7 in act"),
-        ("python-time", 250_000, "rollout", "play.py:7 in act"),
-    ]
 
 
 def test_loops_of_several_threads_do_not_add_up(tmp_path: Path) -> None:

@@ -233,10 +233,7 @@ def test_the_kernels_of_compiled_code_are_no_python(tmp_path: Path, name: str) -
         of_kind[kind] += ns
     assert of_kind == {"CPU operators": 2_700_000, "Python": 300_000}
     diagnosis = found.diagnose()
-    assert not [each for each in diagnosis.findings if each.code == "python-time"]
     assert "(81 % in generated kernels)" in diagnosis.largest_parts
-    other = capture(tmp_path, in_steps(4, 1000, annotation("loop", 0, 1000), inside[2]))
-    assert [each.code for each in other.diagnose().findings] == ["python-time"]
 
 
 def test_without_events_on_the_cpu_the_device_is_described(tmp_path: Path) -> None:
@@ -254,12 +251,13 @@ def test_time_in_operators_is_named_by_them_not_by_the_ranges_it_is_not_in(
     tmp_path: Path, in_operators_us: float
 ) -> None:
     found = capture(tmp_path, in_steps(4, 1000, span("aten::mm", 50, in_operators_us))).diagnose()
-    assert [each.code for each in found.findings] == ["unmarked-time"]
-    is_named = verdict(found) == (
-        "A step takes 1.000 ms. The largest parts: 90 % in aten::mm, 10 % in no operator. Nothing "
-        "found that is known to save more than 3 % of a step."
+    parts = ("90 % in aten::mm", "10 % in no operator")
+    if in_operators_us < 500:
+        parts = ("55 % in no operator", "45 % in aten::mm")
+    assert verdict(found) == (
+        f"A step takes 1.000 ms. The largest parts: {', '.join(parts)}. No check finds a cause that "
+        f"saves more than 3 % of a step: at most {parts[0][:4]} less if the largest part cost nothing."
     )
-    assert is_named == (in_operators_us == 900)
 
 
 @pytest.mark.parametrize(("lost", "is_said"), [(1, False), (2, True)])

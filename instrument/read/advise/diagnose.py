@@ -50,7 +50,7 @@ from instrument.read.advise.operators import (
     LAYOUT_AND_CASTS,
     TENSOR_CORES,
 )
-from instrument.read.advise.python import NOT_TRAINING, PYTHON_TIME, UNMARKED_TIME
+from instrument.read.advise.python import NOT_TRAINING
 from instrument.read.advise.recording import FIRST_STEP, LEAST_EXCESS, RECORDING_OVERHEAD
 from instrument.read.advise.settings import DEFAULT, Settings
 from instrument.read.advise.slow import OPTIMIZER_NOT_FUSED
@@ -65,8 +65,7 @@ from instrument.read.simulate.scenario import Edit, Scenario, combined, scenario
 from instrument.read.views.coverage import lost_events
 from instrument.read.views.device_use import device_use
 from instrument.read.views.find_captures import left_out, newest_run
-from instrument.read.views.largest_parts import largest_parts
-from instrument.read.views.lines import largest_lines
+from instrument.read.views.largest_parts import NOTHING, Heaviest, heaviest, largest_parts
 from instrument.read.views.views import TRAIN, Views
 
 if TYPE_CHECKING:
@@ -102,8 +101,6 @@ CHECKS: tuple[Check, ...] = (
     FIRST_STEP,
     RECORDING_OVERHEAD,
     NOT_TRAINING,
-    PYTHON_TIME,
-    UNMARKED_TIME,
 )
 #: The checks that `diagnose` runs on the ranks of each window.
 RANKS_CHECKS: tuple[RanksCheck, ...] = (STRAGGLERS,)
@@ -205,7 +202,7 @@ class _Seen:
     has_steps: bool
     lost_events: str
     sentences: tuple[str, str] = ("", "")  # what the device does, and the largest parts
-    lines: str = ""
+    heaviest: Heaviest = NOTHING
     step_ns: int | None = None
     step_kinds: str = ""
     unexplained: float = 0.0
@@ -338,7 +335,9 @@ class Diagnosing:
             unexplained=max((each.unexplained for each in stepping), default=None),
             largest_parts=parts,
             device_use=device_use,
-            lines=shown.lines,
+            heaviest=shown.heaviest.sentence,
+            heaviest_share=shown.heaviest.share,
+            lines=shown.heaviest.rows,
             lost_events="".join(
                 f"{each.name}: {each.lost_events}" if of > 1 else each.lost_events for each in lost
             ),
@@ -454,7 +453,7 @@ class Diagnosing:
             use = device_use(capture, lambda: whatif is not None and _is_cpu_the_limit(whatif))
             now.sentences = use, largest_parts(capture)
         with self._noting("lines", "The search for the largest lines"):
-            now.lines = largest_lines(capture)
+            now.heaviest = heaviest(capture)
         return whatif
 
     def _with_place(self, found: list[_Occurrence]) -> _Placed:
@@ -482,9 +481,7 @@ class Diagnosing:
             facts.append(f"on all {len(ranks)} ranks" if is_all else f"on {named}")
         shares = [each.finding.share for each in found if each.finding.share is not None]
         spread = dict.fromkeys(map(percent, (min(shares), max(shares)))) if shares else {}
-        # The share of `unmarked-time` is not always that of the title.
-        has_spread = len(spread) > 1 and percent(median.share or 0) in median.title
-        place = [", ".join(facts), " to ".join(spread) if has_spread else ""]
+        place = [", ".join(facts), " to ".join(spread) if len(spread) > 1 else ""]
         where = "; ".join(filter(None, place))
         title = f"{median.title} ({where})" if where else median.title
         if name:

@@ -24,7 +24,7 @@ from instrument.base.prose import (
 )
 from instrument.base.units import counted, duration
 from instrument.read.advise.finding import Evidence, Finding, Saving, labels_of
-from instrument.read.advise.verdict import notes, saved, saving_text, verdict
+from instrument.read.advise.verdict import notes, saved, saving_text, verdict, without_cause
 from instrument.read.views.json_text import json_text
 from instrument.read.views.layout import plain
 from instrument.read.views.section import Part, Section
@@ -53,8 +53,7 @@ JSON_KEYS = {
 FINDING_KEYS = {
     "code": "the kind of the problem, such as `loader-wait`",
     "title": "the problem with its number, as a sentence",
-    "share": "the share of the step, or of the window, that the title names. For `unmarked-time`, "
-    "the share in no range and no operator, and `null` with device work",
+    "share": "the share of the step, or of the window, that the title names",
     "saving_ns": "how much shorter a step would be; `null` if the change cannot be simulated",
     "low_ns": "the lower bound of `saving_ns`",
     "high_ns": "the upper bound of `saving_ns`",
@@ -115,8 +114,11 @@ class Diagnosis:
         has_steps: whether a step finished; else `step_ns` is the time of the whole recording.
         largest_parts: a sentence on what takes most of a step, for a step without a large finding.
         device_use: a sentence on what the device does in a step; "" without device work.
-        lines: a sentence on the lines of the code that take most of the run, by samples; "" if
+        heaviest: a sentence on what takes most of a step, and what a change of it saves at most.
+        heaviest_share: its share of a step.
+        lines: a row of text for each of the lines that take most of the run, by samples; none if
             `profiler.lines` was off.
+        near_peak: the clause on how near the program is to what the machine can do, if it is near.
         lost_events: sentences on a hundredth or more of the events that were not read, or have
             impossible times; "" if there are fewer.
         together: what the first three findings save together; None if fewer than two are simulated.
@@ -136,7 +138,10 @@ class Diagnosis:
     unexplained: float | None = None
     largest_parts: str = ""
     device_use: str = ""
-    lines: str = ""
+    heaviest: str = ""
+    heaviest_share: float = 0.0
+    lines: tuple[str, ...] = ()
+    near_peak: str = ""
     lost_events: str = ""
     together: Together | None = None
     ignored: tuple[str, ...] = ()
@@ -160,7 +165,8 @@ def as_text(diagnosis: Diagnosis) -> str:
 
     The lines that begin with "verify" may be longer, because a command must stay on one line.
     """
-    first = [line for each in (verdict(diagnosis), *notes(diagnosis)) for line in wrapped(each)]
+    said = (without_cause(diagnosis), *notes(diagnosis))
+    first = [line for each in said for line in wrapped(each)]
     what, found = _summary(diagnosis, str)
     parts: list[Part] = [first, wrapped(f"{what}: {found}", indent="  ")]
     parts += [
@@ -190,8 +196,7 @@ def below(diagnosis: Diagnosis) -> list[str]:
 
 
 def _further(diagnosis: Diagnosis) -> list[tuple[str, Sequence[str]]]:
-    accuracy = diagnosis.notes if diagnosis.findings else ()
-    found = ("Not checked", diagnosis.not_checked), ("Accuracy of the savings", accuracy)
+    found = ("Not checked", diagnosis.not_checked), ("Accuracy of the savings", diagnosis.notes)
     return [each for each in found if each[1]]
 
 

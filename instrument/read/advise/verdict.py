@@ -26,8 +26,9 @@ _ALIKE = 0.03
 _NOTHING = 0.01
 # If the steps got no CPU for more than this share of the window, nothing is known of the program.
 _BUSY = 0.5
-# If less than this share of the steps is in no range and no operator, the operators say more.
-_OUTSIDE = 0.5
+# A finding that saves less than this share of a step is named after what takes many times as much.
+_SURE, _MANY_TIMES = 0.1, 4
+_LINES = "Where the time goes, by samples of the whole run:"
 _LONGEST_NAME = 44
 # How many findings the verdict lists where tables follow.
 _FIRST_FINDINGS = 3
@@ -38,39 +39,54 @@ _CAUSE = re.compile(r"""(?:(?<!\w)(?:'[^']*'|"[^"]*")|(?!:\ ).)*""", re.DOTALL)
 def verdict(diagnosis: Diagnosis) -> str:
     """Return how long a step takes, and the first finding: the cause, its place, the saving.
 
-    With device work, the next sentences say what the device does, what it waits for, and which
-    kernels it runs; without it, a sentence names the largest parts of a step. A sentence with the
-    lines of the code that take most of the run follows, if they were sampled. If the finding is not
-    known to save 3 % of a step, the next of `changes` that is follows. If there is no such finding
-    at all, a sentence says that nothing was found; with device work, it follows the largest ranges.
-    A caveat is never the cause (see `notes`), and neither is time in no range, if there is device
-    work, or if the time is in known operators. The result may hold names from a trace: escape it.
+    If the finding is not known to save 3 % of a step, the next of `causes` that is follows. What
+    takes most of a step comes next, with what a change of it can save at most; it comes first if it
+    is far larger than the saving. With device work, sentences say what the device does, what it
+    waits for, and which kernels it runs; without it, a sentence names the largest parts of a step.
+    Without a large saving, the last sentence says that there is none. A caveat is never the cause
+    (see `notes`). The result may hold names from a trace: escape it.
     """
-    takes, step_ns = "", diagnosis.step_ns
-    found = [each for each in causes(diagnosis) if not _is_known_time(each, diagnosis)]
-    found = found[:_FIRST_FINDINGS]
-    if step_ns is not None:
-        median = " (median of the captures)" if len(diagnosis.captures) > 1 else ""
-        if diagnosis.between_ns is not None:
-            low, high = map(duration, diagnosis.between_ns)
-            median = f" (median of the captures, which differ: {low} to {high})"
-        kinds = f" on average: {diagnosis.step_kinds}" if diagnosis.step_kinds else ""
-        step = _step_of(diagnosis, diagnosis.step_phase)
-        takes = f"{step[0].upper()}{step[1:]} takes {duration(step_ns)}{median}{kinds}. "
-    parts = f"{diagnosis.largest_parts} " if diagnosis.largest_parts else ""
-    if diagnosis.device_use:
-        takes += f"{diagnosis.device_use} "
-    else:
-        takes, parts = takes + parts, ""
-    if diagnosis.lines:
-        takes += f"{diagnosis.lines} "
-    if not found:
-        return f"{takes}{parts}{nothing_found(diagnosis)}."
-    first, large = found[0], [each for each in found if _is_large(each)]
-    if first.saving is not None and not any(map(_is_large, causes(diagnosis))):
-        takes += f"{parts}{nothing_found(diagnosis)}. The largest saving: "
-    named = [first] if _is_large(first) else [first, *large[:1]]
-    return f"{takes}{' Also: '.join(_cause(each, diagnosis) for each in named)}"
+    takes, use = _step_takes(diagnosis), diagnosis.device_use
+    heaviest, parts = diagnosis.heaviest, diagnosis.largest_parts
+    found = causes(diagnosis)
+    large = [each for each in found if _is_large(each)]
+    first = [_cause(each, diagnosis) for each in found[:1]]
+    if not large:
+        is_known = any(each.saving is not None for each in found[:1])
+        nothing = f"{nothing_found(diagnosis)}."
+        last = [nothing, f"The largest saving: {first[0]}"] if is_known else first or [nothing]
+        return _joined(takes, use, heaviest, parts, *last)
+    if found[0] not in large:
+        first.append(f"Also: {_cause(large[0], diagnosis)}")
+    saving = large[0].saving.share if large[0].saving else 0.0
+    if use or diagnosis.lines:  # the parts only fill in for these
+        parts = ""
+    if saving < _SURE and _MANY_TIMES * saving < diagnosis.heaviest_share:
+        return _joined(takes, use, heaviest, parts, f"A known cause of less: {' '.join(first)}")
+    return _joined(takes, use, *first, heaviest, parts)
+
+
+def without_cause(diagnosis: Diagnosis) -> str:
+    """Return the sentences of the verdict that a list of findings does not repeat."""
+    said = _step_takes(diagnosis), diagnosis.device_use, diagnosis.heaviest, diagnosis.largest_parts
+    return _joined(*said, "" if causes(diagnosis) else f"{nothing_found(diagnosis)}.")
+
+
+def _joined(*sentences: str) -> str:
+    return " ".join(filter(None, sentences))
+
+
+def _step_takes(diagnosis: Diagnosis) -> str:
+    """How long a step takes; "" if it is not known."""
+    if diagnosis.step_ns is None:
+        return ""
+    median = " (median of the captures)" if len(diagnosis.captures) > 1 else ""
+    if diagnosis.between_ns is not None:
+        low, high = map(duration, diagnosis.between_ns)
+        median = f" (median of the captures, which differ: {low} to {high})"
+    kinds = f" on average: {diagnosis.step_kinds}" if diagnosis.step_kinds else ""
+    step = _step_of(diagnosis, diagnosis.step_phase)
+    return f"{step[0].upper()}{step[1:]} takes {duration(diagnosis.step_ns)}{median}{kinds}."
 
 
 def causes(diagnosis: Diagnosis) -> list[Finding]:
@@ -97,19 +113,32 @@ def nothing_found(diagnosis: Diagnosis) -> str:
         return "Nothing found; the savings are not known, because no step could be simulated"
     if _is_busy(diagnosis):
         return "The machine was too busy for a verdict: record again when it is idle"
-    return f"Nothing found {_large(diagnosis)}"
+    if diagnosis.near_peak:
+        return f"Nothing stands out: {diagnosis.near_peak}"
+    if not diagnosis.heaviest_share:
+        return f"Nothing found {_large(diagnosis)}"
+    bound = f": at most {percent(diagnosis.heaviest_share)} less if the largest part cost nothing"
+    return f"No check finds a cause {_large(diagnosis)}{'' if diagnosis.heaviest else bound}"
 
 
 def first_lines(diagnosis: Diagnosis) -> list[list[str]]:
-    """Return the verdict with its notes, and what to change first, as lines of 80 columns."""
+    """Return the verdict, what to change, and where the time goes, as lines of 80 columns."""
     found = [[line for each in (verdict(diagnosis), *notes(diagnosis)) for line in wrapped(each)]]
-    if first := changes(diagnosis):
+    problems = changes(diagnosis)
+    is_named = any(map(_is_large, causes(diagnosis)[:1]))  # in the verdict
+    if is_named:
+        found[:1] = [wrapped(verdict(diagnosis)), wrapped(problems[0][1], "Change: ")]
+        found += [[line for each in notes(diagnosis) for line in wrapped(each)]]
+    if diagnosis.lines:
+        found.append([_LINES, *diagnosis.lines])
+    if problems := problems[is_named:]:
         count = sum(not each.is_caveat for each in diagnosis.findings)
-        some = f", {len(first)} of {count} findings" if len(first) < count else ""
-        found.append([f"What to change first{some}:"])
-        for number, (problem, change) in enumerate(first, 1):
+        some = f", {len(problems) + is_named} of {count} findings"
+        some = some if len(problems) + is_named < count else ""
+        found.append([f"What to change {'next' if is_named else 'first'}{some}:"])
+        for number, (problem, change) in enumerate(problems, 1 + is_named):
             found[-1] += [*wrapped(problem, f"{number}. "), *wrapped(change, "   ")]
-    return found
+    return [each for each in found if each]
 
 
 def changes(diagnosis: Diagnosis) -> list[tuple[str, str]]:
@@ -164,17 +193,6 @@ def _is_large(finding: Finding) -> bool:
     return finding.saving is not None and finding.saving.share >= LEAST_SHARE
 
 
-def _is_known_time(finding: Finding, diagnosis: Diagnosis) -> bool:
-    """Whether a finding is on time in no range, and it is known without ranges what happens then.
-
-    It is known if the device was recorded, or if most of the time is in operators.
-    """
-    if finding.code != "unmarked-time":
-        return False
-    is_outside = finding.share is None or finding.share >= _OUTSIDE
-    return bool(diagnosis.device_use) or (bool(diagnosis.largest_parts) and not is_outside)
-
-
 def _cause(finding: Finding, diagnosis: Diagnosis) -> str:
     """Return a finding as a sentence: the cause, its place, and the saving."""
     cause, saving = _CAUSE.findall(finding.title)[0], finding.saving
@@ -196,9 +214,8 @@ def _cause(finding: Finding, diagnosis: Diagnosis) -> str:
         less = f"{percent(low.share)} to {percent(high.share)}"
     if _has_other_step(finding, diagnosis):
         takes += f" instead of {duration(saving.baseline_ns)}{_where(finding, diagnosis)}"
-    why = f": {why}" if (why := _why_different(finding)) else ""
     assumes, step = finding.assumes or "without this", _step(diagnosis, finding)
-    return f"{cause}{place}; {assumes}, {step} would take {takes} ({less} less{why})."
+    return f"{cause}{place}; {assumes}, {step} would take {takes} ({less} less)."
 
 
 def _with_saving(finding: Finding) -> str:

@@ -1,8 +1,10 @@
-"""The ranges, or else operators, that take most of the steps' time, as a sentence."""
+"""What takes most of the steps' time: lines, and ranges or else operators, as sentences."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -13,18 +15,74 @@ from instrument.base.units import percent
 from instrument.read.facts.idle import device_time
 from instrument.read.facts.links import thread_of_steps
 from instrument.read.trace.events import called_operators, is_compiled_code
+from instrument.read.views.lines import HeavyLine, heaviest_lines
 from instrument.read.views.views import Views
 
 _LEAST, _LEAST_OPERATOR = 0.05, 0.25
-_LONGEST_NAME, _SHOWN = 44, 3
+_LONGEST_NAME, _SHOWN, _MOST_LINES = 44, 3, 5
 _NO_OPERATOR, _GENERATED = "no operator", "generated kernels"
 _NO_RANGE, _WAITING = "no range", "waiting for data"
 _OF_PASS = {"backward": "in the backward of ", "recompute": "in the recomputation of ", "data": ""}
 _Part = tuple[str, str]  # a value of `_OF_PASS`, and the class or name of ranges
 
 
+class Heaviest(NamedTuple):
+    """What takes most of a step: a sentence, the share of the step, and rows of the next lines."""
+
+    sentence: str = ""
+    share: float = 0.0
+    rows: tuple[str, ...] = ()
+
+
+NOTHING = Heaviest()
+
+
+def heaviest(capture: Views) -> Heaviest:
+    """Return the line that takes most of a step, and what a change of it saves at most.
+
+    Lines are known if they were sampled, and their shares are of the whole run. Without them, only
+    the share of the largest part is known; `largest_parts` names it. With device work, there is no
+    bound, because the device may be what is late.
+
+    Raises:
+        CaptureError: the file of the lines cannot be read, or is not one.
+    """
+    has_device_work = bool(capture.work.duration_ns.any())
+    found = [each for each in heaviest_lines(capture) if each.share >= _LEAST][:_MOST_LINES]
+    if not found:
+        parts = [] if has_device_work else _parts(capture)
+        return Heaviest(share=parts[0][0]) if parts else NOTHING
+    (first, *_), of = found, "it" if len(capture.links.steps) else "the recording"
+    bound = f": at most {percent(first.share)} less if that cost nothing"
+    return Heaviest(
+        f"{_amount(first)} of {of} is {_place(first)}{'' if has_device_work else bound}.",
+        first.share,
+        tuple(f"{_amount(each):>10}  {_place(each)}" for each in found),
+    )
+
+
+def _amount(line: HeavyLine) -> str:
+    """The share of a line, and half of its interval in percent."""
+    half = max(line.high - line.share, line.share - line.low)
+    return f"{percent(line.share)} ± {math.ceil(half * 100)}"
+
+
+def _place(line: HeavyLine) -> str:
+    where = f"{line.line} in {shortened(line.function, _LONGEST_NAME)}"
+    names = ", ".join(shortened(each, _LONGEST_NAME) for each in line.operators)
+    with_backward = ", with its backward" if line.is_backward_included else ""
+    return f"{where}{f' ({names})' if names else ''}{with_backward}"
+
+
 def largest_parts(capture: Views) -> str:
-    """Return a sentence with at most three parts, and their shares of the steps.
+    """Return a sentence with at most three parts, and their shares of the steps; see `_parts`."""
+    basis = "ranges on the device" if capture.work.duration_ns.any() else "parts"
+    texts = [f"{percent(share)} {text}" for share, text in _parts(capture)]
+    return f"The largest {basis}: {', '.join(texts)}." if texts else ""
+
+
+def _parts(capture: Views) -> list[tuple[float, str]]:
+    """The share and the text of at most three parts of the steps, the largest first.
 
     Time counts for the innermost range around it; ranges of submodules of one class are one part,
     and their backward is another. With device work, the time is that of the work that the ranges
@@ -36,7 +94,7 @@ def largest_parts(capture: Views) -> str:
     rows = _times(capture)
     all_ns = sum(ns for *_, ns in rows)
     if not all_ns or all_ns > whole_ns:  # several devices or streams work at the same time
-        return ""
+        return []
     if not has_device_work:
         rows.append((None, _NO_RANGE, _NO_OPERATOR, whole_ns - all_ns))
     parts, ranges = defaultdict[_Part, Counter[str]](Counter), defaultdict[str, set[str]](set)
@@ -47,7 +105,7 @@ def largest_parts(capture: Views) -> str:
     shown = _largest(parts, whole_ns)
     if {kind for _, kind in shown} <= {_NO_RANGE, _WAITING}:
         if has_device_work:
-            return ""
+            return []
         by_operator = defaultdict[_Part, Counter[str]](Counter)
         for (of, kind), spent in parts.items():
             for operator, ns in spent.items():
@@ -57,13 +115,12 @@ def largest_parts(capture: Views) -> str:
     for (of, kind), spent in shown.items():
         names = ranges.get(kind, {kind})
         what = f"{len(names)} {kind} modules" if len(names) > 1 else min(names)
-        text = f"{percent(spent.total() / whole_ns)} {of}{shortened(what, _LONGEST_NAME)}"
+        text = f"{of}{shortened(what, _LONGEST_NAME)}"
         operator, ns = spent.most_common(1)[0]
         if operator and kind != _WAITING and ns >= _LEAST_OPERATOR * spent.total():
             text += f" ({percent(ns / whole_ns)} in {shortened(operator, _LONGEST_NAME)})"
-        texts.append(text)
-    basis = "ranges on the device" if has_device_work else "parts"
-    return f"The largest {basis}: {', '.join(texts)}." if texts else ""
+        texts.append((spent.total() / whole_ns, text))
+    return texts
 
 
 def _largest(parts: dict[_Part, Counter[str]], whole_ns: int) -> dict[_Part, Counter[str]]:

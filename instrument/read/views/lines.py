@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
-from instrument.base.prose import shortened
-from instrument.base.units import percent
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.views.table import Table
 
@@ -138,22 +136,6 @@ def heaviest_lines(capture: Views) -> list[HeavyLine]:
         called = tuple(operators.get(row.line, ()))
         found.append(HeavyLine(row.line, row.function, share, *interval, called, has_backward))
     return sorted(found, key=lambda each: -each.share)
-
-
-def largest_lines(capture: Views) -> str:
-    """Return a sentence with the lines that take most of the run, at most three; "" if unknown."""
-    library = {row.line: row.library for row in capture.lines.where("thread IS NULL")}
-    shown, found = [], heaviest_lines(capture)
-    for each in found[:_MOST_ROWS]:
-        if each.share >= _LEAST_SHARE:
-            half = math.ceil(max(each.high - each.share, each.share - each.low) * 100)
-            called = (library[each.line] or "").partition(" (")[0]
-            place = f"{each.line} ({shortened(called, _LONGEST_NAME)})" if called else each.line
-            shown.append(f"{percent(each.share)} ± {half} at {place}")
-    of = "of the whole run" + ", with the backward of each line" * any(
-        each.is_backward_included for each in found
-    )
-    return f"By samples {of}: {', '.join(shown)}." if shown else ""
 
 
 def _called(capture: Views) -> tuple[dict[str, list[str]], dict[str, float]]:

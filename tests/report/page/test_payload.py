@@ -352,7 +352,7 @@ def test_folders_with_blanks_are_redacted_whole(tmp_path: Path) -> None:
     """The path of the capture stands in the commands of findings."""
     folder = tmp_path / "jane doe" / "it's private"
     folder.mkdir(parents=True)
-    events = [step(0, 0, 9000), step(1, 9000, 9000), span("aten::mm", 9000, 8000)]
+    events = in_steps(3, 9000, annotation(SINGLE_PROCESS, 0, 6000))
     made = write_capture(folder, events)
     plain, clean = (json.dumps(payload([made], redact=redact)) for redact in (False, True))
     assert ("private" in plain, "private" in clean, "jane" in clean) == (True, False, False)

@@ -46,6 +46,8 @@ def verdict(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
     return section(
         "Verdict",
         facts(_facts(capture, found, diagnosis)),
+        text(diagnosis.heaviest),
+        listed(diagnosis.lines),
         text("What to change", "h3"),
         None if cards else text(f"{nothing_found(diagnosis)}."),
         text(
