@@ -20,8 +20,12 @@ from builders import (
 )
 
 from instrument import Capture
+from instrument.base.errors import CaptureError
+from instrument.export.sinks.stacks import Stacks
 from instrument.read.facts.places import common_place
 from instrument.read.facts.segments import no_operator
+from instrument.read.show.page.flame import flame_graphs
+from instrument.read.show.page.page import payload
 from instrument.read.views.lines import heaviest_lines
 
 BASE_NS = 1_790_857_026_000_000_000
@@ -191,3 +195,31 @@ def test_what_is_not_known_of_the_backward_stays_where_it_is_called(tmp_path: Pa
     none = of(tmp_path / "none", events, *[(None, [BACKWARD, 9])] * 8)
     assert [row.with_backward_share for row in none.lines] == [None]
     assert not heaviest_lines(none)[0].is_backward_included
+
+
+def test_without_stacks_the_flame_graph_is_that_of_the_samples(tmp_path: Path) -> None:
+    capture = of(tmp_path, STEPS, (50, [4, 2]), (None, [4, 2]), (None, [3, 2]))
+    stacks = {
+        (("train.py(2): main", "train.py(4): main"), 20_000_000),
+        (("train.py(2): main", "train.py(3): main"), 10_000_000),
+    }
+    assert {*capture.stacks()} == stacks
+    graphs = flame_graphs(capture)
+    assert graphs is not None
+    first, second = graphs["graphs"]
+    assert (first["name"], second["name"]) == (
+        "Lines, by samples of the whole run", "Ranges and operators",
+    )  # fmt: skip
+    assert dict(zip((first["names"][k] for k in first["name_of"]), first["self"])) == {
+        "train.py(2): main": 0, "train.py(4): main": 20_000_000, "train.py(3): main": 10_000_000,
+    }  # fmt: skip
+    Stacks().write(capture, tmp_path)
+    assert "train.py(2):_main;train.py(4):_main 20000\n" in (tmp_path / "stacks.txt").read_text()
+    with pytest.raises(CaptureError, match="recorded without with_stack"):
+        capture.stacks("device")
+
+
+def test_a_redacted_flame_graph_names_no_file(tmp_path: Path) -> None:
+    capture = of(tmp_path, STEPS, (50, [("user", "secret folder/secret.py", 4, "main")]))
+    assert "secret" in str(payload([capture]))
+    assert "secret" not in str(payload([capture], redact=True))

@@ -28,7 +28,8 @@ class Stacks(Sink):
 
     A frame of a path is a Python function, a range or an operator; the file holds only the names of
     frames, not their kinds. The outermost frame comes first. Paths below 0.5 µs are left out.
-    speedscope.app opens the file.
+    speedscope.app opens the file. Without `with_stack`, the frames are the lines that samples of
+    the whole run found (`profiler.lines`), for `metric=cpu` and without a range.
 
     Cost: about 1 µs per event, besides reading the trace. Recording stacks costs much more.
     """

@@ -170,6 +170,7 @@ class Facts:
         phase: the phase of the window.
         is_ours: whether a session recorded the trace.
         once: what was computed about the trace; the capture has the same.
+        samples: returns the samples of the run's stacks, or None.
     """
 
     def __init__(
@@ -182,9 +183,8 @@ class Facts:
         once: Once,
         samples: Callable[[], LineSamples | None] = lambda: None,
     ) -> None:
-        """Keep what is known; `samples` returns the samples of the run's stacks, or None."""
         self.links, self.work, self.phase, self.is_ours = links, work, phase, is_ours
-        self.once, self._samples = once, samples
+        self.once, self.samples = once, samples
         self._columns: dict[str, pl.Series] = {}
 
     def events(self, *columns: str) -> pl.DataFrame:
@@ -225,7 +225,7 @@ class Facts:
     @cached_property
     def sampled(self) -> Sampled:
         """The samples of the stacks in the window; none without `profiler.lines`."""
-        return sampled(self.links, self._samples())
+        return sampled(self.links, self.samples())
 
     def segments(self) -> pl.DataFrame:
         """Return the table of segments, of all lanes; see `instrument.read.facts.segments`."""

@@ -30,6 +30,7 @@ class LineSamples(Struct):
             takes the steps is "".
         times: the Unix time in ns, and the stack, of samples of this thread in windows.
         run: the id of the run; "" if unknown.
+        interval_ns: the average time between two samples.
     """
 
     format: _Count
@@ -38,6 +39,7 @@ class LineSamples(Struct):
     counts: list[tuple[_Count, str, str, _Count, _Count]]
     times: list[tuple[_Count, _Count]]
     run: str = ""
+    interval_ns: Annotated[int, Meta(ge=1, le=10**10)] = 10_000_000
 
     def blamed(self, stack: int) -> tuple[int, str | None]:
         """The frame that the samples of a stack count for, and the library function it called.

@@ -11,12 +11,14 @@ from instrument.read.views.views import Views
 
 
 def private_words(capture: Views) -> Iterator[str]:
-    """Yield a capture's host, command, path and failed guards of torch.compile."""
+    """Yield a capture's host, command, path, failed guards of torch.compile and odd file names."""
     yield capture.about.host or ""
     yield shlex.join(capture.about.command)
     dynamo = capture.about.dynamo  # its guards may hold values
     for guard in (None if dynamo is None else dynamo.failed_guards) or ():
         yield guard.partition(": ")[2]
+    if samples := capture.facts.samples():  # in a sentence, a name with spaces is not recognised
+        yield from {file for _, file, *_ in samples.frames if " " in file}
     if capture.folder is None:
         yield capture.name
     if capture.place is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -22,6 +23,7 @@ from instrument.read.facts.call_tree import CallTree, nest, number_paths
 from instrument.read.facts.groupby import Groups, groupby, intern
 from instrument.read.facts.links import Links
 from instrument.read.trace.events import PYTHON, Events, Flags, Ints, decoded, is_step
+from instrument.read.trace.line_samples import LineSamples
 
 # Addresses of objects differ between runs, so they are cut from the names of frames.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -97,6 +99,22 @@ def stacks(
     links = Links(events, python=True)
     (found,) = call_paths(links, (metric,), range=range)
     return found
+
+
+def sampled_stacks(samples: LineSamples, phase: str) -> list[Stack]:
+    """Return the call paths that samples of the run found in a phase (`profiler.lines`).
+
+    Each frame has the line that it ran. The time is what the samples stand for, in the whole run. A
+    thread that takes no steps is a frame around those that it ran.
+    """
+    names = [_shown(f"{file}({line}): {name}") for _, file, line, name in samples.frames]
+    times_ns = Counter[tuple[str, ...]]()
+    for _, of_phase, thread, stack, count in samples.counts:
+        if of_phase == phase and samples.stacks[stack]:
+            path = (names[frame] for frame in reversed(samples.stacks[stack]))
+            above = (_shown(f"thread {thread}"),) if thread else ()
+            times_ns[(*above, *path)] += count * samples.interval_ns
+    return [Stack(*each) for each in times_ns.items()]
 
 
 def call_paths(

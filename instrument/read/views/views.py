@@ -645,12 +645,19 @@ class Views:
     ) -> list[Stack]:
         """Return call paths, each with the self time of its last frame; see `views.stacks`.
 
-        Raises:
-            CaptureError: the trace holds no Python frames, or no such range; or `metric` is
-                "device", and the trace holds no device events.
-        """
-        from instrument.read.views.stacks import stacks
+        If the trace holds no Python frames, those that samples found in the whole run
+        (`profiler.lines`) are returned, for the CPU and without a range.
 
+        Raises:
+            CaptureError: there are no Python frames, or no such range; or `metric` is "device", and
+                the trace holds no device events.
+        """
+        from instrument.read.facts.places import has_sources
+        from instrument.read.views.stacks import sampled_stacks, stacks
+
+        is_sampled = metric == "cpu" and range is None and not has_sources(self)
+        if is_sampled and (samples := self.line_samples):
+            return sampled_stacks(samples, self.phase)
         return stacks(self.events, metric, range=range)
 
     def _recorded_globs(self) -> Sequence[str]:

@@ -1,8 +1,8 @@
-"""The section *Flame graph*: Python stacks, and ranges with their operators."""
+"""The section *Flame graph*: Python stacks or sampled lines, and ranges with their operators."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ from instrument.base.prose import shortened
 from instrument.read.facts.groupby import intern
 from instrument.read.facts.links import Links
 from instrument.read.facts.places import has_sources
-from instrument.read.views.stacks import LONGEST_FRAME, Stack, call_paths
+from instrument.read.views.stacks import LONGEST_FRAME, Stack, call_paths, sampled_stacks
 from instrument.read.views.views import Views
 
 #: The most frames of a graph. A graph leaves out the frames with the least time.
@@ -29,7 +29,8 @@ class Frame:
 def flame_graphs(capture: Views) -> dict[str, Any] | None:
     """Return the flame graphs of a capture; None if no frame has a time.
 
-    A graph merges all steps and threads. Beside the columns, it has a `name`, the kind of its
+    A graph merges all steps and threads; that of samples (`profiler.lines`) those of the whole run.
+    Beside the columns, it has a `name`, the kind of its
     frames, and a `value`, the meaning of their widths.
 
     Cost: about 2 µs per event, more with Python frames.
@@ -38,15 +39,23 @@ def flame_graphs(capture: Views) -> dict[str, Any] | None:
     metrics: dict[Literal["cpu", "device"], str] = {"cpu": "CPU time"}
     if len(links.launches.device):
         metrics["device"] = "device time"
-    kinds = {}
+    kinds: dict[str, Iterable[list[Stack]]] = {}
+    lines: list[tuple[str, str, list[Stack]]] = []
     if has_sources(capture):
         kinds["Python stacks"] = call_paths(Links(capture.events, python=True), [*metrics])
+    elif samples := capture.facts.samples():
+        stacks = sampled_stacks(samples, capture.phase)
+        lines.append(("Lines, by samples of the whole run", "time", stacks))
     kinds["Ranges and operators"] = call_paths(links, [*metrics], frames=False)
     ranges = {shortened(name, LONGEST_FRAME) for name in links.scopes.paths.names}
-    graphs = [
-        {"name": name, "value": value, **columns(merged(stacks), ranges)}
+    drawn = (
+        (name, value, stacks)
         for name, paths in kinds.items()
         for value, stacks in zip(metrics.values(), paths)
+    )
+    graphs = [
+        {"name": name, "value": value, **columns(merged(stacks), ranges)}
+        for name, value, stacks in (*lines, *drawn)
     ]
     found = [graph for graph in graphs if graph["name_of"]]
     return {"graphs": found} if found else None
