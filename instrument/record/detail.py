@@ -15,13 +15,14 @@ from typing import Any, TypeAlias
 from instrument.base import queue
 from instrument.record.config.schedule import Window
 from instrument.record.config.schema import ProfilerConfig
+from instrument.record.observe import observe
 from instrument.record.recorder import RecordedWindow
 
 #: Returns what it has seen, as entries of `detail` in `capture.json`.
 End: TypeAlias = Callable[[], Mapping[str, Any]]
 #: Called when a detail window begins; what each returns is called when it ends. An operator that
 #: they call must be in a range of its own, or else its like in the window gets no shapes.
-observers: list[Callable[[], End]] = []
+observers: list[Callable[[], End]] = [observe]
 _NOT_AGAIN = ("memory_categories", "with_stack", "memory_snapshot", "execution_trace")
 
 
@@ -62,8 +63,7 @@ class Detail:
 
     def begin(self) -> None:
         """Call the observers."""
-        for observe in observers:
-            self._ends.append(observe())
+        self._ends += [each() for each in observers]
 
     def end(self) -> dict[str, Any]:
         """End what the observers began, and return what they have seen."""

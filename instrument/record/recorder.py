@@ -30,7 +30,7 @@ from instrument.annotate.modules import ModuleRanges, attach_ranges, instrumente
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.base.log import logger
 from instrument.base.range_names import STEP_PREFIX
-from instrument.record import one_profiler, torch_support
+from instrument.record import observe, one_profiler, torch_support
 from instrument.record.config.activities import chosen_types
 from instrument.record.config.schema import ProfilerConfig
 from instrument.record.parameters import Parameters
@@ -195,6 +195,8 @@ class Recorder:
         """
         if number == self._step:  # it is still open
             return
+        if self._step is not None:
+            observe.next_step()
         self.end_step()
         for each in range(number if self._step is None else self._step + 1, number + 1):
             self._close_step()
