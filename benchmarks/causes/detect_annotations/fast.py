@@ -21,8 +21,15 @@ def write_annotations(path, count, size, seed=4):
         w, h = rng.randint(8, 24), rng.randint(8, 24)
         x, y = rng.randint(0, size - w), rng.randint(0, size - h)
         images.append({"id": i, "file_name": f"{i:06d}.npy", "width": size, "height": size})
+        outline = [round(rng.uniform(0, size), 2) for _ in range(8)]
         annotations.append(
-            {"id": i, "image_id": i, "category_id": i % 3, "bbox": [x, y, w, h], "iscrowd": 0}
+            {
+                "id": i,
+                "image_id": i,
+                "category_id": i % 3,
+                "bbox": [x, y, w, h],
+                "segmentation": [outline],
+            }
         )
     categories = [{"id": c, "name": f"class{c}"} for c in range(3)]
     path.write_text(
@@ -52,7 +59,7 @@ class CocoBoxes(Dataset):
 
 
 class BoxNet(nn.Module):
-    def __init__(self, width=24):
+    def __init__(self, width=16):
         super().__init__()
         self.features = nn.Sequential(
             nn.Conv2d(3, width, 3, padding=1, stride=2),
