@@ -81,11 +81,11 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--requests", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
 
     torch.manual_seed(0)
-    server = Server(Reranker(), max_batch=16, max_wait=0.03)
+    server = Server(Reranker(), max_batch=16, max_wait=0.012)
     print("ready")
     for number in range(args.rounds):
         clients = [Client(server, 10 * number + i, args.requests) for i in range(args.clients)]
