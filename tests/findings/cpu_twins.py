@@ -498,6 +498,40 @@ def fused_attention() -> None:
         scaled_dot_product_attention(query, query, query)
 
 
+@cache
+def _checked() -> nn.Module:
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(20)))
+
+    def check(_: nn.Module, __: object, output: torch.Tensor) -> None:
+        if not torch.isfinite(output).all():
+            raise ValueError
+
+    for layer in model:
+        layer.register_forward_hook(check)
+    return model
+
+
+def checks_each_layer() -> None:
+    _train(_checked(), _deep_input())
+
+
+def checks_no_layer() -> None:
+    _train(_deep(20), _deep_input())
+
+
+@cache
+def _points() -> torch.Tensor:
+    return torch.randn(256, 64, requires_grad=True)
+
+
+def all_differences() -> None:
+    (_points()[:, None] - _points()[None]).pow(2).sum(-1).exp().sum().backward()
+
+
+def all_distances() -> None:
+    torch.cdist(_points(), _points()).pow(2).exp().sum().backward()
+
+
 # With the larger product, one thread may be slower than two, even beside other programs.
 MIXED = [
     Twin(
@@ -527,6 +561,14 @@ TWINS = (
     Twin("a policy", acts_in_each_environment, acts_in_all_environments, "loop"),
     Twin("a cell", step_by_step, in_one_call, "loop"),
     Twin("parameters", updated(foreach=False), updated(fused=True), "optimizer-not-fused"),
+    Twin("finite values", checks_each_layer, checks_no_layer, "in-pieces"),
+    Twin(
+        "all pairs",
+        all_differences,
+        all_distances,
+        "in-pieces",
+        options={"record_shapes": True},
+    ),
     Twin("foreach", updated(foreach=True), updated(fused=True), "optimizer-not-fused"),
     Twin(
         "two layers",

@@ -1,0 +1,152 @@
+"""Slow implementations of what torch has a fast one for: several operators, or shapes that no fused kernel takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from builders import Event, call, in_steps, kernel, made, node, span
+
+from findings.by_hand import Case
+
+
+def chain(
+    *operators: tuple[str, list[Any]], each_us: float = 90, times: int = 4, apart_us: float = 100
+) -> list[Event]:
+    """Three steps of 5 ms; in each, some operators with their shapes, several times, then a product."""
+    calls = [
+        span(name, 1000 * k + apart_us * n, each_us, Input_Dims=shapes)
+        for k in range(times)
+        for n, (name, shapes) in enumerate(operators)
+    ]
+    return in_steps(3, 5000, *calls, span("aten::mm", 4000, 900, Input_Dims=[[8, 8], [8, 8]]))
+
+
+def without_shapes(events: list[Event]) -> list[Event]:
+    return [{**event, "args": {}} for event in events]
+
+
+MANY, PAIRS = [256, 128], [512, 512, 64]
+CHECKED = ("aten::isnan", [MANY]), ("aten::any", [MANY]), ("aten::is_nonzero", [[]])
+PAIRWISE = (
+    ("aten::sub", [[512, 1, 64], [1, 512, 64], []]),
+    ("aten::pow", [PAIRS, []]),
+    ("aten::sum", [PAIRS, [], [], []]),
+)
+NORMALISED = (
+    ("aten::mean", [MANY, []]),
+    ("aten::sub", [MANY, [256, 1]]),
+    ("aten::var", [MANY, []]),
+    ("aten::add", [[256, 1], []]),
+    ("aten::sqrt", [[256, 1]]),
+    ("aten::div", [MANY, [256, 1]]),
+)
+
+
+def attention(*shapes: list[int], draws: bool = False) -> list[Event]:
+    """Three steps of 5 ms, each with attention that torch computes by separate operators, and its backward."""
+    events = []
+    for k in range(3):
+        start = 5000.0 * k
+        name = "aten::_scaled_dot_product_attention_math"
+        events += [
+            *({**each, "ts": start} for each in in_steps(1, 5000)),
+            span(name, start, 1000, Input_Dims=[*shapes]),
+            made("aten::softmax", start + 300, 200, k + 1),
+            node("SoftmaxBackward0", start + 2000, 1000, k + 1),
+        ]
+        if draws:
+            events.append(span("aten::bernoulli_", start + 600, 100))
+    steps = [event for event in events if event["cat"] == "user_annotation"]
+    for number, event in enumerate(steps):
+        event["name"] = f"ProfilerStep#{number}"
+    return events
+
+
+# The kernels keep the device busy for the whole step, and the CPU waits for them.
+BUSY = [
+    each
+    for k in range(3)
+    for each in (
+        call("cudaLaunchKernel", 5000 * k - 400, 2, k + 1),
+        kernel("gemm", 5000 * k + 5, 4990, correlation=k + 1),
+        call("cudaStreamSynchronize", 5000 * k + 4905, 92),
+    )
+]
+SAME, THREE, WIDER = [4, 4, 256, 16], [16, 256, 16], [4, 4, 256, 32]
+FOUND = {
+    "checks of values": Case("in-pieces", chain(*CHECKED)),
+    "checks of values, without shapes": Case("in-pieces", without_shapes(chain(*CHECKED))),
+    "the logarithm of a softmax": Case(
+        "in-pieces",
+        chain(("aten::softmax", [MANY]), ("aten::add", [MANY, []]), ("aten::log", [MANY])),
+    ),
+    "the distances of all pairs": Case("in-pieces", chain(*PAIRWISE)),
+    "the products of all pairs": Case(
+        "in-pieces",
+        chain(("aten::mul", [[512, 1, 64], [1, 512, 64]]), ("aten::sum", [PAIRS, [], [], []])),
+    ),
+    "a normalisation": Case("in-pieces", chain(*NORMALISED)),
+    "a normalisation by a mean of squares": Case(
+        "in-pieces",
+        chain(
+            ("aten::mean", [MANY, []]),
+            ("aten::sub", [MANY, [256, 1]]),
+            ("aten::pow", [MANY, []]),
+            ("aten::mean", [MANY, []]),
+            ("aten::rsqrt", [[256, 1]]),
+            ("aten::mul", [MANY, [256, 1]]),
+        ),
+    ),
+    "GELU": Case(
+        "in-pieces",
+        chain(
+            ("aten::pow", [MANY, []]),
+            ("aten::mul", [MANY, []]),
+            ("aten::add", [MANY, MANY, []]),
+            ("aten::tanh", [MANY]),
+            ("aten::add", [MANY, []]),
+            ("aten::mul", [MANY, MANY]),
+        ),
+    ),
+    "attention with 3 dimensions": Case("attention-not-fused", attention(THREE, THREE, THREE)),
+    "attention with a wider value": Case("attention-not-fused", attention(SAME, SAME, WIDER)),
+}
+NOT_FOUND = {
+    "a check of values that is short": Case("in-pieces", chain(*CHECKED, each_us=4, apart_us=5)),
+    "a number of correct predictions": Case(
+        "in-pieces",
+        chain(("aten::eq", [MANY, MANY]), ("aten::sum", [MANY]), ("aten::item", [[]])),
+    ),
+    "a softmax, and the logarithm of another tensor": Case(
+        "in-pieces", chain(("aten::softmax", [MANY]), ("aten::log", [[256, 64]]))
+    ),
+    "a mask on a tensor": Case(
+        "in-pieces",
+        chain(("aten::mul", [PAIRS, [512, 512, 1]]), ("aten::sum", [PAIRS, [], [], []])),
+    ),
+    "features of all pairs": Case(
+        "in-pieces", chain(*PAIRWISE[:1], ("aten::tanh", [PAIRS]), *PAIRWISE[2:])
+    ),
+    "few pairs": Case(
+        "in-pieces",
+        chain(("aten::sub", [[8, 1, 64], [1, 8, 64], []]), ("aten::sum", [[8, 8, 64], []])),
+    ),
+    "a root mean square": Case(
+        "in-pieces",
+        chain(
+            ("aten::pow", [MANY, []]),
+            ("aten::mean", [MANY, []]),
+            ("aten::rsqrt", [[256, 1]]),
+            ("aten::mul", [MANY, [256, 1]]),
+        ),
+    ),
+    "a normalisation, as far as its names say": Case(
+        "in-pieces", without_shapes(chain(*NORMALISED))
+    ),
+    "attention with dropout": Case(
+        "attention-not-fused", attention(THREE, THREE, THREE, draws=True)
+    ),
+    "attention of unknown reason": Case("attention-not-fused", attention(SAME, SAME, SAME)),
+    "checks on a busy device": Case("in-pieces", [*chain(*CHECKED), *BUSY]),
+}
+UNKNOWN: dict[str, tuple[Case, str]] = {}
