@@ -816,8 +816,9 @@ class StepLoop:
             return
         with window.pausing("save"):
             trace_bytes = detail.save(recorded)
-        about = {"first_step": first, "steps": steps, "trace_bytes": trace_bytes}
-        detail.describe(about | {"stall_ns": sum(window.paused_ns.values())} | seen)
+        about = {"first_step": first, "steps": steps, "memory": detail.config.profile_memory}
+        about |= {"trace_bytes": trace_bytes, "stall_ns": sum(window.paused_ns.values())}
+        detail.describe(about | seen)
         self._with_detail.add(window.counter.name)
 
     def _save(

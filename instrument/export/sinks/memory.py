@@ -82,7 +82,7 @@ class Memory(Sink):
         if "html" in self.forms:
             payload = {
                 "title": f"Memory of {capture.name}",
-                "begin_ns": capture.events.begin_ns,
+                "begin_ns": capture.memory.links.events.begin_ns,
                 "sections": {"memory": memory(capture, curves, self.rows)},
             }
             files.write(folder / "memory.html", page(payload).html)

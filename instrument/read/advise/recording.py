@@ -99,7 +99,7 @@ def recording_overhead(capture: Views) -> Iterator[Problem]:
     events, recorded = capture.events, capture.about.window.steps or len(capture.links.steps)
     options = {
         "with_stack": len(capture.links.frames) > 0 or (events.call_stack >= 0).any(),
-        "record_shapes": (events.types >= 0).any(),
+        "record_shapes": events.records_inputs,
         "profile_memory": len(events.memory) > 0,
     }
     less = ", ".join(f"profiler.{name}=false" for name, is_on in options.items() if is_on)

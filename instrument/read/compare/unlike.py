@@ -98,7 +98,7 @@ def conditions(capture: Views) -> Conditions:
     }
     recorded = {
         _DEVICE_WORK: len(capture.work.event) > 0,
-        "input shapes": (events.shapes >= 0).any(),
+        "input shapes": events.records_inputs,
         "memory": len(events.memory) > 0,
         "Python stacks": len(capture.links.frames) > 0 or (events.call_stack >= 0).any(),
     }

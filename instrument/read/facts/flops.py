@@ -39,6 +39,9 @@ _MOST_DIMS = 64  # torch allows no more
 def node_flops(events: Events, call_tree: CallTree) -> Ints | None:
     """The FLOPs of each node of the call tree; None if the trace has no input shapes.
 
+    Also None if they come from a detail window and those of an operator are unknown, because sums
+    would be too small.
+
     A node is `UNKNOWN` if it has no rule, or if its FLOPs are in the count of an ancestor or of a
     descendant.
 
@@ -54,6 +57,13 @@ def node_flops(events: Events, call_tree: CallTree) -> Ints | None:
     values = np.array([_evaluate(events, *key) for key in keys.T.tolist()], np.int64)
     flops = np.full(len(call_tree), UNKNOWN)
     flops[nodes] = values[groups.of]
+    if not events.records_inputs:
+        ruled = events.named(has_rule)[call_tree.index]
+        counted = flops != UNKNOWN
+        is_known = call_tree.at_or_inside(counted)
+        is_known |= call_tree.with_descendants(counted.astype(np.int64)) > 0
+        if (ruled & ~is_known & (events.shapes[call_tree.index] < 0)).any():
+            return None
     flops = _without_outer_calls(events, call_tree, flops)
     return np.where(call_tree.inside(flops != UNKNOWN), UNKNOWN, flops)
 

@@ -123,7 +123,8 @@ def only_steps(links: Links, first: int, last: int) -> Events:
     for name in ("start_ns", "end_ns"):
         columns[name][cut] = np.clip(columns[name][cut], begin, end)
     rows = {name: each[then] for name, each in _columns(memory, len(memory)).items()}
-    return replace(events, **columns, memory=replace(memory, **rows))
+    every = {field.name: getattr(events, field.name) for field in fields(events)}
+    return Events(**every | columns | {"memory": replace(memory, **rows)})
 
 
 def _columns(table: Any, count: int) -> dict[str, Any]:

@@ -62,6 +62,14 @@ class Cost(Struct):
     packed_bytes: Number | None = None
 
 
+class Detail(Struct):
+    """The detail window: the steps after the window, and whether memory was recorded."""
+
+    first_step: Number | None = None
+    steps: Number | None = None
+    memory: bool | None = None
+
+
 class Config(Struct):
     """Those options of the recording session that are needed to read the capture."""
 
@@ -188,6 +196,7 @@ class Metadata(Struct):
     versions: dict[str, str] = field(default_factory=dict)
     config: Config = field(default_factory=Config)
     cost: Cost = field(default_factory=Cost)
+    detail: Detail | None = None
     compiled_ranges: list[InRegion] = field(default_factory=list)
     modules_not_seen: list[str] = field(default_factory=list)
     threads_not_recorded: list[str] = field(default_factory=list)

@@ -343,6 +343,11 @@ class Events:
         )
 
     @property
+    def records_inputs(self) -> bool:
+        """Whether the trace itself has the inputs of operators."""
+        return bool(((self.shapes >= 0) | (self.types >= 0)).any())
+
+    @property
     def duration_ns(self) -> Ints:
         """The duration of each event; 0 if it is negative in the file."""
         return self.end_ns - self.start_ns

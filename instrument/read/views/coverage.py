@@ -20,12 +20,14 @@ from instrument.read.facts.groupby import groupby
 from instrument.read.facts.intervals import within
 from instrument.read.facts.launches import have_work, launches_kernel, ran_first
 from instrument.read.facts.schema import Schema, schema
+from instrument.read.facts.step_index import step_at
 from instrument.read.trace.events import (
     ANNOTATION,
     OPERATOR,
     Events,
     Flags,
     Ints,
+    called_operators,
     is_runtime,
     is_step,
     is_synchronising,
@@ -396,6 +398,25 @@ def _planned(capture: Views) -> Part | None:
     return None if why is None else Part(None, why=why)
 
 
+def _inputs(capture: Views) -> Part | None:
+    events, about, detail = capture.events, capture.about.detail, capture.detail
+    if about is None or events.records_inputs:
+        return None
+    inside = called_operators(events) & (step_at(events, capture.links.steps, events.start_ns) >= 0)
+    if detail is not None:  # of some operators, torch never records inputs
+        name, types = detail.events.name, detail.events.types
+        recorded = {detail.events.names[k] for k in set(name[types >= 0].tolist())}
+        never = {detail.events.names[k] for k in set(name.tolist())} - recorded
+        inside &= ~events.named(never.__contains__)
+    known = inside & (events.types >= 0)
+    why = (
+        f"operators have no shapes, because the detail window, {counted(about.steps or 0, 'step')} "
+        f"from step {about.first_step} on, did not call them, or with shapes that differ between "
+        "steps: record with profiler.record_shapes=true."
+    )
+    return _share(int(known.sum()), int(inside.sum()), why, str)
+
+
 def _undisturbed(capture: Views) -> Part | None:
     cost = capture.about.cost
     recorded, before = cost.recorded_step_ns, cost.unrecorded_step_ns
@@ -429,5 +450,6 @@ _FINDERS: dict[str, Callable[[Views], Part | None]] = {
     rows.VALID: _valid,
     rows.READ: _read,
     rows.PLANNED: _planned,
+    rows.INPUTS: _inputs,
     rows.UNDISTURBED: _undisturbed,
 }

@@ -17,6 +17,7 @@ JOINED = "backward time joined to its forward"
 VALID = "events with possible times"
 READ = "events of the file that were read"
 PLANNED = "planned steps that were recorded"
+INPUTS = "operators with inputs of the detail window"
 UNDISTURBED = "step time without the cost of recording"
 
 #: Which fraction the cell `share` of each row holds, and for which traces the row is left out; in
@@ -55,6 +56,9 @@ ROWS = {
     "gives the number of counter events, whose values are not read",
     PLANNED: "the part of the planned steps that were recorded; None if the number of planned "
     "steps is not known. Left out for a trace without a capture.json",
+    INPUTS: "the number of operators whose shapes and types are known from the detail window, as a "
+    "fraction of the operators in finished steps. Left out if the capture has no detail window, or "
+    "recorded shapes itself",
     UNDISTURBED: "the usual duration of the steps before the window, as a fraction of the usual "
     "duration of the recorded steps; None if fewer than 10 steps ran before the window, or steps "
     "of other kinds. A share below 1 is no loss. Left out if the steps were not timed",
@@ -75,7 +79,7 @@ ORDERED = rows_for([LAUNCHES, LAUNCHED, IN_ORDER])
 STEPS = rows_for(ORDERED, [CPU_IN_STEPS, UNDISTURBED])
 LAUNCHERS = rows_for([LAUNCHES, LAUNCHED, IN_OPERATOR, OUTSIDE_GRAPHS])
 LAUNCHERS_IN_STEPS = rows_for(LAUNCHERS, STEPS)
-CALLS = rows_for(LAUNCHERS, [CPU_IN_STEPS, UNDISTURBED])
+CALLS = rows_for(LAUNCHERS, [CPU_IN_STEPS, INPUTS, UNDISTURBED])
 RANGES = rows_for(CALLS, [JOINED])
 PARTS = rows_for(LAUNCHERS, [JOINED])
 OWNERS = rows_for([JOINED])

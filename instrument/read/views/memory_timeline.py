@@ -305,7 +305,7 @@ def memory_devices(capture: Views) -> Table:
         peak_net_bytes=pl.col("net_bytes").get(peak),
         reserved_bytes=pl.max("reserved_bytes"),
     )
-    return Table.of(MEMORY_DEVICES, found, begin_ns=capture.events.begin_ns)
+    return Table.of(MEMORY_DEVICES, found, begin_ns=capture.memory.links.events.begin_ns)
 
 
 def memory_steps(capture: Views) -> Table:
@@ -313,7 +313,7 @@ def memory_steps(capture: Views) -> Table:
 
     A memory event exactly at the end of a step does not count for the step.
     """
-    links, rows = capture.links, list[tuple[str, int, int | None, int, int | None]]()
+    links, rows = capture.memory.links, list[tuple[str, int, int | None, int, int | None]]()
     for device, line in capture.memory.timelines.items():
         first, after = (
             np.searchsorted(line["time_ns"], side[links.steps])
@@ -344,7 +344,7 @@ def memory_events(capture: Views) -> Table:
         has_owner = (pl.col("size_bytes") > 0) | memory.has_addresses
         owners[by] = pl.when(has_owner).then(pl.Series(names).gather(codes))
     found = rows.select("device", "time_ns", "size_bytes", "address", **owners)
-    return Table.of(MEMORY_EVENTS, found, begin_ns=capture.events.begin_ns)
+    return Table.of(MEMORY_EVENTS, found, begin_ns=capture.memory.links.events.begin_ns)
 
 
 def memory_live(memory: MemoryView, by: By, device: str | None, at_ns: int | None) -> Table:

@@ -233,6 +233,8 @@ def _inputs(
     used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=len(capture.events.texts)))
     texts = dict(zip(used.tolist(), (text(capture.events.texts[k]) for k in used.tolist())))
     own = pl.Series(codes).gather(calls["id"])
+    if not capture.events.records_inputs:  # those of a detail window, which may lack some
+        return own.replace_strict(texts, default=None, return_dtype=pl.String)
     return own.replace_strict(texts, default="[]", return_dtype=pl.String).fill_null("[]")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from instrument.base import files
-from instrument.base.errors import CaptureError, ConfigError, TraceWarning
+from instrument.base.errors import CaptureError, ConfigError, TraceError, TraceWarning
 from instrument.base.globs import check_globs
 from instrument.base.peak_flops import check_peak_flops
 from instrument.base.polars_forks import use_polars
@@ -480,7 +480,38 @@ class Views:
                 TraceWarning,
                 stacklevel=1,  # shown once for each file, not once for each caller
             )
-        return events
+        if self._detail_file is None or events.records_inputs:
+            return events
+        from instrument.read.facts.detail import DetailedEvents, inputs_of
+
+        def find() -> dict[str, Any]:
+            detail = self.detail
+            return inputs_of(self.links, events.texts, None if detail is None else detail.links)
+
+        return DetailedEvents(events, find)
+
+    @property
+    def _detail_file(self) -> Path | None:
+        file = self.folder and self.folder / files.DETAIL_FILE
+        return file if file and files.is_regular(file) else None
+
+    @cached_property
+    def detail(self) -> Self | None:
+        """The detail window: the steps after the window, which only say what its events are.
+
+        None if the capture has none, or if its trace is damaged.
+        """
+        from instrument.read.trace import reader
+
+        if self._detail_file is None:
+            return None
+        try:
+            events = reader.read(self._detail_file)
+        except (TraceError, OSError):
+            return None
+        made = type(self)(self._detail_file, None, {}, self.communication, self.peak_flops)
+        vars(made)["events"] = events
+        return None if events.cut_short else made
 
     def require_trace(self) -> Path:
         """Return `trace_path`.
@@ -625,10 +656,16 @@ class Views:
 
     @cached_property
     def memory(self) -> MemoryView:
-        """The memory in use over time, by device; see `instrument.read.views.memory_timeline`."""
+        """The memory in use over time, by device; see `instrument.read.views.memory_timeline`.
+
+        If only the detail window recorded memory, it is that of the detail window.
+        """
         from instrument.read.views.memory_timeline import MemoryView
 
-        return MemoryView(self.links)
+        about, detail = self.about.detail, None
+        if about is not None and about.memory and not len(self.events.memory):
+            detail = self.detail
+        return MemoryView(self.links if detail is None else detail.links)
 
     @cached_property
     def categories(self) -> list[Categories]:

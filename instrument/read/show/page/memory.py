@@ -84,6 +84,8 @@ def memory(
     if capture.folder and files.is_regular(capture.folder / _SNAPSHOT):
         parts.append(text(_OPEN_SNAPSHOT, href=_SNAPSHOT))
     missing = line(capture, rows_of(MEMORY_VIEWS))
+    if capture.memory.links is not capture.links:
+        parts.insert(0, text("In the steps after the window, its detail window.", "soft"))
     return section("Memory", *parts, text(problem, "soft"), text(missing, "soft"))
 
 
@@ -102,8 +104,9 @@ def _device(
     capture: Views, curve: Curve, categories: Sequence[Categories], rows: int
 ) -> Iterator[Part | None]:
     view, device = capture.memory, curve.device
-    begin_ns = capture.events.begin_ns
-    steps = [[step.number, step.start_ns - begin_ns] for step in capture.steps]
+    links = view.links
+    begin_ns, at_ns = links.events.begin_ns, links.events.start_ns[links.steps].tolist()
+    steps = [[number, at - begin_ns] for number, at in zip(links.step_numbers, at_ns)]
 
     def listed(caption: str, cells: Table, columns: Schema, shown: int = 15) -> Part:
         names = [name for name in cells.columns if name != "device"]
