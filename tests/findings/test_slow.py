@@ -25,6 +25,18 @@ def without_shapes(events: list[Event]) -> list[Event]:
     return [{**event, "args": {}} for event in events]
 
 
+def contracted(operands: list[list[int]], *products: list[list[int]]) -> list[Event]:
+    """Three steps of 5 ms, each with an einsum of some operands that takes 3 ms, and its products."""
+    inside = [
+        span("aten::bmm", 900 * k + 10, 800, Input_Dims=shapes) for k, shapes in enumerate(products)
+    ]
+    return in_steps(3, 5000, span("aten::einsum", 0, 3000, Input_Dims=[[], operands, []]), *inside)
+
+
+SQUARE = [1, 512, 512]
+LEFT_TO_RIGHT = [SQUARE, SQUARE], [SQUARE, [1, 512, 16]]
+FROM_SMALLEST = [[1, 16, 512], SQUARE], [[1, 16, 512], SQUARE]
+CHAIN = [[512, 512], [512, 512], [16, 512]]
 MANY, PAIRS = [256, 128], [512, 512, 64]
 CHECKED = ("aten::isnan", [MANY]), ("aten::any", [MANY]), ("aten::is_nonzero", [[]])
 PAIRWISE = (
@@ -108,6 +120,7 @@ FOUND = {
             ("aten::mul", [MANY, MANY]),
         ),
     ),
+    "einsum from left to right": Case("einsum-order", contracted(CHAIN, *LEFT_TO_RIGHT)),
     "attention with 3 dimensions": Case("attention-not-fused", attention(THREE, THREE, THREE)),
     "attention with a wider value": Case("attention-not-fused", attention(SAME, SAME, WIDER)),
 }
@@ -143,10 +156,20 @@ NOT_FOUND = {
     "a normalisation, as far as its names say": Case(
         "in-pieces", without_shapes(chain(*NORMALISED))
     ),
+    "einsum from the smallest operand": Case("einsum-order", contracted(CHAIN, *FROM_SMALLEST)),
+    "einsum of two operands": Case("einsum-order", contracted(CHAIN[:2], *LEFT_TO_RIGHT)),
+    "einsum of operands of one size": Case(
+        "einsum-order", contracted(CHAIN[:2] * 2, *LEFT_TO_RIGHT[:1] * 3)
+    ),
     "attention with dropout": Case(
         "attention-not-fused", attention(THREE, THREE, THREE, draws=True)
     ),
     "attention of unknown reason": Case("attention-not-fused", attention(SAME, SAME, SAME)),
     "checks on a busy device": Case("in-pieces", [*chain(*CHECKED), *BUSY]),
 }
-UNKNOWN: dict[str, tuple[Case, str]] = {}
+UNKNOWN = {
+    "einsum without shapes": (
+        Case("einsum-order", without_shapes(contracted(CHAIN, *LEFT_TO_RIGHT))),
+        "input types",
+    ),
+}

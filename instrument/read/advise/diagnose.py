@@ -53,7 +53,7 @@ from instrument.read.advise.operators import (
 from instrument.read.advise.python import NOT_TRAINING
 from instrument.read.advise.recording import FIRST_STEP, LEAST_EXCESS, RECORDING_OVERHEAD
 from instrument.read.advise.settings import DEFAULT, Settings
-from instrument.read.advise.slow import IN_PIECES, OPTIMIZER_NOT_FUSED
+from instrument.read.advise.slow import EINSUM_ORDER, IN_PIECES, OPTIMIZER_NOT_FUSED
 from instrument.read.advise.waits import (
     BLOCKING_COPIES,
     DEVICE_IDLE,
@@ -78,6 +78,7 @@ CHECKS: tuple[Check, ...] = (
     LOOP,
     OPTIMIZER_NOT_FUSED,
     IN_PIECES,
+    EINSUM_ORDER,
     ONE_TIME_COSTS,
     LAUNCH_BOUND,
     DEVICE_IDLE,
