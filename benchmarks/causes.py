@@ -55,7 +55,9 @@ class Output:
             self.stderr = _instrument(folder, "run", script.name).stderr
             self.json = _instrument(folder, "diagnose", "--json", "profile").stdout
         diagnosis = json.loads(self.json)
-        change = re.search(r"^1\. .*?(?=^2\. |\n\n|\Z)", self.stderr, re.DOTALL | re.MULTILINE)
+        change = re.search(
+            r"^(1\. |Change: ).*?(?=^2\. |\n\n|\Z)", self.stderr, re.DOTALL | re.MULTILINE
+        )
         self.first = f"{diagnosis['verdict']} {change.group() if change else ''}"
         self.screen = "\n".join(
             [text for text in self.stderr.splitlines() if text.strip()][:SCREEN]
