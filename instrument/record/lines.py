@@ -60,7 +60,7 @@ _WAITS = (
     if _ARCHITECTURE is None
     else {number: name for name, both in _CALLS.items() for number in both[_ARCHITECTURE]}
 )
-# With this operation, the threads of an operator wait for each other, which is the operator's time.
+# With this operation, the threads of an operator wait for each other.
 _FUTEX_WAIT = 0
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 # In this package, these files call the user's code, or are called by it at every step.
@@ -235,7 +235,7 @@ class LineSampler:
             return None
         cause = _WAITS.get(int(number), "")
         is_operators = cause == "thread" and int(arguments[0], 16) & 0x7F == _FUTEX_WAIT
-        return None if is_operators else cause or "other"
+        return "operator" if is_operators else cause or "other"
 
     def _mark(self) -> Mark:
         elapsed_ns = self._clock_ns() - self._began_ns

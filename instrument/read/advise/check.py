@@ -54,6 +54,10 @@ class NotRecorded(CaptureError):  # noqa: N818
         self.missing, self.remedy = missing, remedy
 
 
+class NotApplicable(Exception):  # noqa: N818
+    """A check is not about captures of this kind: it is listed nowhere."""
+
+
 class Need(NamedTuple):
     """Data without which a check cannot run, and what `NotRecorded` says without it."""
 
@@ -109,6 +113,8 @@ class Problem(NamedTuple):
         is_large: whether it is a finding whatever its share; without a `share`, it has none.
         unclear: raised if the problem is large enough, because the capture does not show more.
         rows: instead of events, rows of `instrument.read.facts.segments.no_operator`.
+        saves: instead of an edit, the share of the run that the change saves, with its bounds; it
+            is taken as the share of a step.
     """
 
     what: str = ""
@@ -124,6 +130,7 @@ class Problem(NamedTuple):
     is_large: bool = False
     unclear: NotRecorded | None = None
     rows: pl.DataFrame | None = None
+    saves: tuple[float, float, float] | None = None
 
 
 class Check(NamedTuple):
@@ -223,7 +230,8 @@ def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator
         if scenario is not None and _is_chance(capture, scenario):
             may_be_chance = True
             continue
-        finding = _finding(check, problem, capture, share, saving_of(scenario))
+        saving = saving_of(scenario) or _of_run(capture, problem)
+        finding = _finding(check, problem, capture, share, saving)
         yield Found(finding, None if scenario is None else edit, problem.events)
         is_found = True
     if isinstance(failure, CaptureError):
@@ -249,6 +257,14 @@ def saving_of(scenario: Scenario | None) -> Saving | None:
     if saving_ns > 0:  # the change can be of no use, but does no harm
         low_ns = max(low_ns, 0)
     return Saving(scenario.baseline_ns, saving_ns, low_ns, scenario.high_ns)
+
+
+def _of_run(capture: Views, problem: Problem) -> Saving | None:
+    steps = capture.links.counted_steps
+    if problem.saves is None or not steps.count:
+        return None
+    step_ns = round(steps.total_ns / steps.count)
+    return Saving(step_ns, *(round(share * step_ns) for share in problem.saves))
 
 
 def _problems(check: Check, capture: Views) -> Iterator[Problem]:

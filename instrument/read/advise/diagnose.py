@@ -25,6 +25,7 @@ from instrument.read.advise.check import (
     QUIET_CPUS,
     Check,
     Found,
+    NotApplicable,
     NotRecorded,
     RanksCheck,
     run_check,
@@ -52,6 +53,7 @@ from instrument.read.advise.operators import (
 )
 from instrument.read.advise.python import NOT_TRAINING
 from instrument.read.advise.recording import FIRST_STEP, LEAST_EXCESS, RECORDING_OVERHEAD
+from instrument.read.advise.samples import BUSY_THREAD, GROWTH, WAITING, WORKER_START
 from instrument.read.advise.settings import DEFAULT, Settings
 from instrument.read.advise.slow import EINSUM_ORDER, IN_PIECES, OPTIMIZER_NOT_FUSED
 from instrument.read.advise.waits import (
@@ -74,6 +76,10 @@ if TYPE_CHECKING:
 #: The checks that `diagnose` runs on each capture. Findings that cost the same keep this order.
 CHECKS: tuple[Check, ...] = (
     LOADER_WAIT,
+    WORKER_START,
+    WAITING,
+    BUSY_THREAD,
+    GROWTH,
     SYNCHRONIZING_CALLS,
     LOOP,
     OPTIMIZER_NOT_FUSED,
@@ -435,6 +441,8 @@ class Diagnosing:
         """Note an error in `missing` instead of raising it; see `_failure`."""
         try:
             yield
+        except NotApplicable:
+            pass
         except NotRecorded as error:
             self.missing[error.remedy][code, error.missing] += 1
         except Exception as error:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from instrument.base.units import duration
+from instrument.base.errors import CaptureError
+from instrument.base.units import duration, percent
 from instrument.read.advise.check import Check, Problem
 from instrument.read.advise.evidence import evidence, in_steps
 from instrument.read.advise.finding import Evidence
@@ -16,7 +19,9 @@ from instrument.read.facts.idle import is_loading
 from instrument.read.facts.segments import time_of_kind, waits_for_data
 from instrument.read.trace.capture_json import DISTURBING_CPU_WAIT, CpuWait
 from instrument.read.trace.events import Ints, loader_iterator
+from instrument.read.trace.line_samples import Samples
 from instrument.read.views.coverage_rows import STEPS
+from instrument.read.views.lines import share_interval
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:
@@ -46,6 +51,15 @@ _SHORT = (
     "sampler=BatchSampler(...), batch_size=None). Worker processes would not help: to take over a "
     "batch from them costs about as much as to load it."
 )
+# Torch's file that calls `__getitem__` and `collate_fn`.
+_FETCH = "torch/utils/data/_utils/fetch.py"
+# A function is named if it has this part, and so many, of the samples of the loading. There must be
+# so many samples. Workers that load for this part of their time are what the step waits for.
+_MOST_OF, _LEAST_OF_ITEMS, _LEAST_SAMPLES, _ALWAYS_BUSY = 0.4, 30, 100, 0.7
+_CHEAPER = (
+    "Make {} cheaper: do once, before the training or in __init__, what is the same for each item, "
+    "such as to open a file, and keep what each epoch computes again."
+)
 
 
 def loader_wait(capture: Views) -> Iterator[Problem]:
@@ -64,13 +78,30 @@ def loader_wait(capture: Views) -> Iterator[Problem]:
     workers = _workers(capture, loads_ns, waited_ns, kind, loader)
     is_short = kind != "workers" and loads_ns < _SHORT_BATCH_NS * len(waits)
     in_each = " in each step" if steps.what == "step" else ""
+    edit = None if is_short else _edit(capture, waits, loads_ns, kind, workers)
+    change = _SHORT if is_short else _change(capture, loader, kind, workers)
+    work, details = None if is_short else _work(capture, kind), _TITLES[kind]
+    if work is not None and kind == "workers":
+        # the time of a batch in the thread of a worker
+        batch_ns = (
+            work.busy * steps.total_ns / max(len(waits), 1) * ((loader and loader.workers) or 1)
+        )
+        if batch_ns < _SHORT_BATCH_NS:
+            details += f", in {duration(batch_ns)}: to take it over from them takes longer"
+            change = f"{_SHORT} So DataLoader(..., num_workers=0) is faster, too."
+            edit, work = _scaled(waits, [batch_ns * len(waits) / max(loads_ns, 1)] * 3), None
+    if work is not None and work.line is not None:
+        details += f"; {percent(work.share)} of the loading is in {work.line}"
+        change = f"{_CHEAPER.format(work.line)} Second best: {change}"
+        edit = _without_line(capture, waits, loads_ns, kind, work) or edit
     yield Problem(
-        f"{duration(waited_ns / steps.count)}{in_each}{_TITLES[kind]}",
+        f"{duration(waited_ns / steps.count)}{in_each}{details}",
         waits,
         share,
-        edit=None if is_short else _edit(capture, waits, loads_ns, kind, workers),
+        edit=edit,
+        place=None if work is None or work.line is None else (None, work.line),
         evidence=(*evidence(capture, waits), *_settings(loader)),
-        change=_SHORT if is_short else _change(capture, loader, kind, workers),
+        change=change,
     )
 
 
@@ -83,6 +114,81 @@ LOADER_WAIT = Check(
     least_saving=0.02,
     coverage=STEPS,
 )
+
+
+class _Work(NamedTuple):
+    """What loads a batch, by samples: the function with most of it, if there is one.
+
+    `busy` is the part of the time in which the process loads, `share` that of the loading in the
+    function, with its bounds, and `line` its line with most samples.
+    """
+
+    busy: float
+    line: str | None
+    share: float
+    low: float
+    high: float
+
+
+def _work(capture: Views, kind: _Kind) -> _Work | None:
+    """The samples of the loading in this process or in the workers; None if there are too few."""
+    found = None
+    with suppress(CaptureError):  # only `lines` says that the file is damaged
+        found = capture.line_samples
+    if found is None or kind == "iterator":
+        return None
+    whole, of = 0, 0
+    # by function of the user, with what it calls: the samples, and those of its lines
+    loading, lines = Counter[str](), defaultdict[str, Counter[str]](Counter)
+    for samples in found.workers if kind == "workers" else [found]:
+        for _, phase, thread, stack, count in samples.counts:
+            if thread or (kind == "process" and phase != capture.phase):
+                continue
+            whole += count
+            if (own := _of_items(samples, stack)) is not None:
+                of += count
+                for function, line in own.items():
+                    loading[function] += count
+                    lines[function][line] += count
+    if whole < _LEAST_SAMPLES:
+        return None
+    least = max(_MOST_OF * of, _LEAST_OF_ITEMS)
+    large = [each for each, count in loading.items() if count >= least]
+    # an inner function has fewer samples, or as many, and comes later
+    function = min(large[::-1], key=lambda each: loading[each], default="")
+    low, high = share_interval(loading[function], of)
+    top = lines[function].most_common(1)[0][0] if large else None
+    return _Work(of / max(whole, 1), top, loading[function] / max(of, 1), low or 0.0, high or 1.0)
+
+
+def _of_items(samples: Samples, stack: int) -> dict[str, str] | None:
+    """The lines of a stack in functions that loading calls; None for a stack that loads nothing."""
+    frames = samples.stacks[stack]
+    fetch = [at for at, frame in enumerate(frames) if samples.file(frame) == _FETCH]
+    if not fetch:
+        return None
+    own = [each for each in frames[: fetch[0]] if samples.frames[each][0] == "user"]
+    # the innermost call of a function counts
+    return {"".join(samples.frames[each][1::2]): samples.place_of(each) for each in own[::-1]}
+
+
+def _without_line(
+    capture: Views, waits: Ints, loads_ns: int, kind: _Kind, work: _Work
+) -> Edit | None:
+    """The step if the line cost nothing. Workers that are not always busy do not slow the step."""
+    left = [1 - each for each in (work.share, work.low, work.high)]
+    if kind == "process":
+        return _scaled(waits, left)
+    if work.busy < _ALWAYS_BUSY:
+        return None
+    total_ns = capture.links.counted_steps.total_ns
+    rest_ns, taken_ns = total_ns - loads_ns, min(_TAKEN_OVER_NS * len(waits), loads_ns)
+    return _scaled(waits, [max(each * total_ns - rest_ns, taken_ns) / loads_ns for each in left])
+
+
+def _scaled(waits: Ints, by: Sequence[float]) -> Edit:
+    expected, largest, smallest = (min(each, 1.0) for each in by)
+    return lambda whatif: whatif.scale_events(waits, expected, bounds=(largest, smallest))
 
 
 def _kind(capture: Views) -> _Kind:

@@ -62,7 +62,7 @@ def lines(capture: Views) -> Table:
     steps = sum(count for (_, thread), count in samples.items() if not thread)
     order = sorted(samples, key=lambda key: (-samples[key], key))
     shares = [samples[key] / steps if steps else None for key in order]
-    intervals = [_interval(samples[key], steps) for key in order]
+    intervals = [share_interval(samples[key], steps) for key in order]
     frames = [found.frames[frame] if frame >= 0 else None for frame, _ in order]
     texts = [f"{each[1]}:{each[2]}" if each else None for each in frames]
     of_steps = {text: key for text, key in zip(texts[::-1], order[::-1]) if text and not key[1]}
@@ -132,7 +132,7 @@ def heaviest_lines(capture: Views) -> list[HeavyLine]:
         share, interval = row.share, (row.low_share, row.high_share)
         if has_backward := row.with_backward_share is not None:
             share = row.with_backward_share
-            interval = _interval(share * samples, samples)
+            interval = share_interval(share * samples, samples)
         called = tuple(operators.get(row.line, ()))
         found.append(HeavyLine(row.line, row.function, share, *interval, called, has_backward))
     return sorted(found, key=lambda each: -each.share)
@@ -155,7 +155,7 @@ def _called(capture: Views) -> tuple[dict[str, list[str]], dict[str, float]]:
     return capture.once("what lines call", compute)
 
 
-def _interval(samples: float, of: int) -> tuple[float | None, float | None]:
+def share_interval(samples: float, of: int) -> tuple[float | None, float | None]:
     """The 95 % interval of a share by Wilson's formula, which holds for few samples too."""
     if not of:
         return None, None
