@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,8 @@ from instrument.base.files import lines_file
 from instrument.base.units import percent
 from instrument.read.advise.verdict import verdict
 from instrument.read.views.lines import heaviest_lines
-from instrument.record import lines, worker_lines
+from instrument.record import line_trace, lines, worker_lines
+from instrument.record.line_trace import NotedLine, trace_lines
 from instrument.record.lines import LineSampler, Mark, Moment
 from instrument.record.recorder import Recorder
 
@@ -291,7 +293,7 @@ def test_the_view_names_the_line_its_share_and_its_operator(capture: Capture) ->
 def test_the_heaviest_line_is_the_one_with_most_samples(capture: Capture) -> None:
     heaviest, row = heaviest_lines(capture)[0], capture.lines[0]
     assert heaviest[:5] == (row.line, row.function, row.share, row.low_share, row.high_share)
-    assert heaviest.low < heaviest.share <= heaviest.high
+    assert heaviest.low < heaviest.share <= heaviest.high + 1e-9
 
 
 def test_the_verdict_names_the_lines_that_take_most(capture: Capture) -> None:
@@ -353,6 +355,8 @@ def test_without_the_option_there_is_no_file(tmp_path: Path) -> None:
         ({"counts": [[0, "train", "", 7, 1]]}, "a frame or stack is missing"),
         ({"counts": [[0, "train", "", -1, 1]]}, "does not hold the lines of a run"),
         ({"frames": 3}, "does not hold the lines of a run"),
+        ({"traced": [[1], [7]]}, "a frame or stack is missing"),
+        ({"traced": [[1], []]}, "a frame or stack is missing"),
     ],
 )
 def test_a_file_that_cannot_be_right_is_refused(
@@ -372,3 +376,95 @@ def test_a_file_that_cannot_be_right_is_refused(
     found = made.diagnose()  # says so, and loses nothing else
     assert not found.lines
     assert found.largest_parts
+
+
+# The lines of a detail window.
+
+
+def traced(act: Callable[[], object]) -> tuple[list[NotedLine], bool]:
+    """What is noted while this thread calls `act`, and whether it could be traced."""
+    noted: list[NotedLine] = []
+    end = trace_lines(noted, lambda file: Path(file).name == HERE)
+    act()
+    if end is not None:
+        end()
+    assert sys.gettrace() is None
+    return noted, end is not None
+
+
+def called_twice() -> None:
+    for _ in range(2):
+        inner()
+
+
+def inner() -> int:
+    return sum(json.loads("[1, 2]"))  # calls functions of a library
+
+
+def test_every_line_of_the_user_is_noted_with_its_time() -> None:
+    began_ns = time.time_ns()
+    noted, _ = traced(called_twice)
+    lines = [
+        (code and code.co_name, line - code.co_firstlineno if code else 0)
+        for _, code, line in noted
+    ]
+    call = [("called_twice", 2), ("inner", 1), ("called_twice", 2), ("called_twice", 1)]
+    first = lines.index(("called_twice", 1))
+    assert lines[first:][:9] == [("called_twice", 1), *call, *call]
+    assert lines[first - 1][0] == lines[first + 9][0] == "traced"  # the line that calls
+    assert lines[-1] == (None, 0)  # the end
+    times = [began_ns, *(at_ns for at_ns, *_ in noted), time.time_ns()]
+    assert times == sorted(times)
+
+
+def test_many_lines_end_the_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_trace, "_MOST_LINES", 3)
+    noted, _ = traced(called_twice)
+    assert len(noted) == 4
+    assert noted[-1][1] is None
+    monkeypatch.setattr(line_trace, "_MOST_CALLS", 1)
+    noted, _ = traced(called_twice)
+    assert noted[-1][1] is None
+    assert "inner" not in {code and code.co_name for _, code, _ in noted}
+
+
+def test_a_debugger_and_compiled_code_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = SimpleNamespace(counters={"frames": {"ok": 1}})
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", compiler)
+    assert traced(called_twice) == ([], False)
+    compiler.counters.clear()
+    assert traced(called_twice)[1]
+
+    def debugger(*_: object) -> None: ...
+
+    sys.settrace(debugger)
+    try:
+        assert trace_lines([], bool) is None
+        assert sys.gettrace() is debugger
+    finally:
+        sys.settrace(None)
+
+
+def train(model: torch.nn.Module, x: torch.Tensor) -> None:
+    y = model(x)
+    y = torch.relu(y) + 1
+    loss = y.exp().sum()
+    loss.backward()
+
+
+def test_with_a_detail_window_every_operator_and_its_backward_has_its_line(tmp_path: Path) -> None:
+    model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
+    step = lambda: train(model, x)  # noqa: E731
+    options: dict[str, Any] = {"active": 2, "wait": 1, "detail": 1, "sinks": {}, "lines": True}
+    (made,) = run_session(tmp_path, 5, step, export="inline", **options).captures
+    rows = made.sql("select name, line, pass from events where kind = 'operator'")
+    lines = {(row.name, row.line) for row in rows}
+    linear, relu, exp, loss = (line_of(train, after) for after in (1, 2, 3, 4))
+    expected = {
+        "aten::addmm": linear, "AddmmBackward0": linear, "aten::relu": relu, "ReluBackward0": relu,
+        "aten::exp": exp, "ExpBackward0": exp, "aten::sum": exp, "SumBackward0": exp,
+        "aten::ones_like": loss, "torch::autograd::AccumulateGrad": linear,
+    }  # fmt: skip
+    assert expected.items() <= lines
+    assert None not in {line for _, line in lines}
+    assert made.lines.where(f"line = '{loss}'").frame["with_backward_share"].sum() < 0.2

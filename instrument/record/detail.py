@@ -7,7 +7,7 @@ it alone until the last one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -61,9 +61,9 @@ class Detail:
     metadata: dict[str, Any]
     _ends: list[End] = field(default_factory=list)
 
-    def begin(self) -> None:
-        """Call the observers."""
-        self._ends += [each() for each in observers]
+    def begin(self, more: Iterable[Callable[[], End]] = ()) -> None:
+        """Call the observers, and `more` of them."""
+        self._ends += [each() for each in (*observers, *more)]
 
     def end(self) -> dict[str, Any]:
         """End what the observers began, and return what they have seen."""

@@ -26,10 +26,13 @@ from typing import Any, NamedTuple, TypeAlias
 from instrument.base import threads
 from instrument.base.files import LINES_FORMAT, encodable, write
 from instrument.base.log import logger
+from instrument.record.line_trace import NotedLine, trace_lines
 
 # On the average; each wait is between half and one and a half of it, so that no loop hides between
 # two samples.
 INTERVAL_S = 0.01
+# In a detail window, of which no time counts, so many times as often.
+_DENSER = 10
 # A stack has at most this many frames, without the outer ones; a run has at most this many stacks
 # and counts of them (a program may start threads, or enter phases, of ever new names), and samples
 # of further ones are left out.
@@ -125,6 +128,8 @@ class LineSampler:
         self._part_ns = 1_000_000_000
         self._parts: list[dict[str, int]] = []  # the first step of each phase, by part
         self._times: list[tuple[int, int]] = []
+        self._traced: list[NotedLine] = []
+        self._is_dense = False
         self._clock_ns = clock_ns
         self._began_ns = clock_ns()
         self._looks = 0
@@ -153,6 +158,23 @@ class LineSampler:
             self._sampler = thread
         return self
 
+    def trace(self) -> Callable[[], dict[str, Any]]:
+        """Note every line of this thread in a detail window, until the result is called.
+
+        Where this cannot be done, samples are taken more often instead.
+        """
+        end = trace_lines(self._traced, lambda file: _file(file)[0] == "user")
+        self._is_dense = end is None
+
+        def ended() -> dict[str, Any]:
+            if end is not None:
+                end()
+            self._is_dense = False
+            self.write()
+            return {}
+
+        return ended
+
     def write(self) -> None:
         """Have the file rewritten soon; any thread may call this."""
         self._dirty = True
@@ -173,7 +195,8 @@ class LineSampler:
         try:
             self.find_busy()
             while not self._ended:
-                if not self._wake.wait(INTERVAL_S * (0.5 + jitter.random())):
+                mean_s = INTERVAL_S / _DENSER if self._is_dense else INTERVAL_S
+                if not self._wake.wait(mean_s * (0.5 + jitter.random())):
                     self.sample()
                     continue
                 self._wake.clear()
@@ -188,11 +211,18 @@ class LineSampler:
         moment = self._now()
         if moment is None:
             return
+        if moment.detail:  # no time of it counts
+            frame = sys._current_frames().get(self._thread)
+            if self._is_dense and frame is not None and len(self._times) < _MOST_TIMES:
+                self._times.append((time.time_ns(), self._number(frame)))
+            return
         self._looks += 1
         if self._looks % _LOOK_EVERY == 0:
             self.find_busy()
         part = self._part(moment)
-        for thread, frame in sys._current_frames().items():
+        # before anything that gives the GIL to the threads, which then go on to other lines
+        frames, now_ns = sys._current_frames(), time.time_ns()
+        for thread, frame in frames.items():
             # with the thread of the steps, also when it waits
             name = "" if thread == self._thread else self._busy.get(thread)
             if name is None:
@@ -205,7 +235,7 @@ class LineSampler:
                 wait = part, moment.phase, cause, number
                 self._waits[wait] = self._waits.get(wait, 0) + 1
             if moment.recording and not name and len(self._times) < _MOST_TIMES:
-                self._times.append((time.time_ns(), number))
+                self._times.append((now_ns, number))
 
     def find_busy(self) -> None:
         """Find the other threads of the program that use the CPU; a thread that waits is none."""
@@ -292,6 +322,12 @@ class LineSampler:
             [frames.setdefault(frame, len(frames)) for frame in self._frames(stack)]
             for stack in self._numbers
         ]
+        noted = self._traced.copy()  # which its thread may still extend
+        traced = [
+            -1 if code is None else frames.setdefault(_frame(code, line), len(frames))
+            for _, code, line in noted
+        ]
+        begins_ns = [at_ns for at_ns, *_ in noted]
         # a stack without frames lies in our own code, or was seen when there were too many stacks
         counts, waits = (
             [[*key, count] for key, count in each.items() if stacks[key[3]]]
@@ -303,17 +339,17 @@ class LineSampler:
             "interval_ns": round(INTERVAL_S * 1e9),
             "part_ns": self._part_ns,
             "first_steps": self._parts,
-            "frames": list(frames),
             "stacks": stacks,
             "counts": counts,
             "waits": waits,
             "marks": [*self._marks, self._mark()] if self._marks else [],
             "used_ns": {name: ticks * _TICK_NS for name, ticks in self._used.items()},
             "times": self._times,
-            "workers": self._workers(),
         }
+        numbers = {"times": self._times, "traced": [begins_ns, traced]}
+        content = encodable({**content, "frames": list(frames)}) | numbers
         with suppress(OSError):  # a full disk: the captures say so, and the next file may fit
-            write(self._path, dumps(encodable(content), separators=(",", ":")))
+            write(self._path, dumps(content, separators=(",", ":")))
 
     def _frames(self, stack: Stack) -> list[tuple[str, str, int, str]]:
         """The kind, file, line and function of each frame of a stack, without our own frames.
@@ -323,11 +359,11 @@ class LineSampler:
         frames = []
         for code_id, instruction in zip(stack[::2], stack[1::2]):
             code = self._codes[code_id]
-            kind, file = _file(code.co_filename)
+            kind, _ = _file(code.co_filename)
             if kind == "recording":
                 return []
             if kind != "own":
-                frames.append((kind, file, _line(code, instruction), code.co_qualname))
+                frames.append(_frame(code, _line(code, instruction)))
         return frames
 
 
@@ -338,6 +374,10 @@ def _wider(counts: Counts) -> Counts:
         wider = part // 2, phase, name, stack
         merged[wider] = merged.get(wider, 0) + count
     return merged
+
+
+def _frame(code: CodeType, line: int) -> tuple[str, str, int, str]:
+    return (*_file(code.co_filename), line, code.co_qualname)
 
 
 @cache

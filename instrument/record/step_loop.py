@@ -729,7 +729,8 @@ class StepLoop:
             if window.facts is not None:
                 window.facts.begin(window.recorder.thread)
             if window.detail is not None:
-                window.detail.begin()
+                lines = None if self.run is None else self.run.lines
+                window.detail.begin([] if lines is None else [lines.trace])
         end = self._end_within_step if window.recorder.all_threads else None
         window.limits = Limits(window.config, window.planned.seconds, end)
         if window.parts is not None and window.parts.number:

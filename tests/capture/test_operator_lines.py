@@ -70,13 +70,12 @@ def test_samples_that_disagree_name_a_line_with_two_thirds_or_none(
     assert lines_of(of(tmp_path, STEPS, *samples))[0] == (FIRST, line)
 
 
-def test_where_steps_call_it_differently_often_only_the_sampled_call_has_a_line(
+def test_a_step_that_calls_it_differently_often_does_not_have_the_line(
     tmp_path: Path,
 ) -> None:
     capture = of(tmp_path, [*STEPS, span("aten::sort", 1800, 50)], (650, [4]))
-    assert [line for name, line in lines_of(capture) if name == SORT] == [
-        "train.py:4", None, None, None,
-    ]  # fmt: skip
+    lines = [line for name, line in lines_of(capture) if name == SORT]
+    assert lines == ["train.py:4", None, None, "train.py:4"]
 
 
 def test_the_line_is_the_users_innermost_one(tmp_path: Path) -> None:
@@ -181,9 +180,6 @@ def test_the_backward_counts_for_the_lines_of_the_forward(tmp_path: Path) -> Non
     assert (first.line, first.operators) == ("train.py:4", ("aten::mm",))
     assert first.is_backward_included
     assert first.low < first.share < first.high
-    assert capture.diagnose().lines.startswith(
-        "By samples of the whole run, with the backward of each line: 50 % ± 24 at train.py:4, "
-    )
 
 
 def test_what_is_not_known_of_the_backward_stays_where_it_is_called(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def inputs_of(links: Links, texts: tuple[bytes, ...], detail: Links | None) -> d
     if detail is None or not len(detail.steps) or not len(links.steps):
         return {**columns, "texts": texts}
     inputs = [pl.Series(name, getattr(detail.events, name)) for name in _INPUTS]
-    theirs = _operators(detail)
+    theirs = numbered_operators(detail)
     agreed = theirs.with_columns(each.gather(theirs["event"]) for each in inputs)
     agreed = agreed.group_by("key", "number").agg(
         pl.len().alias("steps"),
@@ -61,14 +61,14 @@ def inputs_of(links: Links, texts: tuple[bytes, ...], detail: Links | None) -> d
         *(pl.when(pl.col(name).n_unique() == 1).then(pl.col(name).first()) for name in _INPUTS),
     )
     agreed = agreed.filter(steps=len(detail.steps), likes=1)
-    found = _operators(links).join(agreed, on=["key", "number", "like"])
+    found = numbered_operators(links).join(agreed, on=["key", "number", "like"])
     for name, column in columns.items():
         known = found.filter(pl.col(name) >= 0)
         column[known["event"].to_numpy()] = known[name].to_numpy() + len(texts)
     return {**columns, "texts": (*texts, *detail.events.texts)}
 
 
-def _operators(links: Links) -> pl.DataFrame:
+def numbered_operators(links: Links) -> pl.DataFrame:
     """The operators in finished steps.
 
     `key` stands for the range and the names from the outermost call down, `number` counts those of

@@ -107,8 +107,9 @@ EVENTS: Schema = schema(
     phase="the phase of the window, such as `train` or `validation`",
     line="the line of the user's code that called the outermost operator around the event, such as "
     "`train.py:31`; a backward operator has the line of its forward operator, a device event that "
-    "of the operator that launched it. Known from samples (`profiler.lines`), so mostly for longer "
-    "operators; null if unknown, and outside of all operators",
+    "of the operator that launched it. Known where a detail window (`profiler.detail`) called it "
+    "alike, of the others by samples (`profiler.lines`), so mostly for long ones; null if unknown, "
+    "and outside of all operators",
     **{
         "pass": "forward, backward, recompute (a forward pass that activation checkpointing "
         "repeats), optimizer, or data (a wait for a batch, and all inside it). Backward includes "
@@ -171,6 +172,7 @@ class Facts:
         is_ours: whether a session recorded the trace.
         once: what was computed about the trace; the capture has the same.
         samples: returns the samples of the run's stacks, or None.
+        detail: returns the detail window, or None.
     """
 
     def __init__(
@@ -182,9 +184,10 @@ class Facts:
         is_ours: bool,
         once: Once,
         samples: Callable[[], LineSamples | None] = lambda: None,
+        detail: Callable[[], Links | None] = lambda: None,
     ) -> None:
         self.links, self.work, self.phase, self.is_ours = links, work, phase, is_ours
-        self.once, self.samples = once, samples
+        self.once, self.samples, self._detail = once, samples, detail
         self._columns: dict[str, pl.Series] = {}
 
     def events(self, *columns: str) -> pl.DataFrame:
@@ -226,6 +229,12 @@ class Facts:
     def sampled(self) -> Sampled:
         """The samples of the stacks in the window; none without `profiler.lines`."""
         return sampled(self.links, self.samples())
+
+    @cached_property
+    def detailed(self) -> tuple[Links, Sampled] | None:
+        """The detail window, and the samples in it; None without one."""
+        links = self._detail() if self.samples() else None
+        return None if links is None else (links, sampled(links, self.samples()))
 
     def segments(self) -> pl.DataFrame:
         """Return the table of segments, of all lanes; see `instrument.read.facts.segments`."""
@@ -437,9 +446,9 @@ def _placed(facts: Facts) -> dict[str, pl.Series]:
 
 
 def _lines(facts: Facts) -> dict[str, pl.Series]:
-    lines = [place.rpartition(" in ")[0] for place in facts.sampled.places]
-    codes = lines_of_nodes(facts)[facts.nodes]
-    return {"line": coded(pl.Series(lines, dtype=pl.String), codes)}
+    codes, places = lines_of_nodes(facts)
+    lines = [place.rpartition(" in ")[0] for place in places]
+    return {"line": coded(pl.Series(lines, dtype=pl.String), codes[facts.nodes])}
 
 
 def _flops(facts: Facts) -> dict[str, pl.Series]:

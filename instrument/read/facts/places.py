@@ -158,9 +158,9 @@ def source_codes(capture: Traced, events: Ints) -> tuple[Ints, list[str]]:
         sources = _stack_sources(table)
         code = _stack_at(links, at, sources)
     else:
-        sources = [*capture.sampled.places]
-        code = np.full(len(events), -1)
-        code[at >= 0] = lines_of_nodes(capture)[nodes_of(links, at[at >= 0])]
+        lines, places = lines_of_nodes(capture)
+        sources, code = [*places], np.full(len(events), -1)
+        code[at >= 0] = lines[nodes_of(links, at[at >= 0])]
     known, found = np.unique(code[code >= 0], return_inverse=True)
     codes = np.full(len(events), -1)
     codes[code >= 0] = found

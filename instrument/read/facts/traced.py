@@ -34,3 +34,7 @@ class Traced(Protocol):
     @property
     def sampled(self) -> Sampled:
         """The samples of the stacks in the window; none without `profiler.lines`."""
+
+    @property
+    def detailed(self) -> tuple[Links, Sampled] | None:
+        """The detail window, and the samples in it; None without one."""

@@ -101,6 +101,8 @@ class LineSamples(Samples, kw_only=True):
 
     Attributes:
         times: the Unix time in ns, and the stack, of samples of this thread in windows.
+        traced: the Unix times in ns at which this thread began lines in detail windows, and the
+            frames of the lines; -1 where the line is unknown.
         run: the id of the run; "" if unknown.
         interval_ns: the average time between two samples.
         first_steps: the first step of each phase, by part of the run.
@@ -113,6 +115,7 @@ class LineSamples(Samples, kw_only=True):
 
     format: _Count
     times: list[tuple[_Count, _Count]]
+    traced: tuple[list[_Count], list[Annotated[int, Meta(ge=-1, lt=2**62)]]] = ([], [])
     run: str = ""
     interval_ns: Annotated[int, Meta(ge=1, le=10**10)] = 10_000_000
     first_steps: list[dict[str, _Count]] = []
@@ -143,6 +146,8 @@ def read(path: Path, run: object) -> LineSamples | None:
     if found.run and found.run != run:
         return None
     known = all(each.are_known() for each in (found, *found.workers))
+    known &= all(frame < len(found.frames) for frame in found.traced[1])
+    known &= len(found.traced[0]) == len(found.traced[1])
     if not known or any(stack >= len(found.stacks) for _, stack in found.times):
         raise CaptureError(f"{path} does not hold the lines of a run: a frame or stack is missing.")
     return found

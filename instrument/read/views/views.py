@@ -575,13 +575,18 @@ class Views:
 
         return Facts(
             self.links, self._work, phase=self.phase, is_ours=self.is_ours, once=self.once,
-            samples=samples,
+            samples=samples, detail=lambda: None if self.detail is None else self.detail.links,
         )  # fmt: skip
 
     @property
     def sampled(self) -> Sampled:
         """The samples of the stacks in the window; none without `profiler.lines`."""
         return self.facts.sampled
+
+    @property
+    def detailed(self) -> tuple[Links, Sampled] | None:
+        """The detail window, and the samples in it; None without one."""
+        return self.facts.detailed
 
     def rows(self, *columns: str) -> polars.DataFrame:
         """Return columns of the table of events, for the events that are asked about."""
