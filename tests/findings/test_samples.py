@@ -92,7 +92,7 @@ def test_who_the_thread_waits_for_is_named_and_nothing_is_sure(tmp_path: Path) -
     marks = [[0] * 5, [10 * PART_NS, 9 * PART_NS, 6 * PART_NS, 0, 0]]
     (each,) = found(tmp_path, rows, "waiting", marks=marks, used_ns={"loads": 9 * PART_NS})
     assert each.title.endswith(
-        "waits for another thread: train.py:7 in main, while thread 'loads' runs train.py:20 in main"
+        "waits for another thread, while 'loads' runs train.py:20 in main: train.py:7 in main in Queue.get (queue.py)"
     )
     assert each.saving is not None
     assert each.saving.low_ns == 0

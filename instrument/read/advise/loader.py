@@ -55,7 +55,7 @@ _SHORT = (
 _FETCH = "torch/utils/data/_utils/fetch.py"
 # A function is named if it has this part, and so many, of the samples of the loading. There must be
 # so many samples. Workers that load for this part of their time are what the step waits for.
-_MOST_OF, _LEAST_OF_ITEMS, _LEAST_SAMPLES, _ALWAYS_BUSY = 0.4, 30, 100, 0.7
+_MOST_OF, _LEAST_OF_ITEMS, _LEAST_SAMPLES, _MOSTLY_BUSY = 0.4, 30, 100, 0.5
 _CHEAPER = (
     "Make {} cheaper: do once, before the training or in __init__, what is the same for each item, "
     "such as to open a file, and keep what each epoch computes again."
@@ -175,11 +175,11 @@ def _of_items(samples: Samples, stack: int) -> dict[str, str] | None:
 def _without_line(
     capture: Views, waits: Ints, loads_ns: int, kind: _Kind, work: _Work
 ) -> Edit | None:
-    """The step if the line cost nothing. Workers that are not always busy do not slow the step."""
+    """The step if the function cost nothing; None if the step does not wait for the workers."""
     left = [1 - each for each in (work.share, work.low, work.high)]
     if kind == "process":
         return _scaled(waits, left)
-    if work.busy < _ALWAYS_BUSY:
+    if work.busy < _MOSTLY_BUSY:
         return None
     total_ns = capture.links.counted_steps.total_ns
     rest_ns, taken_ns = total_ns - loads_ns, min(_TAKEN_OVER_NS * len(waits), loads_ns)

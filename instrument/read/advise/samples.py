@@ -46,7 +46,7 @@ _WAITS = {
 _OPERATOR, _OF_OTHERS = "operator", ("process", "poll", "thread")
 # A trend needs so many parts of the run, Kendall's statistic in so many standard errors, and growth
 # by this factor. It must go on: the second half has this part of the growth of the first half.
-_LEAST_PARTS, _LEAST_Z, _LEAST_GROWTH, _GOES_ON = 5, 2.4, 1.25, 0.4
+_LEAST_PARTS, _LEAST_Z, _LEAST_GROWTH, _GOES_ON = 5, 2.4, 1.25, 0.25
 _LEAST_MEMORY, _SOON_S, _HOUR_NS = 64 << 20, 600, 3600 * 10**9
 
 
@@ -80,22 +80,25 @@ def _is_wait(found: LineSamples, stack: int, cause: str) -> bool:
 def waiting(capture: Views) -> Iterator[Problem]:
     """Find the lines in which the thread of the steps uses no CPU: files, locks, sleeps."""
     found, phase = sampled(capture, on_cpu=True), capture.phase
-    whole, causes = samples_of(found, phase), defaultdict[int, Counter[str]](Counter)
+    whole = samples_of(found, phase)
+    # by line: what it waits for, in which function of a library
+    causes = defaultdict[int, Counter[tuple[str, str | None]]](Counter)
     for _, its_phase, cause, stack, count in found.waits:
         if its_phase == phase and _is_wait(found, stack, cause):
-            causes[found.blamed(stack)[0]][cause if cause in _WAITS else "other"] += count
+            frame, library = found.blamed(stack)
+            causes[frame][cause if cause in _WAITS else "other", library] += count
     busiest = _busiest(found)
     for frame, of_causes in sorted(causes.items(), key=lambda each: -each[1].total()):
         low, high = share_interval(of_causes.total(), whole)
-        share, (cause, _) = of_causes.total() / whole, of_causes.most_common(1)[0]
+        share, ((cause, library), _) = of_causes.total() / whole, of_causes.most_common(1)[0]
         if low is None or high is None or low < _LEAST_SHARE:
             continue
         place, (does, change) = found.place_of(frame), _WAITS[cause]
-        meanwhile = ""
+        meanwhile, calls = "", f" in {library}" if library else ""
         if cause == "thread" and busiest is not None:
-            meanwhile = f", while thread {busiest.name!r} runs {busiest.place}"
+            meanwhile = f", while {busiest.name!r} runs {busiest.place}"
         yield Problem(
-            f"{does}: {place}{meanwhile}",
+            f"{does}{meanwhile}: {place}{calls}",
             share=share,
             place=(None, place),
             variant=place,
