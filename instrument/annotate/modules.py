@@ -183,6 +183,14 @@ class ModuleRanges:
             in_eval[each.name] += each.eval_calls - self._eval_calls_before[each]
         return {name: number for name, number in in_eval.items() if 0 < number < calls[name]}
 
+    def repeated_calls(self) -> dict[str, int]:
+        """How often models were called with the same inputs as in the call before."""
+        return {each.name: each.repeated for each in self._calls_before if each.repeated}
+
+    def differentiating(self) -> set[str]:
+        """The submodules of which an input required gradients, or is of an unknown kind."""
+        return {each.name for each in self._calls_before if each.differentiates}
+
     def __enter__(self) -> ModuleRanges:
         for name, module in selected_modules():
             own = module_calls.attached(module)
@@ -190,6 +198,8 @@ class ModuleRanges:
                 own = module_calls.attach(module, name)
                 self._attached.append(module)
             self._calls_before[own], self._eval_calls_before[own] = own.calls, own.eval_calls
+            own.is_model, own.inputs = module in _instrumented, []
+            own.repeated, own.differentiates = 0, False
         self._marked_calls_before = {each: each.calls for each in module_calls.marks()}
         return self
 

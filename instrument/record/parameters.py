@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from instrument.annotate.modules import instrumented_models, selected_modules
 
 T = TypeVar("T")
+_NONE = -1  # stands for no optimizer
 
 
 @contextmanager
@@ -24,12 +26,49 @@ def _unseen_by_modes() -> Iterator[None]:
         yield
 
 
+class Owner(NamedTuple):
+    """Who trains the parameters of a submodule.
+
+    Attributes:
+        optimizer: the number of their optimizer, in the order of the first steps; None for none.
+        gradients: how many of them require gradients.
+        differentiates: whether an input of a call required gradients.
+        is_copy: whether no optimizer has them, but has parameters of the same shapes.
+    """
+
+    optimizer: int | None
+    gradients: int
+    differentiates: bool
+    is_copy: bool
+
+
 class Parameters:
-    """The parameters of the instrumented models, compared with those at its construction."""
+    """The parameters of the instrumented models, compared with those at its construction.
+
+    Attributes:
+        steps: the number of the optimizer of each step since `watch_steps`; None without a watch.
+    """
 
     def __init__(self) -> None:
+        self.steps: list[int] | None = None
+        self._optimizers: dict[Optimizer, int] = {}
+        self._end_watch: Callable[[], None] | None = None
         with _unseen_by_modes():
             self._versions_before, self._samples_before = _versions(), _samples(None)
+
+    def watch_steps(self) -> None:
+        """Keep the order in which optimizers step, until `end_watch`; 1 µs for each step."""
+        self.steps = []
+        self._end_watch = register_optimizer_step_pre_hook(self._keep_step).remove
+
+    def end_watch(self) -> None:
+        """End `watch_steps`."""
+        if self._end_watch is not None:
+            self._end_watch()
+
+    def _keep_step(self, optimizer: Optimizer, *_: object) -> None:
+        if self.steps is not None:
+            self.steps.append(self._optimizers.setdefault(optimizer, len(self._optimizers)))
 
     @_unseen_by_modes()
     def types(self) -> dict[str, int]:
@@ -41,44 +80,58 @@ class Parameters:
         return dict(found)
 
     @_unseen_by_modes()
-    def unused_gradients(self) -> dict[str, int] | None:
-        """The topmost submodules whose gradients nothing uses, and how many gradients each has.
+    def owners(self, differentiating: Collection[str]) -> dict[str, Owner] | None:
+        """The topmost submodules whose parameters all have one optimizer, or none.
 
-        All their parameters that require gradients have one, are in no optimizer, and did not
-        change since construction. None if that is unknown: no optimizer holds any parameter, or one
-        also holds tensors of no instrumented model, such as copies in float32.
+        Those in no optimizer did not change since construction. None if it is unknown which are in
+        none: no optimizer holds any parameter, or one also holds tensors of no instrumented model,
+        such as copies in float32. `differentiating` are the submodules that were called with inputs
+        that require gradients.
 
-        Cost: a search for optimizers, if a parameter with a gradient did not change, or a fused
-        optimizer did it, of which torch keeps no count.
+        Cost: a search for optimizers, if some parameters are in none that has stepped and did not
+        change, or a fused optimizer changed them, of which torch keeps no count.
         """
         every, now = _parameters(), _versions()
         if not now:
             return None
-        same = {key for key, _ in now.items() & self._versions_before.items()}
-        unused = {id(each) for each in every if each.is_leaf and each.grad is not None} & same
-        if not unused:
-            return {}
         known = {id(each) for each in every}
-        groups = [each.param_groups for each in alive(Optimizer)]
-        held = [{id(each) for group in all_of for each in group["params"]} for all_of in groups]
-        held = [each for each in held if each & known]
-        if not held or not all(each <= known for each in held):
-            return None
-        unused.difference_update(*held)
-        before, samples = self._samples_before, _samples(unused)
-        unused = {k for k in samples.keys() & before.keys() if torch.equal(samples[k], before[k])}
-        found, inside = dict[str, int](), set[int]()
+        owner = {key: k for k, each in enumerate(self._optimizers) for key in _held(each)}
+        same = {key for key, _ in now.items() & self._versions_before.items()} - owner.keys()
+        trains = bool(self._optimizers) or any(x.grad is not None for x in every if x.is_leaf)
+        if same and trains:
+            held = [keys for each in alive(Optimizer) if (keys := _held(each)) & known]
+            if not held or not all(keys <= known for keys in held):
+                return None
+            same.difference_update(*held)
+            before, samples = self._samples_before, _samples(same)
+            kept = samples.keys() & before.keys()
+            owner |= {key: _NONE for key in kept if torch.equal(samples[key], before[key])}
+        found, inside, trained = dict[str, Owner](), set[int](), list[list[torch.Size]]()
+        sizes = dict[str, list[torch.Size]]()
         for name, module in selected_modules():
-            own = {id(each) for each in module.parameters() if each.requires_grad}
-            if own and own <= unused and id(module) not in inside:
-                found[name] = len(own)
-                inside.update(id(each) for each in module.modules())
-        return found
+            own = [*module.parameters()]
+            of = {owner.get(id(each)) for each in own}
+            if len(of) != 1 or None in of or id(module) in inside:
+                continue
+            inside.update(id(each) for each in module.modules())
+            sizes[name] = [each.shape for each in own]
+            optimizer = None if of == {_NONE} else of.pop()
+            trained += [sizes[name]] if optimizer is not None else []
+            gradients = sum(each.requires_grad for each in own)
+            found[name] = Owner(optimizer, gradients, name in differentiating, False)
+        return {
+            name: each._replace(is_copy=each.optimizer is None and sizes[name] in trained)
+            for name, each in found.items()
+        }
 
 
 def alive(kind: type[T]) -> list[T]:
     """The objects of a class in this process; takes 0.1 s for a million objects of any class."""
     return [each for each in gc.get_objects() if issubclass(type(each), kind)]
+
+
+def _held(optimizer: Optimizer) -> set[int]:
+    return {id(each) for group in optimizer.param_groups for each in group["params"]}
 
 
 def _parameters() -> set[nn.Parameter]:
@@ -94,7 +147,7 @@ def _versions() -> dict[int, int]:
 
 
 def _samples(of: set[int] | None) -> dict[int, torch.Tensor]:
-    """Some elements of the trainable parameters with these ids (None: of all), by their ids.
+    """Some elements of the parameters with these ids (None: of all), by their ids.
 
     They show a change through `.data`, which torch does not count. Of a distributed parameter, they
     are of the local part, as reading the others needs all ranks.
@@ -106,8 +159,8 @@ def _samples(of: set[int] | None) -> dict[int, torch.Tensor]:
         for each in _parameters():
             local = getattr(each, "_local_tensor", each)
             if (
-                each.requires_grad
-                and (of is None or id(each) in of)
+                (of is None or id(each) in of)
+                and not nn.parameter.is_lazy(each)
                 and type(local).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
                 and local.untyped_storage().nbytes()  # zero while its memory is given back
             ):

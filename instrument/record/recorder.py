@@ -167,6 +167,8 @@ class Recorder:
         self.started_at = time.time()
         module_calls.called_on.clear()
         self._start_trace()
+        if self._parameters is not None and not self._graphs_before:
+            self._parameters.watch_steps()  # a compiled optimizer would be compiled again
         if self._takes_snapshot:
             torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
         backends.arm(self._emitting)
@@ -319,6 +321,8 @@ class Recorder:
     def _detach(self) -> None:
         backends.mark("window ends")
         backends.disarm(self._emitting)
+        if self._parameters is not None:
+            self._parameters.end_watch()
         if self._modules is not None:
             self._modules.__exit__()
 
@@ -382,13 +386,17 @@ class Recorder:
         graphs, modules, parameters = _compiled_graphs(), self._modules, self._parameters
         threads = set() if self.all_threads else set(module_calls.called_on.values()) - {""}
         not_seen = set() if modules is None else modules.unseen(with_marked=graphs > 0)
+        differentiating = () if modules is None else modules.differentiating()
+        owners = torch_support.known(lambda: parameters and parameters.owners(differentiating))
         return {
             "compiled_ranges": backends.current_compiled_ranges(),
             "module_types": {} if modules is None else modules.types(),
             "modules_not_seen": sorted(not_seen),
             "eval_calls": {} if modules is None else modules.eval_calls(),
             "parameter_types": (parameters and torch_support.known(parameters.types)) or {},
-            "unused_gradients": parameters and torch_support.known(parameters.unused_gradients),
+            "repeated_calls": {} if modules is None else modules.repeated_calls(),
+            "owners": owners and {name: each._asdict() for name, each in owners.items()},
+            "optimizer_steps": parameters and parameters.steps,
             "threads_not_recorded": sorted(threads),
             "graphs_compiled": graphs - self._graphs_before,
         }
@@ -411,7 +419,8 @@ class RecordedWindow:
       Dynamo has compiled a graph in this process: only then can a compiled region hide them.
     - `eval_calls`: how often submodules were called in eval mode, of those called in both modes.
     - `parameter_types`: how many numbers the models' parameters hold, by data type.
-    - `unused_gradients`: the submodules whose gradients nothing uses; see `Parameters`.
+    - `repeated_calls`: how often models were called with the same inputs as in the call before.
+    - `owners`, `optimizer_steps`: which optimizer trains which submodules; see `Parameters`.
     - `threads_not_recorded`: the threads that called submodules, but are not recorded.
     - `graphs_compiled`: how many graphs Dynamo has compiled since the warm-up began.
     """

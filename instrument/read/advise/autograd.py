@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,13 +11,17 @@ import numpy as np
 from instrument.base.units import percent
 from instrument.read.advise.check import RECORD_AGAIN, Check, NotRecorded, Problem
 from instrument.read.advise.evidence import in_steps, share_with_device
-from instrument.read.facts.autograd import is_accumulation, is_backward
+from instrument.read.facts.autograd import is_backward
 from instrument.read.facts.graph_nodes import makers, ran, ranges_around, wasteful_ranges
 from instrument.read.facts.groupby import Groups, distinct, groupby, isin
 from instrument.read.facts.places import common_place
+from instrument.read.trace.capture_json import Owner
 from instrument.read.trace.events import OPERATOR, Flags, Ints
 from instrument.read.views.coverage_rows import JOINED
-from instrument.read.views.views import Views
+from instrument.read.views.gradients import UnusedGradients
+from instrument.read.views.gradients import unused_gradients as unused_gradients_of
+from instrument.read.views.untrained import trains
+from instrument.read.views.views import TRAIN, Views
 
 if TYPE_CHECKING:
     from instrument.read.simulate.scenario import Scenario
@@ -102,44 +107,79 @@ UNUSED_AUTOGRAD = Check(
 def unused_gradients(capture: Views) -> Iterator[Problem]:
     """Find modules whose gradients nothing uses, such as a backbone that is not frozen.
 
-    A session knows the modules. There is no finding if the number of gradients at the end of the
-    backward is not that of the modules, because then an input may get a gradient too.
+    A session knows which optimizer trains which modules.
     """
-    events, modules = capture.events, capture.about.unused_gradients
+    events = capture.events
     if not is_backward(events).any():
         return
-    if modules is None:
-        raise NotRecorded(
-            "the capture does not say which parameters are in an optimizer",
-            "give the session all models that an optimizer of torch trains",
+    owners, made = _owners(capture), makers(capture.links)
+    for found in unused_gradients_of(capture, owners):
+        what = ", ".join(map(repr, found.names[:_MOST_NAMES]))
+        if len(found.names) > _MOST_NAMES:
+            what += f" and {len(found.names) - _MOST_NAMES} more"
+        number = distinct(events.sequence[found.whole])
+        saved = made[isin(events.sequence[made], number[number >= 0])]
+        use = (
+            "are cleared before a step of its optimizer"
+            if found.is_cleared
+            else "no optimizer uses"
         )
-    made = makers(capture.links)
-    unused, names = _unused(capture, made, modules)
-    number = distinct(events.sequence[unused])
-    saved = made[isin(events.sequence[made], number[number >= 0])]
-    what = ", ".join(map(repr, names[:_MOST_NAMES]))
-    if len(names) > _MOST_NAMES:
-        what += f" and {len(names) - _MOST_NAMES} more"
-    yield Problem(
-        what,
-        unused,
-        share_with_device(capture, unused),
-        edit=lambda whatif: _shortened(
-            capture, whatif.scale_events(unused, by=0), saved, _NODE_NS, _NODE_BOUNDS_NS
-        ),
-        change=f"Freeze {what}: call module.requires_grad_(False), or call the module within "
-        "torch.no_grad(). If an optimizer should train it, add its parameters.",
-    )
+        yield Problem(
+            f"{what} that {use}",
+            np.concatenate([found.whole, found.half]),
+            share_with_device(capture, found.whole) + share_with_device(capture, found.half) / 2,
+            edit=partial(_without_gradients, capture, found, saved),
+            change=(_CLEARED if found.is_cleared else _FREEZE).format(what),
+            variant="cleared" * found.is_cleared,
+        )
 
 
+_FREEZE = (
+    "Freeze {0}: call module.requires_grad_(False), or call the module within torch.no_grad(). If "
+    "an optimizer should train it, add its parameters."
+)
+_CLEARED = (
+    "Call requires_grad_(False) on {0} before this backward, and requires_grad_(True) after it; or "
+    "leave the backward out. If its gradients should count, step before zero_grad()."
+)
 UNUSED_GRADIENTS = Check(
     "unused-gradients",
     unused_gradients,
-    title="{share} of the {step} computes gradients of {what} that no optimizer uses",
+    title="{share} of the {step} computes gradients of {what}",
     verify=f"{_RECORD_AGAIN}.",
     least_share=0.03,
     least_saving=0.02,
     assumes="without these gradients and their graph nodes",
+    coverage=(JOINED,),
+)
+
+
+def frozen_modules(capture: Views) -> Iterator[Problem]:
+    """Find modules that nothing trains, and whose inputs and results need no gradient.
+
+    A copy of a trained module is left out: the program may replace its parameters now and then.
+    """
+    if capture.phase != TRAIN or not len(ran(capture.links)):
+        return
+    scopes, owners = capture.links.scopes, _owners(capture)
+    for name, each in owners.items():
+        if each.optimizer is not None or each.is_copy or each.differentiates:
+            continue
+        of_name = np.array([name == other for other in scopes.paths.names], np.bool_)
+        calls = scopes.ranges.outermost(of_name[scopes.opened]) & ~trains(capture)
+        yield Problem(repr(name), scopes.ranges.index[calls])
+
+
+FROZEN_MODULES = Check(
+    "frozen-modules",
+    frozen_modules,
+    title="{share} of the {step} goes to {what}, which nothing trains",
+    change="If its inputs repeat, such as the samples of a data set without random augmentation, "
+    "compute its results once, and read them in each step.",
+    verify=f"{_RECORD_AGAIN}.",
+    least_share=0.3,
+    factor=0.0,
+    assumes="if its inputs repeat",
     coverage=(JOINED,),
 )
 
@@ -247,33 +287,22 @@ def _most_ns(capture: Views, chosen: Flags) -> Ints:
     )
 
 
-def _unused(capture: Views, made: Ints, modules: Mapping[str, int]) -> tuple[Ints, list[str]]:
-    """The backward nodes at the end of each backward that can be saved, and their modules.
+def _owners(capture: Views) -> dict[str, Owner]:
+    if capture.about.owners is None:
+        raise NotRecorded(
+            "the capture does not say which parameters are in an optimizer",
+            "give the session all models that an optimizer of torch trains",
+        )
+    return capture.about.owners
 
-    `made` are the forward operators that made a node. A backward ends where the next one begins.
-    """
-    events, scopes = capture.events, capture.links.scopes
-    names, paths = list(modules), scopes.paths
-    index = {name: k for k, name in enumerate(names)}
-    module: list[int] = []  # the module of each path, -1 for none; parents come first
-    for name, above in zip(paths.names, paths.above.tolist()):
-        inherited = module[above] if above >= 0 else -1
-        module.append(index.get(name, inherited))
-    node = np.flatnonzero(scopes.nodes.outermost(scopes.backward))
-    node = node[np.argsort(scopes.nodes.start_ns[node], kind="stable")]
-    event, of = scopes.nodes.index[node], np.append(module, -1)[scopes.attributed[node]]
-    is_sum, count = is_accumulation(events, event), np.array([*modules.values()], np.int64)
-    begun = np.searchsorted(np.sort(events.start_ns[made]), events.start_ns[event])
-    unused, found = [np.zeros(0, np.int64)], set[int]()
-    for row in np.split(np.arange(len(event)), np.flatnonzero(np.diff(begun)) + 1):
-        used = row[is_sum[row] & (of[row] < 0)]
-        end = row[row > used.max(initial=-1)]
-        own = of[end][is_sum[end]]
-        which = np.unique(own)
-        if len(own) and len(own) == count[which].sum():
-            unused.append(event[end])
-            found.update(which.tolist())
-    return np.concatenate(unused), [names[k] for k in sorted(found)]
+
+def _without_gradients(
+    capture: Views, found: UnusedGradients, saved: Ints, whatif: Scenario
+) -> Scenario:
+    whatif = whatif.scale_events(found.whole, by=0)
+    if len(found.half):
+        whatif = whatif.scale_events(found.half, by=0.5, bounds=(0.7, 0.3))
+    return _shortened(capture, whatif, saved, _NODE_NS, _NODE_BOUNDS_NS)
 
 
 def _search(capture: Views) -> tuple[Ints, bool]:

@@ -20,7 +20,12 @@ from instrument.base.errors import CaptureError, TraceError, reason_of
 from instrument.base.prose import shortened
 from instrument.base.step_times import kinds_in_words
 from instrument.base.units import counted, duration, few, percent
-from instrument.read.advise.autograd import DEBUG_MODES, UNUSED_AUTOGRAD, UNUSED_GRADIENTS
+from instrument.read.advise.autograd import (
+    DEBUG_MODES,
+    FROZEN_MODULES,
+    UNUSED_AUTOGRAD,
+    UNUSED_GRADIENTS,
+)
 from instrument.read.advise.check import (
     QUIET_CPUS,
     Check,
@@ -105,6 +110,7 @@ CHECKS: tuple[Check, ...] = (
     MEMORY_GROWTH,
     UNUSED_AUTOGRAD,
     UNUSED_GRADIENTS,
+    FROZEN_MODULES,
     DEBUG_MODES,
     FIRST_STEP,
     RECORDING_OVERHEAD,

@@ -171,6 +171,15 @@ class Environment(Struct):
     loaders: list[Loader] | None = None
 
 
+class Owner(Struct):
+    """Who trains the parameters of a submodule; see `instrument.record.parameters.Owner`."""
+
+    optimizer: Count | None = None
+    gradients: Count = 0
+    differentiates: bool = True
+    is_copy: bool = False
+
+
 class RecordingMachine(Struct):
     """The machine of a run."""
 
@@ -203,7 +212,9 @@ class Metadata(Struct):
     module_types: dict[str, str] = field(default_factory=dict)
     eval_calls: dict[str, Count] = field(default_factory=dict)
     parameter_types: dict[str, Count] = field(default_factory=dict)
-    unused_gradients: dict[str, Count] | None = None
+    repeated_calls: dict[str, Count] = field(default_factory=dict)
+    owners: dict[str, Owner] | None = None
+    optimizer_steps: list[Count] | None = None
     environment: Environment | None = None
     annotations_disabled: bool = False
     user_metadata: dict[str, Any] = field(default_factory=dict)

@@ -78,6 +78,9 @@ EVAL = (
     "Give one call more samples; call the model for validation less often, such as once in an "
     "epoch, or on fewer samples; if these calls are no validation, keep their results"
 )
+_REPEATED = (
+    "Use the results of the other call, which is trained: call detach() on them for metrics or logs"
+)
 _NONE = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
@@ -104,8 +107,9 @@ def untrained_parts(capture: Views) -> list[Part]:
 
     A part is a range with a name such as `validation`, `save_checkpoint` or `log_metrics`; with
     Python stacks, a function with such a name, `torch.save`, or a writer of logs; or calls of a
-    model in eval mode, if other calls of the same model have a backward. Nothing in it has a
-    backward in the window. There are none in a window without a backward, such as one of inference.
+    model in eval mode or with the inputs of another call, if other calls of the same model have a
+    backward. Nothing in it has a backward in the window. There are none in a window without a
+    backward, such as one of inference.
     """
     return capture.once("untrained parts", lambda: _parts(capture))
 
@@ -114,7 +118,7 @@ def _parts(capture: Views) -> list[Part]:
     if capture.phase != TRAIN or not len(ran(capture.links)):
         return []
     steps, found = capture.links.counted_steps, list[Part]()
-    for search in (_named_ranges, _functions, _calls_in_eval_mode):
+    for search in (_named_ranges, _functions, _calls_without_backward):
         known = merged(*concatenated([_NONE, *(part.spans for part in found)]))
         found += [
             part
@@ -131,17 +135,25 @@ def _named_ranges(capture: Views, _: Intervals) -> Iterator[Part]:
     change = [None if name in modules else change_of(name) for name in scopes.paths.names]
     is_named = np.array([*map(bool, change)], np.bool_)[scopes.opened]
     is_named &= scopes.ranges.thread == thread_of_steps(capture.links)
-    chosen = scopes.ranges.outermost(is_named) & ~_trains(capture)
+    chosen = scopes.ranges.outermost(is_named) & ~trains(capture)
     for path in np.unique(scopes.opened[chosen]).tolist():
         yield _of_ranges(
             capture, chosen & (scopes.opened == path), _quoted(capture, path), change[path] or ""
         )
 
 
-def _calls_in_eval_mode(capture: Views, known: Intervals) -> Iterator[Part]:
-    """The outermost calls in eval mode of modules that other calls train, outside of `known`."""
-    counts = capture.about.eval_calls
-    if not counts:
+def _calls_without_backward(capture: Views, known: Intervals) -> Iterator[Part]:
+    """The outermost calls, in eval mode or with old inputs, of modules that other calls train.
+
+    They are outside of `known`.
+    """
+    # The first call in the window may repeat an earlier one.
+    repeated = {name: number + 1 for name, number in capture.about.repeated_calls.items()}
+    kinds = (
+        (capture.about.eval_calls, "in eval mode", EVAL),
+        (repeated, "with the inputs of another call", _REPEATED),
+    )
+    if not any(counts for counts, *_ in kinds):
         return
     events, links = capture.events, capture.links
     tree, scopes = links.call_tree, links.scopes
@@ -153,17 +165,19 @@ def _calls_in_eval_mode(capture: Views, known: Intervals) -> Iterator[Part]:
         for nodes in (called, called[scopes.recording[called]])
     )
     in_backward = scopes.nodes.inside(scopes.backward)[~scopes.backward]
-    chosen = calls & (~records | wasteful_ranges(links, makers(links))) & ~in_backward
-    chosen &= interval_at(known, ranges.start_ns) < 0
-    chosen &= ranges.thread == thread_of_steps(links)
-    # Only the number of calls in eval mode is known: it must be that of the chosen calls or more.
-    most = np.array([counts.get(each, 0) for each in names], np.int64)
-    fits = _count(name[chosen], len(names)) <= most
-    fits &= _count(name[_trains(capture)], len(names)) > 0
-    chosen = ranges.outermost(chosen & fits[name])
-    for path in np.unique(scopes.opened[chosen]).tolist():
-        what = f"calls of {_quoted(capture, path)} in eval mode"
-        yield _of_ranges(capture, chosen & (scopes.opened == path), what, EVAL)
+    found = calls & (~records | wasteful_ranges(links, makers(links))) & ~in_backward
+    found &= interval_at(known, ranges.start_ns) < 0
+    found &= ranges.thread == thread_of_steps(links)
+    trained = _count(name[trains(capture)], len(names)) > 0
+    for counts, how, change in kinds:
+        # Only the number of these calls is known: it must be that of the calls found, or more.
+        most = np.array([counts.get(each, 0) for each in names], np.int64)
+        fits = trained & (_count(name[found], len(names)) <= most)
+        chosen = ranges.outermost(found & fits[name])
+        for path in np.unique(scopes.opened[chosen]).tolist():
+            what = f"calls of {_quoted(capture, path)} {how}"
+            yield _of_ranges(capture, chosen & (scopes.opened == path), what, change)
+        found &= ~ranges.at_or_inside(chosen)
 
 
 def _functions(capture: Views, known: Intervals) -> Iterator[Part]:
@@ -195,7 +209,7 @@ def _quoted(capture: Views, path: int) -> str:
     return f"range {capture.links.scopes.paths.names[path]!r}"
 
 
-def _trains(capture: Views) -> Flags:
+def trains(capture: Views) -> Flags:
     """A mask of the ranges in which an operator made a node that a backward of the window ran."""
     made, ranges = makers(capture.links), capture.links.scopes.ranges
     around = ranges_around(capture.links, made[has_run(capture.links, made)])
