@@ -11,6 +11,7 @@ import torch
 import warm
 from recording import recorded, window
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -303,14 +304,15 @@ def test_the_types_of_parameters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("optimizers", "expected"),
     [
-        ([[2]], {"0": 2}),
-        ([[2], [0]], {}),  # one that never steps holds the backbone
+        ([[2]], {"0": False, "2": True}),
+        ([[2], [0]], {"0": True, "2": True}),  # one that never steps holds the backbone
+        ([[2], [0, 2]], {"0": True}),  # two hold the head
         ([], None),
         ([[2, None]], None),  # it also holds what may be copies of parameters
     ],
 )
-def test_gradients_that_no_optimizer_uses(
-    tmp_path: Path, optimizers: list[list[int | None]], expected: dict[str, int] | None
+def test_which_optimizer_trains_which_submodules(
+    tmp_path: Path, optimizers: list[list[int | None]], expected: dict[str, bool] | None
 ) -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.ReLU(), nn.Linear(2, 1))
     other = nn.Linear(2, 2)
@@ -327,7 +329,59 @@ def test_gradients_that_no_optimizer_uses(
             optimizer.step()
 
     capture = window(tmp_path, train, model=model)
-    assert capture.metadata["unused_gradients"] == expected
+    assert trained(capture) == expected
+
+
+def trained(capture: Any) -> dict[str, bool] | None:
+    """Whether an optimizer has the parameters of submodules; None if that is not known."""
+    owners = capture.about.owners
+    return owners and {name: each.optimizer is not None for name, each in owners.items()}
+
+
+def test_the_order_in_which_optimizers_step_and_what_their_models_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # other tests may have compiled graphs: then the order is not recorded
+    monkeypatch.setattr("instrument.record.recorder._compiled_graphs", lambda: 0)
+
+    class Features(nn.Linear):
+        def forward(self, inputs: Any) -> torch.Tensor:
+            return super().forward(*inputs)
+
+    inputs = torch.ones(1, 2)
+    models = {
+        "generator": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)),
+        "critic": nn.Linear(2, 1),
+        "average": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)),
+        "features": Features(2, 3).requires_grad_(False),
+    }
+    first, second = (
+        torch.optim.SGD(models[name].parameters(), lr=0.1) for name in ("critic", "generator")
+    )
+
+    def train() -> None:
+        for _ in range(2):
+            first.step()
+            for _ in range(2):  # the second call has the inputs of the first one
+                models["critic"](inputs)
+            models["critic"](models["generator"](inputs)).sum().backward()
+            models["features"]([inputs])
+            second.step()
+
+    capture = window(tmp_path, train, model=models)
+    assert capture.metadata["optimizer_steps"] == [0, 1, 0, 1]
+    assert capture.metadata["repeated_calls"] == {"critic": 2, "generator": 1}
+    owners = capture.about.owners or {}
+    assert {name: (each.optimizer, each.gradients) for name, each in owners.items()} == {
+        "generator": (1, 4),
+        "critic": (0, 2),
+        "average": (None, 4),
+        "features": (None, 0),
+    }
+    # inputs of an unknown kind, such as a list, may require gradients
+    assert {name for name, each in owners.items() if each.differentiates} == {"critic", "features"}
+    assert {name for name, each in owners.items() if each.is_copy} == {"average"}
+    assert not _global_optimizer_pre_hooks
 
 
 @pytest.mark.parametrize("through_data", [False, True])
@@ -345,7 +399,7 @@ def test_a_parameter_that_the_program_changes_without_an_optimizer_is_used(
                 (each.data if through_data else each).sub_(0.1)
 
     capture = window(tmp_path, train, model=model)
-    assert capture.metadata["unused_gradients"] == {"2": 2}
+    assert trained(capture) == {"1": True, "2": False}
 
 
 def test_modes_of_the_program_see_nothing_of_ours(tmp_path: Path) -> None:
@@ -378,7 +432,7 @@ def test_modes_of_the_program_see_nothing_of_ours(tmp_path: Path) -> None:
         train()
         alone, seen[:] = [*seen], []
         capture = window(tmp_path, train, model=model)
-    assert capture.metadata["unused_gradients"] == {"0": 2}
+    assert trained(capture) == {"0": False, "1": True}
     ours, theirs = ([each for each in of if "profiler" not in each] for of in (seen, alone))
     assert ours == theirs
 
@@ -389,7 +443,7 @@ def test_a_model_with_parameters_of_its_own_kind_is_recorded(tmp_path: Path) -> 
             return iter([{"params": [*super().parameters(recurse)]}])
 
     capture = window(tmp_path, model=Groups(2, 2))
-    assert capture.metadata["unused_gradients"] is None
+    assert trained(capture) is None
 
 
 def test_calls_in_eval_mode_are_counted_beside_those_in_train_mode(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ class Owner(NamedTuple):
     """Who trains the parameters of a submodule.
 
     Attributes:
-        optimizer: the number of their optimizer, in the order of the first steps; None for none.
+        optimizer: the number of their optimizer, in the order of the first steps, those without a
+            step last; None for none.
         gradients: how many of them require gradients.
         differentiates: whether an input of a call required gradients.
         is_copy: whether no optimizer has them, but has parameters of the same shapes.
@@ -88,24 +89,27 @@ class Parameters:
         such as copies in float32. `differentiating` are the submodules that were called with inputs
         that require gradients.
 
-        Cost: a search for optimizers, if some parameters are in none that has stepped and did not
-        change, or a fused optimizer changed them, of which torch keeps no count.
+        Cost: a search for optimizers, if some parameters are in none that has stepped.
         """
         every, now = _parameters(), _versions()
         if not now:
             return None
-        known = {id(each) for each in every}
-        owner = {key: k for k, each in enumerate(self._optimizers) for key in _held(each)}
-        same = {key for key, _ in now.items() & self._versions_before.items()} - owner.keys()
-        trains = bool(self._optimizers) or any(x.grad is not None for x in every if x.is_leaf)
-        if same and trains:
-            held = [keys for each in alive(Optimizer) if (keys := _held(each)) & known]
-            if not held or not all(keys <= known for keys in held):
+        known, held = {id(each) for each in every}, [_held(each) for each in self._optimizers]
+        trains = bool(held) or any(each.grad is not None for each in every if each.is_leaf)
+        same = set[int]()
+        if trains and known.difference(*held):
+            others = (each for each in alive(Optimizer) if each not in self._optimizers)
+            held += map(_held, others)
+            ours = [keys for keys in held if keys & known]
+            if not ours or not all(keys <= known for keys in ours):
                 return None
-            same.difference_update(*held)
-            before, samples = self._samples_before, _samples(same)
-            kept = samples.keys() & before.keys()
-            owner |= {key: _NONE for key in kept if torch.equal(samples[key], before[key])}
+            same = {key for key, _ in now.items() & self._versions_before.items()}
+        before, samples = self._samples_before, _samples(same.difference(*held))
+        kept = samples.keys() & before.keys()
+        owner: dict[int, int | None]  # by the id of a parameter; None if several have it
+        owner = {key: _NONE for key in kept if torch.equal(samples[key], before[key])}
+        for k, keys in enumerate(held):
+            owner |= {key: None if key in owner else k for key in keys}
         found, inside, trained = dict[str, Owner](), set[int](), list[list[torch.Size]]()
         sizes = dict[str, list[torch.Size]]()
         for name, module in selected_modules():

@@ -337,6 +337,96 @@ def probes(gradients: bool) -> Callable[[], None]:
     return step
 
 
+GENERATOR = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 256))
+CRITIC = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 1))
+
+
+@cache
+def _adversaries() -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    return torch.optim.SGD(GENERATOR.parameters(), 0.01), torch.optim.SGD(CRITIC.parameters(), 0.01)
+
+
+def generates(gradients: bool) -> Callable[[], None]:
+    """A step of a critic and one of a generator, with or without the critic's gradients."""
+
+    def step() -> None:
+        of_generator, of_critic = _adversaries()
+        made = GENERATOR(torch.ones(64, 16))
+        of_critic.zero_grad()
+        (CRITIC(made.detach()) - CRITIC(torch.ones(64, 256))).mean().backward()
+        of_critic.step()
+        of_generator.zero_grad()
+        CRITIC.requires_grad_(gradients)
+        CRITIC(made).mean().backward()
+        CRITIC.requires_grad_(True)
+        of_generator.step()
+
+    return step
+
+
+STUDENT, TEACHER = (
+    nn.Sequential(nn.Linear(64, 32 * k), nn.ReLU(), nn.Linear(32 * k, 8)) for k in (1, 8)
+)
+
+
+@cache
+def _student_optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD(STUDENT.parameters(), lr=0.01)
+
+
+def distills(gradients: bool) -> Callable[[], None]:
+    """A step of a student, with or without gradients of its teacher, which is called last."""
+
+    def step() -> None:
+        _student_optimizer().zero_grad()
+        inputs = torch.ones(256, 64)
+        results = STUDENT(inputs)
+        TEACHER.requires_grad_(gradients)
+        (results - TEACHER(inputs)).square().mean().backward()
+        _student_optimizer().step()
+
+    return step
+
+
+@cache
+def _encoded() -> torch.Tensor:
+    with torch.no_grad():
+        return ENCODER(torch.ones(64, 256))
+
+
+ENCODER, READER = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6))), nn.Linear(256, 4)
+ENCODER.requires_grad_(False)
+
+
+@cache
+def _reader_optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD(READER.parameters(), lr=0.01)
+
+
+def encodes(again: bool) -> Callable[[], None]:
+    """A step of a layer on the results of a model that nothing trains, or on those of its first call."""
+
+    def step() -> None:
+        _reader_optimizer().zero_grad()
+        READER(ENCODER(torch.ones(64, 256)) if again else _encoded()).square().mean().backward()
+        _reader_optimizer().step()
+
+    return step
+
+
+def measures(again: bool) -> Callable[[], None]:
+    """A step that calls its model again for the metrics, or not."""
+
+    def step() -> None:
+        inputs = _deep_input()
+        results = EVALUATED(inputs)
+        results.sum().backward()
+        with torch.no_grad():
+            (EVALUATED(inputs) if again else results.detach()).mean()
+
+    return step
+
+
 def _function(x: torch.Tensor) -> torch.Tensor:
     return (x.sin() + x.shape[0]).cos()
 
@@ -621,6 +711,36 @@ TWINS = (
         probes(False),
         "unused-gradients",
         options={"model": PROBE},
+    ),
+    Twin(
+        "gradients that are cleared before a step",
+        generates(True),
+        generates(False),
+        "unused-gradients",
+        options={"model": {"generator": GENERATOR, "critic": CRITIC}},
+        turns="window",
+    ),
+    Twin(
+        "a teacher that is not frozen",
+        distills(True),
+        distills(False),
+        "unused-gradients",
+        options={"model": {"student": STUDENT, "teacher": TEACHER}},
+        turns="window",
+    ),
+    Twin(
+        "a frozen encoder",
+        encodes(True),
+        encodes(False),
+        "frozen-modules",
+        options={"model": {"encoder": ENCODER, "reader": READER}},
+    ),
+    Twin(
+        "a second call for the metrics",
+        measures(True),
+        measures(False),
+        "not-training",
+        options={"model": EVALUATED},
     ),
     Twin("validation", validates, trains, "not-training"),
     Twin(

@@ -557,6 +557,9 @@ NO_TRAINING = {
         [each for each in training_and(SAVED, of=(0, 2)) if each["ts"] < 3000],
     ),
     "calls in eval mode": Case("not-training", training_and(*of_validation()), IN_EVAL_MODE),
+    "calls with the inputs of other calls": Case(
+        "not-training", training_and(*of_validation()), {"repeated_calls": {"Net": 7}}
+    ),
     "many calls in eval mode in each step": Case(
         "not-training",
         training_and(*(call for k in range(25) for call in called(500 + 18 * k, 16))),
@@ -590,6 +593,9 @@ ALL_TRAINING = {
     "calls of unknown mode": Case("not-training", training_and(*of_validation()), {}),
     "fewer calls in eval mode than without gradients": Case(
         "not-training", training_and(*of_validation()), {"eval_calls": {"Net": 7}}
+    ),
+    "fewer calls with the inputs of other calls": Case(
+        "not-training", training_and(*of_validation()), {"repeated_calls": {"Net": 6}}
     ),
     "calls of a module that is not trained": Case(
         "not-training", training_and(*of_validation("teacher")), {"eval_calls": {"teacher": 8}}
