@@ -176,7 +176,8 @@ def test_the_backward_counts_for_the_lines_of_the_forward(tmp_path: Path) -> Non
     assert found["train.py:20"].with_backward_share == pytest.approx(2 / 14)
     assert found["train.py:4"].operator == "aten::mm"
     assert found["train.py:9"].share == pytest.approx(9 / 14)
-    first, *_ = heaviest_lines(capture)
+    first, *_, last = heaviest_lines(capture)
+    assert not last.is_backward_included  # the call of the backward
     assert (first.line, first.operators) == ("train.py:4", ("aten::mm",))
     assert first.is_backward_included
     assert first.low < first.share < first.high

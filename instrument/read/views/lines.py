@@ -101,12 +101,11 @@ class HeavyLine(NamedTuple):
     Attributes:
         line: the file and the line, such as "train.py:31".
         function: the function of the line.
-        share: the share of a step, with that of the backward if `is_backward_included`.
+        share: the share of a step: `with_backward_share` of `LINES`, or `share` if that is unknown.
         low, high: the 95 % interval of the share.
         operators: the operators with the longest CPU time, without operators inside them, of those
             that the line calls in the window; at most three.
-        is_backward_included: whether the backward of these operators counts here. It then does not
-            count for the line that calls `backward`.
+        is_backward_included: whether the share has some of the backward that these operators cause.
     """
 
     line: str
@@ -130,11 +129,12 @@ def heaviest_lines(capture: Views) -> list[HeavyLine]:
     found = []
     for row in rows:
         share, interval = row.share, (row.low_share, row.high_share)
-        if has_backward := row.with_backward_share is not None:
+        if row.with_backward_share is not None:
             share = row.with_backward_share
             interval = share_interval(share * samples, samples)
-        called = tuple(operators.get(row.line, ()))
-        found.append(HeavyLine(row.line, row.function, share, *interval, called, has_backward))
+        called, gains = tuple(operators.get(row.line, ())), share > row.share
+        function = row.function.rpartition(".<locals>.")[2]
+        found.append(HeavyLine(row.line, function, share, *interval, called, gains))
     return sorted(found, key=lambda each: -each.share)
 
 
