@@ -955,7 +955,7 @@ def test_children_that_mp_forks_are_recorded(tmp_path: Path) -> None:
     torch.multiprocessing.start_processes(lambda index: main(), nprocs=1, start_method="fork")
     """
     script = write(tmp_path, TRAIN + dedent(code))
-    done = run(tmp_path, "-m", "instrument", "run", "profiler.export=inline", script)
+    done = run(tmp_path, "-m", "instrument", "run", "profiler.export=inline", "profiler.detail=0", script)
     assert done.returncode == 0, done.stderr
     captures = [*map(Capture.load, (tmp_path / "profile").glob("steps_*"))]
     assert [len(each.steps) for each in captures] == [5, 5]
@@ -1255,4 +1255,4 @@ def test_all_ranks_are_diagnosed_together_after_their_process_group_is_destroyed
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("The report page is ") == 1
     assert "Rank 1 is late" in done.stderr
-    assert "no_sync" not in done.stderr.split("What to change first")[0]
+    assert "no_sync" not in done.stderr.split("Change: ")[0]

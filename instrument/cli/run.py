@@ -11,6 +11,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -40,6 +41,8 @@ _SAY_WHEN = tuple(f"profiler.{name}=" for name in _WHEN)
 _LONGEST_STEP_S = 5.0
 _LONGEST_WAIT_S = 30.0
 _FEW_WORDS = 6
+# These versions of torch print when a window begins and ends, and nothing else at this level.
+_TALKS = ("2.13.", "2.14.")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,6 +141,8 @@ def _record(act: Callable[[], T], asked: Asked, spawned: int | None = None) -> T
     from instrument.base import log
 
     preset, overrides, kind = asked
+    if version("torch").startswith(_TALKS):
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # as docs/troubleshooting.md says
     config = config_of(preset, overrides)
     if not config.enabled:
         return act()
@@ -247,6 +252,7 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
     from instrument.read.capture import Capture
     from instrument.read.show.page.page import page, payload
     from instrument.read.views.find_captures import captures_at, of_newest_run
+    from instrument.record.cpu_peak import cpu_peak
     from instrument.record.long_steps import long_steps, unlike_window
 
     every: list[Path | str] = [*own]
@@ -254,7 +260,10 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
         every = [each for each in captures_at(own[-1].parent) if each not in own] + every
     captures = of_newest_run(every).captures  # the page shows the last one
     seen = Diagnosing(settings=read_settings())
-    content = payload(map(Capture.load, captures), diagnosing=seen)
+    shown = Capture.load(own[-1]).about
+    has_peak = shown.devices or shown.config.peak_flops  # else that of this CPU
+    load = partial(Capture.load, peak_flops=None if has_peak else {"float32": cpu_peak()})
+    content = payload(map(load, captures), diagnosing=seen)
     target = own[-1] / "report.html"
     files.write(target, page(content).html)
     said = first_lines(seen.diagnosis)
@@ -264,9 +273,8 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
     long = sorted(long_steps(times) if times and on_host else ())
     for share, sentence, options in long:
         said.insert(0 if share > max(costs, default=0) else 1, [*wrapped(sentence), options])
-    window = Capture.load(own[-1]).about.window
-    shown = window.first_step or 0, window.steps or 0
-    if times and on_host and not long and (unlike := unlike_window(times, *shown)):
+    window = shown.window.first_step or 0, shown.window.steps or 0
+    if times and on_host and not long and (unlike := unlike_window(times, *window)):
         said.insert(1, [*wrapped(unlike[0]), unlike[1]])
     said += [wrapped(each) for each in below(seen.diagnosis)]
     lines = [line for each in said for line in ("", *each)]

@@ -71,6 +71,7 @@ from instrument.read.advise.waits import (
 from instrument.read.simulate.scenario import Edit, Scenario, combined, scenario
 from instrument.read.views.coverage import lost_events
 from instrument.read.views.device_use import device_use
+from instrument.read.views.efficiency import near_peak
 from instrument.read.views.find_captures import left_out, newest_run
 from instrument.read.views.largest_parts import NOTHING, Heaviest, heaviest, largest_parts
 from instrument.read.views.views import TRAIN, Views
@@ -217,6 +218,7 @@ class _Seen:
     lost_events: str
     sentences: tuple[str, str] = ("", "")  # what the device does, and the largest parts
     heaviest: Heaviest = NOTHING
+    near_peak: str = ""
     step_ns: int | None = None
     step_kinds: str = ""
     unexplained: float = 0.0
@@ -352,6 +354,7 @@ class Diagnosing:
             heaviest=shown.heaviest.sentence,
             heaviest_share=shown.heaviest.share,
             lines=shown.heaviest.rows,
+            near_peak=shown.near_peak,
             lost_events="".join(
                 f"{each.name}: {each.lost_events}" if of > 1 else each.lost_events for each in lost
             ),
@@ -470,6 +473,8 @@ class Diagnosing:
             now.sentences = use, largest_parts(capture)
         with self._noting("lines", "The search for the largest lines"):
             now.heaviest = heaviest(capture)
+        with self._noting("near-peak", "The comparison with the peak"):
+            now.near_peak = near_peak(capture)
         return whatif
 
     def _with_place(self, found: list[_Occurrence]) -> _Placed:

@@ -28,6 +28,7 @@ _NOTHING = 0.01
 _BUSY = 0.5
 # A finding that saves less than this share of a step is named after what takes many times as much.
 _SURE, _MANY_TIMES = 0.1, 4
+_BELOW = " " * 12
 _LINES = "Where the time goes, by samples of the whole run:"
 _LONGEST_NAME = 44
 # How many findings the verdict lists where tables follow.
@@ -52,10 +53,12 @@ def verdict(diagnosis: Diagnosis) -> str:
     large = [each for each in found if _is_large(each)]
     first = [_cause(each, diagnosis) for each in found[:1]]
     if not large:
-        is_known = any(each.saving is not None for each in found[:1])
-        nothing = f"{nothing_found(diagnosis)}."
-        last = [nothing, f"The largest saving: {first[0]}"] if is_known else first or [nothing]
-        return _joined(takes, use, heaviest, parts, *last)
+        nothing = [f"{nothing_found(diagnosis)}."]
+        if diagnosis.lines and _is_busy(diagnosis):  # a note says so
+            nothing = []
+        if any(each.saving is not None for each in found[:1]):
+            first = [*nothing, f"The largest saving: {first[0]}"]
+        return _joined(takes, use, heaviest, parts, *(first or nothing))
     if found[0] not in large:
         first.append(f"Also: {_cause(large[0], diagnosis)}")
     saving = large[0].saving.share if large[0].saving else 0.0
@@ -130,7 +133,8 @@ def first_lines(diagnosis: Diagnosis) -> list[list[str]]:
         found[:1] = [wrapped(verdict(diagnosis)), wrapped(problems[0][1], "Change: ")]
         found += [[line for each in notes(diagnosis) for line in wrapped(each)]]
     if diagnosis.lines:
-        found.append([_LINES, *diagnosis.lines])
+        rows = (wrapped(each, indent=_BELOW) for each in diagnosis.lines)
+        found.append([_LINES, *(line for row in rows for line in row)])
     if problems := problems[is_named:]:
         count = sum(not each.is_caveat for each in diagnosis.findings)
         some = f", {len(problems) + is_named} of {count} findings"

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from instrument.base.peak_flops import PRECISIONS
+from instrument.base.units import percent
 from instrument.read.facts.autograd import is_backward
 from instrument.read.facts.device_work import KERNEL, by_group
 from instrument.read.facts.flops import UNKNOWN, needed_flops
@@ -89,6 +90,8 @@ _SEVERAL, _NO_DEVICE = -2, -1
 # The utilization is shown only if at least this share of the kernel time has known FLOPs. With a
 # smaller share, the utilization would be far too low.
 _LEAST_COVERED = 0.5
+# A step with this share of the peak is near it: other operators and Python take the rest.
+_NEAR = 0.4
 
 
 def efficiency(capture: Views) -> Table:
@@ -184,6 +187,17 @@ def efficiency_steps(capture: Views) -> Table:
             }
         )
     return Table.of_dicts(EFFICIENCY_STEPS, rows)
+
+
+def near_peak(capture: Views) -> str:
+    """Return how fast the steps compute as a clause, if this is near the peak; else ""."""
+    every, kept = [*capture.efficiency_steps], capture.links.counted_steps.kept
+    rates = [row for row in every[kept] if row.mfu is not None]
+    if not rates or (mean := sum(row.mfu for row in rates) / len(rates)) < _NEAR:
+        return ""
+    peak = rates[0].peak_flops_per_second
+    device = "device" if len(capture.work.event) else "CPU"
+    return f"a step computes at {percent(mean)} of the peak of this {device}, {peak:.2e} FLOP/s"
 
 
 def _rates(capture: Views) -> tuple[list[PeakRates], list[Any]]:

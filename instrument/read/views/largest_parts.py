@@ -19,7 +19,7 @@ from instrument.read.views.lines import HeavyLine, heaviest_lines
 from instrument.read.views.views import Views
 
 _LEAST, _LEAST_OPERATOR = 0.05, 0.25
-_LONGEST_NAME, _SHOWN, _MOST_LINES = 44, 3, 5
+_LONGEST_NAME, _SHOWN, _MOST_LINES, _MOST_NAMES = 44, 3, 5, 2
 _NO_OPERATOR, _GENERATED = "no operator", "generated kernels"
 _NO_RANGE, _WAITING = "no range", "waiting for data"
 _OF_PASS = {"backward": "in the backward of ", "recompute": "in the recomputation of ", "data": ""}
@@ -68,8 +68,9 @@ def _amount(line: HeavyLine) -> str:
 
 
 def _place(line: HeavyLine) -> str:
-    where = f"{line.line} in {shortened(line.function, _LONGEST_NAME)}"
-    names = ", ".join(shortened(each, _LONGEST_NAME) for each in line.operators)
+    function = "" if line.function == "<module>" else f" in {line.function}"
+    where = f"{line.line}{shortened(function, _LONGEST_NAME)}"
+    names = ", ".join(shortened(each, _LONGEST_NAME) for each in line.operators[:_MOST_NAMES])
     with_backward = ", with its backward" if line.is_backward_included else ""
     return f"{where}{f' ({names})' if names else ''}{with_backward}"
 
