@@ -955,7 +955,9 @@ def test_children_that_mp_forks_are_recorded(tmp_path: Path) -> None:
     torch.multiprocessing.start_processes(lambda index: main(), nprocs=1, start_method="fork")
     """
     script = write(tmp_path, TRAIN + dedent(code))
-    done = run(tmp_path, "-m", "instrument", "run", "profiler.export=inline", "profiler.detail=0", script)
+    done = run(
+        tmp_path, "-m", "instrument", "run", "profiler.export=inline", "profiler.detail=0", script
+    )
     assert done.returncode == 0, done.stderr
     captures = [*map(Capture.load, (tmp_path / "profile").glob("steps_*"))]
     assert [len(each.steps) for each in captures] == [5, 5]
