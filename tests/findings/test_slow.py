@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from builders import Event, call, in_steps, kernel, made, node, span
+from builders import Event, annotation, call, in_steps, kernel, made, node, span
 
 from findings.by_hand import Case
 
@@ -37,6 +37,26 @@ SQUARE = [1, 512, 512]
 LEFT_TO_RIGHT = [SQUARE, SQUARE], [SQUARE, [1, 512, 16]]
 FROM_SMALLEST = [[1, 16, 512], SQUARE], [[1, 16, 512], SQUARE]
 CHAIN = [[512, 512], [512, 512], [16, 512]]
+
+
+def convolved(weight: list[int], calls: int, image: list[int], *, ranges: int = 0) -> list[Event]:
+    """Three steps of 5 ms with some convolutions, in that many ranges if not 0."""
+    each = [
+        span("aten::conv2d", 200 * k + 5, 180, Input_Dims=[image, weight]) for k in range(calls)
+    ]
+    per = calls // max(ranges, 1)
+    around = [annotation(f"blur.{k}", 200 * per * k, 200 * per) for k in range(ranges)]
+    return in_steps(3, 5000, *around, *each)
+
+
+def renamed(events: list[Event], name: str) -> list[Event]:
+    """All ranges but the steps have one name."""
+    return [
+        {**event, "name": name} if event["name"].startswith("blur") else event for event in events
+    ]
+
+
+PLANE, KERNEL = [16, 1, 32, 32], [1, 1, 3, 3]
 MANY, PAIRS = [256, 128], [512, 512, 64]
 CHECKED = ("aten::isnan", [MANY]), ("aten::any", [MANY]), ("aten::is_nonzero", [[]])
 PAIRWISE = (
@@ -121,6 +141,10 @@ FOUND = {
         ),
     ),
     "einsum from left to right": Case("einsum-order", contracted(CHAIN, *LEFT_TO_RIGHT)),
+    "convolutions of one channel": Case("channel-by-channel", convolved(KERNEL, 16, PLANE)),
+    "a module for each channel": Case(
+        "channel-by-channel", convolved(KERNEL, 16, PLANE, ranges=16)
+    ),
     "attention with 3 dimensions": Case("attention-not-fused", attention(THREE, THREE, THREE)),
     "attention with a wider value": Case("attention-not-fused", attention(SAME, SAME, WIDER)),
 }
@@ -160,6 +184,18 @@ NOT_FOUND = {
     "einsum of two operands": Case("einsum-order", contracted(CHAIN[:2], *LEFT_TO_RIGHT)),
     "einsum of operands of one size": Case(
         "einsum-order", contracted(CHAIN[:2] * 2, *LEFT_TO_RIGHT[:1] * 3)
+    ),
+    "few convolutions of one channel": Case("channel-by-channel", convolved(KERNEL, 7, PLANE)),
+    "convolutions of gray images": Case("channel-by-channel", convolved([32, 1, 3, 3], 16, PLANE)),
+    "convolutions of all channels": Case(
+        "channel-by-channel", convolved(KERNEL, 16, [16, 8, 32, 32])
+    ),
+    "one filter of gray images, called again and again": Case(
+        "channel-by-channel",
+        renamed(convolved(KERNEL, 16, PLANE, ranges=16), "blur"),
+    ),
+    "a filter of gray images in two forwards": Case(
+        "channel-by-channel", convolved(KERNEL, 14, PLANE, ranges=2)
     ),
     "attention with dropout": Case(
         "attention-not-fused", attention(THREE, THREE, THREE, draws=True)

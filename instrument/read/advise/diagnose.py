@@ -60,7 +60,12 @@ from instrument.read.advise.python import NOT_TRAINING
 from instrument.read.advise.recording import FIRST_STEP, LEAST_EXCESS, RECORDING_OVERHEAD
 from instrument.read.advise.samples import BUSY_THREAD, GROWTH, WAITING, WORKER_START
 from instrument.read.advise.settings import DEFAULT, Settings
-from instrument.read.advise.slow import EINSUM_ORDER, IN_PIECES, OPTIMIZER_NOT_FUSED
+from instrument.read.advise.slow import (
+    CHANNEL_BY_CHANNEL,
+    EINSUM_ORDER,
+    IN_PIECES,
+    OPTIMIZER_NOT_FUSED,
+)
 from instrument.read.advise.waits import (
     BLOCKING_COPIES,
     DEVICE_IDLE,
@@ -91,6 +96,7 @@ CHECKS: tuple[Check, ...] = (
     OPTIMIZER_NOT_FUSED,
     IN_PIECES,
     EINSUM_ORDER,
+    CHANNEL_BY_CHANNEL,
     ONE_TIME_COSTS,
     LAUNCH_BOUND,
     DEVICE_IDLE,
