@@ -6,7 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -24,23 +24,6 @@ def _unseen_by_modes() -> Iterator[None]:
     """In this block, modes such as the program's `TorchDispatchMode` see no operator."""
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         yield
-
-
-class Owner(NamedTuple):
-    """Who trains the parameters of a submodule.
-
-    Attributes:
-        optimizer: the number of their optimizer, in the order of the first steps, those without a
-            step last; None for none.
-        gradients: how many of them require gradients.
-        differentiates: whether an input of a call required gradients.
-        is_copy: whether no optimizer has them, but has parameters of the same shapes.
-    """
-
-    optimizer: int | None
-    gradients: int
-    differentiates: bool
-    is_copy: bool
 
 
 class Parameters:
@@ -81,7 +64,7 @@ class Parameters:
         return dict(found)
 
     @_unseen_by_modes()
-    def owners(self, differentiating: Collection[str]) -> dict[str, Owner] | None:
+    def owners(self, differentiating: Collection[str]) -> dict[str, dict[str, Any]] | None:
         """The topmost submodules whose parameters all have one optimizer, or none.
 
         Those in no optimizer did not change since construction. None if it is unknown which are in
@@ -110,22 +93,23 @@ class Parameters:
         owner = {key: _NONE for key in kept if torch.equal(samples[key], before[key])}
         for k, keys in enumerate(held):
             owner |= {key: None if key in owner else k for key in keys}
-        found, inside, trained = dict[str, Owner](), set[int](), list[list[torch.Size]]()
-        sizes = dict[str, list[torch.Size]]()
+        found, inside = dict[str, tuple[int | None, list[nn.Parameter]]](), set[int]()
         for name, module in selected_modules():
             own = [*module.parameters()]
             of = {owner.get(id(each)) for each in own}
-            if len(of) != 1 or None in of or id(module) in inside:
-                continue
-            inside.update(id(each) for each in module.modules())
-            sizes[name] = [each.shape for each in own]
-            optimizer = None if of == {_NONE} else of.pop()
-            trained += [sizes[name]] if optimizer is not None else []
-            gradients = sum(each.requires_grad for each in own)
-            found[name] = Owner(optimizer, gradients, name in differentiating, False)
+            if len(of) == 1 and None not in of and id(module) not in inside:
+                inside.update(id(each) for each in module.modules())
+                found[name] = None if of == {_NONE} else of.pop(), own
+        sizes = {name: [each.shape for each in own] for name, (_, own) in found.items()}
+        trained = [sizes[name] for name, (number, _) in found.items() if number is not None]
         return {
-            name: each._replace(is_copy=each.optimizer is None and sizes[name] in trained)
-            for name, each in found.items()
+            name: {
+                "optimizer": number,
+                "gradients": sum(each.requires_grad for each in own),
+                "differentiates": name in differentiating,
+                "is_copy": number is None and sizes[name] in trained,
+            }
+            for name, (number, own) in found.items()
         }
 
 

@@ -395,7 +395,7 @@ class Recorder:
             "eval_calls": {} if modules is None else modules.eval_calls(),
             "parameter_types": (parameters and torch_support.known(parameters.types)) or {},
             "repeated_calls": {} if modules is None else modules.repeated_calls(),
-            "owners": owners and {name: each._asdict() for name, each in owners.items()},
+            "owners": owners,
             "optimizer_steps": parameters and parameters.steps,
             "threads_not_recorded": sorted(threads),
             "graphs_compiled": graphs - self._graphs_before,

@@ -102,7 +102,7 @@ def test_many_operators_that_wait_are_located_at_once(
 def validations(ranges: int) -> list[dict[str, Any]]:
     """Two steps of 10 ms with a forward and its backward, short ranges without, and one of 1 ms.
 
-    The kernel of the last short range works for 1 ms.
+    The last two ranges make 40 nodes; the kernel of the last short range works for 1 ms.
     """
     events, number = [], 10
     for at in (0, 1):
@@ -114,20 +114,19 @@ def validations(ranges: int) -> list[dict[str, Any]]:
         ]
         number += 1
         for k in range(ranges + 1):
-            begin = start + 100 + 50 * k
+            begin, nodes = start + 100 + 50 * k, 40 if k >= ranges - 1 else 2
             events += [
                 annotation(
                     "long" if k == ranges else f"short{k}", begin, 1000 if k == ranges else 40
                 ),
-                made("aten::mm", begin + 1, 10, number),
-                made("aten::mm", begin + 12, 10, number + 1),
+                *(made("aten::mm", begin + 1 + 0.9 * j, 0.8, number + j) for j in range(nodes)),
             ]
-            number += 2
+            number += nodes
         events += launched("gemm", begin - 20, begin, 1000, at + 1)
     return events
 
 
-def test_only_ranges_that_may_be_long_are_measured(
+def test_only_ranges_that_make_many_nodes_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = []

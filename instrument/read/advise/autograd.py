@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.base.units import percent
-from instrument.read.advise.check import RECORD_AGAIN, Check, NotRecorded, Problem
+from instrument.read.advise.check import LEAST_SAVING, RECORD_AGAIN, Check, NotRecorded, Problem
 from instrument.read.advise.evidence import in_steps, share_with_device
 from instrument.read.facts.autograd import is_backward
 from instrument.read.facts.graph_nodes import makers, ran, ranges_around, wasteful_ranges
-from instrument.read.facts.groupby import Groups, distinct, groupby, isin
+from instrument.read.facts.groupby import distinct, groupby, isin
 from instrument.read.facts.places import common_place
 from instrument.read.trace.capture_json import Owner
 from instrument.read.trace.events import OPERATOR, Flags, Ints
@@ -36,7 +36,6 @@ _MOST_SCALED = 10  # names of operators
 _LEAST_COST = 0.01
 # The backward must run this part of the nodes that the window made.
 _LEAST_JOINED = 0.5
-_MOST_TRIED = 32  # ranges
 _MOST_NAMES = 3
 _RECORD_AGAIN = "Record again: this finding must be gone"
 _SEARCH = frozenset({"aten::isnan", "aten::_is_any_true", "aten::any", "aten::item"})
@@ -71,13 +70,11 @@ def unused_autograd(capture: Views) -> Iterator[Problem]:
     scopes, steps = links.scopes, links.counted_steps
     ranges, opened, call = scopes.ranges, scopes.opened, ranges_around(links, made)
     outermost = ranges.outermost(wasteful_ranges(links, made))
-    most_ns = _most_ns(capture, outermost)
-    # Only the largest ranges are tried, because `share_with_device` reads the whole call tree.
-    largest = np.flatnonzero(most_ns)
-    largest = largest[np.argsort(-most_ns[largest], kind="stable")[:_MOST_TRIED]]
-    for k in np.sort(largest).tolist():
-        if steps.share(int(most_ns[k])) < UNUSED_AUTOGRAD.lowest:
-            continue
+    inside = ranges.nearest(outermost, call)
+    nodes = np.bincount(opened[inside[inside >= 0]], minlength=len(scopes.paths.names))
+    # the others save less
+    is_large = nodes * _NODE_BOUNDS_NS[1] >= LEAST_SAVING * steps.total_ns
+    for k in np.flatnonzero(is_large).tolist():
         calls = outermost & (opened == k)
         share = share_with_device(capture, ranges.index[calls])
         every = calls[opened == k].all()
@@ -264,27 +261,6 @@ def _shortened(
             events[row], by, bounds=(bounds[0], bounds[1]) if bounds else None, device=False
         )
     return whatif
-
-
-def _most_ns(capture: Views, chosen: Flags) -> Ints:
-    """For each path, an upper bound of the time of its chosen ranges in the steps.
-
-    Overlaps count twice. No chosen range may lie inside another one.
-    """
-    events, tree, scopes = capture.events, capture.links.call_tree, capture.links.scopes
-    steps, paths = capture.links.counted_steps, len(scopes.paths.names)
-    calls, opened = scopes.ranges.index[chosen], scopes.opened[chosen]
-    on_cpu_ns = steps.within(events.start_ns[calls], events.end_ns[calls])
-    path = np.full(len(tree) + 1, -1)  # the last entry is for work without a node
-    path[tree.nodes_of(calls)] = opened
-    path[-1] = -1
-    device, node = capture.links.launched
-    launched = path[tree.nearest(path[:-1] >= 0, node)]
-    on_device_ns = steps.within(events.start_ns[device], events.end_ns[device])
-    return np.maximum(
-        Groups(opened, paths).sum(on_cpu_ns),
-        Groups(launched, paths).sum(on_device_ns, launched >= 0),
-    )
 
 
 def _owners(capture: Views) -> dict[str, Owner]:

@@ -172,7 +172,11 @@ class Environment(Struct):
 
 
 class Owner(Struct):
-    """Who trains the parameters of a submodule; see `instrument.record.parameters.Owner`."""
+    """Who trains the parameters of a submodule: its optimizer (None: none), by its first step.
+
+    `gradients` is how many of them require gradients, `differentiates` whether an input of a call
+    may require gradients, and `is_copy` whether a trained submodule has parameters of these shapes.
+    """
 
     optimizer: Count | None = None
     gradients: Count = 0
