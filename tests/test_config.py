@@ -78,6 +78,8 @@ MISTAKES: list[dict[str, Any]] = [
     {"sinks": {"tabel": {}}},
     {"sinks": [TableSink]},
     {"sinks": {"mine": TableSink}},
+    {"sinks": "table"},
+    {"on_capture": "wandb"},
     {"communication": "nccl"},
     {"communication": ["mine", "nccl|rccl"]},
     {"communication": [".*ring"]},
@@ -257,6 +259,13 @@ def test_every_source_gives_the_same_config() -> None:
 def test_a_source_of_another_kind_is_refused(source: Any) -> None:
     with pytest.raises(ConfigError, match="must be a mapping, a preset's name or a ProfilerConfig"):
         as_config(source)
+
+
+def test_the_config_of_a_whole_application_is_refused_with_the_key_to_take() -> None:
+    whole = {"n": 3, "profiler": {"active": 3}}
+    for source in (whole, OmegaConf.create(whole)):
+        with pytest.raises(ConfigError, match=r'as in Session\(cfg\["profiler"\]\)'):
+            as_config(source)
 
 
 def test_an_unknown_preset_names_the_nearest() -> None:

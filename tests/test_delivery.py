@@ -487,7 +487,10 @@ def test_the_log_of_an_error_does_not_show_the_values_of_variables(
     assert "not-for-the-log" not in text
 
 
-def test_a_callback_that_fails_costs_nothing_else(tmp_path: Path, log: Log) -> None:
+@pytest.mark.parametrize("kind", [KeyError, SystemExit])
+def test_a_callback_that_fails_costs_nothing_else(
+    tmp_path: Path, log: Log, kind: type[BaseException]
+) -> None:
     called: list[str] = []
 
     class Fails:
@@ -496,7 +499,7 @@ def test_a_callback_that_fails_costs_nothing_else(tmp_path: Path, log: Log) -> N
 
         def __call__(self, folder: Path, scalars: dict[str, float]) -> None:
             scalars.clear()
-            raise KeyError("no")
+            raise kind("'no'" if kind is SystemExit else "no")
 
         def close(self, timeout_s: float | None) -> None:
             called.append(f"close {timeout_s}")

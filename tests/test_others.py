@@ -32,6 +32,7 @@ from instrument.export.sinks import Sink
 from instrument.record import timings
 from instrument.record.recorder import Recorder
 from instrument.record.triggers import Step
+from instrument.record.triggers.trigger import TriggerCallbacks
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 
@@ -571,6 +572,10 @@ def test_ctrl_c_within_a_label_or_timings_goes_through(
     signal.signal(signal.SIGUSR1, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         backends.format_label("{value}", {"value": Interrupting()})
+    signal.signal(signal.SIGUSR1, raising)
+    with pytest.raises(TooLateError):
+        backends.format_label("{value}", {"value": Interrupting()})
+    signal.signal(signal.SIGUSR1, signal.default_int_handler)
     monkeypatch.setattr(timings, "_append", interrupting(timings._append))
     with Session(at_steps=[], timings={"every": 1}, output_dir=str(tmp_path)) as session:
         with pytest.raises(KeyboardInterrupt):
@@ -689,6 +694,54 @@ def test_what_is_no_error_goes_through_a_trigger_and_a_loss(
     with pytest.raises(error):
         run()
     assert not [line for line in log if "fail" in line]
+
+
+class InterruptedAt:
+    """A trigger during one of whose callbacks, `place`, a signal arrives."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def fires(self, step: Step) -> None:
+        if step.number == 1:
+            self.at("fires")
+
+    def begin(self, *_: Any) -> TriggerCallbacks:
+        self.at("begin")
+        return TriggerCallbacks(
+            self.fires,
+            failed=lambda *_: self.at("failed"),
+            end=lambda: self.at("end"),
+        )
+
+    def at(self, place: str) -> None:
+        if place == self.place:
+            self.place = ""
+            signal.raise_signal(signal.SIGUSR1)
+
+
+@pytest.mark.usefixtures("_restored")
+@pytest.mark.parametrize("kind", HANDLERS)
+@pytest.mark.parametrize("place", ["begin", "fires", "loss", "failed", "end"])
+def test_an_error_of_a_handler_goes_through_wherever_a_trigger_or_a_loss_is_interrupted(
+    tmp_path: Path, log: Log, place: str, kind: str
+) -> None:
+    """Here no window begins or ends, so nothing else notes what a handler raises."""
+    signal.signal(signal.SIGUSR1, HANDLERS[kind])
+    triggers = {"mine": InterruptedAt(place)}
+    session = Session(at_steps=[], active=1, triggers=triggers, output_dir=str(tmp_path))
+
+    def run() -> None:
+        with session:
+            for step in range(4):
+                session.step(loss=Loss() if place == "loss" and step == 2 else None)
+            if place == "failed":
+                raise KeyError
+
+    with pytest.raises(TooLateError):
+        run()
+    session.stop()
+    assert not [line for line in log if "fail" in line or "could not" in line]
 
 
 def test_a_session_stopped_on_another_thread_and_started_again_passes_sigterm_on_once(

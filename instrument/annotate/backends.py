@@ -234,7 +234,11 @@ def format_label(template: str, values: dict[str, Any]) -> str:
     """Fill the format of a range's name with a call's arguments; on an error, return the format."""
     try:
         return to_trace(template.format(**values))
-    except Exception:  # a name must not end a training run
+    except Exception as error:  # a name must not end a training run
+        from instrument.base.signals import raised_by_handler
+
+        if raised_by_handler(error):
+            raise
         return to_trace(template)
 
 

@@ -32,11 +32,16 @@ def by_name(group: str, given: Any) -> Any:
     """Turn a list of names into a mapping; in a mapping, remove entries with the value null.
 
     Raises:
-        ConfigError: the list holds something other than names.
+        ConfigError: `given` is text, or the list holds something other than names.
     """
     if isinstance(given, Mapping):
         return {name: each for name, each in given.items() if each is not None}
-    if isinstance(given, str | BaseModel) or not isinstance(given, Iterable):
+    if isinstance(given, str):
+        raise ConfigError(
+            f"profiler.{group} is the text {given!r}, but it must be a list of names or a mapping: "
+            f'write {group}=["{given}"].'
+        )
+    if isinstance(given, BaseModel) or not isinstance(given, Iterable):
         return given
     names = list(given)
     for each in names:

@@ -8,6 +8,7 @@ what a handler raises is remembered.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 import signal
 import sys
@@ -15,6 +16,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from itertools import pairwise
+from traceback import walk_tb
+from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -171,31 +175,37 @@ def uninterrupted() -> Iterator[None]:
                 _putting_off = False
 
 
-# the innermost call of `interruptibly` that runs now
-_noting: _StandIn | None = None
-
-
 def interruptibly(act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `act`, and raise what a signal handler of the program raises, even if `act` catches it.
 
     Use this for code that calls sinks and catches what they raise. So Ctrl-C ends training even
     while a sink is running, but a KeyboardInterrupt that a sink raises by itself does not.
     """
-    global _noting
     if not on_main_thread():
         return act(*args, **kwargs)
-    outer, stand_in = _noting, _StandIn()
+    stand_in = _StandIn()
     try:
-        _noting = stand_in
         with stand_in.in_place(stand_in.note):
             result = act(*args, **kwargs)
         if stand_in.raised is not None:
             raise stand_in.raised
         return result
     finally:
-        _noting, stand_in.raised = outer, None  # otherwise its traceback would keep frames alive
+        stand_in.raised = None  # otherwise its traceback would keep frames alive
 
 
 def raised_by_handler(error: BaseException) -> bool:
-    """Whether, in a call of `interruptibly`, a signal handler of the program raised `error`."""
-    return _noting is not None and _noting.raised is error
+    """Whether a signal handler in Python raised `error`, as its traceback shows.
+
+    Not if the handler has deleted its arguments.
+    """
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return any(_is_handler(frame, caller) for caller, frame in pairwise(frames))
+
+
+def _is_handler(frame: FrameType, caller: FrameType) -> bool:
+    """Whether a function was called as handlers are: with a signal and the interrupted frame."""
+    names, rest, _, values = inspect.getargvalues(frame)
+    more = values.get(rest or "")
+    given = [*map(values.get, names), *(more if isinstance(more, tuple) else ())]
+    return any(isinstance(first, int) and second is caller for first, second in pairwise(given))

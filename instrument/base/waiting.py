@@ -1,7 +1,8 @@
-"""Waits with log messages, while the exporter finishes windows or a thread uploads them."""
+"""Waits: for a condition; with log messages, for the exporter or a thread that uploads."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -9,6 +10,14 @@ from instrument.base.log import logger
 
 # Seconds before the first message, between two messages, and between two looks at what is left.
 _SILENT_S, _LOG_EVERY_S, _LOOK_EVERY_S = 2.0, 60.0, 0.1
+_POLL_S = 0.05
+
+
+def poll(is_over: Callable[[], bool], timeout_s: float | None) -> None:
+    """Call `is_over` every 50 ms until it returns true, for at most `timeout_s`; None: no limit."""
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while not is_over() and time.monotonic() < until:
+        time.sleep(_POLL_S)
 
 
 def wait_for(

@@ -31,7 +31,6 @@ class MLflow(Tracker):
     """
 
     tracker_name: ClassVar[str] = "mlflow"
-    _package: ClassVar[str] = "mlflow"
 
     tracking_uri: str | None = None
     """The server's URI; None: `mlflow.set_tracking_uri` or MLFLOW_TRACKING_URI."""

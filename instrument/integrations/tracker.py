@@ -41,7 +41,6 @@ class Tracker(Options):
     """
 
     tracker_name: ClassVar[str] = "tracker"
-    _package: ClassVar[str] = ""
 
     scalars: bool = True
     """Whether to log scalars."""
@@ -60,8 +59,12 @@ class Tracker(Options):
     def model_post_init(self, context: Any, /) -> None:
         """Raise MissingPackage before the first step if the tracker's package is missing."""
         super().model_post_init(context)
-        if self._package:
-            need_package(self.display_name(), self._package, self._package)
+        if self._is_shipped():  # its name is that of the package, and of the extra
+            need_package(self.display_name(), self.tracker_name, self.tracker_name)
+
+    @classmethod
+    def _is_shipped(cls) -> bool:
+        return cls.__module__.startswith("instrument.")
 
     @classmethod
     def display_name(cls) -> str:
@@ -152,8 +155,7 @@ class Tracker(Options):
 
     def _later(self, folder: Path) -> str:
         kind = type(self)
-        shipped = kind.__module__.startswith("instrument.")
-        name = self.tracker_name if shipped else f"{kind.__module__}.{kind.__qualname__}"
+        name = self.tracker_name if self._is_shipped() else f"{kind.__module__}.{kind.__qualname__}"
         return f"`instrument export {folder} --sink {name}` sends this capture later"
 
     def _sent(self, folder: Path, scalars: dict[str, float]) -> Sent:

@@ -30,7 +30,6 @@ class WandB(Tracker):
     """
 
     tracker_name: ClassVar[str] = "wandb"
-    _package: ClassVar[str] = "wandb"
 
     project: str | None = None
     """The project of a new run; None: WANDB_PROJECT or wandb's default."""

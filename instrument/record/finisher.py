@@ -216,7 +216,7 @@ class Finisher:
         """Call a function of `profiler.on_capture.NAME`, and log the first error of each name."""
         try:
             callback(*args)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if raised_by_handler(error):
                 raise
             if name not in self._failed:

@@ -8,6 +8,7 @@ import torch
 
 from instrument.base.errors import reason_of
 from instrument.base.log import logger
+from instrument.base.signals import raised_by_handler
 
 
 class LossReader:
@@ -43,6 +44,8 @@ class LossReader:
                 self._begin_copy(loss.reshape(()))
                 self._copied_step = number
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             if not self._warned:
                 self._warned = True
                 logger.warning(

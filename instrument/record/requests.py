@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import secrets
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from instrument.base import files, queue
+from instrument.base import files, queue, waiting
 from instrument.base.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
     from instrument.record.session import Session
 
 State: TypeAlias = Literal["waiting", "recording", "exporting", "done", "failed"]
-
-_POLL_S = 0.05
 
 
 class RequestedWindow:
@@ -53,9 +49,7 @@ class RequestedWindow:
 
         Do not call this on the thread that ends the steps before these steps have ended.
         """
-        until = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
-        while self.state not in ("done", "failed") and time.monotonic() < until:
-            time.sleep(_POLL_S)
+        waiting.poll(lambda: self.state in ("done", "failed"), timeout_s)
         return self.state
 
     @property

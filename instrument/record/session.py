@@ -20,7 +20,7 @@ from torch import nn
 from instrument.annotate import backends
 from instrument.annotate.modules import ModuleFilter, forget, instrument_models, named_models
 from instrument.annotate.profiled import profiled
-from instrument.base import file_lock, queue
+from instrument.base import file_lock, queue, waiting
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.base.files import FORMAT, fill_standard_streams, lines_file
 from instrument.base.log import logger
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
-_POLL_S = 0.05
 
 
 class Session:
@@ -284,9 +283,9 @@ class Session:
         if config.metrics is not None and self.timings is not None:
             metrics = Metrics(config, self.timings, rank, self.output_dir)
         self._instrument(self._model if self._model is not None else model)
+        triggers = TriggerRunner(config.triggers, self.output_dir, announcements)
         _sessions.add(self)
         atexit.register(self._stop, "the interpreter ended")
-        triggers = TriggerRunner(config.triggers, self.output_dir, announcements)
         if steps_done:
             self.step_number = steps_done
         for phase, loader in loaders.items():
@@ -460,12 +459,14 @@ class Session:
             deliver(timeout_s)
             return
         self._loop.drop_detail()  # its steps would not end before this returns
-        timeout_s = self.config.export_timeout_s if timeout_s is None else timeout_s
-        until = time.monotonic() + timeout_s
-        while self.exporting and time.monotonic() < until:
-            for each in self._finishers:
-                interruptibly(each.deliver)
-            time.sleep(_POLL_S)
+        waiting.poll(
+            self._all_delivered, self.config.export_timeout_s if timeout_s is None else timeout_s
+        )
+
+    def _all_delivered(self) -> bool:
+        for each in self._finishers:
+            interruptibly(each.deliver)
+        return not self.exporting
 
     def drop_window(self) -> None:
         """Stop recording the open window, if any, and do not save it."""

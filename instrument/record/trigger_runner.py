@@ -12,6 +12,7 @@ from typing import Any
 
 from instrument.base import threads
 from instrument.base.log import logger
+from instrument.base.signals import raised_by_handler
 from instrument.record.distributed import POLL_SECONDS, AnnouncedWindow, Announcements, uniform
 from instrument.record.loss_reader import LossReader
 from instrument.record.triggers.trigger import Request, Step, Trigger, TriggerCallbacks
@@ -108,6 +109,8 @@ class TriggerRunner:
             ask = partial(self.requests.__setitem__, name)
             callbacks = begin(folder, ask) if begin is not None else TriggerCallbacks(trigger.fires)
         except (Exception, SystemExit) as error:
+            if raised_by_handler(error):
+                raise
             logger.error(
                 "The trigger {} could not begin and is never called.", name, exception=error
             )
@@ -278,6 +281,9 @@ class TriggerRunner:
         return True
 
     def _drop(self, trigger: _ActiveTrigger, error: BaseException) -> None:
+        """Log what a trigger raised; raise it again if it comes from the program's handler."""
+        if raised_by_handler(error):
+            raise error
         logger.error(
             "The trigger {} failed and is not called again.", trigger.name, exception=error
         )

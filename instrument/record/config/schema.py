@@ -542,6 +542,11 @@ def as_config(source: Any = NO_CONFIG, /, **options: Any) -> ProfilerConfig:
             f"The profiler config is {source!r}, but it must be a mapping, a preset's name or a "
             "ProfilerConfig."
         )
+    if "profiler" in given:
+        raise ConfigError(
+            'The profiler config has the key "profiler", as the config of a whole application '
+            'has: give only what this key holds, as in Session(cfg["profiler"]).'
+        )
     if "_target_" in given:  # a mapping that describes a ProfilerConfig: build it
         return as_config(instantiated("profiler", given), **options)
     given = {str(key): value for key, value in given.items()} | options
