@@ -112,6 +112,15 @@ FOUND = {
         "in-pieces",
         chain(("aten::softmax", [MANY]), ("aten::add", [MANY, []]), ("aten::log", [MANY])),
     ),
+    "the entropy with a table of classes": Case(
+        "in-pieces",
+        chain(
+            ("aten::log_softmax", [MANY]),
+            ("aten::one_hot", [[256]]),
+            ("aten::mul", [MANY, MANY]),
+            ("aten::sum", [MANY]),
+        ),
+    ),
     "the distances of all pairs": Case("in-pieces", chain(*PAIRWISE)),
     "the products of all pairs": Case(
         "in-pieces",
@@ -156,6 +165,14 @@ NOT_FOUND = {
     ),
     "a softmax, and the logarithm of another tensor": Case(
         "in-pieces", chain(("aten::softmax", [MANY]), ("aten::log", [[256, 64]]))
+    ),
+    "softmax that weighs the rows of a table": Case(
+        "in-pieces",
+        chain(("aten::softmax", [MANY]), ("aten::mul", [MANY, MANY]), ("aten::bmm", [MANY])),
+    ),
+    "the entropy of a softmax": Case(
+        "in-pieces",
+        chain(("aten::log_softmax", [MANY]), ("aten::mul", [MANY, MANY]), ("aten::sum", [MANY])),
     ),
     "a mask on a tensor": Case(
         "in-pieces",

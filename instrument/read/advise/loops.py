@@ -22,9 +22,9 @@ from instrument.read.views.views import Views
 
 _LEAST_ROUNDS, _NEVER, _TINY_NS = 32, 2**62, 50_000
 # The own time of a recorded operator that does almost nothing is 0.3 to 3 µs (torch 2.13, CPU),
-# and up to 20 µs on a slow machine; none of it is saved if the data of all rounds fits no cache.
-# So these are the estimate, the least and the most that one call saves.
-_CALLS_NS = 3_000, 0, 20_000
+# and up to 20 µs on a slow machine. So these are the estimate, the least and the most that one call
+# saves.
+_CALLS_NS = 3_000, 1_000, 20_000
 # Operators that use weights, or multiply matrices as those do. In a model, at least a third of them
 # have a parameter of their own.
 _LAYER = re.compile(r"[\w.]+::\w*(linear|conv|_norm|embedding|lstm|gru|rnn|matmul|mm|einsum)")

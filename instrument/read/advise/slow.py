@@ -14,7 +14,7 @@ from instrument.base.units import count, counted
 from instrument.read.advise.check import INPUT_TYPES, Check, NotRecorded, Problem
 from instrument.read.advise.evidence import device_kind
 from instrument.read.advise.regions import LONGEST_GAP_NS, backward_of, bodies, region
-from instrument.read.facts.groupby import group_rows
+from instrument.read.facts.groupby import group_rows, isin
 from instrument.read.facts.places import common_place, input_shapes
 from instrument.read.trace.events import Flags, Ints, decoded, split_overload
 from instrument.read.views.coverage_rows import CPU_IN_STEPS
@@ -257,6 +257,14 @@ _PIECES = (
         (0.0, 0.3, 0.0),
     ),
     _Pieces(
+        ("(log_)?softmax", "one_hot", "mul", "sum|mean"),
+        "multiplies the logarithm of a softmax by a table of classes, and sums",
+        "torch.nn.functional.cross_entropy(logits, classes): no table of one-hot rows is made.",
+        (0.3, 0.5, 0.2),
+        bool,
+        between="log|add|clamp|clamp_min|clip|to|neg",
+    ),
+    _Pieces(
         ("softmax", "log"),
         "computes the logarithm of a softmax in two operators",
         "torch.nn.functional.log_softmax, or cross_entropy with the logits: one operator, which is "
@@ -313,10 +321,13 @@ def in_pieces(capture: Views) -> Iterator[Problem]:
     tree, steps = capture.links.call_tree, capture.links.counted_steps
     nodes = np.flatnonzero(bodies(capture)[0])
     nodes = nodes[np.lexsort((tree.start_ns[nodes], tree.parent[nodes], tree.thread[nodes]))]
+    known = np.zeros(0, np.int64)
     for pieces in _PIECES:
         rows = _found(capture, nodes, pieces)
+        rows = rows[~isin(rows[:, 0], known)]
         if not len(rows):
             continue
+        known = np.append(known, rows[:, 0])
         inside = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in rows[:, [0, -1]]]))
         around = region(
             capture,
@@ -371,6 +382,7 @@ def _found(capture: Views, nodes: Ints, pieces: _Pieces) -> Ints:
                 if tree.parent[nodes[place]] != tree.parent[nodes[row]]:
                     break
                 read = input_shapes(events, int(event[place]))[:1] if has_shapes else []
+                read = [] if plain[events.name[event[place]]] == "one_hot" else read  # of classes
                 if mask[place] and barred[place] == barred[after] and read in ([], [[]], [out]):
                     places.append(place)
                     break
