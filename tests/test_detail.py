@@ -142,10 +142,25 @@ def test_observers_add_what_they_see(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert session.captures[0].metadata["detail"]["seen"] == 2
 
 
+@inline
+def test_a_program_that_does_something_else_ends_it(tmp_path: Path) -> None:
+    options = ONE | {"profile_all_threads": True}
+    with Session(output_dir=tmp_path, **options) as session:
+        for _ in range(3):
+            session.step()
+        assert session.recording
+        assert torch._C._len_torch_function_stack() == 1
+        until(lambda: not session.recording)  # without the end of a step
+        session.step()
+        assert torch._C._len_torch_function_stack() == 0, "the observer has left its thread"
+        session.wait(60)
+        assert details(session) == {1: None}
+
+
 def test_memory_is_recorded_where_torch_can() -> None:
     def memory(activities: list[str], on_one_thread: bool, **options: Any) -> tuple[bool, bool]:
         config = as_config(active=1, detail=2, **options)
-        found = detail_options(config, activities, on_one_thread=on_one_thread)
+        found = detail_options(config, activities, 0, on_one_thread=on_one_thread)
         assert found is not None
         assert found.record_shapes
         assert not found.with_stack

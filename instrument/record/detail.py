@@ -23,20 +23,25 @@ End: TypeAlias = Callable[[], Mapping[str, Any]]
 #: Called when a detail window begins; what each returns is called when it ends. An operator that
 #: they call must be in a range of its own, or else its like in the window gets no shapes.
 observers: list[Callable[[], End]] = [observe]
+# A detail window ends early if it lasts this many times as long as its steps, and at least this
+# long: the program does something else.
+_LONGEST_FACTOR, _LEAST_S = 10, 1.0
 _NOT_AGAIN = ("memory_categories", "with_stack", "memory_snapshot", "execution_trace")
 
 
 def detail_options(
-    config: ProfilerConfig, activities: Sequence[str], *, on_one_thread: bool
+    config: ProfilerConfig, activities: Sequence[str], step_ns: float, *, on_one_thread: bool
 ) -> ProfilerConfig | None:
     """The options of the detail window after a window with `config`; None if it would add nothing.
 
-    Memory is recorded of programs that use a device, and only with one thread, because torch loses
-    it with all threads. For the CPU, torch would print a warning about memory of unknown size.
+    `step_ns` is the duration of the longest step of the window. Memory is recorded of programs that
+    use a device, and only with one thread, because torch loses it with all threads. For the CPU,
+    torch would print a warning about memory of unknown size.
     """
     if not config.detail or config.record_shapes or config.max_stall_ms is not None:
         return None
-    options = dict.fromkeys(_NOT_AGAIN, False) | {"record_shapes": True}
+    longest_s = max(_LEAST_S, _LONGEST_FACTOR * config.detail * step_ns / 1e9)
+    options = dict.fromkeys(_NOT_AGAIN, False) | {"record_shapes": True, "max_window_s": longest_s}
     one = on_one_thread or not config.profile_all_threads
     one &= "profile_all_threads" not in config.experimental_config
     if one and not {"cpu"}.issuperset(activities):

@@ -16,6 +16,7 @@ from ctypes import c_char
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count, groupby
+from threading import get_ident
 from time import time_ns
 from types import CodeType
 from typing import Any
@@ -103,7 +104,7 @@ class Observer(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.failure: Exception | None = None
-        self.over, self.step = False, 0
+        self.over, self.step, self.thread = False, 0, get_ident()
         self.calls: list[_Call] = []
         self._values: dict[int, _Value] = {}
         self._aliases: dict[int, set[int]] = defaultdict(set)  # ids of tensors by their memory
@@ -426,7 +427,7 @@ def observe() -> Callable[[], Mapping[str, Any]]:
     observer.__enter__()  # type: ignore[no-untyped-call]
 
     def end() -> Mapping[str, Any]:
-        _leave()
+        leave()
         return observer.end()
 
     return end
@@ -438,12 +439,19 @@ def next_step() -> None:
         _observer.step += 1
 
 
-def _leave() -> None:
-    """Take the observer off this thread, wherever it lies in the stack of modes."""
+def leave() -> None:
+    """End the observer, and take it off its thread, wherever it lies in the stack of modes.
+
+    If another thread ends the window, the observer's thread takes it off at its next step.
+    """
     global _observer
-    observer, _observer = _observer, None
+    observer = _observer
     if observer is None:
         return
+    if observer.thread != get_ident():
+        observer.over = True
+        return
+    _observer = None
     modes = [
         torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())
     ]
@@ -452,7 +460,7 @@ def _leave() -> None:
             torch._C._push_on_torch_function_stack(mode)
 
 
-os.register_at_fork(after_in_child=_leave)  # in a worker of a data loader
+os.register_at_fork(after_in_child=leave)  # in a worker of a data loader
 
 
 def _is_eager() -> bool:

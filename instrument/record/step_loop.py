@@ -19,7 +19,7 @@ from instrument.base.errors import reason_of, to_trace
 from instrument.base.log import logger
 from instrument.base.signals import interruptibly, raised_by_handler, uninterrupted
 from instrument.base.step_times import like_for_like
-from instrument.record import one_profiler, plan_text, worker_lines
+from instrument.record import observe, one_profiler, plan_text, worker_lines
 from instrument.record.config import schedule
 from instrument.record.config.schedule import NEVER, Window, next_window, requested_window
 from instrument.record.config.schema import ProfilerConfig
@@ -653,6 +653,8 @@ class StepLoop:
         `requested` is a trigger's name and its request, which takes precedence over the schedule.
         """
         counter = self.current
+        if self.window is None:
+            observe.leave()
         if self.over:
             counter.next_event_step = NEVER
             return
@@ -786,7 +788,10 @@ class StepLoop:
     def _detail_after(self, window: OpenWindow, run: Run) -> tuple[Window, ProfilerConfig] | None:
         """The steps and options of the detail window that follows a complete window, if any."""
         counter, on_one_thread = window.counter, window.recorder.on_one_thread
-        options = detail_options(window.config, run.activities, on_one_thread=on_one_thread)
+        step_ns = max(window.step_ns, default=0)
+        options = detail_options(
+            window.config, run.activities, step_ns, on_one_thread=on_one_thread
+        )
         has_one = counter.name in self._with_detail and self.config.keep != 1
         if options is None or has_one or counter.step_number == self.total_steps:
             return None
@@ -798,6 +803,7 @@ class StepLoop:
 
     def _end_detail(self) -> None:
         """Have the last window exported, because its detail window is over or not recorded."""
+        observe.leave()
         detail, self._detail = self._detail, None
         if detail is None or self.run is None:
             return

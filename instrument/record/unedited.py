@@ -244,6 +244,8 @@ class Watch:
     ) -> Callable[..., Any]:
         def recorded(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             self.spawns = True
+            if self.session is not None:  # a child that is forked within a window cannot record
+                self.session._loop.drop_detail()
             return start(partial(run_spawned, fn), *args, **kwargs)
 
         return recorded
