@@ -381,6 +381,13 @@ def test_a_file_that_cannot_be_right_is_refused(
 # The lines of a detail window.
 
 
+@pytest.fixture
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process in which no test has compiled code."""
+    if (compiler := sys.modules.get("torch._dynamo.utils")) is not None:
+        monkeypatch.delitem(compiler.counters, "frames", raising=False)
+
+
 def traced(act: Callable[[], object]) -> tuple[list[NotedLine], bool]:
     """What is noted while this thread calls `act`, and whether it could be traced."""
     noted: list[NotedLine] = []
@@ -401,6 +408,7 @@ def inner() -> int:
     return sum(json.loads("[1, 2]"))  # calls functions of a library
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_every_line_of_the_user_is_noted_with_its_time() -> None:
     began_ns = time.time_ns()
     noted, _ = traced(called_twice)
@@ -417,6 +425,7 @@ def test_every_line_of_the_user_is_noted_with_its_time() -> None:
     assert times == sorted(times)
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_many_lines_end_the_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_trace, "_MOST_LINES", 3)
     noted, _ = traced(called_twice)
@@ -452,6 +461,7 @@ def train(model: torch.nn.Module, x: torch.Tensor) -> None:
     loss.backward()
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_with_a_detail_window_every_operator_and_its_backward_has_its_line(tmp_path: Path) -> None:
     model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
     step = lambda: train(model, x)  # noqa: E731
@@ -468,3 +478,17 @@ def test_with_a_detail_window_every_operator_and_its_backward_has_its_line(tmp_p
     assert expected.items() <= lines
     assert None not in {line for _, line in lines}
     assert made.lines.where(f"line = '{loss}'").frame["with_backward_share"].sum() < 0.2
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_the_tracing_is_not_compiled() -> None:
+    from torch._dynamo.utils import counters
+
+    double = torch.compile(lambda x: x + x, backend="eager")
+    noted: list[NotedLine] = []
+    end = trace_lines(noted, lambda file: Path(file).name == HERE)
+    double(torch.ones(2))
+    assert end is not None
+    end()
+    assert counters["frames"]["total"] == 1
+    assert trace_lines(noted, bool) is None

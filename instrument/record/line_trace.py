@@ -9,6 +9,8 @@ from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
+from instrument.annotate.module_calls import skip_in_dynamo
+
 #: The Unix time in ns at which a line begins, its code and its number; None for an unknown one.
 NotedLine: TypeAlias = tuple[int, CodeType | None, int]
 # So many lines of the user and calls of any function take about 0.1 s; then the rest is unknown.
@@ -60,6 +62,8 @@ def trace_lines(
             return end()
         return note if is_users(frame.f_code.co_filename) else None
 
+    for each in (note, enter, users, end, is_users):
+        skip_in_dynamo(each, and_all_within=True)  # they run inside what it compiles
     traced, frame = list[FrameType](), users(sys._getframe(1))
     while frame is not None:
         frame.f_trace = note

@@ -72,7 +72,7 @@ _LIBRARIES = tuple(
     sorted({f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("stdlib", "purelib", "platlib")})
 )
 
-# The codes and instructions of the frames, the innermost first.
+# The codes of the frames, the innermost first, and after them the instruction of each.
 Stack = tuple[int, ...]
 # Samples by part of the run, phase, a name, and the number of the stack.
 Counts: TypeAlias = dict[tuple[int, str, str, int], int]
@@ -299,12 +299,13 @@ class LineSampler:
 
     def _number(self, frame: FrameType | None) -> int:
         """The number of the stack of a frame."""
-        codes, stack = list[CodeType](), list[int]()
+        codes, instructions = list[CodeType](), list[int]()
         while frame is not None and len(codes) < _MOST_FRAMES:
             codes.append(frame.f_code)
-            stack += (id(frame.f_code), frame.f_lasti)
+            instructions.append(frame.f_lasti)
             frame = frame.f_back
-        key = tuple(stack)  # of ids, because the hash of a code is that of all its instructions
+        # of ids, because the hash of a code is that of all its instructions
+        key = (*map(id, codes), *instructions)
         number = self._numbers.get(key)
         if number is None:
             if len(self._numbers) >= _MOST_STACKS:
@@ -357,7 +358,7 @@ class LineSampler:
         There are none if the stack is one of recording, whose time is not the program's.
         """
         frames = []
-        for code_id, instruction in zip(stack[::2], stack[1::2]):
+        for code_id, instruction in zip(stack, stack[len(stack) // 2 :]):
             code = self._codes[code_id]
             kind, _ = _file(code.co_filename)
             if kind == "recording":
