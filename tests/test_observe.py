@@ -67,14 +67,14 @@ def builds_a_mask() -> Step:
 
 
 def normalises_a_graph() -> Step:
-    graph, features, layer = torch.rand(64, 64), torch.randn(64, 8), nn.Linear(8, 8)
+    graph, features, layer = torch.rand(200, 200), torch.randn(200, 8), nn.Linear(8, 8)
     update = trained(layer)
     return lambda: update((graph / graph.sum(1, keepdim=True) @ layer(features)).mean())
 
 
 def encodes_the_same() -> Step:
     text, image = nn.Linear(32, 32).requires_grad_(False), nn.Linear(32, 32)
-    prompts, update = torch.randn(500, 32), trained(image)
+    prompts, update = torch.randn(2000, 32), trained(image)
     return lambda: update((image(torch.randn(8, 32)) @ text(prompts).T).mean())
 
 

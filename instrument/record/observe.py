@@ -65,7 +65,10 @@ class _Unknown(Exception):  # noqa: N818
 
 @dataclass(slots=True, eq=False)
 class _Value:
-    """A tensor: its number, what it was made of, and the calls that wrote it."""
+    """A tensor: its number, what it was made of, and the calls that wrote it.
+
+    In a later step, its number is that of `token` and of its content then.
+    """
 
     tensor: ref[torch.Tensor]
     key: int
@@ -73,6 +76,7 @@ class _Value:
     version: int
     pointer: int
     step: int
+    token: int
     makers: tuple[int, ...] = ()
 
 
@@ -194,23 +198,24 @@ class Observer(TorchFunctionMode):
         is_same = found is not None and found.version == version
         if found is not None and is_same and (found.step == self.step or found.made_of == WEIGHT):
             return found
-        pointer, key = _pointer(tensor), found.key if found and is_same else self._new()
+        pointer, token = _pointer(tensor), found.token if found and is_same else self._new()
         is_weight = isinstance(tensor, torch.nn.Parameter) or pointer in self._parameters
         if is_weight and tensor.is_leaf and not tensor._is_view():
             self._parameters[pointer] = max(tensor.numel(), self._parameters.get(pointer, 0))
+        key = token
         if not is_weight:
-            key = self._content(tensor, key)
+            key = self._content(tensor, token)
             is_new = self.step > 0 and found is None and tensor.numel() > _FEW
             self._has_new_data |= is_new and key not in self._data
             self._data.add(key)
         made_of = (WEIGHT if is_weight else DATA) | (0 if found is None else found.made_of)
-        return self._put(tensor, key, made_of, pointer)
+        return self._put(tensor, key, made_of, pointer, token)
 
-    def _content(self, tensor: torch.Tensor, key: int) -> int:
+    def _content(self, tensor: torch.Tensor, token: int) -> int:
         """The number of a tensor that was not made in this step: that of its content.
 
-        A large one is that of `key` with the same numbers at some places: numpy may have written
-        into it. Who wrote into memory of a device is not known.
+        Of a large one, it is that of `token` and of the content at some places: numpy may have
+        written into it. Who wrote into memory of a device is not known.
         """
         content = None if tensor.requires_grad else _content(tensor)
         if content is None:
@@ -218,14 +223,21 @@ class Observer(TorchFunctionMode):
         if content.nbytes <= _SMALL_BYTES:
             return hash((content.tobytes(), content.shape, content.dtype.str))
         places = (slice(None, None, -(-size // _PROBED)) for size in content.shape)
-        return hash((key, content[tuple(places)].tobytes()))
+        return hash((token, content[tuple(places)].tobytes()))
 
     def _put(
-        self, tensor: torch.Tensor, key: int, made_of: int, at: int, makers: tuple[int, ...] = ()
+        self,
+        tensor: torch.Tensor,
+        key: int,
+        made_of: int,
+        pointer: int,
+        token: int,
+        makers: tuple[int, ...] = (),
     ) -> _Value:
-        made = _Value(ref(tensor), key, made_of, _version(tensor), at, self.step, makers)
+        version = _version(tensor)
+        made = _Value(ref(tensor), key, made_of, version, pointer, self.step, token, makers)
         self._values[id(tensor)] = made
-        self._aliases[at].add(id(tensor))
+        self._aliases[pointer].add(id(tensor))
         return made
 
     def _finish(
@@ -247,7 +259,7 @@ class Observer(TorchFunctionMode):
                 continue  # an argument
             makers = {each for value in inputs if value.pointer == pointer for each in value.makers}
             key = hash((call.key, at))
-            self._put(tensor, key, call.made_of, pointer, (*sorted(makers), number))
+            self._put(tensor, key, call.made_of, pointer, key, (*sorted(makers), number))
         self._find_problems(call, number, inputs, args, kwargs, outputs)
 
     def _write(self, pointer: int, number: int) -> None:
@@ -261,7 +273,8 @@ class Observer(TorchFunctionMode):
                 continue
             for maker in each.makers:
                 self.calls[maker].writers.add(number)
-            each.key, each.version = hash((each.key, call.key)), _version(tensor)
+            each.key = each.token = hash((each.key, call.key))
+            each.version = _version(tensor)
             each.made_of, each.makers = each.made_of | call.made_of, (*each.makers, number)
 
     # The problems.
@@ -384,10 +397,10 @@ class Observer(TorchFunctionMode):
                 kind, stack = call.kind, call.stack
                 lines = (stack[: depth + 1] for depth in range(loop, len(stack)))
                 mostly = (e for e in lines if spent_ns[kind, e] >= _MOSTLY * spent_ns["", e])
-                function = (*stack[:-1], *(code for code, _ in stack[-1:]))
-                found[kind, next(mostly, function)].append(number)
+                place = next(mostly, None)
+                found[kind, place[-1] if place else stack and stack[-1][0]].append(number)
         groups, whole_ns = [], sum(call.spent_ns for call in self.calls)
-        for (kind, place), numbers in found.items():
+        for (kind, line), numbers in found.items():
             names, spans, saved_ns = Counter[str](), [], 0.0
             for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
                 calls = [self.calls[number] for _, number in run]
@@ -398,11 +411,10 @@ class Observer(TorchFunctionMode):
                     for each in row:
                         names[each.name] += each.spent_ns
             if saved_ns >= _LEAST_SHARE * whole_ns and len(spans) <= _MOST_SPANS:
-                is_line = not place or isinstance(place[-1], tuple)
                 longest = max(
                     (self.calls[each] for each in numbers), key=lambda each: each.spent_ns
                 )
-                source = _source(place if is_line else longest.stack)
+                source = _source((line,) if isinstance(line, tuple) and line else longest.stack)
                 functions = [name for name, _ in names.most_common(3)]
                 group = {"kind": kind, "source": source, "functions": functions, "spans": spans}
                 groups.append((saved_ns, group))

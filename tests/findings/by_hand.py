@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,23 +12,34 @@ import builders
 
 from findings.twins import assert_command_runs, check_of
 from instrument import Capture
+from instrument.base.files import DETAIL_FILE
 from instrument.read.advise.check import run_check
 from instrument.read.advise.finding import Finding
 
 
 class Case(NamedTuple):
-    """A check, and the trace on which it runs: a bare one, or with facts of a session in its capture.json."""
+    """A check, and the trace on which it runs: a bare one, or with facts of a session in its capture.json.
+
+    `detail` are the events of the detail window.
+    """
 
     code: str
     events: list[dict[str, Any]]
     session: Mapping[str, Any] | None = None
     document: Mapping[str, Any] = {}
+    detail: list[dict[str, Any]] | None = None
 
     def findings(self, folder: Path) -> list[Finding]:
         folder.mkdir(parents=True, exist_ok=True)
         if self.session is None:
             return check(builders.capture(folder, self.events, **self.document), self.code)
-        return check(builders.write_capture(folder, self.events, **self.session), self.code)
+        written = builders.write_capture(folder, self.events, **self.session)
+        if self.detail is not None and written.folder is not None:
+            base_ns = self.session.get("base_ns", 0)
+            trace = {"traceEvents": self.detail, "baseTimeNanoseconds": base_ns}
+            text = gzip.compress(json.dumps(trace).encode())
+            (written.folder / DETAIL_FILE).write_bytes(text)
+        return check(written, self.code)
 
 
 def environment(**facts: Any) -> dict[str, Any]:

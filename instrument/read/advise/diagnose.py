@@ -49,6 +49,13 @@ from instrument.read.advise.host import (
 from instrument.read.advise.loader import LOADER_WAIT
 from instrument.read.advise.loops import LOOP
 from instrument.read.advise.memory import ALLOCATOR_CHURN, MEMORY_GROWTH
+from instrument.read.advise.needless import (
+    DENSE_GRADIENTS,
+    NEEDLESS_COPIES,
+    PADDING,
+    REPEATED_WORK,
+    UNUSED_RESULTS,
+)
 from instrument.read.advise.operators import (
     ATTENTION_NOT_FUSED,
     FLOAT16,
@@ -108,6 +115,11 @@ CHECKS: tuple[Check, ...] = (
     FLOAT16,
     ATTENTION_NOT_FUSED,
     LAYOUT_AND_CASTS,
+    REPEATED_WORK,
+    NEEDLESS_COPIES,
+    UNUSED_RESULTS,
+    PADDING,
+    DENSE_GRADIENTS,
     ALLOCATOR_CHURN,
     RECOMPILATION,
     GRAPH_BREAKS,

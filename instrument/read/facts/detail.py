@@ -51,21 +51,31 @@ def inputs_of(links: Links, texts: tuple[bytes, ...], detail: Links | None) -> d
     columns = {name: np.full(len(links.events), -1, np.int32) for name in _INPUTS}
     if detail is None or not len(detail.steps) or not len(links.steps):
         return {**columns, "texts": texts}
-    inputs = [pl.Series(name, getattr(detail.events, name)) for name in _INPUTS]
-    theirs = numbered_operators(detail)
-    agreed = theirs.with_columns(each.gather(theirs["event"]) for each in inputs)
-    agreed = agreed.group_by("key", "number").agg(
-        pl.len().alias("steps"),
-        pl.col("like").n_unique().alias("likes"),
-        pl.col("like").first(),
-        *(pl.when(pl.col(name).n_unique() == 1).then(pl.col(name).first()) for name in _INPUTS),
-    )
-    agreed = agreed.filter(steps=len(detail.steps), likes=1)
-    found = numbered_operators(links).join(agreed, on=["key", "number", "like"])
+    inputs = {name: getattr(detail.events, name) for name in _INPUTS}
+    given = pl.DataFrame({"event": np.arange(len(detail.events)), **inputs})
+    same = (pl.when(pl.col(name).n_unique() == 1).then(pl.col(name).first()) for name in _INPUTS)
+    found = of_window(links, detail, given, *same)
     for name, column in columns.items():
         known = found.filter(pl.col(name) >= 0)
         column[known["event"].to_numpy()] = known[name].to_numpy() + len(texts)
     return {**columns, "texts": (*texts, *detail.events.texts)}
+
+
+def of_window(links: Links, detail: Links, given: pl.DataFrame, *values: pl.Expr) -> pl.DataFrame:
+    """The operators of the window like those of the detail window whose `event` is in `given`.
+
+    `values` are made of the rows of `given` that are alike. There is one in each step of the detail
+    window, or the operator is left out.
+    """
+    theirs = numbered_operators(detail).join(given, on="event")
+    agreed = theirs.group_by("key", "number").agg(
+        pl.len().alias("steps"),
+        pl.col("like").n_unique().alias("likes"),
+        pl.col("like").first(),
+        *values,
+    )
+    agreed = agreed.filter(steps=len(detail.steps), likes=1)
+    return numbered_operators(links).join(agreed, on=["key", "number", "like"]).sort("event")
 
 
 def numbered_operators(links: Links) -> pl.DataFrame:

@@ -62,12 +62,64 @@ class Cost(Struct):
     packed_bytes: Number | None = None
 
 
+class Calls(Struct, array_like=True):
+    """Calls of torch's functions in a row; a repair keeps the share `kept` of their work."""
+
+    step: Count
+    start_unix_ns: Annotated[int, Meta(ge=0, lt=2**62)]
+    end_unix_ns: Annotated[int, Meta(ge=0, lt=2**62)]
+    kept: Annotated[float, Meta(ge=0, le=1)]
+
+
+class Repair(Struct):
+    """Needless work of one kind at one place; the longest functions come first."""
+
+    kind: str
+    spans: list[Calls]
+    source: str | None = None
+    functions: list[str] = field(default_factory=list)
+
+
+class Padding(Struct):
+    """Rows of numbers: how many are no padding, and how many are left in rows cut to the longest.
+
+    With `classes`, the numbers are the labels of a loss that has so many classes.
+    """
+
+    what: str
+    step: Count
+    rows: Annotated[int, Meta(ge=1, le=2**40)]
+    length: Annotated[int, Meta(ge=1, le=2**40)]
+    valid: Count
+    to_longest: Count
+    classes: Count = 0
+    source: str | None = None
+
+
+class Embedding(Struct):
+    """A table of which a step indexes some of its rows."""
+
+    indexed: Count
+    rows: Annotated[int, Meta(ge=1, le=2**40)]
+    numbers: Count
+    source: str | None = None
+
+
+class Observed(Struct):
+    """What a detail window saw of the values of tensors; see `instrument.record.observe`."""
+
+    repairs: list[Repair] = field(default_factory=list)
+    padding: list[Padding] = field(default_factory=list)
+    embeddings: list[Embedding] = field(default_factory=list)
+
+
 class Detail(Struct):
     """The detail window: the steps after the window, and whether memory was recorded."""
 
     first_step: Number | None = None
     steps: Number | None = None
     memory: bool | None = None
+    observed: Observed | None = None
 
 
 class Config(Struct):
