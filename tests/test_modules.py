@@ -308,6 +308,7 @@ def test_the_types_of_parameters(tmp_path: Path) -> None:
         ([[2], [0]], {"0": True, "2": True}),  # one that never steps holds the backbone
         ([[2], [0, 2]], {"0": True}),  # two hold the head
         ([], None),
+        ([[0, 2]], {"Sequential": True}),
         ([[2, None]], None),  # it also holds what may be copies of parameters
     ],
 )
@@ -332,10 +333,13 @@ def test_which_optimizer_trains_which_submodules(
     assert trained(capture) == expected
 
 
-def trained(capture: Any) -> dict[str, bool] | None:
-    """Whether an optimizer has the parameters of submodules; None if that is not known."""
+def trained(capture: Any) -> dict[str, bool | str] | None:
+    """Whether an optimizer trains submodules, or the program "changed" them; None if that is not known."""
     owners = capture.about.owners
-    return owners and {name: each.optimizer is not None for name, each in owners.items()}
+    return owners and {
+        name: each.optimizer is not None or ("changed" if each.changed else False)
+        for name, each in owners.items()
+    }
 
 
 def test_the_order_in_which_optimizers_step_and_what_their_models_take(
@@ -355,8 +359,10 @@ def test_the_order_in_which_optimizers_step_and_what_their_models_take(
         "average": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)),
         "features": Features(2, 3).requires_grad_(False),
     }
+    frozen = [*models["features"].parameters()]
     first, second = (
-        torch.optim.SGD(models[name].parameters(), lr=0.1) for name in ("critic", "generator")
+        torch.optim.SGD([*models[name].parameters(), *frozen], lr=0.1)
+        for name in ("critic", "generator")
     )
 
     def train() -> None:
@@ -399,7 +405,7 @@ def test_a_parameter_that_the_program_changes_without_an_optimizer_is_used(
                 (each.data if through_data else each).sub_(0.1)
 
     capture = window(tmp_path, train, model=model)
-    assert trained(capture) == {"1": True, "2": False}
+    assert trained(capture) == {"0": "changed", "1": True, "2": False}
 
 
 def test_modes_of_the_program_see_nothing_of_ours(tmp_path: Path) -> None:

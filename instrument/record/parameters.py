@@ -16,7 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from instrument.annotate.modules import instrumented_models, selected_modules
 
 T = TypeVar("T")
-_NONE = -1  # stands for no optimizer
+# Parameters that no optimizer trains, and that the program did not change, or changed by itself.
+_NONE, _CHANGED = -1, -2
 
 
 @contextmanager
@@ -65,10 +66,10 @@ class Parameters:
 
     @_unseen_by_modes()
     def owners(self, differentiating: Collection[str]) -> dict[str, dict[str, Any]] | None:
-        """The topmost submodules whose parameters all have one optimizer, or none.
+        """The topmost submodules whose parameters one optimizer trains, or none does.
 
-        Those in no optimizer did not change since construction. None if it is unknown which are in
-        none: no optimizer holds any parameter, or one also holds tensors of no instrumented model,
+        None trains those that require no gradient. The result is None if it is unknown which are in
+        no optimizer: none holds any parameter, or one also holds tensors of no instrumented model,
         such as copies in float32. `differentiating` are the submodules that were called with inputs
         that require gradients.
 
@@ -79,35 +80,38 @@ class Parameters:
             return None
         known, held = {id(each) for each in every}, [_held(each) for each in self._optimizers]
         trains = bool(held) or any(each.grad is not None for each in every if each.is_leaf)
-        same = set[int]()
         if trains and known.difference(*held):
-            others = (each for each in alive(Optimizer) if each not in self._optimizers)
-            held += map(_held, others)
+            held += [_held(each) for each in alive(Optimizer) if each not in self._optimizers]
             ours = [keys for keys in held if keys & known]
             if not ours or not all(keys <= known for keys in ours):
                 return None
-            same = {key for key, _ in now.items() & self._versions_before.items()}
-        before, samples = self._samples_before, _samples(same.difference(*held))
-        kept = samples.keys() & before.keys()
-        owner: dict[int, int | None]  # by the id of a parameter; None if several have it
-        owner = {key: _NONE for key in kept if torch.equal(samples[key], before[key])}
+        owner: dict[int, int | None] = {}  # by the id of a parameter; None if several have it
         for k, keys in enumerate(held):
             owner |= {key: None if key in owner else k for key in keys}
-        found, inside = dict[str, tuple[int | None, list[nn.Parameter]]](), set[int]()
+        if trains:
+            free = (known - owner.keys()) | {id(each) for each in every if not each.requires_grad}
+            same = {key for key, _ in now.items() & self._versions_before.items()}
+            before, samples = self._samples_before, _samples(free)
+            for key in free:
+                is_known = key in samples and key in before
+                is_same = key in same and is_known and torch.equal(samples[key], before[key])
+                owner[key] = (_NONE if is_same else _CHANGED) if is_known else None
+        found, inside = dict[str, tuple[int, list[nn.Parameter]]](), set[int]()
         for name, module in selected_modules():
             own = [*module.parameters()]
-            of = {owner.get(id(each)) for each in own}
-            if len(of) == 1 and None not in of and id(module) not in inside:
+            number, *others = {owner.get(id(each)) for each in own} or {None}
+            if number is not None and not others and id(module) not in inside:
                 inside.update(id(each) for each in module.modules())
-                found[name] = None if of == {_NONE} else of.pop(), own
+                found[name] = number, own
         sizes = {name: [each.shape for each in own] for name, (_, own) in found.items()}
-        trained = [sizes[name] for name, (number, _) in found.items() if number is not None]
+        trained = [sizes[name] for name, (number, _) in found.items() if number >= 0]
         return {
             name: {
-                "optimizer": number,
+                "optimizer": None if number < 0 else number,
+                "changed": number != _NONE,
                 "gradients": sum(each.requires_grad for each in own),
                 "differentiates": name in differentiating,
-                "is_copy": number is None and sizes[name] in trained,
+                "is_copy": number < 0 and sizes[name] in trained,
             }
             for name, (number, own) in found.items()
         }

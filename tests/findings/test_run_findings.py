@@ -288,10 +288,11 @@ def probe(*, inputs: bool = False) -> list[Event]:
     return events
 
 
-def taught() -> list[Event]:
+def taught(*, adds: bool = True) -> list[Event]:
     """Steps of a teacher and a student with one layer each, of which only the student's is trained.
 
-    The teacher is called last, so its backward comes first; its input gets no gradient.
+    The teacher is called last, so its backward comes first; its input gets no gradient. If the backward `adds` to the
+    teacher's gradients, nothing clears them.
     """
     events = steps(4)
     for start in range(0, 4000, 1000):
@@ -302,6 +303,7 @@ def taught() -> list[Event]:
         for k, at in ((1, 200), (0, 400)):
             events.append(node("MmBackward0", start + at, 160, number + k))
             events += accumulation(start + at + 165, 20)
+            events += [span("aten::add_", start + at + 170, 8, tid=2)] if k and adds else []
     return events
 
 
@@ -376,6 +378,8 @@ DISTURBED = [{**each, "dur": 100} if each["ts"] % 1000 == 490 else each for each
 
 ADVERSARIAL = owned(critic=(0, 2), generator=(1, 2)) | {"optimizer_steps": [0, 1] * 4}
 ADVERSARIAL["owners"]["critic"]["differentiates"] = True
+AVERAGE = owned(teacher=(None, 1), student=(0, 1))
+AVERAGE["owners"]["teacher"]["changed"] = True
 UNUSED = owned(backbone=(None, 1), head=(0, 1))
 UNUSED["owners"]["backbone"]["differentiates"] = True
 AUTOGRAD = {
@@ -389,6 +393,7 @@ AUTOGRAD = {
     "gradients that are cleared before a step": Case(
         "unused-gradients", adversarial(), ADVERSARIAL
     ),
+    "an average of a model, in which gradients add up": Case("unused-gradients", taught(), AVERAGE),
     "a module that nothing trains": Case("frozen-modules", frozen(), FROZEN),
     "anomaly mode of which the trace shows nothing": Case(
         "debug-modes", steps(4), environment(anomaly_mode=True)
@@ -471,6 +476,7 @@ NOT_FOUND = {
     "gradients within the step of an optimizer": Case(
         "unused-gradients", adversarial(closure=True), ADVERSARIAL | {"optimizer_steps": [0] * 4}
     ),
+    "a model that the program itself trains": Case("unused-gradients", taught(adds=False), AVERAGE),
     "gradients of optimizers that step in unknown order": Case(
         "unused-gradients", adversarial(), ADVERSARIAL | {"optimizer_steps": None}
     ),
@@ -478,6 +484,11 @@ NOT_FOUND = {
         "frozen-modules",
         frozen(),
         {"owners": {"encoder": {**FROZEN["owners"]["encoder"], "is_copy": True}}},
+    ),
+    "a module that the program itself changes": Case(
+        "frozen-modules",
+        frozen(),
+        {"owners": {"encoder": {**FROZEN["owners"]["encoder"], "changed": True}}},
     ),
     "a small module that nothing trains": Case("frozen-modules", frozen(100), FROZEN),
     "a module of which nothing is known": Case("frozen-modules", frozen(), owned()),

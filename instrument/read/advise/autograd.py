@@ -91,8 +91,9 @@ UNUSED_AUTOGRAD = Check(
     "unused-autograd",
     unused_autograd,
     change="Use torch.inference_mode() around this code, or torch.no_grad() if its results are "
-    "used for training. The saving is that of the graph nodes; the memory that the graph keeps "
-    "costs time too, the more the larger the results.",
+    "used for training; if they are only logged, compute them in fewer steps. The saving is that "
+    "of the graph nodes; the memory that the graph keeps costs time too, the more the larger the "
+    "results.",
     verify=f"{_RECORD_AGAIN}, and profiler.profile_memory=true must show that less memory is in "
     "use.",
     least_share=0.03,
@@ -160,7 +161,7 @@ def frozen_modules(capture: Views) -> Iterator[Problem]:
         return
     scopes, owners = capture.links.scopes, _owners(capture)
     for name, each in owners.items():
-        if each.optimizer is not None or each.is_copy or each.differentiates:
+        if each.optimizer is not None or each.changed or each.is_copy or each.differentiates:
             continue
         of_name = np.array([name == other for other in scopes.paths.names], np.bool_)
         calls = scopes.ranges.outermost(of_name[scopes.opened]) & ~trains(capture)

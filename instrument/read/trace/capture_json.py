@@ -226,11 +226,13 @@ class Environment(Struct):
 class Owner(Struct):
     """Who trains the parameters of a submodule: its optimizer (None: none), by its first step.
 
-    `gradients` is how many of them require gradients, `differentiates` whether an input of a call
-    may require gradients, and `is_copy` whether a trained submodule has parameters of these shapes.
+    `changed` is whether they changed in the window, `gradients` how many of them require gradients,
+    `differentiates` whether an input of a call may require gradients, and `is_copy` whether a
+    trained submodule has parameters of the same shapes.
     """
 
     optimizer: Count | None = None
+    changed: bool = False
     gradients: Count = 0
     differentiates: bool = True
     is_copy: bool = False

@@ -62,6 +62,10 @@ class _Run(NamedTuple):
         found: Flags = self.is_sum & (self.of == module)
         return found
 
+    def begins(self, module: int) -> bool:
+        """Whether all gradients of a submodule are the first ones since they were cleared."""
+        return bool(self.is_first[self.gradients(module)].all())
+
 
 def unused_gradients(capture: Views, owners: dict[str, Owner]) -> Iterator[UnusedGradients]:
     """Find the gradients that nothing uses, first those of no optimizer.
@@ -74,11 +78,13 @@ def unused_gradients(capture: Views, owners: dict[str, Owner]) -> Iterator[Unuse
     for is_cleared in (False, True):
         unused = set[tuple[int, int]]()
         for k, name in enumerate(names):
-            of_module = [r for r, run in enumerate(runs) if run.gradients(k).any()]
-            if is_cleared and owners[name].optimizer is not None:
-                of_module = _cleared(capture, runs, of_module, k, owners[name])
-            elif is_cleared or owners[name].optimizer is not None:
+            if is_cleared != (owners[name].optimizer is not None):
                 continue
+            of_module = [r for r, run in enumerate(runs) if run.gradients(k).any()]
+            if is_cleared:
+                of_module = _cleared(capture, runs, of_module, k, owners[name])
+            elif owners[name].changed and any(runs[r].begins(k) for r in of_module):
+                continue  # the program itself may train it
             unused |= {(r, k) for r in of_module}
         parts = [
             _saved(capture, run, {k for at, k in unused if at == r}, [owners[n] for n in names])
@@ -127,7 +133,7 @@ def _cleared(
     is_closure = interval_at(merged(events.start_ns[steps], events.end_ns[steps]), begins) >= 0
     its_steps = events.start_ns[steps[np.array(number, np.int64) == own.optimizer]]
     at = step_at(events, capture.links.steps, begins)
-    is_first = np.array([runs[r].is_first[runs[r].gradients(module)].all() for r in which])
+    is_first = np.array([runs[r].begins(module) for r in which], np.bool_)
     place, known = dict[int, int](), defaultdict[int, list[bool]](list)
     for k, r in enumerate(which):
         place[r] = k - int(np.flatnonzero(at == at[k])[0])
