@@ -61,7 +61,8 @@ def loop(capture: Views) -> Iterator[Problem]:
             label, count = events.names[largest], len(main)
             what = f"a loop that calls range {label!r} {count / steps.count:,.0f} times"
         index = tree.index[around.calls]
-        lasts, place = events.duration_ns[index], common_place(capture, index)
+        # Other work can make any call long, so for the place each call counts once.
+        lasts, place = events.duration_ns[index], common_place(capture, index, np.ones_like(index))
         each = f"{count / steps.count:,.0f} in each {steps.what}, with all operators and their gaps"
         longest = int(index[np.argmax(lasts)])
         row = evidence_row(capture, label, count, around.elapsed_ns, longest, each)
@@ -85,8 +86,8 @@ LOOP = Check(
     loop,
     title="{share} of the {step} goes to {what}",
     verify="--ops",
-    least_share=0.05,
-    least_saving=0.02,
+    least_share=0.15,
+    least_saving=0.05,
     coverage=(CPU_IN_STEPS,),
 )
 
