@@ -97,6 +97,29 @@ def test_on_80_columns_dates_are_whole_and_what_all_captures_share_is_in_the_tit
         assert row["phase"] in text
 
 
+def test_the_parts_of_a_window_have_one_row_and_one_diagnosis(
+    tmp_path: Path, listed: Listed, command: Command
+) -> None:
+    folders = [
+        write_capture(
+            tmp_path,
+            steps(),
+            f"steps_{number}",
+            run="r",
+            started_at=f"2026-11-23T03:00:0{number}+00:00",
+            window={"first_step": number, "last_step": number, "part": number, "part_of_step": 0},
+        ).folder
+        for number in range(3)
+    ]
+    (row,) = listed()
+    assert [row[name] for name in ("parts", "first_step", "last_step")] == [3, 0, 2]
+    assert ", 3 captures, " in command("ls", tmp_path).out
+    all_parts, one = (command("diagnose", each).out for each in (folders[0], folders[1]))
+    assert "(median of the captures)" in all_parts
+    assert "of the captures" not in one
+    assert "part 2 of the window from step 0 on" in command("show", folders[1]).out
+
+
 def test_without_verdicts_no_trace_is_read(runs: list[Capture], listed: Listed) -> None:
     for capture in runs:
         assert capture.trace_path is not None

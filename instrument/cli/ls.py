@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "List the captures below a folder by run, the newest first. Each capture has a verdict: "
         "the title of the largest finding of `instrument diagnose`. For the verdicts, the command "
-        "reads the traces. Windows that are not exported yet are named, with the reason."
+        "reads the traces. The parts of a window (profiler.max_stall_ms) have one row. Windows "
+        "that are not exported yet are named, with the reason."
     )
     add = parser.add_argument
     of = "a folder that holds captures, a capture, a Chrome trace, or a URL (default: %(default)s)"
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     from instrument.base import queue
     from instrument.base.errors import CaptureError
     from instrument.read.show.capture_list import CAPTURES, capture_row, sections
-    from instrument.read.views.find_captures import DEPTH, captures_at
+    from instrument.read.views.find_captures import DEPTH, captures_at, windows
     from instrument.read.views.table import Table
 
     path = arguments.path
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
             raise
         found = []
     newest = found[::-1][: arguments.rows]
-    rows = [capture_row(place, verdict=not arguments.no_verdict) for place in newest]
+    rows = [capture_row(*parts, verdict=not arguments.no_verdict) for parts in windows(newest)]
     if arguments.json:
         waiting = [
             {"run": str(each.parent), "name": queue.name_of(each), "why": queue.why(each)}

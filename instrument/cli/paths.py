@@ -46,13 +46,16 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
     from instrument.read.capture import Capture
     from instrument.read.ranks.rank_summary import without_trace
     from instrument.read.ranks.run import free_rank
-    from instrument.read.views.find_captures import captures_at, of_newest_run
+    from instrument.read.views.find_captures import captures_at, of_newest_run, with_parts
     from instrument.read.views.views import rank_in
 
     found: list[Path | str] = []
     named = set[Path | str]()  # by the user, not found in a folder
     for path in paths:
-        run = of_newest_run(captures_at(path, or_traces=True))
+        at_path = captures_at(path, or_traces=True)
+        if at_path == [path] and isinstance(path, Path):
+            at_path = with_parts(path)
+        run = of_newest_run(at_path)
         found += run.captures  # the page shows the last one
         named.update({path}.intersection(run.captures))
         if run.left_out:

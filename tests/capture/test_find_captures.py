@@ -10,7 +10,13 @@ import pytest
 from builders import span, step, write_capture
 
 from instrument.base.errors import CaptureError
-from instrument.read.views.find_captures import captures_at, captures_below, of_newest_run
+from instrument.read.views.find_captures import (
+    captures_at,
+    captures_below,
+    of_newest_run,
+    windows,
+    with_parts,
+)
 
 EVENTS = [step(1, 0, 100), span("aten::mm", 10, 20)]
 
@@ -70,3 +76,24 @@ def test_all_ranks_of_the_newest_run_and_no_older_run(tmp_path: Path) -> None:
         "Only the newest run counts; 2 captures of older runs are left out: old0, old1."
     )
     assert of_newest_run(newer).left_out == ""
+
+
+def test_the_parts_of_a_window_belong_together_and_the_longest_stands_for_them(
+    tmp_path: Path,
+) -> None:
+    def part(name: str, **window: object) -> Path:
+        return made(tmp_path, name, run="r", rank=0, window={"phase": "train", **window})
+
+    whole = part("whole", first_step=0, steps=9)
+    parts = [
+        part(f"part{number}", part=number, part_of_step=10, steps=steps)
+        for number, steps in enumerate((1, 4, 2))
+    ]
+    other = part("other", part=0, part_of_step=30, steps=1)
+    assert windows([whole, *reversed(parts), other]) == [[whole], parts, [other]]
+    assert with_parts(parts[0]) == parts
+    assert [with_parts(each) for each in (parts[1], whole, other)] == [
+        [parts[1]], [whole], [other],
+    ]  # fmt: skip
+    assert of_newest_run([whole, *parts]).captures == [whole, parts[0], parts[2], parts[1]]
+    assert of_newest_run([*parts, whole]).captures == [*parts, whole]

@@ -44,6 +44,9 @@ def facts(capture: Views) -> list[str]:
     """Return short texts on a capture: its steps, torch's version, the devices, the rank, a cut."""
     about, numbers = capture.about, capture.links.step_numbers
     found = [_steps_of(numbers) if numbers else "no steps marked"]
+    if (part := about.window.part) is not None:
+        first = about.window.part_of_step
+        found.append(f"part {part + 1} of the window from step {first} on")
     if "torch" in about.versions:
         found.append(f"torch {about.versions['torch']}")
     if about.devices is not None:

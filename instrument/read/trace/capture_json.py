@@ -45,6 +45,8 @@ class RecordedSteps(Struct):
     trigger: str | None = None
     trigger_reason: str | None = None
     phase: str | None = None
+    part: Number | None = None
+    part_of_step: Number | None = None
 
 
 class Cost(Struct):

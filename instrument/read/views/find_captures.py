@@ -9,8 +9,9 @@ import fnmatch
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
@@ -139,7 +140,8 @@ def of_newest_run(places: Sequence[Place]) -> NewestRun:
 
     The captures of whole windows of training with a trace come last, else in the given order. A
     capture whose file cannot be read counts as newest and whole, so that the caller can report the
-    error. All URLs must be on the same file system.
+    error. If the last window is in parts, its part with the most steps comes last. All URLs must be
+    on the same file system.
 
     Raises:
         CaptureError: the server refuses access.
@@ -156,8 +158,36 @@ def of_newest_run(places: Sequence[Place]) -> NewestRun:
         return has_trace, window.phase in (None, "train"), not window.truncated
 
     newest.sort(key=completeness)
+    *_, last = (parts for parts in _windows(newest, about) if newest[-1] in parts)
+    if len(last) > 1:
+        longest = max(last, key=lambda place: about[place].window.steps or 0)
+        newest.append(newest.pop(newest.index(longest)))
     named = [(Path(place).name, place) for place in older]
     return NewestRun(newest, older, left_out(named, (Path(place).name for place in newest)))
+
+
+def windows(places: Sequence[Place]) -> list[list[Place]]:
+    """Group captures by window: with `profiler.max_stall_ms`, its parts are captures, in order."""
+    return _windows(places, _metadata(places))
+
+
+def _windows(places: Iterable[Place], about: Mapping[Place, Metadata]) -> list[list[Place]]:
+    found: dict[object, list[tuple[int, Place]]] = {}
+    for place in places:
+        known = about.get(place, Metadata())
+        first, part, phase = known.window.part_of_step, known.window.part or 0, known.window.phase
+        window = place if first is None else (known.run, known.rank, phase, first)
+        found.setdefault(window, []).append((part, place))
+    return [[place for _, place in sorted(each, key=itemgetter(0))] for each in found.values()]
+
+
+def with_parts(place: Path) -> list[Place]:
+    """Return a capture; if it is the first part of a window, with the other parts."""
+    about = _metadata([place])
+    if place not in about or about[place].window.part != 0:
+        return [place]
+    beside = [file.parent for file in place.parent.glob(f"[!.]*/{METADATA_FILE}")]
+    return next((each for each in windows(beside) if place in each), [place])
 
 
 class _Process(NamedTuple):
