@@ -345,7 +345,7 @@ class LineSampler:
             "waits": waits,
             "marks": [*self._marks, self._mark()] if self._marks else [],
             "used_ns": {name: ticks * _TICK_NS for name, ticks in self._used.items()},
-            "times": self._times,
+            "workers": self._workers(),
         }
         numbers = {"times": self._times, "traced": [begins_ns, traced]}
         content = encodable({**content, "frames": list(frames)}) | numbers

@@ -22,25 +22,17 @@ from instrument.read.views.views import Views
 _LEAST_SAMPLES, _LEAST_SHARE = 100, 0.03
 # Another thread is named if it used a CPU for this part of the run.
 _LEAST_USED = 0.1
-# What a thread waits for, and how it can do without.
+# What a thread does while it uses no CPU, and what to change.
+_ELSEWHERE = "Do this in another thread, or less often."
 _WAITS = {
     "sleep": ("sleeps", "Remove the sleep, or do what follows it in another thread."),
-    "read": (
-        "waits for a file or a pipe",
-        "Read before the training, or once and keep the result, or in the workers of a DataLoader.",
-    ),
-    "write": ("writes a file", "Write less often, without fsync, or in another thread."),
-    "network": ("waits for the network", "Do this in another thread, or less often."),
-    "process": ("waits for another process", "Do not wait in the step: look for its end later."),
-    "poll": (
-        "waits for the network or another process",
-        "Do this in another thread, or less often.",
-    ),
-    "thread": (
-        "waits for another thread",
-        "Let the other thread prepare more ahead, or do not wait for it in the step.",
-    ),
-    "other": ("waits in a call of the system", "Do this in another thread, or less often."),
+    "read": ("waits for a file or a pipe", f"Read once and keep the result. {_ELSEWHERE}"),
+    "write": ("writes a file", f"Do not call fsync. {_ELSEWHERE}"),
+    "network": ("waits for the network", _ELSEWHERE),
+    "process": ("waits for another process", _ELSEWHERE),
+    "poll": ("waits for the network or another process", _ELSEWHERE),
+    "thread": ("waits for another thread", "Let the other thread prepare more ahead."),
+    "other": ("waits in a call of the system", _ELSEWHERE),
 }
 # What others do meanwhile may take as long without the wait.
 _OPERATOR, _OF_OTHERS = "operator", ("process", "poll", "thread")
@@ -230,7 +222,7 @@ def _trend(x: NDArray[np.float64], y: NDArray[np.float64]) -> _Trend | None:
         return None
     pairs = [(y[j] - y[i], x[j] - x[i]) for i, j in combinations(range(n), 2)]
     z = sum(np.sign(dy) for dy, _ in pairs) / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
-    slope = median(dy / dx for dy, dx in pairs)
+    slope = median([dy / dx for dy, dx in pairs if dx > 0] or [0.0])
     level = median(y - slope * x)
     middle, third = median(y[n // 3 : n - n // 3]), max(n // 3, 1)
     before, after = middle - median(y[:third]), median(y[-third:]) - middle
@@ -314,25 +306,17 @@ def _memory(capture: Views, parts: _Parts) -> Iterator[Problem]:
 
 
 def _growing_line(found: LineSamples, phase: str, parts: _Parts, grown_ns: float) -> str | None:
-    """The line with a third of the growth, from the first to the last third of the parts."""
-    third = max(len(parts.number) // 3, 1)
-    ns = dict(zip(parts.number.tolist(), parts.ns))
-    whole = Counter[int]()
-    for part, its_phase, thread, _, count in found.counts:
-        whole[part] += count * (its_phase == phase and not thread)
-    late, early = {*parts.number[-third:].tolist()}, {*parts.number[:third].tolist()}
-    steps = {True: parts.steps[-third:].sum(), False: parts.steps[:third].sum()}
-    # the growth of a line's time for each step, and its variance if samples are independent
-    grown, variance = defaultdict[int, float](float), defaultdict[int, float](float)
+    """The line whose time grows most, if this is at least a third of the growth of a step."""
+    at = {number: row for row, number in enumerate(parts.number.tolist())}
+    samples = defaultdict[int, NDArray[np.float64]](lambda: np.zeros(len(at)))
     for part, its_phase, thread, stack, count in found.counts:
-        if its_phase == phase and not thread and part in late | early:
-            frame, is_late = found.blamed(stack)[0], part in late
-            each_ns = ns[part] / whole[part] / steps[is_late]
-            grown[frame] += count * each_ns * (1 if is_late else -1)
-            variance[frame] += count * each_ns**2
-    largest = max(grown, key=lambda frame: grown[frame], default=-1)
-    least_ns = max(grown_ns / 3, _LEAST_Z * math.sqrt(variance[largest]))
-    return found.place_of(largest) if largest >= 0 and grown[largest] >= least_ns else None
+        if its_phase == phase and not thread and part in at:
+            samples[found.blamed(stack)[0]][at[part]] += count
+    each_ns = parts.ns / parts.steps / np.maximum(sum(samples.values()), 1)
+    grown = {frame: _trend(parts.step, own * each_ns) for frame, own in samples.items()}
+    grows = {frame: line.last - line.first for frame, line in grown.items() if line is not None}
+    largest = max(grows, key=lambda frame: grows[frame], default=-1)
+    return found.place_of(largest) if largest >= 0 and grows[largest] >= grown_ns / 3 else None
 
 
 GROWTH = Check("growth", growth, verify="--lines", least_share=0.05)
