@@ -170,6 +170,12 @@ def test_the_cpu_time_and_the_memory_are_known_for_each_part(tmp_path: Path) -> 
     assert sys.platform != "linux" or all(mark.memory_bytes > 10**7 for mark in marks)
 
 
+def test_what_the_workers_sampled_is_in_the_file_of_the_run(tmp_path: Path) -> None:
+    each = sampler(tmp_path, TRAIN, workers=lambda: [{"frames": []}])
+    sampled_here(each)
+    assert written(each, tmp_path)["workers"] == [{"frames": []}]
+
+
 class Rows(Dataset[int]):
     """Rows that take so long that samples of a worker are written."""
 
