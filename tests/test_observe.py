@@ -386,6 +386,20 @@ def test_transformed_and_fake_tensors() -> None:
     observed(step)
 
 
+def test_a_tensor_whose_memory_is_freed_is_not_read() -> None:
+    freed = torch.ones(64, 64)
+    freed.untyped_storage().resize_(0)
+    assert observe._content(freed) is None
+
+    def step() -> None:
+        freed.untyped_storage().resize_(64 * 64 * 4)
+        freed.fill_(1).sum()
+        freed.untyped_storage().resize_(0)
+        freed.view(-1).shape  # noqa: B018
+
+    observed(step)
+
+
 def test_a_function_that_is_compiled_meanwhile() -> None:
     @torch.compile(backend="eager", fullgraph=True)
     def doubled(x: torch.Tensor) -> torch.Tensor:

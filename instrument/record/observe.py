@@ -526,6 +526,8 @@ def _content(tensor: torch.Tensor, most: int = 1 << 40) -> Any:
     except TypeError:  # bfloat16
         return None
     places = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, strides))
+    if tensor.untyped_storage().nbytes() < (tensor.storage_offset() + places) * size:
+        return None  # freed, as FSDP does with the parameters of a layer
     memory: Any = memoryview((c_char * (places * size)).from_address(tensor.data_ptr()))
     flat: Any = np.frombuffer(memory, kind)
     return np.lib.stride_tricks.as_strided(flat, tensor.shape, [each * size for each in strides])
