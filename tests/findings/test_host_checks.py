@@ -459,6 +459,15 @@ AS_LONG = in_steps(
 
 IN_FLOAT64 = {
     "float64": Case("float64", DOUBLES),
+    "a table in float64, and a Fourier transform": Case(
+        "float64",
+        in_steps(
+            3,
+            1000,
+            span("aten::mul", 0, 300, Input_type=["float", "double"], Input_Dims=[[8, 64], [64]]),
+            typed("aten::_fft_c2r", 300, 300, "c10::complex<double>"),
+        ),
+    ),
     "a convolution in float64": Case(
         "float64",
         in_steps(
@@ -665,6 +674,12 @@ NOT_FOUND = {
     "float32 beside numbers": Case("float64", FLOATS),
     "operators that take as long in float32": Case("float64", AS_LONG),
     "a number of Python": Case("float64", NUMBERS),
+    "a tensor times a number": Case(
+        "float64",
+        in_steps(
+            3, 1000, span("aten::mul", 0, 900, Input_type=["float", "double"], Input_Dims=[[8], []])
+        ),
+    ),
     "a CPU that multiplies bfloat16": Case("float16", products("c10::BFloat16", 3000)),
     "slow products of float32": Case("float16", products("float", 10_000)),
     "float16 on a device": Case(

@@ -25,7 +25,7 @@ from instrument.read.advise.finding import Evidence
 from instrument.read.advise.regions import backward_of
 from instrument.read.facts.autograd import FORWARD, OPTIMIZER, is_backward, kinds_of_scopes
 from instrument.read.facts.device_work import COPY, KERNEL
-from instrument.read.facts.groupby import isin
+from instrument.read.facts.groupby import groupby_rows, isin
 from instrument.read.facts.idle import is_loading
 from instrument.read.facts.places import common_place, input_shapes
 from instrument.read.facts.segments import waits_for_data
@@ -457,9 +457,7 @@ _AS_LONG = re.compile(
     r"::_?(arg)?(sort|topk|unique|nonzero|searchsorted|bucketize|index|scatter|gather|dropout"
     r"|bernoulli)"
 )
-# A float64 tensor, or a list that begins with one, as first input; `double` is torch's word for it.
-_FLOAT64 = re.compile(rb'[\[\s]*"double"')
-_SCALAR = re.compile(rb"\[\s*\[\s*\]")  # the shapes of a call whose first input is a number
+_FLOAT64 = ("double", "c10::complex<double>")  # torch's words for it
 _NEARLY_ALL, _LONGEST_DETAIL = 0.9, 200
 # Measured on a CPU with AVX-512 but no float16, one thread: of the time in float64, convolutions
 # need 11 to 23 % in float32, because oneDNN has none of float64, and other operators 16 to 80 %.
@@ -648,16 +646,30 @@ def _in_float32(capture: Views, operators: Ints) -> Edit:
 def _typed(capture: Views) -> Flags:
     """A mask of the nodes that are operators in float64, by their recorded types.
 
-    Python's numbers are float64 too, and are converted: those as first input do not count.
+    One of the first two inputs is a tensor of float64. Python's numbers are float64 too, but have
+    no dimensions; without shapes, only the first input counts.
     """
     events, tree = capture.events, capture.links.call_tree
-    is_float64, is_number = (
-        np.array([bool(kind.match(text)) for text in events.texts] + [False])
-        for kind in (_FLOAT64, _SCALAR)
-    )
-    typed = is_float64[events.types] & ~is_number[events.shapes] & events.among(OPERATOR)
-    found: Flags = typed[tree.index]
+    found = np.zeros(len(tree), np.bool_)
+    nodes = np.flatnonzero((events.types >= 0)[tree.index] & events.among(OPERATOR)[tree.index])
+    event = tree.index[nodes]
+    keys, groups = groupby_rows(events.types[event], events.shapes[event])
+    texts = [*events.texts, b"[]"]  # the last one for -1: not recorded
+    found[nodes] = np.array([_is_float64(texts[k], texts[n]) for k, n in keys.T], np.bool_)[
+        groups.of
+    ]
     return found
+
+
+def _is_float64(types: bytes, shapes: bytes) -> bool:
+    kinds, dims = decoded(types), decoded(shapes)
+    if not isinstance(kinds, list) or not isinstance(dims, list):
+        return False
+    for at, kind in enumerate(kinds[:2]):
+        first = kind[0] if kind and isinstance(kind, list) else kind
+        if first in _FLOAT64 and (dims[at] if at < len(dims) else at == 0):
+            return True
+    return False
 
 
 def _not_loading(capture: Views) -> Flags:
