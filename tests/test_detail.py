@@ -122,6 +122,14 @@ def test_an_error_loses_only_the_detail(
 
 
 @inline
+def test_it_goes_with_the_trace(tmp_path: Path) -> None:
+    sinks = {"chrome_trace": {"keep": False}}
+    (capture,) = run_session(tmp_path, 7, work, **ONE, sinks=sinks).captures
+    assert capture.folder is not None
+    assert not [*capture.folder.glob("*.json.gz")]
+
+
+@inline
 def test_observers_add_what_they_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
 

@@ -178,6 +178,11 @@ def test_a_link_is_no_detail(tmp_path: Path) -> None:
     assert Capture.load(capture.folder).detail is None
 
 
+def test_it_is_a_part_of_the_capture_at_a_url(tmp_path: Path) -> None:
+    folder = detailed(tmp_path, two(mm(1)), two(mm(1, 6))).folder
+    assert shapes(Capture.load(f"file://{folder}")) == [SIX, SIX]
+
+
 def test_it_is_read_only_for_inputs(tmp_path: Path) -> None:
     capture = detailed(tmp_path, two(mm(1)), two(mm(1, 6)))
     for name in ("steps", "interruptions", "kernels", "moments", "collectives", "breakdown"):

@@ -9,6 +9,7 @@
 - `collective_records`: what torch recorded about the collective of each communication kernel.
 - `step_index`: the steps, those that count, and the step in which a time lies.
 - `intervals`: merges intervals, and measures the time that several lists of intervals cover.
+- `detail`: the inputs of operators, from the like operators of the detail window.
 - `flops`, `traffic`: the FLOPs and the bytes of operators, by formula.
 - `idle`, `device_work`, `places`: when devices work and why not; their work; the line of an event.
 - `groupby`: sums, minima and quantiles of groups of rows.
