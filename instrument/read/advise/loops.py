@@ -10,11 +10,11 @@ import numpy as np
 from instrument.base.range_names import OPTIMIZER_STEP
 from instrument.base.units import duration
 from instrument.read.advise.check import Check, Problem
-from instrument.read.advise.evidence import evidence, evidence_row, undisturbed_ns
+from instrument.read.advise.evidence import undisturbed_ns
 from instrument.read.advise.regions import backward_of, bodies, region
 from instrument.read.facts.autograd import ACCUMULATION
 from instrument.read.facts.graph_nodes import makers
-from instrument.read.facts.groupby import Groups, distinct, group_rows, isin
+from instrument.read.facts.groupby import Groups, distinct, group_rows, groupby, isin
 from instrument.read.facts.places import common_place
 from instrument.read.trace.events import ANNOTATION, Flags, Ints, called_operators
 from instrument.read.views.coverage_rows import CPU_IN_STEPS
@@ -42,41 +42,40 @@ def loop(capture: Views) -> Iterator[Problem]:
     Layers of a model are no loop; see `_of_models`. Nor is an optimizer, which has its own check.
     """
     events, tree, steps = capture.events, capture.links.call_tree, capture.links.counted_steps
-    calls, body, rounds, backward, call = _loops(capture)
+    calls, body, times_of, backward, call = _loops(capture)
     path = capture.links.scopes.path_of_node[tree.parent[body]]
     of = group_rows(tree.thread[body], path)
     nodes_of = Groups(of.of[call], of.count).rows()
     found = []
     for rows, nodes in zip(of.rows(), nodes_of):
         around = region(capture, calls[rows], tree.parent[body[rows]], backward[nodes])
-        found.append((around, body[rows], rounds[rows]))
+        found.append((around, body[rows], times_of[rows]))
     for around, inside, times in sorted(found, key=lambda each: -each[0].elapsed_ns):
-        names, name = np.unique(events.name[tree.index[distinct(inside)]], return_inverse=True)
-        largest = names[np.bincount(name, tree.total_ns[distinct(inside)]).argmax()]
-        main = distinct(inside)[events.name[tree.index[distinct(inside)]] == largest]
-        is_range = events.categories[events.category[tree.index[main[0]]]] in ANNOTATION
-        number = int(group_rows(tree.parent[inside]).min(times).sum())
-        what, label, count = "a loop over tiny operators", "rounds of the loop", number
-        if is_range:
-            label, count = events.names[largest], len(main)
-            what = f"a loop that calls range {label!r} {count / steps.count:,.0f} times"
-        index = tree.index[around.calls]
+        share, inner = steps.share(around.elapsed_ns), distinct(inside)
+        if share < LOOP.lowest:
+            return
+        names, of = groupby(events.name[tree.index[inner]])
+        largest = int(of.sum(tree.total_ns[inner]).argmax())
+        is_range = events.categories[events.category[tree.index[inner[of.of == largest][0]]]]
+        repeats = events.names[names[largest]] if is_range in ANNOTATION else None
+        rounds = int(
+            of.size[largest] if repeats else group_rows(tree.parent[inside]).min(times).sum()
+        )
+        what = f"that calls range {repeats!r}" if repeats else "over tiny operators"
+        index, one = tree.index[around.calls], float((1 / times).mean())
         # Other work can make any call long, so for the place each call counts once.
-        lasts, place = events.duration_ns[index], common_place(capture, index, np.ones_like(index))
-        each = f"{count / steps.count:,.0f} in each {steps.what}, with all operators and their gaps"
-        longest = int(index[np.argmax(lasts)])
-        row = evidence_row(capture, label, count, around.elapsed_ns, longest, each)
-        one = float((1 / times).mean())
+        place = common_place(capture, index, np.ones_like(index))
         work = [one + (1 - one) * left for left in _left(capture, around.calls)]
         yield Problem(
-            f"{what}: {len(index) / steps.count:,.0f} calls of "
-            f"{duration(int(np.median(lasts)))} (median), and the gaps between them",
+            f"a loop {what}, {rounds / steps.count:,.0f} rounds a {steps.what}: "
+            f"{len(index) / steps.count:,.0f} calls of "
+            f"{duration(int(np.median(events.duration_ns[index])))} (median), and the gaps between "
+            "them",
             index,
-            steps.share(around.elapsed_ns),
+            share,
             edit=around.scaled(capture, work[0], (work[1], work[2]), gaps=one),
             place=place,
-            evidence=(row, *evidence(capture, index)),
-            change=_change(place[0], label if is_range else None),
+            change=_change(place[0], repeats),
             verify="--ops --by range" if place[0] else "",
         )
 
