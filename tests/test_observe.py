@@ -98,6 +98,25 @@ def appends_by_cat() -> Step:
     return step
 
 
+def joins_all_again() -> Step:
+    seen: list[torch.Tensor] = [torch.randn(5000, 8)]
+
+    def step() -> torch.Tensor:
+        seen.append(torch.randn(500, 8))
+        return torch.cat(seen)
+
+    return step
+
+
+def changes_a_copy() -> Step:
+    bank = [torch.randn(5000, 8)]
+
+    def step() -> None:
+        bank[0] = bank[0].index_copy(0, torch.randint(5000, (8,)), torch.randn(8, 8))
+
+    return step
+
+
 def copies_parameters() -> Step:
     model = nn.Linear(256, 256)
     update = trained(model)
@@ -127,6 +146,8 @@ def shuffles_all() -> Step:
         (encodes_the_same, "each step", "linear", "encodes_the_same"),
         (calls_a_model_twice, "twice", "linear", "step"),
         (appends_by_cat, "grows", "cat", "step"),
+        (joins_all_again, "grows", "cat", "step"),
+        (changes_a_copy, "grows", "index_copy", "step"),
         (copies_parameters, "parameters", "__deepcopy__", "step"),
         (multiplies_one_hot, "one-hot", "one_hot", "multiplies_one_hot"),
         (shuffles_all, "unused", "randperm", "shuffles_all"),
@@ -202,6 +223,14 @@ def joins_two_inputs() -> Step:
     return lambda: torch.cat([torch.randn(5000, 8), torch.randn(8, 8)]).sum()
 
 
+def joins_the_same_in_a_loop() -> Step:
+    def step() -> list[torch.Tensor]:
+        x = torch.randn(5000, 8)
+        return [torch.cat([x, torch.randn(1, 8)]) for _ in range(3)]
+
+    return step
+
+
 def shuffles_and_uses_all() -> Step:
     data = torch.randn(5000, 2)
     return lambda: [data[part].sum() for part in torch.randperm(len(data)).split(1000)]
@@ -255,6 +284,7 @@ def other_content_of_memory_that_numpy_has() -> Step:
         recomputes_in_the_backward,
         averages_in_place,
         joins_two_inputs,
+        joins_the_same_in_a_loop,
         shuffles_and_uses_all,
         two_steps_of_an_optimizer,
         writes_by_numpy,

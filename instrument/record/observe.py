@@ -38,11 +38,15 @@ _SMALL_BYTES, _MOST_BYTES, _PROBED, _FEW, _MOST_ITEMS = 1 << 16, 1 << 21, 32, 16
 # What takes a smaller share of the time in torch's functions is not kept.
 _LEAST_SHARE, _MOST_GROUPS, _MOST_SPANS, _MOST_FACTS = 0.005, 16, 2_000, 64
 # A line does mostly needless work; a cat mostly copies its own result; most of a result is unused.
-_MOSTLY, _GROWN, _UNUSED = 0.9, 0.5, 0.5
+_MOSTLY, _GROWN, _UNUSED = 0.98, 0.5, 0.5
 _LEAST_CLASSES, _LEAST_ROWS, _LEAST_LENGTH, _NO_PADDING, _MASKED = 256, 10_000, 8, 0.9, -1e4
 # What a value was made of.
 WEIGHT, DATA, GRADIENT = 1, 2, 4
-_CLONES, _CATS = frozenset({"clone", "__deepcopy__"}), frozenset({"cat", "concat", "concatenate"})
+_CLONES = frozenset({"clone", "__deepcopy__"})
+# What makes a tensor of others, and what changes a part of a tensor in a copy.
+_JOINS = frozenset({"cat", "concat", "concatenate", "stack", "vstack", "hstack"}) | frozenset(
+    {"index_copy", "index_add", "index_fill", "index_put", "scatter", "scatter_add", "roll"}
+)
 _ORDERS, _PARTS = frozenset({"randperm", "sort", "argsort"}), frozenset({"__getitem__", "narrow"})
 # What makes other rows of one-hot rows, and what uses them up.
 _ON_ONE_HOT = frozenset({"to", "float", "half", "double", "type", "type_as", "mul", "__mul__"})
@@ -116,7 +120,8 @@ class Observer(TorchFunctionMode):
         self._parameters: dict[int, int] = {}  # sizes by memory
         self._data: set[int] = set()  # the numbers of the tensors that no call made
         self._has_new_data = False  # whether a later step has others
-        self._joined: dict[Stack, tuple[ref[torch.Tensor], int]] = {}  # the last result of a cat
+        # the last result of `_JOINS`, its call, and what it was made of
+        self._joined: dict[Stack, tuple[ref[torch.Tensor], int, set[int]]] = {}
         self._used: dict[int, float] = {}  # the share of the results of `_ORDERS`, by call
         self._one_hot: set[int] = set()
         self._padded: dict[tuple[Stack, tuple[Any, ...]], None] = {}
@@ -299,15 +304,18 @@ class Observer(TorchFunctionMode):
         if is_one_hot or (of & self._one_hot and name in _ON_ONE_HOT | _OF_ONE_HOT):
             call.kind, call.kept = "one-hot", 0.0
             self._one_hot |= set() if name in _OF_ONE_HOT else {number}
-        elif name in _CATS:
-            last, before = self._joined.get(call.stack, (lambda: None, number))
+        elif name in _JOINS:
+            last, before, parts = self._joined.get(call.stack, (lambda: None, number, set[int]()))
             at = 0 if (tensor := last()) is None else _pointer(tensor)
-            old = [each.tensor() for each in inputs if each.pointer == at]
-            again = max((each.numel() for each in old if each is not None), default=0)
-            if again >= _GROWN * size > 0:
-                for each in (self.calls[before], call):
-                    each.kind, each.kept = "grows", 1 - again / size
-            self._joined[call.stack] = ref(result), number
+            own, old = 0, 0  # the sizes of its earlier result, and of what an earlier step joined
+            for each in inputs:
+                length = 0 if (tensor := each.tensor()) is None else tensor.numel()
+                own = max(own, length * (each.pointer == at))
+                old += length * (each.token in parts and self.calls[before].step < call.step)
+            if max(own, old) >= _GROWN * size > 0:
+                for joining in (self.calls[before], call):
+                    joining.kind, joining.kept = "grows", max(1 - max(own, old) / size, 0.0)
+            self._joined[call.stack] = ref(result), number, {each.token for each in inputs}
         elif name in _CLONES and inputs and self._parameters.get(inputs[0].pointer) == size:
             call.kind, call.kept = "parameters", 0.0
         elif name in _ORDERS:

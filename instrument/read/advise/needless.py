@@ -66,9 +66,10 @@ _REPEATED = {
 }
 _COPIES = {
     "grows": _Kind(
-        "copies its own earlier result again, to append to it",
+        "copies again what it copied before, to append to it or to change a part of it",
         "Append to a list and join it once when it is needed, or make a tensor of the full size "
-        "once and write each new part into it: buffer[n : n + len(new)] = new.",
+        "once and write each new part into it: buffer[n : n + len(new)] = new, or index_copy_ "
+        "instead of index_copy.",
     ),
     "parameters": _Kind(
         "copies the parameters of a model",
