@@ -87,6 +87,14 @@ def test_a_line_that_waits_is_named_with_what_it_saves(
     assert 0.36 < each.saving.low_ns / each.saving.baseline_ns < 0.4
 
 
+def test_a_call_that_mostly_waits_counts_as_a_whole(tmp_path: Path) -> None:
+    rows = [(0, "", 600, [4]), (0, "", 300, [7], ("sleep", 200)), (0, "", 100, [8], ("sleep", 10))]
+    (each,) = found(tmp_path, rows, "waiting")
+    assert each.saving is not None
+    assert each.saving.share == pytest.approx(0.3)
+    assert each.saving.low_ns < 0.2 * each.saving.baseline_ns
+
+
 def test_who_the_thread_waits_for_is_named_and_nothing_is_sure(tmp_path: Path) -> None:
     rows = [(0, "", 600, [4]), (0, "", 400, [QUEUE, 7], ("thread", 400)), (0, "loads", 900, [20])]
     marks = [[0] * 5, [10 * PART_NS, 9 * PART_NS, 6 * PART_NS, 0, 0]]

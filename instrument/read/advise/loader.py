@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -66,7 +66,7 @@ def loader_wait(capture: Views) -> Iterator[Problem]:
     """Find the waits for data: torch's ranges around `DataLoader.__next__`, and a session's `data`.
 
     With a device, a wait counts only while the device is idle. If worker processes load the data,
-    the saving is not known: the trace does not show how long they need.
+    the saving is known only by samples of them: the trace does not show how long they need.
     """
     events, steps = capture.events, capture.links.counted_steps
     waits = in_steps(capture, waits_for_data(capture))
@@ -81,6 +81,7 @@ def loader_wait(capture: Views) -> Iterator[Problem]:
     edit = None if is_short else _edit(capture, waits, loads_ns, kind, workers)
     change = _SHORT if is_short else _change(capture, loader, kind, workers)
     work, details = None if is_short else _work(capture, kind), _TITLES[kind]
+    left: list[float] | None = None
     if work is not None and kind == "workers":
         # the time of a batch in the thread of a worker
         batch_ns = (
@@ -89,16 +90,24 @@ def loader_wait(capture: Views) -> Iterator[Problem]:
         if batch_ns < _SHORT_BATCH_NS:
             details += f", in {duration(batch_ns)}: to take it over from them takes longer"
             change = f"{_SHORT} So DataLoader(..., num_workers=0) is faster, too."
-            edit, work = _scaled(waits, [batch_ns * len(waits) / max(loads_ns, 1)] * 3), None
+            edit, work, left = None, None, [batch_ns * len(waits) / max(loads_ns, 1)] * 3
     if work is not None and work.line is not None:
         details += f"; {percent(work.share)} of the loading is in {work.line}"
         change = f"{_CHEAPER.format(work.line)} Second best: {change}"
-        edit = _without_line(capture, waits, loads_ns, kind, work) or edit
+        left = _left(capture, waits, loads_ns, kind, work)
+    saves = None
+    if left and kind == "process":
+        by, *bounds = left
+        edit = lambda whatif: whatif.scale_events(waits, by, bounds=(bounds[0], bounds[1]))  # noqa: E731
+    elif left:  # the simulation lets workers need as long as they did
+        at, low, high = (share * (1 - min(each, 1)) for each in left)
+        saves = at, low, high
     yield Problem(
         f"{duration(waited_ns / steps.count)}{in_each}{details}",
         waits,
         share,
-        edit=edit,
+        edit=None if saves else edit,
+        saves=saves,
         place=None if work is None or work.line is None else (None, work.line),
         evidence=(*evidence(capture, waits), *_settings(loader)),
         change=change,
@@ -172,23 +181,21 @@ def _of_items(samples: Samples, stack: int) -> dict[str, str] | None:
     return {"".join(samples.frames[each][1::2]): samples.place_of(each) for each in own[::-1]}
 
 
-def _without_line(
+def _left(
     capture: Views, waits: Ints, loads_ns: int, kind: _Kind, work: _Work
-) -> Edit | None:
-    """The step if the function cost nothing; None if the step does not wait for the workers."""
+) -> list[float] | None:
+    """The part of the waits that is left if the function costs nothing, with its bounds.
+
+    None if the step does not wait for the workers.
+    """
     left = [1 - each for each in (work.share, work.low, work.high)]
     if kind == "process":
-        return _scaled(waits, left)
+        return left
     if work.busy < _MOSTLY_BUSY:
         return None
     total_ns = capture.links.counted_steps.total_ns
     rest_ns, taken_ns = total_ns - loads_ns, min(_TAKEN_OVER_NS * len(waits), loads_ns)
-    return _scaled(waits, [max(each * total_ns - rest_ns, taken_ns) / loads_ns for each in left])
-
-
-def _scaled(waits: Ints, by: Sequence[float]) -> Edit:
-    expected, largest, smallest = (min(each, 1.0) for each in by)
-    return lambda whatif: whatif.scale_events(waits, expected, bounds=(largest, smallest))
+    return [max(each * total_ns - rest_ns, taken_ns) / loads_ns for each in left]
 
 
 def _kind(capture: Views) -> _Kind:

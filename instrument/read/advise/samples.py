@@ -75,14 +75,24 @@ def waiting(capture: Views) -> Iterator[Problem]:
     whole = samples_of(found, phase)
     # by line: what it waits for, in which function of a library
     causes = defaultdict[int, Counter[tuple[str, str | None]]](Counter)
+    every, waits = Counter[int](), Counter[int]()
+    for _, its_phase, thread, stack, count in found.counts:
+        every[stack] += count * (its_phase == phase and not thread)
     for _, its_phase, cause, stack, count in found.waits:
         if its_phase == phase and _is_wait(found, stack, cause):
             frame, library = found.blamed(stack)
             causes[frame][cause if cause in _WAITS else "other", library] += count
+            waits[stack] += count
+    # where a call mostly waits, its other samples are of a thread that is to go on, but has no CPU
+    late = Counter[int]()
+    for stack, count in waits.items():
+        late[found.blamed(stack)[0]] += (every[stack] - count) * (3 * count >= every[stack])
     busiest = _busiest(found)
     for frame, of_causes in sorted(causes.items(), key=lambda each: -each[1].total()):
-        low, high = share_interval(of_causes.total(), whole)
-        share, ((cause, library), _) = of_causes.total() / whole, of_causes.most_common(1)[0]
+        low, _ = share_interval(of_causes.total(), whole)
+        share = (of_causes.total() + late[frame]) / whole
+        _, high = share_interval(round(share * whole), whole)
+        (cause, library), _ = of_causes.most_common(1)[0]
         if low is None or high is None or low < _LEAST_SHARE:
             continue
         place, (does, change) = found.place_of(frame), _WAITS[cause]
