@@ -293,6 +293,8 @@ class Recorder:
         self.prepared = False
         if self.started_at is None:
             return
+        if self._parameters is not None:
+            self._parameters.end_watch()
         autograd: Any = torch._C._autograd
         if self._profile.profile_memory:
             # Memory is recorded without a callback. This takes torch's profiler off the thread and
