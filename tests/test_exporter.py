@@ -112,18 +112,6 @@ SINKS = """
         def write(self, capture, folder):
             while not Path(self.file).exists():
                 time.sleep(0.01)
-
-    class Forks(Sink):
-        def write(self, capture, folder):
-            step = capture.metadata["window"]["first_step"]
-            child = os.fork()
-            if child:
-                ended = os.waitpid(child, 0)[1]
-                (folder / "child.txt").write_text(str(os.waitstatus_to_exitcode(ended)))
-            elif step == 1:
-                raise KeyError("by the child")
-            elif step == 2:
-                sys.exit(3)
 """
 
 
@@ -771,29 +759,6 @@ def test_whatever_a_sink_raises_costs_that_sink_alone(
         assert (capture.folder / "table.txt").exists()
     for error, what in zip(log.at("ERROR"), sinks, strict=True):
         assert f"The {what} sink failed on {ALL[0]}: " in error
-
-
-@pytest.mark.parametrize("where", ["process", "inline"])
-def test_a_child_that_a_sink_forks_does_not_go_on_with_the_work_of_its_parent(
-    profiler: dict[str, Any], tmp_path: Path, where: str
-) -> None:
-    sinks = {"forks": {"_target_": "their_sinks.Forks"}, "table": {}}
-    code = f"""
-        import sys
-        sys.path.insert(0, {str(tmp_path)!r})
-        from instrument import Session
-        with Session({profiler!r}, sinks={sinks!r}, export={where!r}) as session:
-            for step in range(3):
-                session.step()
-        print(*(capture.name for capture in session.captures))
-    """
-    done = warm.run_code(code)
-    assert done.stdout == " ".join(ALL) + "\n"  # once
-    assert done.stderr.count("KeyError: ") == 1
-    for name, status in zip(ALL, (0, 1, 3), strict=True):
-        folder = Path(profiler["output_dir"], name)
-        assert (folder / "child.txt").read_text() == str(status)
-        assert (folder / "table.txt").exists()
 
 
 @pytest.mark.usefixtures("cold_exporters")

@@ -94,7 +94,6 @@ def _run_sink(sink: Any, each: Path | str, path: Path | str, to: Path | None) ->
     Raises:
         ConfigError: the folder cannot be created.
     """
-    from instrument.export.sink_calls import ending_children
     from instrument.read.capture import Capture
 
     capture = Capture.load(each)
@@ -109,8 +108,7 @@ def _run_sink(sink: Any, each: Path | str, path: Path | str, to: Path | None) ->
             f"The folder {folder} cannot be created ({error.strerror}): name another one with --to."
         ) from None
     try:
-        with ending_children():
-            sink.write(capture, folder)
+        sink.write(capture, folder)
     finally:
         with suppress(OSError):  # not empty
             folder.rmdir()
@@ -118,8 +116,6 @@ def _run_sink(sink: Any, each: Path | str, path: Path | str, to: Path | None) ->
 
 def _close(sink: Any) -> None:
     from instrument.base.options import Options
-    from instrument.export.sink_calls import ending_children
 
     if isinstance(sink, Options):  # `close` of a user's own class may mean anything
-        with ending_children():
-            sink.close()  # type: ignore[attr-defined]
+        sink.close()  # type: ignore[attr-defined]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from traceback import print_exception
 from typing import TYPE_CHECKING, Any
 
 from instrument.base.errors import InstrumentError, reason_of
@@ -26,25 +24,10 @@ def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[s
     The exception of a sink that is already in `failed` is not logged. Only what a signal handler of
     the program raises goes through, if this is called by `interruptibly`.
     """
-    try:
-        with ending_children():
-            sink.write(capture, folder)
-    except BaseException as error:  # training and the other sinks go on
-        # after Ctrl-C, `interruptibly` raises when the capture is complete
-        if raised_by_handler(error) and not isinstance(error, KeyboardInterrupt):
-            raise
-        if name in failed:
-            return
-        failed.add(name)
-        logger.error(
-            "The {} sink failed on {}: {}. The trace is kept in {}, and further failures of this "
-            "sink are not logged.",
-            name,
-            name_of(folder),
-            reason_of(error),
-            folder.with_name(name_of(folder)),
-            exception=_to_trace(error),
-        )
+    place = folder.with_name(name_of(folder))
+    kept = f". The trace is kept in {place}, and further failures of this sink are not logged."
+    what = f"The {name} sink failed on {place.name}"
+    _call(name, lambda: sink.write(capture, folder), failed, what, kept)
 
 
 def is_last(sink: Any) -> bool:
@@ -55,50 +38,25 @@ def is_last(sink: Any) -> bool:
 def close_sinks(sinks: Mapping[str, Any], failed: set[str], timeout_s: float | None = None) -> None:
     """Call `close` of all sinks; log what they raise. `timeout_s` is as for `Sink.close`."""
     for name, sink in sinks.items():
-        try:
-            if not isinstance(sink, Options):  # `close` of a user's own class may mean anything
-                continue
-            with ending_children():
-                sink.close(timeout_s)  # type: ignore[attr-defined]
-        except BaseException as error:
-            if raised_by_handler(error) and not isinstance(error, KeyboardInterrupt):
-                raise
-            if f"{name}.close" not in failed:
-                failed.add(f"{name}.close")
-                logger.error(
-                    "The {} sink failed in close(): {}",
-                    name,
-                    reason_of(error),
-                    exception=_to_trace(error),
-                )
+        # `close` of a user's own class may mean anything
+        if isinstance(sink, Options) and hasattr(sink, "close"):
+            act = partial(sink.close, timeout_s)
+            _call(f"{name}.close", act, failed, f"The {name} sink failed in close()")
 
 
-def _to_trace(error: BaseException) -> BaseException | None:
-    """The error, unless it is one of this package, whose message says it all."""
-    return None if isinstance(error, InstrumentError) else error
-
-
-@contextmanager
-def ending_children() -> Iterator[None]:
-    """End a process that the block forks, once the block ends in it; use this around a sink's code.
-
-    Otherwise the child would continue the work of its parent.
-    """
-    process, status = os.getpid(), 1
+def _call(key: str, act: Callable[[], object], failed: set[str], what: str, then: str = "") -> None:
+    """Call `act`; if it raises, log `what`, the reason and `then`, once for each `key`."""
     try:
-        yield
-        status = 0
-    except SystemExit as error:
-        if isinstance(error.code, int | None):
-            status = error.code or 0
-        raise
-    except BaseException as error:
-        if os.getpid() != process:
-            print_exception(error)
-        raise
-    finally:
-        if os.getpid() != process:
-            os._exit(status)
+        act()
+    except BaseException as error:  # training and the other sinks go on
+        # after Ctrl-C, `interruptibly` raises when the capture is complete
+        if raised_by_handler(error) and not isinstance(error, KeyboardInterrupt):
+            raise
+        if key not in failed:
+            failed.add(key)
+            # the message of an error of this package says it all
+            trace = None if isinstance(error, InstrumentError) else error
+            logger.error("{}: {}{}", what, reason_of(error), then, exception=trace)
 
 
 def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> dict[str, Any]:
@@ -107,8 +65,7 @@ def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> 
     for name, mapping in mappings.items():
         try:
             options = {option: value for option, value in mapping.items() if option != "_target_"}
-            with ending_children():
-                sinks[name] = sink_of_class(str(mapping.get("_target_")), options)
+            sinks[name] = sink_of_class(str(mapping.get("_target_")), options)
         except Exception as error:
             if name not in failed:
                 failed.add(name)
