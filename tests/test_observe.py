@@ -19,8 +19,9 @@ Step = Callable[[], object]
 
 @pytest.fixture(autouse=True)
 def _all_work_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These programs are small, and the machine may be busy."""
+    """These programs are small, and the machine may be busy; other tests may have compiled."""
     monkeypatch.setattr(observe, "_LEAST_SHARE", 0)
+    monkeypatch.setattr("torch._dynamo.eval_frame.cached_backends", {})
 
 
 def observed(step: Step, steps: int = 2) -> dict[str, Any]:
@@ -70,6 +71,11 @@ def normalises_a_graph() -> Step:
     graph, features, layer = torch.rand(200, 200), torch.randn(200, 8), nn.Linear(8, 8)
     update = trained(layer)
     return lambda: update((graph / graph.sum(1, keepdim=True) @ layer(features)).mean())
+
+
+def joins_the_same() -> Step:
+    first, second = torch.randn(5000, 8), torch.randn(5000, 8)
+    return lambda: torch.cat([first, second]).sum()
 
 
 def encodes_the_same() -> Step:
@@ -143,6 +149,7 @@ def shuffles_all() -> Step:
     [
         (builds_a_mask, "each step", "__setitem__", "causal"),
         (normalises_a_graph, "each step", "sum", "normalises_a_graph"),
+        (joins_the_same, "each step", "cat", "joins_the_same"),
         (encodes_the_same, "each step", "linear", "encodes_the_same"),
         (calls_a_model_twice, "twice", "linear", "step"),
         (appends_by_cat, "grows", "cat", "step"),
@@ -444,9 +451,7 @@ def test_a_function_that_is_compiled_meanwhile() -> None:
 
 
 def test_no_observer_where_functions_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch._dynamo.eval_frame as dynamo
-
-    monkeypatch.setattr(dynamo, "cached_backends", {0: None, 1: None})
+    monkeypatch.setattr("torch._dynamo.eval_frame.cached_backends", {0: None, 1: None})
     assert observe.observe() is dict
 
 

@@ -56,6 +56,7 @@ _ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data", "grad"})
 _IMPURE = frozenset({"backward", "item", "numpy", "requires_grad_", "grad", "gumbel_softmax"})
 _DROPOUT = {"scaled_dot_product_attention": "dropout_p", "multi_head_attention_forward": "training"}
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
+_REPEATED = ("each step", "twice")
 _PADDED = ("what", "step", "rows", "length", "valid", "to_longest", "classes")
 _TENSORS = torch.Tensor, torch.nn.Parameter
 
@@ -312,7 +313,7 @@ class Observer(TorchFunctionMode):
                 length = 0 if (tensor := each.tensor()) is None else tensor.numel()
                 own = max(own, length * (each.pointer == at))
                 old += length * (each.token in parts and self.calls[before].step < call.step)
-            if max(own, old) >= _GROWN * size > 0:
+            if size and (own >= _GROWN * size or _GROWN * size <= old < size):
                 for joining in (self.calls[before], call):
                     joining.kind, joining.kept = "grows", max(1 - max(own, old) / size, 0.0)
             self._joined[call.stack] = ref(result), number, {each.token for each in inputs}
@@ -377,7 +378,7 @@ class Observer(TorchFunctionMode):
                 again.add(number)
             if max(times) > 1 and times[call.step] > 1:
                 twice.add(number)
-        for kind, same in (("each step", again), ("twice", twice)):
+        for kind, same in zip(_REPEATED, (again, twice)):
             while changed := {each for each in same if not self.calls[each].writers <= same}:
                 same -= changed
             seen = set[tuple[int, int]]()
@@ -390,7 +391,8 @@ class Observer(TorchFunctionMode):
     def _repairs(self) -> list[dict[str, Any]]:
         """The calls of each kind by their place, those that take longest first.
 
-        The place is the outermost line that does mostly such work, or else the innermost function.
+        The place of repeated work is the outermost line that does nothing else, or else the
+        innermost function; that of other work is the innermost line.
         """
         stacks = {call.stack for call in self.calls}
         # the lines of all calls are those of the loop
@@ -405,7 +407,7 @@ class Observer(TorchFunctionMode):
                 kind, stack = call.kind, call.stack
                 lines = (stack[: depth + 1] for depth in range(loop, len(stack)))
                 mostly = (e for e in lines if spent_ns[kind, e] >= _MOSTLY * spent_ns["", e])
-                place = next(mostly, None)
+                place = next(mostly, ()) if kind in _REPEATED else stack
                 found[kind, place[-1] if place else stack and stack[-1][0]].append(number)
         groups, whole_ns = [], sum(call.spent_ns for call in self.calls)
         for (kind, line), numbers in found.items():
