@@ -7,6 +7,7 @@ spends its time in torch. The thread that trains does nothing for it.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import sysconfig
@@ -212,22 +213,17 @@ class LineSampler:
         if moment is None:
             return
         if moment.detail:  # no time of it counts
-            frame = sys._current_frames().get(self._thread)
-            if self._is_dense and frame is not None and len(self._times) < _MOST_TIMES:
-                self._times.append((time.time_ns(), self._number(frame)))
+            if self._is_dense and len(self._times) < _MOST_TIMES:
+                now_ns, stacks = self._stacks({self._thread: ""})
+                self._times += [(now_ns, number) for _, number in stacks]
             return
         self._looks += 1
         if self._looks % _LOOK_EVERY == 0:
             self.find_busy()
         part = self._part(moment)
-        # before anything that gives the GIL to the threads, which then go on to other lines
-        frames, now_ns = sys._current_frames(), time.time_ns()
-        for thread, frame in frames.items():
-            # with the thread of the steps, also when it waits
-            name = "" if thread == self._thread else self._busy.get(thread)
-            if name is None:
-                continue
-            number = self._number(frame)
+        # with the thread of the steps, also when it waits
+        now_ns, stacks = self._stacks({**self._busy, self._thread: ""})
+        for name, number in stacks:
             key = part, moment.phase, name, number
             if key in self._counts or len(self._counts) < _MOST_COUNTS:
                 self._counts[key] = self._counts.get(key, 0) + 1
@@ -236,6 +232,27 @@ class LineSampler:
                 self._waits[wait] = self._waits.get(wait, 0) + 1
             if moment.recording and not name and len(self._times) < _MOST_TIMES:
                 self._times.append((now_ns, number))
+
+    def _stacks(self, names: dict[int, str]) -> tuple[int, list[tuple[str, int]]]:
+        """The time, and the name and the number of the stack of each of these threads.
+
+        Nothing here gives the GIL to the threads, which would go on to other lines. In Python 3.11,
+        a garbage collection could: it may begin where a frame is made, and then run any code, after
+        which the frame that is made belongs to memory that is used for others.
+        """
+        collects = sys.version_info < (3, 12) and gc.isenabled()
+        if collects:
+            gc.disable()
+        try:
+            frames, now_ns = sys._current_frames(), time.time_ns()
+            return now_ns, [
+                (name, self._number(frame))
+                for thread, name in names.items()
+                if (frame := frames.pop(thread, None)) is not None
+            ]
+        finally:
+            if collects:
+                gc.enable()
 
     def find_busy(self) -> None:
         """Find the other threads of the program that use the CPU; a thread that waits is none."""
