@@ -152,6 +152,10 @@ def test_the_coverage_says_for_how_many_the_inputs_are_known(tmp_path: Path) -> 
     assert found is not None
     assert found.share == pytest.approx(1 / 3)
     assert "2 steps from step 5 on" in (found.why or "")
+    differ = detailed(tmp_path / "differ", two(mm(1)), of_steps([mm(1, 6)], [mm(1, 7)]))
+    found = part(differ, coverage_rows.INPUTS)
+    assert found is not None
+    assert found.share == 0, "although their types are known"
     own = write_capture(tmp_path / "own", two(mm(1, 6)), detail=None)
     assert part(own, coverage_rows.INPUTS) is None
 

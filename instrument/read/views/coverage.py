@@ -404,11 +404,11 @@ def _inputs(capture: Views) -> Part | None:
         return None
     inside = called_operators(events) & (step_at(events, capture.links.steps, events.start_ns) >= 0)
     if detail is not None:  # of some operators, torch never records inputs
-        name, types = detail.events.name, detail.events.types
-        recorded = {detail.events.names[k] for k in set(name[types >= 0].tolist())}
+        name, shapes = detail.events.name, detail.events.shapes
+        recorded = {detail.events.names[k] for k in set(name[shapes >= 0].tolist())}
         never = {detail.events.names[k] for k in set(name.tolist())} - recorded
         inside &= ~events.named(never.__contains__)
-    known = inside & (events.types >= 0)
+    known = inside & (events.shapes >= 0)
     why = (
         f"operators have no shapes, because the detail window, {counted(about.steps or 0, 'step')} "
         f"from step {about.first_step} on, did not call them, or with shapes that differ between "

@@ -56,7 +56,7 @@ ROWS = {
     "gives the number of counter events, whose values are not read",
     PLANNED: "the part of the planned steps that were recorded; None if the number of planned "
     "steps is not known. Left out for a trace without a capture.json",
-    INPUTS: "the number of operators whose shapes and types are known from the detail window, as a "
+    INPUTS: "the number of operators whose shapes are known from the detail window, as a "
     "fraction of the operators in finished steps. Left out if the capture has no detail window, or "
     "recorded shapes itself",
     UNDISTURBED: "the usual duration of the steps before the window, as a fraction of the usual "
