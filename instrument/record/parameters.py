@@ -36,7 +36,8 @@ class Parameters:
 
     def __init__(self) -> None:
         self.steps: list[int] | None = None
-        self._optimizers: dict[Optimizer, int] = {}
+        # by id, because a class may define __eq__ alone: the number of each
+        self._optimizers: dict[int, tuple[int, Optimizer]] = {}
         self._end_watch: Callable[[], None] | None = None
         with _unseen_by_modes():
             self._versions_before, self._samples_before = _versions(), _samples(None)
@@ -53,7 +54,8 @@ class Parameters:
 
     def _keep_step(self, optimizer: Optimizer, *_: object) -> None:
         if self.steps is not None:
-            self.steps.append(self._optimizers.setdefault(optimizer, len(self._optimizers)))
+            known = (len(self._optimizers), optimizer)
+            self.steps.append(self._optimizers.setdefault(id(optimizer), known)[0])
 
     @_unseen_by_modes()
     def types(self) -> dict[str, int]:
@@ -78,10 +80,13 @@ class Parameters:
         every, now = _parameters(), _versions()
         if not now:
             return None
-        known, held = {id(each) for each in every}, [_held(each) for each in self._optimizers]
+        known, held = (
+            {id(each) for each in every},
+            [_held(each) for _, each in self._optimizers.values()],
+        )
         trains = bool(held) or any(each.grad is not None for each in every if each.is_leaf)
         if trains and known.difference(*held):
-            held += [_held(each) for each in alive(Optimizer) if each not in self._optimizers]
+            held += [_held(each) for each in alive(Optimizer) if id(each) not in self._optimizers]
             ours = [keys for keys in held if keys & known]
             if not ours or not all(keys <= known for keys in ours):
                 return None
