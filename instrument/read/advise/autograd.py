@@ -137,8 +137,9 @@ _FREEZE = (
     "an optimizer should train it, add its parameters."
 )
 _CLEARED = (
-    "Call requires_grad_(False) on {0} before this backward, and requires_grad_(True) after it; or "
-    "leave the backward out. If its gradients should count, step before zero_grad()."
+    "If this backward has no other use, leave it out; else call requires_grad_(False) on {0} "
+    "before it, and requires_grad_(True) after it. If the gradients should count, step before "
+    "zero_grad()."
 )
 UNUSED_GRADIENTS = Check(
     "unused-gradients",
