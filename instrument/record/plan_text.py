@@ -54,20 +54,6 @@ def unreachable_window(
     return schedule.unreachable_window(config, total_steps, begin)
 
 
-def unreachable_in_first_pass(
-    config: ProfilerConfig, train: StepCounter, batches: int | None
-) -> str | None:
-    """The same as `unreachable_window`, if the run is one pass over a loader of `batches` batches.
-
-    None if the number of batches is not known, if a training step has already ended, or if training
-    steps are not recorded.
-    """
-    if batches is None or train.step_number > train.began_at or train.schedule is None:
-        return None
-    run = "If the run is one pass over the loader, it"
-    return schedule.unreachable_window(config, train.step_number + batches, train.step_number, run)
-
-
 def nothing_recorded(
     config: ProfilerConfig, entered: Sequence[StepCounter], known_skipped: Window | None, unit: str
 ) -> str | None:

@@ -367,14 +367,7 @@ class Session:
             raise ConfigError(
                 f"session.steps was given every={every!r}, but it must be a whole number from 1 on."
             )
-        loop, length = self._loop, _length(loader)
-        if loop.running and loop.total_steps is None and loop.current is loop.train:
-            steps = None if length is None else -(-length // every)
-            sentence = plan_text.unreachable_in_first_pass(self.config, loop.train, steps)
-            if sentence:
-                # not a warning, because most runs loop over the loader more than once
-                logger.info("{}", sentence)
-        return Batches(loader, loop, every)
+        return Batches(loader, self._loop, every)
 
     def request(
         self, steps: int | None = None, *, seconds: float | None = None, why: str | None = None

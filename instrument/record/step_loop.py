@@ -556,17 +556,13 @@ class StepLoop:
 
         What a signal handler of the program raises goes through.
         """
-
-        def call() -> T | None:
-            try:
-                return act(*args)
-            except Exception as error:
-                if raised_by_handler(error):
-                    raise
-                self._report(f"Recording failed and training goes on: {reason_of(error)}.", error)
-                return None
-
-        return interruptibly(call)
+        try:
+            return interruptibly(act, *args)
+        except Exception as error:
+            if raised_by_handler(error):
+                raise
+            self._report(f"Recording failed and training goes on: {reason_of(error)}.", error)
+            return None
 
     def _deliver(self) -> None:
         """Log what the exporter has logged, and call `on_capture` for the finished windows."""

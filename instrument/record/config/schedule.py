@@ -227,13 +227,11 @@ def _overlap(schedule: Schedule) -> str | None:
     return None
 
 
-def unreachable_window(
-    schedule: Schedule, total_steps: int, first_step: int = 0, run: str = "The run"
-) -> str | None:
+def unreachable_window(schedule: Schedule, total_steps: int, first_step: int = 0) -> str | None:
     """A sentence about the first window that does not fit into a run; None if all fit.
 
     The run has the steps from `first_step` to `total_steps - 1`. Of a schedule without end, only
-    the first window must fit. `run` is the subject of the sentence.
+    the first window must fit.
     """
     if first_step >= total_steps:
         return None
@@ -244,7 +242,7 @@ def unreachable_window(
         if (window.first if window.last is None else window.last) >= total_steps:
             within = window.first < total_steps
             return (
-                f"{run} ends with step {total_steps - 1}, {'within' if within else 'before'} the "
+                f"The run ends with step {total_steps - 1}, {'within' if within else 'before'} the "
                 f"window of {window.in_words()}: {remedy(schedule, window, within=within)}."
             )
     return None
