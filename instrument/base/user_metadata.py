@@ -11,31 +11,13 @@ from instrument.base.files import encodable
 
 # The top-level keys of the trace that torch and Kineto write. Such a key would hide a user's key of
 # the same name.
-_RESERVED = frozenset(
-    {
-        "DISABLE_CUPTI_LAZY_REINIT",
-        "baseTimeNanoseconds",
-        "cuda_driver_version",
-        "cuda_runtime_version",
-        "cupti_version",
-        "deviceProperties",
-        "displayTimeUnit",
-        "distributedInfo",
-        "hip_driver_version",
-        "hip_runtime_version",
-        "host_name",
-        "profile_memory",
-        "record_shapes",
-        "roctracer_version",
-        "schemaVersion",
-        "traceEvents",
-        "traceName",
-        "trace_id",
-        "with_flops",
-        "with_modules",
-        "with_stack",
-    }
-)
+_RESERVED = frozenset({
+    "DISABLE_CUPTI_LAZY_REINIT", "baseTimeNanoseconds", "cuda_driver_version",
+    "cuda_runtime_version", "cupti_version", "deviceProperties", "displayTimeUnit",
+    "distributedInfo", "hip_driver_version", "hip_runtime_version", "host_name", "profile_memory",
+    "record_shapes", "roctracer_version", "schemaVersion", "traceEvents", "traceName", "trace_id",
+    "with_flops", "with_modules", "with_stack",
+})  # fmt: skip
 
 
 def as_json(metadata: Mapping[str, Any], whose: str) -> dict[str, Any]:
