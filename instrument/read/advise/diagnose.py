@@ -621,10 +621,10 @@ def _causes_first(ranked: list[_Key], placed: dict[_Key, _Placed]) -> list[_Key]
 def _cost(finding: Finding) -> float:
     """The share of the step that a finding saves; if it is unknown, half of the share in its title.
 
-    An unknown saving lies between nothing and the share.
+    An unknown saving lies between nothing and the share, and so does one with a condition.
     """
     if finding.saving is not None:
-        return finding.saving.share
+        return finding.saving.share / (2 if finding.assumes.startswith("if ") else 1)
     return float("-inf") if finding.share is None else finding.share / 2
 
 

@@ -46,7 +46,9 @@ def optimizer_not_fused(capture: Views) -> Iterator[Problem]:
     tree, steps = links.call_tree, links.counted_steps
     operators, ranges = bodies(capture)
     names = [each and each[1] for each in map(_OPTIMIZER.fullmatch, events.names)]
-    is_step = np.append(np.array([*map(bool, names)])[events.name[tree.index]] & ranges, False)
+    is_step = np.append(
+        np.array([*map(bool, names)], np.bool_)[events.name[tree.index]] & ranges, False
+    )
     # Within the closure of a step, gradients are recorded.
     calls = np.flatnonzero(operators & is_step[tree.parent] & ~links.scopes.recording)
     of = group_rows(events.name[tree.index[tree.parent[calls]]])
@@ -364,10 +366,12 @@ def _found(capture: Views, nodes: Ints, pieces: _Pieces) -> Ints:
     events, tree = capture.events, capture.links.call_tree
     event, plain = tree.index[nodes], [_plain(name) for name in events.names]
     first, *others = [
-        np.array([re.fullmatch(pattern, name) is not None for name in plain])[events.name[event]]
+        np.array([re.fullmatch(pattern, name) is not None for name in plain], np.bool_)[
+            events.name[event]
+        ]
         for pattern in pieces.names
     ]
-    between = np.array([re.fullmatch(pieces.between, name) is not None for name in plain])
+    between = np.array([re.fullmatch(pieces.between, name) is not None for name in plain], np.bool_)
     barred = np.append(0, np.cumsum(~between[events.name[event]]))
     has_shapes = bool((events.shapes[event] >= 0).any())
     found, until = [], -1
