@@ -139,6 +139,10 @@ class LineSampler:
         self._used: dict[str, int] = {}  # the ticks that other threads used, by name
         # of the samples of the thread of the steps, those in which it waited, by what it waits for
         self._waits: Counts = {}
+        self._step: tuple[str, int] | None = None
+        self._has_steps = False  # a worker of a loader has none
+        # of both, those since this step began: after the last step, the run is no step's
+        self._since: tuple[Counts, Counts] = ({}, {})
         self._marks: list[Mark] = []  # at the start of each part
         self._cpu_clock = None
         with suppress(AttributeError, OSError):  # not on this system
@@ -203,6 +207,7 @@ class LineSampler:
                 self._wake.clear()
                 if self._dirty:
                     self._save()
+            self._leave_out_the_end()
             self._save()
         except Exception as error:  # must not reach the user's threading.excepthook
             logger.warning("The lines of the run are not sampled any longer: {!r}.", error)
@@ -221,17 +226,32 @@ class LineSampler:
         if self._looks % _LOOK_EVERY == 0:
             self.find_busy()
         part = self._part(moment)
+        if (step := (moment.phase, moment.step)) != self._step:
+            self._has_steps = self._step is not None
+            self._step, self._since = step, ({}, {})
         # with the thread of the steps, also when it waits
         now_ns, stacks = self._stacks({**self._busy, self._thread: ""})
         for name, number in stacks:
             key = part, moment.phase, name, number
             if key in self._counts or len(self._counts) < _MOST_COUNTS:
-                self._counts[key] = self._counts.get(key, 0) + 1
+                self._count(0, key)
             if not name and (cause := self._waits_for()):
                 wait = part, moment.phase, cause, number
-                self._waits[wait] = self._waits.get(wait, 0) + 1
+                self._count(1, wait)
             if moment.recording and not name and len(self._times) < _MOST_TIMES:
                 self._times.append((now_ns, number))
+
+    def _count(self, which: int, key: tuple[int, str, str, int]) -> None:
+        for counts in ((self._counts, self._waits)[which], self._since[which]):
+            counts[key] = counts.get(key, 0) + 1
+
+    def _leave_out_the_end(self) -> None:
+        """Take back the samples since the last step ended."""
+        if not self._has_steps:
+            return
+        for counts, since in zip((self._counts, self._waits), self._since):
+            for key, count in since.items():
+                counts[key] -= count
 
     def _stacks(self, names: dict[int, str]) -> tuple[int, list[tuple[str, int]]]:
         """The time, and the name and the number of the stack of each of these threads.
@@ -302,6 +322,7 @@ class LineSampler:
         while elapsed >= _MOST_PARTS * self._part_ns:
             self._part_ns *= 2
             self._counts, self._waits = _wider(self._counts), _wider(self._waits)
+            self._since = _wider(self._since[0]), _wider(self._since[1])
             self._marks = self._marks[::2]
             halves = self._parts
             self._parts = [
@@ -348,7 +369,7 @@ class LineSampler:
         begins_ns = [at_ns for at_ns, *_ in noted]
         # a stack without frames lies in our own code, or was seen when there were too many stacks
         counts, waits = (
-            [[*key, count] for key, count in each.items() if stacks[key[3]]]
+            [[*key, count] for key, count in each.items() if count and stacks[key[3]]]
             for each in (self._counts, self._waits)
         )
         content = {
