@@ -300,12 +300,12 @@ class WindowFacts:
         )
         # if it is less than before, the thread has ended, and another one has its id
         if after is not None and before is not None and after[1] >= before[1]:
-            workers = _workers_waited()
-            since = (ns - self._workers_waited.get(each, 0) for each, ns in workers.items())
+            before_ns, workers = self._workers_waited, _workers_waited()
+            since = [max(ns - before_ns.get(each, 0), 0) for each, ns in workers.items()]
             self._facts["cpu_wait"] = {
                 "waited_ns": after[1] - before[1],
                 "ran_ns": after[0] - before[0],
-                "workers_waited_ns": sum(max(ns, 0) for ns in since),
+                "workers_waited_ns": sum(since),
                 "window_ns": now_ns - self._began_ns,
             }
 
@@ -343,8 +343,7 @@ def _workers_waited() -> dict[str, int]:
     except OSError:
         return {}
     threads -= {str(each.native_id) for each in threading.enumerate()}
-    times = {thread: _scheduled(thread) for thread in threads}
-    return {thread: found[1] for thread, found in times.items() if found is not None}
+    return {each: found[1] for each in threads if (found := _scheduled(each)) is not None}
 
 
 class Collections:

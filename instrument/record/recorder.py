@@ -389,7 +389,7 @@ class Recorder:
         threads = set() if self.all_threads else set(module_calls.called_on.values()) - {""}
         not_seen = set() if modules is None else modules.unseen(with_marked=graphs > 0)
         differentiating = () if modules is None else modules.differentiating()
-        owners = torch_support.known(lambda: parameters and parameters.owners(differentiating))
+        owners = parameters and torch_support.known(lambda: parameters.owners(differentiating))
         return {
             "compiled_ranges": backends.current_compiled_ranges(),
             "module_types": {} if modules is None else modules.types(),

@@ -628,12 +628,12 @@ class StepLoop:
         if window is None:
             counter.clock.unrecorded.append(took_ns)
         elif window.counter is counter:
-            if window.recording:
+            if recording := window.recording:
                 window.step_ns.append(took_ns)
             window.recorder.end_step()
             last = window.planned.last
             reason = None if window.limits is None else window.limits.reached()
-            if window.recording and last is not None and last < counter.step_number:
+            if recording and last is not None and last < counter.step_number:
                 self._end_window(None, stepped=True, over=reason is not None)
             elif reason is not None:
                 self._end_window(reason or None, stepped=True)
@@ -763,9 +763,10 @@ class StepLoop:
         finally:
             if self.window is None:
                 start_ns = window.paused_ns.get("start", 0)  # as the next part's start will take
-                stall_ns = counter.clock.since_step_ns() + start_ns
-                parts = None if over else window.parts
-                following = parts and parts.go_on(counter.step_number, stall_ns)
+                parts, clock = None if over else window.parts, counter.clock
+                following = parts and parts.go_on(
+                    counter.step_number, clock.since_step_ns() + start_ns
+                )
                 if following:
                     counter.window = following
                 else:
@@ -867,8 +868,9 @@ class StepLoop:
             if run.metrics is not None:
                 folder = finisher.output_dir / queue.name_of(staging)
                 run.metrics.count(run.metrics.recorded, window.planned.trigger, folder)
-            metadata["name"] = queue.name_of(queued)
-            return following and Detail(*following, queued, metadata)
+            if following is None:
+                return None
+            return Detail(*following, queued, metadata | {"name": queue.name_of(queued)})
         except Exception:
             # remove the incomplete trace, because a full disk may be the cause
             shutil.rmtree(staging, ignore_errors=True)
