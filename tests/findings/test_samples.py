@@ -298,10 +298,10 @@ def test_steps_that_get_longer_are_found_with_the_line_and_the_step_in_an_hour(
     assert each.saving.share == pytest.approx(0.58, abs=0.01)
 
 
-def test_growth_in_no_single_line_has_no_place(tmp_path: Path) -> None:
+def test_growth_in_no_single_line_is_in_the_function(tmp_path: Path) -> None:
     (each,) = run(tmp_path, lambda part: 2 + part / 2, line=None)
-    assert each.title.startswith("A step takes longer and longer: ")
-    assert each.source is None
+    assert each.title.startswith("A step takes longer and longer in train.py in main: ")
+    assert each.source == "train.py in main"
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,12 @@ def frozen_modules(capture: Views) -> Iterator[Problem]:
             continue
         of_name = np.array([name == other for other in scopes.paths.names], np.bool_)
         calls = scopes.ranges.outermost(of_name[scopes.opened]) & ~trains(capture)
-        yield Problem(repr(name), scopes.ranges.index[calls])
+        events = scopes.ranges.index[calls]
+
+        def without(whatif: Scenario, events: Ints = events) -> Scenario:
+            return whatif.scale_events(events, by=0, bounds=(1, 0))  # inputs may never repeat
+
+        yield Problem(repr(name), events, edit=without)
 
 
 FROZEN_MODULES = Check(
@@ -177,7 +182,6 @@ FROZEN_MODULES = Check(
     "compute its results once, and read them in each step.",
     verify=f"{_RECORD_AGAIN}.",
     least_share=0.3,
-    factor=0.0,
     assumes="if its inputs repeat",
     coverage=(JOINED,),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import combinations, pairwise
@@ -278,7 +279,7 @@ def growth(capture: Views) -> Iterator[Problem]:
         return
     trend = _trend(parts.step, parts.ns / parts.steps)
     if trend is not None and trend.first > 0 and trend.last >= _LEAST_GROWTH * trend.first:
-        place = _growing_line(found, phase, parts, trend.last - trend.first)
+        place = _growing_place(found, phase, parts, trend.last - trend.first)
         later_ns = math.sqrt(trend.last**2 + 2 * trend.slope * _HOUR_NS)
         where = f" in {place}" if place else ""
         share = 1 - trend.first / (parts.ns.sum() / parts.steps.sum())
@@ -315,18 +316,27 @@ def _memory(capture: Views, parts: _Parts) -> Iterator[Problem]:
     )
 
 
-def _growing_line(found: LineSamples, phase: str, parts: _Parts, grown_ns: float) -> str | None:
-    """The line whose time grows most, if this is at least a third of the growth of a step."""
+def _growing_place(found: LineSamples, phase: str, parts: _Parts, grown_ns: float) -> str | None:
+    """The line, or else the function, with at least a third of the growth of a step."""
     at = {number: row for row, number in enumerate(parts.number.tolist())}
     samples = defaultdict[int, NDArray[np.float64]](lambda: np.zeros(len(at)))
     for part, its_phase, thread, stack, count in found.counts:
         if its_phase == phase and not thread and part in at:
             samples[found.blamed(stack)[0]][at[part]] += count
     each_ns = parts.ns / parts.steps / np.maximum(sum(samples.values()), 1)
-    grown = {frame: _trend(parts.step, own * each_ns) for frame, own in samples.items()}
-    grows = {frame: line.last - line.first for frame, line in grown.items() if line is not None}
-    largest = max(grows, key=lambda frame: grows[frame], default=-1)
-    return found.place_of(largest) if largest >= 0 and grows[largest] >= grown_ns / 3 else None
+    functions = defaultdict[tuple[str, str], list[int]](list)
+    for frame in samples:
+        if frame >= 0:
+            _, file, _, function = found.frames[frame]
+            functions[file, function].append(frame)
+    for frames in ([[each] for each in samples if each >= 0], [*functions.values()]):
+        grown = [_trend(parts.step, sum(samples[each] for each in of) * each_ns) for of in frames]
+        grows = [(row.last - row.first, of) for row, of in zip(grown, frames) if row is not None]
+        most_ns, of = max(grows, key=lambda pair: pair[0], default=(0.0, []))
+        if of and most_ns >= grown_ns / 3:
+            place = found.place_of(of[0])
+            return place if len(of) == 1 else re.sub(r":\d+ in ", " in ", place)
+    return None
 
 
 GROWTH = Check("growth", growth, verify="--lines", least_share=0.05)

@@ -64,6 +64,8 @@ def verdict(diagnosis: Diagnosis) -> str:
     saving = large[0].saving.share if large[0].saving else 0.0
     if use or diagnosis.lines:  # the parts only fill in for these
         parts = ""
+    if heaviest and not _is_proven(large[0]):
+        return _joined(takes, use, heaviest, parts, f"Perhaps: {' '.join(first)}")
     if saving < _SURE and _MANY_TIMES * saving < diagnosis.heaviest_share:
         return _joined(takes, use, heaviest, parts, f"A known cause of less: {' '.join(first)}")
     return _joined(takes, use, *first, heaviest, parts)
@@ -184,6 +186,12 @@ def _large(diagnosis: Diagnosis) -> str:
     is_known = all(each.saving or each.is_caveat for each in diagnosis.findings)
     saves = "saves" if is_known else "is known to save"
     return f"that {saves} more than {LEAST_SHARE * 100:.0f} % of {_step(diagnosis)}"
+
+
+def _is_proven(finding: Finding) -> bool:
+    """Whether the saving does not depend on a condition without which there is none."""
+    is_conditional = finding.assumes.startswith("if ")
+    return finding.saving is not None and not (is_conditional and finding.saving.low_ns <= 0)
 
 
 def _is_busy(diagnosis: Diagnosis) -> bool:

@@ -18,7 +18,7 @@ from instrument.read.trace.events import called_operators, is_compiled_code
 from instrument.read.views.lines import HeavyLine, heaviest_lines
 from instrument.read.views.views import Views
 
-_LEAST, _LEAST_OPERATOR = 0.05, 0.25
+_LEAST, _LEAST_OPERATOR, _MORE = 0.05, 0.25, 1.5
 _LONGEST_NAME, _SHOWN, _MOST_LINES, _MOST_NAMES = 44, 3, 5, 2
 _NO_OPERATOR, _GENERATED = "no operator", "generated kernels"
 _NO_RANGE, _WAITING = "no range", "waiting for data"
@@ -48,17 +48,46 @@ def heaviest(capture: Views) -> Heaviest:
         CaptureError: the file of the lines cannot be read, or is not one.
     """
     has_device_work = bool(capture.work.duration_ns.any())
-    found = [each for each in heaviest_lines(capture) if each.share >= _LEAST][:_MOST_LINES]
+    lines = heaviest_lines(capture)
+    found = [each for each in lines if each.share >= _LEAST][:_MOST_LINES]
     if not found:
         parts = [] if has_device_work else _parts(capture)
         return Heaviest(share=parts[0][0]) if parts else NOTHING
-    (first, *_), of = found, "it" if len(capture.links.steps) else "the recording"
+    first, of = _heaviest_of(capture, lines), "it" if len(capture.links.steps) else "the recording"
     bound = f": at most {percent(first.share)} less if that cost nothing"
     return Heaviest(
         f"{_amount(first)} of {of} is {_place(first)}{'' if has_device_work else bound}.",
         first.share,
         tuple(f"{_amount(each):>10}  {_place(each)}" for each in found),
     )
+
+
+def _heaviest_of(capture: Views, lines: list[HeavyLine]) -> HeavyLine:
+    """The line with the largest share, or a function with a larger one, if no line has most of it.
+
+    It is none that calls `backward` or an optimizer, because it is the loop, and no `forward`. It
+    is shown with its heaviest line.
+    """
+    loops = {
+        row.function.rpartition(".<locals>.")[2]
+        for row in capture.lines.where("thread IS NULL AND library IS NOT NULL")
+        if row.library.startswith(("Tensor.backward", "Optimizer."))
+    }
+    by_function = defaultdict[tuple[str, str], list[HeavyLine]](list)
+    for each in lines:
+        if each.function.rpartition(".")[2] != "forward" and each.function not in loops:
+            by_function[each.line.rpartition(":")[0], each.function].append(each)
+    of_it = max(by_function.values(), key=lambda found: sum(e.share for e in found), default=lines)
+    share, (first, *_) = sum(each.share for each in of_it), of_it
+    if of_it is lines or share <= lines[0].share or share < _MORE * first.share:
+        return lines[0]
+    half = sum(((each.high - each.low) / 2) ** 2 for each in of_it) ** 0.5
+    file, _, line = first.line.rpartition(":")
+    return first._replace(
+        line=file, function=f"{first.function}, most at line {line}", share=share,
+        low=max(share - half, 0.0), high=min(share + half, 1.0),
+        is_backward_included=any(each.is_backward_included for each in of_it),
+    )  # fmt: skip
 
 
 def _amount(line: HeavyLine) -> str:
