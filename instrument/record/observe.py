@@ -505,9 +505,9 @@ def _stack() -> Stack:
 
 
 def _source(stack: Stack) -> str | None:
-    """The innermost line, as in the Python frames of a trace."""
+    """The innermost line and its function."""
     for code, line in stack[-1:]:
-        return f"{_file(code.co_filename)[1]}({line}): {code.co_qualname}"
+        return f"{_file(code.co_filename)[1]}:{line} in {code.co_qualname}"
     return None
 
 

@@ -16,7 +16,7 @@ from instrument.read.advise.check import Check
 from instrument.read.advise.needless import PADDING, REPEATED_WORK
 
 BASE_NS, LENGTH = 10**18, 1000
-SOURCE = "train.py(7): causal"
+SOURCE = "train.py:7 in causal"
 
 
 def case(
