@@ -29,7 +29,7 @@ _BUSY = 0.5
 # A finding that saves less than this share of a step is named after what takes many times as much.
 _SURE, _MANY_TIMES = 0.1, 4
 _BELOW = " " * 12
-_LINES = "Where the time goes, by samples of the whole run:"
+LINES = "Where the time goes, by samples of the whole run:"
 _LONGEST_NAME = 44
 # How many findings the verdict lists where tables follow.
 _FIRST_FINDINGS = 3
@@ -136,7 +136,7 @@ def first_lines(diagnosis: Diagnosis) -> list[list[str]]:
         found += [[line for each in notes(diagnosis) for line in wrapped(each)]]
     if diagnosis.lines:
         rows = (wrapped(each, indent=_BELOW) for each in diagnosis.lines)
-        found.append([_LINES, *(line for row in rows for line in row)])
+        found.append([LINES, *(line for row in rows for line in row)])
     if problems := problems[is_named:]:
         count = sum(not each.is_caveat for each in diagnosis.findings)
         some = f", {len(problems) + is_named} of {count} findings"

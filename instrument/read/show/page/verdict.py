@@ -9,7 +9,7 @@ from typing import Any
 from instrument.base.units import counted, duration, percent
 from instrument.read.advise.diagnosis import Diagnosis, below, terms
 from instrument.read.advise.finding import Finding, labels_of
-from instrument.read.advise.verdict import nothing_found, saved
+from instrument.read.advise.verdict import LINES, nothing_found, saved
 from instrument.read.show.page.parts import (
     Part,
     column,
@@ -46,7 +46,7 @@ def verdict(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
     return section(
         "Verdict",
         facts(_facts(capture, found, diagnosis)),
-        text(diagnosis.heaviest),
+        text(LINES, "soft") if diagnosis.lines else None,
         listed(diagnosis.lines),
         text("What to change", "h3"),
         None if cards else text(f"{nothing_found(diagnosis)}."),
