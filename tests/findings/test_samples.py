@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import SINGLE_PROCESS, WORKERS, Event, in_steps, span, write_capture
+from builders import SINGLE_PROCESS, WINDOW, WORKERS, Event, in_steps, span, write_capture
 
 from findings.by_hand import environment
 from instrument import Capture
@@ -267,6 +267,7 @@ def run(
     queued: Callable[[int], float] = lambda part: 0,
     parts: int = 12,
     line: int | None = 7,
+    first_step: int = 3,
 ) -> list[Finding]:
     """Parts of a second, whose steps take so long; what is more than in the first part is spent in one line."""
     steps = [round(1000 / step_ms(part)) for part in range(parts)]
@@ -282,7 +283,8 @@ def run(
         usual = round(100 * min(step_ms(0) / step_ms(part), 1))
         rows.append((part, "", usual, [6]))
         rows.append((part, "", 100 - usual, [line if line is not None else 50 + part]))
-    return found(tmp_path, rows, "growth", first_steps=first_steps, marks=marks)
+    about = {"window": WINDOW | {"first_step": first_step}}
+    return found(tmp_path, rows, "growth", about=about, first_steps=first_steps, marks=marks)
 
 
 def test_steps_that_get_longer_are_found_with_the_line_and_the_step_in_an_hour(
@@ -321,6 +323,14 @@ def test_steps_that_do_not_go_on_growing(tmp_path: Path, step_ms: Callable[[int]
 
 def test_steps_that_wait_longer_for_a_cpu_do_not_grow(tmp_path: Path) -> None:
     assert not run(tmp_path, lambda part: 2 / (1 - part / 20), queued=lambda part: part / 20)
+
+
+def test_steps_that_are_recorded_at_the_end_do_not_grow(tmp_path: Path) -> None:
+    def step_ms(part: int) -> float:
+        return (80, 70, 80, 77, 93, 179, 235)[part]
+
+    assert run(tmp_path / "other", step_ms, parts=7)
+    assert not run(tmp_path / "recorded", step_ms, parts=7, first_step=66)
 
 
 def test_few_parts_show_no_growth(tmp_path: Path) -> None:

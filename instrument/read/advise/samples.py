@@ -41,6 +41,8 @@ _OPERATOR, _OF_OTHERS = "operator", ("process", "poll", "thread")
 # by this factor. It must go on: the second half has this part of the growth of the first half.
 _LEAST_PARTS, _LEAST_Z, _LEAST_GROWTH, _GOES_ON = 5, 2.4, 1.25, 0.25
 _LEAST_MEMORY, _SOON_S, _HOUR_NS = 64 << 20, 600, 3600 * 10**9
+# The steps of a detail window, and the step in which it is saved.
+_DETAILED = 3
 
 
 def sampled(capture: Views, *, on_cpu: bool = False) -> LineSamples:
@@ -243,7 +245,7 @@ def _trend(x: NDArray[np.float64], y: NDArray[np.float64]) -> _Trend | None:
 
 
 class _Parts(NamedTuple):
-    """The whole parts of a run with steps of a phase, without the first one, which warms up."""
+    """The whole parts of a run with steps of a phase; none warms up, or is in the window."""
 
     number: NDArray[np.int64]
     step: NDArray[np.float64]  # in the middle of the part
@@ -252,7 +254,10 @@ class _Parts(NamedTuple):
     memory_bytes: NDArray[np.float64]
 
 
-def _parts(found: LineSamples, phase: str) -> _Parts | None:
+def _parts(found: LineSamples, capture: Views) -> _Parts | None:
+    phase, window = capture.phase, capture.about.window
+    first = window.first_step or 0
+    last = first + (window.steps or 0) + _DETAILED  # recorded steps take longer
     of_phase, of_all = Counter[int](), Counter[int]()
     for part, its_phase, thread, _, count in found.counts:
         of_all[part] += count * (not thread)
@@ -264,6 +269,8 @@ def _parts(found: LineSamples, phase: str) -> _Parts | None:
         (began_ns, *_, queued_before, memory), (ended_ns, *_, queued_after, _) = found.marks[
             part : part + 2
         ]
+        if now[phase] < last and then[phase] > first:
+            continue
         steps = then[phase] - now[phase]
         ran_ns = ended_ns - began_ns - (queued_after - queued_before)
         ns = ran_ns * of_phase[part] / max(of_all[part], 1)
@@ -275,7 +282,7 @@ def _parts(found: LineSamples, phase: str) -> _Parts | None:
 def growth(capture: Views) -> Iterator[Problem]:
     """Find steps that take longer and longer, and memory that grows all the time."""
     found, phase = sampled(capture), capture.phase
-    if (parts := _parts(found, phase)) is None:
+    if (parts := _parts(found, capture)) is None:
         return
     trend = _trend(parts.step, parts.ns / parts.steps)
     if trend is not None and trend.first > 0 and trend.last >= _LEAST_GROWTH * trend.first:
