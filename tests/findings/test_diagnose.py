@@ -20,7 +20,6 @@ from builders import (
     Event,
     annotation,
     capture,
-    frame,
     in_steps,
     is_harmless,
     launched,
@@ -53,7 +52,6 @@ from instrument.read.advise.finding import Evidence, Finding
 from instrument.read.advise.settings import DEFAULT, read_settings
 from instrument.read.advise.verdict import first_lines, verdict
 from instrument.read.compare.side import load
-from instrument.read.facts.segments import no_operator
 from instrument.read.ranks import rank_summary
 from instrument.read.ranks import run as run_module
 from instrument.read.views import layout
@@ -141,24 +139,6 @@ def test_a_check_can_be_one_row_with_a_condition(tmp_path: Path) -> None:
     assert [(row.name, row.calls) for row in finding.evidence] == [("aten::sort", 4)]
     wrong = diagnosed([capture(tmp_path, events)], [sorts._replace(find="names = 'aten::sort'")])
     assert "did you mean name?" in wrong.not_checked[0]
-
-
-def test_a_check_can_blame_time_in_no_operator(tmp_path: Path) -> None:
-    def find(capture: Any) -> Iterator[Problem]:
-        yield Problem("Python", rows=no_operator(capture).filter(path="forward"))
-
-    events = [step(0, 0, 100), step(1, 100, 1000), annotation("forward", 200, 600)]
-    events += [span("aten::mm", 300, 100), frame("train.py(1): main", 0, 1000)]
-    found = diagnosed([capture(tmp_path, events)], [Check("python", find, factor=0.5)])
-    (finding,) = found.findings
-    assert finding.share == 0.5
-    assert finding.saving is not None
-    assert finding.saving.saving_ns == 250_000
-    assert (finding.range, finding.source) == ("forward", "train.py:1 in main")
-    assert [(row.name, row.total_ns) for row in finding.evidence] == [
-        ("(in no operator)", 500_000),
-        ("train.py:1 in main", 500_000),
-    ]
 
 
 def test_findings_are_sorted_by_their_saving_or_share(tmp_path: Path) -> None:

@@ -7,20 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import polars as pl
 
 from instrument.base.errors import CaptureError, ConfigError
 from instrument.base.units import percent
-from instrument.read.advise.evidence import (
-    evidence,
-    evidence_of_time,
-    in_steps,
-    place_of_time,
-    share_of,
-)
+from instrument.read.advise.evidence import evidence, in_steps, share_of
 from instrument.read.advise.finding import Evidence, Finding, Saving
-from instrument.read.facts.intervals import merged
-from instrument.read.facts.links import thread_of_steps
 from instrument.read.facts.places import common_place
 from instrument.read.facts.scope import Scope, chosen_events
 from instrument.read.simulate.scenario import Edit, Scenario
@@ -100,19 +91,16 @@ class Problem(NamedTuple):
     Attributes:
         what: the text for `{what}` in the check's title.
         events: the positions of the events in `capture.events`; None if no events show the problem.
-        share: the share of the step that the title names; None takes that of the events or rows.
+        share: the share of the step that the title names; None takes that of the events.
         edit: the simulated change, of no more than the problem's events or times; None scales the
-            time of the events or rows by `Check.factor`.
-        place: the range and the source line; None finds those of 90 % of the events' time, or the
-            range of all rows and the function with half of their time.
-        evidence: the evidence; None makes a row for each name of the events, or the time of the
-            rows and a row for each of the longest functions.
+            time of the events by `Check.factor`.
+        place: the range and the source line; None finds those of 90 % of the events' time.
+        evidence: the evidence; None makes a row for each name of the events.
         variant: which of several problems it is that the check looks for; see `Finding`.
         change, verify: replace those of the check.
         ends_run: whether the run soon fails because of the problem.
         is_large: whether it is a finding whatever its share; without a `share`, it has none.
         unclear: raised if the problem is large enough, because the capture does not show more.
-        rows: instead of events, rows of `instrument.read.facts.segments.no_operator`.
         saves: instead of an edit, the share of the run that the change saves, with its bounds; it
             is taken as the share of a step.
     """
@@ -129,7 +117,6 @@ class Problem(NamedTuple):
     ends_run: bool = False
     is_large: bool = False
     unclear: NotRecorded | None = None
-    rows: pl.DataFrame | None = None
     saves: tuple[float, float, float] | None = None
 
 
@@ -219,7 +206,7 @@ def run_check(check: Check, capture: Views, whatif: Scenario | None) -> Iterator
             continue
         if problem.unclear is not None:
             raise problem.unclear
-        edit = problem.edit or _scaled(check, problem, capture)
+        edit = problem.edit or _scaled(check, problem)
         try:
             scenario = edit(whatif) if edit is not None and whatif is not None else None
             if not is_worth(scenario, check.least_saving):
@@ -280,29 +267,20 @@ def _problems(check: Check, capture: Views) -> Iterator[Problem]:
 def _share(capture: Views, problem: Problem) -> float | None:
     if problem.share is not None or problem.is_large:
         return problem.share
-    if problem.rows is not None:
-        return capture.links.counted_steps.share(int(problem.rows["duration_ns"].sum()))
     return None if problem.events is None else share_of(capture, problem.events)
 
 
-def _scaled(check: Check, problem: Problem, capture: Views) -> Edit | None:
-    events, rows, by = problem.events, problem.rows, check.factor
-    if by is None:
+def _scaled(check: Check, problem: Problem) -> Edit | None:
+    events, by = problem.events, check.factor
+    if by is None or events is None:
         return None
-    if rows is None:
-        return None if events is None else lambda whatif: whatif.scale_events(events, by=by)
-    thread = thread_of_steps(capture.links)
-    spans = merged(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
-    return lambda whatif: whatif.scale_spans(thread, spans, by=by)
+    return lambda whatif: whatif.scale_events(events, by=by)
 
 
 def _finding(
     check: Check, problem: Problem, capture: Views, share: float | None, saving: Saving | None
 ) -> Finding:
     events, place, shown = problem.events, problem.place, problem.evidence
-    if problem.rows is not None:
-        place = place or place_of_time(problem.rows)
-        shown = evidence_of_time(capture, problem.rows) if shown is None else shown
     if place is None:
         place = (None, None) if events is None else common_place(capture, events)
     if shown is None:

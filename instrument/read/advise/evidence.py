@@ -8,15 +8,12 @@ import numpy as np
 import polars as pl
 from polars import selectors as cs
 
-from instrument.base.units import duration
 from instrument.read.advise.finding import Evidence
 from instrument.read.facts.facts import coded
-from instrument.read.facts.paths import NO_RANGE
 from instrument.read.facts.places import callers, sources_of_names
 from instrument.read.trace.events import Ints, is_runtime, split_overload
 from instrument.read.views.views import Views
 
-_FUNCTIONS = 3
 # Of the calls of an operator with the same shapes, nothing disturbed the one at this quantile.
 _UNDISTURBED = 0.1
 
@@ -184,34 +181,6 @@ def evidence_by_cost(capture: Views, events: Ints) -> tuple[Evidence, ...]:
     """Make one row of evidence for each name of CPU events; the highest cost comes first."""
     what = "device time" if len(capture.work.event) else "CPU time"
     return evidence(capture, events, costs(capture, events), detail=what)
-
-
-def time_by_function(rows: pl.DataFrame) -> list[tuple[str, int]]:
-    """The functions of the user in rows of `no_operator`, with their time, the longest first."""
-    rows = rows.filter(pl.col("source").is_not_null() & (pl.col("duration_ns") > 0))
-    found = rows.group_by("source", maintain_order=True).agg(pl.sum("duration_ns"))
-    return found.sort("duration_ns", descending=True, maintain_order=True).rows()
-
-
-def place_of_time(rows: pl.DataFrame) -> tuple[str | None, str | None]:
-    """The range of rows of `no_operator`, if they have one, and the function with half the time."""
-    paths = {*rows["path"]} - {NO_RANGE}
-    functions, whole_ns = time_by_function(rows)[:1], rows["duration_ns"].sum()
-    main = next((source for source, ns in functions if 2 * ns >= whole_ns), None)
-    return (paths.pop() if len(paths) == 1 else None), main
-
-
-def evidence_of_time(
-    capture: Views, rows: pl.DataFrame, name: str = "(in no operator)"
-) -> tuple[Evidence, ...]:
-    """Make a row named `name` for rows of `no_operator`, and rows for the largest functions."""
-    whole_ns, steps = int(rows["duration_ns"].sum()), capture.links.counted_steps
-    per_step = f"{duration(whole_ns / steps.count)} a {steps.what}"
-    functions = time_by_function(rows)[:_FUNCTIONS]
-    return (
-        *[Evidence(name, steps.count, whole_ns, detail=per_step)][: whole_ns > 0],
-        *(evidence_of_function(capture, *each) for each in functions),
-    )
 
 
 def evidence_of_function(capture: Views, source: str, time_ns: int) -> Evidence:
