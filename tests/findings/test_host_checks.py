@@ -30,8 +30,8 @@ from builders import (
 from findings.by_hand import Case, check, environment
 from instrument.cli.command import main
 from instrument.read.advise import loops
+from instrument.read.advise.untrained import change_of
 from instrument.read.trace.events import is_step
-from instrument.read.views.untrained import change_of
 
 # Waiting for data
 
@@ -515,8 +515,7 @@ def called(start: float, lasts: float, name: str = "Net") -> list[Event]:
 
 # Work that does not train
 
-SAVED = frame("torch/serialization.py(900): save", 550, 300)
-MAIN = frame("train.py(3): main", 0, 4000)
+SAVED = annotation("save_checkpoint", 550, 300)
 IN_EVAL_MODE = {"eval_calls": {"Net": 8}}
 NO_TRAINING = {
     "a validation in each step": Case(
@@ -535,22 +534,6 @@ NO_TRAINING = {
     ),
     "a checkpoint in one step": Case(
         "not-training", training_and(annotation("log_metrics", 500, 400), of=(2,))
-    ),
-    "torch.save": Case("not-training", [*training_and(SAVED, span("aten::clone", 600, 20)), MAIN]),
-    "a function that validates": Case(
-        "not-training",
-        [*training_and(frame("train.py(9): evaluate", 490, 410), *of_validation()), MAIN],
-    ),
-    "a function that logs": Case(
-        "not-training",
-        [
-            *training_and(
-                frame("train.py(12): report", 490, 410),
-                frame("logging/__init__.py(1500): info", 495, 400),
-                frame("logging/__init__.py(1600): _log", 500, 390),
-            ),
-            MAIN,
-        ],
     ),
     "a range, the function that it calls, and what this calls in eval mode": Case(
         "not-training",
@@ -585,9 +568,6 @@ ALL_TRAINING = {
     "a short validation": Case("not-training", training_and(annotation("validation", 500, 90))),
     "a validation around training": Case(
         "not-training", training_and(annotation("eval_and_train", 0, 900))
-    ),
-    "a function around training": Case(
-        "not-training", [*training_and(frame("train.py(9): eval_and_train", 0, 900)), MAIN]
     ),
     "a module with such a name": Case(
         "not-training",

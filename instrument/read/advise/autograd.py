@@ -12,7 +12,13 @@ from instrument.base.units import percent
 from instrument.read.advise.check import LEAST_SAVING, RECORD_AGAIN, Check, NotRecorded, Problem
 from instrument.read.advise.evidence import in_steps, share_with_device
 from instrument.read.facts.autograd import is_backward
-from instrument.read.facts.graph_nodes import makers, ran, ranges_around, wasteful_ranges
+from instrument.read.facts.graph_nodes import (
+    makers,
+    ran,
+    ranges_around,
+    training_ranges,
+    wasteful_ranges,
+)
 from instrument.read.facts.groupby import distinct, groupby, isin
 from instrument.read.facts.places import common_place
 from instrument.read.trace.capture_json import Owner
@@ -20,7 +26,6 @@ from instrument.read.trace.events import OPERATOR, Flags, Ints
 from instrument.read.views.coverage_rows import JOINED
 from instrument.read.views.gradients import UnusedGradients
 from instrument.read.views.gradients import unused_gradients as unused_gradients_of
-from instrument.read.views.untrained import trains
 from instrument.read.views.views import TRAIN, Views
 
 if TYPE_CHECKING:
@@ -165,7 +170,7 @@ def frozen_modules(capture: Views) -> Iterator[Problem]:
         if each.optimizer is not None or each.changed or each.is_copy or each.differentiates:
             continue
         of_name = np.array([name == other for other in scopes.paths.names], np.bool_)
-        calls = scopes.ranges.outermost(of_name[scopes.opened]) & ~trains(capture)
+        calls = scopes.ranges.outermost(of_name[scopes.opened]) & ~training_ranges(capture.links)
         events = scopes.ranges.index[calls]
 
         def without(whatif: Scenario, events: Ints = events) -> Scenario:

@@ -63,7 +63,6 @@ from instrument.read.advise.operators import (
     LAYOUT_AND_CASTS,
     TENSOR_CORES,
 )
-from instrument.read.advise.python import NOT_TRAINING
 from instrument.read.advise.recording import FIRST_STEP, LEAST_EXCESS, RECORDING_OVERHEAD
 from instrument.read.advise.samples import BUSY_THREAD, GROWTH, WAITING, WORKER_START
 from instrument.read.advise.settings import DEFAULT, Settings
@@ -73,6 +72,7 @@ from instrument.read.advise.slow import (
     IN_PIECES,
     OPTIMIZER_NOT_FUSED,
 )
+from instrument.read.advise.untrained import NOT_TRAINING
 from instrument.read.advise.waits import (
     BLOCKING_COPIES,
     DEVICE_IDLE,

@@ -70,3 +70,13 @@ def wasteful_ranges(links: Links, made: Ints) -> Flags:
     is_known = np.zeros(len(scopes.paths.names), np.bool_)
     is_known[scopes.opened[found & (at >= 0) & (at < len(links.steps) - 1)]] = True
     return found & is_known[scopes.opened] & (at >= 0)
+
+
+def training_ranges(links: Links) -> Flags:
+    """A mask of the ranges in which an operator made a node that a backward of the window ran."""
+    made, ranges = makers(links), links.scopes.ranges
+    around = ranges_around(links, made[has_run(links, made)])
+    found: Flags = (
+        ranges.with_descendants(np.bincount(around[around >= 0], minlength=len(ranges))) > 0
+    )
+    return found
