@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from builders import Event, annotation, call, in_steps, kernel, made, node, span
+from builders import Event, annotation, call, in_steps, kernel, span
 
 from findings.by_hand import Case
 
@@ -74,26 +74,6 @@ NORMALISED = (
 )
 
 
-def attention(*shapes: list[int], draws: bool = False) -> list[Event]:
-    """Three steps of 5 ms, each with attention that torch computes by separate operators, and its backward."""
-    events = []
-    for k in range(3):
-        start = 5000.0 * k
-        name = "aten::_scaled_dot_product_attention_math"
-        events += [
-            *({**each, "ts": start} for each in in_steps(1, 5000)),
-            span(name, start, 1000, Input_Dims=[*shapes]),
-            made("aten::softmax", start + 300, 200, k + 1),
-            node("SoftmaxBackward0", start + 2000, 1000, k + 1),
-        ]
-        if draws:
-            events.append(span("aten::bernoulli_", start + 600, 100))
-    steps = [event for event in events if event["cat"] == "user_annotation"]
-    for number, event in enumerate(steps):
-        event["name"] = f"ProfilerStep#{number}"
-    return events
-
-
 # The kernels keep the device busy for the whole step, and the CPU waits for them.
 BUSY = [
     each
@@ -104,7 +84,6 @@ BUSY = [
         call("cudaStreamSynchronize", 5000 * k + 4905, 92),
     )
 ]
-SAME, THREE, WIDER = [4, 4, 256, 16], [16, 256, 16], [4, 4, 256, 32]
 FOUND = {
     "checks of values": Case("in-pieces", chain(*CHECKED)),
     "checks of values, without shapes": Case("in-pieces", without_shapes(chain(*CHECKED))),
@@ -127,35 +106,11 @@ FOUND = {
         chain(("aten::mul", [[512, 1, 64], [1, 512, 64]]), ("aten::sum", [PAIRS, [], [], []])),
     ),
     "a normalisation": Case("in-pieces", chain(*NORMALISED)),
-    "a normalisation by a mean of squares": Case(
-        "in-pieces",
-        chain(
-            ("aten::mean", [MANY, []]),
-            ("aten::sub", [MANY, [256, 1]]),
-            ("aten::pow", [MANY, []]),
-            ("aten::mean", [MANY, []]),
-            ("aten::rsqrt", [[256, 1]]),
-            ("aten::mul", [MANY, [256, 1]]),
-        ),
-    ),
-    "GELU": Case(
-        "in-pieces",
-        chain(
-            ("aten::pow", [MANY, []]),
-            ("aten::mul", [MANY, []]),
-            ("aten::add", [MANY, MANY, []]),
-            ("aten::tanh", [MANY]),
-            ("aten::add", [MANY, []]),
-            ("aten::mul", [MANY, MANY]),
-        ),
-    ),
     "einsum from left to right": Case("einsum-order", contracted(CHAIN, *LEFT_TO_RIGHT)),
     "convolutions of one channel": Case("channel-by-channel", convolved(KERNEL, 16, PLANE)),
     "a module for each channel": Case(
         "channel-by-channel", convolved(KERNEL, 16, PLANE, ranges=16)
     ),
-    "attention with 3 dimensions": Case("attention-not-fused", attention(THREE, THREE, THREE)),
-    "attention with a wider value": Case("attention-not-fused", attention(SAME, SAME, WIDER)),
 }
 NOT_FOUND = {
     "a check of values that is short": Case("in-pieces", chain(*CHECKED, each_us=4, apart_us=5)),
@@ -214,10 +169,6 @@ NOT_FOUND = {
     "a filter of gray images in two forwards": Case(
         "channel-by-channel", convolved(KERNEL, 14, PLANE, ranges=2)
     ),
-    "attention with dropout": Case(
-        "attention-not-fused", attention(THREE, THREE, THREE, draws=True)
-    ),
-    "attention of unknown reason": Case("attention-not-fused", attention(SAME, SAME, SAME)),
     "checks on a busy device": Case("in-pieces", [*chain(*CHECKED), *BUSY]),
 }
 UNKNOWN = {

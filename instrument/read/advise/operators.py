@@ -76,9 +76,6 @@ _KERNELS = {
     "hip": _ON_GPU,
     "cpu": _Kernel(frozenset({"float", "double"}), dropout=False, least_keys=128),
 }
-# Measured on this CPU: with their backward, the fused kernel needs 15 to 110 % of the time of the
-# separate operators, products included.
-_OF_SEPARATE = 0.6, 1.0, 0.2
 _LEAST_LAYOUT, _LEAST_COPIES = 0.05, 0.1
 # An operator is named if it makes copies of at least this share of their cost.
 _MOSTLY = 0.5
@@ -123,7 +120,6 @@ def attention_not_fused(capture: Views) -> Iterator[Problem]:
         return
     softmax, between = _attention(capture, _KERNELS[kind])
     on_cpu, unclear = kind == "cpu", None
-    yield from _separate(capture, _KERNELS[kind])
     if not len(softmax):
         return
     events = tree.index[np.append(between, backward_of(capture, between)[0])]
@@ -140,43 +136,6 @@ def attention_not_fused(capture: Views) -> Iterator[Problem]:
         evidence=evidence_by_cost(capture, tree.index[between]),
         unclear=unclear,
     )
-
-
-def _separate(capture: Views, kernel: _Kernel) -> Iterator[Problem]:
-    """Find calls of scaled_dot_product_attention whose shapes no fused kernel takes."""
-    events, tree, steps = capture.events, capture.links.call_tree, capture.links.counted_steps
-    called = events.named("aten::_scaled_dot_product_attention_math".__eq__)[tree.index]
-    draws = events.named(lambda name: _DRAWS.search(name) is not None)[tree.index]
-    called &= kernel.dropout | (tree.with_descendants(draws.astype(np.int64)) == 0)
-    nodes = np.flatnonzero(called & (steps.holds(tree.start_ns) >= 0))
-    reasons = [_reason(input_shapes(events, event)[:3]) for event in tree.index[nodes].tolist()]
-    for reason in {*filter(None, reasons)}:
-        chosen = nodes[[each == reason for each in reasons]]
-        blamed = tree.index[np.append(chosen, backward_of(capture, chosen)[0])]
-        yield Problem(
-            f"attention that torch computes by separate operators, because {reason}",
-            blamed,
-            cost_share(capture, blamed),
-            edit=lambda whatif, of=blamed: whatif.scale_events(  # type: ignore[misc]
-                of, by=_OF_SEPARATE[0], bounds=_OF_SEPARATE[1:]
-            ),
-            variant=reason,
-            change="Reshape or expand the inputs of scaled_dot_product_attention: [batch, heads, "
-            "length, width], with the same batch, heads and width for query, key and value.",
-        )
-
-
-def _reason(shapes: list[list[int] | None]) -> str:
-    """Why no fused kernel takes inputs of these shapes; "" if they do not say it."""
-    known = [each for each in shapes if each]
-    if len(known) < 3:
-        return ""
-    if any(len(each) != 4 for each in known):
-        return "the inputs do not have 4 dimensions"
-    if len({each[-1] for each in known}) > 1:
-        return "query, key and value differ in width"
-    differ = len({(*each[:2],) for each in known}) > 1
-    return "query, key and value differ in batch or heads" if differ else ""
 
 
 ATTENTION_NOT_FUSED = Check(

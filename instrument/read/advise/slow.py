@@ -274,25 +274,13 @@ _PIECES = (
         (0.5, 0.75, 0.25),
         between="add|clamp|clamp_min|clip",
     ),
-    *(
-        _Pieces(
-            ("mean", *second, "div|mul"),
-            "normalises tensors by separate operators: mean, variance, division",
-            "torch.nn.functional.layer_norm, group_norm or batch_norm, by the dimensions of the "
-            "mean.",
-            (0.1, 0.3, 0.01),
-            bool,
-            between="sub|add|sqrt|rsqrt|clamp",
-        )
-        for second in (("var|std",), ("sub", "pow|square", "mean"))
-    ),
     _Pieces(
-        ("pow", "tanh", "mul"),
-        "computes GELU by separate operators",
-        "torch.nn.functional.gelu(x, approximate='tanh').",
-        (0.35, 0.5, 0.1),
+        ("mean", "var|std", "div|mul"),
+        "normalises tensors by separate operators: mean, variance, division",
+        "torch.nn.functional.layer_norm, group_norm or batch_norm, by the dimensions of the mean.",
+        (0.1, 0.3, 0.01),
         bool,
-        between="add|mul",
+        between="sub|add|sqrt|rsqrt|clamp",
     ),
     _Pieces(
         ("sub|rsub", "sum|mean|norm|linalg_vector_norm"),
