@@ -91,19 +91,6 @@ class Moment(NamedTuple):
     detail: bool = False
 
 
-class Mark(NamedTuple):
-    """The state of the process at a moment: times since the start of the sampler, and its memory.
-
-    The memory is that in RAM, in bytes; 0 where the system hides it.
-    """
-
-    elapsed_ns: int
-    process_cpu_ns: int
-    steps_cpu_ns: int  # of the thread of the steps
-    steps_queued_ns: int  # in which this thread was ready to run, but had no CPU
-    memory_bytes: int
-
-
 class LineSampler:
     """Samples the stacks of a run's threads, and writes them into one file of the run.
 
@@ -143,7 +130,7 @@ class LineSampler:
         self._has_steps = False  # a worker of a loader has none
         # of both, those since this step began: after the last step, the run is no step's
         self._since: tuple[Counts, Counts] = ({}, {})
-        self._marks: list[Mark] = []  # at the start of each part
+        self._marks: list[tuple[int, ...]] = []  # at the start of each part
         self._cpu_clock = None
         with suppress(AttributeError, OSError):  # not on this system
             self._cpu_clock = time.pthread_getcpuclockid(self._thread)
@@ -304,11 +291,16 @@ class LineSampler:
         is_operators = cause == "thread" and int(arguments[0], 16) & 0x7F == _FUTEX_WAIT
         return "operator" if is_operators else cause or "other"
 
-    def _mark(self) -> Mark:
+    def _mark(self) -> tuple[int, ...]:
+        """The time since the start of the sampler, and the state of the process then.
+
+        They are the CPU time of the process, that of the thread of the steps, the time in which
+        this was ready to run but had no CPU, and the memory in RAM; 0 where the system hides it.
+        """
         elapsed_ns = self._clock_ns() - self._began_ns
         (_, queued_ns), pages = _proc(f"{self._task}/schedstat")[:2] or (0, 0), _proc("self/statm")
         memory_bytes = pages[1] * os.sysconf("SC_PAGE_SIZE") if pages else 0
-        return Mark(elapsed_ns, time.process_time_ns(), self._cpu_ns(), queued_ns, memory_bytes)
+        return elapsed_ns, time.process_time_ns(), self._cpu_ns(), queued_ns, memory_bytes
 
     def _cpu_ns(self) -> int:
         """The CPU time of the thread of the steps; 0 if it is unknown, or if the thread ended."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -37,53 +37,45 @@ OBSERVED = Need(
     "the values of tensors were not observed",
     "record with profiler.detail=2, without torch.compile",
 )
-_TITLE = "{share} of the {step} {what}"
 _LONGEST_NAME = 40
 _LEAST_PADDING, _MOST_INDEXED = 0.3, 0.2
 # Of shorter operators, most of the time does not depend on the size of the inputs.
 _LEAST_SCALED_NS = 20_000
 _FUSED, _PRODUCTS = "scaled_dot_product", ("aten::bmm", "aten::baddbmm", "aten::matmul")
 _DENSE = "aten::embedding_dense_backward"
-
-
-class _Kind(NamedTuple):
-    """What calls of a kind do, and what to write instead."""
-
-    does: str
-    change: str
-
-
+# What calls of a kind do, and what to write instead.
+_Kind: TypeAlias = tuple[str, str]
 _REPEATED = {
-    "each step": _Kind(
+    "each step": (
         "computes the same as in the step before",
         "Compute it once, before the loop, and keep the result: what it reads is the same in each "
         "step. A mask or table of several sizes: functools.cache by the size.",
     ),
-    "twice": _Kind(
+    "twice": (
         "computes again what the same step has already computed from the same inputs",
         "Keep the first result and use it again.",
     ),
 }
 _COPIES = {
-    "grows": _Kind(
+    "grows": (
         "copies again what it copied before, to append to it or to change a part of it",
         "Append to a list and join it once when it is needed, or make a tensor of the full size "
         "once and write each new part into it: buffer[n : n + len(new)] = new, or index_copy_ "
         "instead of index_copy.",
     ),
-    "parameters": _Kind(
+    "parameters": (
         "copies the parameters of a model",
         "Copy them only in the steps that need the copy, such as those with a better result. To "
         "average them, update one copy in place: torch._foreach_lerp_(copies, parameters, weight).",
     ),
 }
 _UNUSED = {
-    "unused": _Kind(
+    "unused": (
         "orders all of a tensor, of which a small part is used",
         "Make only that part: torch.randint(n, (k,)) instead of torch.randperm(n)[:k], where "
         "repetitions do no harm; torch.topk(x, k), min or max instead of a sort.",
     ),
-    "one-hot": _Kind(
+    "one-hot": (
         "makes and multiplies rows of zeros with a single one",
         "Index instead: weight[ids] or torch.nn.functional.embedding(ids, weight) for a product "
         "with a matrix, gather for a sum, and the class numbers themselves in cross_entropy.",
@@ -134,7 +126,7 @@ def _calls(capture: Views, detail: Views, repair: Repair) -> tuple[Ints, float]:
 
 
 def _repair(capture: Views, kind: _Kind, repair: Repair, calls: Ints, kept: float) -> Problem:
-    events, steps = capture.events, capture.links.counted_steps
+    (does, change), events, steps = kind, capture.events, capture.links.counted_steps
     every = np.concatenate([calls, _backward(capture, calls)])
     start_ns, end_ns = gaps = _gaps(capture, calls)
     thread = thread_of_steps(capture.links)
@@ -145,14 +137,14 @@ def _repair(capture: Views, kind: _Kind, repair: Repair, calls: Ints, kept: floa
 
     names = [shortened(each, _LONGEST_NAME) for each in repair.functions[:3]]
     return Problem(
-        f"{kind.does}: {', '.join(names)}",
+        f"{does}: {', '.join(names)}",
         every,
         steps.covered(
             np.append(events.start_ns[every], start_ns), np.append(events.end_ns[every], end_ns)
         ),
         edit=edit,
         place=(common_place(capture, calls)[0], repair.source),
-        change=kind.change,
+        change=change,
         variant=repair.kind,
     )
 
@@ -338,13 +330,12 @@ def _check(find: Callable[[Views], Iterator[Problem]], **texts: str) -> Check:
         least_saving=0.02,
         needs=(OBSERVED,),
         coverage=(CPU_IN_STEPS,),
-        **texts,  # type: ignore[arg-type]
+        **({"title": "{share} of the {step} {what}"} | texts),  # type: ignore[arg-type]
     )
 
 
-REPEATED_WORK = _check(repeated_work, title=_TITLE)
-NEEDLESS_COPIES = _check(needless_copies, title=_TITLE)
-UNUSED_RESULTS = _check(unused_results, title=_TITLE)
+REPEATED_WORK, NEEDLESS_COPIES = _check(repeated_work), _check(needless_copies)
+UNUSED_RESULTS = _check(unused_results)
 PADDING = _check(
     padding,
     title="{what}; {share} of the {step} works on all of them",
