@@ -309,7 +309,6 @@ class LineSampler:
         return 0
 
     def _part(self, moment: Moment) -> int:
-        """The part of the run to which a sample belongs."""
         elapsed = self._clock_ns() - self._began_ns
         while elapsed >= _MOST_PARTS * self._part_ns:
             self._part_ns *= 2
@@ -328,7 +327,6 @@ class LineSampler:
         return part
 
     def _number(self, frame: FrameType | None) -> int:
-        """The number of the stack of a frame."""
         codes, instructions = list[CodeType](), list[int]()
         while frame is not None and len(codes) < _MOST_FRAMES:
             codes.append(frame.f_code)

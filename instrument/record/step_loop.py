@@ -813,7 +813,6 @@ class StepLoop:
     def _save_detail(
         self, recorded: RecordedWindow, window: OpenWindow, detail: Detail, reason: str | None
     ) -> None:
-        """Write the trace of a detail window into the folder of its window."""
         seen, first = detail.end(), detail.planned.first
         steps = min(window.counter.step_number, (detail.planned.last or first) + 1) - first
         if steps < 1 or (reason or "").startswith(_PROCESS_ENDS):

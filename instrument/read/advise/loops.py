@@ -147,7 +147,6 @@ def _loops(capture: Views) -> tuple[Ints, Ints, Ints, Ints, Ints]:
 
 
 def _layers(capture: Views) -> Flags:
-    """A mask of the nodes that may use weights."""
     is_layer = capture.events.named(lambda name: _LAYER.match(name) is not None)
     found: Flags = is_layer[capture.links.call_tree.index]
     return found

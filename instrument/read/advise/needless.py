@@ -99,8 +99,8 @@ def _of_window(
 
 def _repairs(capture: Views, kinds: dict[str, _Kind]) -> Iterator[Problem]:
     """Find the calls that the detail window observed to do needless work of some kinds."""
-    observed, detail = _observed(capture), capture.detail
-    for repair in () if observed is None else observed.repairs:
+    observed, detail = _observed(capture) or Observed(), capture.detail
+    for repair in observed.repairs:
         if repair.kind in kinds and detail is not None:
             calls, kept = _calls(capture, detail, repair)
             if len(calls):
@@ -180,14 +180,9 @@ def padding(capture: Views) -> Iterator[Problem]:
     The time of most of them follows the length of the rows, that of attention its square. Rows that
     are all shorter than their padding are cut; else rows of similar length are put together.
     """
-    observed = _observed(capture)
+    observed = _observed(capture) or Observed()
     for is_loss in (False, True):
-        rows = [
-            each
-            for each in (() if observed is None else observed.padding)
-            if (each.classes > 0) == is_loss
-        ]
-        if rows:
+        if rows := [each for each in observed.padding if (each.classes > 0) == is_loss]:
             # of those that agree, a mask tells more than equal numbers
             first = max(rows, key=lambda each: (each.valid / each.rows / each.length, each.what))
             yield from _padding(capture, [each for each in rows if each.what == first.what])
@@ -196,10 +191,8 @@ def padding(capture: Views) -> Iterator[Problem]:
 def _padding(capture: Views, rows: list[Padding]) -> Iterator[Problem]:
     detail, first = capture.detail, rows[0]
     cells = sum(each.rows * each.length for each in rows)
-    valid, cut = (
-        sum(each.valid for each in rows) / cells,
-        sum(each.to_longest for each in rows) / cells,
-    )
+    valid = sum(each.valid for each in rows) / cells
+    cut = sum(each.to_longest for each in rows) / cells
     if detail is None or valid > 1 - _LEAST_PADDING:
         return
     is_cut = 1 - cut > (1 - valid) / 2
@@ -280,12 +273,8 @@ _SELECT = (
 
 def dense_gradients(capture: Views) -> Iterator[Problem]:
     """Find tables of embeddings of which a step indexes few rows, but has gradients for all."""
-    observed, events = _observed(capture), capture.events
-    tables = [
-        each
-        for each in (() if observed is None else observed.embeddings)
-        if each.indexed <= _MOST_INDEXED * each.rows
-    ]
+    observed, events = _observed(capture) or Observed(), capture.events
+    tables = [e for e in observed.embeddings if e.indexed <= _MOST_INDEXED * e.rows]
     dense = in_steps(capture, np.flatnonzero(events.named(_DENSE.__eq__)))
     if not tables or not len(dense):
         return

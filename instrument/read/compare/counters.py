@@ -232,7 +232,6 @@ class Occurred:
         return self._outermost(self._dispatched)
 
     def _outermost(self, chosen: Flags) -> Ints:
-        """Of the chosen events, those that are inside no other chosen event."""
         tree = self.links.call_tree
         found: Ints = tree.index[tree.outermost(chosen[tree.index])]
         return found
@@ -276,7 +275,6 @@ class Occurred:
         return np.flatnonzero(records(events) & is_recorded)
 
     def _kinds(self, collectives: Ints) -> pl.Series:
-        """The kind of each collective, such as "all_reduce"."""
         events = self.events
         recorded = [*(each.collective for each in events.details), None]
         details, names = events.detail[collectives].tolist(), events.name[collectives].tolist()

@@ -380,7 +380,6 @@ def _in_window(condition: Condition, window: Window) -> Count | None:
 
 
 def _above(path: str) -> list[str]:
-    """The paths of the ranges around a range."""
     return [path[:at] for at, letter in enumerate(path) if letter == "/"]
 
 

@@ -195,6 +195,5 @@ def _ends(places: list[str], most: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _median(values: Any) -> Any:
-    """The median of the known values in each column."""
     known, ordered, at = (~np.isnan(values)).sum(0), np.sort(values, 0), range(values.shape[1])
     return (ordered[(known - 1) // 2, at] + ordered[known // 2, at]) / 2

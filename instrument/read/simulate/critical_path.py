@@ -76,7 +76,6 @@ def critical_path(model: Model, costs: Costs) -> Table:
 
 
 def _step_ends(model: Model, times: Ints) -> list[int]:
-    """The moment at which each step ends; see `Model.ends_ns`."""
     moments, first = model.step_ends
     ends = list[int]()
     for of_step in np.split(moments, first[1:]):

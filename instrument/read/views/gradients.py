@@ -184,16 +184,15 @@ def _saved(capture: Views, run: _Run, unused: set[int], owners: list[Owner]) -> 
     for k in unused:
         whole |= (run.of == k) & (not owners[k].differentiates)
     ending = {int(k) for k in run.of[end & run.is_sum]}
-    if all(_takes_all(owners[k], int((run.gradients(k) & end).sum())) for k in ending):
+    if all(
+        not owners[k].differentiates or (run.gradients(k) & end).sum() == owners[k].gradients
+        for k in ending
+    ):
         whole |= end
     sums, transposes = run.is_sum & is_unused, capture.events.named(_TRANSPOSE.__eq__)[run.event]
     sums[:-1] |= sums[1:] & is_unused[:-1] & transposes[:-1]  # the transposed gradient of a weight
     parts, half = _of_weights(capture, run.event[is_unused & ~whole & ~sums])
     return np.concatenate([run.event[whole | sums], parts]), half
-
-
-def _takes_all(owner: Owner, gradients: int) -> bool:
-    return not owner.differentiates or gradients == owner.gradients
 
 
 def _of_weights(capture: Views, nodes: Ints) -> tuple[Ints, Ints]:

@@ -145,7 +145,6 @@ def triggers_alone(schedule: Schedule) -> bool:
 
 
 def _window_option(schedule: Schedule) -> str | None:
-    """The name of the first option in `_WINDOW_OPTIONS` that is given; None if none is given."""
     return next((name for name in _WINDOW_OPTIONS if getattr(schedule, name) is not None), None)
 
 

@@ -100,7 +100,6 @@ def _facts(capture: Views, found: Summary, diagnosis: Diagnosis) -> Iterator[dic
 
 
 def _which(found: Summary) -> str:
-    """Return which steps count, for a sentence."""
     first, *_, last = found.numbers
     return f"steps {first}–{last}"
 
