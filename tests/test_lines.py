@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import json
 import sys
 import time
@@ -466,6 +467,20 @@ def test_a_debugger_and_compiled_code_are_left_alone(monkeypatch: pytest.MonkeyP
         assert trace_lines([], bool) is None
         assert sys.gettrace() is debugger
     finally:
+        sys.settrace(None)
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_a_debugger_that_begins_meanwhile_keeps_its_frames() -> None:
+    end = trace_lines([], lambda file: Path(file).name == HERE)
+    debugger = bdb.Bdb()
+    try:
+        debugger.set_trace()
+        assert end is not None
+        end()
+        assert sys._getframe().f_trace == debugger.trace_dispatch
+    finally:
+        debugger.set_quit()
         sys.settrace(None)
 
 

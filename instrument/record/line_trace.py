@@ -38,7 +38,8 @@ def trace_lines(
             is_over = True
             noted.append((time.time_ns(), None, 0))
             for each in traced:
-                each.f_trace = None
+                if each.f_trace is note:  # not of a debugger that has begun meanwhile
+                    each.f_trace = None
         if get_ident() == thread and sys.gettrace() is enter:
             sys.settrace(None)
 
