@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import signal
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -403,7 +405,7 @@ def test_errors_of_the_program_are_its_own() -> None:
 def test_an_error_of_the_observer_does_not_reach_the_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(observe, "_stack", lambda: 1 / 0)
+    monkeypatch.setattr(observe.Observer, "_stack", lambda _: 1 / 0)
     end = observe.observe()
     assert torch.ones(3).sum().item() == 3
     assert end() == {}
@@ -469,3 +471,122 @@ def test_modes_of_the_program_stay() -> None:
         assert torch._C._get_function_stack_at(0) is mode
         assert observe.observe() is dict
     assert torch._C._len_torch_function_stack() == 0
+
+
+def test_what_a_signal_handler_of_the_program_raises_goes_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class LateError(Exception):
+        pass
+
+    def late(*_: object) -> None:
+        raise LateError
+
+    before = signal.signal(signal.SIGUSR1, late)
+    end = observe.observe()
+    try:
+        monkeypatch.setattr(
+            observe.Observer, "_begin", lambda *_: signal.raise_signal(signal.SIGUSR1)
+        )
+        with pytest.raises(LateError):
+            torch.ones(3)
+    finally:
+        end()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_failed_observation_keeps_no_tensor_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = observe.observe()
+    monkeypatch.setattr(observe, "_padding", lambda *_: 1 / 0)
+    made = torch.ones(3)
+    kept = ref(made)
+    assert observe._observer is not None
+    assert "ZeroDivisionError" in (observe._observer.failure or "")
+    del made
+    assert kept() is None
+    assert end() == {}
+
+
+def test_an_error_at_the_end_does_not_reach_the_detail_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(observe.Observer, "end", lambda _: 1 / 0)
+    assert observe.observe()() == {}
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_a_class_of_tensors_sees_only_its_own_calls() -> None:
+    seen = list[str]()
+
+    class Tensor(torch.Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(function.__name__)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    tensor = torch.zeros(4).as_subclass(Tensor)  # type: ignore[arg-type]
+
+    def step() -> None:
+        seen.clear()
+        torch.add(tensor, 1)
+        assert seen == ["add"]
+
+    observed(step)
+
+
+def test_attention_in_eval_mode_is_not_observed() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    assert observe.observe() is dict  # torch would not compute it in its fast way
+    layer.train()
+    observed(lambda: layer(torch.ones(2, 3, 16)))
+
+
+def test_many_writes_into_a_tensor_take_no_memory_each() -> None:
+    filled, end = torch.zeros(1000), observe.observe()
+    for at in range(1000):
+        filled[at] = at
+    observer = observe._observer
+    assert observer is not None
+    assert sum(len(each.writers) for each in observer.calls) <= 2 * len(observer.calls)
+    end()
+
+
+def test_what_is_written_on_is_needed_unless_all_that_writes_is_repeated() -> None:
+    first, numbers = torch.ones(50, 50), iter(range(100))
+
+    def step() -> None:
+        changed = first.exp().view(-1)
+        changed.mul_(2)
+        changed.add_(next(numbers))
+        torch.randn(64, 8).sum()
+
+    assert not observed(step)["repairs"]
+
+
+def test_copies_of_many_tensors_take_notice_of_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    many, taken = {str(each): torch.zeros(2) for each in range(100)}, 0
+    value = observe.Observer._value
+
+    def counted(*args: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        return value(*args)
+
+    monkeypatch.setattr(observe.Observer, "_value", counted)
+    end = observe.observe()
+    copy.deepcopy(many)
+    end()
+    assert taken < 1000
+
+
+def test_the_innermost_lines_of_calls_are_those_of_their_stack() -> None:
+    end = observe.observe()
+    torch.ones(3)
+    torch.ones(3)
+    first, second = (each.stack for each in observe._observer.calls)  # type: ignore[union-attr]
+    end()
+    assert first[:-1] == second[:-1]
+    assert first[-1].code is second[-1].code
+    assert second[-1].number - first[-1].number == 1

@@ -28,7 +28,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from instrument.base.log import logger
+from instrument.base.signals import raised_by_handler
 from instrument.record.lines import _file
+from instrument.record.parameters import alive
 
 # Of more calls, nothing is said. A call takes 20 µs longer.
 _MOST_CALLS = 20_000
@@ -60,8 +62,17 @@ _REPEATED = ("each step", "twice")
 _PADDED = ("what", "step", "rows", "length", "valid", "to_longest", "classes")
 _TENSORS = torch.Tensor, torch.nn.Parameter
 
-# Codes and lines of the user's frames, the outermost first.
-Stack = tuple[tuple[CodeType, int], ...]
+
+@dataclass(slots=True, eq=False, frozen=True)
+class _Line:
+    """A line of a code; one object each, because the hash of a code is that of all its bytes."""
+
+    code: CodeType
+    number: int
+
+
+# The lines of the user's frames, the outermost first.
+Stack = tuple[_Line, ...]
 
 
 class _Unknown(Exception):  # noqa: N818
@@ -70,7 +81,7 @@ class _Unknown(Exception):  # noqa: N818
 
 @dataclass(slots=True, eq=False)
 class _Value:
-    """A tensor: its number, what it was made of, and the calls that wrote it.
+    """A tensor: its number, what it was made of, and the calls that made it, or wrote it last.
 
     In a later step, its number is that of `token` and of its content then.
     """
@@ -87,7 +98,7 @@ class _Value:
 
 @dataclass(slots=True)
 class _Call:
-    """A call; `writers` write into its result, `kept` is the share of it that a repair keeps."""
+    """A call; `writers` write next into its result, `kept` is its share that a repair keeps."""
 
     step: int
     stack: Stack
@@ -112,7 +123,8 @@ class Observer(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.failure: Exception | None = None
+        self.failure: str | None = None
+        self._lines: dict[tuple[int, int], _Line] = {}  # by code, and instruction or -number
         self.over, self.step, self.thread = False, 0, get_ident()
         self.calls: list[_Call] = []
         self._values: dict[int, _Value] = {}
@@ -145,9 +157,13 @@ class Observer(TorchFunctionMode):
     def _safely(self, act: Callable[..., Any], *args: Any) -> Any:
         """Call a function; its error ends the observation, and does not reach the program."""
         try:
-            return None if self.over else act(*args)
+            with torch._C.DisableTorchFunctionSubclass():  # the program's own see no attribute read
+                return None if self.over else act(*args)
         except Exception as error:
-            self.over, self.failure = True, error
+            if raised_by_handler(error):
+                raise
+            # not the error, whose traceback would keep the arguments alive
+            self.over, self.failure = True, repr(error)
 
     # The values.
 
@@ -162,6 +178,8 @@ class Observer(TorchFunctionMode):
             name = of
         self.over = len(self.calls) >= _MOST_CALLS
         inputs, is_pure = list[_Value](), not _is_random(function, name, args, kwargs)
+        if name == "__deepcopy__":  # its second argument holds all that is copied so far
+            args, is_pure = args[:1], False
         try:
             parts = self._number(args, inputs), self._number(kwargs, inputs)
             key = hash((name, parts, torch.is_autocast_enabled("cpu")))
@@ -173,8 +191,22 @@ class Observer(TorchFunctionMode):
         if name == "grad":
             made_of |= GRADIENT
         return _Call(
-            self.step, _stack(), name, key if is_pure else self._new(), made_of, is_pure
+            self.step, self._stack(), name, key if is_pure else self._new(), made_of, is_pure
         ), inputs
+
+    def _stack(self) -> Stack:
+        frame, found = sys._getframe(3), list[_Line]()
+        while frame is not None:
+            code = frame.f_code
+            if _file(code.co_filename)[0] == "user":
+                key = id(code), frame.f_lasti
+                if key not in self._lines:  # to ask for the number of a line takes 1 µs and more
+                    number = frame.f_lineno
+                    line = self._lines.setdefault((id(code), -number), _Line(code, number))
+                    self._lines[key] = line
+                found.append(self._lines[key])
+            frame = frame.f_back  # type: ignore[assignment]
+        return tuple(reversed(found))
 
     def _new(self) -> int:
         return -next(self._tokens)
@@ -281,7 +313,7 @@ class Observer(TorchFunctionMode):
                 self.calls[maker].writers.add(number)
             each.key = each.token = hash((each.key, call.key))
             each.version = _version(tensor)
-            each.made_of, each.makers = each.made_of | call.made_of, (*each.makers, number)
+            each.made_of, each.makers = each.made_of | call.made_of, (number,)
 
     # The problems.
 
@@ -339,8 +371,8 @@ class Observer(TorchFunctionMode):
     def end(self) -> dict[str, Any]:
         """What was seen, for `capture.json`; nothing unless all calls of two steps were seen."""
         is_whole, self.over = not self.over and self.step > 0 and bool(self.calls), True
-        if self.failure is not None:
-            logger.debug("The calls of a detail window are not observed: {!r}.", self.failure)
+        if self.failure:
+            logger.debug("The calls of a detail window are not observed: {}.", self.failure)
         if not is_whole:
             return {}
         self._find_repeated()
@@ -379,8 +411,9 @@ class Observer(TorchFunctionMode):
             if max(times) > 1 and times[call.step] > 1:
                 twice.add(number)
         for kind, same in zip(_REPEATED, (again, twice)):
-            while changed := {each for each in same if not self.calls[each].writers <= same}:
-                same -= changed
+            for number in sorted(same, reverse=True):  # a call is written into by later ones
+                if not self.calls[number].writers <= same:
+                    same.remove(number)
             seen = set[tuple[int, int]]()
             for call in map(self.calls.__getitem__, sorted(same)):
                 if not call.kind:
@@ -398,17 +431,20 @@ class Observer(TorchFunctionMode):
         # the lines of all calls are those of the loop
         loop = next((at for at, each in enumerate(zip(*stacks)) if len({*each}) > 1), sys.maxsize)
         spent_ns, found = Counter[tuple[str, Stack]](), defaultdict[Any, list[int]](list)
+        innermost_ns = Counter[tuple[str, Stack]]()
         for call in self.calls:
-            for depth in range(len(call.stack)):
-                for kind in {"", call.kind}:
-                    spent_ns[kind, call.stack[: depth + 1]] += call.spent_ns
+            for kind in {"", call.kind}:
+                innermost_ns[kind, call.stack] += call.spent_ns
+        for (kind, stack), took_ns in innermost_ns.items():
+            for depth in range(len(stack)):
+                spent_ns[kind, stack[: depth + 1]] += took_ns
         for number, call in enumerate(self.calls):
             if call.kind:
                 kind, stack = call.kind, call.stack
                 lines = (stack[: depth + 1] for depth in range(loop, len(stack)))
                 mostly = (e for e in lines if spent_ns[kind, e] >= _MOSTLY * spent_ns["", e])
                 place = next(mostly, ()) if kind in _REPEATED else stack
-                found[kind, place[-1] if place else stack and stack[-1][0]].append(number)
+                found[kind, place[-1] if place else stack and stack[-1].code].append(number)
         groups, whole_ns = [], sum(call.spent_ns for call in self.calls)
         for (kind, line), numbers in found.items():
             names, spans, saved_ns = Counter[str](), [], 0.0
@@ -424,7 +460,7 @@ class Observer(TorchFunctionMode):
                 longest = max(
                     (self.calls[each] for each in numbers), key=lambda each: each.spent_ns
                 )
-                source = _source((line,) if isinstance(line, tuple) and line else longest.stack)
+                source = _source((line,) if isinstance(line, _Line) else longest.stack)
                 functions = [name for name, _ in names.most_common(3)]
                 group = {"kind": kind, "source": source, "functions": functions, "spans": spans}
                 groups.append((saved_ns, group))
@@ -438,19 +474,26 @@ def observe() -> Callable[[], Mapping[str, Any]]:
     """Observe the calls of this thread until the returned function is called.
 
     Not where Dynamo compiles functions: it would compile them again for the observer. Nor below a
-    mode of the program, which could leave before the observer does.
+    mode of the program, which could leave before the observer does. Nor where attention is in eval
+    mode: below any mode, torch computes it in another way, with other results for padding.
     """
     global _observer
     dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
     compiles = dynamo is not None and len(getattr(dynamo, "cached_backends", ())) > 1
     if compiles or torch._C._len_torch_function_stack():
         return dict
+    if not all(each.training for each in alive(torch.nn.MultiheadAttention)):
+        return dict
     _observer = observer = Observer()
     observer.__enter__()  # type: ignore[no-untyped-call]
 
     def end() -> Mapping[str, Any]:
         leave()
-        return observer.end()
+        try:
+            return observer.end()
+        except Exception as error:  # the detail window, and what else it has seen, are saved
+            logger.debug("What a detail window has observed is lost: {!r}.", error)
+            return {}
 
     return end
 
@@ -495,19 +538,10 @@ def _is_eager() -> bool:
     )
 
 
-def _stack() -> Stack:
-    frame, found = sys._getframe(3), list[tuple[CodeType, int]]()
-    while frame is not None:
-        if _file(frame.f_code.co_filename)[0] == "user":
-            found.append((frame.f_code, frame.f_lineno))
-        frame = frame.f_back  # type: ignore[assignment]
-    return tuple(reversed(found))
-
-
 def _source(stack: Stack) -> str | None:
     """The innermost line and its function."""
-    for code, line in stack[-1:]:
-        return f"{_file(code.co_filename)[1]}:{line} in {code.co_qualname}"
+    for line in stack[-1:]:
+        return f"{_file(line.code.co_filename)[1]}:{line.number} in {line.code.co_qualname}"
     return None
 
 
