@@ -524,9 +524,9 @@ def test_a_class_of_tensors_sees_only_its_own_calls() -> None:
             cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             seen.append(function.__name__)
-            return super().__torch_function__(function, types, args, kwargs or {})
+            return super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
-    tensor = torch.zeros(4).as_subclass(Tensor)  # type: ignore[arg-type]
+    tensor = torch.zeros(4).as_subclass(Tensor)
 
     def step() -> None:
         seen.clear()
