@@ -57,8 +57,9 @@ _FETCH = "torch/utils/data/_utils/fetch.py"
 # so many samples. Workers that load for this part of their time are what the step waits for.
 _MOST_OF, _LEAST_OF_ITEMS, _LEAST_SAMPLES, _MOSTLY_BUSY = 0.4, 30, 100, 0.5
 _CHEAPER = (
-    "Make {} cheaper: do once, before the training or in __init__, what is the same for each item, "
-    "such as to open a file, and keep what each epoch computes again."
+    "Make {} cheaper: do once, before the training, what is the same for each item (open a file, "
+    "make an index) and what each epoch computes again, and work on whole arrays (np.stack, then "
+    "torch.from_numpy) instead of lists."
 )
 
 

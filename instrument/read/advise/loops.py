@@ -55,8 +55,11 @@ def loop(capture: Views) -> Iterator[Problem]:
         if share < LOOP.lowest:
             return
         names, of = groupby(events.name[tree.index[inner]])
-        largest = int(of.sum(tree.total_ns[inner]).argmax())
+        # What else stands between the rounds may be long, such as a call of a model.
+        total_ns = np.where(of.size >= _LEAST_ROUNDS, of.sum(tree.total_ns[inner]), 0)
+        largest = int(total_ns.argmax())
         is_range = events.categories[events.category[tree.index[inner[of.of == largest][0]]]]
+        is_range = is_range if total_ns[largest] else ""
         repeats = events.names[names[largest]] if is_range in ANNOTATION else None
         rounds = int(
             of.size[largest] if repeats else group_rows(tree.parent[inside]).min(times).sum()

@@ -297,8 +297,9 @@ def growth(capture: Views) -> Iterator[Problem]:
             share=share,
             place=(None, place),
             variant="time",
-            change="Do not go through all that the run has kept so far: keep a running sum or the "
-            "last values. If the batches are meant to grow, this is no problem.",
+            change="Look for what each step adds to: a list or table that is gone through again "
+            "(keep a running sum or the last values), or hooks and callbacks that are registered "
+            "again. If the batches are meant to grow, this is no problem.",
             saves=(share, share / 2, min(1.2 * share, 1)),
         )
     yield from _memory(capture, parts)

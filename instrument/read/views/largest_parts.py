@@ -107,7 +107,10 @@ def _place(line: HeavyLine) -> str:
 def largest_parts(capture: Views) -> str:
     """Return a sentence with at most three parts, and their shares of the steps; see `_parts`."""
     basis = "ranges on the device" if capture.work.duration_ns.any() else "parts"
-    texts = [f"{percent(share)} {text}" for share, text in _parts(capture)]
+    found = _parts(capture)
+    if capture.lines.where("thread IS NULL"):  # which say more than "no range"
+        found = [each for each in found if f" {_NO_RANGE}" not in each[1]]
+    texts = [f"{percent(share)} {text}" for share, text in found]
     return f"The largest {basis}: {', '.join(texts)}." if texts else ""
 
 

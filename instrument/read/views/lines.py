@@ -37,6 +37,8 @@ LINES: Schema = schema(
 )
 # The sentence on the lines has at most so many, each with at least this share.
 _MOST_ROWS, _LEAST_SHARE, _LONGEST_NAME = 3, 0.1, 44
+# Operators with a smaller share of the time of their line say nothing of it.
+_TRIVIAL = 0.2
 # Two standard errors.
 _Z = 1.96
 
@@ -87,7 +89,7 @@ def lines(capture: Views) -> Table:
             "high_share": [high for _, high in intervals],
             "library": [libraries[key].most_common(1)[0][0] for key in order],
             "operator": [
-                operators[text][0] if text in operators and not thread else None
+                next(iter(operators[text])) if text in operators and not thread else None
                 for text, (_, thread) in zip(texts, order)
             ],
             "with_backward_share": with_backward,
@@ -104,7 +106,8 @@ class HeavyLine(NamedTuple):
         share: the share of a step: `with_backward_share` of `LINES`, or `share` if that is unknown.
         low, high: the 95 % interval of the share.
         operators: the operators with the longest CPU time, without operators inside them, of those
-            that the line calls in the window; at most three.
+            that the line calls in the window; at most three. If they take little of the line's
+            time, the function of a library that it calls.
         is_backward_included: whether the share has some of the backward that these operators cause.
     """
 
@@ -132,25 +135,30 @@ def heaviest_lines(capture: Views) -> list[HeavyLine]:
         if row.with_backward_share is not None:
             share = row.with_backward_share
             interval = share_interval(share * samples, samples)
-        called, gains = tuple(operators.get(row.line, ())), share > row.share
+        least_ns = _TRIVIAL * row.share * capture.links.counted_steps.total_ns
+        named = [name for name, ns in operators.get(row.line, {}).items() if ns >= least_ns]
+        called, gains = tuple(named or filter(None, [row.library])), share > row.share
         function = row.function.rpartition(".<locals>.")[2]
         found.append(HeavyLine(row.line, function, share, *interval, called, gains))
     return sorted(found, key=lambda each: -each.share)
 
 
-def _called(capture: Views) -> tuple[dict[str, list[str]], dict[str, float]]:
+def _called(capture: Views) -> tuple[dict[str, dict[str, int]], dict[str, float]]:
     """For each line, its operators with the longest CPU time, and its share of the backward."""
 
-    def compute() -> tuple[dict[str, list[str]], dict[str, float]]:
+    def compute() -> tuple[dict[str, dict[str, int]], dict[str, float]]:
         rows = capture.rows("line", "name", "kind", "pass", "counted_own_ns")
         is_backward, ns = pl.col("pass").eq_missing("backward"), pl.sum("counted_own_ns")
         calls = rows.filter(~is_backward & (pl.col("kind") == "operator")).drop_nulls("line")
         order = calls.group_by("line", "name").agg(ns).sort("counted_own_ns", descending=True)
-        called = order.group_by("line").agg(pl.col("name").head(_MOST_ROWS))
+        called = defaultdict[str, dict[str, int]](dict)
+        for line, name, own_ns in order.iter_rows():
+            if len(called[line]) < _MOST_ROWS:
+                called[line][name] = own_ns
         backward = rows.filter(is_backward)
         whole_ns = max(backward["counted_own_ns"].sum(), 1)
         divided = backward.drop_nulls("line").group_by("line").agg(ns / whole_ns)
-        return dict(called.rows()), dict(divided.rows())
+        return called, dict(divided.rows())
 
     return capture.once("what lines call", compute)
 
