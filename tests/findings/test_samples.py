@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import SINGLE_PROCESS, WINDOW, WORKERS, Event, in_steps, span, write_capture
+from builders import (
+    SINGLE_PROCESS,
+    WINDOW,
+    WORKERS,
+    Event,
+    in_steps,
+    made,
+    node,
+    span,
+    write_capture,
+)
 
 from findings.by_hand import environment
 from instrument import Capture
@@ -62,6 +72,52 @@ def found(
     return [
         each for each in Capture.load(capture.folder or "").diagnose().findings if each.code == code
     ]
+
+
+# What does not train
+
+TRAINS = [
+    *BUSY,
+    *in_steps(4, 10_000, made("aten::mul", 100, 200, 1), node("MulBackward0", 400, 500, 1)),
+]
+SAVE = ("library", "torch/serialization.py", 943, "save")
+HISTOGRAM = ("library", "torch/utils/tensorboard/writer.py", 502, "SummaryWriter.add_histogram")
+
+
+@pytest.mark.parametrize(
+    ("stack", "what", "place"),
+    [
+        ([SAVE, ("user", "train.py", 7, "Keeper.put"), 20], "torch.save", "train.py:7 in Keeper.put"),
+        ([HISTOGRAM, ("user", "train.py", 9, "note"), 20], "SummaryWriter.add_histogram", "train.py:9 in note"),
+        ([("user", "train.py", 9, "evaluate"), 20], "evaluate", "train.py:20 in main"),
+        ([SAVE, ("user", "train.py", 9, "Run.validate"), 20], "Run.validate", "train.py:20 in main"),
+    ],
+)  # fmt: skip
+def test_what_a_run_does_beside_training_is_named_where_it_is_called(
+    tmp_path: Path, stack: list[Any], what: str, place: str
+) -> None:
+    rows = [(0, "", 600, [4]), (0, "", 400, stack)]
+    (each,) = found(tmp_path, rows, "beside-training", events=TRAINS)
+    assert each.title == f"40 % of the run goes to {what}, not to training"
+    assert each.source == place
+    assert each.saving is not None
+    assert each.saving.share == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "events"),
+    [
+        ([(0, "", 950, [SAVE, 7]), (0, "", 50, [4])], TRAINS),  # the program itself
+        ([(0, "", 950, [4]), (0, "", 50, [SAVE, 7])], TRAINS),  # seldom
+        ([(0, "", 600, [4]), (0, "", 400, [("user", "train.py", 9, "evaluate"), 20])], BUSY),
+        ([(0, "", 600, [4]), (0, "", 400, [("user", "model.py", 9, "Net.next_val"), 20])], TRAINS),
+        ([(0, "", 600, [4]), (0, "saves", 400, [SAVE, 7])], TRAINS),  # in another thread
+    ],
+)
+def test_what_trains_or_takes_little_is_not(
+    tmp_path: Path, rows: list[Any], events: list[Event]
+) -> None:
+    assert not found(tmp_path, rows, "beside-training", events=events)
 
 
 # Waits

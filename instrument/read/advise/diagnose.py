@@ -72,7 +72,7 @@ from instrument.read.advise.slow import (
     IN_PIECES,
     OPTIMIZER_NOT_FUSED,
 )
-from instrument.read.advise.untrained import NOT_TRAINING
+from instrument.read.advise.untrained import BESIDE_TRAINING, NOT_TRAINING
 from instrument.read.advise.waits import (
     BLOCKING_COPIES,
     DEVICE_IDLE,
@@ -134,6 +134,7 @@ CHECKS: tuple[Check, ...] = (
     FIRST_STEP,
     RECORDING_OVERHEAD,
     NOT_TRAINING,
+    BESIDE_TRAINING,
 )
 #: The checks that `diagnose` runs on the ranks of each window.
 RANKS_CHECKS: tuple[RanksCheck, ...] = (STRAGGLERS,)

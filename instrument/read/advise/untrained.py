@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from instrument.base.units import percent
-from instrument.read.advise.check import ONE_STEP, Check, Problem
+from instrument.read.advise.check import ONE_STEP, Check, NotApplicable, Problem
 from instrument.read.facts.graph_nodes import (
     makers,
     ran,
@@ -23,7 +24,9 @@ from instrument.read.facts.intervals import Intervals, concatenated, interval_at
 from instrument.read.facts.links import thread_of_steps
 from instrument.read.facts.step_index import step_at
 from instrument.read.trace.events import Flags, Ints, called_operators
+from instrument.read.trace.line_samples import LineSamples
 from instrument.read.views.coverage_rows import CPU_IN_STEPS
+from instrument.read.views.lines import share_interval
 from instrument.read.views.views import TRAIN, Views
 
 # A tenth of the training time is usual for a validation, so a smaller part does not count.
@@ -65,6 +68,21 @@ _KINDS = tuple(
         ),
     )
 )
+# Functions of libraries by their files and names, how a user calls them, and their kind.
+_LIBRARIES = tuple(
+    (re.compile(file), re.compile(function), call, _KINDS[kind][1])
+    for file, function, call, kind in (
+        (r"torch/serialization\.py", r"_?(save)", "torch.{}", 1),
+        (r"torch/distributed/checkpoint/\w+\.py", "(save)", "torch.distributed.checkpoint.{}", 1),
+        (r"safetensors/torch\.py", r"(save\w*)", "safetensors.torch.{}", 1),
+        (r"torch/utils/tensorboard/writer\.py", r"SummaryWriter\.(add_\w+)", "SummaryWriter.{}", 2),
+        (r"(?:wandb|mlflow)/.*", r"(?:\w+\.)*(log\w*)", "{}", 2),
+        (r"matplotlib/.*", r"(?:\w+\.)*(savefig)", "{}", 2),
+        (r"logging/__init__\.py", r"Logger\.(_log)", "logging", 2),
+    )
+)
+# There must be so many samples. A part with more of them is the program, not beside it.
+_LEAST_SAMPLES, _ALMOST_ALL = 100, 0.9
 # What to do about calls in eval mode; training may need their results, such as those of a rollout.
 _EVAL = (
     "Give one call more samples; call the model for validation less often, such as once in an "
@@ -138,6 +156,63 @@ NOT_TRAINING = Check(
     needs=(ONE_STEP,),
     coverage=(CPU_IN_STEPS,),
 )
+
+
+def beside_training(capture: Views) -> Iterator[Problem]:
+    """Find the functions by which a run validates, saves or logs, by the samples of its lines.
+
+    Raises:
+        NotApplicable: the run was not sampled, or it does not train.
+    """
+    found, whole = capture.line_samples, 0
+    if found is None or capture.phase != TRAIN or not len(ran(capture.links)):
+        raise NotApplicable
+    parts = Counter[tuple[str, str | None, str]]()
+    for _, phase, thread, stack, count in found.counts:
+        if phase == TRAIN and not thread:
+            whole += count
+            if (part := _beside(found, stack)) is not None:
+                parts[part] += count
+    if whole < _LEAST_SAMPLES:
+        raise NotApplicable
+    for (name, place, change), count in parts.most_common():
+        share, (low, high) = count / whole, share_interval(count, whole)
+        if share <= _ALMOST_ALL:
+            yield Problem(
+                name,
+                share=share,
+                place=(None, place),
+                variant=f"{name} {place}",
+                change=f"{change}.",
+                saves=(share, (low or 0.0) / 2, high or share),  # some of it stays
+            )
+
+
+BESIDE_TRAINING = Check(
+    "beside-training",
+    beside_training,
+    title="{share} of the run goes to {what}, not to training",
+    verify="--lines",
+    least_share=_LEAST_PART,
+    lowest=_LEAST_PART,
+)
+
+
+def _beside(found: LineSamples, stack: int) -> tuple[str, str | None, str] | None:
+    """The outermost function of a stack that does not train, where it is called, and a change."""
+    caller = None
+    for frame in reversed(found.stacks[stack]):
+        kind, _, _, function = found.frames[frame]
+        if kind == "user":
+            if caller is not None and (change := change_of(function.rpartition(".")[2])):
+                return function.rpartition(".<locals>.")[2], found.place_of(caller), change
+            caller = frame
+            continue
+        for file, name, call, change in _LIBRARIES:
+            if file.fullmatch(found.file(frame)) and (match := name.fullmatch(function)):
+                place = None if caller is None else found.place_of(caller)
+                return call.format(match.group(1)), place, change
+    return None
 
 
 def _named_ranges(capture: Views) -> Iterator[_Part]:
