@@ -780,7 +780,7 @@ def test_steps_outside_windows_are_timed_and_those_during_an_export_marked(
     assert (times[-1], len(times)) == (7, MOST_KEPT)
 
 
-@pytest.mark.parametrize(("share", "place"), [(0.4, 1), (0.3, 0)])
+@pytest.mark.parametrize(("share", "place"), [(0.4, 2), (0.3, 0)])
 def test_long_steps_come_first_only_if_nothing_costs_as_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, place: int
 ) -> None:

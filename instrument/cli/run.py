@@ -271,11 +271,14 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
     found = causes(seen.diagnosis)
     costs = [each.saving.share if each.saving else each.share or 0 for each in found]
     long = sorted(long_steps(times) if times and on_host else ())
+    is_busy = any(each.code == "busy-cpus" for each in seen.diagnosis.findings)
     for share, sentence, options in long:
-        said.insert(0 if share > max(costs, default=0) else 1, [*wrapped(sentence), options])
+        at = 0 if share > max(costs, default=0) else len(said)
+        said.insert(at, [*wrapped(sentence), options])
     window = shown.window.first_step or 0, shown.window.steps or 0
-    if times and on_host and not long and (unlike := unlike_window(times, *window)):
-        said.insert(1, [*wrapped(unlike[0]), unlike[1]])
+    is_alike = bool(long) or is_busy  # a busy machine is reason enough for steps that differ
+    if times and on_host and not is_alike and (unlike := unlike_window(times, *window)):
+        said.append([*wrapped(unlike[0]), unlike[1]])
     said += [wrapped(each) for each in below(seen.diagnosis)]
     lines = [line for each in said for line in ("", *each)]
     return [*lines, "", f"The report page is {target}."]

@@ -217,7 +217,7 @@ def test_what_takes_most_stands_behind_a_large_saving_and_before_a_small_one() -
     small = replace(none, findings=(_finding("A waits", 29),))
     assert verdict(small).startswith(f"{nothing} The largest saving: A waits; ")
     some, most = (replace(none, findings=(_finding("A waits", ns),)) for ns in (99, 108))
-    assert verdict(some).startswith(f"{STEP}{heaviest} {parts} A known cause of less: A waits; ")
+    assert verdict(some).startswith(f"{STEP}{heaviest} {parts} A cause of a part of it: A waits; ")
     assert verdict(most).startswith(f"{STEP}A waits; ")
     assert verdict(most).endswith(f"(11 % less). {heaviest} {parts}")
     unknown = replace(none, findings=(_finding("A waits", None, 0.3),))

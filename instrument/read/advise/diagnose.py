@@ -487,11 +487,11 @@ class Diagnosing:
         except Exception as error:
             whatif = None
             self.notes[f"No saving is known: {_failure('The simulation', error)}"] += 1
-        with self._noting("largest-parts", "The search for the largest parts"):
-            use = device_use(capture, lambda: whatif is not None and _is_cpu_the_limit(whatif))
-            now.sentences = use, largest_parts(capture)
         with self._noting("lines", "The search for the largest lines"):
             now.heaviest = heaviest(capture)
+        with self._noting("largest-parts", "The search for the largest parts"):
+            use = device_use(capture, lambda: whatif is not None and _is_cpu_the_limit(whatif))
+            now.sentences = use, largest_parts(capture, in_ranges=bool(now.heaviest.rows))
         with self._noting("near-peak", "The comparison with the peak"):
             now.near_peak = near_peak(capture)
         return whatif

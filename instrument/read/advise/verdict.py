@@ -67,7 +67,7 @@ def verdict(diagnosis: Diagnosis) -> str:
     if heaviest and not _is_proven(large[0]):
         return _joined(takes, use, heaviest, parts, f"Perhaps: {' '.join(first)}")
     if saving < _SURE and _MANY_TIMES * saving < diagnosis.heaviest_share:
-        return _joined(takes, use, heaviest, parts, f"A known cause of less: {' '.join(first)}")
+        return _joined(takes, use, heaviest, parts, f"A cause of a part of it: {' '.join(first)}")
     return _joined(takes, use, *first, heaviest, parts)
 
 

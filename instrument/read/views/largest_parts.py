@@ -104,11 +104,14 @@ def _place(line: HeavyLine) -> str:
     return f"{where}{f' ({names})' if names else ''}{with_backward}"
 
 
-def largest_parts(capture: Views) -> str:
-    """Return a sentence with at most three parts, and their shares of the steps; see `_parts`."""
+def largest_parts(capture: Views, *, in_ranges: bool = False) -> str:
+    """Return a sentence with at most three parts, and their shares of the steps; see `_parts`.
+
+    `in_ranges` leaves out the time in no range, of which lines say more.
+    """
     basis = "ranges on the device" if capture.work.duration_ns.any() else "parts"
     found = _parts(capture)
-    if capture.lines.where("thread IS NULL"):  # which say more than "no range"
+    if in_ranges:
         found = [each for each in found if f" {_NO_RANGE}" not in each[1]]
     texts = [f"{percent(share)} {text}" for share, text in found]
     return f"The largest {basis}: {', '.join(texts)}." if texts else ""

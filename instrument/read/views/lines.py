@@ -136,8 +136,9 @@ def heaviest_lines(capture: Views) -> list[HeavyLine]:
             share = row.with_backward_share
             interval = share_interval(share * samples, samples)
         least_ns = _TRIVIAL * row.share * capture.links.counted_steps.total_ns
+        library = (row.library or "").partition(" (")[0]
         named = [name for name, ns in operators.get(row.line, {}).items() if ns >= least_ns]
-        called, gains = tuple(named or filter(None, [row.library])), share > row.share
+        called, gains = tuple(named or filter(None, [library])), share > row.share
         function = row.function.rpartition(".<locals>.")[2]
         found.append(HeavyLine(row.line, function, share, *interval, called, gains))
     return sorted(found, key=lambda each: -each.share)
