@@ -199,7 +199,7 @@ def test_the_demo_lists_what_it_wrote_and_how_to_open_it(demo: Demo, tmp_path: P
     # what samples say of the run changes until its end
     printed, written = (
         re.sub(
-            r"[\d.]+ % ± \d+ of it is .*?nothing\. |Where the time goes[^\f]*",
+            r"[\d.]+ % ± \d+ of it is .*?nothing\.|Where the time goes[^\f]*",
             "",
             each.partition("Cost of recording: ")[0].replace("\n\n", "\f").replace("\n", " "),
             flags=re.DOTALL,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import os
 import random
 import subprocess
@@ -294,11 +293,6 @@ def evaluates_its_model() -> None:
         for _ in range(3):
             EVALUATED(_deep_input())
     EVALUATED.train()
-
-
-def saves_its_model() -> None:
-    trains()
-    torch.save(_deep(2).state_dict(), io.BytesIO())
 
 
 EVALUATED = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(10)))
@@ -749,13 +743,6 @@ TWINS = (
         trains_in_train_mode,
         "not-training",
         options={"model": EVALUATED},
-    ),
-    Twin(
-        "torch.save",
-        saves_its_model,
-        trains,
-        "not-training",
-        options={"with_stack": True},
     ),
     Twin("detect_anomaly", looks_for_anomalies, looks_for_none, "debug-modes"),
     Twin("a new shape in each step", compiles_again, compiles_once, "recompilation", steps=4),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+from instrument.base.errors import CaptureError
 from instrument.base.storage import is_url
 from instrument.read.views.views import Views
 
@@ -17,8 +19,10 @@ def private_words(capture: Views) -> Iterator[str]:
     dynamo = capture.about.dynamo  # its guards may hold values
     for guard in (None if dynamo is None else dynamo.failed_guards) or ():
         yield guard.partition(": ")[2]
-    if samples := capture.facts.samples():  # in a sentence, a name with spaces is not recognised
-        yield from {file for _, file, *_ in samples.frames if " " in file}
+    with suppress(CaptureError):  # a file that cannot be read is shown nowhere
+        samples = capture.line_samples
+        # in a sentence, a name with spaces is not recognised
+        yield from {file for _, file, *_ in (samples.frames if samples else ()) if " " in file}
     if capture.folder is None:
         yield capture.name
     if capture.place is not None:
