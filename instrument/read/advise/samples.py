@@ -84,6 +84,8 @@ def waiting(capture: Views) -> Iterator[Problem]:
     for _, its_phase, cause, stack, count in found.waits:
         if its_phase == phase and _is_wait(found, stack, cause):
             frame, library = found.blamed(stack)
+            if found.frames[frame][0] != "user":  # such as an import
+                continue
             causes[frame][cause if cause in _WAITS else "other", library] += count
             waits[stack] += count
     # where a call mostly waits, its other samples are of a thread that is to go on, but has no CPU
