@@ -87,7 +87,7 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
             staging.mkdir(parents=True)
         # Checked in the order of the states, so that a rename between two checks is noticed.
         later = (f".{capture}{_QUEUED}", f".{capture}{_BUSY}", capture)
-        if [each for each in later if os.path.lexists(output_dir / each)]:
+        if any(os.path.lexists(output_dir / each) for each in later):
             staging.rmdir()
             continue
         try:
