@@ -16,6 +16,7 @@ from instrument.read.facts.places import common_place
 from instrument.read.facts.scope import Scope, chosen_events
 from instrument.read.simulate.scenario import Edit, Scenario
 from instrument.read.trace.events import Ints, is_runtime
+from instrument.read.trace.line_samples import LineSamples
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ RECORD_AGAIN = "record with a session of this version of instrument"
 QUIET_CPUS = "record while no other program uses the CPUs"
 #: No change that saves a smaller share of the step is worth a finding, and no threshold is lower.
 LEAST_SAVING = 0.01
+_LEAST_SAMPLES = 100
 
 
 class NotRecorded(CaptureError):  # noqa: N818
@@ -47,6 +49,22 @@ class NotRecorded(CaptureError):  # noqa: N818
 
 class NotApplicable(Exception):  # noqa: N818
     """A check is not about captures of this kind: it is listed nowhere."""
+
+
+def samples_of_run(capture: Views, *, on_cpu: bool = False) -> tuple[LineSamples, int]:
+    """The samples of the run, and how many are of the thread of the steps in the capture's phase.
+
+    Raises:
+        NotApplicable: there are none, or too few; or with `on_cpu`, there is device work, beside
+            which a wait of the CPU may cost nothing.
+    """
+    found = capture.line_samples
+    if found is None or (on_cpu and len(capture.work.event)):
+        raise NotApplicable
+    whole = sum(count for *_, count in found.of_phase(capture.phase))
+    if whole < _LEAST_SAMPLES:
+        raise NotApplicable
+    return found, whole
 
 
 class Need(NamedTuple):

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from instrument.base.units import duration, percent, size
-from instrument.read.advise.check import Check, NotApplicable, Problem
+from instrument.read.advise.check import Check, Problem, samples_of_run
 from instrument.read.trace.line_samples import LineSamples
 from instrument.read.views.lines import share_interval
 from instrument.read.views.views import Views
 
-# There must be so many samples, and of a line so large a share with 95 % certainty.
-_LEAST_SAMPLES, _LEAST_SHARE = 100, 0.03
+# A line must have so large a share with 95 % certainty.
+_LEAST_SHARE = 0.03
 # Another thread is named if it used a CPU for this part of the run.
 _LEAST_USED = 0.1
 # What a thread does while it uses no CPU, and what to change.
@@ -45,26 +45,6 @@ _LEAST_MEMORY, _SOON_S, _HOUR_NS = 64 << 20, 600, 3600 * 10**9
 _DETAILED = 3
 
 
-def sampled(capture: Views, *, on_cpu: bool = False) -> LineSamples:
-    """The samples of the run.
-
-    Raises:
-        NotApplicable: there are none, or too few; or with `on_cpu`, there is device work, beside
-            which a wait of the CPU may cost nothing.
-    """
-    found = capture.line_samples
-    if on_cpu and len(capture.work.event):
-        raise NotApplicable
-    if found is None or samples_of(found, capture.phase) < _LEAST_SAMPLES:
-        raise NotApplicable
-    return found
-
-
-def samples_of(found: LineSamples, phase: str) -> int:
-    """The number of samples of the thread of the steps in a phase."""
-    return sum(each[4] for each in found.counts if each[1:3] == (phase, ""))
-
-
 def _is_wait(found: LineSamples, stack: int, cause: str) -> bool:
     """Whether a wait is the program's own, and not one of torch or a loader."""
     frames = found.stacks[stack]
@@ -74,13 +54,13 @@ def _is_wait(found: LineSamples, stack: int, cause: str) -> bool:
 
 def waiting(capture: Views) -> Iterator[Problem]:
     """Find the lines in which the thread of the steps uses no CPU: files, locks, sleeps."""
-    found, phase = sampled(capture, on_cpu=True), capture.phase
-    whole = samples_of(found, phase)
+    found, whole = samples_of_run(capture, on_cpu=True)
+    phase = capture.phase
     # by line: what it waits for, in which function of a library
     causes = defaultdict[int, Counter[tuple[str, str | None]]](Counter)
     every, waits = Counter[int](), Counter[int]()
-    for _, its_phase, thread, stack, count in found.counts:
-        every[stack] += count * (its_phase == phase and not thread)
+    for _, stack, count in found.of_phase(phase):
+        every[stack] += count
     for _, its_phase, cause, stack, count in found.waits:
         if its_phase == phase and _is_wait(found, stack, cause):
             frame, library = found.blamed(stack)
@@ -151,7 +131,7 @@ def busy_thread(capture: Views) -> Iterator[Problem]:
     The share is the time in which the thread of the steps neither ran, nor was ready to run, nor
     waited in a line of its own.
     """
-    found = sampled(capture, on_cpu=True)
+    found, _ = samples_of_run(capture, on_cpu=True)
     if (busiest := _busiest(found)) is None:
         return
     begin, end = found.marks[0], found.marks[-1]
@@ -186,15 +166,12 @@ BUSY_THREAD = Check(
 
 def worker_start(capture: Views) -> Iterator[Problem]:
     """Find the time in which loader workers start and end, as non-persistent ones in each epoch."""
-    found, phase = sampled(capture), capture.phase
-    whole, starts = samples_of(found, phase), Counter[str]()
-    for _, its_phase, thread, stack, count in found.counts:
-        if its_phase == phase and not thread and _starts_workers(found, stack):
+    (found, whole), starts, loads = samples_of_run(capture), Counter[str](), 0
+    for _, stack, count in found.of_phase(capture.phase):
+        loads += count * found.loads(stack)
+        if _starts_workers(found, stack):
             starts[found.place_of(found.blamed(stack)[0])] += count
     low, high = share_interval(starts.total(), whole)
-    loads = sum(
-        each[4] for each in found.counts if each[1:3] == (phase, "") and found.loads(each[3])
-    )
     loader = capture.loader
     if loader is not None and loader.persistent_workers is not False:
         return
@@ -283,7 +260,7 @@ def _parts(found: LineSamples, capture: Views) -> _Parts | None:
 
 def growth(capture: Views) -> Iterator[Problem]:
     """Find steps that take longer and longer, and memory that grows all the time."""
-    found, phase = sampled(capture), capture.phase
+    (found, _), phase = samples_of_run(capture), capture.phase
     if (parts := _parts(found, capture)) is None:
         return
     trend = _trend(parts.step, parts.ns / parts.steps)
@@ -330,8 +307,8 @@ def _growing_place(found: LineSamples, phase: str, parts: _Parts, grown_ns: floa
     """The line, or else the function, with at least a third of the growth of a step."""
     at = {number: row for row, number in enumerate(parts.number.tolist())}
     samples = defaultdict[int, NDArray[np.float64]](lambda: np.zeros(len(at)))
-    for part, its_phase, thread, stack, count in found.counts:
-        if its_phase == phase and not thread and part in at:
+    for part, stack, count in found.of_phase(phase):
+        if part in at:
             samples[found.blamed(stack)[0]][at[part]] += count
     each_ns = parts.ns / parts.steps / np.maximum(sum(samples.values()), 1)
     functions = defaultdict[tuple[str, str], list[int]](list)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from instrument.base.units import percent
-from instrument.read.advise.check import ONE_STEP, Check, NotApplicable, Problem
+from instrument.read.advise.check import ONE_STEP, Check, NotApplicable, Problem, samples_of_run
 from instrument.read.facts.graph_nodes import (
     makers,
     ran,
@@ -81,8 +81,8 @@ _LIBRARIES = tuple(
         (r"logging/__init__\.py", r"Logger\.(_log)", "logging", 2),
     )
 )
-# There must be so many samples. A part with more of them is the program, not beside it.
-_LEAST_SAMPLES, _ALMOST_ALL = 100, 0.9
+# A part with more of the samples is the program, not beside it.
+_ALMOST_ALL = 0.9
 # What to do about calls in eval mode; training may need their results, such as those of a rollout.
 _EVAL = (
     "Give one call more samples; call the model for validation less often, such as once in an "
@@ -164,17 +164,13 @@ def beside_training(capture: Views) -> Iterator[Problem]:
     Raises:
         NotApplicable: the run was not sampled, or it does not train.
     """
-    found, whole = capture.line_samples, 0
-    if found is None or capture.phase != TRAIN or not len(ran(capture.links)):
+    found, whole = samples_of_run(capture)
+    if capture.phase != TRAIN or not len(ran(capture.links)):
         raise NotApplicable
     parts = Counter[tuple[str, str | None, str]]()
-    for _, phase, thread, stack, count in found.counts:
-        if phase == TRAIN and not thread:
-            whole += count
-            if (part := _beside(found, stack)) is not None:
-                parts[part] += count
-    if whole < _LEAST_SAMPLES:
-        raise NotApplicable
+    for _, stack, count in found.of_phase(TRAIN):
+        if (part := _beside(found, stack)) is not None:
+            parts[part] += count
     for (name, place, change), count in parts.most_common():
         share, (low, high) = count / whole, share_interval(count, whole)
         if share <= _ALMOST_ALL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +40,12 @@ class Samples(Struct, kw_only=True):
     stacks: list[list[_Count]]
     counts: list[tuple[_Count, str, str, _Count, _Count]]
     waits: list[tuple[_Count, str, str, _Count, _Count]] = []
+
+    def of_phase(self, phase: str) -> Iterator[tuple[int, int, int]]:
+        """The part of the run, the stack and the number of samples of the steps of a phase."""
+        for part, its_phase, thread, stack, count in self.counts:
+            if its_phase == phase and not thread:
+                yield part, stack, count
 
     def file(self, frame: int) -> str:
         """The file of a frame, with slashes."""
