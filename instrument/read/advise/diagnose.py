@@ -73,6 +73,7 @@ from instrument.read.advise.slow import (
     OPTIMIZER_NOT_FUSED,
 )
 from instrument.read.advise.untrained import BESIDE_TRAINING, NOT_TRAINING
+from instrument.read.advise.verdict import is_large
 from instrument.read.advise.waits import (
     BLOCKING_COPIES,
     DEVICE_IDLE,
@@ -311,6 +312,10 @@ class Diagnosing:
             simulated += self._keep(check.code, find, now.window, now.phase, rank, now.name)
         world_size = about.world_size or capture.events.world_size or 1
         self._simulate_together(capture, simulated)
+        large = (each.finding for _, each in simulated if is_large(each.finding))
+        if all(each.is_caveat or each.code in self.ignored for each in large):
+            with self._noting("near-peak", "The comparison with the peak"):
+                now.near_peak = near_peak(capture)
         is_of_several = world_size > 1 or capture.given_rank is not None
         if is_of_several and place is not None and self.ranks_checks:
             from instrument.read.ranks.rank_summary import summarize
@@ -492,8 +497,6 @@ class Diagnosing:
         with self._noting("largest-parts", "The search for the largest parts"):
             use = device_use(capture, lambda: whatif is not None and _is_cpu_the_limit(whatif))
             now.sentences = use, largest_parts(capture, in_ranges=bool(now.heaviest.rows))
-        with self._noting("near-peak", "The comparison with the peak"):
-            now.near_peak = near_peak(capture)
         return whatif
 
     def _with_place(self, found: list[_Occurrence]) -> _Placed:

@@ -50,7 +50,7 @@ def verdict(diagnosis: Diagnosis) -> str:
     takes, use = _step_takes(diagnosis), diagnosis.device_use
     heaviest, parts = diagnosis.heaviest, diagnosis.largest_parts
     found = causes(diagnosis)
-    large = [each for each in found if _is_large(each)]
+    large = [each for each in found if is_large(each)]
     first = [_cause(each, diagnosis) for each in found[:1]]
     if not large:
         nothing = [f"{nothing_found(diagnosis)}."]
@@ -103,7 +103,7 @@ def notes(diagnosis: Diagnosis) -> list[str]:
     """Return a sentence for each caveat, such as a busy machine, and for what is not known."""
     found = [f"Note: {each.title}." for each in diagnosis.findings if each.is_caveat]
     late = diagnosis.unexplained or 0.0
-    if late > MOST_UNEXPLAINED and not any(map(_is_large, diagnosis.findings)):
+    if late > MOST_UNEXPLAINED and not any(map(is_large, diagnosis.findings)):
         found.append(
             f"Note: for {percent(late)} of the time, the trace does not show why device work began "
             "so late, so savings are less certain: record several whole steps, and synchronize "
@@ -128,12 +128,10 @@ def nothing_found(diagnosis: Diagnosis) -> str:
 
 def first_lines(diagnosis: Diagnosis) -> list[list[str]]:
     """Return the verdict, what to change, and where the time goes, as lines of 80 columns."""
-    found = [[line for each in (verdict(diagnosis), *notes(diagnosis)) for line in wrapped(each)]]
-    problems = changes(diagnosis)
-    is_named = any(map(_is_large, causes(diagnosis)[:1]))  # in the verdict
-    if is_named:
-        found[:1] = [wrapped(verdict(diagnosis)), wrapped(problems[0][1], "Change: ")]
-        found += [[line for each in notes(diagnosis) for line in wrapped(each)]]
+    said, problems = wrapped(verdict(diagnosis)), changes(diagnosis)
+    noted = [line for each in notes(diagnosis) for line in wrapped(each)]
+    is_named = any(map(is_large, causes(diagnosis)[:1]))  # in the verdict
+    found = [said, wrapped(problems[0][1], "Change: "), noted] if is_named else [[*said, *noted]]
     if diagnosis.lines:
         rows = (wrapped(each, indent=_BELOW) for each in diagnosis.lines)
         found.append([LINES, *(line for row in rows for line in row)])
@@ -182,7 +180,7 @@ def saving_text(finding: Finding, diagnosis: Diagnosis) -> str:
 
 
 def _large(diagnosis: Diagnosis) -> str:
-    """Return the clause that `_is_large` stands for, as "nothing" goes on with it."""
+    """Return the clause that `is_large` stands for, as "nothing" goes on with it."""
     is_known = all(each.saving or each.is_caveat for each in diagnosis.findings)
     saves = "saves" if is_known else "is known to save"
     return f"that {saves} more than {LEAST_SHARE * 100:.0f} % of {_step(diagnosis)}"
@@ -201,7 +199,8 @@ def _is_busy(diagnosis: Diagnosis) -> bool:
     )
 
 
-def _is_large(finding: Finding) -> bool:
+def is_large(finding: Finding) -> bool:
+    """Whether a finding is known to save `LEAST_SHARE` of a step."""
     return finding.saving is not None and finding.saving.share >= LEAST_SHARE
 
 

@@ -51,7 +51,7 @@ def heaviest(capture: Views) -> Heaviest:
     lines = heaviest_lines(capture)
     found = [each for each in lines if each.share >= _LEAST][:_MOST_LINES]
     if not found:
-        parts = [] if has_device_work else _parts(capture)
+        parts = [] if has_device_work else _known_parts(capture)
         return Heaviest(share=parts[0][0]) if parts else NOTHING
     first, of = _heaviest_of(capture, lines), "it" if len(capture.links.steps) else "the recording"
     bound = f": at most {percent(first.share)} less if that cost nothing"
@@ -110,11 +110,15 @@ def largest_parts(capture: Views, *, in_ranges: bool = False) -> str:
     `in_ranges` leaves out the time in no range, of which lines say more.
     """
     basis = "ranges on the device" if capture.work.duration_ns.any() else "parts"
-    found = _parts(capture)
+    found = _known_parts(capture)
     if in_ranges:
         found = [each for each in found if f" {_NO_RANGE}" not in each[1]]
     texts = [f"{percent(share)} {text}" for share, text in found]
     return f"The largest {basis}: {', '.join(texts)}." if texts else ""
+
+
+def _known_parts(capture: Views) -> list[tuple[float, str]]:
+    return capture.once("largest parts", lambda: _parts(capture))
 
 
 def _parts(capture: Views) -> list[tuple[float, str]]:
