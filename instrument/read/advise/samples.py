@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import combinations, pairwise
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from instrument.base.units import duration, percent, size
 from instrument.read.advise.check import Check, Problem, samples_of_run
+from instrument.read.facts.lines import function_of
 from instrument.read.trace.line_samples import LineSamples
 from instrument.read.views.lines import share_interval
 from instrument.read.views.views import Views
@@ -322,7 +322,7 @@ def _growing_place(found: LineSamples, phase: str, parts: _Parts, grown_ns: floa
         most_ns, of = max(grows, key=lambda pair: pair[0], default=(0.0, []))
         if of and most_ns >= grown_ns / 3:
             place = found.place_of(of[0])
-            return place if len(of) == 1 else re.sub(r":\d+ in ", " in ", place)
+            return place if len(of) == 1 else function_of(place)
     return None
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
-from instrument.read.facts.links import Links
 from instrument.read.trace.events import Events, called_operators, is_step
+
+if TYPE_CHECKING:
+    from instrument.read.facts.links import Links
 
 _INPUTS = ("shapes", "concrete", "types")
 # Odd numbers without a pattern: two keys are equal by chance in 1 of 10^19 cases.
@@ -67,7 +69,7 @@ def of_window(links: Links, detail: Links, given: pl.DataFrame, *values: pl.Expr
     `values` are made of the rows of `given` that are alike. There is one in each step of the detail
     window, or the operator is left out.
     """
-    theirs = numbered_operators(detail).join(given, on="event")
+    theirs = detail.numbered_operators.join(given, on="event")
     agreed = theirs.group_by("key", "number").agg(
         pl.len().alias("steps"),
         pl.col("like").n_unique().alias("likes"),
@@ -75,7 +77,7 @@ def of_window(links: Links, detail: Links, given: pl.DataFrame, *values: pl.Expr
         *values,
     )
     agreed = agreed.filter(steps=len(detail.steps), likes=1)
-    return numbered_operators(links).join(agreed, on=["key", "number", "like"]).sort("event")
+    return links.numbered_operators.join(agreed, on=["key", "number", "like"]).sort("event")
 
 
 def numbered_operators(links: Links) -> pl.DataFrame:

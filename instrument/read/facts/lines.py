@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from instrument.read.facts.detail import numbered_operators
 from instrument.read.facts.intervals import interval_at
 from instrument.read.facts.links import Links, thread_of_steps
 from instrument.read.facts.traced import Traced
@@ -144,7 +143,7 @@ def _votes(links: Links, found: Sampled, window: int) -> pl.DataFrame:
 def _with_likes(links: Links, rows: pl.DataFrame, window: int) -> pl.DataFrame:
     """Add the columns `_LIKE` to events; that of an operator without its like is its own."""
     numbers = pl.col("number", "like").cast(pl.Int64)
-    numbered = numbered_operators(links).select("event", "key", numbers)
+    numbered = links.numbered_operators.select("event", "key", numbers)
     found = rows.join(numbered, on="event", how="left", maintain_order="left")
     own = pl.col("event").cast(pl.UInt64), pl.lit(-1), pl.lit(-window)
     return found.with_columns(pl.col(name).fill_null(value) for name, value in zip(_LIKE, own))

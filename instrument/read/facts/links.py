@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
+import polars as pl
 
 from instrument.read.facts.autograd import Scopes, find_scopes
 from instrument.read.facts.call_tree import CallTree, nest
+from instrument.read.facts.detail import numbered_operators
 from instrument.read.facts.flops import node_flops
 from instrument.read.facts.groupby import Groups
 from instrument.read.facts.launches import Launches, launches, named_operators, threads_of_calls
@@ -114,6 +116,11 @@ class Links:
     def named_operators(self) -> Ints:
         """See `instrument.read.facts.launches.named_operators`."""
         return named_operators(self.events)
+
+    @cached_property
+    def numbered_operators(self) -> pl.DataFrame:
+        """See `instrument.read.facts.detail.numbered_operators`."""
+        return numbered_operators(self)
 
     @cached_property
     def launched(self) -> tuple[Ints, Ints]:
