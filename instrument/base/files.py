@@ -20,6 +20,9 @@ from typing import IO, Any
 
 #: The environment variable with a folder for captures, which replaces `profiler.output_dir`.
 CAPTURES_VARIABLE = "INSTRUMENT_DIR"
+#: The environment variable with the file into which a process writes what work it did; see
+#: `record.work`.
+WORK_VARIABLE = "INSTRUMENT_WORK"
 
 #: The file of a capture that describes the run and the window.
 METADATA_FILE = "capture.json"

@@ -22,7 +22,7 @@ from instrument.annotate.modules import ModuleFilter, forget, instrument_models,
 from instrument.annotate.profiled import profiled
 from instrument.base import file_lock, queue, waiting
 from instrument.base.errors import CaptureError, ConfigError
-from instrument.base.files import FORMAT, fill_standard_streams, lines_file
+from instrument.base.files import FORMAT, WORK_VARIABLE, fill_standard_streams, lines_file
 from instrument.base.log import logger
 from instrument.base.rank_info import RankInfo, rank_info
 from instrument.base.redact import redact
@@ -248,6 +248,10 @@ class Session:
         if not config.enabled or not distributed.records(config.ranks, rank):
             loop.records_nothing = True
             return self
+        if WORK_VARIABLE in os.environ:
+            from instrument.record.work import observe_if_asked
+
+            observe_if_asked()
         one_profiler.watch_others()
         one_profiler.announce("instrument.Session")
         one_profiler.refuse_second_session()

@@ -34,6 +34,7 @@ from instrument.annotate import module_calls
 from instrument.annotate.module_calls import Depth, after_outermost, skip_in_dynamo
 from instrument.base.errors import ConfigError, reason_of
 from instrument.base.file_lock import is_held
+from instrument.base.files import WORK_VARIABLE
 from instrument.base.log import logger
 from instrument.base.rank_info import rank_info
 from instrument.record import one_profiler, worker_lines
@@ -170,6 +171,10 @@ class Watch:
         """Wrap functions of torch; call this once torch is loaded, before the script uses it."""
         global _watch
         _watch = self
+        if WORK_VARIABLE in os.environ:
+            from instrument.record.work import observe_if_asked
+
+            observe_if_asked()
         self._unwatch = one_profiler.watch_others()
         one_profiler.before_start[:] = [self._leave_to]
         _unwrap()  # what the parent of a forked child has wrapped
