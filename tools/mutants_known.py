@@ -114,6 +114,8 @@ TESTS = {
     "instrument/read/facts/synchronisation.py": _capture("synchronisations"),
     "instrument/read/facts/device_work.py": _capture("breakdown", "steps"),
     "instrument/read/views/launch_queue.py": _capture("launch_queue"),
+    "instrument/read/facts/grammars.py": _capture("engines"),
+    "instrument/read/views/phases.py": _capture("engines"),
     "instrument/read/facts/cuda_graphs.py": _capture("cuda_graphs"),
     "instrument/read/views/cuda_graphs.py": _capture("cuda_graphs"),
     "instrument/read/views/kernels.py": _capture("kernels", "breakdown", "cuda_graphs"),

@@ -10,7 +10,6 @@ import polars as pl
 from instrument.base.units import duration, percent
 from instrument.read.advise.check import FOUR_STEPS, QUIET_CPUS, Check, NotRecorded, Problem
 from instrument.read.advise.finding import Evidence
-from instrument.read.facts.step_index import step_number
 from instrument.read.views.coverage import ENOUGH_STEPS, OTHER_KINDS, RECORD_ALL_KINDS
 from instrument.read.views.coverage_rows import CPU_IN_STEPS, UNDISTURBED
 from instrument.read.views.interruptions import KINDS, kinds_of
@@ -46,7 +45,7 @@ def first_step(capture: Views) -> Iterator[Problem]:
     if cause_ns >= _LEAST_CAUSE * more_ns:
         why = f"; {percent(min(cause_ns / more_ns, 1))} of the difference is {name}"
         rows = (Evidence(name, calls, cause_ns, detail="more than in other steps"),)
-    first = step_number(capture.events, int(capture.links.steps[0]))
+    first = capture.links.step_numbers[0]
     yield Problem(
         f"Step {first}, the first recorded, takes {duration(int(took[0]))}, "
         f"{took[0] / longest_ns:.1f} times as long as the longest other step{why}",
@@ -132,7 +131,7 @@ def _causes(capture: Views) -> Iterator[tuple[str, int, int]]:
     their number.
     """
     events, steps = capture.events, capture.links.steps
-    first = step_number(events, int(steps[0]))
+    first = capture.links.step_numbers[0]
     environment = capture.about.environment
     searches = environment is not None and environment.cudnn_benchmark
     kinds = pl.Series([*(_CAUSES.get(kind, kind) for kind in KINDS), None]).gather(kinds_of(events))

@@ -2,6 +2,7 @@
 
 - `call_tree`: which CPU event lies inside which.
 - `launches`: which CPU event launched each kernel, copy and memset.
+- `grammars`: what the ranges of inference engines and pipelines say of a step.
 - `cuda_graphs`: which device events a launch of a CUDA graph replayed.
 - `autograd`: the range around the forward operator of each backward node, and kinds of work.
 - `paths`: the path of each range, such as `train/forward/layer`.

@@ -14,6 +14,7 @@ import numpy as np
 
 from instrument.base.range_names import OPTIMIZER_STEP, RECOMPUTED, RESUMED
 from instrument.read.facts.call_tree import CallTree
+from instrument.read.facts.grammars import range_label
 from instrument.read.facts.groupby import groupby_rows, intern
 from instrument.read.facts.paths import Paths, paths_of
 from instrument.read.trace.events import (
@@ -97,7 +98,7 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
     backward = ~is_range[nodes.index]
     ranges, range_of = nodes.only(~backward), nodes.nearest_of(np.flatnonzero(~backward))
     # A range that was suspended and resumed has several events, the later ones with a suffix.
-    codes, names = intern(each.removesuffix(RESUMED) for each in events.names)
+    codes, names = intern(range_label(each.removesuffix(RESUMED)) for each in events.names)
     name = codes[events.name[nodes.index]]
     recording = events.records_gradients[call_tree.index]
     recomputed = _recomputed(events, call_tree, recording, nodes, innermost, backward, name)

@@ -30,6 +30,7 @@ from instrument.read.facts.device_work import (
 )
 from instrument.read.facts.device_work import KINDS as WORK
 from instrument.read.facts.flops import UNKNOWN
+from instrument.read.facts.grammars import STAGES, stages
 from instrument.read.facts.groupby import Groups, groupby
 from instrument.read.facts.kernel_names import kernel_class, kernel_label
 from instrument.read.facts.lines import Sampled, lines_of_nodes, sampled
@@ -105,6 +106,10 @@ EVENTS: Schema = schema(
     "path of its forward operator, a device event that of the operator that launched it. Null "
     "outside of all ranges",
     phase="the phase of the window, such as `train` or `validation`",
+    stage="prefill, decode, mixed (both in a batch), draft or verify (speculative decoding), or in "
+    "a pipeline forward, backward or weight gradients: what the ranges of an inference engine or a "
+    "pipeline around the event say; of a device event, around its launch. docs/engines.md lists "
+    "the programs. Null if no range says it",
     line="the line of the user's code that called the outermost operator around the event, such as "
     "`train.py:31`; a backward operator has the line of its forward operator, a device event that "
     "of the operator that launched it. Known where a detail window (`profiler.detail`) called it "
@@ -445,6 +450,10 @@ def _placed(facts: Facts) -> dict[str, pl.Series]:
     }
 
 
+def _staged(facts: Facts) -> dict[str, pl.Series]:
+    return {"stage": coded(STAGES, stages(facts.links)[facts.nodes])}
+
+
 def _lines(facts: Facts) -> dict[str, pl.Series]:
     codes, places = lines_of_nodes(facts)
     lines = [place.rpartition(" in ")[0] for place in places]
@@ -525,6 +534,7 @@ _GROUPS: tuple[tuple[Callable[[Facts], dict[str, pl.Series]], str], ...] = (
     (_of_steps, "step counted"),
     (_launched, "launcher operator device_ns own_device_ns counted_own_device_ns"),
     (_placed, "path pass"),
+    (_staged, "stage"),
     (_lines, "line"),
     (_flops, "flops"),
     (_memory, "cpu_bytes device_bytes own_cpu_bytes own_device_bytes"),

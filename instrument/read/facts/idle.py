@@ -117,11 +117,19 @@ def lasting_steps(links: Links, work: Work) -> CountedSteps:
     if steps.what == "recording":
         return steps
     step = launching_step(links.events, work, links.steps)
-    end_ns = steps.end_ns.copy()
+    start_ns, end_ns = lasting(steps.start_ns, steps.end_ns, work, step)
+    return replace(steps, start_ns=start_ns, end_ns=end_ns)
+
+
+def lasting(start_ns: Ints, end_ns: Ints, work: Work, step: Ints) -> Intervals:
+    """The spans, each from the end of the one before until the device has ended its work.
+
+    `step` is the span that launched each device event; -1 for none.
+    """
+    end_ns = end_ns.copy()
     np.maximum.at(end_ns, step[step >= 0], work.end_ns[step >= 0])
     end_ns = np.maximum.accumulate(end_ns)
-    start_ns = np.maximum(steps.start_ns, np.append(steps.start_ns[:1], end_ns[:-1]))
-    return replace(steps, start_ns=start_ns, end_ns=end_ns)
+    return np.maximum(start_ns, np.append(start_ns[:1], end_ns[:-1])), end_ns
 
 
 def device_steps(links: Links, work: Work) -> CountedSteps:

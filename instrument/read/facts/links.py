@@ -18,7 +18,7 @@ from instrument.read.facts.step_index import (
     counted_steps,
     finished_steps,
     spans_of_steps,
-    step_number,
+    step_numbers,
 )
 from instrument.read.facts.synchronisation import Synchronisations, synchronisations
 from instrument.read.trace.events import (
@@ -47,13 +47,15 @@ _HIDDEN = frozenset(
 class Links:
     """The relations between the events of one trace, each computed at its first use."""
 
-    def __init__(self, events: Events, *, python: bool = False, every_step: bool = False) -> None:
+    def __init__(
+        self, events: Events, *, python: bool = False, first_step: int | None = None
+    ) -> None:
         """Keep the events.
 
-        With `python`, Python frames become nodes of the call tree too. With `every_step`, all
-        finished steps count.
+        With `python`, Python frames become nodes of the call tree too. `first_step` is the number
+        of the first step, if these are some steps of a trace; then all of them count.
         """
-        self.events, self._every_step = events, every_step
+        self.events, self._first_step = events, first_step
         self._kinds = OPERATOR | ANNOTATION | (PYTHON if python else frozenset())
 
     @cached_property
@@ -90,17 +92,18 @@ class Links:
     @cached_property
     def steps(self) -> Ints:
         """The positions of the finished steps, sorted by start."""
-        return finished_steps(self.events)
+        return finished_steps(self.events, least=2 if self._first_step is None else 1)
 
     @cached_property
     def step_numbers(self) -> list[int]:
-        """The numbers of the finished steps, such as 3 for `ProfilerStep#3`."""
-        return [step_number(self.events, step) for step in self.steps.tolist()]
+        """The numbers of the finished steps; see `step_index.step_numbers`."""
+        return step_numbers(self.events, self.steps, self._first_step or 0)
 
     @cached_property
     def counted_steps(self) -> CountedSteps:
         """The steps that count; see `CountedSteps`."""
-        return self.finished_steps if self._every_step else counted_steps(self.finished_steps)
+        every = self.finished_steps
+        return counted_steps(every) if self._first_step is None else every
 
     @cached_property
     def finished_steps(self) -> CountedSteps:

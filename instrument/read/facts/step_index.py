@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from instrument.base.range_names import STEP_PREFIX
 from instrument.base.step_times import counting
+from instrument.read.facts.grammars import parse
 from instrument.read.facts.intervals import interval_at, merged, within
 from instrument.read.trace.events import ANNOTATION, OPERATOR, Events, Ints, flags, is_step
 
@@ -85,14 +87,41 @@ def counted_steps(every: CountedSteps) -> CountedSteps:
     return every.only(counting((every.end_ns - every.start_ns).tolist()))
 
 
-def step_number(events: Events, event: int) -> int:
-    """The number of a step, from its name, such as `ProfilerStep#3`."""
-    return int(events.names[events.name[event]].removeprefix(STEP_PREFIX))
+def step_numbers(events: Events, steps: Ints, first: int = 0) -> list[int]:
+    """The numbers of the steps, such as 3 for `ProfilerStep#3`; an engine's count from `first`."""
+    names = [events.names[name] for name in events.name[steps].tolist()]
+    return [
+        int(name.removeprefix(STEP_PREFIX)) if is_step(name) else number
+        for number, name in enumerate(names, first)
+    ]
 
 
-def finished_steps(events: Events) -> Ints:
-    """The positions of the steps that ended before recording stopped, sorted by start."""
-    index = np.flatnonzero(events.named(is_step))
+def finished_steps(events: Events, least: int = 2) -> Ints:
+    """The positions of the steps that ended before recording stopped, sorted by start.
+
+    If the profiler marked none, those that an inference engine annotated, if there are at least
+    `least`: of a single one, a trace does not show when the device could begin with it.
+    """
+    found = _finished(events, is_step)
+    if len(found):
+        return found
+    found = engine_steps(events)
+    return found if len(found) >= least else found[:0]
+
+
+def engine_steps(events: Events) -> Ints:
+    """The positions of the finished steps that an engine annotated, sorted by start.
+
+    A step that begins inside another one is a part of it.
+    """
+    found = _finished(events, lambda name: (said := parse(name)) is not None and said.is_step)
+    is_part = np.zeros(len(found), np.bool_)
+    is_part[1:] = events.start_ns[found][1:] < np.maximum.accumulate(events.end_ns[found])[:-1]
+    return found[~is_part]
+
+
+def _finished(events: Events, fits: Callable[[str], bool]) -> Ints:
+    index = np.flatnonzero(events.named(fits))
     is_cpu = flags((ANNOTATION | OPERATOR).__contains__, events.categories)
     index = index[is_cpu[events.category[index]] & events.finished[index]]
     return index[np.argsort(events.start_ns[index], kind="stable")]

@@ -316,7 +316,8 @@ def _outside_graphs(capture: Views) -> Part | None:
 
 def _cpu_in_steps(capture: Views) -> Part | None:
     events, links, tree = capture.events, capture.links, capture.links.call_tree
-    if not (events.among(ANNOTATION | OPERATOR) & events.named(is_step)).any():
+    marked = events.among(ANNOTATION | OPERATOR) & events.named(is_step)
+    if not marked.any() and not len(links.steps):
         return None
     waits = (events.among(is_runtime) & events.named(is_synchronising))[tree.index]
     outermost = waits & ~((tree.parent >= 0) & waits[tree.parent])

@@ -151,6 +151,12 @@ class Views:
     steps = View(
         "steps", "each step, its device work, and the causes of the device's idle time", rows.STEPS
     )
+    phases = View(
+        "phases",
+        "prefill and decode of an inference engine, or forward and backward of a pipeline: steps, "
+        "tokens, idle time, CUDA graphs",
+        rows.LAUNCHING,
+    )
     moments = View("steps", "the moments that were marked with instrument.mark", rows.FILE)
     interruptions = View(
         "interruptions",
@@ -346,7 +352,8 @@ class Views:
         if steps is not None:
             first, last = (steps, steps) if isinstance(steps, int) else steps
             events = only_steps(self.links, first, last)
-            whole = self._alike(events=events, links=Links(events, every_step=True))
+            first = max(first, self.links.step_numbers[0])
+            whole = self._alike(events=events, links=Links(events, first_step=first))
         if scope is None:
             return whole
         shared = {"events": whole.events, "links": whole.links, "facts": whole.facts}

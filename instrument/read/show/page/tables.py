@@ -29,6 +29,7 @@ _TABLES = {
     "launches": ("Launches", ("launch_ns",)),
     "synchronisations": ("Waits for the device", ()),
     "cuda_graphs": ("CUDA graphs", ()),
+    "phases": ("Stages of the engine or pipeline", ()),
     "streams": ("Streams", ()),
     "interruptions": ("Interruptions", ()),
 }

@@ -16,7 +16,6 @@ from instrument.read.facts.call_tree import CallTree, nest
 from instrument.read.facts.groupby import differences, groupby, intern
 from instrument.read.facts.idle import idle_stretches
 from instrument.read.facts.places import range_codes
-from instrument.read.facts.step_index import step_number
 from instrument.read.trace.events import Events, Flags, Ints, Thread, is_runtime
 from instrument.read.views.stacks import is_own_frame
 from instrument.read.views.views import Views
@@ -128,8 +127,10 @@ def timeline(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, An
     columns = _columns(capture, tracks)
     return {
         "steps": [
-            [step_number(events, k), start - first_ns, end - start]
-            for k, start, end in zip(steps.tolist(), begin_ns.tolist(), end_ns.tolist())
+            [number, start - first_ns, end - start]
+            for number, start, end in zip(
+                capture.links.step_numbers, begin_ns.tolist(), end_ns.tolist()
+            )
         ],
         "first_step": first,
         "first_code": code,

@@ -1,0 +1,328 @@
+"""Steps and stages of inference engines and pipelines: what their ranges say, worked out by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import Event, annotation, call, capture, copy, kernel, span, step
+from real_traces import load, needs_traces, path
+
+from instrument.read.facts.grammars import parse
+
+# Each name is one that the source of the program writes, or that a trace of it holds: the program,
+# the stage, and the numbers of requests, prefill tokens, decode tokens and captured requests.
+NAMES: dict[str, tuple[Any, ...]] = {
+    "execute_8192_context_9(sq8155sk8430sqsq7475785sqsk7671310)_generation_37(sq37sk34489sqsq37sqsk34489)": (
+        "vLLM", "mixed", 46, 8155, 37, None,
+    ),
+    "execute_context_1(888_788544)_generation_0(0)": ("vLLM", "prefill", 1, 888, 0, None),
+    "execute_context_0(0)_generation_64(64)": ("vLLM", "decode", 64, 0, 64, None),
+    "execute_context_0(0)_generation_64(192)": ("vLLM", "verify", 64, 0, 192, None),
+    "execute_context_0(0)_generation_2(9000)": ("vLLM", None, 2, 0, 9000, None),
+    "execute_context_2(6144)_generation_3(3)": ("vLLM", "mixed", 5, 6144, 3, None),
+    "execute_new_2_cached_0": ("vLLM", "prefill", 2, None, None, None),
+    "execute_new_0_cached_4": ("vLLM", None, 4, None, None, None),
+    "step[EXTEND bs=2 toks=14721]": ("SGLang", "prefill", 2, 14721, 0, None),
+    "step[EXTEND bs=2 toks=12 c_sqsq=80 c_sqsk=120 c_sk=20]": ("SGLang", "prefill", 2, 12, 0, None),
+    "step[DECODE bs=64]": ("SGLang", "decode", 64, 0, 64, None),
+    "step[DECODE bs=64 g_sq=128 g_sqsq=256 g_sqsk=262144 g_sk=131072]": (
+        "SGLang", "verify", 64, 0, 128, None,
+    ),
+    "step[MIXED bs=2]": ("SGLang", "mixed", 2, None, None, None),
+    "step[MIXED bs=2 c=1 g=1 c_sq=5 c_sk=8 c_sqsq=25 c_sqsk=40 g_sq=1 g_sk=12 g_sqsq=1 g_sqsk=12]": (
+        "SGLang", "mixed", 2, 5, 1, None,
+    ),
+    "step[TARGET_VERIFY bs=23]": ("SGLang", "verify", 23, 0, None, None),
+    "step[DRAFT_LOOP raw_bs=3 bs=4 topk=1]": ("SGLang", "draft", 3, 0, None, 4),
+    "step[IDLE bs=0]": ("SGLang", None, 0, None, None, None),
+    "[Executor] _forward_step 7: 0 ctx reqs, 0 ctx tokens, 32 gen reqs": (
+        "TensorRT-LLM", "decode", 32, 0, None, None,
+    ),
+    "[Executor] _forward_step 7: 2 ctx reqs, 1 gen reqs": (
+        "TensorRT-LLM", "mixed", 3, None, None, None,
+    ),
+    "_forward_step: 2 ctx reqs, 0 gen reqs": ("TensorRT-LLM", "prefill", 2, None, 0, None),
+    "prefill[bs=2 tok=14721 ctx=[7803, 6918]]": ("ATOM", "prefill", 2, 14721, 0, None),
+    "decode[bs=117/128 tok=117 d=117]": ("ATOM", "decode", 117, 0, 117, 128),
+    "decode[bs=128 tok=384 p=2 d=126 sqsq=132612 sqsk=1114112 sk=258048 tbo=1]": (
+        "ATOM", "mixed", 128, None, None, None,
+    ),
+    "decode[bs=32 tok=128 d=32 spec=3]": ("ATOM", "verify", 32, 0, 128, None),
+    "eager_decode[bs=3 tok=3 ctx=5]": ("ATOM", "decode", 3, 0, 3, None),
+}  # fmt: skip
+PARTS = {
+    "gpu_model_runner: draft": ("vLLM", "draft", "gpu_model_runner: draft"),
+    "draft_extend": ("SGLang", "draft", "draft_extend"),
+    "draft[1/3 bs=4]": ("ATOM", "draft", "draft"),
+    "PP:0F3": ("torch", "forward", "PP:0F"),
+    "PP:1I2": ("torch", "backward", "PP:1I"),
+    "PP:1W2": ("torch", "weight gradients", "PP:1W"),
+    "Backward 12": ("torch", "backward", "Backward 12"),
+    "mlp(W)": ("DualPipe", "weight gradients", "mlp(W)"),
+}
+OTHERS = [
+    "gpu_model_runner: forward", "PP:1SEND_F2", "PP:0UNSHARD", "dummy_decode[bs=1]", "step[1]",
+    "step[TRAIN 3]", "decode[x]", "Forward", "mlp(F2)", "execute_context_1(2)_generation_3",
+    "execute_context_" + "9" * 9999 + "(1)_generation_0(0)", "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_name_of_a_step_says(name: str) -> None:
+    found = parse(name)
+    assert found is not None
+    assert found.is_step
+    program, stage, label, _, *counts = found
+    assert (program, stage, *counts) == NAMES[name]
+    assert label == f"{program} {stage or 'step'}"
+
+
+def test_what_the_name_of_a_part_says() -> None:
+    assert {name: found[:3] for name in PARTS if (found := parse(name))} == PARTS
+    assert [name for name in OTHERS if parse(name)] == []
+
+
+def replay(at: float, correlation: int, nodes: int = 2) -> list[Event]:
+    """A launch of 5 µs; 10 µs after its start, the nodes of 20 µs each."""
+    ids = {"correlation": correlation, "graph_id": 3}
+    return [
+        call("cudaGraphLaunch", at, 5, correlation),
+        *(kernel("gemm", at + 10 + 20 * k, 20, graph_node_id=9 + k, **ids) for k in range(nodes)),
+    ]
+
+
+def eager(at: float, correlation: int, lasts: float) -> list[Event]:
+    return [
+        span("aten::mm", at, 8),
+        call("cudaLaunchKernel", at + 2, 5, correlation),
+        kernel("attention", at + 10, lasts, correlation=correlation),
+    ]
+
+
+ENGINE = [
+    # not counted, as the first one
+    annotation("execute_context_1(100)_generation_0(0)", 0, 50),
+    *eager(10, 1, 30),
+    # The device works at 110–310; the range ends before it.
+    annotation("execute_context_2(300)_generation_4(4)", 100, 60),
+    *eager(100, 2, 200),
+    # Launched while the step before runs: it begins at 310. Work at 320–360 (idle 10).
+    annotation("execute_context_0(0)_generation_6(6)", 300, 30),
+    *replay(310, 3),
+    # At 380 to 450: nothing runs until 390, and at 430–440.
+    annotation("execute_context_0(0)_generation_5(5)", 380, 60),
+    *replay(380, 4),
+    *eager(430, 5, 10),
+]
+
+
+def test_steps_of_an_engine_and_their_stages(tmp_path: Path) -> None:
+    found = capture(tmp_path, ENGINE)
+    assert found.links.step_numbers == [0, 1, 2, 3]
+    rows = {row.stage: row for row in found.phases}
+    assert [*rows] == ["mixed", "decode"]
+    mixed, decode = rows["mixed"], rows["decode"]
+    assert (mixed.steps, mixed.requests, mixed.tokens) == (1, 6, 304)
+    assert (mixed.step_ns, mixed.step_ns_per_token) == (210_000, 210_000 // 304)
+    assert (mixed.device_ns, mixed.kernels, mixed.graph_share) == (200_000, 1, 0)
+    assert mixed.before_ns == 50_000
+    # 310–360 and 380–450: 120 µs, of which 10 + 10 + 10 are idle; the launches return at 315 and
+    # 385 and at 437.
+    assert (decode.steps, decode.requests, decode.tokens) == (2, 6, 6)  # 5.5
+    assert (decode.step_ns, decode.step_ns_per_token) == (60_000, 120_000 // 11)
+    assert decode.idle_share == pytest.approx(30 / 120)
+    assert decode.launch_wait_share == pytest.approx((5 + 5 + 7) / 120)
+    assert decode.before_ns == 10_000  # 0 and 20
+    assert decode.graph_share == pytest.approx(80 / 90)
+    assert decode.padding_share is None
+    assert decode.device_share == pytest.approx(90 / 290)
+
+
+def test_the_ranges_of_steps_have_the_name_of_their_stage(tmp_path: Path) -> None:
+    found = capture(tmp_path, ENGINE)
+    assert {row.path: row.calls for row in found.ranges} == {
+        "vLLM prefill": 1,
+        "vLLM mixed": 1,
+        "vLLM decode": 2,
+    }
+    assert found.rows("stage", "step", "kind").filter(kind="kernel").rows() == [
+        ("prefill", 0, "kernel"),
+        ("mixed", 1, "kernel"),
+        *[("decode", 2, "kernel")] * 2,
+        *[("decode", 3, "kernel")] * 3,
+    ]
+
+
+def test_some_steps_of_an_engine_keep_their_numbers(tmp_path: Path) -> None:
+    found = capture(tmp_path, ENGINE).during(steps=(2, 9))
+    assert found.links.step_numbers == [2, 3]
+    # The work of step 1 still runs for 10 µs, without its launch.
+    rows = [(row.stage, row.steps, row.device_ns) for row in found.phases]
+    assert rows == [("decode", 2, 90_000), (None, None, 10_000)]
+    assert found.during(steps=3).links.step_numbers == [3]
+
+
+def test_steps_of_the_profiler_come_first(tmp_path: Path) -> None:
+    """The engine's steps inside them keep their stages."""
+    found = capture(tmp_path, [*ENGINE, step(7, 0, 95), step(8, 95, 400)])
+    assert found.links.step_numbers == [7, 8]
+    assert [(row.stage, row.steps) for row in found.phases] == [("mixed", 1), ("decode", 2)]
+
+
+def test_one_step_is_a_recording(tmp_path: Path) -> None:
+    """The device could still be busy with the step before; so its time begins with its own work."""
+    events = [event for event in ENGINE if 100 <= event["ts"] < 311]
+    found = capture(tmp_path, [*events[:4], kernel("gemm", 90, 20)])
+    assert not len(found.links.steps)
+    (row,) = [row for row in found.phases if row.stage]
+    assert (row.stage, row.steps, row.step_ns) == ("mixed", 1, 200_000)
+
+
+def test_work_to_make_drafts_is_draft(tmp_path: Path) -> None:
+    events = [
+        annotation("step[DECODE bs=2]", 0, 40),
+        *eager(0, 1, 10),
+        annotation("draft", 100, 40),
+        annotation("step[DECODE bs=2]", 100, 30),
+        *eager(105, 2, 20),
+    ]
+    rows = capture(tmp_path, events).rows("kind", "stage").filter(kind="kernel")
+    assert rows["stage"].to_list() == ["decode", "draft"]
+
+
+def test_a_range_called_draft_is_no_stage_without_an_engine(tmp_path: Path) -> None:
+    found = capture(tmp_path, [annotation("draft", 0, 40), *eager(0, 1, 10)])
+    assert found.rows("stage")["stage"].is_null().all()
+    assert len(found.phases) == 0
+
+
+def test_padding_is_the_part_of_the_graphs_batches_without_a_request(tmp_path: Path) -> None:
+    names = ["decode[bs=9 tok=9 d=9]", "decode[bs=6/8 tok=6 d=6]", "decode[bs=3/4 tok=3 d=3]"]
+    events = [
+        event
+        for number, name in enumerate(names)
+        for event in (annotation(name, 100 * number, 50), *replay(100 * number, number + 1))
+    ]
+    (row,) = capture(tmp_path, events).phases
+    assert (row.stage, row.steps) == ("decode", 2)
+    assert row.padding_share == pytest.approx(1 - (6 + 3) / (8 + 4))
+
+
+def pipeline() -> list[Event]:
+    """A forward and its backward in a pipeline; the backward runs on a thread of the engine."""
+    return [
+        step(3, 0, 200),
+        annotation("PP:0F1", 10, 50),
+        span("aten::mm", 15, 20, Sequence_number=5),
+        call("cudaLaunchKernel", 20, 5, 1),
+        kernel("forward", 30, 10, correlation=1),
+        annotation("PP:0B1", 100, 60),
+        span(
+            "autograd::engine::evaluate_function: MmBackward0", 110, 30, tid=2, Sequence_number=5,
+            Fwd_thread_id=1,
+        ),
+        call("cudaLaunchKernel", 120, 5, 2, tid=2),
+        kernel("backward", 130, 30, correlation=2),
+    ]  # fmt: skip
+
+
+def test_backward_of_a_pipeline_has_the_stage_of_the_range_at_its_time(tmp_path: Path) -> None:
+    found = capture(tmp_path, pipeline())
+    rows = found.rows("name", "stage", "path", "kind").filter(kind="kernel")
+    assert rows["stage"].to_list() == ["forward", "backward"]
+    assert rows["path"].to_list() == ["PP:0F", "PP:0F"]
+    assert [(row.stage, row.device_ns, row.steps) for row in found.phases] == [
+        ("backward", 30_000, None),
+        ("forward", 10_000, None),
+    ]
+
+
+def replays(count: int, per_step: int, *, copies: bool = True) -> list[Event]:
+    """Steps of 100 µs, each a copy of the tokens, and a sequence of graphs of different kernels."""
+    events, number = [], 0
+    for k in range(count):
+        for graph in range(per_step):
+            number += 1
+            at = 100 * k + 20 * graph
+            events += [
+                call("cudaGraphLaunch", at, 2, number),
+                kernel(f"layer{graph}", at + 5, 10, correlation=number, graph_node_id=1),
+            ]
+        if copies:
+            events += [call("cudaMemcpyAsync", 100 * k + 90, 2, 1000 + k)]
+            events += [copy(100 * k + 93, 3, correlation=1000 + k)]
+    return events
+
+
+def test_replays_of_graphs_show_steps_without_annotations(tmp_path: Path) -> None:
+    (row,) = capture(tmp_path, replays(5, 3)).phases
+    # The fifth has no end.
+    assert (row.stage, row.steps, row.step_ns) == (None, 4, 100_000)
+    assert row.idle_share == pytest.approx(1 - 33 / 100)
+    assert row.graph_share == pytest.approx(150 / 165)
+    assert row.tokens is row.step_ns_per_token is None
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        replays(2, 3),  # too few
+        replays(5, 3, copies=False),  # may be layers
+        [*replays(5, 3), *(event | {"ts": 1000} for event in replays(1, 1))],  # not repeated
+        [step(1, 0, 900), *replays(5, 3)],  # a program with steps
+    ],
+)
+def test_other_replays_show_no_steps(tmp_path: Path, events: list[Event]) -> None:
+    assert len(capture(tmp_path, events).phases) == 0
+
+
+def raw(name: str) -> list[dict[str, Any]]:
+    with gzip.open(path(name)) as file:
+        return [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+
+
+@needs_traces
+def test_one_mixed_step_of_vllm() -> None:
+    events = raw("mi300x_vllm_graph")
+    work = [each for each in events if each["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")]
+    first = min(each["ts"] for each in work)
+    last = max(each["ts"] + each["dur"] for each in work)
+    graphs = {each["args"]["correlation"] for each in events if "GraphLaunch" in each["name"]}
+    replayed = sum(each["dur"] for each in work if each["args"]["correlation"] in graphs)
+    (row,) = load("mi300x_vllm_graph").phases
+    assert (row.stage, row.steps, row.requests, row.tokens) == ("mixed", 1, 46, 8192)
+    assert row.kernels == len(work)
+    assert row.device_ns == pytest.approx(1000 * sum(each["dur"] for each in work), abs=1000)
+    assert row.step_ns == pytest.approx(1000 * (last - first), abs=2)
+    assert row.graph_share == pytest.approx(replayed / sum(each["dur"] for each in work))
+
+
+@needs_traces
+def test_forward_and_backward_of_dualpipe() -> None:
+    """The stage of a kernel is that of the range in which its launch lies, on whatever thread."""
+    events = raw("h800_deepseek_train")
+    ranges = sorted(
+        (each["ts"], each["ts"] + each["dur"], each["name"][-2])
+        for each in events
+        if each["cat"] == "user_annotation" and each["name"][-3:-1] in ("(F", "(B", "(W")
+    )
+    launched = {
+        each["args"]["correlation"]: each["ts"]
+        for each in events
+        if each["cat"] in ("cuda_runtime", "cuda_driver")
+    }
+    expected: dict[str, float] = {}
+    for each in events:
+        if each["cat"] in ("kernel", "gpu_memcpy", "gpu_memset"):
+            at = launched[each["args"]["correlation"]]
+            begin, end, stage = ranges[bisect_right(ranges, (at, float("inf"))) - 1]
+            assert begin <= at <= end
+            expected[stage] = expected.get(stage, 0) + each["dur"] * 1000
+    found = {row.stage: row.device_ns for row in load("h800_deepseek_train").phases}
+    names = {"F": "forward", "B": "backward", "W": "weight gradients"}
+    assert found == pytest.approx({names[key]: ns for key, ns in expected.items()})
