@@ -112,7 +112,7 @@ def parse(text: str) -> list[tuple[str, str]]:
         if name in found:
             raise ConfigError(f"{text!r} names the change {name!r} twice: name it once.")
         if not re.fullmatch(change.values, value):
-            examples = "2" if change.values == _NUMBER else change.values.strip("()?")
+            examples = "2" if _NUMBER in change.values else change.values.strip("()?")
             write = " or ".join(f"{name}={each}" for each in examples.split("|") if each) or name
             is_wrong = f"has the value {value!r}" if value else "has no value"
             raise ConfigError(f"The change {name!r} {is_wrong}: write {write}.")
@@ -406,7 +406,12 @@ def _compile(program: Program, value: str) -> Undo:
     undo = ExitStack()
     undo.callback(setattr, dynamo, "suppress_errors", dynamo.suppress_errors)
     dynamo.suppress_errors = True
-    undo.callback(_wrap_calls(program, partial(torch.compile, mode=value or None)))
+
+    def compiled(call: Call) -> Call:
+        # Dynamo looks into no frame of torch, and all of nn.Sequential's are
+        return torch.compile(lambda *args, **kwargs: call(*args, **kwargs), mode=value or None)
+
+    undo.callback(_wrap_calls(program, compiled))
     return undo.close
 
 
@@ -640,8 +645,8 @@ _ROWS = (
            "with torch.autocast(device_type, torch.bfloat16): ...", "precision",
            ("tensor-cores:multiply float32 without tensor cores",), _could_use_bf16, _use_bf16),
     Change("compile", "Compiles the models, in minutes; dropout draws other random numbers.",
-           'model.compile(mode="{value}")', "rounding", ("in-pieces", "launch-bound"),
-           _compile_modes, _compile, values="(reduce-overhead)?"),
+           'model = torch.compile(model, mode="{value}")', "rounding",
+           ("in-pieces", "launch-bound"), _compile_modes, _compile, values="(reduce-overhead)?"),
     Change("workers", "Loads batches in persistent worker processes, or with 0 in the training "
            "process; random augmentations and the order of later epochs are others.",
            "DataLoader(..., num_workers={value}, persistent_workers={value} > 0)", "same",
