@@ -10,6 +10,8 @@ import atexit
 import json
 import os
 import platform
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -118,6 +120,7 @@ class Work:
         self._norms, self._last = list[float](), dict[int, torch.Tensor]()
         self._sizes, self._changed, self._with_gradients = (dict[int, int]() for _ in range(3))
         self._idle_steps = self._checked_steps = 0
+        self._slept_s = 0.0
         self._loaders: dict[tuple[Any, ...], int] = {}
         self._iterators: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
         self._counts, self._depth = OperatorCounts(), Depth()
@@ -128,6 +131,7 @@ class Work:
         """Observe from now on; torch is loaded."""
         self._over = False
         _alive.add(self)
+        self._wrap(time, "sleep", self._noticing_sleeps)
         self._wrap(torch.autograd, "backward", self._noticing_backward)
         self._wrap(nn.Module, "__call__", self._noticing_calls)
         self._wrap(DataLoader, "__iter__", self._noticing_loader)
@@ -175,6 +179,14 @@ class Work:
         def noticed(optimizer: Optimizer, *_: object) -> None:
             if not is_dynamo_compiling():
                 self._safely(act, optimizer)
+
+        return noticed
+
+    def _noticing_sleeps(self, sleep: Callable[[float], None]) -> Callable[[float], None]:
+        def noticed(seconds: float, /) -> None:
+            sleep(seconds)
+            if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] != "instrument":
+                self._slept_s += seconds
 
         return noticed
 
@@ -310,14 +322,14 @@ class Work:
         sizes = [(id(each), each.numel()) for each, _ in found]
 
         def add() -> None:
+            if kind != self._kind:
+                return
             factor = 1.0 if scale is None else float(scale)
-            squares = 0.0
-            for (key, size), norm in zip(sizes, _numbers(norms)):
-                if norm:  # nan too
-                    self._with_gradients[key] = size
-                squares += (norm / factor) ** 2
-            if kind == self._kind and len(self._norms) < _MOST_VALUES:
-                self._norms.append(squares**0.5)
+            values = [norm / factor for norm in _numbers(norms)]
+            # nan too
+            self._with_gradients.update(pair for pair, norm in zip(sizes, values) if norm)
+            if len(self._norms) < _MOST_VALUES:
+                self._norms.append(sum(norm**2 for norm in values) ** 0.5)
 
         self._pending.append(add)
 
@@ -350,6 +362,7 @@ class Work:
             self._kind, self._ended = kind, 0
             self._checked_steps = self._idle_steps = 0
             self._last, self._norms = {}, []
+            self._with_gradients.clear()
             self._counts.restart()
         self._ended += 1
         since = self._ended - _COUNTED_AFTER[kind]
@@ -442,6 +455,8 @@ class Work:
             "precision": {k: v / flops for k, v in counts.flops.items()} if flops else None,
             "operators": _per_step(counts.operators, steps),
             "modules": _per_step(counts.modules, steps),
+            "slept_s": self._slept_s,
+            "compiles": bool(_dynamo_graphs()),
             "failure": self.failure,
             "environment": {
                 "torch": torch.__version__,
@@ -596,6 +611,11 @@ def _per_step(counts: Counter[str], steps: int) -> dict[str, float] | None:
 def _size(owner: Any) -> int | None:
     size = known(lambda: len(owner))
     return size if isinstance(size, int) and size < 1 << 50 else None
+
+
+def _dynamo_graphs() -> int:
+    counters: Any = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return int(counters.get("stats", {}).get("unique_graphs", 0))
 
 
 def _devices() -> list[str]:

@@ -1,0 +1,393 @@
+"""Compares the work of two programs, as `record.work` has observed it: is it the same work?
+
+A difference refuses if the programs do not do the same work. Fewer tokens or operations refuse
+unless the losses are equal: work that changes no loss may be left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from instrument.base import files
+from instrument.base.errors import CaptureError
+from instrument.base.printable import printable
+from instrument.base.units import count, few, percent
+from instrument.read.trace.capture_json import BAD_JSON
+
+Equality = Literal["bit-equal", "equal within rounding", "different", "unknown"]
+Declared = Literal["same", "rounding", "precision"]
+_MOST_BYTES = 64 << 20
+Number = Annotated[int, Meta(ge=0, le=2**60)]
+Amount = Annotated[float, Meta(ge=0, le=1e24)]
+Name = Annotated[str, Meta(max_length=400)]
+Hex = Annotated[str, Meta(max_length=32)]
+Values = Annotated[list[Hex | None], Meta(max_length=1 << 17)]
+Counts = Annotated[dict[Name, Amount], Meta(max_length=256)]
+
+# The bits of the numbers' fractions: a product of fewer bits is less precise.
+_BITS = {"float64": 52, "float32": 23, "tf32": 10, "float16": 10, "bfloat16": 7}
+_FEWEST = 3
+# By these bits, the largest relative difference of the first losses, which the same weights give,
+# and of later ones. A difference grows with the steps; see `tolerance`.
+_TOLERANCES = {52: (1e-12, 1e-6), 23: (1e-5, 1e-2), 10: (5e-3, 5e-2)}
+_COARSE = 2e-2, 5e-2
+# Counts that differ by less than these shares are alike; hardly any work is left below the last.
+_LESS, _FEWER_SAMPLES, _CACHED = 0.01, 0.1, 0.1
+_SHOWN = 5
+
+
+class Calls(Struct, frozen=True):
+    """Calls of a program's models; see `record.work`."""
+
+    calls: Number
+    samples: Number
+    tokens: Number | None
+    elements: Number
+    rows: Number
+    distinct: Number | None
+    digest: Name
+    shapes: Annotated[list[Name], Meta(max_length=32)]
+    is_whole: bool = True
+
+
+_NO_CALLS = Calls(0, 0, None, 0, 0, None, "", [])
+
+
+class Loader(Struct, frozen=True):
+    """A data loader: its length, that of its dataset, and how many batches it gave."""
+
+    length: Number | None
+    dataset: Number | None
+    batch_size: Number | None
+    batches: Number
+
+
+class Parameters(Struct, frozen=True):
+    """How many numbers are trained, had a gradient, and changed in a step."""
+
+    trained: Number
+    with_gradients: Number
+    changed: Number
+
+
+class Environment(Struct, frozen=True):
+    """Where a program ran."""
+
+    torch: Name
+    python: Name
+    system: Name
+    processor: Name
+    devices: Annotated[list[Name], Meta(max_length=64)]
+    threads: Number | None
+    cpus: Number | None
+
+
+class Facts(Struct, frozen=True):
+    """What work a program did; None: not seen."""
+
+    steps: Number | None
+    backwards: Number
+    batches: Number | None
+    loaders: Annotated[list[Loader], Meta(max_length=16)]
+    training: Calls | None
+    evaluation: Calls | None
+    parameters: Parameters | None
+    checked_steps: Number
+    idle_steps: Number
+    gradient_norms: Values | None
+    counted_steps: Number
+    flops: Amount | None
+    precision: Counts | None
+    operators: Counts | None
+    modules: Counts | None
+    slept_s: Amount
+    compiles: bool
+    failure: Name | None
+    environment: Environment
+
+
+class Work(Struct, frozen=True):
+    """The work of a program, its losses, and numbers of its evaluations, as `float.hex` writes."""
+
+    losses: Values
+    evaluations: Values
+    facts: Facts
+    format: Literal[1]
+
+
+class Difference(Struct, frozen=True):
+    """A difference between the work of A and B; `refuses`: it is not the same work."""
+
+    what: Name
+    refuses: bool
+    text: Annotated[str, Meta(max_length=4000)]
+
+
+class Numbers(Struct, frozen=True):
+    """How the losses of B, and the outputs of its evaluations, compare with those of A.
+
+    Attributes:
+        compared: how many numbers were compared.
+        largest: the largest relative difference; None if that is not known.
+        why: why the equality is not known, or where the numbers differ.
+    """
+
+    equality: Equality
+    compared: Number
+    largest: float | None
+    why: Annotated[str, Meta(max_length=400)]
+
+
+def read_work(path: Path) -> Work:
+    """Read the file that a program has written.
+
+    Raises:
+        CaptureError: there is none, or it is damaged.
+    """
+    try:
+        return msgspec.json.decode(files.read_bytes(path, _MOST_BYTES), type=Work)
+    except OSError as error:
+        raise CaptureError(
+            f"{path} cannot be read ({error.strerror}): the program must use a Session, or be run "
+            "with `instrument run`, and end by itself."
+        ) from None
+    except BAD_JSON as error:
+        raise CaptureError(f"{path} is damaged, or of another version ({error}).") from None
+
+
+# The losses.
+
+
+def compare_numbers(a: Work, b: Work, again: Work | None) -> Numbers:
+    """Compare the losses and evaluations of B with those of A, and A with a second run of it."""
+    bits = _lowest(a.facts.precision)
+    own = _compare(a, again, bits) if again is not None else None
+    if own is not None and own.equality in ("different", "unknown"):
+        why = f"A's own losses differ from run to run: {own.why}" if own.compared else own.why
+        return Numbers("unknown", own.compared, own.largest, why)
+    found = _compare(a, b, bits)
+    if found.equality == "bit-equal" and own is not None and own.equality != "bit-equal":
+        return msgspec.structs.replace(found, equality=own.equality, why=own.why)
+    return found
+
+
+def _compare(a: Work, b: Work, bits: int) -> Numbers:
+    losses = compare_values(a.losses, b.losses, bits)
+    trains = bool(a.facts.backwards)
+    if not trains:
+        return losses
+    outputs = compare_values(a.evaluations, b.evaluations, bits, "evaluation", len(a.losses))
+    order = ("bit-equal", "equal within rounding", "unknown", "different")
+    if losses.equality == "unknown" or order.index(losses.equality) >= order.index(
+        outputs.equality
+    ):
+        return losses
+    return outputs if outputs.compared else losses
+
+
+def compare_values(
+    a: Sequence[str | None], b: Sequence[str | None], bits: int, noun: str = "step", done: int = 0
+) -> Numbers:
+    """Compare numbers step by step; `done` steps were before the first."""
+    known = [abs(x) for each in a if each is not None and math.isfinite(x := _number(each))]
+    if not known:
+        return Numbers("unknown", 0, None, "no loss was seen")
+    least = median(known) / 100  # losses near zero are compared with the usual ones
+    largest, where, is_equal, is_close = 0.0, "", True, len(a) == len(b)
+    for step, pair in enumerate(zip(a, b)):
+        if pair[0] == pair[1]:
+            continue
+        is_equal = False
+        x, y = (math.nan if each is None else _number(each) for each in pair)
+        scale = max(abs(x), abs(y), least)
+        change = abs(x - y) / scale if scale and math.isfinite(x + y) else math.inf
+        if not change <= tolerance(step + done, bits) and is_close:
+            is_close, where = False, f"{x:.7g} in A and {y:.7g} in B at {noun} {step}"
+        largest = max(largest, change)
+    if len(a) != len(b):
+        where = where or f"{len(a)} in A and {len(b)} in B"
+    elif is_equal:
+        return Numbers("bit-equal", len(a), 0.0, "")
+    equality: Equality = "equal within rounding" if is_close else "different"
+    return Numbers(equality, min(len(a), len(b)), largest if largest < math.inf else None, where)
+
+
+def tolerance(step: int, bits: int) -> float:
+    """By how much rounding may change a loss at a step, as a share: training amplifies it."""
+    first, most = _TOLERANCES.get(bits, _COARSE)
+    return min(first * (step + 1) ** 2, most)
+
+
+def _number(text: str) -> float:
+    try:
+        return float.fromhex(text)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def _lowest(precision: Mapping[str, float] | None) -> int:
+    """The bits of the least precise numbers that take a part in the products."""
+    used = [kind for kind, share in (precision or {}).items() if share >= _LESS]
+    return min((_BITS.get(each, _FEWEST) for each in used), default=_BITS["float32"])
+
+
+# The work.
+
+
+def differences(a: Facts, b: Facts, numbers: Numbers, declared: Declared) -> list[Difference]:
+    """The differences between the work of A and B: first those that refuse."""
+    is_equal = numbers.equality in ("bit-equal", "equal within rounding")
+    found = [
+        *_unseen(a, b),
+        *_steps_and_data(a, b),
+        *_calls("training", a, b, is_equal),
+        *_calls("evaluation", a, b, is_equal),
+        *_parameters(a, b),
+        *_operations(a, b, is_equal, declared),
+        *_counts("operators", a.operators, b.operators),
+        *_counts("modules", a.modules, b.modules),
+    ]
+    here, there = (msgspec.structs.asdict(each.environment) for each in (a, b))
+    if changed := [f"{k} {here[k]} in A, {there[k]} in B" for k in here if here[k] != there[k]]:
+        found.append(_difference("environment", False, f"Environment: {'; '.join(changed)}."))
+    return sorted(found, key=lambda each: not each.refuses)
+
+
+def _difference(what: str, refuses: bool, text: str) -> Difference:
+    return Difference(what, refuses, printable(text)[:2000])
+
+
+def _unlike(what: str, text: str, a: int | None, b: int | None) -> Iterator[Difference]:
+    """A count that must be equal."""
+    if a is not None and b is not None and a != b:
+        yield _difference(what, True, text.format(a=f"{a:,}", b=f"{b:,}"))
+
+
+def _unseen(a: Facts, b: Facts) -> Iterator[Difference]:
+    for label, facts in (("A", a), ("B", b)):
+        if facts.failure is not None:
+            text = f"The work of {label} was not seen to its end: {facts.failure}."
+            yield _difference("unseen", True, text)
+    if abs(a.slept_s - b.slept_s) > 0.05 * max(a.slept_s, b.slept_s):
+        text = f"A sleeps {a.slept_s:.3g} s in time.sleep, B {b.slept_s:.3g} s."
+        yield _difference("sleep", False, text)
+
+
+def _steps_and_data(a: Facts, b: Facts) -> Iterator[Difference]:
+    yield from _unlike("steps", "B takes {b} steps of an optimizer, A {a}.", a.steps, b.steps)
+    yield from _unlike("backwards", "B runs {b} backwards, A {a}.", a.backwards, b.backwards)
+    is_same = _is_same_data(a.training, b.training) and _is_same_data(a.evaluation, b.evaluation)
+    sizes = [sum(each.dataset or 0 for each in side.loaders) for side in (a, b)]
+    if not is_same and sizes[1] < sizes[0]:
+        text = f"The datasets of B's loaders have {sizes[1]:,} samples, those of A {sizes[0]:,}."
+        yield _difference("dataset", True, text)
+    if a.batches is not None and b.batches is not None and a.batches != b.batches:
+        text = f"B's loaders give {b.batches:,} batches, those of A {a.batches:,}."
+        yield _difference("batches", not is_same, text)
+
+
+def _is_same_data(a: Calls | None, b: Calls | None) -> bool:
+    """Whether both have the same samples, in any order."""
+    if a is None or b is None:
+        return a is b
+    return a.is_whole and b.is_whole and (a.samples, a.digest) == (b.samples, b.digest)
+
+
+def _calls(phase: str, a: Facts, b: Facts, is_equal: bool) -> Iterator[Difference]:
+    x, y = getattr(a, phase), getattr(b, phase)
+    if x is None and y is None:
+        return
+    wholes = [
+        not side.compiles if each is None else each.is_whole for side, each in ((a, x), (b, y))
+    ]
+    if not all(wholes):  # a compiled function calls the model
+        if any(wholes):
+            unseen = "AB"[wholes.index(False)]
+            text = (
+                f"Samples of {phase} are not seen in {unseen}, where compiled functions use them."
+            )
+            yield _difference(f"{phase}-unseen", False, text)
+        return
+    x, y = (each or _NO_CALLS for each in (x, y))
+    text = f"In {phase}, B's models get {{b}} samples, those of A {{a}}."
+    yield from _unlike(f"{phase}-samples", text, x.samples, y.samples)
+    shares = [
+        each.distinct / each.rows for each in (x, y) if each.distinct is not None and each.rows
+    ]
+    if len(shares) == 2 and shares[1] < (1 - _FEWER_SAMPLES) * shares[0]:
+        texts = [*map(percent, shares)]
+        text = f"Of B's samples in {phase}, {texts[1]} are distinct, of A's {texts[0]}."
+        yield _difference(f"{phase}-distinct", True, text)
+    for noun, p, q in (("tokens", x.tokens, y.tokens), ("numbers", x.elements, y.elements)):
+        if p and q is not None and x.samples == y.samples and abs(q - p) > _LESS * p:
+            text = f"In {phase}, B's models get {q:,} {noun} in as many samples, those of A {p:,}"
+            shapes = f"inputs of {few(y.shapes, 3)} in B, {few(x.shapes, 3)} in A"
+            yield _difference(f"{phase}-{noun}", q < p and not is_equal, f"{text}: {shapes}.")
+            return
+
+
+def _parameters(a: Facts, b: Facts) -> Iterator[Difference]:
+    x, y = a.parameters, b.parameters
+    if x is None or y is None:
+        return
+    yield from _unlike("trained", "B trains {b} parameters, A {a}.", x.trained, y.trained)
+    yield from _unlike("changed", "B's steps change {b} parameters, A's {a}.", x.changed, y.changed)
+    text = "{b} parameters of B have a gradient, {a} of A."
+    yield from _unlike("gradients", text, x.with_gradients, y.with_gradients)
+    idle = [each.idle_steps / max(each.checked_steps, 1) for each in (a, b)]
+    if idle[1] > idle[0] + _FEWER_SAMPLES:
+        text = f"{percent(idle[1])} of B's steps change no parameter, {percent(idle[0])} of A's."
+        yield _difference("idle", True, text)
+
+
+def _operations(a: Facts, b: Facts, is_equal: bool, declared: Declared) -> Iterator[Difference]:
+    if (
+        a.precision
+        and b.precision
+        and _mean_bits(b.precision) < (1 - _LESS) * _mean_bits(a.precision)
+    ):
+        text = f"B multiplies {_kinds(b.precision)}, A {_kinds(a.precision)}: lower precision."
+        yield _difference("precision", declared != "precision", text)
+    if a.flops and b.flops is None:
+        yield _difference("operations", False, "The operations of B's steps are not known.")
+    if not a.flops or b.flops is None or abs(b.flops / a.flops - 1) <= _LESS:
+        return
+    text = f"A step of B computes {count(b.flops)} operations, one of A {count(a.flops)}"
+    if b.flops < _CACHED * a.flops:
+        yield _difference("operations", True, f"{text}: B reuses results, or leaves them out.")
+    elif b.flops > a.flops:
+        yield _difference("operations", False, f"{text}.")
+    elif is_equal:
+        yield _difference("operations", False, f"{text}, and the losses are equal.")
+    else:
+        more = "".join(f" {each.text}" for each in _counts("modules", a.modules, b.modules))
+        yield _difference("operations", True, f"{text}, and the losses are not equal.{more}")
+
+
+def _mean_bits(precision: Mapping[str, float]) -> float:
+    return sum(share * _BITS.get(kind, _FEWEST) for kind, share in precision.items())
+
+
+def _kinds(precision: Mapping[str, float]) -> str:
+    kinds = sorted(precision.items(), key=lambda pair: -pair[1])
+    return few((f"{percent(share)} in {kind}" for kind, share in kinds), 3)
+
+
+def _counts(
+    what: str, a: Mapping[str, float] | None, b: Mapping[str, float] | None
+) -> Iterator[Difference]:
+    """The counts in a step that differ most."""
+    if a is None or b is None or a == b:
+        return
+    changes = {name: abs(a.get(name, 0) - b.get(name, 0)) for name in (*a, *b)}
+    names = sorted((name for name in changes if changes[name]), key=lambda name: -changes[name])
+    rows = [f"{each} {a.get(each, 0):.4g} in A, {b.get(each, 0):.4g} in B" for each in names]
+    sums = f"{sum(a.values()):.4g} in A, {sum(b.values()):.4g} in B"
+    yield _difference(what, False, f"Calls of {what} in a step: {sums}: {few(rows, _SHOWN)}.")
