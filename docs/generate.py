@@ -35,6 +35,7 @@ from instrument.read.show import ab, ranks, whatif
 from instrument.read.show.capture_list import CAPTURES
 from instrument.read.simulate.causal_profile import CAUSAL_PROFILE
 from instrument.read.simulate.critical_path import CRITICAL_PATH
+from instrument.read.views import witness
 from instrument.read.views.coverage_rows import ROWS
 from instrument.read.views.timings_file import TIMINGS
 from instrument.read.views.views import VIEWS
@@ -263,6 +264,8 @@ def json_page() -> str:
         "diff": diff.JSON_KEYS
         | {"conditions": "with `--fail-on`, the verdicts; if a side is a baseline, the only key"},
         "A verdict of `--fail-on`": limits.JSON_KEYS,
+        "check": witness.JSON_KEYS,
+        "A claim": witness.CLAIM_KEYS,
         "ab": ab.JSON_KEYS,
         "ranks": ranks.JSON_KEYS
         | {

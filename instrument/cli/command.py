@@ -21,6 +21,7 @@ from instrument.base.files import fill_standard_streams
 from instrument.cli import (
     ab,
     baseline,
+    check,
     diagnose,
     diff,
     export,
@@ -46,6 +47,7 @@ COMMANDS = {
     "report": report,
     "open": open,
     "diagnose": diagnose,
+    "check": check,
     "whatif": whatif,
     "diff": diff,
     "ab": ab,

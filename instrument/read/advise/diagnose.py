@@ -88,6 +88,7 @@ from instrument.read.views.efficiency import near_peak
 from instrument.read.views.find_captures import left_out, newest_run
 from instrument.read.views.largest_parts import NOTHING, Heaviest, heaviest, largest_parts
 from instrument.read.views.views import TRAIN, Views
+from instrument.read.views.witness import consequences
 
 if TYPE_CHECKING:
     from instrument.read.ranks.rank_summary import RankSummary
@@ -302,7 +303,7 @@ class Diagnosing:
             window=(*steps, self.windows[steps, rank]),
             has_device_work=len(capture.work.event) > 0,
             has_steps=len(capture.links.steps) > 0,
-            lost_events=lost_events(capture),
+            lost_events=" ".join([lost_events(capture), *consequences(capture)]).strip(),
         )
         self.seen.append(now)
         self.windows[steps, rank] += 1

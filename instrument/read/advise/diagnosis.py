@@ -119,8 +119,9 @@ class Diagnosis:
         lines: a row of text for each of the lines that take most of the run, by samples; none if
             `profiler.lines` was off.
         near_peak: the clause on how near the program is to what the machine can do, if it is near.
-        lost_events: sentences on a hundredth or more of the events that were not read, or have
-            impossible times; "" if there are fewer.
+        lost_events: sentences on a hundredth or more of the events that were not read, have
+            impossible times, or break another claim of `instrument.read.views.witness`, with what
+            that means; "" if there are fewer.
         together: what the first three findings save together; None if fewer than two are simulated.
         ignored: the codes of the findings that were left out on request.
     """

@@ -16,6 +16,7 @@ from instrument.read.views.ranges import shared_ns
 from instrument.read.views.table import Table
 from instrument.read.views.table_text import heading as column_title
 from instrument.read.views.views import Views, rows_of
+from instrument.read.views.witness import consequences
 
 # The heading shows the losses of data in these rows of `capture.coverage`.
 HEADING_ROWS = (coverage_rows.PLANNED, coverage_rows.READ, coverage_rows.VALID)
@@ -90,6 +91,7 @@ def _notes(capture: Views) -> Iterator[str]:
         row = part(capture, name)
         if row is not None and row.why:
             yield row.why
+    yield from consequences(capture)
 
 
 def _steps_of(numbers: Sequence[int]) -> str:

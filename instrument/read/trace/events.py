@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -263,6 +263,8 @@ class Events:
         rank, world_size: those of the recording process; None if missing.
         process_groups: the process groups of the recording process.
         devices: the devices of the machine.
+        versions: the version of the device's runtime, such as `{"cuda_runtime_version": 12040}`;
+            empty if the file does not name it.
         left_out: the number of events that are left out because their times are out of range,
             more than a day from most events, or 0 while all others are more than a minute later.
         unreadable: the number of events in the file that are not JSON, even after repairs.
@@ -314,6 +316,7 @@ class Events:
     world_size: int | None = None
     process_groups: tuple[ProcessGroup, ...] = ()
     devices: tuple[Device, ...] = ()
+    versions: Mapping[str, int] = field(default_factory=dict)
     left_out: int = 0
     unreadable: int = 0
     no_category: int = 0

@@ -32,6 +32,7 @@ _KEY = b'"traceEvents"'
 _KEYS_TRIED = 16
 _MOST_ITEMS = 1000  # only the first 1,000 items of a list other than `traceEvents` are read
 _LATEST_NS = 2**62  # the year 2116 in Unix time
+_VERSIONS = ("cuda_runtime_version", "hip_runtime_version")
 # A string, with or without its closing quotation mark, or a bracket.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)
 # Where one event of torch ends and the next one begins. No event that torch writes contains it.
@@ -73,6 +74,7 @@ class Pieces:
         base_ns: what to add to the times of the trace to get Unix time; 0 if missing.
         distributed: the `distributedInfo` of the document: rank, world size and more.
         devices: the `deviceProperties` of the document.
+        versions: the version of the device's runtime, such as 12040 for CUDA 12.4.
         cut_short: whether the JSON text is truncated.
         unreadable: the number of events that are not JSON; None stands for each in its piece.
         head, tail: the text before the first event and after the last one, perhaps repaired; `tail`
@@ -94,6 +96,7 @@ class Pieces:
         self.base_ns = 0
         self.distributed: dict[str, Any] = {}
         self.devices: list[dict[str, Any]] = []
+        self.versions: dict[str, int] = {}
         self.cut_short = False
         self.unreadable = 0
         self.head = self.tail = b""
@@ -243,6 +246,9 @@ class Pieces:
         if isinstance(distributed, dict):
             self.distributed = distributed
         self.devices += _items(document.get("deviceProperties"), dict)
+        self.versions |= {
+            key: value for key in _VERSIONS if type(value := document.get(key)) is int and value > 0
+        }
         return text
 
     def _one_by_one(self) -> tuple[list[Any], bool]:

@@ -101,6 +101,7 @@ def read(path: Path) -> Events:
                 cut_short=pieces.cut_short,
                 unreadable=pieces.unreadable,
                 devices=tuple(map(_device, pieces.devices)),
+                versions=pieces.versions,
                 process_groups=_process_groups(pieces.distributed),
                 **_of_rank(pieces.distributed),
             )

@@ -178,19 +178,29 @@ def _device_time(work: Work, shown: Flags, why: str, among: Flags | None = None)
     return _share(int(length[shown].sum()), int(whole.sum()), why)
 
 
-def _launches(capture: Views) -> Part | None:
-    """The launches that have device work, counted, because missing work has no known time."""
-    events, device = capture.events, capture.work.event
-    if not len(device) and events.among(_COUNTERS).any():
-        return None
+def launches(capture: Views) -> tuple[Ints, Flags, Flags]:
+    """Return the launches, which of them have device work, and which of them lack theirs.
+
+    The last two are False for the launches in which a stream was captured, because they ran none.
+    """
+    events = capture.events
     calls = np.flatnonzero(
         events.among(is_runtime) & events.named(is_launch) & (events.correlation != 0)
     )
     if chosen := _chosen_types(capture):
         copies = events.named(is_copy)[calls]
         calls = calls[np.where(copies, "GPU_MEMCPY" in chosen, "CONCURRENT_KERNEL" in chosen)]
-    has_work, start = have_work(events, device, calls), events.start_ns[calls]
-    lost = ~has_work & ~_captures(events, start)
+    has_work = have_work(events, capture.work.event, calls)
+    return calls, has_work, ~has_work & ~_captures(events, events.start_ns[calls])
+
+
+def _launches(capture: Views) -> Part | None:
+    """The launches that have device work, counted, because missing work has no known time."""
+    events, device = capture.events, capture.work.event
+    if not len(device) and events.among(_COUNTERS).any():
+        return None
+    calls, has_work, lost = launches(capture)
+    start = events.start_ns[calls]
     covered, missing = int(has_work.sum()), int(lost.sum())
     at_end = int((lost & (start > start[has_work].max(initial=events.begin_ns))).sum())
     if not covered:
@@ -283,23 +293,29 @@ def _in_operator(capture: Views) -> Part | None:
     return _device_time(capture.work, inside, why, inside | (capture.work.call >= 0))
 
 
-def _in_order(capture: Views) -> Part | None:
+def in_order(capture: Views) -> Flags:
+    """A mask of the device work that starts after its launch, and in the order of the launches."""
     events, work = capture.events, capture.work
     launched = work.call >= 0
     called, returned = (side[work.call] for side in (events.start_ns, events.end_ns))
-    in_order = launched & (work.start_ns >= called)
+    found: Flags = launched & (work.start_ns >= called)
     known = np.flatnonzero(launched)
     for row in groupby(events.thread[work.event[known]])[1].sorted_by(work.start_ns[known]).rows():
         on_stream = known[row]
         latest_ns = np.maximum.accumulate(called[on_stream])
-        in_order[on_stream[1:]] &= latest_ns[:-1] <= returned[on_stream[1:]]
+        found[on_stream[1:]] &= latest_ns[:-1] <= returned[on_stream[1:]]
+    return found
+
+
+def _in_order(capture: Views) -> Part | None:
+    work = capture.work
     why = (
         "device time belongs to work that starts at an impossible time. Two starts are impossible: "
         "before the launch of the work begins, and after the start of work that was launched later "
         "on the same stream. Either the clocks of CPU and device disagree, or the trace joins "
         "launches to the wrong work. Do not trust the delays and the causes of idle time."
     )
-    return _device_time(work, in_order, why, launched)
+    return _device_time(work, in_order(capture), why, work.call >= 0)
 
 
 def _outside_graphs(capture: Views) -> Part | None:

@@ -260,6 +260,8 @@ class Views:
         #: The part of the trace that is asked about; see `during`.
         self.scope: Scope | None = None
         self._unrestricted: Self | None = None
+        #: False if the events are those of some steps; see `during`.
+        self.has_all_steps = True
         #: What was computed about the trace.
         self.once = Once()
 
@@ -353,7 +355,8 @@ class Views:
             first, last = (steps, steps) if isinstance(steps, int) else steps
             events = only_steps(self.links, first, last)
             first = max(first, self.links.step_numbers[0])
-            whole = self._alike(events=events, links=Links(events, first_step=first))
+            links = Links(events, first_step=first)
+            whole = self._alike(events=events, links=links, has_all_steps=False)
         if scope is None:
             return whole
         shared = {"events": whole.events, "links": whole.links, "facts": whole.facts}
