@@ -31,7 +31,7 @@ from instrument.read.compare import changes, diff, limits
 from instrument.read.facts.facts import EVENTS
 from instrument.read.facts.segments import SEGMENTS
 from instrument.read.ranks.run import SCHEMAS
-from instrument.read.show import ab, ranks, whatif
+from instrument.read.show import ab, ranks, tries, whatif
 from instrument.read.show.capture_list import CAPTURES
 from instrument.read.simulate.causal_profile import CAUSAL_PROFILE
 from instrument.read.simulate.critical_path import CRITICAL_PATH
@@ -39,6 +39,7 @@ from instrument.read.views import witness
 from instrument.read.views.coverage_rows import ROWS
 from instrument.read.views.timings_file import TIMINGS
 from instrument.read.views.views import VIEWS
+from instrument.record.changes import CHANGES
 from instrument.record.config.schema import (
     MetricsConfig,
     ModulesConfig,
@@ -214,6 +215,19 @@ def tables_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def try_page() -> str:
+    """The page of `instrument try`: the part written by hand, then the changes."""
+    by_hand = (DOCS / "try.md").read_text(encoding="utf-8").partition(NOTE)[0].rstrip()
+    rows = [
+        (f"`{each.name}{'=…' if each.values else ''}`", _cell(each.does), each.numbers,
+         f"`{_cell(each.by_hand)}`")
+        for each in CHANGES.values()
+    ]  # fmt: skip
+    header = ("change", "", "may change in the results", "in the script")
+    parts = [by_hand, NOTE, "## The changes", _table(header, rows)]
+    return "\n\n".join(parts) + "\n"
+
+
 def columns_page() -> str:
     """The page of the columns of all views of a capture."""
     parts = [
@@ -267,6 +281,8 @@ def json_page() -> str:
         "check": witness.JSON_KEYS,
         "A claim": witness.CLAIM_KEYS,
         "ab": ab.JSON_KEYS,
+        "try": tries.JSON_KEYS,
+        "A change of try": tries.CHANGE_KEYS,
         "ranks": ranks.JSON_KEYS
         | {
             name: f"the rows of [`window.{name}`](columns.md#window{name}-of-ranks)"
@@ -502,6 +518,7 @@ def files() -> dict[Path, Callable[[], str]]:
         "options.md": options_page,
         "columns.md": columns_page,
         "tables.md": tables_page,
+        "try.md": try_page,
         "cli.md": cli_page,
         "json.md": json_page,
     }

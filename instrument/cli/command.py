@@ -34,6 +34,7 @@ from instrument.cli import (
     show,
     sql,
     trigger,
+    try_,
     watch,
     whatif,
 )
@@ -51,6 +52,7 @@ COMMANDS = {
     "whatif": whatif,
     "diff": diff,
     "ab": ab,
+    "try": try_,
     "baseline": baseline,
     "export": export,
     "ranks": ranks,
@@ -115,10 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Split the words of `ab` and `run`: their own arguments, and the command or script."""
-    if argv[:1] == ["run"]:
-        own, program = run.split(argv[1:])
-        return ["run", *own], program
+    """Split the words of `ab`, `run` and `try`: their own, and those of the command or script."""
+    if argv[:1] in (["run"], ["try"]):
+        own, program = (run if argv[0] == "run" else try_).split(argv[1:])
+        return [argv[0], *own], program
     if argv[:1] != ["ab"] or "--" not in argv:
         return argv, []
     end = argv.index("--")

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from instrument.record.config.schema import ProfilerConfig
     from instrument.record.unedited import StepKind, Watch
 
-    Asked: TypeAlias = tuple[str, Sequence[str], StepKind | None]  # preset, overrides, --step
+    # preset, overrides, --step, --with
+    Asked: TypeAlias = tuple[str, Sequence[str], StepKind | None, str]
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ _TALKS = ("2.13.", "2.14.")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
-    options = "[PRESET] [profiler.OPTION=VALUE ...] [--step KIND]"
+    options = "[PRESET] [profiler.OPTION=VALUE ...] [--step KIND] [--with CHANGES]"
     parser.usage = (
         f"instrument run {options} [--] SCRIPT [ARGUMENTS ...]\n"
         f"       instrument run {options} -m MODULE [ARGUMENTS ...]"
@@ -66,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("words", metavar="PRESET", nargs="*", help=f"what to record (default: {_PRESET})")
     kinds = ("optimizer", "backward", "forward")
     add("--step", metavar="KIND", choices=kinds, help=f"what ends a step: {', '.join(kinds)}")
+    changes = "changes of `instrument try` to make to the script, such as fused,workers=2"
+    add("--with", dest="changes", metavar="CHANGES", default="", help=changes)
 
 
 def split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -80,7 +83,7 @@ def split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
         if word == "--":
             return words[:number], words[number + 1 :]
         is_option = word.startswith(("profiler.", "-")) and ("=" in word or word[0] == "-")
-        if word == "-m" or not (is_option or word in own or before == "--step"):
+        if word == "-m" or not (is_option or word in own or before in ("--step", "--with")):
             return words[:number], words[number:]
         before = word
     return words, []
@@ -96,8 +99,14 @@ def run(arguments: argparse.Namespace) -> Callable[[], int]:
         )
     overrides = [word for word in words if "=" in word]
     config_of(preset, overrides)  # raises before the script begins
-    script = prepared(arguments.program)
-    return lambda: _record(script, (preset, overrides, arguments.step)) or 0
+    script, changes = prepared(arguments.program), arguments.changes
+    if changes and os.environ.get("INSTRUMENT_WITH") != changes:
+        # the script must load torch itself, in a process that has the variables of the changes
+        from instrument.record.applied_changes import variables
+
+        os.environ.update(variables(changes))
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    return lambda: _record(script, (preset, overrides, arguments.step, changes)) or 0
 
 
 def config_of(preset: str, overrides: Sequence[str]) -> ProfilerConfig:
@@ -140,11 +149,12 @@ def _record(act: Callable[[], T], asked: Asked, spawned: int | None = None) -> T
     """
     from instrument.base import log
 
-    preset, overrides, kind = asked
+    preset, overrides, kind, changes = asked
+    is_trial = "INSTRUMENT_TRIAL" in os.environ
     if version("torch").startswith(_TALKS):
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # as docs/troubleshooting.md says
     config = config_of(preset, overrides)
-    if not config.enabled:
+    if not (config.enabled or changes or is_trial):
         return act()
     may_move = not any(word.startswith(_SAY_WHEN) for word in overrides)
     speaks = not spawned and rank_info().rank == lowest_rank(config.ranks)
@@ -159,10 +169,17 @@ def _record(act: Callable[[], T], asked: Asked, spawned: int | None = None) -> T
             with own_modules():
                 from instrument.record.unedited import Watch
 
+                after_step = None
+                if changes or is_trial:
+                    from instrument.record.trial import begin as begin_trial
+
+                    after_step = begin_trial(changes, observes=not config.enabled)
             # a new interpreter would import the script's modules instead of this package's
             follows = spawned is None and not doubles()
             run_spawned = partial(_run_spawned, asked) if follows else None
-            watch = Watch(config, kind, may_move=may_move, run_spawned=run_spawned)
+            watch = Watch(
+                config, kind, may_move=may_move, run_spawned=run_spawned, after_step=after_step
+            )
             watches.append(watch)
             watch.begin()
         except Exception as wrong:  # an error of ours must not end the script

@@ -104,7 +104,7 @@ def parse(text: str) -> list[tuple[str, str]]:
         ConfigError: a change is unknown or named twice, or its value is missing or wrong.
     """
     found = dict[str, str]()
-    for part in text.split(","):
+    for part in filter(None, text.split(",")):
         name, _, value = part.strip().partition("=")
         change = CHANGES.get(name)
         if change is None:

@@ -135,11 +135,12 @@ class Watch:
         *,
         may_move: bool = False,
         run_spawned: Callable[..., Any] | None = None,
+        after_step: Callable[[Watch], object] | None = None,
     ) -> None:
         self.session: Session | None = None
         self.times = no_times()
         self._step_began_ns = self._ranks = 0
-        self._run_spawned = run_spawned
+        self._run_spawned, self._after_step = run_spawned, after_step
         self._unwatch: Callable[[], None] = lambda: None
         self.gave_up = self.spawns = self._ended = False
         self._config, self._given, self._may_move = config, kind, may_move
@@ -282,6 +283,7 @@ class Watch:
                     if self.session is None or kind != self._kind:  # else another thread was first
                         with own_modules():
                             self._begin_steps(kind)
+                        self._tell()
                 finally:
                     self._starting.release()
         except Exception as error:
@@ -335,7 +337,7 @@ class Watch:
         session = Session(later or config)
         # asked now, because the script may destroy its process group
         self.times, self._ranks = no_times(), rank_info().world_size
-        session.start(self._models(), loaders={"train": self._loader}, steps_done=FIRST_STEP)
+        session.start(self.models(), loaders={"train": self._loader}, steps_done=FIRST_STEP)
         self.session, self._loader = session, None
         self._step_began_ns = time.perf_counter_ns()
 
@@ -350,6 +352,12 @@ class Watch:
         is_alone = recorded or window is None or number < window.warmup_from
         if number < MOST_KEPT and is_timed and is_alone:
             self.times[number] = -took_ns if recorded else took_ns | exporting
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._after_step is not None:
+            self._after_step(self)
+            self._step_began_ns = time.perf_counter_ns()
 
     def _try_again(self, session: Session) -> None:
         """Request a window, once the script's own profiler, which prevented one, has stopped."""
@@ -388,9 +396,9 @@ class Watch:
         self._optimizers.add(optimizer)
         if self.session is not None and self._searches < _MOST_SEARCHES:
             with suppress(ConfigError):  # the options name modules of other models
-                self.session.add_models(self._models())
+                self.session.add_models(self.models())
 
-    def _models(self) -> dict[str, nn.Module]:
+    def models(self) -> dict[str, nn.Module]:
         """The models that are trained or were called, by the prefixes of their ranges.
 
         These are modules that are in no other module. If only one of them has parameters, its

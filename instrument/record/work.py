@@ -262,7 +262,8 @@ class Work:
         calls = self._training if trains else self._evaluation
         calls.number += 1
         values = self._outputs if trains else self._evaluated
-        if len(values) < _MOST_VALUES and output:
+        is_needed = not (trains and self.only_losses and self._backwards)  # in place of losses
+        if is_needed and len(values) < _MOST_VALUES and output:
             values.append(_spread(output[0]))
         if not self.only_losses:
             self._add_inputs(calls, [*islice(_tensors(given), _TENSORS)])
@@ -419,6 +420,11 @@ class Work:
         self._safely(self._flush)
         return _hex(self._evaluated[: self._read[2]])
 
+    def content(self) -> dict[str, Any]:
+        """What was seen until now, as `instrument.read.compare.work` reads it from a file."""
+        seen = {"losses": self.losses, "evaluations": self.evaluations}
+        return {"format": 1, **seen, "facts": self.facts()}
+
     def facts(self) -> dict[str, Any]:
         """What work was done until now, JSON-able; what was not seen is None."""
         self._safely(self._flush)
@@ -486,14 +492,8 @@ def _write(work: Work, file: Path, process: int) -> None:
     if os.getpid() != process:
         return
     work.end()
-    content = {
-        "format": 1,
-        "losses": work.losses,
-        "evaluations": work.evaluations,
-        "facts": work.facts(),
-    }
     with suppress(OSError):
-        files.write(file, json.dumps(content))
+        files.write(file, json.dumps(work.content()))
 
 
 _alive: WeakSet[Work] = WeakSet()

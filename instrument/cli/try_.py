@@ -1,0 +1,169 @@
+"""`instrument try`: make changes to a script from outside, and measure which make it faster."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from instrument.base.errors import ConfigError
+from instrument.cli.arguments import add_formats, positive
+from instrument.cli.output import Parts, Written, say
+
+HELP = "try changes that need no edit of a script, and measure which make it faster"
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments and the text of its help."""
+    options = "[options] [CHANGE ...] [--step KIND]"
+    parser.usage = (
+        f"instrument try {options} [--] SCRIPT [ARGUMENTS ...]\n"
+        f"       instrument try {options} -m MODULE [ARGUMENTS ...]"
+    )
+    parser.description = (
+        "Run a training script many times, diagnose it, and make changes to it from outside, such "
+        "as a fused optimizer or workers of its loader. Measure each change against the script as "
+        "it is, compare the losses step by step, and write a certificate for each. No file of the "
+        "script is changed. Without CHANGE, all that fit are tried, those that findings predict "
+        "first. `instrument run --with CHANGES SCRIPT` trains with the changes."
+    )
+    add = parser.add_argument
+    add("changes", metavar="CHANGE", nargs="*", help="what to try, such as fused or workers=2")
+    add(
+        "--budget",
+        metavar="TIME",
+        type=seconds,
+        default=600.0,
+        help="the longest time, such as 90s, 10m or 1h (default: 10m)",
+    )
+    add(
+        "--steps",
+        metavar="N",
+        type=positive,
+        help="steps of a timed block (default: as many as take 0.3 s)",
+    )
+    add(
+        "--output",
+        metavar="FOLDER",
+        type=Path,
+        default=Path("tried"),
+        help="the folder for the results; a call that was interrupted goes on (default: tried)",
+    )
+    add(
+        "--here",
+        action="store_true",
+        help="run the script in this folder, not in a copy of it",
+    )
+    add("--yes", action="store_true", help="do not ask before the first run")
+    add("--dry-run", action="store_true", help="list the changes, and run nothing")
+    kinds = ("optimizer", "backward", "forward")
+    add("--step", metavar="KIND", choices=kinds, help=f"what ends a step: {', '.join(kinds)}")
+    add_formats(parser, json="print JSON", markdown="print Markdown for a pull request")
+
+
+def seconds(text: str) -> float:
+    """Parse a time such as 90s, 10m or 1h."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if found is None or not float(found[1]):
+        raise argparse.ArgumentTypeError(f"must be a time such as 90s, 10m or 1h, not {text}")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Split the words after `instrument try` into the command's own and those of the script.
+
+    The script begins after `--`, with `-m`, or with the first word that names a file.
+    """
+    before = ""
+    for number, word in enumerate(words):
+        if word == "--":
+            return words[:number], words[number + 1 :]
+        is_value = before in ("--budget", "--steps", "--output", "--step")
+        if word == "-m" or (not is_value and (word.endswith(".py") or Path(word).exists())):
+            return words[:number], words[number:]
+        before = word
+    return words, []
+
+
+def run(arguments: argparse.Namespace) -> str | Parts:
+    """Try the changes; return what was measured, as a table, JSON or Markdown."""
+    from instrument.read.compare.tries import Plan, try_changes
+    from instrument.read.show.tries import as_json, as_markdown, parts
+    from instrument.record.applied_changes import variables
+    from instrument.record.changes import CHANGES, parse
+
+    wanted = [f"{name}={value}" if value else name
+              for name, value in parse(",".join(arguments.changes))]  # fmt: skip
+    if arguments.dry_run:
+        chosen = {each.partition("=")[0] for each in wanted} or CHANGES.keys()
+        return ["\n".join(f"{name}: {CHANGES[name].does}") for name in CHANGES if name in chosen]
+    if not arguments.program:
+        raise ConfigError("instrument try needs a script, or -m and a module, to run.")
+    folder: Path = arguments.output.absolute()
+    here = Path.cwd() if arguments.here else folder / "copy"
+    if not arguments.yes:
+        _ask(arguments, here, len(wanted) or len(CHANGES))
+    linked = _made(here, folder)
+    if linked:
+        say(f"Too large to be copied, so linked: {', '.join(linked)}.")
+    found = try_changes(
+        Plan(
+            script=arguments.program,
+            options=["--step", arguments.step] if arguments.step else [],
+            folder=folder,
+            here=here,
+            wanted=wanted,
+            until=time.monotonic() + arguments.budget,
+            steps=arguments.steps,
+            variables_of=variables,
+            predict=_predicted,
+            say=say,
+        )
+    )
+    if arguments.json:
+        return Written(as_json(found))
+    return Written(as_markdown(found)) if arguments.markdown else parts(found, arguments.program)
+
+
+def _ask(arguments: argparse.Namespace, here: Path, changes: int) -> None:
+    place = "this folder" if arguments.here else f"a copy of this folder, {here}"
+    say(
+        f"The script will run at most {2 * changes + 4} times, two of them at a time, in {place}, "
+        f"for at most {arguments.budget / 60:.3g} minutes. Each run is ended after some steps. "
+        "What it sends to others, or writes to other folders, it does in each run."
+    )
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise ConfigError("Nobody can answer here: give --yes to run the script.")
+    if input("Go on? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ConfigError("Nothing was run.")
+
+
+def _made(here: Path, folder: Path) -> list[str]:
+    from instrument.read.compare.scratch import copy_folder
+
+    folder.mkdir(parents=True, exist_ok=True)
+    return [] if here.exists() else copy_folder(Path.cwd(), here, folder)
+
+
+def _predicted(captures: Sequence[Path]) -> Mapping[str, tuple[float, float, float]]:
+    """The savings that the findings of captures predict, by code, and by code and variant."""
+    from instrument.read.advise.diagnose import Diagnosing
+    from instrument.read.advise.settings import read_settings
+    from instrument.read.capture import Capture
+
+    seen = Diagnosing(settings=read_settings())
+    for each in captures:
+        seen.add(Capture.load(each))
+    found: dict[str, tuple[float, float, float]] = {}
+    for finding in seen.diagnosis.findings:
+        if (saving := finding.saving) is None or saving.saving_ns <= 0:
+            continue
+        low, high = (bound.share for bound in saving.bounds)
+        for code in (finding.code, f"{finding.code}:{finding.variant}"):
+            found.setdefault(code, (saving.share, low, high))
+    return found

@@ -1,0 +1,400 @@
+"""Which changes make a script faster: tries each from outside, beside the script as it is.
+
+Changes that can be switched between two steps are alternated in one run first; those that do not
+look faster are not measured further. The others get two runs, one with the change and one without,
+which take turns in blocks of steps (A B B A or B A A B). Both run the same steps of the script, so
+their losses can be compared step by step. docs/try.md describes the rules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from instrument.base import files
+from instrument.base.errors import ConfigError
+from instrument.base.units import percent_change
+from instrument.read.compare.statistics import LEVEL, Floats, changes
+from instrument.read.compare.trial_runs import (
+    ChangeError,
+    ScriptEndedError,
+    ScriptError,
+    ScriptRun,
+    StepsError,
+    TimeUpError,
+)
+from instrument.read.trace.capture_json import BAD_JSON
+
+#: The file in the folder of `try` with what was measured so far.
+STATE_FILE = "tried.json"
+#: A change counts as faster only if the step gets shorter by more than this share.
+MARGIN = 0.01
+# How many blocks a decision needs, and how many more it gets if nothing is decided.
+_BLOCKS = 8
+# Blocks of the run in which changes are alternated, and the change that is measured further.
+_BLOCKS_OF_SCREEN, _PROMISING = 4, -0.01
+_SHARE_OF_SCREEN = 0.4  # of the budget that is left, the most that this run takes
+_MOST_RUNS = 4  # of the script, to alternate its changes, if it ends early or a change breaks it
+_SEED = 0
+_MOST_BYTES = 64 << 20
+# A timed block takes about this long; one step before it is not timed.
+_BLOCK_NS, _MOST_STEPS = 300e6, 100
+_LEAD, _LEAD_AT_FIRST = 1, 5
+# Of these changes, only one can be made.
+_ONE_OF = ({"fused", "foreach"}, {"bf16", "no-float16", "tf32"}, {"malloc", "huge-pages"})
+
+Result = Literal[
+    "fits", "no promise", "slower", "faster", "same", "undecided", "failed", "not tried"
+]
+Block = list[tuple[str, float]]  # the side, "A" or "B", and the mean time of a step, four times
+
+
+@dataclass(slots=True)
+class Tried:
+    """A change, and what was measured.
+
+    Attributes:
+        name: the name of the change; of several that were made together, their names.
+        words: the change as `--with` names it, such as "workers=2".
+        does, by_hand: what it changes, and how to write it in the script.
+        numbers: what it may change in the results: "same", "rounding" or "precision".
+        switchable: whether it can be switched between two steps.
+        predicted: the saving that a finding predicts, with its bounds, as shares of the step.
+        screened: the change of the step in the run in which changes are alternated.
+        result: what is known: "fits" if nothing is measured yet.
+        why: why it failed or was not tried.
+        share, low, high: the change of the step as a share, and its interval.
+        before_ns, after_ns: the mean time of a step.
+        proof: the folder of its certificate.
+        verdict, losses: of the certificate.
+    """
+
+    name: str
+    words: str
+    does: str
+    by_hand: str
+    numbers: str
+    switchable: bool
+    findings: tuple[str, ...] = ()
+    predicted: tuple[float, float, float] | None = None
+    screened: float | None = None
+    result: Result = "fits"
+    why: str = ""
+    share: float | None = None
+    low: float | None = None
+    high: float | None = None
+    before_ns: float | None = None
+    after_ns: float | None = None
+    proof: str = ""
+    verdict: str = ""
+    losses: str = ""
+
+
+@dataclass(slots=True)
+class Tries:
+    """What `instrument try` has measured of a script.
+
+    Attributes:
+        program: a digest of the command.
+        losses: those of the first run, without changes.
+        tried: the changes that fit the script.
+        together: the best combination; None if at most one change is faster.
+    """
+
+    program: str
+    losses: list[Any] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
+    together: Tried | None = None
+    is_screened: bool = False
+    format: Literal[1] = 1
+
+
+@dataclass(slots=True)
+class Pair:
+    """What was measured of a run without a change (A) and of one with it (B)."""
+
+    blocks: list[Block] = field(default_factory=list)
+    work: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Plan:
+    """What `instrument try` was asked for.
+
+    Attributes:
+        script: the words after `instrument run --`.
+        options: the words of `instrument run`, such as `--step forward`.
+        folder: the folder for all that is written; each run has a folder in it.
+        here: the folder in which the script runs.
+        wanted: the names of the changes to try; all that fit if empty.
+        until: the end of the budget, as a time of `time.monotonic`.
+        steps: how many steps a timed block has; None means about 0.3 s.
+        variables_of: the environment variables of changes.
+        predict: the savings that the findings in captures predict, by code: the share of the step,
+            and its bounds.
+        say: prints a line of progress.
+    """
+
+    script: Sequence[str]
+    options: Sequence[str]
+    folder: Path
+    here: Path
+    wanted: Sequence[str]
+    until: float
+    steps: int | None
+    variables_of: Callable[[str], Mapping[str, str]]
+    predict: Callable[[Sequence[Path]], Mapping[str, tuple[float, float, float]]]
+    say: Callable[[str], object]
+
+    def program(self) -> str:
+        """A text that is equal for equal plans, and that does not hold their arguments."""
+        content = [*self.script, "", *self.options]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def wants(self, each: Tried) -> bool:
+        """Whether a change was asked for."""
+        return not self.wanted or bool({each.name, each.words} & {*self.wanted})
+
+    def started(self, name: str, words: str = "", *, recorded: bool = False) -> ScriptRun:
+        """Start the script with changes, in a run of this name."""
+        off = [] if recorded else ["profiler.enabled=false", "profiler.lines=false"]
+        command = [sys.executable, "-m", "instrument", "run", *off, *self.options]
+        command += ["--with", words] if words else []
+        folder = self.folder / "runs" / name
+        shutil.rmtree(folder, ignore_errors=True)
+        variables = self.variables_of(words) if words else {}
+        return ScriptRun([*command, "--", *self.script], self.here, folder, variables)
+
+
+def try_changes(plan: Plan) -> Tries:
+    """Try the changes that fit the script while the budget lasts; go on where a call has stopped.
+
+    Raises:
+        CaptureError: the script has failed, or no steps were found.
+        ConfigError: none of the wanted changes fits the script.
+    """
+    found = read_state(plan.folder, plan.program())
+    if not found.tried:
+        _run_as_it_is(plan, found)
+        save_state(found, plan.folder)
+    chosen = [each for each in found.tried if plan.wants(each)]
+    if not chosen:
+        raise ConfigError(
+            f"{', '.join(plan.wanted) or 'No change'} fits this script: there is nothing to try."
+        )
+    if not (plan.wanted or found.is_screened):
+        _screen(plan, found)
+        found.is_screened = True
+        save_state(found, plan.folder)
+    longest_s = 0.0
+    for each in sorted(chosen, key=_expected_saving, reverse=True):
+        if each.result in ("fits", "not tried"):
+            longest_s = max(longest_s, _measure(plan, found, each, longest_s))
+    parts = parts_together(found.tried)
+    if len(parts) > 1:
+        combined = _combined(parts)
+        if found.together is None or found.together.words != combined.words:
+            found.together = combined
+            _measure(plan, found, combined, longest_s)
+    return found
+
+
+def _expected_saving(each: Tried) -> float:
+    return max(each.predicted[0] if each.predicted else 0.0, -(each.screened or 0.0))
+
+
+def parts_together(tried: Sequence[Tried]) -> list[Tried]:
+    """The changes to make together: those that are faster and equal, the largest first."""
+    chosen: list[Tried] = []
+    for each in sorted(tried, key=lambda each: each.share or 0.0):
+        taken = {one.name for one in chosen}
+        excluded = taken.union(*(group for group in _ONE_OF if group & taken))
+        if each.verdict == "faster and equal" and each.name not in excluded:
+            chosen.append(each)
+    return chosen
+
+
+def _combined(parts: Sequence[Tried]) -> Tried:
+    name, words = (",".join(getattr(each, key) for each in parts) for key in ("name", "words"))
+    numbers = "rounding" if any(each.numbers != "same" for each in parts) else "same"
+    by_hand = "; ".join(each.by_hand for each in parts)
+    return Tried(name, words, "all of these together", by_hand, numbers, False)
+
+
+def _run_as_it_is(plan: Plan, found: Tries) -> None:
+    plan.say("Running the script as it is, to diagnose it.")
+    with plan.started("as-it-is", recorded=True) as run:
+        run.start(plan.until)
+        fitting = run.changes
+        try:
+            captures = run.record(plan.until)
+        except TimeUpError:
+            captures = []
+            plan.say("The script was too slow to be diagnosed within the budget.")
+    predicted = plan.predict(captures) if captures else {}
+    for row in fitting:
+        each = msgspec.convert({"words": row.pop("with"), **row}, Tried)
+        savings = [predicted[code] for code in each.findings if code in predicted]
+        each.predicted = max(savings, default=None)
+        found.tried.append(each)
+
+
+def _steps_of_block(plan: Plan, step_ns: float) -> int:
+    return plan.steps or min(max(math.ceil(_BLOCK_NS / step_ns), 2), _MOST_STEPS)
+
+
+def _screen(plan: Plan, found: Tries) -> None:
+    """Alternate the changes that can be switched in one run; leave out those without promise."""
+    left = [each for each in found.tried if each.switchable]
+    left = [each for each in left if each.result == "fits"]
+    if len(left) < 2:
+        return
+    plan.say(f"Alternating {len(left)} changes in one run of the script.")
+    ratios: dict[str, list[float]] = {each.words: [] for each in left}
+    now = time.monotonic()
+    until = now + _SHARE_OF_SCREEN * (plan.until - now)
+    for _ in range(_MOST_RUNS):
+        with plan.started("alternated") as run, suppress(ScriptEndedError, TimeUpError):
+            run.start(until)
+            steps = _steps_of_block(plan, run.run(3, until, lead=_LEAD_AT_FIRST))
+            _alternate(run, left, ratios, steps, until)
+        left = [each for each in left if len(ratios[each.words]) < _BLOCKS_OF_SCREEN]
+        left = [each for each in left if each.result == "fits"]
+        if not left or time.monotonic() > until:
+            break
+    for each in found.tried:
+        if len(seen := ratios.get(each.words, [])) >= _BLOCKS_OF_SCREEN // 2:
+            each.screened = float(np.expm1(np.median(seen)))
+            if each.screened > _PROMISING and not each.predicted and each.result == "fits":
+                each.result = "no promise"
+
+
+def _alternate(
+    run: ScriptRun, left: list[Tried], ratios: dict[str, list[float]], steps: int, until: float
+) -> None:
+    for _ in range(_BLOCKS_OF_SCREEN):
+        for each in left:
+            if each.result != "fits" or len(ratios[each.words]) == _BLOCKS_OF_SCREEN:
+                continue
+            pairs: dict[str, list[float]] = {"": [], each.words: []}
+            try:
+                for words in ("", each.words, each.words, ""):
+                    step_ns = run.run(steps, until, lead=_LEAD, changes=words)
+                    pairs[words].append(step_ns)
+            except (ChangeError, ScriptError) as failed:
+                each.result, each.why = "failed", str(failed)
+                if isinstance(failed, ScriptError):
+                    return
+                continue
+            before, after = (np.log(side).mean() for side in pairs.values())
+            ratios[each.words].append(float(after - before))
+
+
+def _measure(plan: Plan, found: Tries, each: Tried, longest_s: float) -> float:
+    """Measure a change in two runs that take turns; return how many seconds it took."""
+    began = time.monotonic()
+    if began + longest_s > plan.until:
+        each.result, each.why = "not tried", "the budget was used up"
+    else:
+        try:
+            _compare(plan, each)
+            plan.say(f"{each.words}: {each.result}, {percent_change(each.share or 0.0)}")
+        except StepsError as error:
+            late = isinstance(error, TimeUpError)
+            each.result, each.why = "not tried" if late else "failed", str(error)
+            plan.say(f"{each.words}: {each.result}: {each.why}")
+    save_state(found, plan.folder)
+    return time.monotonic() - began
+
+
+def _compare(plan: Plan, each: Tried) -> None:
+    """Run blocks until there is a verdict, and write the certificate."""
+    pair = Pair()
+    for wanted, level in ((_BLOCKS, LEVEL), (2 * _BLOCKS, LEVEL / 2)):
+        most = plan.steps or _MOST_STEPS
+        while len(pair.blocks) < wanted:
+            done = len(pair.blocks)
+            with (
+                plan.started("without") as without,
+                plan.started("with", each.words) as changed,
+                suppress(ScriptEndedError),
+            ):
+                _take_turns(plan, without, changed, pair, wanted, most)
+            if len(pair.blocks) == done and (most := most // 2) == 0:
+                raise ScriptEndedError("The script has too few steps to be measured.")
+        change = changes(log_ratios(pair.blocks), level)[0]
+        if change.verdict(MARGIN) != "undecided" or change.share > 0:
+            break
+    each.share, each.low, each.high = change.share, change.low, change.high
+    each.before_ns, each.after_ns = (
+        float(np.median([ns for block in pair.blocks for side, ns in block if side == label]))
+        for label in ("A", "B")
+    )
+    each.result = change.verdict(MARGIN)
+
+
+def _take_turns(
+    plan: Plan, without: ScriptRun, changed: ScriptRun, pair: Pair, wanted: int, most: int
+) -> None:
+    """Add blocks in which the two runs take turns, A B B A or B A A B, over the same steps."""
+    sides = {"A": without, "B": changed}
+    for run in sides.values():
+        run.start(plan.until)
+    times = [run.run(3, plan.until, lead=_LEAD_AT_FIRST) for run in sides.values()]
+    steps = min(_steps_of_block(plan, max(times)), most)
+    is_first = not pair.work
+    if is_first:
+        pair.work = {label: run.work(plan.until) for label, run in sides.items()}
+    is_b_first = np.random.default_rng(_SEED).integers(0, 2, wanted)
+    while len(pair.blocks) < wanted:
+        order = "BAAB" if is_b_first[len(pair.blocks)] else "ABBA"
+        times = [sides[label].run(steps, plan.until, lead=_LEAD) for label in order]
+        pair.blocks.append([*zip(order, times)])
+    if is_first:  # with the losses of all steps
+        pair.work = {label: run.work(plan.until) for label, run in sides.items()}
+
+
+def log_ratios(blocks: Sequence[Block]) -> Floats:
+    """The mean of log(B / A) over the two pairs of each block, as a column."""
+    logs = np.log([[ns for _, ns in block] for block in blocks])
+    signs = np.array([[1 if side == "B" else -1 for side, _ in block] for block in blocks])
+    found: Floats = (logs * signs).sum(axis=1, keepdims=True) / 2
+    return found
+
+
+def save_state(found: Tries, folder: Path) -> None:
+    """Write what was measured so far."""
+    files.write(folder / STATE_FILE, msgspec.json.encode(found))
+
+
+def read_state(folder: Path, program: str) -> Tries:
+    """Read what was measured of the same program before; new if there is nothing.
+
+    Raises:
+        ConfigError: the folder holds measurements of another program, or a damaged file.
+    """
+    path = folder / STATE_FILE
+    if not path.exists():
+        return Tries(program)
+    try:
+        found = msgspec.json.decode(files.read_bytes(path, _MOST_BYTES), type=Tries)
+    except BAD_JSON as error:
+        raise ConfigError(f"{path} is damaged ({error}): give another --output.") from None
+    if found.program != program:
+        raise ConfigError(
+            f"{folder} holds what was measured of another script, or of other arguments: give "
+            "another --output, or remove the folder."
+        )
+    return found

@@ -1,0 +1,244 @@
+"""`instrument try`: which changes are measured, and how they are judged, with runs made by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from instrument.base.errors import ConfigError
+from instrument.read.compare import tries
+from instrument.read.compare.scratch import copy_folder
+from instrument.read.compare.trial_runs import ChangeError, ScriptEndedError, ScriptError
+from instrument.read.compare.tries import Plan, Tries, log_ratios, parts_together, try_changes
+
+ROWS = {
+    "fused": {"numbers": "rounding", "findings": ["optimizer-not-fused"], "switchable": True},
+    "gc-freeze": {"numbers": "same", "findings": [], "switchable": True},
+    "threads=1": {"numbers": "rounding", "findings": [], "switchable": True},
+    "workers=2": {"numbers": "same", "findings": ["loader-wait"], "switchable": False},
+}
+
+
+class Made:
+    """A script made by hand: what each change multiplies the time of a step with.
+
+    Attributes:
+        factors: these factors; a change of another name does nothing.
+        broken: the changes that fail, with their errors.
+        steps: how many steps the script has.
+        started: the changes of each run, in order, and "recorded".
+    """
+
+    def __init__(self, factors: Mapping[str, float] = {}, steps: int = 100_000) -> None:
+        self.factors, self.steps = factors, steps
+        self.broken: dict[str, Exception] = {}
+        self.started: list[str] = []
+        self.noise = np.random.default_rng(0)
+
+    def run(self, command: Sequence[str], here: Path, folder: Path, variables: Any) -> MadeRun:
+        words = command[command.index("--with") + 1] if "--with" in command else ""
+        is_recorded = "profiler.enabled=false" not in command
+        self.started.append("recorded" if is_recorded else words)
+        return MadeRun(self, words)
+
+
+class MadeRun:
+    def __init__(self, made: Made, words: str) -> None:
+        self._made, self._words = made, words
+        self.steps = 0
+        self.changes: list[dict[str, Any]] = []
+
+    def __enter__(self) -> MadeRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def start(self, until: float) -> None:
+        self.changes = [
+            {"name": words.partition("=")[0], "with": words, "does": "", "by_hand": words, **row}
+            for words, row in ROWS.items()
+        ]
+        if isinstance(error := self._made.broken.get(self._words), ScriptError):
+            raise error
+
+    def record(self, until: float) -> list[Path]:
+        return [Path("capture")]
+
+    def work(self, until: float) -> dict[str, Any]:
+        return {}
+
+    def run(self, steps: int, until: float, *, lead: int = 0, changes: str = "") -> float:
+        if (error := self._made.broken.get(changes)) is not None:
+            raise error
+        self.steps += steps + lead
+        if self.steps > self._made.steps:
+            raise ScriptEndedError("The script has ended.")
+        factor = self._made.factors.get(changes or self._words, 1.0)
+        return 10e6 * factor * float(np.exp(self._made.noise.normal(0, 0.003)))
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Tries]:
+    """Try the changes of a script made by hand."""
+
+    def call(
+        made: Made, *wanted: str, budget_s: float = 1e6, predicted: Mapping[str, Any] = {}
+    ) -> Tries:
+        monkeypatch.setattr(tries, "ScriptRun", made.run)
+        plan = Plan(
+            script=["train.py"],
+            options=[],
+            folder=tmp_path,
+            here=tmp_path,
+            wanted=wanted,
+            until=time.monotonic() + budget_s,
+            steps=None,
+            variables_of=lambda _: {},
+            predict=lambda _: predicted,
+            say=lambda _: None,
+        )
+        return try_changes(plan)
+
+    return call
+
+
+def results(found: Tries) -> dict[str, str]:
+    return {each.words: each.result for each in found.tried}
+
+
+def test_faster_changes_are_measured_and_the_others_are_left_out_after_the_first_run(
+    tried: Callable[..., Tries],
+) -> None:
+    made = Made({"fused": 0.8, "threads=1": 1.5, "workers=2": 0.5})
+    found = tried(made)
+    assert results(found) == {
+        "fused": "faster", "gc-freeze": "no promise", "threads=1": "no promise",
+        "workers=2": "faster",
+    }  # fmt: skip
+    by_words = {each.words: each for each in found.tried}
+    assert by_words["workers=2"].share == pytest.approx(-0.5, abs=0.01)
+    low, high = by_words["fused"].low, by_words["fused"].high
+    assert low is not None
+    assert high is not None
+    assert low < -0.2 < high < -0.19
+    assert "threads=1" not in made.started  # it had no run of its own
+
+
+def test_what_a_finding_predicts_is_measured_first_and_in_any_case(
+    tried: Callable[..., Tries],
+) -> None:
+    made = Made({"workers=2": 0.9})
+    found = tried(made, predicted={"optimizer-not-fused": (0.3, 0.2, 0.4)})
+    assert found.tried[0].words == "fused"
+    assert found.tried[0].predicted == (0.3, 0.2, 0.4)
+    assert results(found)["fused"] == "same"
+    assert [each for each in made.started if each] == ["recorded", "fused", "workers=2"]
+
+
+def test_a_change_that_breaks_the_script_is_said_to_fail_and_the_others_are_measured(
+    tried: Callable[..., Tries],
+) -> None:
+    made = Made({"fused": 0.5})
+    made.broken = {"threads=1": ScriptError("it crashed"), "gc-freeze": ChangeError("it cannot")}
+    found = tried(made)
+    assert results(found) == {
+        "fused": "faster", "gc-freeze": "failed", "threads=1": "failed", "workers=2": "same",
+    }  # fmt: skip
+    assert [each.why for each in found.tried if each.result == "failed"] == [
+        "it cannot", "it crashed",
+    ]  # fmt: skip
+
+
+def test_a_short_script_is_started_again_until_there_are_enough_blocks(
+    tried: Callable[..., Tries],
+) -> None:
+    found = tried(Made({"workers=2": 0.5}, steps=40), "workers=2")
+    assert results(found)["workers=2"] == "faster"
+
+
+def test_a_script_with_too_few_steps_is_said_so(tried: Callable[..., Tries]) -> None:
+    found = tried(Made({}, steps=5), "workers=2")
+    each = next(each for each in found.tried if each.words == "workers=2")
+    assert (each.result, each.why) == ("failed", "The script has too few steps to be measured.")
+
+
+def test_after_the_budget_nothing_more_is_measured_and_the_next_call_goes_on(
+    tried: Callable[..., Tries],
+) -> None:
+    made = Made({"workers=2": 0.5})
+    found = tried(made, "fused", "workers=2", budget_s=-1)
+    assert {*results(found).values()} == {"not tried", "fits"}
+    made = Made({"workers=2": 0.5})
+    found = tried(made, "workers=2")
+    assert results(found)["workers=2"] == "faster"
+    assert "recorded" not in made.started
+    made = Made({})
+    assert results(tried(made, "workers=2")) == results(found)
+    assert made.started == []
+    assert results(tried(Made({}), "fused"))["fused"] == "same"
+
+
+def test_the_folder_of_another_script_is_refused(
+    tried: Callable[..., Tries], tmp_path: Path
+) -> None:
+    tried(Made(), "fused")
+    state = (tmp_path / tries.STATE_FILE).read_text()
+    (tmp_path / tries.STATE_FILE).write_text(state.replace('"program":"', '"program":"0'))
+    with pytest.raises(ConfigError, match="another script"):
+        tried(Made(), "threads=1")
+    (tmp_path / tries.STATE_FILE).write_text("{")
+    with pytest.raises(ConfigError, match="damaged"):
+        tried(Made(), "fused")
+
+
+def test_nothing_fits(tried: Callable[..., Tries]) -> None:
+    with pytest.raises(ConfigError, match="malloc fits this script"):
+        tried(Made(), "malloc")
+
+
+def test_a_block_gives_one_ratio_whatever_its_order() -> None:
+    blocks = [
+        [("A", 10.0), ("B", 20.0), ("B", 20.0), ("A", 10.0)],
+        [("B", 20.0), ("A", 10.0), ("A", 10.0), ("B", 20.0)],
+    ]
+    assert log_ratios(blocks).ravel() == pytest.approx([np.log(2)] * 2)
+
+
+def test_changes_that_exclude_each_other_are_not_made_together(
+    tried: Callable[..., Tries],
+) -> None:
+    found = tried(Made({"fused": 0.8, "workers=2": 0.5, "threads=1": 0.7}))
+    for each in found.tried:
+        each.verdict = "faster and equal" if each.result == "faster" else ""
+    assert [each.words for each in parts_together(found.tried)] == [
+        "workers=2", "threads=1", "fused",
+    ]  # fmt: skip
+    found.tried[0].name = "foreach"
+    next(each for each in found.tried if each.words == "threads=1").name = "fused"
+    assert len(parts_together(found.tried)) == 2
+
+
+def test_a_folder_is_copied_without_its_large_parts(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    (folder / "src").mkdir(parents=True)
+    (folder / "train.py").write_text("1")
+    (folder / "src" / "model.py").write_text("2")
+    (folder / "data").mkdir()
+    with (folder / "data" / "images").open("wb") as file:
+        file.truncate(60 << 20)
+    (folder / ".git").mkdir()
+    linked = copy_folder(folder, folder / "tried" / "copy", folder / "tried")
+    copy = folder / "tried" / "copy"
+    assert linked == ["data"]
+    assert (copy / "data").is_symlink()
+    assert not (copy / "train.py").is_symlink()
+    (copy / "src" / "model.py").write_text("changed")
+    assert (folder / "src" / "model.py").read_text() == "2"
+    assert not (copy / ".git").exists()
+    assert not (copy / "tried").exists()
