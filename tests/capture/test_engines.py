@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 from builders import Event, annotation, call, capture, copy, kernel, span, step
+from findings.by_hand import check
 from real_traces import load, needs_traces, path
 
+from instrument.read.advise.check import NotApplicable
 from instrument.read.facts.grammars import parse
+from instrument.read.views.device_use import device_use
+from instrument.read.views.phases import stages_in_words
 
 # Each name is one that the source of the program writes, or that a trace of it holds: the program,
 # the stage, and the numbers of requests, prefill tokens, decode tokens and captured requests.
@@ -111,10 +115,10 @@ ENGINE = [
     # The device works at 110–310; the range ends before it.
     annotation("execute_context_2(300)_generation_4(4)", 100, 60),
     *eager(100, 2, 200),
-    # Launched while the step before runs: it begins at 310. Work at 320–360 (idle 10).
+    # Launched while the step before runs, so it begins at 310. Work at 320–360.
     annotation("execute_context_0(0)_generation_6(6)", 300, 30),
     *replay(310, 3),
-    # At 380 to 450: nothing runs until 390, and at 430–440.
+    # Work at 390–430 and 440–450.
     annotation("execute_context_0(0)_generation_5(5)", 380, 60),
     *replay(380, 4),
     *eager(430, 5, 10),
@@ -130,14 +134,12 @@ def test_steps_of_an_engine_and_their_stages(tmp_path: Path) -> None:
     assert (mixed.steps, mixed.requests, mixed.tokens) == (1, 6, 304)
     assert (mixed.step_ns, mixed.step_ns_per_token) == (210_000, 210_000 // 304)
     assert (mixed.device_ns, mixed.kernels, mixed.graph_share) == (200_000, 1, 0)
-    assert mixed.before_ns == 50_000
-    # 310–360 and 380–450: 120 µs, of which 10 + 10 + 10 are idle; the launches return at 315 and
-    # 385 and at 437.
+    # 310–380 and 380–450. Nothing runs at 310–320, whose launch returns at 315, at 360–390, whose
+    # launch returns at 385, and at 430–440, whose launch returns at 437.
     assert (decode.steps, decode.requests, decode.tokens) == (2, 6, 6)  # 5.5
-    assert (decode.step_ns, decode.step_ns_per_token) == (60_000, 120_000 // 11)
-    assert decode.idle_share == pytest.approx(30 / 120)
-    assert decode.launch_wait_share == pytest.approx((5 + 5 + 7) / 120)
-    assert decode.before_ns == 10_000  # 0 and 20
+    assert (decode.step_ns, decode.step_ns_per_token) == (70_000, 140_000 // 11)
+    assert decode.idle_share == pytest.approx(50 / 140)
+    assert decode.launch_wait_share == pytest.approx((5 + 25 + 7) / 140)
     assert decode.graph_share == pytest.approx(80 / 90)
     assert decode.padding_share is None
     assert decode.device_share == pytest.approx(90 / 290)
@@ -156,6 +158,22 @@ def test_the_ranges_of_steps_have_the_name_of_their_stage(tmp_path: Path) -> Non
         *[("decode", 2, "kernel")] * 2,
         *[("decode", 3, "kernel")] * 3,
     ]
+
+
+def test_what_runs_between_two_steps_is_of_the_first(tmp_path: Path) -> None:
+    """Such as sampling. But if the engine has no requests for long, nothing is of the step."""
+    events = [
+        event
+        for k in range(6)
+        for event in (annotation("step[DECODE bs=2]", 100 * k, 40), *eager(100 * k + 60, k + 1, 20))
+    ]
+    late = [annotation("step[DECODE bs=2]", 2000, 40), *eager(1000, 9, 20)]
+    found = capture(tmp_path, [*events, *late])
+    rows = found.rows("kind", "step").filter(kind="kernel")
+    # The sixth ends at 540, because the next one begins 14 usual steps later.
+    assert rows["step"].to_list() == [0, 1, 2, 3, 4, None, None]
+    assert found.steps.column("duration_ns") == [*[100_000] * 5, 40_000, 40_000]
+    assert sum(found.steps.column("total_ns")) == 5 * 20_000
 
 
 def test_some_steps_of_an_engine_keep_their_numbers(tmp_path: Path) -> None:
@@ -279,6 +297,107 @@ def test_replays_of_graphs_show_steps_without_annotations(tmp_path: Path) -> Non
 )
 def test_other_replays_show_no_steps(tmp_path: Path, events: list[Event]) -> None:
     assert len(capture(tmp_path, events).phases) == 0
+
+
+def test_the_verdict_says_what_the_engine_did(tmp_path: Path) -> None:
+    use = device_use(capture(tmp_path, ENGINE))
+    # 70 + 70 of 210 + 140 µs; 200 + 90 of 350 busy.
+    assert use.startswith(
+        "The time of vLLM's steps is 60 % mixed (1 step of 210.0 µs: 6 requests, 304 tokens), 40 % decode "
+        "(2 steps of 70.00 µs: 6 requests, 6 tokens). The device computes for 83 % of it and is idle for 17 %"
+    )
+
+
+def one_step(tmp_path: Path, name: str) -> str:
+    return stages_in_words(capture(tmp_path, [annotation(name, 0, 40), *eager(0, 1, 10)]))
+
+
+def test_what_a_single_step_holds(tmp_path: Path) -> None:
+    name = "execute_context_2(6000)_generation_3(3)"
+    said = "5 requests, 6,000 tokens in prefill, 3 in decode"
+    assert one_step(tmp_path, name) == f"It holds a mixed step of vLLM: {said}."
+    assert one_step(tmp_path, "step[DECODE bs=1]") == (
+        "It holds a decode step of SGLang: 1 request, 1 token."
+    )
+    assert one_step(tmp_path, "step[IDLE bs=0]") == "It holds a step of SGLang."
+    assert one_step(tmp_path, "PP:0F0") == ""
+
+
+def decoding(batches: list[int], largest: int) -> list[Event]:
+    """Decode steps of 100 µs: graphs for at most `largest` requests; a larger batch takes 200 µs."""
+    events, at = [], 0
+    for number, batch in enumerate([1, *batches], 1):
+        events.append(annotation(f"execute_context_0(0)_generation_{batch}({batch})", at, 40))
+        is_replayed = batch <= largest
+        events += replay(at, number, 4) if is_replayed else eager(at, number, 180)
+        at += 100 if is_replayed else 200
+    return events
+
+
+def test_decode_without_a_graph_beside_decode_in_graphs(tmp_path: Path) -> None:
+    (found,) = check(capture(tmp_path, decoding([4, 4, 6, 9, 4, 4, 4], 8)), "eager-decode")
+    # 200 of 5 · 100 + 200 + 90 µs; without it, 100 less.
+    assert found.title == (
+        "25 % of the step goes to 1 of 7 decode steps without a CUDA graph, with 9 requests; the "
+        "others have 4 to 6 requests"
+    )
+    assert found.saving is not None
+    step_ns = found.saving.baseline_ns
+    assert found.saving.saving_ns == pytest.approx(100 / 790 * step_ns, abs=1)
+    assert (found.saving.low_ns, found.saving.high_ns) == (0, found.saving.saving_ns)
+    assert "cudagraph_capture_sizes" in found.change
+
+
+@pytest.mark.parametrize("batches", [[4, 4, 6, 4], [9, 9, 9, 9]])
+def test_decode_that_is_all_in_graphs_or_all_not(tmp_path: Path, batches: list[int]) -> None:
+    assert check(capture(tmp_path, decoding(batches, 8)), "eager-decode") == []
+
+
+@pytest.mark.parametrize(("requests", "share"), [(5, 3 / 8), (8, None), (7.5, None)])
+def test_batches_smaller_than_their_graphs(
+    tmp_path: Path, requests: float, share: float | None
+) -> None:
+    batches = [int(requests), int(requests + 0.5)] * 3
+    names = [f"decode[bs={n}/8 tok={n} d={n}]" if n < 8 else "decode[bs=8]" for n in batches]
+    events = [
+        event
+        for number, name in enumerate(names)
+        for event in (annotation(name, 100 * number, 50), *replay(100 * number, number + 1, 4))
+    ]
+    found = check(capture(tmp_path, events), "graph-padding")
+    assert [each.share for each in found] == ([] if share is None else [pytest.approx(share)])
+    assert all("--cudagraph-capture-sizes" in each.change for each in found)
+
+
+def test_checks_of_engines_are_only_for_engines(tmp_path: Path) -> None:
+    found = capture(tmp_path, [step(1, 0, 100), *eager(10, 1, 20)])
+    for code in ("eager-decode", "graph-padding"):
+        with pytest.raises(NotApplicable):
+            check(found, code)
+
+
+def test_advice_fits_the_engine(tmp_path: Path) -> None:
+    """Steps of SGLang with 30 short gaps each: never torch.compile."""
+    events: list[Event] = []
+    for k in range(40):
+        events.append(annotation("step[DECODE bs=2]", 400 * k, 380))
+        for j in range(10):
+            events += eager(400 * k + 40 * j, 100 * k + j + 1, 12)
+    (found,) = check(capture(tmp_path, events), "launch-bound")
+    assert found.change == (
+        "Launch less often: SGLang without --disable-cuda-graph replays CUDA graphs in decode. Or "
+        "let more tokens into a step: --chunked-prefill-size and --max-running-requests."
+    )
+
+
+def test_a_long_first_step_of_an_engine_is_no_finding(tmp_path: Path) -> None:
+    """It has more tokens. (Of a program with steps, it is a finding.)"""
+    lasts = [50_000, *[1000] * 6]
+    events = [annotation("step[DECODE bs=2]", sum(lasts[:k]), each) for k, each in enumerate(lasts)]
+    with pytest.raises(NotApplicable):
+        check(capture(tmp_path, events), "first-step")
+    steps = [{**event, "name": f"ProfilerStep#{k}"} for k, event in enumerate(events)]
+    assert check(capture(tmp_path, steps), "first-step")
 
 
 def raw(name: str) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import polars as pl
 from instrument.base.range_names import OPTIMIZER_STEP
 from instrument.base.units import duration, percent, size
 from instrument.read.advise.check import Check, Problem
+from instrument.read.advise.engine_options import launch_less
 from instrument.read.advise.evidence import (
     as_evidence,
     calls_by,
@@ -53,6 +54,7 @@ from instrument.read.trace.events import (
 from instrument.read.views import interruptions
 from instrument.read.views.coverage_rows import CPU_IN_STEPS, LAUNCHING, ORDERED
 from instrument.read.views.interruptions import kinds_of
+from instrument.read.views.phases import engine_of
 from instrument.read.views.views import Views
 
 if TYPE_CHECKING:
@@ -277,8 +279,8 @@ _CAUSE = ("name", "path", "calls", "total_ns", "event")
 # A function is named if it takes at least this part of the gaps.
 _LEAST_SOURCE = 0.25
 _FASTER = (
-    "Make {} faster on the CPU, or run it while the device works: in the workers of the "
-    "DataLoader, in another thread, or after the next launches."
+    "Make {} faster on the CPU, or run it while the device works: {}in another thread, or after "
+    "the next launches."
 )
 # A one-time cost takes so long, and so many times as long as its function does usually.
 _LEAST_NS, _LEAST_FACTOR = 1_000_000, 10
@@ -346,7 +348,7 @@ def device_idle(capture: Views) -> Iterator[Problem]:
         where, sources = "in no range and no operator", _sources(capture, waits)
         if sources and sources[0][1] >= _LEAST_SOURCE * idle_ns:
             source, spent_ns = sources[0]
-            where, change = f"in {source}", _FASTER.format(source)
+            where, change = f"in {source}", _faster(capture, source)
             rows = tuple(evidence_of_function(capture, *each) for each in sources[:_MOST_CAUSES])
     yield Problem(
         f"for {percent(spent_ns / idle_ns)} of this time, the CPU is {where}",
@@ -408,6 +410,8 @@ ONE_TIME_COSTS = Check(
 
 def _launch_less(capture: Views) -> str:
     """What launches less often on this device, without a full stop."""
+    if engine := engine_of(capture):
+        return launch_less(capture, engine)
     larger = "increase the batch size"
     if device_kind(capture) not in _HAS_GRAPHS:
         return f"Launch less often: {larger}"
@@ -481,13 +485,19 @@ def _launched_early(waits: pl.DataFrame, whatif: Scenario) -> Scenario:
     return whatif
 
 
+def _faster(capture: Views, name: str) -> str:
+    loader = "" if engine_of(capture) else "in the workers of the DataLoader, "
+    return _FASTER.format(name, loader)
+
+
 def _keep_launching(capture: Views, name: str, event: int | None) -> str:
     events = capture.events
     stacks = "" if has_sources(capture) else ", or with profiler.with_stack=true"
     if event is None:
+        elsewhere = "another thread" if engine_of(capture) else "the workers of the DataLoader"
         return (
-            f"Find this code first, with @profiled{stacks}; then move it into the workers of the "
-            "DataLoader or after the launches of the step."
+            f"Find this code first, with @profiled{stacks}; then move it into {elsewhere} or after "
+            "the launches of the step."
         )
     tree, (_, launcher) = capture.links.call_tree, capture.links.launched
     call = tree.nodes_of(capture.work.call)
@@ -496,7 +506,7 @@ def _keep_launching(capture: Views, name: str, event: int | None) -> str:
     if not (
         launches & events.named(lambda each: split_overload(each)[0] == name)[tree.index]
     ).any():
-        return _FASTER.format(name)
+        return _faster(capture, name)
     if events.among(ANNOTATION)[event]:
         return (
             f"Find the code of {name} that launches nothing, with more ranges inside {name}"

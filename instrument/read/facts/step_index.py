@@ -11,11 +11,13 @@ import numpy as np
 from instrument.base.range_names import STEP_PREFIX
 from instrument.base.step_times import counting
 from instrument.read.facts.grammars import parse
-from instrument.read.facts.intervals import interval_at, merged, within
+from instrument.read.facts.intervals import Intervals, interval_at, merged, within
 from instrument.read.trace.events import ANNOTATION, OPERATOR, Events, Ints, flags, is_step
 
 # Kineto's span of its own run, which may begin long before the first event that it recorded.
 _PROFILER = frozenset({"Trace"})
+# Between two steps of an engine, in usual steps.
+_LONGEST_PAUSE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def spans_of_steps(events: Events, steps: Ints) -> CountedSteps:
         begin = int(events.start_ns[recorded].min()) if recorded.any() else events.begin_ns
         end = int(events.end_ns[recorded].max(initial=begin))
         return CountedSteps("recording", slice(None), np.array([begin]), np.array([end]))
-    start_ns, end_ns = events.start_ns[steps], events.end_ns[steps]
+    start_ns, end_ns = step_bounds(events, steps)
     end_ns[:-1] = np.minimum(end_ns[:-1], start_ns[1:])
     return CountedSteps("step", slice(None), start_ns, end_ns)
 
@@ -132,4 +134,18 @@ def step_at(events: Events, steps: Ints, time_ns: Ints) -> Ints:
 
     `steps` are sorted by start and do not overlap.
     """
-    return interval_at((events.start_ns[steps], events.end_ns[steps]), time_ns)
+    return interval_at(step_bounds(events, steps), time_ns)
+
+
+def step_bounds(events: Events, steps: Ints) -> Intervals:
+    """The start and end of each of the steps, which are sorted by start.
+
+    An engine's step lasts until the next one begins, which includes sampling and scheduling. If
+    that is much later, the engine had no requests, and the step ends with its range.
+    """
+    start_ns, end_ns = events.start_ns[steps], events.end_ns[steps]
+    if len(steps) > 1 and not is_step(events.names[events.name[steps[0]]]):
+        lasts_ns = np.diff(start_ns)
+        is_next = start_ns[1:] - end_ns[:-1] <= _LONGEST_PAUSE * np.median(lasts_ns)
+        end_ns[:-1][is_next] = start_ns[1:][is_next]
+    return start_ns, end_ns

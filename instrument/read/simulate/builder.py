@@ -17,6 +17,7 @@ from instrument.read.facts.groupby import Groups, distinct, groupby, intern, isi
 from instrument.read.facts.idle import is_loading, launching_step
 from instrument.read.facts.intervals import concatenated, merged, within
 from instrument.read.facts.links import Links, thread_of_steps
+from instrument.read.facts.step_index import step_bounds
 from instrument.read.facts.synchronisation import DEVICE as DEVICE_WAIT
 from instrument.read.facts.synchronisation import STREAM_WAIT
 from instrument.read.simulate.cpu_time import axis_of, joined
@@ -264,7 +265,7 @@ def _steps(made: _Builder) -> tuple[Ints, Ints, Ints, Ints]:
     if len(index):
         step_of = launching_step(events, made.work, index)
         thread = events.thread[index].astype(np.int64)
-        return thread, events.start_ns[index], events.end_ns[index], step_of
+        return thread, *step_bounds(events, index), step_of
     rows, none = len(made.work.event), np.zeros(0, np.int64)
     if not len(tree):
         return none, none, none, np.full(rows, -1)

@@ -15,7 +15,7 @@ from instrument.read.facts.device_work import KERNEL, MEMSET
 from instrument.read.facts.intervals import merged, sweep, within
 from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, schema
-from instrument.read.facts.step_index import step_at
+from instrument.read.facts.step_index import step_at, step_bounds
 from instrument.read.trace.events import Ints
 from instrument.read.views.table import Table, known_sum
 
@@ -230,5 +230,5 @@ def cpu_waits(links: Links) -> dict[str, list[int]]:
         "communication_ns": communicating,
         "exposed_communication_ns": communicating & ~working,
     }
-    begin, end = events.start_ns[steps], events.end_ns[steps]
+    begin, end = step_bounds(events, steps)
     return {name: timeline.within(mask, begin, end).tolist() for name, mask in where.items()}

@@ -20,7 +20,7 @@ from instrument.read.facts.groupby import groupby
 from instrument.read.facts.intervals import within
 from instrument.read.facts.launches import have_work, launches_kernel, ran_first
 from instrument.read.facts.schema import Schema, schema
-from instrument.read.facts.step_index import step_at
+from instrument.read.facts.step_index import step_at, step_bounds
 from instrument.read.trace.events import (
     ANNOTATION,
     OPERATOR,
@@ -337,8 +337,8 @@ def _cpu_in_steps(capture: Views) -> Part | None:
         return None
     waits = (events.among(is_runtime) & events.named(is_synchronising))[tree.index]
     outermost = waits & ~((tree.parent >= 0) & waits[tree.parent])
-    start_ns, end_ns = events.start_ns[links.steps], events.end_ns[links.steps]
-    in_steps = within((start_ns, end_ns), tree.start_ns, tree.ends_before_overlap)
+    steps = step_bounds(events, links.steps)
+    in_steps = within(steps, tree.start_ns, tree.ends_before_overlap)
     covered, total = (
         int(spent[tree.parent < 0].sum() - spent[outermost].sum())
         for spent in (in_steps, links.spent_ns)

@@ -15,6 +15,7 @@ from instrument.read.facts.device_work import COMMUNICATION, KERNEL, MEMSET
 from instrument.read.facts.groupby import Groups, intern
 from instrument.read.facts.idle import WAITS, device_spans, device_time
 from instrument.read.facts.intervals import merged, merged_in_groups, sweep, within
+from instrument.read.views.phases import stages_in_words
 from instrument.read.views.views import Views
 
 _USES = {
@@ -71,6 +72,9 @@ def device_use(capture: Views, is_cpu_the_limit: Callable[[], bool] = lambda: Fa
     uses[0] += of
     if share["overlap_ns"] >= _LEAST:
         uses[0] += f" ({percent(share['overlap_ns'])} while it communicates)"
+    stages = stages_in_words(capture)
+    if stages and share["idle_ns"] < _LEAST_IDLE:
+        uses[-1] += ": the device is the limit"
     *most, last = uses
     text = f"{when} {', '.join(most)} and {last}"
     if share["idle_ns"] >= _LEAST_IDLE:
@@ -81,7 +85,8 @@ def device_use(capture: Views, is_cpu_the_limit: Callable[[], bool] = lambda: Fa
         if by_time[0] == "launch_wait_ns" and is_cpu_the_limit():
             text += ": the CPU is the limit"
     classes = ", ".join(_largest_classes(capture)) if share["idle_ns"] <= 1 - _LEAST else ""
-    return f"{text}. The kernels with the most time: {classes}." if classes else f"{text}."
+    sentences = stages, f"{text}.", classes and f"The kernels with the most time: {classes}."
+    return " ".join(filter(None, sentences))
 
 
 def is_busy(capture: Views) -> bool:

@@ -18,7 +18,7 @@ from instrument.read.facts.idle import launching_step
 from instrument.read.facts.launches import have_work, launches_kernel
 from instrument.read.facts.links import Links
 from instrument.read.facts.schema import Schema, schema
-from instrument.read.facts.step_index import step_at
+from instrument.read.facts.step_index import step_at, step_bounds
 from instrument.read.facts.traffic import moved_bytes, operand_types
 from instrument.read.trace.events import Flags, Ints, is_runtime
 from instrument.read.views.operators import shape_text
@@ -165,7 +165,8 @@ def efficiency_steps(capture: Views) -> Table:
     busy_ns = (found["total_ns"] - found["idle_ns"]).tolist()
     covered, (rates, _) = _covered(capture, launched_in), _rates(capture)
     rows = []
-    durations = zip(links.step_numbers, events.duration_ns[steps].tolist())
+    start_ns, end_ns = step_bounds(events, steps)
+    durations = zip(links.step_numbers, (end_ns - start_ns).tolist())
     for at, (number, duration_ns) in enumerate(durations):
         row = of_step.get(at, {"device": []})
         peaks = [rates[device].flops(row["precision"]) for device in row["device"]]

@@ -19,6 +19,7 @@ from instrument.read.facts.groupby import computed
 from instrument.read.facts.links import Links
 from instrument.read.facts.memory_attribution import By, around, module_frames
 from instrument.read.facts.schema import Schema, schema
+from instrument.read.facts.step_index import step_bounds
 from instrument.read.trace.events import Ints
 from instrument.read.views.table import Table
 
@@ -316,8 +317,8 @@ def memory_steps(capture: Views) -> Table:
     links, rows = capture.memory.links, list[tuple[str, int, int | None, int, int | None]]()
     for device, line in capture.memory.timelines.items():
         first, after = (
-            np.searchsorted(line["time_ns"], side[links.steps])
-            for side in (links.events.start_ns, links.events.end_ns)
+            np.searchsorted(line["time_ns"], side)
+            for side in step_bounds(links.events, links.steps)
         )
         sums = np.append(0, np.cumsum(line["size_bytes"]))
         net = (sums[after] - sums[first]).tolist()

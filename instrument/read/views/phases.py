@@ -6,18 +6,19 @@ The ranges that these programs write name the stages; see `facts.grammars`.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
+from instrument.base.units import counted, duration, percent
 from instrument.read.facts.cuda_graphs import replayed
 from instrument.read.facts.device_work import COPY
 from instrument.read.facts.grammars import Annotation, parse
 from instrument.read.facts.groupby import intern
 from instrument.read.facts.idle import device_time_of, lasting, launching_step
 from instrument.read.facts.schema import Schema, schema
-from instrument.read.facts.step_index import engine_steps
+from instrument.read.facts.step_index import engine_steps, step_bounds
 from instrument.read.trace.events import Ints
 from instrument.read.views.table import Table
 
@@ -30,14 +31,12 @@ PHASES: Schema = schema(
     steps="the number of steps of the stage among those that count. A step is one that an engine "
     "annotated or, in a trace without annotations, one that the replays of CUDA graphs show. None "
     "if the stage is no step",
-    step_ns="the mean time of such a step: from the start of its range, or from the end of the "
-    "step before if that is later, until the device has ended what the step launched",
+    step_ns="the mean time of such a step: from its start, or from the end of the step before if "
+    "that is later, until the next one begins and the device has ended what the step launched",
     requests="the mean number of requests in such a step; None if the ranges do not say it",
     tokens="the mean number of new tokens in such a step; None if the ranges do not say it",
     step_ns_per_token="the time of the steps divided by their tokens. In decode, a request gets "
     "one token in each step, so it waits `step_ns` for its next token",
-    before_ns="the mean time between the end of the step before and the start of such a step: the "
-    "engine schedules it, or has no requests. None if no step is before",
     idle_share="the part of the steps' time in which no device works",
     launch_wait_share="the part of the steps' time in which the device waits for launches",
     padding_share="the part of the batches that only fills up the batch size of a captured CUDA "
@@ -71,7 +70,8 @@ def phases(capture: Views) -> Table:
         device_ns=time.sum(),
         graph_share=_part(time.filter("graph").sum(), time.sum()),
     ).with_columns(device_share=_part(device_ns, device_ns.sum()))
-    found = found.join(_by_stage(steps), on="stage", how="full", coalesce=True, nulls_equal=True)
+    of_steps = _by_stage(steps).drop("total_ns")
+    found = found.join(of_steps, on="stage", how="full", coalesce=True, nulls_equal=True)
     return Table.of(PHASES, found.sort("device_ns", descending=True, nulls_last=True))
 
 
@@ -79,42 +79,91 @@ def step_times(capture: Views) -> pl.DataFrame:
     """Return a row for each annotated step that counts: its stage, its counts, and its times.
 
     Without annotations and without other steps, a row for each step that replays of graphs show.
+    Computed once.
     """
+    return capture.once("times of an engine's steps", lambda: _find_step_times(capture))
+
+
+def engine_of(capture: Views) -> str | None:
+    """Return the inference engine that annotated steps, such as vLLM; None without one."""
+    events = capture.events
+    said = (parse(events.names[code]) for code in events.name[engine_steps(events)[:1]].tolist())
+    return next((each.program for each in said if each), None)
+
+
+def stages_in_words(capture: Views) -> str:
+    """Return a sentence on the stages of an engine's steps; "" without an engine."""
+    engine, steps = engine_of(capture), step_times(capture)
+    if engine is None or not len(steps):
+        return ""
+    if len(steps) == 1:
+        row = steps.row(0, named=True)
+        stage = f"{row['stage']} step" if row["stage"] else "step"
+        return f"It holds a {stage} of {engine}{_batch(row)}."
+    stages = _by_stage(steps).with_columns(share=pl.col("total_ns") / pl.col("total_ns").sum())
+    parts = [
+        f"{percent(row['share'])} {row['stage'] or 'of no known stage'} "
+        f"({counted(row['steps'], 'step')} of {duration(row['step_ns'])}{_batch(row)})"
+        for row in stages.sort("total_ns", descending=True).iter_rows(named=True)
+    ]
+    return f"The time of {engine}'s steps is {', '.join(parts)}."
+
+
+def _batch(row: dict[str, Any]) -> str:
+    """How many requests and tokens a step has, after a colon; "" if it is not known."""
+    texts = [row["requests"] and counted(row["requests"], "request")]
+    prefill, decode = row.get("prefill_tokens"), row.get("decode_tokens")
+    if prefill and decode:
+        texts += [f"{counted(prefill, 'token')} in prefill", f"{decode:,} in decode"]
+    else:
+        texts.append(row["tokens"] and counted(row["tokens"], "token"))
+    known = ", ".join(filter(None, texts))
+    return f": {known}" if known else ""
+
+
+def _find_step_times(capture: Views) -> pl.DataFrame:
     events, work, links = capture.events, capture.work, capture.links
     index = engine_steps(events)
     said = [parse(events.names[code]) for code in events.name[index].tolist()]
     step = launching_step(events, work, index)
-    start_ns, end_ns = lasting(events.start_ns[index], events.end_ns[index], work, step)
+    start_ns, end_ns = lasting(*step_bounds(events, index), work, step)
     if (step == 0).any():  # the device may still have run what came before the trace
         start_ns[0] = max(start_ns[0], work.start_ns[step == 0].min())
     counts = links.counted_steps.holds(events.start_ns[index]) >= 0
+    graph = replayed(events, work.event, work.call)
+    in_graph = np.bincount(step[graph & (step >= 0)], minlength=len(index)) > 0
     if not len(index) and not len(links.steps):
         start_ns, end_ns = _replayed_steps(capture)
         said, counts = [None] * len(start_ns), np.ones(len(start_ns), np.bool_)
+        in_graph = counts
     if not len(start_ns):
         return pl.DataFrame(schema=_STEPS)
     time = device_time_of(events, work, start_ns, end_ns)
-    before = [None, *(start_ns[1:] - end_ns[:-1]).tolist()]
     rows = [each or _NOTHING for each in said]
     return pl.DataFrame(
         {
             "stage": [each.stage for each in rows],
             "requests": [each.requests for each in rows],
             "tokens": [each.tokens for each in rows],
+            "prefill_tokens": [each.prefill_tokens for each in rows],
+            "decode_tokens": [each.decode_tokens for each in rows],
             "captured": [each.captured for each in rows],
             "step_ns": end_ns - start_ns,
-            "before_ns": before,
             "idle_ns": time["idle_ns"],
             "launch_wait_ns": time["launch_wait_ns"],
+            "is_replayed": in_graph,
         },
         schema=_STEPS,
     ).filter(pl.Series(counts))
 
 
-_STEPS = {"stage": pl.String} | dict.fromkeys(
-    ("requests", "tokens", "captured", "step_ns", "before_ns", "idle_ns", "launch_wait_ns"),
-    pl.Int64,
-)
+_COUNTS = "requests tokens prefill_tokens decode_tokens captured"
+_TIMES = "step_ns idle_ns launch_wait_ns"
+_STEPS = {
+    "stage": pl.String,
+    **dict.fromkeys([*_COUNTS.split(), *_TIMES.split()], pl.Int64),
+    "is_replayed": pl.Boolean,
+}
 _NOTHING = Annotation("", None, "")
 
 
@@ -122,10 +171,11 @@ def _by_stage(steps: pl.DataFrame) -> pl.DataFrame:
     step_ns, tokens, captured = pl.col("step_ns"), pl.col("tokens"), pl.col("captured")
     padded = pl.col("requests").filter(captured.is_not_null()).sum()
     return steps.group_by("stage").agg(
-        _rounded(pl.col("step_ns", "before_ns").mean()),
+        _rounded(step_ns.mean()),
         _known("requests", _rounded(pl.col("requests").mean())),
         _known("tokens", _rounded(tokens.mean())),
         steps=pl.len().cast(pl.Int64),
+        total_ns=step_ns.sum(),
         step_ns_per_token=_known("tokens", step_ns.sum() // tokens.sum()),
         idle_share=_part(pl.col("idle_ns").sum(), step_ns.sum()),
         launch_wait_share=_part(pl.col("launch_wait_ns").sum(), step_ns.sum()),

@@ -10,7 +10,7 @@ from instrument.base.range_names import MOMENT
 from instrument.read.facts.device_work import by_group
 from instrument.read.facts.idle import WAITS, device_time_of, launching_step
 from instrument.read.facts.schema import Schema, names_of, schema
-from instrument.read.facts.step_index import step_at
+from instrument.read.facts.step_index import step_at, step_bounds
 from instrument.read.trace.events import (
     ANNOTATION,
     OPERATOR,
@@ -65,7 +65,7 @@ def steps(capture: Views) -> Table:
     """
     links, work = capture.links, capture.work
     events, index = links.events, links.steps
-    start, end = events.start_ns[index], events.end_ns[index]
+    start, end = step_bounds(events, index)
     columns: dict[str, Any] = dict.fromkeys(names_of(STEPS), [None] * len(index))
     columns["number"] = links.step_numbers
     columns |= {"start_ns": start, "duration_ns": end - start}

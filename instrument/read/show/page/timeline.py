@@ -16,6 +16,7 @@ from instrument.read.facts.call_tree import CallTree, nest
 from instrument.read.facts.groupby import differences, groupby, intern
 from instrument.read.facts.idle import idle_stretches
 from instrument.read.facts.places import range_codes
+from instrument.read.facts.step_index import step_bounds
 from instrument.read.trace.events import Events, Flags, Ints, Thread, is_runtime
 from instrument.read.views.stacks import is_own_frame
 from instrument.read.views.views import Views
@@ -115,7 +116,7 @@ def timeline(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, An
     """
     events = capture.events
     steps = capture.links.steps
-    first_ns, begin_ns, end_ns = events.begin_ns, events.start_ns[steps], events.end_ns[steps]
+    first_ns, (begin_ns, end_ns) = events.begin_ns, step_bounds(events, steps)
     spans = _evidence(capture, diagnosis)
     first, code = _first_in_step(spans, begin_ns, end_ns) or (_median(end_ns - begin_ns), None)
     findings, others = _findings(spans), [*_device(capture), *_threads(capture)]
