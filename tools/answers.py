@@ -26,7 +26,8 @@ from instrument.base.errors import InstrumentError
 # Names of answers, which stay the same when an attribute gets another name.
 VIEWS = (
     "ranges", "ranges_attribution", "ranges_rest", "ranges_by_name", "operators",
-    "operators_without_flops", "kernels", "steps", "phases", "moments", "interruptions", "memory_devices",
+    "operators_without_flops", "kernels", "layers", "steps", "phases", "moments", "interruptions",
+    "memory_devices",
     "memory_steps", "memory_events", "memory_categories", "breakdown", "copies",
     "efficiency", "efficiency_steps", "collectives", "collective_calls", "launches", "streams",
     "cuda_graphs", "cuda_graph_nodes", "queue", "synchronisations", "compiled_ranges", "coverage",

@@ -7,6 +7,7 @@ import sys
 from typing import get_args
 
 from instrument.base.errors import ConfigError
+from instrument.base.prose import wrapped
 from instrument.cli.arguments import (
     CAPTURE,
     ROWS,
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by",
         choices=GROUPINGS,
         default="name",
-        help="group operators by name and by this property",
+        help="group operators by name and by this property; kernels too by layer",
     )
     add(
         "--stack-depth",
@@ -68,6 +69,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for option, name in OPTIONS.items():
         add(f"--{option}", dest="views", action="append_const", const=name, help=VIEWS[name].help)
+    add(
+        "--like",
+        metavar="OTHER",
+        type=path_or_url,
+        help="a capture or trace of the same program whose layers are recorded, such as one "
+        "without CUDA graphs: kernels in the same order have its layers",
+    )
     add_scope(parser)
     timings = "show only the timings of a run with profiler.timings; PATH may be a timings file"
     add("--timings", action="store_true", help=timings)
@@ -93,15 +101,17 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         view_part,
     )
     from instrument.read.show.verdict import first_parts
+    from instrument.read.views.layers import advice
     from instrument.read.views.table import ALL
 
     timings = arguments.timings or str(arguments.path).endswith(".jsonl")
     is_part = arguments.within or arguments.stream or arguments.where
     chosen = arguments.views or (["operators"] if is_part else ["ranges", "operators"])
-    if arguments.by != "name" and (timings or "operators" not in chosen):
+    grouped = ("operators", "kernels") if arguments.by == "layer" else ("operators",)
+    if arguments.by != "name" and (timings or not {*grouped}.intersection(chosen)):
         raise ConfigError(
-            f"--by {arguments.by} groups the table of operators, which is not shown: add --ops, or "
-            "remove --by."
+            f"--by {arguments.by} groups the table of {' and '.join(grouped)}, which is not shown: "
+            "add --ops, or remove --by."
         )
     if arguments.stack_depth is not None and arguments.by != "stack":
         raise ConfigError(
@@ -115,7 +125,9 @@ def run(arguments: argparse.Namespace) -> str | Parts:
             "--csv prints one table, but several were chosen: give one view, such as --ranges or "
             "--ops."
         )
-    capture = scoped(newest_capture(arguments.path), arguments)
+    capture = newest_capture(arguments.path)
+    capture.like = arguments.like and newest_capture(arguments.like)
+    capture = scoped(capture, arguments)
     depth = arguments.stack_depth or _STACK_DEPTH
     grouping = {"by": arguments.by, "stack_depth": depth}
     options = {"rows": arguments.rows or sys.maxsize, "sort": arguments.sort, **grouping}
@@ -145,7 +157,11 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     options = {"sort": arguments.sort, "columns": arguments.columns}
     for view in others:
         shown = ALL if view == "coverage" and arguments.rows is None else rows
-        parts.append(view_part(view, getattr(capture, view), rows=shown, **options))
+        by_layer = view == "kernels" and arguments.by == "layer"
+        found = capture.kernels_by_layer() if by_layer else getattr(capture, view)
+        parts.append(view_part(view, found, rows=shown, **options))
+        if view == "layers" and (told := advice(capture)):
+            parts.append(wrapped(told))
     return [*first, *parts, *missing_part(capture, chosen)]
 
 

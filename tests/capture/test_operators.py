@@ -252,7 +252,7 @@ def test_calls_group_by_their_innermost_frames(tmp_path) -> None:
 
 
 def test_an_unknown_grouping_gets_one_sentence(tmp_path) -> None:
-    groupings = "input_shapes, input_types, stack, overload, thread, step, device or range"
+    groupings = "input_shapes, input_types, stack, overload, thread, step, device, range or layer"
     sentence = f"Operators cannot be grouped by 'shape'; choose {groupings}."
     with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
         capture(tmp_path, [span("aten::add", 0, 5)]).operators_by("shape")

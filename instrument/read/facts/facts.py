@@ -33,6 +33,8 @@ from instrument.read.facts.flops import UNKNOWN
 from instrument.read.facts.grammars import STAGES, stages
 from instrument.read.facts.groupby import Groups, groupby
 from instrument.read.facts.kernel_names import kernel_class, kernel_label
+from instrument.read.facts.layers import EVIDENCE, Layers, layers, layers_of_nodes
+from instrument.read.facts.layers import UNKNOWN as UNKNOWN_LAYER
 from instrument.read.facts.lines import Sampled, lines_of_nodes, sampled
 from instrument.read.facts.links import Links
 from instrument.read.facts.once import Once
@@ -120,6 +122,14 @@ EVENTS: Schema = schema(
         "repeats), optimizer, or data (a wait for a batch, and all inside it). Backward includes "
         "the accumulation of gradients. Forward and optimizer are known only inside ranges"
     },
+    layer="the layer of the model that a device event belongs to, such as `layers.3`, or `layer 3` "
+    "if only its place among the layers is known; null outside of all layers, and if it is not "
+    "known. Of an event on the CPU, the layer that was recorded around it, or else that of all "
+    "device events that it and all inside it launched; docs/gpu.md",
+    evidence="of a device event, what its layer is known from: recorded (a range or module around "
+    "the launch), annotation, kernel name, other trace, sequence; or unknown. Null on the CPU",
+    confidence="(number) of a device event, the probability that its layer is right, as measured "
+    "on traces whose layers are known; null if its layer is not known, and on the CPU",
     launcher="(integer) the runtime call that launched a device event; null if it is not in the "
     "trace",
     operator="(integer) the innermost operator or range around that call, else the one that the "
@@ -178,6 +188,7 @@ class Facts:
         once: what was computed about the trace; the capture has the same.
         samples: returns the samples of the run's stacks, or None.
         detail: returns the detail window, or None.
+        like: returns the facts of another trace of the same program, or None.
     """
 
     def __init__(
@@ -190,9 +201,10 @@ class Facts:
         once: Once,
         samples: Callable[[], LineSamples | None] = lambda: None,
         detail: Callable[[], Links | None] = lambda: None,
+        like: Callable[[], Facts | None] = lambda: None,
     ) -> None:
         self.links, self.work, self.phase, self.is_ours = links, work, phase, is_ours
-        self.once, self.samples, self._detail = once, samples, detail
+        self.once, self.samples, self._detail, self._like = once, samples, detail, like
         self._columns: dict[str, pl.Series] = {}
 
     def events(self, *columns: str) -> pl.DataFrame:
@@ -229,6 +241,12 @@ class Facts:
     def collectives(self) -> pl.DataFrame:
         """The events of collectives, and what is known of them; see `collective_events`."""
         return collective_events(self.links, self.work)
+
+    @cached_property
+    def layers(self) -> Layers:
+        """The layers of the device events."""
+        like = self._like()
+        return layers(self.links, self.work, None if like is None else (like.links, like.work))
 
     @cached_property
     def sampled(self) -> Sampled:
@@ -454,6 +472,19 @@ def _staged(facts: Facts) -> dict[str, pl.Series]:
     return {"stage": coded(STAGES, stages(facts.links)[facts.nodes])}
 
 
+def _layered(facts: Facts) -> dict[str, pl.Series]:
+    found, work, count = facts.layers, facts.work, len(facts.links.events)
+    of = np.full(count, -1)
+    of[facts.links.call_tree.index] = layers_of_nodes(facts.links, found)
+    of[work.event] = found.of
+    known = nullable(found.confidence, found.evidence != UNKNOWN_LAYER)
+    return {
+        "layer": coded(pl.Series(found.names, dtype=pl.String), of),
+        "evidence": _scattered(pl.Series(EVIDENCE).gather(found.evidence), work.event, count),
+        "confidence": _scattered(known, work.event, count),
+    }
+
+
 def _lines(facts: Facts) -> dict[str, pl.Series]:
     codes, places = lines_of_nodes(facts)
     lines = [place.rpartition(" in ")[0] for place in places]
@@ -535,6 +566,7 @@ _GROUPS: tuple[tuple[Callable[[Facts], dict[str, pl.Series]], str], ...] = (
     (_launched, "launcher operator device_ns own_device_ns counted_own_device_ns"),
     (_placed, "path pass"),
     (_staged, "stage"),
+    (_layered, "layer evidence confidence"),
     (_lines, "line"),
     (_flops, "flops"),
     (_memory, "cpu_bytes device_bytes own_cpu_bytes own_device_bytes"),

@@ -8,7 +8,15 @@ from typing import Literal, NamedTuple
 POINTS = frozenset({"start_ns", "end_ns", "time_ns", "peak_ns", "since_ns"})
 # The properties by which `operators_by` can group, together with the name.
 Grouping = Literal[
-    "input_shapes", "input_types", "stack", "overload", "thread", "step", "device", "range"
+    "input_shapes",
+    "input_types",
+    "stack",
+    "overload",
+    "thread",
+    "step",
+    "device",
+    "range",
+    "layer",
 ]
 
 

@@ -79,7 +79,7 @@ _KERNELS_IN = {"kernels": "name", "cuda_graph_nodes": "kernel"}
 # The text in this column of `capture.coverage` is shown below each row.
 _REASON = "why"
 # Groupings that are shown as a column. Other groupings are shown in lines below each row.
-_BESIDE = frozenset({"overload", "thread", "step", "device"})
+_BESIDE = frozenset({"overload", "thread", "step", "device", "layer"})
 _NO_MEMORY = "not recorded; profile_memory=true records memory"
 # The text for a view without rows.
 _WITHOUT = {
@@ -107,6 +107,7 @@ _GROUPED_BY = {
     "step": ("steps", "call session.step() after each step"),
     "device": ("device work", "record it with a device among profiler.activities"),
     "range": ("ranges", "mark code with @profiled"),
+    "layer": ("layers", "give the session the model, or record with_stack=true"),
 }
 
 
@@ -386,6 +387,8 @@ def _ordered(
     found = {view: getattr(capture, view) for view in dict.fromkeys(views)}
     if "operators" in found:
         found["operators"] = _grouped(capture, by, stack_depth)
+    if "kernels" in found and by == "layer":
+        found["kernels"] = capture.kernels_by_layer()
     key = SORT_NAMES.get(sort, sort) if sort else None
     if key and not any(key in table.columns for table in found.values()):
         columns = dict.fromkeys(name for table in found.values() for name in table.columns)

@@ -19,6 +19,7 @@ from instrument.read.facts.device_work import Work
 from instrument.read.facts.groupby import groupby
 from instrument.read.facts.intervals import within
 from instrument.read.facts.launches import have_work, launches_kernel, ran_first
+from instrument.read.facts.layers import UNKNOWN
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.facts.step_index import step_at, step_bounds
 from instrument.read.trace.events import (
@@ -89,7 +90,7 @@ def coverage(capture: Views) -> Table:
 
     Cost: the computation of the range tree, and about 0.4 µs per event.
     """
-    return _table(capture, rows.EVERY)
+    return _table(capture, rows.ROWS)
 
 
 def part(capture: Views, name: str) -> Part | None:
@@ -330,6 +331,15 @@ def _outside_graphs(capture: Views) -> Part | None:
     return _device_time(capture.work, ~inside, why)
 
 
+def _layered(capture: Views) -> Part | None:
+    from instrument.read.views.layers import sources
+
+    known = capture.facts.layers.evidence != UNKNOWN
+    if not known.any():
+        return None
+    return _device_time(capture.work, known, f"device time has no known layer. {sources(capture)}")
+
+
 def _cpu_in_steps(capture: Views) -> Part | None:
     events, links, tree = capture.events, capture.links, capture.links.call_tree
     marked = events.among(ANNOTATION | OPERATOR) & events.named(is_step)
@@ -462,6 +472,7 @@ _FINDERS: dict[str, Callable[[Views], Part | None]] = {
     rows.IN_OPERATOR: _in_operator,
     rows.IN_ORDER: _in_order,
     rows.OUTSIDE_GRAPHS: _outside_graphs,
+    rows.LAYERED: _layered,
     rows.CPU_IN_STEPS: _cpu_in_steps,
     rows.JOINED: _joined,
     rows.VALID: _valid,

@@ -12,6 +12,7 @@ LAUNCHED = "device time with a launch"
 IN_OPERATOR = "launched device time with an operator"
 IN_ORDER = "device work in the order of its launches"
 OUTSIDE_GRAPHS = "device time outside of CUDA graphs"
+LAYERED = "device time with a layer"
 CPU_IN_STEPS = "CPU time within finished steps"
 JOINED = "backward time joined to its forward"
 VALID = "events with possible times"
@@ -43,6 +44,9 @@ ROWS = {
     "stream. Left out if there are no launches",
     OUTSIDE_GRAPHS: "the part of the device time that no CUDA graph launched. Left out if there "
     "are no CUDA graphs",
+    LAYERED: "the part of the device time whose layer is known, or that is known to be in none; "
+    "`why` gives the shares by evidence (see the table `layers`). A loss only for the table of "
+    "layers. Left out if no layer is known",
     CPU_IN_STEPS: "the part of the CPU time of all threads that is in finished steps. Calls "
     "that only wait for the device do not count. Left out if no steps are marked",
     JOINED: "the part of the CPU time of the backward for which the forward operator is known. "
@@ -85,4 +89,6 @@ PARTS = rows_for(LAUNCHERS, [JOINED])
 OWNERS = rows_for([JOINED])
 INTERRUPTIONS = rows_for([CPU_IN_STEPS])
 EVENTS = rows_for(ORDERED, [IN_OPERATOR])
-EVERY = tuple(ROWS)
+LAYERS = rows_for(LAUNCHING, [LAYERED])
+#: All but that of layers, which most traces do not have.
+EVERY = tuple(name for name in ROWS if name != LAYERED)

@@ -8,7 +8,7 @@ import polars as pl
 
 from instrument.read.facts.device_work import KINDS, by_group
 from instrument.read.facts.groupby import groupby
-from instrument.read.facts.schema import Schema, schema
+from instrument.read.facts.schema import Schema, names_of, schema
 from instrument.read.views.table import Table, known_sum
 
 if TYPE_CHECKING:
@@ -91,11 +91,21 @@ def kernels(capture: Views) -> Table:
     return Table.of(KERNELS, kernels_by_name(_work(capture)))
 
 
-def kernels_by_name(work: pl.DataFrame) -> pl.DataFrame:
-    """The columns of `KERNELS` for some rows of the table of events with their launches."""
+def kernels_by_layer(capture: Views) -> Table:
+    """Return the table of kernels with a row for each name and layer."""
+    found = kernels_by_name(_work(capture, "layer"), "layer")
+    name, *others = names_of(KERNELS)
+    return Table(found.select(name, "layer", *others))
+
+
+def kernels_by_name(work: pl.DataFrame, *by: str) -> pl.DataFrame:
+    """The columns of `KERNELS` for some rows of the table of events with their launches.
+
+    The kernels are grouped by their name, and by the columns `by`.
+    """
     sm, occupancy, time = pl.col("blocks_per_sm"), pl.col("occupancy"), pl.col("duration_ns")
     known_ns = time.filter(occupancy.is_not_null()).sum()
-    groups = work.filter(_KERNELS).group_by("name", maintain_order=True)
+    groups = work.filter(_KERNELS).group_by("name", *by, maintain_order=True)
     found = groups.agg(
         *_SPREAD,
         pl.col("kind").get(_LONGEST),
@@ -159,15 +169,15 @@ def launches(capture: Views) -> Table:
     return Table.of(LAUNCHES, found.sort("launch_ns", descending=True, maintain_order=True))
 
 
-def _work(capture: Views) -> pl.DataFrame:
-    """The device events with the time of their launches.
+def _work(capture: Views, *more: str) -> pl.DataFrame:
+    """The device events with the time of their launches, and the columns `more`.
 
     `launch_ns` is the CPU time of the launch for its first event, and 0 for others; `is_short` says
     whether the launch took longer than all its events. Both are null without a launch.
     """
     columns = ("id", "name", "kind", "start_ns", "duration_ns", "launcher")
     of_kernels = ("grid", "block", "blocks_per_sm", "occupancy")
-    work = capture.rows(*columns, *of_kernels)
+    work = capture.rows(*columns, *of_kernels, *more)
     work = work.filter(pl.col("kind").is_in(KINDS))
     cost = pl.Series("cost_ns", capture.facts.events("duration_ns")["duration_ns"])
     work = work.with_columns(cost.gather(work["launcher"]))

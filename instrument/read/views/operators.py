@@ -313,6 +313,11 @@ def by_range(capture: Views, calls: pl.DataFrame, _: int) -> pl.Series:
     return path.gather(calls["id"])
 
 
+def by_layer(capture: Views, calls: pl.DataFrame, _: int) -> pl.Series:
+    """The layer of the call, or of all its device work; None for none or several."""
+    return capture.facts.events("layer")["layer"].gather(calls["id"])
+
+
 def _none(calls: pl.DataFrame) -> pl.Series:
     return pl.Series([None], dtype=pl.String).new_from_index(0, len(calls))
 
@@ -326,6 +331,7 @@ GROUPINGS: dict[str, Callable[[Views, pl.DataFrame, int], pl.Series]] = {
     "step": by_step,
     "device": by_device,
     "range": by_range,
+    "layer": by_layer,
 }
 
 

@@ -181,6 +181,12 @@ class Views:
     breakdown = View(
         "breakdown", "the device's time: compute, communication, copies, idle", rows.DEVICE
     )
+    layers = View(
+        "layers",
+        "the layers of the model: device time, kinds of kernels, and what the layer is known from",
+        rows.LAYERS,
+        is_scoped=True,
+    )
     copies = View(
         "kernels", "copies and memsets, with their bandwidth", rows.LAUNCHING, is_scoped=True
     )
@@ -255,6 +261,8 @@ class Views:
         self.peak_flops = peak_flops
         #: The URL that `trace_path` or `folder` is a copy of; None for a local capture.
         self.url: str | None = None
+        #: Another capture of the same program, by which layers are found; see `load`.
+        self.like: Self | None = None
         #: The rank of a capture that names none, by its place among those that a user names.
         self.given_rank: int | None = None
         #: The part of the trace that is asked about; see `during`.
@@ -272,6 +280,7 @@ class Views:
         *,
         communication: Sequence[str] | None = None,
         peak_flops: PeakFlops | None = None,
+        like: str | PathLike[str] | None = None,
     ) -> Self:
         """Open a capture folder or a trace file.
 
@@ -288,6 +297,9 @@ class Views:
                 from precisions to numbers, such as `{"bfloat16": 989e12}`. For other precisions,
                 the peaks are those of `instrument.read.views.peak_rates`. None means
                 `profiler.peak_flops` of the recording.
+            like: the folder, file or URL of another capture of the same program whose layers are
+                recorded, such as one without CUDA graphs. Kernels that run in the same order have
+                the same layers.
 
         Raises:
             CaptureError: nothing is at the path, the folder has no readable capture.json, or the
@@ -317,6 +329,7 @@ class Views:
             )
         capture = cls(trace, folder, metadata, communication, peak_flops)
         capture.url = url
+        capture.like = None if like is None else cls.load(like)
         return capture
 
     def during(
@@ -369,7 +382,7 @@ class Views:
         """A capture of the same files, about which some is known already."""
         given = (self.trace_path, self.folder, self.metadata, self.communication, self.peak_flops)
         made = type(self)(*given)
-        made.url, made.given_rank = self.url, self.given_rank
+        made.url, made.given_rank, made.like = self.url, self.given_rank, self.like
         vars(made).update(known)
         return made
 
@@ -586,6 +599,7 @@ class Views:
         return Facts(
             self.links, self._work, phase=self.phase, is_ours=self.is_ours, once=self.once,
             samples=samples, detail=lambda: None if self.detail is None else self.detail.links,
+            like=lambda: None if self.like is None else self.like.facts,
         )  # fmt: skip
 
     @property
@@ -643,6 +657,12 @@ class Views:
             f"operators by {what}, {depth}",
             lambda: operators_by(self, what, depth),
         )
+
+    def kernels_by_layer(self) -> Table:
+        """Return the table of kernels with a row for each name and layer."""
+        from instrument.read.views.kernels import kernels_by_layer
+
+        return self.once("kernels by layer", lambda: kernels_by_layer(self))
 
     def memory_live(
         self, by: By = "operator", *, device: str | None = None, at_ns: int | None = None

@@ -1,0 +1,332 @@
+"""Find the layer of each device event, and say on what evidence.
+
+The first evidence that answers counts: what was recorded around the launch, torch's annotation of
+the nodes of CUDA graphs, the name of the kernel, another trace of the same program, or the sequence
+of the kernels. What none of them answers stays unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from instrument.base.range_names import COMPILED_CODE, RECOMPUTED
+from instrument.read.facts.call_tree import nest
+from instrument.read.facts.cuda_graphs import replayed
+from instrument.read.facts.device_work import COMMUNICATION, KERNEL, KINDS, Work, launched_ns
+from instrument.read.facts.groupby import distinct, intern
+from instrument.read.facts.links import Links
+from instrument.read.facts.memory_attribution import module_frames
+from instrument.read.facts.paths import Paths, paths_of
+from instrument.read.facts.sequence import Blocks, aligned, blocks, kinds_of_names
+from instrument.read.facts.step_index import step_at
+from instrument.read.trace.events import Flags, Ints
+
+EVIDENCE = ("recorded", "annotation", "kernel name", "other trace", "sequence", "unknown")
+RECORDED, ANNOTATION, KERNEL_NAME, OTHER_TRACE, SEQUENCE, UNKNOWN = range(6)
+# The share of the time that is right, as measured by `test_layers.py` on traces whose modules are
+# known; of annotations and names of kernels there is no such trace. For the sequence, with the
+# least agreement of layers (see `Blocks`).
+_RIGHT = {RECORDED: 1.0, ANNOTATION: 0.9, KERNEL_NAME: 0.9, OTHER_TRACE: 0.98}
+_RIGHT_BY_AGREEMENT = ((0.98, 0.98), (0.95, 0.92), (0.9, 0.87))
+_NUMBERED = re.compile(r"(?P<base>.*?)[._ ]?\d+", re.DOTALL)
+_IN_KERNEL = re.compile(r"(?<![a-z])(?:layers?|blocks?|h)[._]\d+(?![a-z0-9])", re.IGNORECASE)
+# Numbered ranges of a program's loops, which are no layers.
+_LOOPS = re.compile(r"step|iter|batch|epoch|request|token|sample|rank|execute|prefill|decode", re.I)
+# Modules are layers if there are so many of one class in a module, or two that call modules.
+_FEWEST = 3
+# Blocks with one number are the layer that holds this share of what was recorded in them.
+_MOSTLY = 0.8
+
+
+class Layers(NamedTuple):
+    """The layers of a trace; all arrays but `of_node` have an entry for each row of the work.
+
+    Attributes:
+        names: the layers, each once.
+        of: the layer as an index into `names`; -1 outside of all layers, and if it is not known.
+        evidence: an index into `EVIDENCE`.
+        confidence: the probability that the layer is right; 0 if it is not known.
+        of_node: the recorded layer of each node of the call tree; -1 for none.
+    """
+
+    names: list[str]
+    of: Ints
+    evidence: Ints
+    confidence: NDArray[np.float64]
+    of_node: Ints
+
+
+class _Answer(NamedTuple):
+    """What one kind of evidence says; `of` is -1 outside of all layers if it is `known`."""
+
+    names: list[str]
+    of: Ints
+    known: Flags
+    confidence: float | NDArray[np.float64]
+
+
+def layers(links: Links, work: Work, like: tuple[Links, Work] | None = None) -> Layers:
+    """Find the layers of the device events; `like` is another trace of the same program.
+
+    Cost: two searches for each CPU event, and about 1 µs for each device event.
+    """
+    answers, of_node = _direct(links, work)
+    answers.append(_unanswered(work) if like is None else _as_in(links, work, *like))
+    found = _first(answers, of_node)
+    return _first([*answers, _by_sequence(links, work, found)], of_node)
+
+
+def layers_of_nodes(links: Links, found: Layers) -> Ints:
+    """The layer of each node of the call tree: the recorded one, or that of all its device work."""
+    tree, node = links.call_tree, links.launched[1]
+    order = np.argsort(node, kind="stable")
+    node, of = node[order], found.of[order]
+    if not len(node) or not len(tree):
+        return found.of_node
+    changes = np.cumsum(np.append(0, of[1:] != of[:-1]))
+    first, after = np.searchsorted(node, np.arange(len(tree))), np.searchsorted(node, tree.until)
+    last = np.maximum(after - 1, 0)
+    first = np.minimum(first, last)
+    is_one = (
+        (after > first) & (node[first] >= np.arange(len(tree))) & (changes[first] == changes[last])
+    )
+    return np.where((found.of_node < 0) & is_one, of[first], found.of_node)
+
+
+def _direct(links: Links, work: Work) -> tuple[list[_Answer], Ints]:
+    """The answers that come from the trace itself without comparing kernels."""
+    recorded, of_node = _recorded(links, work)
+    return [recorded, _annotated(links, work), _in_kernels(links, work)], of_node
+
+
+def _first(answers: list[_Answer], of_node: Ints) -> Layers:
+    """For each row, the first answer."""
+    codes, names = intern(name for answer in answers for name in answer.names)
+    of, evidence = np.full(len(answers[0].of), -1), np.full(len(answers[0].of), UNKNOWN)
+    confidence, begin = np.zeros(len(of)), 0
+    for kind, answer in enumerate(answers):
+        new = answer.known & (evidence == UNKNOWN)
+        code = np.append(codes[begin : begin + len(answer.names)], -1)
+        of[new], evidence[new] = code[answer.of[new]], kind
+        confidence = np.where(new, answer.confidence, confidence)
+        if kind == RECORDED:
+            of_node = code[of_node]
+        begin += len(answer.names)
+    return Layers(names, of, evidence, confidence, of_node)
+
+
+def _unanswered(work: Work) -> _Answer:
+    count = len(work.event)
+    return _Answer([], np.full(count, -1), np.zeros(count, np.bool_), 0.0)
+
+
+def _recorded(links: Links, work: Work) -> tuple[_Answer, Ints]:
+    """The ranges or modules around the launches; also the layer of each node of the call tree."""
+    events, tree, scopes = links.events, links.call_tree, links.scopes
+    names, code, known = list[str](), np.full(len(tree) + 1, -1), np.zeros(len(tree) + 1, np.bool_)
+    of_path, names = _layers_of_paths(scopes.paths, modules=False)
+    if names:
+        code = np.append(of_path, -1)[scopes.path_of_node]
+        known = scopes.path_of_node >= 0
+    elif len(modules := nest(events, module_frames(events))) and len(tree):
+        texts = [name.partition(": ")[2] for name in events.names]
+        paths, path = paths_of(modules, events.name[modules.index].astype(np.int64), texts)
+        of_path, names = _layers_of_paths(paths, modules=True)
+        scope, place = scopes.innermost, np.arange(len(tree))
+        in_backward = np.append(scopes.backward, False)[scope]
+        place = np.where(in_backward, np.append(scopes.forward, -1)[scope], place)
+        around = modules.node_at(tree.thread[place], tree.start_ns[place])
+        code[:-1] = np.append(of_path, -1)[np.append(path, -1)[np.where(place >= 0, around, -1)]]
+        known[:-1] = place >= 0
+    if not names:
+        return _unanswered(work), np.full(len(tree), -1)
+    # Inside compiled code and graphs, modules do not run.
+    hides = tree.at_or_inside(
+        events.named(lambda name: bool(COMPILED_CODE.search(name)))[tree.index]
+    )
+    known[:-1] &= (code[:-1] >= 0) | ~hides
+    node = tree.nodes_of(work.launch)
+    of, is_known = code[node], known[node] & (node >= 0)
+    is_known &= (of >= 0) | ~replayed(events, work.event, work.call)
+    return _Answer(names, of, is_known, _RIGHT[RECORDED]), code[:-1]
+
+
+def _layers_of_paths(paths: Paths, *, modules: bool) -> tuple[Ints, list[str]]:
+    """The layer of each path as an index into the returned names; -1 outside of all layers.
+
+    Layers are numbered siblings, such as `layers.0` to `layers.23`, the outermost ones. Other
+    modules beside them, such as an embedding, are layers of their own. There are no names if
+    nothing is numbered.
+    """
+    plain = [name.removesuffix(RECOMPUTED) for name in paths.names]
+    siblings = defaultdict[tuple[int, str], list[int]](list)
+    has_inner = paths.after - np.arange(len(plain)) > 1
+    for k, (above, name) in enumerate(zip(paths.above.tolist(), plain)):
+        found = _NUMBERED.fullmatch(name)
+        if found and (modules or not _LOOPS.search(found["base"])):
+            siblings[above, found["base"]].append(k)
+    is_layer = np.zeros(len(plain), np.bool_)
+    for group in siblings.values():
+        count = len({plain[k] for k in group})
+        if count >= _FEWEST or (count > 1 and has_inner[group].all()):
+            is_layer[group] = True
+    holds = paths.with_descendants(is_layer.astype(np.int64)) > is_layer
+    top = np.full(len(plain) + 1, -1)
+    for k, above in enumerate(paths.above.tolist()):
+        beside = not holds[k] and (holds[above] if above >= 0 else modules)
+        top[k] = (
+            top[above] if above >= 0 and top[above] >= 0 else k if is_layer[k] or beside else -1
+        )
+    if not is_layer.any():
+        return top[:-1], []
+    codes, names = intern(plain[k] for k in range(len(plain)))
+    return np.append(codes, -1)[top[:-1]], names
+
+
+def _annotated(links: Links, work: Work) -> _Answer:
+    """What torch's tool wrote on the nodes of CUDA graphs: the numbered part, or all of it."""
+    events = links.events
+    codes, texts = intern([each.annotation for each in events.details] + [None])
+    of = codes[events.detail[work.event]]
+    parts = [str(text).split("/") for text in texts]
+    names = [next(filter(_NUMBERED.fullmatch, each), "/".join(each)) for each in parts]
+    return _Answer(
+        names, of, np.array([text is not None for text in texts])[of], _RIGHT[ANNOTATION]
+    )
+
+
+def _in_kernels(links: Links, work: Work) -> _Answer:
+    """The layers in the names of kernels, such as `layers_3`, if at least two differ."""
+    events = links.events
+    found = [_IN_KERNEL.search(name) for name in events.names]
+    of, names = intern(each[0] if each else "" for each in found)
+    known = np.array([name != "" for name in names], np.bool_)
+    if known.sum() < 2:
+        return _unanswered(work)
+    of = of[events.name[work.event]]
+    return _Answer(names, of, known[of], _RIGHT[KERNEL_NAME])
+
+
+def _as_in(links: Links, work: Work, other: Links, others_work: Work) -> _Answer:
+    """The layers of another trace, whose kernels run in the same order."""
+    known = _first(*_direct(other, others_work))
+    answer = _unanswered(work)
+    kinds = range(len(KINDS))
+    theirs = max(_main_streams(other, others_work, kinds), key=len, default=answer.of[:0])
+    label = np.where(known.evidence != UNKNOWN, known.of, -2)[theirs]
+    for ours in _main_streams(links, work, kinds):
+        codes, _ = intern(
+            of.events.names[k]
+            for of, event in ((links, work.event[ours]), (other, others_work.event[theirs]))
+            for k in of.events.name[event].tolist()
+        )
+        found = aligned(codes[: len(ours)], codes[len(ours) :], label)
+        answer.of[ours], answer.known[ours] = found, found != -2
+    return answer._replace(names=known.names, confidence=_RIGHT[OTHER_TRACE])
+
+
+def _main_streams(
+    links: Links, work: Work, kinds: Sequence[int] = (KERNEL, COMMUNICATION)
+) -> list[Ints]:
+    """For each device, the work of the stream that computes most, as rows, by their start."""
+    thread, device = links.events.thread[work.event], _devices(links, work)
+    computes = np.bincount(thread, work.duration_ns * (work.kind == KERNEL))
+    order = work.by_start[np.isin(work.kind, kinds)[work.by_start]]
+    found = []
+    for each in distinct(device[order]).tolist():
+        own = order[device[order] == each]
+        main = distinct(thread[own])
+        found.append(own[thread[own] == main[np.argmax(computes[main])]])
+    return found
+
+
+def _by_sequence(links: Links, work: Work, found: Layers) -> _Answer:
+    """The blocks of kernels that repeat; recorded layers in them give all of them their names."""
+    answer, names = _unanswered(work), list[str]()
+    of, confidence = answer.of, np.zeros(len(work.event))
+    device = _devices(links, work)
+    for rows in _main_streams(links, work):
+        events = links.events
+        present, name = np.unique(events.name[work.event[rows]], return_inverse=True)
+        part = np.zeros(len(rows), np.int64)
+        is_launched = bool((work.launch[device == device[rows[0]]] >= 0).all())
+        is_launched &= bool((np.diff(launched_ns(links.events, work)[rows]) > 0).all())
+        if is_launched:
+            part = step_at(events, links.steps, launched_ns(events, work)[rows])
+        kinds = kinds_of_names([events.names[k] for k in present.tolist()])
+        cut = blocks(name.astype(np.int64), kinds, work.duration_ns[rows], part)
+        code, own = _named_blocks(cut, rows, work, found)
+        of[rows] = np.where(code >= 0, code + len(names), -1)
+        confidence[rows] = np.select(
+            [cut.agreement >= least for least, _ in _RIGHT_BY_AGREEMENT],
+            [share for _, share in _RIGHT_BY_AGREEMENT],
+        )
+        names += own
+        # Copies, and what another stream ran, are in the layer in which they were launched; without
+        # launches, in that around them if this stream waited for them.
+        is_other = device == device[rows[0]]
+        is_other[rows] = False
+        others = np.flatnonzero(is_other)
+        time_ns = launched_ns(events, work) if is_launched else work.start_ns
+        before = np.searchsorted(time_ns[rows], time_ns[others], "right") - 1
+        after = np.minimum(before + 1, len(rows) - 1)
+        inside = (before >= 0) & (cut.layer[before] >= 0) & (cut.layer[after] >= 0)
+        if is_launched:
+            middle = (time_ns[rows[before]] + time_ns[rows[after]]) // 2
+            before = np.where(time_ns[others] > middle, after, before)
+        else:
+            inside &= cut.block[before] == cut.block[after]
+            inside &= work.start_ns[others] >= work.end_ns[rows[before]]
+            inside &= work.end_ns[others] <= work.start_ns[rows[after]]
+        of[others] = np.where(inside, of[rows[before]], -1)
+        confidence[others] = np.where(inside, confidence[rows[before]], 0)
+    return _Answer(names, of, of >= 0, confidence)
+
+
+def _named_blocks(cut: Blocks, rows: Ints, work: Work, found: Layers) -> tuple[Ints, list[str]]:
+    """The layer of each kernel by its block, as an index into the returned names; -1 for none."""
+    known = (found.evidence[rows] != UNKNOWN) & (cut.layer >= 0)
+    votes = (
+        pl.DataFrame(
+            {
+                "family": cut.family[known],
+                "layer": cut.layer[known],
+                "of": found.of[rows][known],
+                "ns": work.duration_ns[rows][known],
+            }
+        )
+        .group_by("family", "layer", "of")
+        .agg(pl.col("ns").sum())
+        .sort("ns", "of", descending=True)
+        .group_by("family", "layer", maintain_order=True)
+        .agg(pl.col("of").first(), share=pl.col("ns").first() / pl.col("ns").sum())
+    )
+    named = {
+        (family, layer): of if share >= _MOSTLY else -1 for family, layer, of, share in votes.rows()
+    }
+    has_names = {family for (family, _), of in named.items() if of >= 0}
+    width = int(cut.layer.max(initial=0)) + 1
+    keys = np.where(cut.layer >= 0, cut.family * width + cut.layer, -1)
+    code, names = np.full(int(keys.max(initial=0)) + 2, -1), list[str]()  # the last is for -1
+    for key in distinct(keys[keys >= 0]).tolist():
+        family, layer = divmod(key, width)
+        of = named.get((family, layer), -1)
+        if of >= 0 or family not in has_names:
+            code[key] = len(names)
+            letter = chr(ord("A") + family) if family else ""
+            names.append(found.names[of] if of >= 0 else f"layer {letter}{layer}")
+    return code[keys], names
+
+
+def _devices(links: Links, work: Work) -> Ints:
+    """A number for the device of each row."""
+    device, _ = intern(process for process, _ in links.events.threads)
+    found: Ints = device[links.events.thread[work.event]]
+    return found
