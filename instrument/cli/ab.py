@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from instrument.base.errors import ConfigError, InstrumentError
@@ -16,7 +17,9 @@ from instrument.cli.arguments import positive
 from instrument.cli.output import Parts, Written, say, show_result
 
 if TYPE_CHECKING:
+    from instrument.read.compare.ab import Comparison
     from instrument.read.compare.ab_runs import Finished, Program
+    from instrument.read.compare.proof import Works
 
 HELP = "run two versions of a program alternately, and judge which one is faster"
 
@@ -78,6 +81,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="run more blocks of the undecided comparison in this folder, and judge all its blocks",
     )
+    add(
+        "--proof",
+        metavar="FOLDER",
+        type=Path,
+        help="write a certificate, proof.json and proof.md, into this new folder: run A once more, "
+        "B, and A again, not timed, to compare their losses and their work",
+    )
+    add(
+        "--gradients",
+        action="store_true",
+        help="with --proof, also compare the norms of gradients",
+    )
     add("--json", action="store_true", help="print JSON, with all runs and times in nanoseconds")
 
 
@@ -95,10 +110,18 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     If a run fails or is interrupted, the result of the finished blocks is printed before the error.
     """
     from instrument.read.compare.ab import Comparison
-    from instrument.read.compare.ab_runs import BLOCKS_FILE, RunError, run_blocks, save_blocks
+    from instrument.read.compare.ab_runs import (
+        BLOCKS_FILE,
+        RunError,
+        observe,
+        run_blocks,
+        save_blocks,
+    )
+    from instrument.read.compare.proof import Works, save_work
     from instrument.read.show.ab import as_json, parts, progress
 
     with _sigterm_as_interrupt(), _programs(arguments) as (a, b):
+        proof = None if arguments.proof is None else _folder(arguments.proof, "--proof")
         folder, finished = _begin(arguments, a, b)
         blocks, more = finished.blocks, arguments.blocks
         total = len(blocks) + more
@@ -113,6 +136,9 @@ def run(arguments: argparse.Namespace) -> str | Parts:
             return parts(a, b, found, folder)
 
         try:
+            if proof is not None:
+                works = Works(*(observe(each, proof / "run") for each in (a, b, a)))
+                save_work(works, proof)
             for block in run_blocks(a, b, more, folder, finished.keep, len(blocks)):
                 blocks.append(block)
                 save_blocks(finished, folder)
@@ -128,7 +154,43 @@ def run(arguments: argparse.Namespace) -> str | Parts:
                 (folder / BLOCKS_FILE).unlink(missing_ok=True)
             with suppress(OSError):  # the folder holds the failed run, the kept runs or the blocks
                 folder.rmdir()
-        return result()
+        shown = result()
+        if proof is None:
+            return shown
+        certificate = _certify((a, b), comparison(), works, proof, arguments.gradients)
+        if isinstance(shown, str):
+            say(*certificate)
+            return shown
+        return [*shown, certificate]
+
+
+def _certify(
+    programs: tuple[Program, Program],
+    comparison: Comparison,
+    works: Works,
+    folder: Path,
+    gradients: bool,
+) -> list[str]:
+    """Write the certificate of a comparison, and return it as lines."""
+    from instrument.read.compare.ab_runs import LABELS
+    from instrument.read.compare.proof import proof_of, run_times, save
+    from instrument.read.show.proof import lines, markdown
+
+    waits = [[each.cpu_wait for each in comparison.runs(label)] for label in LABELS]
+    known = [[each for each in side if each is not None] for side in waits]
+    paths = [each.path for each in comparison.quantities if each.path is not None]
+    proof = proof_of(
+        programs,
+        run_times(comparison.blocks, paths),
+        works,
+        folder,
+        margin=comparison.margin,
+        level=comparison.level,
+        gradients=gradients,
+        load={label: median(side) if side else None for label, side in zip(LABELS, known)},
+    )
+    path = save(proof, markdown(proof), folder)
+    return [*lines(proof), f"The certificate is {path}"]
 
 
 @contextmanager
@@ -147,7 +209,7 @@ def _begin(arguments: argparse.Namespace, a: Program, b: Program) -> tuple[Path,
 
     if arguments.continued is None:
         keep = arguments.output is not None
-        return _folder(arguments.output), Finished(digest(a, b), keep)
+        return _folder(arguments.output, "--output"), Finished(digest(a, b), keep)
     folder: Path = arguments.continued
     if arguments.output is not None:
         raise ConfigError("--continue uses the folder of the comparison: leave out --output.")
@@ -161,18 +223,19 @@ def _begin(arguments: argparse.Namespace, a: Program, b: Program) -> tuple[Path,
     return folder.absolute(), finished
 
 
-def _folder(given: Path | None) -> Path:
+def _folder(given: Path | None, option: str) -> Path:
     if given is None:
         return Path(tempfile.mkdtemp(prefix="instrument-ab-"))
     try:
         given.mkdir(parents=True)
     except FileExistsError:
         raise ConfigError(
-            f"--output is {str(given)!r}, which exists: give a new folder, or use --continue."
+            f"{option} is {str(given)!r}, which exists: give a new folder"
+            f"{', or use --continue' * (option == '--output')}."
         ) from None
     except OSError as error:
         raise ConfigError(
-            f"--output is {str(given)!r}, which cannot be created ({error.strerror}): give another "
+            f"{option} is {str(given)!r}, which cannot be created ({error.strerror}): give another "
             "folder."
         ) from None
     return given.absolute()

@@ -35,6 +35,7 @@ from instrument.cli import (
     sql,
     trigger,
     try_,
+    verify,
     watch,
     whatif,
 )
@@ -53,6 +54,7 @@ COMMANDS = {
     "diff": diff,
     "ab": ab,
     "try": try_,
+    "verify": verify,
     "baseline": baseline,
     "export": export,
     "ranks": ranks,

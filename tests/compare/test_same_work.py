@@ -100,7 +100,8 @@ class Net(nn.Module):
             for layer in self.layers[: self.program.layers]:
                 x = layer(x)
             self.cached = x.detach()
-        return self.head(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
 
 
 class Layer(nn.Module):
@@ -115,7 +116,8 @@ class Layer(nn.Module):
             found = F.scaled_dot_product_attention(q, k, v)
         else:
             found = ((q @ k.mT) * q.shape[-1] ** -0.5).softmax(-1) @ v
-        return x + self.out(found.transpose(1, 2).flatten(2))
+        y: torch.Tensor = x + self.out(found.transpose(1, 2).flatten(2))
+        return y
 
 
 PLAIN = Program(sleep_s=1e-4)
@@ -148,13 +150,7 @@ def observed(program: Callable[[], object]) -> WorkFile:
         program()
     finally:
         work.end()
-    content = {
-        "format": 1,
-        "losses": work.losses,
-        "evaluations": work.evaluations,
-        "facts": work.facts(),
-    }
-    return msgspec.json.decode(json.dumps(content), type=WorkFile)
+    return msgspec.json.decode(json.dumps(work.content()), type=WorkFile)
 
 
 @pytest.fixture(scope="module")

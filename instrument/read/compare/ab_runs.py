@@ -25,8 +25,9 @@ from msgspec import Meta
 
 from instrument.base import files
 from instrument.base.errors import CaptureError, ConfigError, InstrumentError
-from instrument.base.files import CAPTURES_VARIABLE
+from instrument.base.files import CAPTURES_VARIABLE, WORK_VARIABLE
 from instrument.read.compare.counters import Count, counters
+from instrument.read.compare.work import Work, read_work
 from instrument.read.facts.segments import ranges_of_steps
 from instrument.read.trace.capture_json import BAD_JSON
 from instrument.read.views.find_captures import captures_below
@@ -146,15 +147,43 @@ def run_once(program: Program, folder: Path) -> Run:
         ConfigError: the program cannot be started.
         RunError: the program failed, or recorded no steps.
     """
+    output = _execute(program, folder, {CAPTURES_VARIABLE: str(folder / "captures")})
+    try:
+        return read_run(folder / "captures", program.label)
+    except InstrumentError as error:
+        raise RunError(
+            f"A run of {program.label} cannot be used: {error} Its output is in {output}.", output
+        ) from error
+
+
+def observe(program: Program, folder: Path) -> Work:
+    """Run a program once, which is not timed, and return what work it does.
+
+    Raises:
+        ConfigError: the program cannot be started.
+        RunError: the program failed, or its work was not seen. The folder of this run is kept.
+    """
+    captures, file = folder / "captures", folder / "work.json"
+    variables = {CAPTURES_VARIABLE: str(captures), WORK_VARIABLE: str(file)}
+    output = _execute(program, folder, variables)
+    try:
+        work = read_work(file)
+    except CaptureError as error:
+        raise RunError(f"{error} Its output is in {output}.", output) from error
+    shutil.rmtree(folder, ignore_errors=True)
+    return work
+
+
+def _execute(program: Program, folder: Path, variables: Mapping[str, str]) -> Path:
+    """Run a program in a new folder, and return the file with its output."""
     folder.mkdir(parents=True)
     output = folder / OUTPUT_FILE
-    variables = {**os.environ, **program.environment, CAPTURES_VARIABLE: str(folder / "captures")}
     with output.open("wb") as file:
         try:
             process = subprocess.Popen(
                 program.command,
                 cwd=program.folder,
-                env=variables,
+                env={**os.environ, **program.environment, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -175,12 +204,7 @@ def run_once(program: Program, folder: Path) -> Run:
             f"is in {output}.",
             output,
         )
-    try:
-        return read_run(folder / "captures", program.label)
-    except InstrumentError as error:
-        raise RunError(
-            f"A run of {program.label} cannot be used: {error} Its output is in {output}.", output
-        ) from error
+    return output
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

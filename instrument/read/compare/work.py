@@ -167,7 +167,7 @@ def read_work(path: Path) -> Work:
 
 def compare_numbers(a: Work, b: Work, again: Work | None) -> Numbers:
     """Compare the losses and evaluations of B with those of A, and A with a second run of it."""
-    bits = _lowest(a.facts.precision)
+    bits = lowest_bits(a.facts.precision)
     own = _compare(a, again, bits) if again is not None else None
     if own is not None and own.equality in ("different", "unknown"):
         why = f"A's own losses differ from run to run: {own.why}" if own.compared else own.why
@@ -232,7 +232,7 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def _lowest(precision: Mapping[str, float] | None) -> int:
+def lowest_bits(precision: Mapping[str, float] | None) -> int:
     """The bits of the least precise numbers that take a part in the products."""
     used = [kind for kind, share in (precision or {}).items() if share >= _LESS]
     return min((_BITS.get(each, _FEWEST) for each in used), default=_BITS["float32"])
