@@ -131,17 +131,20 @@ def test_steps_of_an_engine_and_their_stages(tmp_path: Path) -> None:
     rows = {row.stage: row for row in found.phases}
     assert [*rows] == ["mixed", "decode"]
     mixed, decode = rows["mixed"], rows["decode"]
-    assert (mixed.steps, mixed.requests, mixed.tokens) == (1, 6, 304)
+    assert (mixed.steps, mixed.requests) == (1, 6)
+    assert (mixed.prefill_tokens, mixed.decode_tokens) == (300, 4)
     assert (mixed.step_ns, mixed.step_ns_per_token) == (210_000, 210_000 // 304)
     assert (mixed.device_ns, mixed.kernels, mixed.graph_share) == (200_000, 1, 0)
     # 310–380 and 380–450. Nothing runs at 310–320, whose launch returns at 315, at 360–390, whose
     # launch returns at 385, and at 430–440, whose launch returns at 437.
-    assert (decode.steps, decode.requests, decode.tokens) == (2, 6, 6)  # 5.5
+    assert (decode.steps, decode.requests) == (2, 6)  # 5.5
+    assert (decode.prefill_tokens, decode.decode_tokens) == (0, 6)
     assert (decode.step_ns, decode.step_ns_per_token) == (70_000, 140_000 // 11)
     assert decode.idle_share == pytest.approx(50 / 140)
     assert decode.launch_wait_share == pytest.approx((5 + 25 + 7) / 140)
     assert decode.graph_share == pytest.approx(80 / 90)
     assert decode.padding_share is None
+    assert decode.steps_share == pytest.approx(140 / 350)
     assert decode.device_share == pytest.approx(90 / 290)
 
 
@@ -283,7 +286,7 @@ def test_replays_of_graphs_show_steps_without_annotations(tmp_path: Path) -> Non
     assert (row.stage, row.steps, row.step_ns) == (None, 4, 100_000)
     assert row.idle_share == pytest.approx(1 - 33 / 100)
     assert row.graph_share == pytest.approx(150 / 165)
-    assert row.tokens is row.step_ns_per_token is None
+    assert row.decode_tokens is row.step_ns_per_token is None
 
 
 @pytest.mark.parametrize(
@@ -303,24 +306,25 @@ def test_the_verdict_says_what_the_engine_did(tmp_path: Path) -> None:
     use = device_use(capture(tmp_path, ENGINE))
     # 70 + 70 of 210 + 140 µs; 200 + 90 of 350 busy.
     assert use.startswith(
-        "The time of vLLM's steps is 60 % mixed (1 step of 210.0 µs: 6 requests, 304 tokens), 40 % decode "
-        "(2 steps of 70.00 µs: 6 requests, 6 tokens). The device computes for 83 % of it and is idle for 17 %"
+        "The time of vLLM's steps is 60 % mixed (1 step of 210.0 µs: 6 requests, 300 prefill tokens, "
+        "4 decode tokens), 40 % decode (2 steps of 70.00 µs: 6 requests, 6 decode tokens). The device "
+        "computes for 83 % of it and is idle for 17 %"
     )
 
 
-def one_step(tmp_path: Path, name: str) -> str:
-    return stages_in_words(capture(tmp_path, [annotation(name, 0, 40), *eager(0, 1, 10)]))
-
-
-def test_what_a_single_step_holds(tmp_path: Path) -> None:
-    name = "execute_context_2(6000)_generation_3(3)"
-    said = "5 requests, 6,000 tokens in prefill, 3 in decode"
-    assert one_step(tmp_path, name) == f"It holds a mixed step of vLLM: {said}."
-    assert one_step(tmp_path, "step[DECODE bs=1]") == (
-        "It holds a decode step of SGLang: 1 request, 1 token."
-    )
-    assert one_step(tmp_path, "step[IDLE bs=0]") == "It holds a step of SGLang."
-    assert one_step(tmp_path, "PP:0F0") == ""
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "step[DECODE bs=1]",
+            "SGLang's steps is 100 % decode (1 step of 10.00 µs: 1 request, 1 decode token)",
+        ),
+        ("step[IDLE bs=0]", "SGLang's steps is 100 % of no stage (1 step of 10.00 µs)"),
+    ],
+)
+def test_what_is_not_known_of_a_step_is_not_said(tmp_path: Path, name: str, said: str) -> None:
+    found = capture(tmp_path, [annotation(name, 0, 15), *eager(0, 1, 10)])
+    assert stages_in_words(found) == f"The time of {said}."
 
 
 def decoding(batches: list[int], largest: int) -> list[Event]:
@@ -353,27 +357,9 @@ def test_decode_that_is_all_in_graphs_or_all_not(tmp_path: Path, batches: list[i
     assert check(capture(tmp_path, decoding(batches, 8)), "eager-decode") == []
 
 
-@pytest.mark.parametrize(("requests", "share"), [(5, 3 / 8), (8, None), (7.5, None)])
-def test_batches_smaller_than_their_graphs(
-    tmp_path: Path, requests: float, share: float | None
-) -> None:
-    batches = [int(requests), int(requests + 0.5)] * 3
-    names = [f"decode[bs={n}/8 tok={n} d={n}]" if n < 8 else "decode[bs=8]" for n in batches]
-    events = [
-        event
-        for number, name in enumerate(names)
-        for event in (annotation(name, 100 * number, 50), *replay(100 * number, number + 1, 4))
-    ]
-    found = check(capture(tmp_path, events), "graph-padding")
-    assert [each.share for each in found] == ([] if share is None else [pytest.approx(share)])
-    assert all("--cudagraph-capture-sizes" in each.change for each in found)
-
-
-def test_checks_of_engines_are_only_for_engines(tmp_path: Path) -> None:
-    found = capture(tmp_path, [step(1, 0, 100), *eager(10, 1, 20)])
-    for code in ("eager-decode", "graph-padding"):
-        with pytest.raises(NotApplicable):
-            check(found, code)
+def test_the_check_of_engines_is_only_for_engines(tmp_path: Path) -> None:
+    with pytest.raises(NotApplicable):
+        check(capture(tmp_path, [step(1, 0, 100), *eager(10, 1, 20)]), "eager-decode")
 
 
 def test_advice_fits_the_engine(tmp_path: Path) -> None:
@@ -414,7 +400,8 @@ def test_one_mixed_step_of_vllm() -> None:
     graphs = {each["args"]["correlation"] for each in events if "GraphLaunch" in each["name"]}
     replayed = sum(each["dur"] for each in work if each["args"]["correlation"] in graphs)
     (row,) = load("mi300x_vllm_graph").phases
-    assert (row.stage, row.steps, row.requests, row.tokens) == ("mixed", 1, 46, 8192)
+    assert (row.stage, row.steps, row.requests) == ("mixed", 1, 46)
+    assert (row.prefill_tokens, row.decode_tokens) == (8155, 37)
     assert row.kernels == len(work)
     assert row.device_ns == pytest.approx(1000 * sum(each["dur"] for each in work), abs=1000)
     assert row.step_ns == pytest.approx(1000 * (last - first), abs=2)

@@ -38,7 +38,7 @@ from instrument.read.advise.check import (
 )
 from instrument.read.advise.communication import EXPOSED_COMMUNICATION, SLOW_LINKS, STRAGGLERS
 from instrument.read.advise.diagnosis import Diagnosis, Together
-from instrument.read.advise.engines import EAGER_DECODE, GRAPH_PADDING
+from instrument.read.advise.engines import EAGER_DECODE
 from instrument.read.advise.finding import Finding, Saving
 from instrument.read.advise.host import (
     BUSY_CPUS,
@@ -110,7 +110,6 @@ CHECKS: tuple[Check, ...] = (
     ONE_TIME_COSTS,
     LAUNCH_BOUND,
     EAGER_DECODE,
-    GRAPH_PADDING,
     DEVICE_IDLE,
     BLOCKING_COPIES,
     EXPOSED_COMMUNICATION,

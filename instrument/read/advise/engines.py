@@ -1,4 +1,4 @@
-"""Inference engines: decode without a CUDA graph, and batches much smaller than their graphs."""
+"""Inference engines: decode without a CUDA graph, beside decode in graphs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from instrument.base.units import counted, percent
+from instrument.base.units import counted
 from instrument.read.advise.check import Check, NotApplicable, Problem
 from instrument.read.advise.engine_options import SIZES
 from instrument.read.advise.finding import Evidence
@@ -22,14 +22,20 @@ def eager_decode(capture: Views) -> Iterator[Problem]:
 
     The saving is what they take longer than the median of the others. It may be 0, because their
     batches may be larger.
+
+    Raises:
+        NotApplicable: no engine annotated steps.
     """
-    steps, engine = _decode(capture)
+    engine, every = engine_of(capture), step_times(capture)
+    if engine is None:
+        raise NotApplicable
+    steps = every.filter(pl.col("stage").is_in([DECODE, VERIFY]))
     eager, others = steps.filter(~pl.col("is_replayed")), steps.filter("is_replayed")
     if not len(eager) or not len(others):
         return
     eager_ns, others_ns = (each["step_ns"].to_numpy() for each in (eager, others))
     longer_ns = np.maximum(eager_ns - np.median(others_ns), 0).sum()
-    whole_ns = max(int(step_times(capture)["step_ns"].sum()), 1)
+    whole_ns = max(int(every["step_ns"].sum()), 1)
     sizes = [_requests(each) for each in (eager, others)]
     which = f", with {sizes[0]}; the others have {sizes[1]}" if all(sizes) else ""
     saves = float(longer_ns / whole_ns)
@@ -53,50 +59,6 @@ EAGER_DECODE = Check(
     least_share=0.05,
     coverage=LAUNCHING,
 )
-
-
-def graph_padding(capture: Views) -> Iterator[Problem]:
-    """Find batches that are much smaller than the CUDA graphs in which they run.
-
-    What this costs is not in a trace: if decode only reads the weights, it is almost nothing.
-    """
-    steps, engine = _decode(capture)
-    padded = steps.filter(pl.col("captured").is_not_null() & pl.col("requests").is_not_null())
-    if not len(padded):
-        return
-    requests, captured, time_ns = (
-        int(padded[name].sum()) for name in ("requests", "captured", "step_ns")
-    )
-    time = time_ns / max(int(step_times(capture)["step_ns"].sum()), 1)
-    yield Problem(
-        f"{counted(len(padded), 'decode step')} of {requests / len(padded):,.0f} requests on "
-        f"average, {percent(time)} of the time, run in CUDA graphs for "
-        f"{captured / len(padded):,.0f}",
-        share=time * (1 - requests / captured),
-        evidence=(Evidence("padded steps", len(padded), time_ns),),
-        change=f"Capture a graph nearer to the usual batch: {SIZES[engine]}.",
-    )
-
-
-GRAPH_PADDING = Check(
-    "graph-padding",
-    graph_padding,
-    verify="--phases",
-    least_share=0.1,
-    coverage=LAUNCHING,
-)
-
-
-def _decode(capture: Views) -> tuple[pl.DataFrame, str]:
-    """The steps in decode that count, and the engine.
-
-    Raises:
-        NotApplicable: no engine annotated steps.
-    """
-    engine = engine_of(capture)
-    if engine is None:
-        raise NotApplicable
-    return step_times(capture).filter(pl.col("stage").is_in([DECODE, VERIFY])), engine
 
 
 def _requests(steps: pl.DataFrame) -> str:

@@ -41,7 +41,7 @@ class Annotation(NamedTuple):
         captured: the batch size for which the CUDA graph was captured that ran.
     """
 
-    program: str
+    program: str | None
     stage: str | None
     label: str
     is_step: bool = False
@@ -49,13 +49,6 @@ class Annotation(NamedTuple):
     prefill_tokens: int | None = None
     decode_tokens: int | None = None
     captured: int | None = None
-
-    @property
-    def tokens(self) -> int | None:
-        """The new tokens of the batch."""
-        if self.prefill_tokens is None or self.decode_tokens is None:
-            return None
-        return self.prefill_tokens + self.decode_tokens
 
 
 def parse(name: str) -> Annotation | None:

@@ -6,7 +6,7 @@ The ranges that these programs write name the stages; see `facts.grammars`.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -33,24 +33,27 @@ PHASES: Schema = schema(
     "if the stage is no step",
     step_ns="the mean time of such a step: from its start, or from the end of the step before if "
     "that is later, until the next one begins and the device has ended what the step launched",
+    steps_share="the time of these steps as a fraction of that of the steps of all stages",
     requests="the mean number of requests in such a step; None if the ranges do not say it",
-    tokens="the mean number of new tokens in such a step; None if the ranges do not say it",
+    prefill_tokens="the mean number of prompt tokens in such a step; None if not known",
+    decode_tokens="the mean number of tokens in such a step that are decoded or, of drafts, "
+    "verified; None if not known",
     step_ns_per_token="the time of the steps divided by their tokens. In decode, a request gets "
     "one token in each step, so it waits `step_ns` for its next token",
     idle_share="the part of the steps' time in which no device works",
     launch_wait_share="the part of the steps' time in which the device waits for launches",
+    graph_share="the part of the stage's device time that CUDA graphs replayed",
+    device_share="`device_ns` as a fraction of the device time of all stages",
+    device_ns="the duration of the kernels, copies and memsets that the stage launched, in the "
+    "steps that count",
+    kernels="their number",
     padding_share="the part of the batches that only fills up the batch size of a captured CUDA "
     "graph; None if the ranges do not say it",
-    kernels="the number of kernels, copies and memsets that the stage launched, in the steps that "
-    "count",
-    device_ns="the duration of these kernels, copies and memsets",
-    device_share="`device_ns` as a fraction of the device time of all stages",
-    graph_share="the part of `device_ns` that CUDA graphs replayed",
 )
 # Steps are found by the replays of graphs if the same sequence of graphs is replayed so many times,
 # each time with a copy between host and device, as the tokens of a step need it.
-_LEAST_SEQUENCES = 3
-_COPY_WITH_HOST = re.compile(r"HtoD|DtoH|Host", re.IGNORECASE)
+_LEAST_SEQUENCES, _LONGEST_SEQUENCE = 3, 1000
+_WITH_HOST = re.compile(r"HtoD|DtoH|Host", re.IGNORECASE)
 
 
 def phases(capture: Views) -> Table:
@@ -70,13 +73,12 @@ def phases(capture: Views) -> Table:
         device_ns=time.sum(),
         graph_share=_part(time.filter("graph").sum(), time.sum()),
     ).with_columns(device_share=_part(device_ns, device_ns.sum()))
-    of_steps = _by_stage(steps).drop("total_ns")
-    found = found.join(of_steps, on="stage", how="full", coalesce=True, nulls_equal=True)
+    found = found.join(_by_stage(steps), on="stage", how="full", coalesce=True, nulls_equal=True)
     return Table.of(PHASES, found.sort("device_ns", descending=True, nulls_last=True))
 
 
 def step_times(capture: Views) -> pl.DataFrame:
-    """Return a row for each annotated step that counts: its stage, its counts, and its times.
+    """Return a row for each annotated step that counts: what its range says, and its times.
 
     Without annotations and without other steps, a row for each step that replays of graphs show.
     Computed once.
@@ -86,111 +88,81 @@ def step_times(capture: Views) -> pl.DataFrame:
 
 def engine_of(capture: Views) -> str | None:
     """Return the inference engine that annotated steps, such as vLLM; None without one."""
-    events = capture.events
-    said = (parse(events.names[code]) for code in events.name[engine_steps(events)[:1]].tolist())
-    return next((each.program for each in said if each), None)
+    return next(iter(step_times(capture)["program"]), None)
 
 
 def stages_in_words(capture: Views) -> str:
     """Return a sentence on the stages of an engine's steps; "" without an engine."""
-    engine, steps = engine_of(capture), step_times(capture)
-    if engine is None or not len(steps):
+    engine, parts = engine_of(capture), []
+    if engine is None:
         return ""
-    if len(steps) == 1:
-        row = steps.row(0, named=True)
-        stage = f"{row['stage']} step" if row["stage"] else "step"
-        return f"It holds a {stage} of {engine}{_batch(row)}."
-    stages = _by_stage(steps).with_columns(share=pl.col("total_ns") / pl.col("total_ns").sum())
-    parts = [
-        f"{percent(row['share'])} {row['stage'] or 'of no known stage'} "
-        f"({counted(row['steps'], 'step')} of {duration(row['step_ns'])}{_batch(row)})"
-        for row in stages.sort("total_ns", descending=True).iter_rows(named=True)
-    ]
+    stages = _by_stage(step_times(capture)).sort("steps_share", descending=True)
+    for row in stages.iter_rows(named=True):
+        counts = ((row[name], noun) for name, noun in _NOUNS.items())
+        texts = [counted(count, noun) for count, noun in counts if count]
+        batch = f": {', '.join(texts)}" if texts else ""
+        steps = f"{counted(row['steps'], 'step')} of {duration(row['step_ns'])}{batch}"
+        parts.append(f"{percent(row['steps_share'])} {row['stage'] or 'of no stage'} ({steps})")
     return f"The time of {engine}'s steps is {', '.join(parts)}."
 
 
-def _batch(row: dict[str, Any]) -> str:
-    """How many requests and tokens a step has, after a colon; "" if it is not known."""
-    texts = [row["requests"] and counted(row["requests"], "request")]
-    prefill, decode = row.get("prefill_tokens"), row.get("decode_tokens")
-    if prefill and decode:
-        texts += [f"{counted(prefill, 'token')} in prefill", f"{decode:,} in decode"]
-    else:
-        texts.append(row["tokens"] and counted(row["tokens"], "token"))
-    known = ", ".join(filter(None, texts))
-    return f": {known}" if known else ""
+_NOUNS = {
+    "requests": "request", "prefill_tokens": "prefill token", "decode_tokens": "decode token"
+}  # fmt: skip
 
 
 def _find_step_times(capture: Views) -> pl.DataFrame:
     events, work, links = capture.events, capture.work, capture.links
     index = engine_steps(events)
-    said = [parse(events.names[code]) for code in events.name[index].tolist()]
+    said = [parse(events.names[code]) or _NOTHING for code in events.name[index].tolist()]
     step = launching_step(events, work, index)
     start_ns, end_ns = lasting(*step_bounds(events, index), work, step)
-    if (step == 0).any():  # the device may still have run what came before the trace
+    if not len(links.steps) and (step == 0).any():  # the device may have run what came before
         start_ns[0] = max(start_ns[0], work.start_ns[step == 0].min())
     counts = links.counted_steps.holds(events.start_ns[index]) >= 0
-    graph = replayed(events, work.event, work.call)
-    in_graph = np.bincount(step[graph & (step >= 0)], minlength=len(index)) > 0
+    in_graph = step[replayed(events, work.event, work.call) & (step >= 0)]
     if not len(index) and not len(links.steps):
         start_ns, end_ns = _replayed_steps(capture)
-        said, counts = [None] * len(start_ns), np.ones(len(start_ns), np.bool_)
-        in_graph = counts
-    if not len(start_ns):
-        return pl.DataFrame(schema=_STEPS)
-    time = device_time_of(events, work, start_ns, end_ns)
-    rows = [each or _NOTHING for each in said]
-    return pl.DataFrame(
-        {
-            "stage": [each.stage for each in rows],
-            "requests": [each.requests for each in rows],
-            "tokens": [each.tokens for each in rows],
-            "prefill_tokens": [each.prefill_tokens for each in rows],
-            "decode_tokens": [each.decode_tokens for each in rows],
-            "captured": [each.captured for each in rows],
-            "step_ns": end_ns - start_ns,
-            "idle_ns": time["idle_ns"],
-            "launch_wait_ns": time["launch_wait_ns"],
-            "is_replayed": in_graph,
-        },
-        schema=_STEPS,
-    ).filter(pl.Series(counts))
-
-
-_COUNTS = "requests tokens prefill_tokens decode_tokens captured"
-_TIMES = "step_ns idle_ns launch_wait_ns"
-_STEPS = {
-    "stage": pl.String,
-    **dict.fromkeys([*_COUNTS.split(), *_TIMES.split()], pl.Int64),
-    "is_replayed": pl.Boolean,
-}
-_NOTHING = Annotation("", None, "")
-
-
-def _by_stage(steps: pl.DataFrame) -> pl.DataFrame:
-    step_ns, tokens, captured = pl.col("step_ns"), pl.col("tokens"), pl.col("captured")
-    padded = pl.col("requests").filter(captured.is_not_null()).sum()
-    return steps.group_by("stage").agg(
-        _rounded(step_ns.mean()),
-        _known("requests", _rounded(pl.col("requests").mean())),
-        _known("tokens", _rounded(tokens.mean())),
-        steps=pl.len().cast(pl.Int64),
-        total_ns=step_ns.sum(),
-        step_ns_per_token=_known("tokens", step_ns.sum() // tokens.sum()),
-        idle_share=_part(pl.col("idle_ns").sum(), step_ns.sum()),
-        launch_wait_share=_part(pl.col("launch_wait_ns").sum(), step_ns.sum()),
-        padding_share=1 - _part(padded, captured.sum()),
+        said, counts = [_NOTHING] * len(start_ns), np.ones(len(start_ns), np.bool_)
+    time = {"idle_ns": start_ns, "launch_wait_ns": start_ns}
+    if len(start_ns):
+        time = device_time_of(events, work, start_ns, end_ns)
+    return (
+        pl.DataFrame(said, schema=_SAID, orient="row")
+        .with_columns(
+            step_ns=pl.Series(end_ns - start_ns),
+            idle_ns=pl.Series(time["idle_ns"]),
+            launch_wait_ns=pl.Series(time["launch_wait_ns"]),
+            is_replayed=pl.Series(np.isin(np.arange(len(start_ns)), in_graph)),
+        )
+        .filter(pl.Series(counts))
     )
 
 
-def _known(column: str, value: pl.Expr) -> pl.Expr:
-    """The value if the column is known of all rows, and not 0 of all; else null."""
-    is_known = (pl.col(column).count() == pl.len()) & (pl.col(column).sum() > 0)
-    return pl.when(is_known).then(value)
+_SAID = dict(zip(Annotation._fields, [pl.String] * 3 + [pl.Boolean] + [pl.Int64] * 4))
+_NOTHING = Annotation(None, None, "")
 
 
-def _rounded(value: pl.Expr) -> pl.Expr:
-    return value.round().cast(pl.Int64)
+def _by_stage(steps: pl.DataFrame) -> pl.DataFrame:
+    """The columns of `PHASES` that are about steps."""
+    time, captured = pl.col("step_ns"), pl.col("captured")
+    tokens = pl.col("prefill_tokens") + pl.col("decode_tokens")
+    padded = pl.col("requests").filter(captured.is_not_null())
+    means = {
+        name: pl.when(pl.col(name).count() == pl.len()).then(pl.col(name).mean().round())
+        for name in ("step_ns", "requests", "prefill_tokens", "decode_tokens")
+    }
+    found = steps.group_by("stage").agg(
+        steps=pl.len().cast(pl.Int64),
+        steps_share=time.sum(),
+        step_ns_per_token=pl.when(tokens.count() == pl.len()).then(time.sum() // tokens.sum()),
+        idle_share=_part(pl.col("idle_ns").sum(), time.sum()),
+        launch_wait_share=_part(pl.col("launch_wait_ns").sum(), time.sum()),
+        padding_share=1 - _part(padded.sum(), captured.sum()),
+        **{name: mean.cast(pl.Int64) for name, mean in means.items()},
+    )
+    total_ns = pl.col("steps_share").sum()
+    return found.with_columns(steps_share=_part(pl.col("steps_share"), total_ns))
 
 
 def _part(part: pl.Expr, whole: pl.Expr) -> pl.Expr:
@@ -205,38 +177,19 @@ def _replayed_steps(capture: Views) -> tuple[Ints, Ints]:
     """
     events, work = capture.events, capture.work
     chosen = replayed(events, work.event, work.call) & (events.correlation[work.event] != 0)
-    event = work.event[chosen]
-    nodes = pl.DataFrame(
-        {
-            "replay": events.correlation[event],
-            "start_ns": work.start_ns[chosen],
-            "kernel": events.name[event],
-        }
-    ).sort("start_ns")
-    replays = nodes.group_by("replay", maintain_order=True).agg(
-        pl.col("start_ns").first(), pl.col("kernel").cast(pl.String).str.join(",")
+    event, is_copy = work.event[chosen], events.named(lambda name: bool(_WITH_HOST.search(name)))
+    nodes = {"replay": events.correlation[event], "kernel": events.name[event]}
+    replays = (
+        pl.DataFrame(nodes | {"start_ns": work.start_ns[chosen]})
+        .sort("start_ns")
+        .group_by("replay", maintain_order=True)
+        .agg(pl.col("start_ns").first(), pl.col("kernel").cast(pl.String).str.join(","))
     )
-    period = _period(intern(replays["kernel"])[0].tolist())
-    bounds = replays["start_ns"].to_numpy()[:: period or 1]
-    copies = np.sort(
-        work.start_ns[
-            (work.kind == COPY)
-            & events.named(lambda name: _COPY_WITH_HOST.search(name) is not None)[work.event]
-        ]
-    )
-    at = np.searchsorted(copies, bounds)
-    if not period or len(bounds) <= _LEAST_SEQUENCES or (np.diff(at) == 0).any():
+    graph, count = intern(replays["kernel"])[0], len(replays)
+    periods = range(1, min(count // _LEAST_SEQUENCES, _LONGEST_SEQUENCE) + 1)
+    period = next((each for each in periods if (graph[each:] == graph[:-each]).all()), 0)
+    bounds = replays["start_ns"].to_numpy()[:: period or count + 1]
+    copies = np.sort(work.start_ns[(work.kind == COPY) & is_copy[work.event]])
+    if (np.diff(np.searchsorted(copies, bounds)) == 0).any():
         bounds = bounds[:1]
     return bounds[:-1], bounds[1:]
-
-
-def _period(values: list[int]) -> int:
-    """The length of the sequence whose repetition all values are; 0 if none is repeated enough."""
-    border, borders = 0, [0] * len(values)  # the longest beginning that is also the end, up to each
-    for k in range(1, len(values)):
-        while border and values[k] != values[border]:
-            border = borders[border - 1]
-        border += values[k] == values[border]
-        borders[k] = border
-    period = len(values) - border
-    return period if _LEAST_SEQUENCES * period <= len(values) else 0

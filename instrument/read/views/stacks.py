@@ -20,6 +20,7 @@ from instrument.base.prose import shortened
 from instrument.base.range_names import STEP_PREFIX
 from instrument.read.facts.autograd import Scopes
 from instrument.read.facts.call_tree import CallTree, nest, number_paths
+from instrument.read.facts.grammars import range_label
 from instrument.read.facts.groupby import Groups, groupby, intern
 from instrument.read.facts.links import Links
 from instrument.read.trace.events import PYTHON, Events, Flags, Ints, decoded, is_step
@@ -260,7 +261,7 @@ def _recorded_frames(text: bytes) -> tuple[str, ...]:
 def _plain(name: str) -> str:
     if is_step(name):
         return _ALL_STEPS
-    return _RECORDING if _is_machinery(name) else _shown(name)
+    return _RECORDING if _is_machinery(name) else _shown(range_label(name))
 
 
 def _is_around_users(name: str) -> bool:
