@@ -399,6 +399,10 @@ def _compile_modes(program: Program) -> Sequence[str]:
     return _once(shutil.which(os.environ.get("CXX") or "g++") is not None)
 
 
+# The calls of models, the modes, and the compiled calls: compiled once, though switched on again.
+_compiled = list[tuple[Call, str, Call]]()
+
+
 def _compile(program: Program, value: str) -> Undo:
     """Compile the outermost models; what cannot be compiled runs as before."""
     import torch._dynamo.config as dynamo
@@ -408,8 +412,13 @@ def _compile(program: Program, value: str) -> Undo:
     dynamo.suppress_errors = True
 
     def compiled(call: Call) -> Call:
+        for known_call, mode, result in _compiled:
+            if (known_call, mode) == (call, value):
+                return result
         # Dynamo looks into no frame of torch, and all of nn.Sequential's are
-        return torch.compile(lambda *args, **kwargs: call(*args, **kwargs), mode=value or None)
+        result = torch.compile(lambda *args, **kwargs: call(*args, **kwargs), mode=value or None)
+        _compiled.append((call, value, result))
+        return result
 
     undo.callback(_wrap_calls(program, compiled))
     return undo.close
