@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -229,11 +228,10 @@ def _freeze(_: Program, __: str) -> Undo:
 
 
 def _has_anomaly_mode(_: Program) -> Sequence[str]:
-    """Whether anomaly detection is on, or was: `with detect_anomaly()` warns where it stands."""
-    modules = [getattr(each, "__dict__", {}) for each in [*sys.modules.values()]]
-    warned = [key for each in modules for key in each.get("__warningregistry__", ())]
-    text = "Anomaly Detection has been enabled"
-    return _once(torch.is_anomaly_enabled() or any(text in str(each) for each in warned))
+    """Whether anomaly detection is on, or was where the loss was computed, which is still there."""
+    nodes: list[Any] = [e.grad_fn for e in alive(torch.Tensor) if type(e) is torch.Tensor]
+    was_on = any(each is not None and "traceback_" in each.metadata for each in nodes)
+    return _once(torch.is_anomaly_enabled() or was_on)
 
 
 def _no_anomaly(_: Program, __: str) -> Undo:
