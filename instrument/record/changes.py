@@ -70,8 +70,9 @@ class Program:
 
     @property
     def device(self) -> str:
-        """Where the parameters are: "cuda" if any is there, else "cpu"."""
-        return "cuda" if any(each.is_cuda for each in self.parameters) else "cpu"
+        """The kind of device that has parameters; "cpu" if there is no other."""
+        kinds = {each.device.type for each in self.parameters} - {"cpu"}
+        return min(kinds, default="cpu")
 
 
 Fits: TypeAlias = Callable[[Program], Sequence[str]]
@@ -217,14 +218,19 @@ def _waits_in_openmp(program: Program) -> Sequence[str]:
 
 
 def _freeze(_: Program, __: str) -> Undo:
-    """Freeze all objects and disable the collector; off, the next full collection is later."""
+    """Freeze all objects and disable the collector; off, the next full collection is later.
+
+    `gc.get_objects()`, and so `alive`, does not show frozen objects.
+    """
     gc.collect()
     gc.freeze()
     gc.disable()
-    undo = ExitStack()
-    undo.callback(gc.enable)
-    undo.callback(gc.unfreeze)
-    return undo.close
+
+    def off() -> None:
+        gc.unfreeze()
+        gc.enable()
+
+    return off
 
 
 def _has_anomaly_mode(_: Program) -> Sequence[str]:
@@ -394,7 +400,8 @@ def _compile_modes(program: Program) -> Sequence[str]:
         return ()
     if program.device == "cuda":
         return ("", "reduce-overhead") if find_spec("triton") else ()
-    return _once(shutil.which(os.environ.get("CXX") or "g++") is not None)
+    compiler = shutil.which(os.environ.get("CXX") or "g++")
+    return _once(program.device == "cpu" and compiler is not None)
 
 
 # The calls of models, the modes, and the compiled calls: compiled once, though switched on again.
@@ -427,10 +434,11 @@ def _convolves(program: Program) -> bool:
 
 
 def _has_other_layout(program: Program) -> Sequence[str]:
-    """Whether all filters are contiguous, and nothing has kept their strides, such as DDP."""
+    """Whether filters are contiguous, and nothing keeps their memory or strides, as DDP does."""
     filters = [each for each in program.parameters if each.dim() in _LAYOUTS]
-    is_kept = _is_compiled(program) or bool(_distributed(program))
-    return _once(_convolves(program) and not is_kept and all(e.is_contiguous() for e in filters))
+    is_plain = all(e.is_contiguous() and e.untyped_storage().nbytes() == e.nbytes for e in filters)
+    is_kept = _is_compiled(program) or known(torch.distributed.is_initialized)
+    return _once(_convolves(program) and is_plain and not is_kept)
 
 
 def _use_channels_last(program: Program, _: str) -> Undo:
@@ -475,7 +483,7 @@ def _could_use_bf16(program: Program) -> Sequence[str]:
     if program.device == "cuda":
         is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        is_fast = torch.bfloat16 not in _slow_types()
+        is_fast = program.device == "cpu" and torch.bfloat16 not in _slow_types()
     is_single = bool(program.outermost) and {e.dtype for e in program.parameters} == {torch.float32}
     is_mixed = torch.is_autocast_enabled(program.device) or bool(alive(GradScaler))
     return _once(is_fast and is_single and not is_mixed)
