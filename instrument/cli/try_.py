@@ -93,6 +93,7 @@ def split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 def run(arguments: argparse.Namespace) -> str | Parts:
     """Try the changes; return what was measured, as a table, JSON or Markdown."""
     from instrument.read.compare.tries import Plan, try_changes
+    from instrument.read.show.proof import markdown
     from instrument.read.show.tries import as_json, as_markdown, parts
     from instrument.record.applied_changes import variables
     from instrument.record.changes import CHANGES, parse
@@ -101,7 +102,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
               for name, value in parse(",".join(arguments.changes))]  # fmt: skip
     if arguments.dry_run:
         chosen = {each.partition("=")[0] for each in wanted} or CHANGES.keys()
-        return ["\n".join(f"{name}: {CHANGES[name].does}") for name in CHANGES if name in chosen]
+        return [[f"{name}: {each.does}" for name, each in CHANGES.items() if name in chosen]]
     if not arguments.program:
         raise ConfigError("instrument try needs a script, or -m and a module, to run.")
     folder: Path = arguments.output.absolute()
@@ -122,6 +123,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
             steps=arguments.steps,
             variables_of=variables,
             predict=_predicted,
+            text_of=markdown,
             say=say,
         )
     )

@@ -12,9 +12,12 @@ import pytest
 
 from instrument.base.errors import ConfigError
 from instrument.read.compare import tries
+from instrument.read.compare.proof import check, read_proof
 from instrument.read.compare.scratch import copy_folder
 from instrument.read.compare.trial_runs import ChangeError, ScriptEndedError, ScriptError
-from instrument.read.compare.tries import Plan, Tries, log_ratios, parts_together, try_changes
+from instrument.read.compare.tries import Plan, Tries, parts_together, try_changes
+from instrument.read.compare.work import Environment, Facts, Work
+from instrument.read.show.tries import best
 
 ROWS = {
     "fused": {"numbers": "rounding", "findings": ["optimizer-not-fused"], "switchable": True},
@@ -24,6 +27,14 @@ ROWS = {
 }
 
 
+ENVIRONMENT = Environment("2.13.0", "3.11", "Linux", "", [], 2, 2)
+FACTS = Facts(
+    steps=10, backwards=10, batches=None, loaders=[], training=None, evaluation=None,
+    parameters=None, checked_steps=0, idle_steps=0, gradient_norms=None, counted_steps=0, flops=None,
+    precision=None, operators=None, modules=None, slept_s=0.0, compiles=False, failure=None, environment=ENVIRONMENT,
+)  # fmt: skip
+
+
 class Made:
     """A script made by hand: what each change multiplies the time of a step with.
 
@@ -31,12 +42,14 @@ class Made:
         factors: these factors; a change of another name does nothing.
         broken: the changes that fail, with their errors.
         steps: how many steps the script has.
+        losses: by change, the loss of each step; 0.5 without.
         started: the changes of each run, in order, and "recorded".
     """
 
     def __init__(self, factors: Mapping[str, float] = {}, steps: int = 100_000) -> None:
         self.factors, self.steps = factors, steps
         self.broken: dict[str, Exception] = {}
+        self.losses: dict[str, float] = {}
         self.started: list[str] = []
         self.noise = np.random.default_rng(0)
 
@@ -50,6 +63,7 @@ class Made:
 class MadeRun:
     def __init__(self, made: Made, words: str) -> None:
         self._made, self._words = made, words
+        self.loss = made.losses.get(words, 0.5)
         self.steps = 0
         self.changes: list[dict[str, Any]] = []
 
@@ -70,8 +84,8 @@ class MadeRun:
     def record(self, until: float) -> list[Path]:
         return [Path("capture")]
 
-    def work(self, until: float) -> dict[str, Any]:
-        return {}
+    def work(self, until: float) -> Work:
+        return Work([self.loss.hex()] * self.steps, [], FACTS, 1)
 
     def run(self, steps: int, until: float, *, lead: int = 0, changes: str = "") -> float:
         if (error := self._made.broken.get(changes)) is not None:
@@ -101,6 +115,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Trie
             steps=None,
             variables_of=lambda _: {},
             predict=lambda _: predicted,
+            text_of=lambda _: "",
             say=lambda _: None,
         )
         return try_changes(plan)
@@ -127,6 +142,44 @@ def test_faster_changes_are_measured_and_the_others_are_left_out_after_the_first
     assert low is not None
     assert high is not None
     assert low < -0.2 < high < -0.19
+    assert by_words["fused"].verdict == "faster and equal"
+    proof = read_proof(Path(by_words["workers=2"].proof))
+    assert proof.programs[1].name == "with workers=2"
+    assert not any(each.wrong for each in check(proof, Path(by_words["workers=2"].proof).parent))
+    assert found.together is not None
+    assert found.together.words == "workers=2,fused"
+    assert found.together.result == "same"  # the script made by hand has no such combination
+
+
+def test_a_change_whose_losses_differ_is_not_recommended(tried: Callable[..., Tries]) -> None:
+    made = Made({"fused": 0.5, "workers=2": 0.8})
+    made.losses = {"fused": 0.6}
+    found = tried(made, "fused", "workers=2")
+    by_words = {each.words: each for each in found.tried}
+    assert (by_words["fused"].verdict, by_words["fused"].losses) == (
+        "faster, numbers differ", "different",
+    )  # fmt: skip
+    assert best(found) is by_words["workers=2"]
+    assert made.started.count("") == 3  # beside each of the two, and to see whether losses repeat
+
+
+def test_a_script_whose_own_losses_differ_is_said_so(tried: Callable[..., Tries]) -> None:
+    made = Made({"fused": 0.5})
+    made.losses = {"fused": 0.6}
+    run, numbers = made.run, iter((0.5, 0.7))
+
+    def varying(command: Sequence[str], *args: Any) -> MadeRun:
+        started = run(command, *args)
+        if "--with" not in command and "profiler.enabled=false" in command:
+            started.loss = next(numbers)
+        return started
+
+    made.run = varying  # type: ignore[method-assign]
+    found = tried(made, "fused")
+    each = next(each for each in found.tried if each.words == "fused")
+    assert (each.verdict, each.losses) == ("undecided", "unknown")
+    assert "A's own losses differ" in read_proof(Path(each.proof)).numbers.why
+    assert best(found) is None
     assert "threads=1" not in made.started  # it had no run of its own
 
 
@@ -200,14 +253,6 @@ def test_the_folder_of_another_script_is_refused(
 def test_nothing_fits(tried: Callable[..., Tries]) -> None:
     with pytest.raises(ConfigError, match="malloc fits this script"):
         tried(Made(), "malloc")
-
-
-def test_a_block_gives_one_ratio_whatever_its_order() -> None:
-    blocks = [
-        [("A", 10.0), ("B", 20.0), ("B", 20.0), ("A", 10.0)],
-        [("B", 20.0), ("A", 10.0), ("A", 10.0), ("B", 20.0)],
-    ]
-    assert log_ratios(blocks).ravel() == pytest.approx([np.log(2)] * 2)
 
 
 def test_changes_that_exclude_each_other_are_not_made_together(

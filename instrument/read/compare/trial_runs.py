@@ -23,6 +23,7 @@ import msgspec
 
 from instrument.base.errors import CaptureError
 from instrument.base.files import CAPTURES_VARIABLE
+from instrument.read.compare.work import Work
 from instrument.read.views.find_captures import captures_below
 
 SOCKET_VARIABLE = "INSTRUMENT_TRIAL"
@@ -128,10 +129,9 @@ class ScriptRun:
             return [*captures_below(self._captures)]
         return [*map(Path, answer["captures"])]
 
-    def work(self, until: float) -> dict[str, Any]:
-        """What the script has done so far; see `instrument.record.work`."""
-        found: dict[str, Any] = self._ask({"work": True}, until)["work"]
-        return found
+    def work(self, until: float) -> Work:
+        """What the script has done so far; from now on, only its losses are observed."""
+        return msgspec.convert(self._ask({"work": True}, until)["work"], Work)
 
     def _ask(self, request: dict[str, Any], until: float) -> dict[str, Any]:
         os.killpg(self._process.pid, signal.SIGCONT)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -26,7 +26,19 @@ import numpy as np
 from instrument.base import files
 from instrument.base.errors import ConfigError
 from instrument.base.units import percent_change
-from instrument.read.compare.statistics import LEVEL, Floats, changes
+from instrument.read.compare.ab_runs import LABELS, Label, Program
+from instrument.read.compare.proof import (
+    Predicted,
+    Proof,
+    RunTime,
+    Verdict,
+    Works,
+    change_of,
+    proof_of,
+    save,
+    save_work,
+)
+from instrument.read.compare.statistics import LEVEL
 from instrument.read.compare.trial_runs import (
     ChangeError,
     ScriptEndedError,
@@ -35,6 +47,7 @@ from instrument.read.compare.trial_runs import (
     StepsError,
     TimeUpError,
 )
+from instrument.read.compare.work import Declared, Equality, Work, compare_numbers
 from instrument.read.trace.capture_json import BAD_JSON
 
 #: The file in the folder of `try` with what was measured so far.
@@ -48,6 +61,7 @@ _BLOCKS_OF_SCREEN, _PROMISING = 4, -0.01
 _SHARE_OF_SCREEN = 0.4  # of the budget that is left, the most that this run takes
 _MOST_RUNS = 4  # of the script, to alternate its changes, if it ends early or a change breaks it
 _SEED = 0
+_MOST_AGAIN = 200  # steps of another run without changes, to compare the losses
 _MOST_BYTES = 64 << 20
 # A timed block takes about this long; one step before it is not timed.
 _BLOCK_NS, _MOST_STEPS = 300e6, 100
@@ -58,7 +72,6 @@ _ONE_OF = ({"fused", "foreach"}, {"bf16", "no-float16", "tf32"}, {"malloc", "hug
 Result = Literal[
     "fits", "no promise", "slower", "faster", "same", "undecided", "failed", "not tried"
 ]
-Block = list[tuple[str, float]]  # the side, "A" or "B", and the mean time of a step, four times
 
 
 @dataclass(slots=True)
@@ -72,6 +85,7 @@ class Tried:
         numbers: what it may change in the results: "same", "rounding" or "precision".
         switchable: whether it can be switched between two steps.
         predicted: the saving that a finding predicts, with its bounds, as shares of the step.
+        predicted_by: the code of that finding.
         screened: the change of the step in the run in which changes are alternated.
         result: what is known: "fits" if nothing is measured yet.
         why: why it failed or was not tried.
@@ -85,10 +99,11 @@ class Tried:
     words: str
     does: str
     by_hand: str
-    numbers: str
+    numbers: Declared
     switchable: bool
     findings: tuple[str, ...] = ()
     predicted: tuple[float, float, float] | None = None
+    predicted_by: str = ""
     screened: float | None = None
     result: Result = "fits"
     why: str = ""
@@ -98,8 +113,8 @@ class Tried:
     before_ns: float | None = None
     after_ns: float | None = None
     proof: str = ""
-    verdict: str = ""
-    losses: str = ""
+    verdict: Verdict | Literal[""] = ""
+    losses: Equality | Literal[""] = ""
 
 
 @dataclass(slots=True)
@@ -108,13 +123,13 @@ class Tries:
 
     Attributes:
         program: a digest of the command.
-        losses: those of the first run, without changes.
+        again: what another run without changes did, which tells whether its losses repeat.
         tried: the changes that fit the script.
         together: the best combination; None if at most one change is faster.
     """
 
     program: str
-    losses: list[Any] = field(default_factory=list)
+    again: Work | None = None
     tried: list[Tried] = field(default_factory=list)
     together: Tried | None = None
     is_screened: bool = False
@@ -125,8 +140,8 @@ class Tries:
 class Pair:
     """What was measured of a run without a change (A) and of one with it (B)."""
 
-    blocks: list[Block] = field(default_factory=list)
-    work: dict[str, dict[str, Any]] = field(default_factory=dict)
+    blocks: list[list[RunTime]] = field(default_factory=list)
+    work: dict[str, Work] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -144,6 +159,7 @@ class Plan:
         variables_of: the environment variables of changes.
         predict: the savings that the findings in captures predict, by code: the share of the step,
             and its bounds.
+        text_of: the Markdown of a certificate.
         say: prints a line of progress.
     """
 
@@ -156,6 +172,7 @@ class Plan:
     steps: int | None
     variables_of: Callable[[str], Mapping[str, str]]
     predict: Callable[[Sequence[Path]], Mapping[str, tuple[float, float, float]]]
+    text_of: Callable[[Proof], str]
     say: Callable[[str], object]
 
     def program(self) -> str:
@@ -201,7 +218,9 @@ def try_changes(plan: Plan) -> Tries:
     longest_s = 0.0
     for each in sorted(chosen, key=_expected_saving, reverse=True):
         if each.result in ("fits", "not tried"):
-            longest_s = max(longest_s, _measure(plan, found, each, longest_s))
+            is_last = len(parts_together(found.tried)) < 2  # else time is left for the combination
+            needed_s = longest_s * (1 if is_last or each.predicted else 2)
+            longest_s = max(longest_s, _measure(plan, found, each, needed_s))
     parts = parts_together(found.tried)
     if len(parts) > 1:
         combined = _combined(parts)
@@ -228,7 +247,7 @@ def parts_together(tried: Sequence[Tried]) -> list[Tried]:
 
 def _combined(parts: Sequence[Tried]) -> Tried:
     name, words = (",".join(getattr(each, key) for each in parts) for key in ("name", "words"))
-    numbers = "rounding" if any(each.numbers != "same" for each in parts) else "same"
+    numbers: Declared = "rounding" if any(each.numbers != "same" for each in parts) else "same"
     by_hand = "; ".join(each.by_hand for each in parts)
     return Tried(name, words, "all of these together", by_hand, numbers, False)
 
@@ -246,8 +265,9 @@ def _run_as_it_is(plan: Plan, found: Tries) -> None:
     predicted = plan.predict(captures) if captures else {}
     for row in fitting:
         each = msgspec.convert({"words": row.pop("with"), **row}, Tried)
-        savings = [predicted[code] for code in each.findings if code in predicted]
-        each.predicted = max(savings, default=None)
+        if codes := [code for code in each.findings if code in predicted]:
+            each.predicted_by = max(codes, key=lambda code: predicted[code])
+            each.predicted = predicted[each.predicted_by]
         found.tried.append(each)
 
 
@@ -302,14 +322,14 @@ def _alternate(
             ratios[each.words].append(float(after - before))
 
 
-def _measure(plan: Plan, found: Tries, each: Tried, longest_s: float) -> float:
+def _measure(plan: Plan, found: Tries, each: Tried, needed_s: float) -> float:
     """Measure a change in two runs that take turns; return how many seconds it took."""
     began = time.monotonic()
-    if began + longest_s > plan.until:
+    if began + needed_s > plan.until:
         each.result, each.why = "not tried", "the budget was used up"
     else:
         try:
-            _compare(plan, each)
+            _compare(plan, found, each)
             plan.say(f"{each.words}: {each.result}, {percent_change(each.share or 0.0)}")
         except StepsError as error:
             late = isinstance(error, TimeUpError)
@@ -319,7 +339,7 @@ def _measure(plan: Plan, found: Tries, each: Tried, longest_s: float) -> float:
     return time.monotonic() - began
 
 
-def _compare(plan: Plan, each: Tried) -> None:
+def _compare(plan: Plan, found: Tries, each: Tried) -> None:
     """Run blocks until there is a verdict, and write the certificate."""
     pair = Pair()
     for wanted, level in ((_BLOCKS, LEVEL), (2 * _BLOCKS, LEVEL / 2)):
@@ -334,44 +354,95 @@ def _compare(plan: Plan, each: Tried) -> None:
                 _take_turns(plan, without, changed, pair, wanted, most)
             if len(pair.blocks) == done and (most := most // 2) == 0:
                 raise ScriptEndedError("The script has too few steps to be measured.")
-        change = changes(log_ratios(pair.blocks), level)[0]
+        change = change_of(pair.blocks, level)
         if change.verdict(MARGIN) != "undecided" or change.share > 0:
             break
     each.share, each.low, each.high = change.share, change.low, change.high
     each.before_ns, each.after_ns = (
-        float(np.median([ns for block in pair.blocks for side, ns in block if side == label]))
-        for label in ("A", "B")
+        float(
+            np.median([run.step_ns for block in pair.blocks for run in block if run.label == side])
+        )
+        for side in LABELS
     )
     each.result = change.verdict(MARGIN)
+    proof = _certify(plan, found, each, pair, level)
+    each.verdict, each.losses = proof.verdict, proof.numbers.equality
+
+
+def _certify(plan: Plan, found: Tries, each: Tried, pair: Pair, level: float) -> Proof:
+    works = Works(pair.work["A"], pair.work["B"])
+    if compare_numbers(*works).equality != "bit-equal":  # perhaps A does not repeat its losses
+        if found.again is None:
+            found.again = _run_again(plan, len(works.a.losses))
+        works = Works(works.a, works.b, found.again)
+    folder = plan.folder / each.words.replace("=", "-").replace(",", "+")
+    folder.mkdir(exist_ok=True)
+    save_work(works := _alike(works), folder)
+    programs = [
+        Program("A", "as it is", [*plan.script], plan.here),
+        Program("B", f"with {each.words}", [*plan.script], plan.here),
+    ]
+    predicted = Predicted(each.predicted_by, *each.predicted) if each.predicted else None
+    proof = proof_of(
+        programs,
+        pair.blocks,
+        works,
+        folder,
+        margin=MARGIN,
+        level=level,
+        declared=each.numbers,
+        predicted=predicted,
+    )
+    each.proof = str(save(proof, plan.text_of(proof), folder))
+    return proof
+
+
+def _run_again(plan: Plan, steps: int) -> Work:
+    """What the script does without changes in another run."""
+    with plan.started("again") as run:
+        run.start(plan.until)
+        with suppress(StepsError):
+            run.run(min(max(steps - 2, 1), _MOST_AGAIN), plan.until)
+        return run.work(plan.until)
+
+
+def _alike(works: Works) -> Works:
+    """Works with the losses of as many steps as all of them have."""
+    known = [each for each in works if each is not None]
+    steps, calls = (min(len(getattr(e, name)) for e in known) for name in ("losses", "evaluations"))
+    return Works(
+        *(
+            msgspec.structs.replace(
+                each, losses=each.losses[:steps], evaluations=each.evaluations[:calls]
+            )
+            for each in known
+        )
+    )
 
 
 def _take_turns(
     plan: Plan, without: ScriptRun, changed: ScriptRun, pair: Pair, wanted: int, most: int
 ) -> None:
     """Add blocks in which the two runs take turns, A B B A or B A A B, over the same steps."""
-    sides = {"A": without, "B": changed}
+    sides: dict[Label, ScriptRun] = {"A": without, "B": changed}
     for run in sides.values():
         run.start(plan.until)
-    times = [run.run(3, plan.until, lead=_LEAD_AT_FIRST) for run in sides.values()]
-    steps = min(_steps_of_block(plan, max(times)), most)
+    first = [run.run(3, plan.until, lead=_LEAD_AT_FIRST) for run in sides.values()]
+    steps = min(_steps_of_block(plan, max(first)), most)
     is_first = not pair.work
     if is_first:
         pair.work = {label: run.work(plan.until) for label, run in sides.items()}
     is_b_first = np.random.default_rng(_SEED).integers(0, 2, wanted)
     while len(pair.blocks) < wanted:
-        order = "BAAB" if is_b_first[len(pair.blocks)] else "ABBA"
-        times = [sides[label].run(steps, plan.until, lead=_LEAD) for label in order]
-        pair.blocks.append([*zip(order, times)])
+        one, other = LABELS[::-1] if is_b_first[len(pair.blocks)] else LABELS
+        pair.blocks.append(
+            [
+                RunTime(label, sides[label].run(steps, plan.until, lead=_LEAD))
+                for label in (one, other, other, one)
+            ]
+        )
     if is_first:  # with the losses of all steps
         pair.work = {label: run.work(plan.until) for label, run in sides.items()}
-
-
-def log_ratios(blocks: Sequence[Block]) -> Floats:
-    """The mean of log(B / A) over the two pairs of each block, as a column."""
-    logs = np.log([[ns for _, ns in block] for block in blocks])
-    signs = np.array([[1 if side == "B" else -1 for side, _ in block] for block in blocks])
-    found: Floats = (logs * signs).sum(axis=1, keepdims=True) / 2
-    return found
 
 
 def save_state(found: Tries, folder: Path) -> None:

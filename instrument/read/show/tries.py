@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from instrument.base.prose import wrapped
 from instrument.base.units import durations_like, percent_change
 from instrument.read.compare.tries import Tried, Tries
 from instrument.read.views.json_text import json_text
@@ -67,15 +68,18 @@ def best(found: Tries) -> Tried | None:
 def _recommended(found: Tries, script: Sequence[str]) -> list[str]:
     chosen = best(found)
     if chosen is None:
-        return ["No change makes this script faster with the same results."]
+        return ["No change is known to make this script faster with equal losses."]
     text = durations_like(chosen.before_ns or 0.0)
-    lines = [
+    said = (
         f"{chosen.words}: a step takes {text(chosen.after_ns or 0.0)} instead of "
-        f"{text(chosen.before_ns or 0.0)}, {_interval(chosen)}; losses {chosen.losses}.",
-        f"In the script: {chosen.by_hand}",
+        f"{text(chosen.before_ns or 0.0)}, {_interval(chosen)}; the losses are {chosen.losses}."
+    )
+    return [
+        *wrapped(said),
+        *wrapped(chosen.by_hand, "In the script: "),
         f"Without an edit: instrument run --with {shlex.quote(chosen.words)} {shlex.join(script)}",
+        f"The certificate: {chosen.proof}",
     ]
-    return [*lines, f"The certificate is {chosen.proof}."] if chosen.proof else lines
 
 
 def _interval(each: Tried) -> str:
