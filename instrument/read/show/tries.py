@@ -38,7 +38,7 @@ CHANGE_KEYS = {
     "high": "the upper end of the interval of `share`",
     "before_ns": "the median time of a step without the change",
     "after_ns": "the median time of a step with the change",
-    "verdict": "of the certificate; see `instrument try`",
+    "verdict": "of the certificate; see [the verdicts](proof.md)",
     "losses": "`bit-equal`, `equal within rounding`, `different` or `unknown`",
     "proof": "the folder of the certificate",
 }
