@@ -30,15 +30,10 @@ _MOST_DRAFTS = 32
 class Annotation(NamedTuple):
     """What the name of a range says; what it does not say is None.
 
-    Attributes:
-        program: the program that wrote it, such as vLLM.
-        stage: prefill, decode, mixed (both in one batch), or draft or verify (speculative
-            decoding); in a pipeline forward, backward or weight gradients.
-        label: the name of the range in paths: without what differs from step to step.
-        is_step: whether the range is one forward pass of an engine.
-        requests: the size of the batch.
-        prefill_tokens, decode_tokens: the new tokens of the batch, by stage.
-        captured: the batch size for which the CUDA graph was captured that ran.
+    `stage` is one of `STAGES`. `label` is the name of the range in paths, without what differs from
+    step to step. A range that `is_step` is one forward pass of an engine, with the number of
+    requests and the new tokens of its batch. `captured` is the batch size of the CUDA graph in
+    which it runs.
     """
 
     program: str | None

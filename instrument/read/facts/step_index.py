@@ -114,12 +114,15 @@ def finished_steps(events: Events, least: int = 2) -> Ints:
 def engine_steps(events: Events) -> Ints:
     """The positions of the finished steps that an engine annotated, sorted by start.
 
-    A step that begins inside another one is a part of it.
+    They are on the thread with most of them, and none is a step that begins inside another one.
     """
     found = _finished(events, lambda name: (said := parse(name)) is not None and said.is_step)
-    is_part = np.zeros(len(found), np.bool_)
-    is_part[1:] = events.start_ns[found][1:] < np.maximum.accumulate(events.end_ns[found])[:-1]
-    return found[~is_part]
+    if not len(found):
+        return found
+    found = found[events.thread[found] == np.bincount(events.thread[found]).argmax()]
+    is_part = events.start_ns[found][1:] < np.maximum.accumulate(events.end_ns[found])[:-1]
+    outermost: Ints = found[np.append(True, ~is_part)]
+    return outermost
 
 
 def _finished(events: Events, fits: Callable[[str], bool]) -> Ints:

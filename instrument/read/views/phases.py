@@ -115,6 +115,7 @@ def _find_step_times(capture: Views) -> pl.DataFrame:
     events, work, links = capture.events, capture.work, capture.links
     index = engine_steps(events)
     said = [parse(events.names[code]) or _NOTHING for code in events.name[index].tolist()]
+    stage = capture.facts.events("stage")["stage"].gather(index)  # a decode step may make drafts
     step = launching_step(events, work, index)
     start_ns, end_ns = lasting(*step_bounds(events, index), work, step)
     if not len(links.steps) and (step == 0).any():  # the device may have run what came before
@@ -124,12 +125,14 @@ def _find_step_times(capture: Views) -> pl.DataFrame:
     if not len(index) and not len(links.steps):
         start_ns, end_ns = _replayed_steps(capture)
         said, counts = [_NOTHING] * len(start_ns), np.ones(len(start_ns), np.bool_)
+        stage = stage.extend_constant(None, len(start_ns))
     time = {"idle_ns": start_ns, "launch_wait_ns": start_ns}
     if len(start_ns):
         time = device_time_of(events, work, start_ns, end_ns)
     return (
         pl.DataFrame(said, schema=_SAID, orient="row")
         .with_columns(
+            stage=stage,
             step_ns=pl.Series(end_ns - start_ns),
             idle_ns=pl.Series(time["idle_ns"]),
             launch_wait_ns=pl.Series(time["launch_wait_ns"]),
