@@ -56,14 +56,15 @@ with Session("full", model=model, output_dir=sys.argv[1], **options) as session:
     for _ in session.steps(range(8)):
         model(torch.randn(4, 8)).sum().backward(); optimizer.step(); optimizer.zero_grad()
 """
-SKIPPED = {"ab", "graph", "run"}  # these commands run programs
+SKIPPED = {"ab", "graph", "run", "try"}  # these commands run programs
 SINKS = ("table", "stacks", "memory", "parquet", "report", "tensorboard", "chrome_trace")
 # Values of options by the name that the help gives them; PATH stands for a path of the input.
 OPTIONS: dict[str | None, Sequence[str]] = {
-    **dict.fromkeys(("PATH", "TRACE", "CAPTURE", "RUN_FOLDER"), ("PATH",)),
+    **dict.fromkeys(("PATH", "TRACE", "CAPTURE", "RUN_FOLDER", "OTHER", "PROOF"), ("PATH",)),
     **dict.fromkeys(("FILE", "FOLDER"), ("out",)),
     None: ("",),  # a flag has no value
     "N": ("1", "7"),
+    "SHARE": ("0.5", "1"),
     "KEY": ("name", "calls", "self_cpu_ns", "none"),
     "A,B": ("all", "name,calls"),
     "CODE": tuple(check.code for check in CHECKS),
