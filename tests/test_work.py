@@ -122,7 +122,7 @@ def adversarial() -> list[float]:
 
 def observed(program: Callable[[], object]) -> tuple[dict[str, Any], list[float | None]]:
     """What is observed of a program."""
-    work = Work(gradients=True)
+    work = Work()
     work.begin()
     try:
         program()

@@ -20,6 +20,7 @@ from functools import wraps
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
+from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -64,14 +65,14 @@ _torch_call: Callable[..., Any] = nn.Module.__call__
 class _Calls:
     """Calls of outermost modules that have parameters, in training or in evaluation."""
 
-    number: int = 0
+    calls: int = 0
     samples: int = 0
     tokens: int | None = None
     elements: int = 0
     rows: int = 0
-    digests: set[int] = field(default_factory=set)
     digest: int = 0
     shapes: dict[str, None] = field(default_factory=dict)
+    digests: set[int] = field(default_factory=set)
 
     def add(self, digests: Any) -> None:
         """Take the digests of a batch's rows."""
@@ -80,39 +81,31 @@ class _Calls:
         if len(self.digests) < _MOST_ROWS:
             self.digests.update(digests)
 
-    def facts(self) -> dict[str, Any] | None:
+    def facts(self, is_whole: bool) -> dict[str, Any] | None:
         """JSON-able; None if there was no call."""
-        if not self.number:
-            return None
-        return {
-            "calls": self.number,
-            "samples": self.samples,
-            "tokens": self.tokens,
-            "elements": self.elements,
-            "rows": self.rows,
-            "distinct": len(self.digests) if len(self.digests) < _MOST_ROWS else None,
-            "digest": f"{self.digest:016x}",
-            "shapes": [*self.shapes],
-        }
+        found = {**vars(self), "digest": f"{self.digest:016x}", "shapes": [*self.shapes]}
+        distinct = len(found.pop("digests"))
+        more = {"distinct": distinct if distinct < _MOST_ROWS else None, "is_whole": is_whole}
+        return {**found, **more} if self.calls else None
 
 
 class Work:
-    """Observes the work of this process between `begin` and `end`; with gradient norms if asked.
+    """Observes the work of this process between `begin` and `end`.
 
     Attributes:
         only_losses: whether nothing but losses is observed from now on, which costs little.
         failure: why the observation has ended early; an error of ours never reaches the script.
     """
 
-    def __init__(self, gradients: bool = False) -> None:
+    def __init__(self) -> None:
         self.only_losses = False
         self.failure: str | None = None
-        self._gradients, self._over, self._undo = gradients, True, list[Callable[[], object]]()
-        self._kind, self._ended, self._steps, self._backwards = _FORWARD, 0, 0, 0
+        self._over, self._undo = True, list[Callable[[], object]]()
+        self._kind, self._ended, self._backwards = _FORWARD, 0, 0
         # What is still on a device: the roots of backwards, the outputs of models, and other work.
         self._roots, self._outputs, self._evaluated = list[Any](), list[Any](), list[Any]()
         self._pending, self._read = list[Callable[[], object]](), [0, 0, 0]
-        self._bounds, self._taken = list[int](), 0  # how many roots there were at the ends of steps
+        self._bounds = list[int]()  # how many roots there were at the ends of steps
         self._training, self._evaluation = _Calls(), _Calls()
         self._unseen, self._seen_at = 0, 0  # backwards without a call of a model
         self._models, self._optimizers = WeakSet[nn.Module](), WeakSet[Optimizer]()
@@ -120,7 +113,7 @@ class Work:
         self._norms, self._last = list[float](), dict[int, torch.Tensor]()
         self._sizes, self._changed, self._with_gradients = (dict[int, int]() for _ in range(3))
         self._idle_steps = self._checked_steps = 0
-        self._slept_s = 0.0
+        self._slept_s = self._sleeping_s = 0.0  # until the last step, and since then
         self._loaders: dict[tuple[Any, ...], int] = {}
         self._iterators: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
         self._counts, self._depth = OperatorCounts(), Depth()
@@ -136,11 +129,9 @@ class Work:
         self._wrap(nn.Module, "__call__", self._noticing_calls)
         self._wrap(DataLoader, "__iter__", self._noticing_loader)
         self._wrap(_BaseDataLoaderIter, "__next__", self._noticing_batches)
-        for register, act in (
-            (register_optimizer_step_pre_hook, self._before),
-            (register_optimizer_step_post_hook, self._after),
-        ):
-            self._undo.append(register(self._noticing_steps(act)).remove)
+        before, after = map(self._noticing_steps, (self._before, self._after))
+        self._undo.append(register_optimizer_step_pre_hook(before).remove)
+        self._undo.append(register_optimizer_step_post_hook(after).remove)
 
     def end(self) -> None:
         """Leave torch as it was."""
@@ -183,10 +174,13 @@ class Work:
         return noticed
 
     def _noticing_sleeps(self, sleep: Callable[[float], None]) -> Callable[[float], None]:
+        thread = get_ident()
+
         def noticed(seconds: float, /) -> None:
             sleep(seconds)
-            if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] != "instrument":
-                self._slept_s += seconds
+            is_own = sys._getframe(1).f_globals.get("__name__", "").startswith("instrument.")
+            if get_ident() == thread and not is_own:
+                self._sleeping_s += seconds
 
         return noticed
 
@@ -260,7 +254,7 @@ class Work:
         if trains:
             self._models.add(module)
         calls = self._training if trains else self._evaluation
-        calls.number += 1
+        calls.calls += 1
         values = self._outputs if trains else self._evaluated
         is_needed = not (trains and self.only_losses and self._backwards)  # in place of losses
         if is_needed and len(values) < _MOST_VALUES and output:
@@ -291,8 +285,8 @@ class Work:
         values = [_value(each) for each in _tensors(roots)]
         if len(self._roots) < _MOST_VALUES:
             self._roots.append(values[0] if len(values) == 1 else sum(values) if values else None)
-        self._unseen += self._training.number == self._seen_at
-        self._seen_at = self._training.number
+        self._unseen += self._training.calls == self._seen_at
+        self._seen_at = self._training.calls
         self._end_step(_BACKWARD)
 
     def _before(self, optimizer: Optimizer) -> None:
@@ -308,9 +302,7 @@ class Work:
             del self._stepping[self._stepping.index(optimizer) :]
         if self._stepping:  # a part of another optimizer
             return
-        self._steps += 1
-        if len(self._bounds) < _MOST_VALUES:
-            self._bounds.append(len(self._roots))
+        self._bounds.append(len(self._roots))
         # Dynamo leaves the hooks of a compiled step out: these may be there for the counted steps
         if self._kind < _STEP and self._counts.is_on and self._counts.is_eager:
             return
@@ -365,6 +357,7 @@ class Work:
             self._last, self._norms = {}, []
             self._with_gradients.clear()
             self._counts.restart()
+        self._slept_s, self._sleeping_s = self._slept_s + self._sleeping_s, 0.0
         self._ended += 1
         since = self._ended - _COUNTED_AFTER[kind]
         if since == 0 and not self.only_losses:
@@ -377,10 +370,6 @@ class Work:
             self._check_parameters()
         if len(self._pending) + len(self._roots) - self._read[0] >= _MOST_PENDING:
             self._flush()
-
-    def step_ended(self) -> None:
-        """Read what devices hold, between two steps of which none is timed."""
-        self._safely(self._flush)
 
     def _flush(self) -> None:
         pending, self._pending = self._pending, []
@@ -402,17 +391,11 @@ class Work:
         self._safely(self._flush)
         roots: list[Any] = self._roots[: self._read[0]]
         if self._kind == _STEP and roots:
-            ends = zip([0, *self._bounds], self._bounds)
+            ends = zip([0, *self._bounds], self._bounds[:_MOST_VALUES])
             sums = ([x for x in roots[a:b] if x is not None] for a, b in ends)
             return [sum(each).hex() if each else None for each in sums]
         values = roots or self._outputs[: self._read[1]] or self._evaluated[: self._read[2]]
         return _hex(values)
-
-    def take_losses(self) -> list[str | None]:
-        """The losses since the last call."""
-        losses = self.losses[self._taken :]
-        self._taken += len(losses)
-        return losses
 
     @property
     def evaluations(self) -> list[str | None]:
@@ -428,24 +411,22 @@ class Work:
     def facts(self) -> dict[str, Any]:
         """What work was done until now, JSON-able; what was not seen is None."""
         self._safely(self._flush)
-        training, evaluation = self._training.facts(), self._evaluation.facts()
-        if self._unseen and training is not None and self._backwards:  # within compiled functions
-            training = {**training, "is_whole": False}
+        compiles = bool(_dynamo_graphs())
         counts, steps = self._counts, self._counts.steps
         flops = sum(counts.flops.values()) if steps and counts.is_known else None
-        has_steps = (
-            self._kind == _STEP if self._steps else self._checked_steps > 0 and not self._changed
-        )
+        is_idle = self._checked_steps > 0 and not self._changed
+        has_steps = self._kind == _STEP if self._bounds else is_idle
         return {
-            "steps": self._steps if has_steps else None,
+            "steps": len(self._bounds) if has_steps else None,
             "backwards": self._backwards,
             "batches": sum(self._loaders.values()) if self._loaders else None,
             "loaders": [
                 {"length": length, "dataset": dataset, "batch_size": size, "batches": batches}
                 for (length, dataset, size), batches in self._loaders.items()
             ],
-            "training": training,
-            "evaluation": evaluation,
+            # compiled functions may call models, too
+            "training": self._training.facts(not (compiles and self._unseen)),
+            "evaluation": self._evaluation.facts(is_whole=True),
             "parameters": {
                 "trained": sum(self._sizes.values()),
                 "with_gradients": sum(self._with_gradients.values()),
@@ -455,14 +436,14 @@ class Work:
             else None,
             "checked_steps": self._checked_steps,
             "idle_steps": self._idle_steps,
-            "gradient_norms": _hex(self._norms) if self._gradients else None,
+            "gradient_norms": _hex(self._norms),
             "counted_steps": steps,
             "flops": None if flops is None else flops / steps,
             "precision": {k: v / flops for k, v in counts.flops.items()} if flops else None,
             "operators": _per_step(counts.operators, steps),
             "modules": _per_step(counts.modules, steps),
             "slept_s": self._slept_s,
-            "compiles": bool(_dynamo_graphs()),
+            "compiles": compiles,
             "failure": self.failure,
             "environment": {
                 "torch": torch.__version__,
@@ -483,7 +464,7 @@ def observe_if_asked() -> None:
         return
     with suppress(OSError):
         Path(name).open("x").close()
-        work = Work(gradients=True)
+        work = Work()
         work.begin()
         atexit.register(_write, work, Path(name), os.getpid())
 

@@ -144,7 +144,7 @@ HONEST = {
 
 
 def observed(program: Callable[[], object]) -> WorkFile:
-    work = Work(gradients=True)
+    work = Work()
     work.begin()
     try:
         program()

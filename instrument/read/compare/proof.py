@@ -236,7 +236,9 @@ def verdict_of(
         return "not the same work", refusing[0].text
     speed = change.verdict(margin)
     if speed == "undecided":
-        return speed, "The interval of the change holds both faster and not faster: more blocks."
+        few = change.low is None
+        why = "There is no interval" if few else "The interval of the change is too wide"
+        return speed, f"{why}: it needs more blocks."
     if speed != "faster":
         return "not faster", f"A step of B is {'slower' if speed == 'slower' else 'as fast'}."
     if any(each.what == "precision" for each in found):
