@@ -440,3 +440,25 @@ def test_forward_and_backward_of_dualpipe() -> None:
     found = {row.stage: row.device_ns for row in load("h800_deepseek_train").phases}
     names = {"F": "forward", "B": "backward", "W": "weight gradients"}
     assert found == pytest.approx({names[key]: ns for key, ns in expected.items()})
+
+
+@needs_traces
+def test_replays_show_the_steps_of_vllm_without_its_annotations(tmp_path: Path) -> None:
+    """The recorded step, four times with 200 ms between their starts; a step has 25 replays of 3 graphs."""
+    kept = ("kernel", "gpu_memcpy", "cuda_runtime")
+    events = [
+        event
+        | {
+            "ts": event["ts"] + 200_000 * k,
+            "args": event["args"] | {"correlation": event["args"]["correlation"] + 1_000_000 * k},
+        }
+        for event in raw("mi300x_vllm_graph")
+        if event["cat"] in kept
+        for k in range(4)
+    ]
+    (row,) = capture(tmp_path, events).phases
+    assert (row.stage, row.steps) == (None, 3)
+    assert row.step_ns == pytest.approx(200_000_000, abs=1000)
+    one = load("mi300x_vllm_graph").phases[0]
+    assert row.graph_share == pytest.approx(one.graph_share)
+    assert (row.kernels, row.device_ns) == (4 * one.kernels, pytest.approx(4 * one.device_ns))

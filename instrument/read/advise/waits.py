@@ -78,10 +78,7 @@ _WRITTEN = {
     "aten::_to_copy": _TO_CPU,
     "aten::copy_": _TO_CPU,
 }
-_PIN = (
-    "Copy from pinned memory without waiting: DataLoader(..., pin_memory=True), then "
-    "batch.to(device, non_blocking=True)."
-)
+_PIN = "Copy from pinned memory without waiting: {}, then batch.to(device, non_blocking=True)."
 _DO_NOT_WAIT = (
     "Copy without waiting: batch.to(device, non_blocking=True). The memory is already pinned."
 )
@@ -151,6 +148,7 @@ def blocking_copies(capture: Views) -> Iterator[Problem]:
         ]
     )
     blocked = timeline.active[0] & timeline.active[1] & ~timeline.active[2]
+    pin = "batch.pin_memory()" if engine_of(capture) else "DataLoader(..., pin_memory=True)"
     pageable = bool(events.named(lambda name: _PAGEABLE in name)[copies].any())
     yield Problem(
         "from pageable memory " if pageable else "",
@@ -158,7 +156,7 @@ def blocking_copies(capture: Views) -> Iterator[Problem]:
         steps.share(int(timeline.total_ns(blocked)[0])),
         edit=lambda whatif: whatif.asynchronous(positions=calls).overlap(positions=copies),
         evidence=_of_copies(capture, copies, calls),
-        change=_PIN if pageable else _DO_NOT_WAIT,
+        change=_PIN.format(pin) if pageable else _DO_NOT_WAIT,
     )
 
 
