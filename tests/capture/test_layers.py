@@ -21,7 +21,7 @@ from commands import Command
 
 from instrument.read.capture import Capture
 from instrument.read.facts.layers import EVIDENCE
-from instrument.read.facts.sequence import Kinds, blocks, kinds_of_names
+from instrument.read.facts.sequence import Kinds, aligned, blocks, kinds_of_names
 from instrument.read.trace.events import Ints
 from instrument.read.views.layers import NO_LAYER, UNKNOWN_LAYER
 
@@ -316,7 +316,7 @@ class TestView:
             "unknown",
             None,
         )
-        assert rows[0].confidence == pytest.approx(0.98)
+        assert rows[0].confidence == pytest.approx(0.97)
 
     def test_kernels_and_operators_by_layer(self, trace: Capture) -> None:
         of_layer = Counter(row.layer for row in trace.kernels_by_layer())
@@ -538,10 +538,27 @@ def changed(of: Model, how: str, random: np.random.Generator) -> Model:
 
 @real_traces.needs_traces
 @pytest.mark.nightly
+def test_the_confidence_of_another_trace_is_the_share_that_is_right() -> None:
+    from instrument.read.facts.layers import _RIGHT, OTHER_TRACE
+
+    random, right, said = np.random.default_rng(6), 0, 0
+    for name in REAL:
+        whole = model(name)
+        for how in ("lost", "doubled", "exchanged", "replaced"):
+            for share in (0.002, 0.01, 0.02, 0.05, 0.1):
+                of = changed(whole, f"{how} {share}", random)
+                found = aligned(of.name, whole.name, whole.layer)
+                said += int(of.weight[found != -2].sum())
+                right += int(of.weight[found == of.layer].sum())
+    assert abs(right / said - _RIGHT[OTHER_TRACE]) < 0.05
+
+
+@real_traces.needs_traces
+@pytest.mark.nightly
 def test_the_confidence_of_the_sequence_is_the_share_that_is_right() -> None:
     from instrument.read.facts.layers import _RIGHT_BY_AGREEMENT
 
-    random, shown = np.random.default_rng(8), dict[float, list[int]]()
+    random, shown = np.random.default_rng(9), dict[float, list[int]]()
     for name in REAL:
         whole = model(name)
         for how in ("lost 0", *(f"{what} {share}" for what in ("lost", "doubled", "exchanged", "replaced")
@@ -550,7 +567,7 @@ def test_the_confidence_of_the_sequence_is_the_share_that_is_right() -> None:
             found = blocks(of.name, of.kinds, of.weight, np.zeros(len(of.name), np.int64))
             together = Counter[tuple[int, int]]()
             for pair in zip(
-                (found.family * 1000 + found.layer).tolist(), of.layer.tolist(), of.weight.tolist()
+                (found.kind * 1000 + found.layer).tolist(), of.layer.tolist(), of.weight.tolist()
             ):
                 if min(pair) >= 0:
                     together[pair[:2]] += pair[2]
@@ -560,7 +577,7 @@ def test_the_confidence_of_the_sequence_is_the_share_that_is_right() -> None:
                     names[layer] = real
             said = found.layer >= 0
             is_right = (
-                np.array([names.get(k, -9) for k in (found.family * 1000 + found.layer).tolist()])
+                np.array([names.get(k, -9) for k in (found.kind * 1000 + found.layer).tolist()])
                 == of.layer
             )
             for agreement in {*found.agreement[said].tolist()}:

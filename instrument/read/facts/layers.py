@@ -8,12 +8,12 @@ of the kernels. What none of them answers stays unknown.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from string import digits
 from typing import NamedTuple
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from instrument.base.range_names import COMPILED_CODE, RECOMPUTED
@@ -30,12 +30,11 @@ from instrument.read.trace.events import Flags, Ints
 
 EVIDENCE = ("recorded", "annotation", "kernel name", "other trace", "sequence", "unknown")
 RECORDED, ANNOTATION, KERNEL_NAME, OTHER_TRACE, SEQUENCE, UNKNOWN = range(6)
-# The share of the time that is right, as measured by `test_layers.py` on traces whose modules are
-# known; of annotations and names of kernels there is no such trace. For the sequence, with the
-# least agreement of layers (see `Blocks`).
-_RIGHT = {RECORDED: 1.0, ANNOTATION: 0.9, KERNEL_NAME: 0.9, OTHER_TRACE: 0.98}
-_RIGHT_BY_AGREEMENT = ((0.98, 0.98), (0.95, 0.92), (0.9, 0.87))
-_NUMBERED = re.compile(r"(?P<base>.*?)[._ ]?\d+", re.DOTALL)
+# The share of the time that is right, as measured by test_layers.py on traces whose modules are
+# known; of annotations and names of kernels there is no such trace. For the sequence, by the least
+# agreement of the layers.
+_RIGHT = (1.0, 0.9, 0.9, 0.98)
+_RIGHT_BY_AGREEMENT = ((0.98, 0.97), (0.95, 0.91), (0.9, 0.83))
 _IN_KERNEL = re.compile(r"(?<![a-z])(?:layers?|blocks?|h)[._]\d+(?![a-z0-9])", re.IGNORECASE)
 # Numbered ranges of a program's loops, which are no layers.
 _LOOPS = re.compile(r"step|iter|batch|epoch|request|token|sample|rank|execute|prefill|decode", re.I)
@@ -87,17 +86,12 @@ def layers_of_nodes(links: Links, found: Layers) -> Ints:
     """The layer of each node of the call tree: the recorded one, or that of all its device work."""
     tree, node = links.call_tree, links.launched[1]
     order = np.argsort(node, kind="stable")
-    node, of = node[order], found.of[order]
-    if not len(node) or not len(tree):
-        return found.of_node
-    changes = np.cumsum(np.append(0, of[1:] != of[:-1]))
-    first, after = np.searchsorted(node, np.arange(len(tree))), np.searchsorted(node, tree.until)
-    last = np.maximum(after - 1, 0)
-    first = np.minimum(first, last)
-    is_one = (
-        (after > first) & (node[first] >= np.arange(len(tree))) & (changes[first] == changes[last])
-    )
-    return np.where((found.of_node < 0) & is_one, of[first], found.of_node)
+    at, of = node[order], found.of[order]
+    first, after = (np.searchsorted(at, each) for each in (np.arange(len(tree)), tree.until))
+    changes = np.cumsum(np.append(False, of[1:] != of[:-1]))
+    is_one = after > first
+    is_one[is_one] = changes[first[is_one]] == changes[after[is_one] - 1]
+    return np.where((found.of_node < 0) & is_one, np.append(of, -1)[first], found.of_node)
 
 
 def _direct(links: Links, work: Work) -> tuple[list[_Answer], Ints]:
@@ -148,9 +142,8 @@ def _recorded(links: Links, work: Work) -> tuple[_Answer, Ints]:
     if not names:
         return _unanswered(work), np.full(len(tree), -1)
     # Inside compiled code and graphs, modules do not run.
-    hides = tree.at_or_inside(
-        events.named(lambda name: bool(COMPILED_CODE.search(name)))[tree.index]
-    )
+    is_compiled = events.named(lambda name: COMPILED_CODE.search(name) is not None)
+    hides = tree.at_or_inside(is_compiled[tree.index])
     known[:-1] &= (code[:-1] >= 0) | ~hides
     node = tree.nodes_of(work.launch)
     of, is_known = code[node], known[node] & (node >= 0)
@@ -167,51 +160,40 @@ def _layers_of_paths(paths: Paths, *, modules: bool) -> tuple[Ints, list[str]]:
     """
     plain = [name.removesuffix(RECOMPUTED) for name in paths.names]
     siblings = defaultdict[tuple[int, str], list[int]](list)
-    has_inner = paths.after - np.arange(len(plain)) > 1
     for k, (above, name) in enumerate(zip(paths.above.tolist(), plain)):
-        found = _NUMBERED.fullmatch(name)
-        if found and (modules or not _LOOPS.search(found["base"])):
-            siblings[above, found["base"]].append(k)
-    is_layer = np.zeros(len(plain), np.bool_)
+        if (base := name.rstrip(digits)) != name and (modules or not _LOOPS.search(base)):
+            siblings[above, base].append(k)
+    is_layer, calls = np.zeros((2, len(plain)), np.bool_)
+    calls[:] = paths.after - np.arange(len(plain)) > 1
     for group in siblings.values():
         count = len({plain[k] for k in group})
-        if count >= _FEWEST or (count > 1 and has_inner[group].all()):
-            is_layer[group] = True
-    holds = paths.with_descendants(is_layer.astype(np.int64)) > is_layer
-    top = np.full(len(plain) + 1, -1)
+        is_layer[group] = count >= _FEWEST or (count > 1 and calls[group].all())
+    holds = np.append(paths.with_descendants(is_layer.astype(np.int64)) > is_layer, modules)
+    top = np.full(len(plain) + 1, -1)  # the last is for no path above
     for k, above in enumerate(paths.above.tolist()):
-        beside = not holds[k] and (holds[above] if above >= 0 else modules)
-        top[k] = (
-            top[above] if above >= 0 and top[above] >= 0 else k if is_layer[k] or beside else -1
-        )
-    if not is_layer.any():
-        return top[:-1], []
-    codes, names = intern(plain[k] for k in range(len(plain)))
-    return np.append(codes, -1)[top[:-1]], names
+        is_top = is_layer[k] or (holds[above] and not holds[k])
+        top[k] = k if top[above] < 0 and is_top else top[above]
+    codes, names = intern(plain)
+    return np.append(codes, -1)[top[:-1]], names if is_layer.any() else []
 
 
 def _annotated(links: Links, work: Work) -> _Answer:
     """What torch's tool wrote on the nodes of CUDA graphs: the numbered part, or all of it."""
-    events = links.events
-    codes, texts = intern([each.annotation for each in events.details] + [None])
-    of = codes[events.detail[work.event]]
+    codes, texts = intern([each.annotation for each in links.events.details] + [None])
+    of = codes[links.events.detail[work.event]]
     parts = [str(text).split("/") for text in texts]
-    names = [next(filter(_NUMBERED.fullmatch, each), "/".join(each)) for each in parts]
-    return _Answer(
-        names, of, np.array([text is not None for text in texts])[of], _RIGHT[ANNOTATION]
-    )
+    names = [next((each for each in some if each[-1:].isdigit()), "/".join(some)) for some in parts]
+    known = np.array([text is not None for text in texts], np.bool_)
+    return _Answer(names, of, known[of], _RIGHT[ANNOTATION])
 
 
 def _in_kernels(links: Links, work: Work) -> _Answer:
     """The layers in the names of kernels, such as `layers_3`, if at least two differ."""
-    events = links.events
-    found = [_IN_KERNEL.search(name) for name in events.names]
-    of, names = intern(each[0] if each else "" for each in found)
+    found = [_IN_KERNEL.search(name) for name in links.events.names]
+    codes, names = intern(each[0] if each else "" for each in found)
+    of = codes[links.events.name[work.event]]
     known = np.array([name != "" for name in names], np.bool_)
-    if known.sum() < 2:
-        return _unanswered(work)
-    of = of[events.name[work.event]]
-    return _Answer(names, of, known[of], _RIGHT[KERNEL_NAME])
+    return _Answer(names, of, known[of] & (known.sum() > 1), _RIGHT[KERNEL_NAME])
 
 
 def _as_in(links: Links, work: Work, other: Links, others_work: Work) -> _Answer:
@@ -249,32 +231,25 @@ def _main_streams(
 
 def _by_sequence(links: Links, work: Work, found: Layers) -> _Answer:
     """The blocks of kernels that repeat; recorded layers in them give all of them their names."""
-    answer, names = _unanswered(work), list[str]()
-    of, confidence = answer.of, np.zeros(len(work.event))
-    device = _devices(links, work)
+    events, device, names = links.events, _devices(links, work), list[str]()
+    of, confidence = np.full(len(work.event), -1), np.zeros(len(work.event))
     for rows in _main_streams(links, work):
-        events = links.events
-        present, name = np.unique(events.name[work.event[rows]], return_inverse=True)
-        part = np.zeros(len(rows), np.int64)
-        is_launched = bool((work.launch[device == device[rows[0]]] >= 0).all())
-        is_launched &= bool((np.diff(launched_ns(links.events, work)[rows]) > 0).all())
-        if is_launched:
-            part = step_at(events, links.steps, launched_ns(events, work)[rows])
-        kinds = kinds_of_names([events.names[k] for k in present.tolist()])
-        cut = blocks(name.astype(np.int64), kinds, work.duration_ns[rows], part)
-        code, own = _named_blocks(cut, rows, work, found)
-        of[rows] = np.where(code >= 0, code + len(names), -1)
-        confidence[rows] = np.select(
-            [cut.agreement >= least for least, _ in _RIGHT_BY_AGREEMENT],
-            [share for _, share in _RIGHT_BY_AGREEMENT],
+        is_other = device == device[rows[0]]
+        time_ns, part = launched_ns(events, work), np.zeros(len(rows), np.int64)
+        is_launched = bool(
+            (work.launch[is_other] >= 0).all() and (np.diff(time_ns[rows]) > 0).all()
         )
-        names += own
+        if is_launched:
+            part = step_at(events, links.steps, time_ns[rows])
+        codes, kernels = intern(events.names[k] for k in events.name[work.event[rows]].tolist())
+        cut = blocks(codes, kinds_of_names(kernels), work.duration_ns[rows], part)
+        of[rows] = _named(cut, rows, work, found, names)
+        by_agreement = zip(*((cut.agreement >= at, right) for at, right in _RIGHT_BY_AGREEMENT))
+        confidence[rows] = np.select(*map(list, by_agreement))
         # Copies, and what another stream ran, are in the layer in which they were launched; without
         # launches, in that around them if this stream waited for them.
-        is_other = device == device[rows[0]]
         is_other[rows] = False
-        others = np.flatnonzero(is_other)
-        time_ns = launched_ns(events, work) if is_launched else work.start_ns
+        others, time_ns = np.flatnonzero(is_other), time_ns if is_launched else work.start_ns
         before = np.searchsorted(time_ns[rows], time_ns[others], "right") - 1
         after = np.minimum(before + 1, len(rows) - 1)
         inside = (before >= 0) & (cut.layer[before] >= 0) & (cut.layer[after] >= 0)
@@ -285,44 +260,31 @@ def _by_sequence(links: Links, work: Work, found: Layers) -> _Answer:
             inside &= cut.block[before] == cut.block[after]
             inside &= work.start_ns[others] >= work.end_ns[rows[before]]
             inside &= work.end_ns[others] <= work.start_ns[rows[after]]
-        of[others] = np.where(inside, of[rows[before]], -1)
-        confidence[others] = np.where(inside, confidence[rows[before]], 0)
+        of[others[inside]] = of[rows[before[inside]]]
+        confidence[others[inside]] = confidence[rows[before[inside]]]
     return _Answer(names, of, of >= 0, confidence)
 
 
-def _named_blocks(cut: Blocks, rows: Ints, work: Work, found: Layers) -> tuple[Ints, list[str]]:
-    """The layer of each kernel by its block, as an index into the returned names; -1 for none."""
-    known = (found.evidence[rows] != UNKNOWN) & (cut.layer >= 0)
-    votes = (
-        pl.DataFrame(
-            {
-                "family": cut.family[known],
-                "layer": cut.layer[known],
-                "of": found.of[rows][known],
-                "ns": work.duration_ns[rows][known],
-            }
-        )
-        .group_by("family", "layer", "of")
-        .agg(pl.col("ns").sum())
-        .sort("ns", "of", descending=True)
-        .group_by("family", "layer", maintain_order=True)
-        .agg(pl.col("of").first(), share=pl.col("ns").first() / pl.col("ns").sum())
-    )
-    named = {
-        (family, layer): of if share >= _MOSTLY else -1 for family, layer, of, share in votes.rows()
-    }
-    has_names = {family for (family, _), of in named.items() if of >= 0}
+def _named(cut: Blocks, rows: Ints, work: Work, found: Layers, names: list[str]) -> Ints:
+    """The layer of each kernel by its block, as an index into `names`, which grow; -1 for none."""
     width = int(cut.layer.max(initial=0)) + 1
-    keys = np.where(cut.layer >= 0, cut.family * width + cut.layer, -1)
-    code, names = np.full(int(keys.max(initial=0)) + 2, -1), list[str]()  # the last is for -1
-    for key in distinct(keys[keys >= 0]).tolist():
-        family, layer = divmod(key, width)
-        of = named.get((family, layer), -1)
-        if of >= 0 or family not in has_names:
-            code[key] = len(names)
-            letter = chr(ord("A") + family) if family else ""
-            names.append(found.names[of] if of >= 0 else f"layer {letter}{layer}")
-    return code[keys], names
+    key = np.where(cut.layer >= 0, cut.kind * width + cut.layer, -1)
+    votes = defaultdict[int, Counter[int]](Counter)
+    known = np.flatnonzero((key >= 0) & (found.evidence[rows] != UNKNOWN))
+    columns = (key[known], found.of[rows[known]], work.duration_ns[rows[known]])
+    for each, of, ns in zip(*(column.tolist() for column in columns)):
+        votes[each][of] += ns
+    has_names = {each // width for each, some in votes.items() if max(some) >= 0}
+    code = np.full(int(key.max(initial=0)) + 2, -1)  # the last is for -1
+    for each in distinct(key[key >= 0]).tolist():
+        kind, layer = divmod(each, width)
+        of, ns = max(votes[each].items(), key=lambda item: item[1], default=(-1, 0))
+        is_named = of >= 0 and ns >= _MOSTLY * votes[each].total()
+        if is_named or kind not in has_names:
+            code[each] = len(names)
+            letter = chr(ord("A") + kind) if kind else ""
+            names.append(found.names[of] if is_named else f"layer {letter}{layer}")
+    return code[key]
 
 
 def _devices(links: Links, work: Work) -> Ints:

@@ -18,44 +18,40 @@ from instrument.read.facts.groupby import intern
 from instrument.read.facts.kernel_names import kernel_class, kernel_label
 from instrument.read.trace.events import Flags, Ints
 
-#: Kinds by which kernels are compared, in place of their names.
-_HEAVY = ("matrix product", "attention", "convolution", "communication")
+# Kernels of these classes count as alike; others by their labels without types and sizes.
+_ALL_ALIKE = ("matrix product", "attention", "convolution", "communication", "normalisation")
 _SOFTMAX = re.compile("softmax", re.IGNORECASE)
 _BACKWARD = re.compile(r"[Bb]ackward|Bwd|bwd|[dw]grad")
-# The parts of a label that differ between layers of one kind: element types and sizes.
 _SIZES = re.compile(r"<.*|[\d×]+|(?:un)?fused_?|vectorized_?")
-# How much of a block must agree with the block before it, and how alike an odd block must be.
-_ALIKE, _ODD = 0.75, 0.7
-_FEWEST = 3
-# Kinds of layers of which less agrees are not told.
-_LEAST = 0.9
-# A kind of layer has at least these shares of the time and of the kernels that mark a layer.
-_TIME, _MARKS = 0.15, 0.2
-_CANDIDATES, _FAMILIES, _LONGEST = 16, 4, 4096
-# The first layer may lack this part of the kernels of the others, or have this part in addition.
-_SLACK, _NEAR = 0.1, 8
+# There are so many layers or more. Of a stretch of layers, this share agrees with the layer before,
+# of those that are a little different this, and of all layers of one kind that.
+_FEWEST, _ALIKE, _ODD, _LEAST = 3, 0.75, 0.7, 0.9
+# A kind of layer has these shares of the time and of the attention, and all kinds have this share.
+_TIME, _MARKS, _MAIN = 0.15, 0.2, 0.5
+# Attention marks layers if there is so much of it for each matrix product. What has more marks than
+# this is no layer, but a whole step.
+_PER_PRODUCT, _MOST_MARKS = 1 / 16, 12
+_CANDIDATES, _KINDS_OF_LAYERS, _LONGEST = 12, 4, 4096
+# A layer may begin so many times sooner or later than its length says; this many kernels around the
+# place decide where.
+_NEAR, _REACH = 1 / 8, 12
 # A part of a layer counts from this share on; where the recording begins or ends, from the other.
 _PART = 0.5, 0.25
-# What has more attention or convolutions is no layer but a whole step.
-_MOST_MARKS, _MOST_WORKS = 12, 16
-# The next layer is looked for near its place, by this many kernels before and after its start.
-_REACH = 12
-# To align two sequences: the length of a run that tells a place, how far to look for the next run
-# after a difference, and the length of this run.
-_ANCHOR, _AROUND, _AGAIN = 16, 24, 4
-# Kernels are those of a backward pass if this share of their names says so.
-_BACKWARDS = 0.1
+# Two sequences are aligned at runs of these lengths. After a difference they go on at the next run
+# of four that both have among so many kernels.
+_ANCHORS, _AGAIN, _AROUND = (16, 8), 4, 24
 
 
 class Kinds(NamedTuple):
-    """What is known of each kernel name: `token` numbers kinds, the masks say what it is."""
+    """What is known of each kernel name: `token` numbers kinds, the masks say what it is.
+
+    `product` has convolutions too; `attention` has softmax if there is no attention in one kernel.
+    """
 
     token: Ints
     norm: Flags
     attention: Flags
-    softmax: Flags
     product: Flags
-    convolution: Flags
     backward: Flags
 
 
@@ -64,15 +60,24 @@ class Blocks(NamedTuple):
 
     Attributes:
         layer: the number of the layer of each kernel in its pass; -1 for none.
-        family: which kind of layer it is, such as those of the encoder and those of the decoder.
+        kind: the number of the kind of layer, such as those of an encoder and of a decoder.
         block: the place of the first kernel of its block; -1 for none.
-        agreement: how much the layers of its family agree, as a fraction; 0 in no layer.
+        agreement: how much the layers of this kind agree, as a fraction; 0 in no layer.
     """
 
     layer: Ints
-    family: Ints
+    kind: Ints
     block: Ints
     agreement: NDArray[np.float64]
+
+
+class _Found(NamedTuple):
+    """Layers of one kind: the kernels of one of them, and the bounds of those of each pass."""
+
+    template: Ints
+    is_backward: bool
+    passes: list[Ints]
+    most: int
 
 
 def kinds_of_names(names: list[str]) -> Kinds:
@@ -80,35 +85,20 @@ def kinds_of_names(names: list[str]) -> Kinds:
     classes = [kernel_class(name) for name in names]
     softmax = np.array([_SOFTMAX.search(name) is not None for name in names], np.bool_)
     token, _ = intern(
-        kind if kind in _HEAVY
-        else "softmax" if is_softmax
-        else "norm" if kind == "normalisation"
+        "softmax" if is_softmax
+        else kind if kind in _ALL_ALIKE
         else _SIZES.sub("", kernel_label(name))
         for name, kind, is_softmax in zip(names, classes, softmax.tolist())
     )  # fmt: skip
     kind = np.array(classes, np.str_)
+    attention = kind == "attention"
     return Kinds(
         token=token,
         norm=(kind == "normalisation") & ~softmax,
-        attention=kind == "attention",
-        softmax=softmax,
-        product=kind == "matrix product",
-        convolution=kind == "convolution",
+        attention=attention if attention.any() else softmax,
+        product=np.isin(kind, ["matrix product", "convolution"]),
         backward=np.array([_BACKWARD.search(name) is not None for name in names], np.bool_),
     )
-
-
-class _Family(NamedTuple):
-    """Layers of one kind: the kernels of one of them, and the bounds of those of each pass."""
-
-    template: Ints
-    is_backward: bool
-    passes: list[Ints]
-
-    @property
-    def most(self) -> int:
-        """The number of layers of the longest pass."""
-        return max(len(bounds) for bounds in self.passes) - 1
 
 
 def blocks(name: Ints, kinds: Kinds, weight: Ints, part: Ints) -> Blocks:
@@ -118,63 +108,59 @@ def blocks(name: Ints, kinds: Kinds, weight: Ints, part: Ints) -> Blocks:
         name: the index of each kernel's name in `kinds`.
         kinds: what is known of the names.
         weight: the duration of each kernel.
-        part: the number of the step or replay of each kernel; a layer is within one.
+        part: the number of the step of each kernel; a layer is within one.
 
-    Cost: linear in the number of kernels for each of at most 48 lengths of a layer, and a sort.
+    Cost: linear in the number of kernels for each of at most 36 lengths of a layer, and a sort.
     """
-    layer, family, block = np.full((3, len(name)), -1)
-    agreement, families = np.zeros(len(name)), list[_Family]()
-    token, marks = kinds.token[name], _marks(name, kinds)
-    works = (kinds.product | kinds.convolution)[name]
+    layer, kind, block = np.full((3, len(name)), -1)
+    agreement, found = np.zeros(len(name)), list[_Found]()
+    token, product = kinds.token[name], kinds.product[name]
+    marks = kinds.attention[name]
+    if marks.sum() < max(_PER_PRODUCT * product.sum(), _FEWEST):
+        marks = product
     free = token.copy()  # kernels in a layer get tokens of their own
-    for p in _lengths(token, weight):
-        if any(_same_time(free, weight, q) > _same_time(free, weight, p) for q in _near(p)):
+    lengths = _lengths(token, weight)
+    for p in lengths:
+        if len(found) == _KINDS_OF_LAYERS or _has_better(free, weight, p, lengths):
             continue
         spans = [
             (a, b)
             for a, b in _stretches(free, part, p)
-            if 0 < marks[a : a + p].sum() <= _MOST_MARKS and works[a : a + p].any()
+            if 0 < marks[a : a + p].sum() <= _MOST_MARKS and product[a : a + p].any()
         ]
-        time, marked = (sum(int(each[a:b].sum()) for a, b in spans) for each in (weight, marks))
-        if time < _TIME * weight.sum() or marked < max(_MARKS * marks.sum(), _FEWEST):
+        spent, marked = (sum(int(each[a:b].sum()) for a, b in spans) for each in (weight, marks))
+        if spent < _TIME * weight.sum() or marked < max(_MARKS * marks.sum(), _FEWEST):
             continue
-        found = _family(spans, p, name, kinds, marks)
-        if not found.passes:
+        new = _cut(spans, p, name, kinds, marks)
+        size, template = min(4, p), np.tile(new.template, 2)
+        runs = np.isin(_grams(token, size), _grams(template[: p + size - 1], size))
+        inside, followed = np.zeros((2, len(name)), np.bool_)
+        for bounds in new.passes:
+            inside[bounds[0] : bounds[-1]] = True
+            followed[bounds[0] : bounds[-1] - size + 1] = True
+        followed = followed[: len(runs)]
+        time = weight[: len(runs)][followed]
+        alike = float(time[runs[followed]].sum() / max(time.sum(), 1))
+        if alike < _LEAST:
             continue
-        number = _number(found, families)
-        for bounds in found.passes:
-            for k, (begin, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist())):
-                layer[begin:end], family[begin:end] = _layer(k, bounds, found), number
-                block[begin:end] = begin
-                agreement[begin:end] = _agreement(token[begin:end], found.template)
-        families.append(found)
-        free[layer >= 0] = -1 - np.flatnonzero(layer >= 0)
-        if len(families) == _FAMILIES:
-            break
-    time = weight.astype(np.float64)
-    means = np.bincount(family + 1, agreement * time) / np.bincount(family + 1, time).clip(1)
-    agreement = np.where(layer >= 0, means[family + 1], 0)
-    is_layer = agreement >= _LEAST
-    if 2 * weight[is_layer].sum() < weight.sum():  # what repeats is not the main part
-        is_layer[:] = False
-    found = (np.where(is_layer, each, -1) for each in (layer, family, block))
-    return Blocks(*found, np.where(is_layer, agreement, 0))
-
-
-def _marks(name: Ints, kinds: Kinds) -> Flags:
-    """The kernels that each layer has: attention, else softmax, convolutions or products."""
-    masks = (kinds.attention, kinds.softmax, kinds.convolution, kinds.product)
-    least = max(_FEWEST, int((kinds.product | kinds.convolution)[name].sum()) // _MOST_WORKS)
-    return next((each[name] for each in masks if each[name].sum() >= least), masks[-1][name])
+        # A backward pass has the kind of the forward pass with as many layers.
+        same = (k for k, old in enumerate(found) if new.is_backward and old.most == new.most)
+        kind[inside], agreement[inside] = next(same, len(found)), alike
+        for bounds in new.passes:
+            each = slice(bounds[0], bounds[-1])
+            layer[each] = np.repeat(_numbers(bounds, new), np.diff(bounds))
+            block[each] = np.repeat(bounds[:-1], np.diff(bounds))
+        found.append(new)
+        free[inside] = -1 - np.flatnonzero(inside)
+    if weight[layer >= 0].sum() < _MAIN * weight.sum():
+        layer[:], kind[:], block[:], agreement[:] = -1, -1, -1, 0
+    return Blocks(layer, kind, block, agreement)
 
 
 def _lengths(token: Ints, weight: Ints) -> list[int]:
     """Lengths that a layer may have: the usual distances between equal runs of kernels."""
     found = set[int]()
     for size in (1, 4, 16):
-        starts = len(token) - size + 1
-        if starts < 2:
-            break
         gram = _grams(token, size)
         order = np.argsort(gram, kind="stable")
         distance = np.diff(order)
@@ -185,59 +171,56 @@ def _lengths(token: Ints, weight: Ints) -> list[int]:
     return sorted(found)
 
 
-def _stretches(token: Ints, part: Ints, p: int) -> Iterator[tuple[int, int]]:
-    """The stretches of three layers or more, of which each has about `p` kernels."""
-    size, near = min(4, max(p // 4, 1)), _near(p)[-1] - p
-    starts = len(token) - size + 1
-    if starts < 2 * p:
-        return
-    gram = _grams(token, size) * 1_000_003 + part[:starts]
-    same = np.zeros(starts, np.bool_)
-    for lag in range(p - near, p + near + 1):
-        same[lag:] |= gram[lag:] == gram[:-lag]
-    sums = np.append(0, np.cumsum(same))
-    alike = np.concatenate([[False], sums[p:] - sums[:-p] >= _ALIKE * p, [False]])
-    edges = np.flatnonzero(alike[1:] != alike[:-1]).reshape(-1, 2)
-    run = 1 if size > 1 else min(3, p)
-    steady = np.flatnonzero(sums[run:] - sums[:-run] == run)
-    for first, last in edges.tolist():
-        at = steady[
-            np.searchsorted(steady, first) : np.searchsorted(steady, last + p - 1 - run, "right")
-        ]
-        if len(at) and at[-1] + run - at[0] >= (_FEWEST - 1 - _SLACK) * p:
-            yield max(int(at[0]) - p, 0), int(at[-1]) + run + size - 1
+def _has_better(token: Ints, weight: Ints, p: int, lengths: list[int]) -> bool:
+    """Whether more kernels repeat after another length that finds the same stretches."""
+
+    def time(p: int) -> int:
+        return int(weight[p:] @ (token[p:] == token[:-p]))
+
+    rivals = [q for q in lengths if 0 < abs(q - p) <= _slack(p)]
+    return bool(rivals) and max(map(time, rivals)) > time(p)
 
 
-def _near(p: int) -> range:
-    """Lengths that differ so little from `p` that they find the same stretches."""
-    return range(p - min(p // 20, 3), p + min(p // 20, 3) + 1)
-
-
-def _same_time(token: Ints, weight: Ints, p: int) -> int:
-    """The time of the kernels that have the token of the kernel `p` places before."""
-    return int(weight[p:][token[p:] == token[:-p]].sum())
+def _slack(p: int) -> int:
+    """By how many kernels a layer of about `p` may be longer or shorter than the one before."""
+    return min(p // 20, 3)
 
 
 def _grams(token: Ints, size: int) -> Ints:
-    """A number for each run of `size` tokens."""
-    starts = len(token) - size + 1
-    gram = token[:starts].copy()
+    """A number for each run of `size` tokens; none if there are fewer."""
+    count = max(len(token) - size + 1, 0)
+    gram = token[:count].copy()
     for k in range(1, size):
-        gram = gram * 1_000_003 + token[k : starts + k]
+        gram = gram * 1_000_003 + token[k : count + k]
     return gram
 
 
-def _family(
-    spans: list[tuple[int, int]], p: int, name: Ints, kinds: Kinds, marks: Flags
-) -> _Family:
+def _stretches(token: Ints, part: Ints, p: int) -> Iterator[tuple[int, int]]:
+    """The stretches of three layers or more, of which each has about `p` kernels."""
+    size, run = min(4, max(p // 4, 1)), 1 if p >= 8 else min(3, p)
+    gram = _grams(token, size)
+    gram = gram * 1_000_003 + part[: len(gram)]
+    if len(gram) < 2 * p:
+        return
+    same = np.zeros(len(gram), np.bool_)
+    for lag in range(p - _slack(p), p + _slack(p) + 1):
+        same[lag:] |= gram[lag:] == gram[:-lag]
+    sums = np.append(0, np.cumsum(same))
+    alike = np.concatenate([[False], sums[p:] - sums[:-p] >= _ALIKE * p, [False]])
+    steady = np.flatnonzero(sums[run:] - sums[:-run] == run)
+    for first, last in np.flatnonzero(alike[1:] != alike[:-1]).reshape(-1, 2).tolist():
+        begin, end = np.searchsorted(steady, [first, last + p - run])
+        if end > begin and steady[end - 1] + run - steady[begin] >= (_FEWEST - 1.1) * p:
+            yield max(int(steady[begin]) - p, 0), int(steady[end - 1]) + run + size - 1
+
+
+def _cut(spans: list[tuple[int, int]], p: int, name: Ints, kinds: Kinds, marks: Flags) -> _Found:
     """Cut stretches into layers; layers that are a little different join two stretches."""
-    token = kinds.token[name]
+    token, passes = kinds.token[name], list[Ints]()
     a, b = max(spans, key=lambda span: (span[0] > 0, span[1] - span[0]))
     anchor, is_backward = _first(a, b, p, name, kinds)
     anchor += p * ((b - anchor) // p // 2)
-    template = token[anchor : anchor + p]
-    passes: list[Ints] = []
-    ends: list[tuple[int, int]] = []
+    template, ends = token[anchor : anchor + p], list[tuple[int, int]]()
     for a, b in spans:
         a = max(a, ends[-1][1]) if ends else a
         if b - a < p:
@@ -253,14 +236,15 @@ def _family(
             passes.append(bounds)
             ends.append((a, b))
     passes = [_with_ends(bounds, *end, template, token, marks) for bounds, end in zip(passes, ends)]
-    most = max((len(bounds) for bounds in passes), default=0)
-    # Which layers are missing from a shorter pass is known only where the recording cut it.
-    passes = [
-        bounds
-        for bounds in passes
-        if len(bounds) > 1 and (len(bounds) == most or bounds[0] < p or bounds[-1] > len(token) - p)
+    counts = np.array([len(bounds) - 1 for bounds in passes])
+    most = int(np.bincount(counts, counts).argmax())
+    # Which layers a shorter pass lacks is known only where the recording cut it.
+    is_whole = [
+        bounds[0] < p or bounds[-1] > len(token) - p if count < most else count == most
+        for bounds, count in zip(passes, counts.tolist())
     ]
-    return _Family(template, is_backward, passes)
+    kept = [bounds for bounds, whole in zip(passes, is_whole) if whole and len(bounds) > 1]
+    return _Found(template, is_backward, kept, most)
 
 
 def _first(a: int, b: int, p: int, name: Ints, kinds: Kinds) -> tuple[int, bool]:
@@ -272,13 +256,13 @@ def _first(a: int, b: int, p: int, name: Ints, kinds: Kinds) -> tuple[int, bool]
     attention, it begins with the stretch.
     """
     block = name[a + np.arange(p)]
-    attention = kinds.attention[block] if kinds.attention[block].any() else kinds.softmax[block]
+    attention = kinds.attention[block]
     norm, is_backward = np.flatnonzero(kinds.norm[block]), kinds.backward[block]
     forward = np.flatnonzero(attention & ~is_backward)
     places = forward if len(forward) else np.flatnonzero(attention)
     if not len(norm) or not len(places):
         spare = np.flatnonzero(norm <= (b - a) % p)
-        return a + (int(norm[spare[0]]) if len(spare) else 0), is_backward.mean() > _BACKWARDS
+        return a + (int(norm[spare[0]]) if len(spare) else 0), bool(is_backward.mean() > 0.1)
     products = np.append(0, np.cumsum(np.tile(kinds.product[block], 2)))
     if not len(forward):
         last = int(places[np.argmax(np.diff(places, append=places[0] + p))])
@@ -292,7 +276,7 @@ def _first(a: int, b: int, p: int, name: Ints, kinds: Kinds) -> tuple[int, bool]
     distance = (first - norm) % p
     between = products[norm + distance] > products[norm]
     from_start = np.minimum(norm, p - norm)
-    is_near = between & (from_start <= p // _NEAR)
+    is_near = between & (from_start <= int(p * _NEAR))
     order = np.where(is_near, from_start, np.where(between, p + distance, 3 * p))
     return a + int(norm[np.argmin(order)]), False
 
@@ -302,7 +286,7 @@ def _bounds(a: int, b: int, template: Ints, token: Ints) -> Ints:
     p = len(template)
     turned = np.lib.stride_tricks.sliding_window_view(np.tile(template, 2), p)
     first = a + -int(np.argmax((turned == token[a : a + p]).sum(axis=1)[:p])) % p
-    far, reach = p // _NEAR, min(p // 2, _REACH)
+    far, reach = int(p * _NEAR), min(p // 2, _REACH)
     if not far:
         return np.arange(first, b + 1, p)
     shifts = np.array(sorted(range(-far, far + 1), key=abs))
@@ -321,7 +305,7 @@ def _bounds(a: int, b: int, template: Ints, token: Ints) -> Ints:
 def _is_odd(end: int, start: int, count: int, template: Ints, token: Ints, marks: Flags) -> bool:
     """Whether the kernels between two stretches are `count` layers that are a little different."""
     p, length = len(template), start - end
-    far = p // _NEAR
+    far = int(p * _NEAR)
     if not count or abs(length - count * p) > far * count:
         return length == 0
     place = np.arange(length) * count * p // length
@@ -336,39 +320,19 @@ def _with_ends(bounds: Ints, a: int, b: int, template: Ints, token: Ints, marks:
     if _PART[b == len(token)] * p <= b - last and (b == len(token) or marks[last:b].any()):
         bounds = np.append(bounds, b)
     if _PART[a == 0] * p <= first - a and (a == 0 or marks[a:first].any()):
-        near = np.arange(max(first - p - p // _NEAR, 0), a + 1)
+        near = np.arange(max(first - p - int(p * _NEAR), 0), a + 1)
         near = near[token[near] == template[0]]
         begin = near[np.argmin(np.abs(near - (first - p)))] if a and len(near) else a
         bounds = np.append(begin, bounds)
     return bounds
 
 
-def _layer(place: int, bounds: Ints, family: _Family) -> int:
-    """The number of the layer at a place in a pass; a backward pass begins with the last layer."""
-    count = len(bounds) - 1
-    if (
-        bounds[0] < len(family.template) and count < family.most
-    ):  # the recording began within this pass
-        place += family.most - count
-    return family.most - 1 - place if family.is_backward else place
-
-
-def _number(found: _Family, families: list[_Family]) -> int:
-    """The number of a family; a backward pass has that of its forward pass."""
-    for number, other in enumerate(families):
-        if found.is_backward and not other.is_backward and found.most == other.most:
-            return number
-    return len(families)
-
-
-def _agreement(tokens: Ints, template: Ints) -> float:
-    """Which fraction of a layer's pairs of successive kernels are also in the template."""
-    size = min(2, len(tokens), len(template))
-    both = [_grams(each, size) for each in (tokens, template)]
-    _, kind = np.unique(np.concatenate(both), return_inverse=True)
-    most = int(kind.max()) + 1
-    counts = (np.bincount(each, minlength=most) for each in np.split(kind, [len(both[0])]))
-    return float(np.minimum(*counts).sum() / max(map(len, both)))
+def _numbers(bounds: Ints, found: _Found) -> Ints:
+    """The numbers of the layers of a pass; a backward pass begins with the last layer."""
+    number = np.arange(len(bounds) - 1)
+    if bounds[0] < len(found.template):  # the recording may have begun within this pass
+        number += found.most - len(number)
+    return found.most - 1 - number if found.is_backward else number
 
 
 def aligned(token: Ints, other: Ints, label: Ints) -> Ints:
@@ -384,29 +348,29 @@ def aligned(token: Ints, other: Ints, label: Ints) -> Ints:
 
     Cost: linear, a sort, and about 50 µs for each difference.
     """
-    found, size = np.full(len(token), -2), min(_ANCHOR, len(other))
-    if not size or len(token) < size:
-        return found
-    gram, theirs = _grams(token, size), _grams(other, size)
-    labels, is_known = _grams(label, size), label != -2
-    whole = np.append(0, np.cumsum(is_known))
-    places = np.flatnonzero(whole[size:] - whole[:-size] == size)
-    places = places[np.argsort(theirs[places], kind="stable")]
-    if not len(places):
-        return found
-    starts = np.flatnonzero(np.append(True, np.diff(theirs[places]) != 0))
-    least, most = (each.reduceat(labels[places], starts) for each in (np.minimum, np.maximum))
-    places = places[starts[least == most]]
-    if not len(places):
-        return found
-    at = np.minimum(np.searchsorted(theirs[places], gram), len(places) - 1)
-    anchors = np.flatnonzero(theirs[places][at] == gram)
-    reached = 0
-    while (next_ := np.searchsorted(anchors, reached)) < len(anchors):
-        i, j = int(anchors[next_]), int(places[at[anchors[next_]]])
-        _follow(token[reached:i][::-1], other[:j][::-1], label[:j][::-1], found[reached:i][::-1])
-        reached = i + max(_follow(token[i:], other[j:], label[j:], found[i:]), size)
-    return _filled(found)
+    found = np.full(len(token), -2)
+    for size in _ANCHORS:
+        gram, theirs, labels = (_grams(each, size) for each in (token, other, label))
+        is_known = np.convolve(label == -2, np.ones(size), "valid")[: len(theirs)] == 0
+        places = np.flatnonzero(is_known)
+        places = places[np.argsort(theirs[places], kind="stable")]
+        starts = np.flatnonzero(np.diff(theirs[places], prepend=-1) != 0)
+        if not len(starts):
+            continue
+        least, most = (each.reduceat(labels[places], starts) for each in (np.minimum, np.maximum))
+        places = places[starts[least == most]]
+        at = np.searchsorted(theirs[places], gram)
+        anchors = np.flatnonzero(np.append(theirs[places], -1)[at] == gram)
+        reached = 0
+        while (k := np.searchsorted(anchors, reached)) < len(anchors):
+            i, j = int(anchors[k]), int(places[at[anchors[k]]])
+            if found[i] != -2:
+                reached = i + 1
+                continue
+            before, back = slice(reached, i), slice(None, None, -1)
+            _follow(token[before][back], other[:j][back], label[:j][back], found[before][back])
+            reached = i + max(_follow(token[i:], other[j:], label[j:], found[i:]), size)
+    return found
 
 
 def _follow(token: Ints, other: Ints, label: Ints, found: Ints) -> int:
@@ -416,21 +380,20 @@ def _follow(token: Ints, other: Ints, label: Ints, found: Ints) -> int:
         length = _common(token[i:], other[j:])
         found[i : i + length] = label[j : j + length]
         i, j = i + length, j + length
-        ours, theirs = token[i : i + _AROUND], other[j : j + _AROUND]
-        if len(ours) < _AGAIN or len(theirs) < _AGAIN:
-            return i
-        same = np.equal.outer(_grams(ours, _AGAIN), _grams(theirs, _AGAIN))
-        if not same.any():
-            return i
+        ours = _grams(token[i : i + _AROUND], _AGAIN)
+        same = np.equal.outer(ours, _grams(other[j : j + _AROUND], _AGAIN))
         down, right = np.nonzero(same)
+        if not len(down):
+            return i
         least = int(np.argmin(down + right))
+        if j and label[j - 1] == label[j + right[least]]:
+            found[i : i + down[least]] = label[j - 1]
         i, j = i + int(down[least]), j + int(right[least])
 
 
 def _common(one: Ints, other: Ints) -> int:
     """The number of first tokens that are equal."""
-    done, size = 0, 64
-    least = min(len(one), len(other))
+    done, least, size = 0, min(len(one), len(other)), 64
     while done < least:
         end = min(done + size, least)
         differs = one[done:end] != other[done:end]
@@ -438,14 +401,3 @@ def _common(one: Ints, other: Ints) -> int:
             return done + int(np.argmax(differs))
         done, size = end, 2 * size
     return done
-
-
-def _filled(label: Ints) -> Ints:
-    """Give kernels between two of the same label this label, if they are few."""
-    known = np.flatnonzero(label != -2)
-    if not len(known):
-        return label
-    place = np.searchsorted(known, np.arange(len(label)))
-    after, before = known[np.minimum(place, len(known) - 1)], known[np.maximum(place - 1, 0)]
-    between = (label[after] == label[before]) & (after - before <= _AROUND) & (after > before)
-    return np.where((label == -2) & between, label[after], label)
