@@ -16,11 +16,14 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+
+import msgspec
 
 from instrument.read.capture import Capture
 from instrument.read.views.witness import Seen, claims, job_claims, seen
@@ -36,6 +39,7 @@ WORLD = 8
 BEGIN_US = 1000.5
 STEP_US, OPERATORS = 4000, 100
 FOUND_AT = 0.05
+ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 def trace(events: list[Event], rank: int = 0) -> dict[str, Any]:
@@ -239,7 +243,7 @@ def is_any(event: Event) -> bool:
 
 
 Test = Callable[[Event], bool]
-# Changes events in place, and returns those that stay; the events are a copy.
+# Changes events, but not their arguments, in place, and returns those that stay; the events are a copy.
 Plant = Callable[[list[Event], float, Random], list[Event]]
 
 
@@ -528,13 +532,15 @@ JOBS: dict[str, Callable[[list[Seen]], list[Seen]]] = {
         *ranks[:-1],
         ranks[-1]._replace(begin_ns=ranks[-1].end_ns + 10**9, end_ns=ranks[-1].end_ns + 2 * 10**9),
     ],
-    "a rank of other steps": lambda ranks: [*ranks[:-1], ranks[-1]._replace(window=("train", 99))],
+    "a rank of other steps": lambda ranks: [*ranks[:-1], ranks[-1]._replace(job=("train", 99))],
 }
 
 
-def capture_of(folder: Path, document: dict[str, Any], text: Callable[[str], str] = str) -> Capture:
+def capture_of(
+    folder: Path, document: dict[str, Any], text: Callable[[bytes], bytes] = bytes
+) -> Capture:
     path = folder / "trace.json"
-    path.write_text(text(json.dumps(document)))
+    path.write_bytes(text(ENCODER.encode(document)))
     return Capture.load(path)
 
 
@@ -546,7 +552,7 @@ def broken(capture: Capture) -> set[str]:
 
 def found(document: dict[str, Any], damage: Damage, share: float, folder: Path) -> set[str]:
     """The claims that break where the damage is planted."""
-    events = copy.deepcopy(document["traceEvents"])
+    events = [dict(event) for event in document["traceEvents"]]
     planted = damage.plant(events, share, Random(f"{damage.name} {share}"))
     return broken(capture_of(folder, {**document, "traceEvents": planted}))
 
@@ -575,7 +581,19 @@ def documents() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "made", trace(sound())
     for name in REAL:
         if (path := FOLDER / f"{name}.json.gz").is_file():
-            yield name, json.loads(gzip.decompress(path.read_bytes()))
+            document = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal)
+            # without arrows and labels, which no claim is about
+            events = [event for event in document["traceEvents"] if event["ph"] in "XiC"]
+            begin = min(event["ts"] for event in events)
+            for event in events:  # absolute microseconds with decimals do not fit into floats
+                event["ts"] = float(event["ts"] - begin) + 1
+                event["dur"] = float(event["dur"]) if "dur" in event else None
+                event["args"] = event.get("args", {})
+            yield name, document | {"traceEvents": [without_none(event) for event in events]}
+
+
+def without_none(event: Event) -> Event:
+    return {key: value for key, value in event.items() if value is not None}
 
 
 def table(only: str = "") -> int:

@@ -55,37 +55,28 @@ def run(arguments: argparse.Namespace) -> Result:
     from instrument.read.views.witness import claims, job_claims, seen
 
     required: float = arguments.require
-    found, ranks = [], []
+    found: list[tuple[str, list[Claim]]] = []
+    ranks = []
     for capture in readable_captures(arguments.paths):
         found.append((capture.name, claims(capture)))
         ranks.append(seen(capture))
     of_job = job_claims(ranks) if len(ranks) > 1 else []
-    holds = all(
-        each.holds(required) is not False for _, of in [*found, ("", of_job)] for each in of
-    )
-    status = 0 if holds else 1
-    if arguments.json:
-        content = {
-            "required": required,
-            "holds": holds,
-            "captures": [
-                {"capture": name, "claims": [_plain(each, required) for each in of]}
-                for name, of in found
-            ],
-            "job": [_plain(each, required) for each in of_job],
-        }
-        return Result(Written(json_text(content)), status)
-    parts = [*found, *([("all traces together", of_job)] if of_job else [])]
-    texts = [
-        "\n".join([printable(name), *(_line(each, required) for each in of)]) for name, of in parts
-    ]
-    return Result(Written("\n\n".join(texts)), status)
+    every = [*found, *([("all traces together", of_job)] if of_job else [])]
+    holds = all(each.holds(required) is not False for _, of in every for each in of)
+    if not arguments.json:
+        lines = [[printable(name), *(_line(each, required) for each in of)] for name, of in every]
+        return Result(Written("\n\n".join(map("\n".join, lines))), int(not holds))
+    content = {
+        "required": required,
+        "holds": holds,
+        "captures": [{"capture": name, "claims": _plain(of, required)} for name, of in found],
+        "job": _plain(of_job, required),
+    }
+    return Result(Written(json_text(content)), int(not holds))
 
 
-def _plain(claim: Claim, required: float) -> dict[str, Any]:
-    values = claim._asdict() | {"holds": claim.holds(required)}
-    del values["is_unmet"]
-    return values
+def _plain(found: list[Claim], required: float) -> list[dict[str, Any]]:
+    return [each._asdict() | {"holds": each.holds(required)} for each in found]
 
 
 def _line(claim: Claim, required: float) -> str:
@@ -93,5 +84,5 @@ def _line(claim: Claim, required: float) -> str:
     # not rounded up, so that 98.996 % is not 99
     figure = "" if claim.share is None else f"{math.floor(claim.share * 10_000) / 100:.2f} %"
     follows = f", so {claim.means}" if holds is False else ""
-    why = f": {claim.why}{follows}" if claim.why or follows else ""
+    why = f": {claim.why}{follows}" if claim.why else ""
     return f"  {_MARKS[holds]:8}{figure:>8}  {claim.claim}{why}"
