@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from instrument.base.errors import ConfigError
 from instrument.record import changes
+from instrument.record.applied_changes import AppliedChanges
 from instrument.record.changes import CHANGES, Change, Program, applicable, parse
 
 
@@ -145,6 +146,7 @@ def test_a_change_is_made_in_one_way(change: Change) -> None:
 
 def test_the_text_of_with_is_split_into_names_and_values() -> None:
     assert parse("fused, workers=2,compile") == [("fused", ""), ("workers", "2"), ("compile", "")]
+    assert parse("") == []
     assert parse("compile=reduce-overhead,workers=0") == [
         ("compile", "reduce-overhead"),
         ("workers", "0"),
@@ -155,7 +157,7 @@ def test_the_text_of_with_is_split_into_names_and_values() -> None:
     ("text", "says"),
     [
         ("fussed", "There is no change 'fussed'; did you mean 'fused'?"),
-        ("", "There is no change ''; choose from 'threads', 'fused',"),
+        ("?", "There is no change '?'; choose from 'threads', 'fused',"),
         ("fused=1", "The change 'fused' has the value '1': write fused."),
         ("workers", "The change 'workers' has no value: write workers=2."),
         ("workers=two", "The change 'workers' has the value 'two': write workers=2."),
@@ -315,6 +317,7 @@ def test_an_optimizer_stays_as_it_is_where_torch_would_refuse() -> None:
 
 def test_the_collector_is_frozen_and_is_again_as_before() -> None:
     its = program()
+    gc.unfreeze()  # the objects that the suite has frozen
     assert fits("gc-freeze", its)
     off = switched("gc-freeze", "", its)
     assert not gc.isenabled()
@@ -485,6 +488,7 @@ def test_a_compiled_model_runs_as_before_when_it_is_off(monkeypatch: pytest.Monk
     assert training.step(2) == pytest.approx(twin.step(2), rel=1e-5)
     assert len(graphs) == 1  # it is compiled once
     off()
+    assert torch.distributions.Distribution._validate_args  # Dynamo sets it
     assert "_compiled_call_impl" not in vars(training.model)
     twin.model.load_state_dict(training.model.state_dict())
     twin.optimizer.load_state_dict(copy.deepcopy(training.optimizer.state_dict()))
@@ -522,6 +526,40 @@ def test_changes_lie_over_each_other_and_go_in_reverse_order() -> None:
         off()
     assert training.step(2) == twin.step(2)
     assert same(training.state(), twin.state())
+
+
+def test_a_change_that_is_on_hides_nothing_from_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = torch.compile
+    monkeypatch.setattr(changes, "_compiled", [])
+    monkeypatch.setattr(changes, "_slow_types", set)
+    monkeypatch.setattr(changes.shutil, "which", lambda name: name)
+    monkeypatch.setattr(torch, "compile", lambda call, mode: own(call, backend="eager"))
+    gc.unfreeze()  # the objects that the suite has frozen
+    kept = torch.distributions.Normal(0.0, 1.0)
+    training, twin = Training(), Training()
+    applied = AppliedChanges()
+    chosen = parse("gc-freeze,no-validation,bf16,compile")  # frozen objects cannot be found
+    for _ in range(2):
+        applied.switch(training.program, chosen)
+        assert applied.switched == chosen
+        assert not torch.distributions.Distribution._validate_args
+        assert training.model._compiled_call_impl is changes._compiled[0][2]
+        applied.switch(training.program)
+        assert applied.switched == []
+        assert training.step() == twin.step()
+    assert gc.isenabled()
+    del kept
+
+
+def test_a_change_that_does_not_fit_is_named_and_left_out(log: Any) -> None:
+    applied, training = AppliedChanges(), Training()
+    applied.switch(training.program, parse("no-deterministic,fused"))
+    assert "no-deterministic does not fit" in log.at("WARNING")[0]
+    assert training.optimizer.param_groups[0]["fused"]
+    applied.switch(training.program)
+    assert not training.optimizer.param_groups[0]["fused"]
 
 
 # Changes that are made before the script builds its objects.

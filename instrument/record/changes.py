@@ -404,8 +404,13 @@ def _compile_modes(program: Program) -> Sequence[str]:
     return _once(program.device == "cpu" and compiler is not None)
 
 
-# The calls of models, the modes, and the compiled calls: compiled once, though switched on again.
-_compiled = list[tuple[Call, str, Call]]()
+# What was compiled, by mode: compiled once, though switched on again.
+_compiled = list[tuple[str, Any, Call]]()
+
+
+def _layers(call: Call) -> Any:
+    """What a call of a model consists of; equal if other changes wrap it again in the same way."""
+    return (call.func.__code__, _layers(call.args[0])) if isinstance(call, partial) else call
 
 
 def _compile(program: Program, value: str) -> Undo:
@@ -415,14 +420,16 @@ def _compile(program: Program, value: str) -> Undo:
     undo = ExitStack()
     undo.callback(setattr, dynamo, "suppress_errors", dynamo.suppress_errors)
     dynamo.suppress_errors = True
+    undo.callback(_put(Distribution, _validate_args=Distribution._validate_args))  # Dynamo sets it
 
     def compiled(call: Call) -> Call:
-        for known_call, mode, result in _compiled:
-            if (known_call, mode) == (call, value):
+        layers = _layers(call)
+        for mode, known_layers, result in _compiled:
+            if (mode, known_layers) == (value, layers):
                 return result
         # Dynamo looks into no frame of torch, and all of nn.Sequential's are
         result = torch.compile(lambda *args, **kwargs: call(*args, **kwargs), mode=value or None)
-        _compiled.append((call, value, result))
+        _compiled.append((value, layers, result))
         return result
 
     undo.callback(_wrap_calls(program, compiled))
