@@ -39,6 +39,7 @@ class AppliedChanges:
     given: Sequence[Chosen] = ()
     switched: list[Chosen] = field(default_factory=list)
     _offs: list[Callable[[], None]] = field(default_factory=list)
+    _fitting: set[str] = field(default_factory=set)
 
     def prepare(self) -> None:
         """Make the changes that must be made before the script builds its objects."""
@@ -51,16 +52,20 @@ class AppliedChanges:
         wanted = [each for each in [*self.given, *more] if CHANGES[each[0]].on is not None]
         if wanted == self.switched:
             return
+        self.switched = []  # until all are on
         while self._offs:
             self._offs.pop()()
-            self.switched.pop()
+        # all before any is on: one that is on can hide what another one looks for, also afterwards
+        for name in {name for name, _ in wanted} - self._fitting:
+            if CHANGES[name].fits(program):
+                self._fitting.add(name)
         for name, value in wanted:
             change = CHANGES[name]
-            if not change.fits(program):
+            if name not in self._fitting:
                 logger.warning("The change {} does not fit this script: it is not made.", name)
             elif change.on is not None:
                 self._offs.append(change.on(program, value))
-            self.switched.append((name, value))
+        self.switched = wanted
 
 
 def program_of(watch: Watch) -> Program:
