@@ -428,12 +428,13 @@ class Work:
             "training": self._training.facts(not (compiles and self._unseen)),
             "evaluation": self._evaluation.facts(is_whole=True),
             "parameters": {
-                "trained": sum(self._sizes.values()),
-                "with_gradients": sum(self._with_gradients.values()),
-                "changed": sum(self._changed.values()),
-            }
-            if self._checked_steps
-            else None,
+                name: sum(each.values()) if self._checked_steps else None
+                for name, each in (
+                    ("trained", self._sizes),
+                    ("with_gradients", self._with_gradients),
+                    ("changed", self._changed),
+                )
+            },
             "checked_steps": self._checked_steps,
             "idle_steps": self._idle_steps,
             "gradient_norms": _hex(self._norms),

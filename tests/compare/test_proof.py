@@ -160,7 +160,7 @@ def test_another_work_is_not_the_same(
     sides = ["--a", f"{command} a.json 3000", "--b", f"{command} b.json 2000"]
     assert main(["ab", *sides, "--blocks", "1", "--proof", "p", "--json"]) == 0
     assert json.loads((out := capsys.readouterr()).out)["verdict"] == "undecided"
-    assert "not the same work. B takes 2 steps of an optimizer, A 3." in out.err
+    assert "not the same work. B has 2 steps of optimizers, A has 3." in out.err
     assert main(["verify", "p"]) == 0
 
 

@@ -13,10 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from instrument.read.compare.work import Work as WorkFile
-from instrument.read.compare.work import compare_numbers, differences
+from instrument.read.compare.work import compare_numbers, compare_values, differences
 from instrument.record.work import Work
 
 WORDS, WIDTH, LENGTH, SAMPLES, BATCH = 50, 16, 12, 48, 4
@@ -39,6 +40,7 @@ class Program:
     evaluates: bool = True
     dtype: torch.dtype = torch.float32
     sleep_s: float = 0.0
+    recomputes: bool = False
     fused_attention: bool = False
     foreach: bool = False
     compiled: bool = False
@@ -98,7 +100,11 @@ class Net(nn.Module):
         else:
             x = self.embed(ids)
             for layer in self.layers[: self.program.layers]:
-                x = layer(x)
+                x = (
+                    checkpoint(layer, x, use_reentrant=False)
+                    if self.program.recomputes
+                    else layer(x)
+                )
             self.cached = x.detach()
         logits: torch.Tensor = self.head(x)
         return logits
@@ -176,3 +182,86 @@ def test_an_honest_change_is_not_refused(name: str, plain: WorkFile) -> None:
     found = differences(plain.facts, b.facts, numbers, "same")
     assert not [each.text for each in found if each.refuses]
     assert numbers.equality in ("bit-equal", "equal within rounding")
+
+
+def test_work_that_changes_no_loss_may_be_left_out(plain: WorkFile) -> None:
+    a = observed(Program(recomputes=True))
+    numbers = compare_numbers(a, plain, a)
+    assert numbers.equality == "bit-equal"
+    found = differences(a.facts, plain.facts, numbers, "same")
+    assert [each.what for each in found if each.refuses] == []
+    (fewer,) = [each.text for each in found if each.what == "operations"]
+    assert fewer.endswith("and the losses are equal.")
+
+
+def test_a_program_whose_losses_differ_from_run_to_run(plain: WorkFile) -> None:
+    a, b, again = (observed(Program(seeded=False)) for _ in range(3))
+    numbers = compare_numbers(a, b, again)
+    assert numbers.equality == "unknown"
+    assert numbers.why.startswith("A's own losses differ from run to run: ")
+    assert [
+        each.text for each in differences(a.facts, b.facts, numbers, "same") if each.refuses
+    ] == []
+
+
+def test_a_declared_precision_is_not_refused(plain: WorkFile) -> None:
+    b = observed(Program(dtype=torch.bfloat16))
+    numbers = compare_numbers(plain, b, plain)
+    assert numbers.equality == "different"
+    found = differences(plain.facts, b.facts, numbers, "precision")
+    assert [each.text for each in found if each.refuses] == []
+    assert "precision" in [each.what for each in found]
+
+
+def test_inference_that_reuses_a_result() -> None:
+    inputs = torch.randn(8, 4, 16)[:1].expand(8, 4, 16)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 4)).eval()
+    made = list[torch.Tensor]()
+
+    class Reusing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made.append(made[0] if made else self.net(x))
+            return made[0]
+
+    def infer(model: nn.Module) -> None:
+        with torch.no_grad():
+            for x in inputs:
+                model(x)
+
+    a, b = observed(lambda: infer(net)), observed(lambda: infer(Reusing()))
+    numbers = compare_numbers(a, b, a)
+    assert numbers.equality == "bit-equal"
+    refused = [each for each in differences(a.facts, b.facts, numbers, "same") if each.refuses]
+    assert [each.what for each in refused] == ["operations"]
+    assert "reuses results" in refused[0].text
+
+
+def values(*numbers: float) -> list[str | None]:
+    return [float(each).hex() for each in numbers]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "equality"),
+    [
+        (values(1, 2), values(1, 2), "bit-equal"),
+        (values(1, 2), values(1, 2 + 1e-6), "equal within rounding"),
+        (values(1, 2), values(1 + 1e-4, 2), "different"),  # the first step has the same weights
+        (values(*[1] * 60), values(*[1] * 59, 1.005), "equal within rounding"),
+        (values(*[1] * 60), values(*[1] * 59, 1.1), "different"),
+        (values(1, 2), values(1), "different"),
+        (values(1, 2), values(1, float("nan")), "different"),
+        (values(float("nan"), 2), values(float("nan"), 2), "bit-equal"),
+        (values(1, 2), [values(1)[0], None], "different"),
+        (values(1, 1e-9), values(1, -1e-9), "equal within rounding"),  # beside losses of one
+        ([], [], "unknown"),
+        ([None], [None], "unknown"),
+        (["x"], values(1), "unknown"),
+    ],
+)
+def test_losses(a: list[str | None], b: list[str | None], equality: str) -> None:
+    assert compare_values(a, b, bits=23).equality == equality

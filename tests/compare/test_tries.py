@@ -16,7 +16,7 @@ from instrument.read.compare.proof import check, read_proof
 from instrument.read.compare.scratch import copy_folder
 from instrument.read.compare.trial_runs import ChangeError, ScriptEndedError, ScriptError
 from instrument.read.compare.tries import Plan, Tries, parts_together, try_changes
-from instrument.read.compare.work import Environment, Facts, Work
+from instrument.read.compare.work import Environment, Facts, Parameters, Work
 from instrument.read.show.tries import best
 
 ROWS = {
@@ -30,7 +30,7 @@ ROWS = {
 ENVIRONMENT = Environment("2.13.0", "3.11", "Linux", "", [], 2, 2)
 FACTS = Facts(
     steps=10, backwards=10, batches=None, loaders=[], training=None, evaluation=None,
-    parameters=None, checked_steps=0, idle_steps=0, gradient_norms=None, counted_steps=0, flops=None,
+    parameters=Parameters(), checked_steps=0, idle_steps=0, gradient_norms=None, counted_steps=0, flops=None,
     precision=None, operators=None, modules=None, slept_s=0.0, compiles=False, failure=None, environment=ENVIRONMENT,
 )  # fmt: skip
 

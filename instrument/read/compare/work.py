@@ -57,7 +57,7 @@ class Calls(Struct, frozen=True):
     is_whole: bool = True
 
 
-_NO_CALLS = Calls(0, 0, None, 0, 0, None, "", [])
+_NO_CALLS, _PHASES = Calls(0, 0, None, 0, 0, None, "", []), ("training", "evaluation")
 
 
 class Loader(Struct, frozen=True):
@@ -70,11 +70,11 @@ class Loader(Struct, frozen=True):
 
 
 class Parameters(Struct, frozen=True):
-    """How many numbers are trained, had a gradient, and changed in a step."""
+    """How many numbers are trained, had a gradient, and changed in a step; None: not seen."""
 
-    trained: Number
-    with_gradients: Number
-    changed: Number
+    trained: Number | None = None
+    with_gradients: Number | None = None
+    changed: Number | None = None
 
 
 class Environment(Struct, frozen=True):
@@ -98,7 +98,7 @@ class Facts(Struct, frozen=True):
     loaders: Annotated[list[Loader], Meta(max_length=16)]
     training: Calls | None
     evaluation: Calls | None
-    parameters: Parameters | None
+    parameters: Parameters
     checked_steps: Number
     idle_steps: Number
     gradient_norms: Values | None
@@ -246,10 +246,9 @@ def differences(a: Facts, b: Facts, numbers: Numbers, declared: Declared) -> lis
     is_equal = numbers.equality in ("bit-equal", "equal within rounding")
     found = [
         *_unseen(a, b),
-        *_steps_and_data(a, b),
-        *_calls("training", a, b, is_equal),
-        *_calls("evaluation", a, b, is_equal),
-        *_parameters(a, b),
+        *_amounts(a, b),
+        *_data(a, b),
+        *(each for phase in _PHASES for each in _calls(phase, a, b, is_equal)),
         *_operations(a, b, is_equal, declared),
         *_counts("operators", a.operators, b.operators),
         *_counts("modules", a.modules, b.modules),
@@ -264,12 +263,6 @@ def _difference(what: str, refuses: bool, text: str) -> Difference:
     return Difference(what, refuses, printable(text)[:2000])
 
 
-def _unlike(what: str, text: str, a: int | None, b: int | None) -> Iterator[Difference]:
-    """A count that must be equal."""
-    if a is not None and b is not None and a != b:
-        yield _difference(what, True, text.format(a=f"{a:,}", b=f"{b:,}"))
-
-
 def _unseen(a: Facts, b: Facts) -> Iterator[Difference]:
     for label, facts in (("A", a), ("B", b)):
         if facts.failure is not None:
@@ -280,10 +273,25 @@ def _unseen(a: Facts, b: Facts) -> Iterator[Difference]:
         yield _difference("sleep", False, text)
 
 
-def _steps_and_data(a: Facts, b: Facts) -> Iterator[Difference]:
-    yield from _unlike("steps", "B takes {b} steps of an optimizer, A {a}.", a.steps, b.steps)
-    yield from _unlike("backwards", "B runs {b} backwards, A {a}.", a.backwards, b.backwards)
-    is_same = _is_same_data(a.training, b.training) and _is_same_data(a.evaluation, b.evaluation)
+def _amounts(a: Facts, b: Facts) -> Iterator[Difference]:
+    x, y = a.parameters, b.parameters
+    for what, noun, p, q in (
+        ("steps", "steps of optimizers", a.steps, b.steps),
+        ("backwards", "backwards", a.backwards, b.backwards),
+        ("trained", "trained parameters", x.trained, y.trained),
+        ("gradients", "parameters with a gradient", x.with_gradients, y.with_gradients),
+        ("changed", "parameters that its steps change", x.changed, y.changed),
+    ):
+        if p is not None and q is not None and p != q:
+            yield _difference(what, True, f"B has {q:,} {noun}, A has {p:,}.")
+    idle = [each.idle_steps / max(each.checked_steps, 1) for each in (a, b)]
+    if idle[1] > idle[0] + _FEWER_SAMPLES:
+        text = f"{percent(idle[1])} of B's steps change no parameter, {percent(idle[0])} of A's."
+        yield _difference("idle", True, text)
+
+
+def _data(a: Facts, b: Facts) -> Iterator[Difference]:
+    is_same = all(_is_same_data(_calls_of(a, phase), _calls_of(b, phase)) for phase in _PHASES)
     sizes = [sum(each.dataset or 0 for each in side.loaders) for side in (a, b)]
     if not is_same and sizes[1] < sizes[0]:
         text = f"The datasets of B's loaders have {sizes[1]:,} samples, those of A {sizes[0]:,}."
@@ -295,29 +303,29 @@ def _steps_and_data(a: Facts, b: Facts) -> Iterator[Difference]:
 
 def _is_same_data(a: Calls | None, b: Calls | None) -> bool:
     """Whether both have the same samples, in any order."""
-    if a is None or b is None:
-        return a is b
-    return a.is_whole and b.is_whole and (a.samples, a.digest) == (b.samples, b.digest)
+    return bool(a and b and (a.samples, a.digest) == (b.samples, b.digest))
+
+
+def _calls_of(facts: Facts, phase: str) -> Calls | None:
+    """The calls of models in a phase; None if they were not seen, because of compiled functions."""
+    calls: Calls | None = getattr(facts, phase)
+    if calls is None:
+        is_seen = not facts.compiles or (facts.training is not None and facts.training.is_whole)
+        return _NO_CALLS if is_seen else None
+    return calls if calls.is_whole else None
 
 
 def _calls(phase: str, a: Facts, b: Facts, is_equal: bool) -> Iterator[Difference]:
-    x, y = getattr(a, phase), getattr(b, phase)
-    if x is None and y is None:
-        return
-    wholes = [
-        not side.compiles if each is None else each.is_whole for side, each in ((a, x), (b, y))
-    ]
-    if not all(wholes):  # a compiled function calls the model
-        if any(wholes):
-            unseen = "AB"[wholes.index(False)]
-            text = (
-                f"Samples of {phase} are not seen in {unseen}, where compiled functions use them."
-            )
+    x, y = _calls_of(a, phase), _calls_of(b, phase)
+    if x is None or y is None:
+        if x is not y:
+            label = "A" if x is None else "B"
+            text = f"Samples of {phase} are not seen in {label}: compiled functions call models."
             yield _difference(f"{phase}-unseen", False, text)
         return
-    x, y = (each or _NO_CALLS for each in (x, y))
-    text = f"In {phase}, B's models get {{b}} samples, those of A {{a}}."
-    yield from _unlike(f"{phase}-samples", text, x.samples, y.samples)
+    if x.samples != y.samples:
+        text = f"In {phase}, B's models get {y.samples:,} samples, those of A {x.samples:,}."
+        yield _difference(f"{phase}-samples", True, text)
     shares = [
         each.distinct / each.rows for each in (x, y) if each.distinct is not None and each.rows
     ]
@@ -331,20 +339,6 @@ def _calls(phase: str, a: Facts, b: Facts, is_equal: bool) -> Iterator[Differenc
             shapes = f"inputs of {few(y.shapes, 3)} in B, {few(x.shapes, 3)} in A"
             yield _difference(f"{phase}-{noun}", q < p and not is_equal, f"{text}: {shapes}.")
             return
-
-
-def _parameters(a: Facts, b: Facts) -> Iterator[Difference]:
-    x, y = a.parameters, b.parameters
-    if x is None or y is None:
-        return
-    yield from _unlike("trained", "B trains {b} parameters, A {a}.", x.trained, y.trained)
-    yield from _unlike("changed", "B's steps change {b} parameters, A's {a}.", x.changed, y.changed)
-    text = "{b} parameters of B have a gradient, {a} of A."
-    yield from _unlike("gradients", text, x.with_gradients, y.with_gradients)
-    idle = [each.idle_steps / max(each.checked_steps, 1) for each in (a, b)]
-    if idle[1] > idle[0] + _FEWER_SAMPLES:
-        text = f"{percent(idle[1])} of B's steps change no parameter, {percent(idle[0])} of A's."
-        yield _difference("idle", True, text)
 
 
 def _operations(a: Facts, b: Facts, is_equal: bool, declared: Declared) -> Iterator[Difference]:

@@ -117,7 +117,7 @@ def _work(facts: Facts) -> str:
         if calls is not None and calls.is_whole:
             tokens = f" ({calls.tokens:,} tokens)" if calls.tokens is not None else ""
             found.append(f"{counted(calls.samples, 'sample')}{tokens} in {phase}")
-    if facts.parameters is not None:
+    if facts.parameters.changed is not None:
         found.append(f"{counted(facts.parameters.changed, 'parameter')} changed")
     if facts.flops is not None:
         kinds = ", ".join(f"{percent(y)} {x}" for x, y in sorted((facts.precision or {}).items()))
