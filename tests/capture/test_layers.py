@@ -23,7 +23,7 @@ from instrument.read.capture import Capture
 from instrument.read.facts.layers import EVIDENCE
 from instrument.read.facts.sequence import Kinds, aligned, blocks, kinds_of_names
 from instrument.read.trace.events import Ints
-from instrument.read.views.layers import NO_LAYER, UNKNOWN_LAYER
+from instrument.read.views.layers import NO_LAYER, UNKNOWN_LAYER, sources
 
 GEMM = (
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize{}x128x64_warpgroupsize1x1x1_execute_kernel"
@@ -55,8 +55,8 @@ def forward(layers: int = COUNT) -> list[Run]:
     return [
         *(Run(name, ("Model_0", "Embedding_0")) for name in BEFORE),
         *(Run(name, ("Model_0", f"Block_{k}")) for k in range(layers) for name in LAYER),
-        *(Run(name, ("Model_0", "Norm_12")) for name in AFTER[:1]),
-        *(Run(name, ("Model_0", "Linear_40")) for name in AFTER[1:2]),
+        *(Run(name, ("Model_0", "Norm_0")) for name in AFTER[:1]),
+        *(Run(name, ("Model_0", "Linear_0")) for name in AFTER[1:2]),
         *(Run(name, ()) for name in AFTER[2:]),
     ]
 
@@ -271,6 +271,7 @@ class TestSequence:
     def test_an_empty_trace_has_none(self, tmp_path: Path) -> None:
         found = capture(tmp_path, [span("aten::add", 0, 10)])
         assert len(found.layers) == 0
+        assert sources(found) == ""
 
     def test_of_what_differs_there_are_none(self) -> None:
         random = np.random.default_rng(3)
@@ -290,8 +291,8 @@ class TestView:
         names = [
             "Embedding_0",
             *(f"Block_{k}" for k in range(COUNT)),
-            "Norm_12",
-            "Linear_40",
+            "Norm_0",
+            "Linear_0",
             NO_LAYER,
         ]
         assert [row.name for row in rows] == names
@@ -534,6 +535,24 @@ def changed(of: Model, how: str, random: np.random.Generator) -> Model:
     else:
         name[chosen] = random.choice(of.name, len(chosen))
     return Model(name[order], of.kinds, of.weight[order], of.layer[order])
+
+
+def test_short_sequences_of_any_kernels_are_read() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        count = int(random.integers(1, 8))
+        kinds = Kinds(np.arange(count), *(random.random((4, count)) < 0.3))
+        layer = random.integers(0, count, int(random.integers(1, 10)))
+        name = np.concatenate(
+            [random.integers(0, count, 3), np.tile(layer, int(random.integers(0, 9)))]
+        )
+        found = blocks(
+            name, kinds, random.integers(0, 50, len(name)), np.zeros(len(name), np.int64)
+        )
+        assert ((found.layer >= 0) == (found.agreement > 0)).all()
+        other = name[int(random.integers(0, len(name))) :]
+        label = random.integers(-2, 4, len(other))
+        assert {*aligned(name, other, label).tolist()} <= {-2, *label.tolist()}
 
 
 @real_traces.needs_traces

@@ -351,8 +351,9 @@ def aligned(token: Ints, other: Ints, label: Ints) -> Ints:
     found = np.full(len(token), -2)
     for size in _ANCHORS:
         gram, theirs, labels = (_grams(each, size) for each in (token, other, label))
-        is_known = np.convolve(label == -2, np.ones(size), "valid")[: len(theirs)] == 0
-        places = np.flatnonzero(is_known)
+        if not len(gram) or not len(theirs):
+            continue
+        places = np.flatnonzero(np.convolve(label == -2, np.ones(size), "valid") == 0)
         places = places[np.argsort(theirs[places], kind="stable")]
         starts = np.flatnonzero(np.diff(theirs[places], prepend=-1) != 0)
         if not len(starts):

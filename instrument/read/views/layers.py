@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 from instrument.base.units import percent
@@ -35,11 +36,10 @@ LAYERS: Schema = schema(
     attention_ns="the part of `device_ns` in attention",
     product_ns="the part of `device_ns` in matrix products and convolutions",
     communication_ns="the part of `device_ns` in communication",
-    evidence="what the layer is known from, for most of its time: recorded (a range or module "
-    "around the launches), annotation (torch's, of the nodes of CUDA graphs), kernel name, other "
-    "trace (`--like`), sequence (the kernels repeat, layer by layer), or unknown",
-    confidence="the probability that a device event of the layer is in it, averaged over its time, "
-    "as measured on traces whose layers are known; None if the layer is not known",
+    evidence="what the layer is known from, for most of its time: recorded, annotation, kernel "
+    "name, other trace, sequence, or unknown; docs/gpu.md",
+    confidence="the probability that a device event of the layer is in it, averaged over its time; "
+    "None if the layer is not known",
 )
 
 
@@ -49,76 +49,65 @@ def layers(capture: Views) -> Table:
     A layer that runs several times, such as in each step, and in forward and backward, has one row.
     The last rows are the rest. The rows sum to all device time.
     """
-    ns, kind, is_layer = pl.col("duration_ns"), pl.col("class"), pl.col("layer").is_not_null()
+    ns, kind, name = pl.col("duration_ns"), pl.col("class"), pl.col("name")
+    is_layer = pl.col("layer").is_not_null()
     is_unknown = pl.col("evidence") == EVIDENCE[UNKNOWN]
     rest = pl.when(is_unknown).then(pl.lit(UNKNOWN_LAYER)).otherwise(pl.lit(NO_LAYER))
-    rows = (
-        _work(capture, "class", "evidence", "confidence")
-        .sort("start_ns", maintain_order=True)
-        .with_columns(
-            name=pl.when(is_layer).then("layer").otherwise(rest),
-            rank=pl.when(is_layer).then(0).when(is_unknown).then(2).otherwise(1),
-        )
+    rows = capture.rows(
+        "layer", "kind", "class", "start_ns", "duration_ns", "evidence", "confidence"
+    )
+    rows = rows.filter(pl.col("kind").is_in(KINDS)).sort("start_ns", maintain_order=True)
+    rows = rows.with_columns(
+        name=pl.when(is_layer).then("layer").otherwise(rest),
+        rank=pl.when(is_layer).then(0).when(is_unknown).then(2).otherwise(1),
+    ).with_columns(
+        of_class=ns.sum().over("name", "class"),
+        of_evidence=ns.sum().over("name", "evidence"),
+        is_part=ns.sum().over("name", "class") >= _PART * ns.sum().over("name"),
+    )
+    by_time = (
+        pl.when("is_part").then("class").sort_by("of_class", "class", descending=[True, False])
     )
     found = rows.group_by("name", "rank", maintain_order=True).agg(
+        role=by_time.drop_nulls().unique(maintain_order=True).str.join(", "),
         kernels=pl.len().cast(pl.Int64),
         device_ns=ns.sum(),
         attention_ns=ns.filter(kind == "attention").sum(),
         product_ns=ns.filter(kind.is_in(["matrix product", "convolution"])).sum(),
         communication_ns=ns.filter(kind == "communication").sum(),
+        evidence=pl.col("evidence").sort_by("of_evidence").last(),
         confidence=pl.when(ns.sum() > 0).then((pl.col("confidence") * ns).sum() / ns.sum()),
     )
-    for column, each, keeps in (
-        ("role", "class", pl.col("part") >= _PART),
-        ("evidence", "evidence", pl.int_range(pl.len()) == 0),
-    ):
-        texts = (
-            rows.group_by("name", each)
-            .agg(ns.sum())
-            .sort("duration_ns", each, descending=[True, False])
-            .with_columns(part=ns / ns.sum().over("name"))
-            .group_by("name")
-            .agg(pl.col(each).filter(keeps).str.join(", ").alias(column))
+    total = pl.col("device_ns").sum()
+    found = (
+        found.with_row_index("row")
+        .with_columns(
+            share=pl.when(total > 0).then(pl.col("device_ns") / total),
+            confidence=pl.when(pl.col("rank") < 2).then("confidence"),
+            place=pl.col("row").min().over(name.str.extract(r"^(.*?)\d*$")),
+            number=name.str.extract(r"(\d{1,9})$").cast(pl.Int64),
         )
-        found = found.join(texts, on="name", how="left", maintain_order="left")
-    total, name = pl.col("device_ns").sum(), pl.col("name")
-    found = found.with_columns(
-        share=pl.when(total > 0).then(pl.col("device_ns") / total),
-        confidence=pl.when(pl.col("rank") < 2).then("confidence"),
-        place=pl.int_range(pl.len()).min().over(name.str.extract(r"^(.*?)\d*$")),
-        number=name.str.extract(r"(\d{1,9})$").cast(pl.Int64),
-    ).sort("rank", "place", "number", maintain_order=True)
+        .sort("rank", "place", "number", maintain_order=True)
+    )
     return Table.of(LAYERS, found.select(names_of(LAYERS)))
 
 
-def advice(capture: Views) -> str:
-    """`sources` if layers are unknown, or most have no names; else ""."""
-    shares = _shares(capture)
-    unnamed, unknown = (shares.get(EVIDENCE[kind], 0) for kind in (SEQUENCE, UNKNOWN))
-    return sources(capture) if unknown >= _MANY or unnamed >= 0.5 else ""
+def sources(capture: Views, *, always: bool = True) -> str:
+    """Say what layers are known from, and what to record so that they have names.
 
-
-def sources(capture: Views) -> str:
-    """Say what the layers are known from, and what to record so that they have names."""
-    shares = ", ".join(f"{name} {percent(share)}" for name, share in _shares(capture).items())
-    has_graphs = replayed(capture.events, capture.work.event, capture.work.call).any()
+    Without `always`, the text is "" if nearly all layers are known, and most have names.
+    """
+    work, of = capture.whole.work, capture.facts.layers.evidence
+    if not work.duration_ns.any():
+        return ""
+    shares = np.bincount(of, work.duration_ns, minlength=len(EVIDENCE)) / work.duration_ns.sum()
+    if not always and shares[UNKNOWN] < _MANY and shares[SEQUENCE] < 0.5:
+        return ""
+    told = ", ".join(f"{name} {percent(share)}" for name, share in zip(EVIDENCE, shares) if share)
     how = (
         "record a window of the same program without CUDA graphs, with the session's model or "
         "with_stack=true, and give it with --like"
-        if has_graphs
+        if replayed(capture.events, work.event, work.call).any()
         else "give the session the model (model=…), or record with_stack=true"
     )
-    return f"Layers of the device time by evidence: {shares}. So that layers have names, {how}."
-
-
-def _shares(capture: Views) -> dict[str, float]:
-    """The share of the device time by evidence, where it is not 0."""
-    rows = _work(capture.whole, "evidence").group_by("evidence").agg(pl.col("duration_ns").sum())
-    time = dict(rows.rows())
-    total = max(sum(time.values()), 1)
-    return {name: time[name] / total for name in EVIDENCE if time.get(name)}
-
-
-def _work(capture: Views, *columns: str) -> pl.DataFrame:
-    rows = capture.rows("name", "layer", "kind", "start_ns", "duration_ns", *columns)
-    return rows.filter(pl.col("kind").is_in(KINDS))
+    return f"Layers of the device time by evidence: {told}. So that layers have names, {how}."
