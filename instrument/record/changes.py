@@ -420,7 +420,7 @@ def _compile(program: Program, value: str) -> Undo:
     undo = ExitStack()
     undo.callback(setattr, dynamo, "suppress_errors", dynamo.suppress_errors)
     dynamo.suppress_errors = True
-    undo.callback(_put(Distribution, _validate_args=Distribution._validate_args))  # Dynamo sets it
+    undo.callback(_put(Distribution, _validate_args=False))  # as Dynamo does
 
     def compiled(call: Call) -> Call:
         layers = _layers(call)
@@ -629,12 +629,12 @@ _ROWS = (
     Change("foreach", "Calls each operator of the optimizer once for all parameters; takes memory.",
            "Optimizer(..., foreach=True)", "rounding", ("optimizer-not-fused",),
            _updates("foreach"), _implement("foreach")),
-    Change("gc-freeze", "Stops Python's garbage collector, so cycles of objects stay in memory.",
-           "gc.collect(); gc.freeze(); gc.disable()  # once; gc.collect() every few hundred steps",
-           "same", ("garbage-collection",),
+    Change("gc-freeze", "Stops Python's garbage collector: cycles of objects stay in memory until "
+           "the script calls gc.collect().", "gc.collect(); gc.freeze(); gc.disable()", "same",
+           ("garbage-collection",),
            lambda _: _once(gc.isenabled() and not gc.get_freeze_count()), _freeze),
     Change("no-anomaly", "Stops anomaly detection: NaN in gradients raises no error.",
-           "torch.autograd.set_detect_anomaly(False)  # and no detect_anomaly()",
+           "torch.autograd.set_detect_anomaly(False), without detect_anomaly()",
            "same", ("debug-modes",), _has_anomaly_mode, _no_anomaly),
     Change("no-deterministic", "Allows operators whose results differ from run to run.",
            "torch.use_deterministic_algorithms(False)", "rounding", (),
@@ -649,10 +649,10 @@ _ROWS = (
            "batch.to(device, non_blocking=True)", "same", ("blocking-copies",),
            _any_loader(lambda its: its.pin_memory, "cuda"), lambda _, __: _copy_without_waiting()),
     Change("channels-last", "Stores images and filters with their channels last.",
-           "model.to(memory_format=torch.channels_last)  # and the batches",
+           "model.to(memory_format=torch.channels_last), as well as the batches",
            "rounding", ("layout-and-casts:layout",), _has_other_layout, _use_channels_last),
     Change("sdpa", "Computes scaled_dot_product_attention with one kernel, where that can.",
-           "torch.backends.cuda.enable_{value}_sdp(True)  # the others False, but math True",
+           "torch.backends.cuda.enable_{value}_sdp(True), and False for others but math",
            "rounding", (), _attends,
            _set(lambda: {each: getattr(cuda, f"{each}_sdp_enabled")() for each in _KERNELS},
                 lambda its: [getattr(cuda, f"enable_{e}_sdp")(on) for e, on in its.items()],
@@ -687,8 +687,8 @@ _ROWS = (
            ("blocking-copies", "loader-wait"), _any_loader(lambda its: not its.pin_memory, "cuda"),
            prepare=_load_with("pin_memory")),
     Change("no-float16", "Uses float32 for 16-bit types that this CPU has no instructions for.",
-           "model.float()  # inputs in float32, and no torch.autocast", "precision", ("float16",),
-           _has_float16, prepare=_compute_in_float32),
+           "model.float(), with inputs in float32, and without torch.autocast", "precision",
+           ("float16",), _has_float16, prepare=_compute_in_float32),
     # no `on`: cuDNN would keep the algorithms that it has found
     Change("cudnn-benchmark", "Measures cuDNN's algorithms at each new shape; takes the fastest.",
            "torch.backends.cudnn.benchmark = True", "rounding", (),
