@@ -10,6 +10,9 @@ multiplies the times of one range in the runs of B, and adds the same nanosecond
 succeeds if this range is reported as slower, no other range is reported, and the interval contains
 the planted change.
 
+`instrument try` decides otherwise: on the step alone, after 8 blocks, or after 8 more at half of the
+level. Here it compares the program with itself too, and what counts is how often it says "faster".
+
     python benchmarks/ab.py
 
 It takes about 15 minutes of CPU time. It uses recorded times only, so other programs may run at the
@@ -24,11 +27,12 @@ from pathlib import Path
 
 import numpy as np
 
+from instrument.read.compare import tries
 from instrument.read.compare.ab import LEAST_SHARE, MARGIN
 from instrument.read.compare.statistics import LEVEL, Floats, changes
 
 DATA = Path(__file__).with_name("data") / "blocks.npz"
-TRIALS, POWER_TRIALS = 2_000, 200
+TRIALS, POWER_TRIALS, TRY_TRIALS = 2_000, 200, 1_000
 # For each planted change, the share of trials that must succeed with STATED blocks.
 WANTED = {0.05: 0.50, 0.10: 0.80, 0.20: 0.95}
 STATED = 280
@@ -76,6 +80,23 @@ def alarms(times: Floats, blocks: int, trials: int = TRIALS) -> float:
     return sum(found) / trials
 
 
+def says_faster(log_ratios: Floats) -> bool:
+    """Whether `instrument try` says "faster" of these blocks; see `tries._compare`."""
+    blocks = len(log_ratios) // 2
+    change = changes(log_ratios[:blocks])[0]
+    if change.verdict(tries.MARGIN) == "undecided" and change.share <= 0:
+        change = changes(log_ratios, LEVEL / 2)[0]
+    return change.verdict(tries.MARGIN) == "faster"
+
+
+def false_faster(times: Floats, trials: int = TRY_TRIALS) -> float:
+    """The share of comparisons of the program with itself in which `instrument try` says "faster"."""
+    rng = np.random.default_rng(2)
+    step = times[:, :, [STEP]]
+    blocks = 2 * tries._BLOCKS
+    return sum(says_faster(trial(step, rng, blocks)) for _ in range(trials)) / trials
+
+
 def power(
     times: Floats, blocks: int, column: int, planted: float, trials: int = POWER_TRIALS
 ) -> float:
@@ -106,6 +127,13 @@ def main() -> int:
         share = alarms(times, blocks)
         reached &= share <= limit
         print(f"{blocks:>4} blocks  {share:.1%}", flush=True)
+    share = false_faster(times)
+    reached &= share <= LEVEL
+    print(
+        f"\n`instrument try` says faster in {share:.1%} of {TRY_TRIALS:,} comparisons of the program "
+        f"with itself (limit: {LEVEL:.0%})",
+        flush=True,
+    )
     print(
         "\nShare of planted changes that are found in the right range and of the right size "
         f"({POWER_TRIALS} comparisons each)"
