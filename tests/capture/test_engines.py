@@ -218,6 +218,14 @@ def test_work_to_make_drafts_is_draft(tmp_path: Path) -> None:
     assert step_times(found)["stage"].to_list() == ["draft"]  # the first does not count
 
 
+def test_steps_without_a_device_have_no_times_of_one(tmp_path: Path) -> None:
+    names = ["step[EXTEND bs=1 toks=9]", "step[DECODE bs=1]", "step[DECODE bs=2]"]
+    events = [annotation(name, 100 * k, 60) for k, name in enumerate(names)]
+    (row,) = capture(tmp_path, events).phases
+    assert (row.stage, row.steps, row.step_ns, row.requests) == ("decode", 2, 80_000, 2)
+    assert row.idle_share is row.launch_wait_share is row.device_ns is row.graph_share is None
+
+
 def test_steps_are_those_of_one_thread(tmp_path: Path) -> None:
     """As in a file with the traces of two ranks."""
     others = [{**event, "tid": 5} for event in ENGINE[:3] if event["cat"] == "user_annotation"]
@@ -462,3 +470,21 @@ def test_replays_show_the_steps_of_vllm_without_its_annotations(tmp_path: Path) 
     one = load("mi300x_vllm_graph").phases[0]
     assert row.graph_share == pytest.approx(one.graph_share)
     assert (row.kernels, row.device_ns) == (4 * one.kernels, pytest.approx(4 * one.device_ns))
+
+
+@needs_traces
+def test_the_first_sentences_on_vllm() -> None:
+    """As a performance engineer reads the traces: the device is the limit of one, launches are of the other."""
+    graphs, eager = (device_use(load(name)) for name in ("mi300x_vllm_graph", "b200_eager"))
+    assert graphs.startswith(
+        "The time of vLLM's steps is 100 % mixed (1 step of 156.5 ms: 46 requests, 8,155 prefill "
+        "tokens, 37 decode tokens). From its first to its last work, 156.5 ms, the device computes for "
+        "99.7 % and is idle for 0.2 %: the device is the limit. The kernels with the most time: 91 % "
+        "matrix products"
+    )
+    assert eager.startswith(
+        "The time of vLLM's steps is 100 % prefill (1 step of 84.77 ms: 1 request"
+    )
+    (found,) = check(load("b200_eager"), "launch-bound")
+    assert "--enforce-eager" in found.change
+    assert "torch.compile" not in found.change

@@ -126,16 +126,16 @@ def _find_step_times(capture: Views) -> pl.DataFrame:
         start_ns, end_ns = _replayed_steps(capture)
         said, counts = [_NOTHING] * len(start_ns), np.ones(len(start_ns), np.bool_)
         stage = stage.extend_constant(None, len(start_ns))
-    time = {"idle_ns": start_ns, "launch_wait_ns": start_ns}
-    if len(start_ns):
-        time = device_time_of(events, work, start_ns, end_ns)
+    is_timed = len(start_ns) and len(work.event)
+    time = device_time_of(events, work, start_ns, end_ns) if is_timed else {}
+    unknown = pl.repeat(None, len(start_ns), dtype=pl.Int64)
     return (
         pl.DataFrame(said, schema=_SAID, orient="row")
         .with_columns(
             stage=stage,
             step_ns=pl.Series(end_ns - start_ns),
-            idle_ns=pl.Series(time["idle_ns"]),
-            launch_wait_ns=pl.Series(time["launch_wait_ns"]),
+            idle_ns=time.get("idle_ns", unknown),
+            launch_wait_ns=time.get("launch_wait_ns", unknown),
             is_replayed=pl.Series(np.isin(np.arange(len(start_ns)), in_graph)),
         )
         .filter(pl.Series(counts))
@@ -159,8 +159,8 @@ def _by_stage(steps: pl.DataFrame) -> pl.DataFrame:
         steps=pl.len().cast(pl.Int64),
         steps_share=time.sum(),
         step_ns_per_token=pl.when(tokens.count() == pl.len()).then(time.sum() // tokens.sum()),
-        idle_share=_part(pl.col("idle_ns").sum(), time.sum()),
-        launch_wait_share=_part(pl.col("launch_wait_ns").sum(), time.sum()),
+        idle_share=_part(pl.col("idle_ns").mean(), time.mean()),
+        launch_wait_share=_part(pl.col("launch_wait_ns").mean(), time.mean()),
         padding_share=1 - _part(padded.sum(), captured.sum()),
         **{name: mean.cast(pl.Int64) for name, mean in means.items()},
     )
@@ -186,7 +186,7 @@ def _replayed_steps(capture: Views) -> tuple[Ints, Ints]:
         pl.DataFrame(nodes | {"start_ns": work.start_ns[chosen]})
         .sort("start_ns")
         .group_by("replay", maintain_order=True)
-        .agg(pl.col("start_ns").first(), pl.col("kernel").cast(pl.String).str.join(","))
+        .agg(pl.col("start_ns").first(), pl.col("kernel").sort().cast(pl.String).str.join(","))
     )
     graph, count = intern(replays["kernel"])[0], len(replays)
     periods = range(1, min(count // _LEAST_SEQUENCES, _LONGEST_SEQUENCE) + 1)
