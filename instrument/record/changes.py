@@ -235,9 +235,13 @@ def _freeze(_: Program, __: str) -> Undo:
 
 def _has_anomaly_mode(_: Program) -> Sequence[str]:
     """Whether anomaly detection is on, or was where the loss was computed, which is still there."""
-    nodes: list[Any] = [e.grad_fn for e in alive(torch.Tensor) if type(e) is torch.Tensor]
-    was_on = any(each is not None and "traceback_" in each.metadata for each in nodes)
-    return _once(torch.is_anomaly_enabled() or was_on)
+
+    def was_on(tensor: Any) -> bool:  # raises an error without a graph
+        node: Any = tensor.grad_fn if type(tensor) is torch.Tensor else None
+        return "traceback_" in node.metadata
+
+    tensors = () if torch.is_anomaly_enabled() else alive(torch.Tensor)
+    return _once(torch.is_anomaly_enabled() or any(known(partial(was_on, e)) for e in tensors))
 
 
 def _no_anomaly(_: Program, __: str) -> Undo:
