@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from instrument.record.work import Work
 
@@ -143,13 +144,14 @@ def test_a_program_gives_the_same_losses_and_these_are_seen(
 ) -> None:
     torch.manual_seed(1)
     alone = program()
-    before = nn.Module.__call__, torch.autograd.backward, DataLoader.__iter__
+    before = nn.Module.__call__, torch.autograd.backward, _BaseDataLoaderIter.__next__
     torch.manual_seed(1)
     together: list[float] = []
     facts, losses = observed(lambda: together.extend(program()))
     assert together == alone
     assert losses == pytest.approx(alone, rel=1e-12)
-    assert (nn.Module.__call__, torch.autograd.backward, DataLoader.__iter__) == before
+    after = nn.Module.__call__, torch.autograd.backward, _BaseDataLoaderIter.__next__
+    assert after == before
     assert not torch._C._len_torch_dispatch_stack()
     assert facts["parameters"]["changed"] == facts["parameters"]["trained"]
     assert facts["parameters"]["with_gradients"] == facts["parameters"]["trained"]
@@ -192,7 +194,7 @@ def test_batches_tokens_and_evaluation_are_counted() -> None:
 
     facts, _ = observed(program)
     assert facts["batches"] == 3
-    assert facts["loaders"] == [{"length": 3, "dataset": 12, "batch_size": 4, "batches": 3}]
+    assert facts["loaders"] == [{"length": 3, "dataset": 12, "batches": 3}]
     assert facts["training"]["tokens"] == facts["evaluation"]["tokens"] == ids.numel()
     assert facts["evaluation"]["samples"] == 12
     # the order of the samples does not matter
@@ -249,3 +251,21 @@ def test_an_error_of_ours_does_not_reach_the_script() -> None:
         work.end()
     assert len(losses) == STEPS
     assert "NoneType" in (work.failure or "")
+
+
+def test_a_part_of_a_step_is_not_counted() -> None:
+    net = model()
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for x in INPUTS[:2]:
+            net(x).sum().backward()
+            optimizer.step()
+        net(INPUTS[2])
+
+    facts, _ = observed(program)
+    assert (facts["counted_steps"], facts["flops"], facts["modules"]["Linear"]) == (
+        1,
+        STEP_FLOPS,
+        2,
+    )

@@ -37,9 +37,9 @@ class OperatorCounts(TorchDispatchMode):
     Attributes:
         is_on: whether operators are counted now.
         steps: how many steps were counted.
-        operators: how often each operator was called.
-        modules: how often the modules of each class were called.
-        flops: the operations of matrix products, convolutions and attention, by dtype.
+        modules: how often the modules of each class were called; the caller counts them.
+        counted: in the whole steps, the calls of each operator and of the modules of each class,
+            and the operations of matrix products, convolutions and attention by dtype.
     """
 
     supports_higher_order_operators = True
@@ -63,6 +63,12 @@ class OperatorCounts(TorchDispatchMode):
         self.steps, self.is_known = 0, True
         for each in (self.operators, self.modules, self.flops):
             each.clear()
+        self.counted = Counter[str](), Counter[str](), Counter[str]()
+
+    def end_step(self) -> None:
+        """Keep what was counted until now: what follows may be no whole step."""
+        self.steps += 1
+        self.counted = self.operators.copy(), self.modules.copy(), self.flops.copy()
 
     def enter(self) -> None:
         """Count from now on; not below a mode of the program, which could leave before this one."""
@@ -119,7 +125,9 @@ class OperatorCounts(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         result = function(*args, **kwargs)
-        self.operators[str(known).removeprefix("aten.")] += 1
+        name = str(known).removeprefix("aten.")
+        if not name.startswith("profiler."):
+            self.operators[name] += 1
         if own is not None or known in flop_registry:
             try:
                 count = own(*args) if own else flop_registry[known](*args, **kwargs, out_val=result)

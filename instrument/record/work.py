@@ -22,7 +22,7 @@ from pathlib import Path
 from random import Random
 from threading import get_ident
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -32,7 +32,6 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from instrument.annotate.module_calls import Depth, skip_in_dynamo
@@ -41,7 +40,7 @@ from instrument.base.errors import reason_of
 from instrument.base.log import logger
 from instrument.base.rank_info import rank_info
 from instrument.base.signals import raised_by_handler
-from instrument.record.facts import thread_counts
+from instrument.record.facts import _graphs, devices, dynamo_counts, thread_counts
 from instrument.record.operator_counts import OperatorCounts
 from instrument.record.parameters import _unseen_by_modes
 from instrument.record.torch_support import known
@@ -114,8 +113,7 @@ class Work:
         self._sizes, self._changed, self._with_gradients = (dict[int, int]() for _ in range(3))
         self._idle_steps = self._checked_steps = 0
         self._slept_s = self._sleeping_s = 0.0  # until the last step, and since then
-        self._loaders: dict[tuple[Any, ...], int] = {}
-        self._iterators: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
+        self._loaders = dict[tuple[int | None, int | None], int]()  # batches
         self._counts, self._depth = OperatorCounts(), Depth()
 
     # The functions of torch.
@@ -127,7 +125,6 @@ class Work:
         self._wrap(time, "sleep", self._noticing_sleeps)
         self._wrap(torch.autograd, "backward", self._noticing_backward)
         self._wrap(nn.Module, "__call__", self._noticing_calls)
-        self._wrap(DataLoader, "__iter__", self._noticing_loader)
         self._wrap(_BaseDataLoaderIter, "__next__", self._noticing_batches)
         before, after = map(self._noticing_steps, (self._before, self._after))
         self._undo.append(register_optimizer_step_pre_hook(before).remove)
@@ -213,14 +210,6 @@ class Work:
 
         return noticed
 
-    def _noticing_loader(self, iterate: Callable[..., Any]) -> Callable[..., Any]:
-        def noticed(loader: Any) -> Any:
-            iterator = iterate(loader)
-            self._safely(self._add_loader, loader, iterator)
-            return iterator
-
-        return noticed
-
     def _noticing_batches(self, following: Callable[..., Any]) -> Callable[..., Any]:
         def noticed(iterator: Any) -> Any:
             with self._counts.paused():  # workers, which nobody counts, may do the same
@@ -232,16 +221,10 @@ class Work:
 
     # What happens in a step.
 
-    def _add_loader(self, loader: Any, iterator: Any) -> None:
-        sizes = (_size(loader), _size(getattr(loader, "dataset", None)))
-        key = *sizes, known(lambda: loader.batch_size)
-        if key in self._loaders or len(self._loaders) < _MOST_LOADERS:
-            self._loaders.setdefault(key, 0)
-            self._iterators[iterator] = key
-
     def _count_batch(self, iterator: Any) -> None:
-        if (key := self._iterators.get(iterator)) is not None:
-            self._loaders[key] += 1
+        key = _size(iterator), _size(iterator._dataset)
+        if key in self._loaders or len(self._loaders) < _MOST_LOADERS:
+            self._loaders[key] = self._loaders.get(key, 0) + 1
 
     def _after_call(self, module: nn.Module, given: Any, result: Any) -> None:
         is_replica = getattr(module, "_is_replica", False)  # of DataParallel
@@ -363,7 +346,7 @@ class Work:
         if since == 0 and not self.only_losses:
             self._counts.enter()
         elif self._counts.is_on and since > 0:
-            self._counts.steps += 1
+            self._counts.end_step()
             if since >= _COUNTED:
                 self._counts.leave()
         if kind != _FORWARD and not self.only_losses:
@@ -411,38 +394,33 @@ class Work:
     def facts(self) -> dict[str, Any]:
         """What work was done until now, JSON-able; what was not seen is None."""
         self._safely(self._flush)
-        compiles = bool(_dynamo_graphs())
+        compiles, compared = bool(_graphs(dynamo_counts())), bool(self._checked_steps)
         counts, steps = self._counts, self._counts.steps
-        flops = sum(counts.flops.values()) if steps and counts.is_known else None
-        is_idle = self._checked_steps > 0 and not self._changed
-        has_steps = self._kind == _STEP if self._bounds else is_idle
+        operators, modules, products = counts.counted
+        flops = products.total() if steps and counts.is_known else None
+        has_steps = self._kind == _STEP if self._bounds else compared and not self._changed
+        numbers = (self._sizes, self._with_gradients, self._changed)
+        sums = [sum(each.values()) if compared else None for each in numbers]
         return {
             "steps": len(self._bounds) if has_steps else None,
             "backwards": self._backwards,
             "batches": sum(self._loaders.values()) if self._loaders else None,
             "loaders": [
-                {"length": length, "dataset": dataset, "batch_size": size, "batches": batches}
-                for (length, dataset, size), batches in self._loaders.items()
+                {"length": length, "dataset": dataset, "batches": batches}
+                for (length, dataset), batches in self._loaders.items()
             ],
             # compiled functions may call models, too
             "training": self._training.facts(not (compiles and self._unseen)),
             "evaluation": self._evaluation.facts(is_whole=True),
-            "parameters": {
-                name: sum(each.values()) if self._checked_steps else None
-                for name, each in (
-                    ("trained", self._sizes),
-                    ("with_gradients", self._with_gradients),
-                    ("changed", self._changed),
-                )
-            },
+            "parameters": dict(zip(("trained", "with_gradients", "changed"), sums)),
             "checked_steps": self._checked_steps,
             "idle_steps": self._idle_steps,
             "gradient_norms": _hex(self._norms),
             "counted_steps": steps,
             "flops": None if flops is None else flops / steps,
-            "precision": {k: v / flops for k, v in counts.flops.items()} if flops else None,
-            "operators": _per_step(counts.operators, steps),
-            "modules": _per_step(counts.modules, steps),
+            "precision": {k: v / flops for k, v in products.items()} if flops else None,
+            "operators": _per_step(operators, steps),
+            "modules": _per_step(modules, steps),
             "slept_s": self._slept_s,
             "compiles": compiles,
             "failure": self.failure,
@@ -451,7 +429,7 @@ class Work:
                 "python": platform.python_version(),
                 "system": platform.platform(),
                 "processor": platform.processor(),
-                "devices": _devices(),
+                "devices": devices(["cuda"]) if torch.cuda.is_initialized() else [],
                 "threads": thread_counts()["intra_op"],
                 "cpus": thread_counts()["cpus"],
             },
@@ -593,14 +571,3 @@ def _per_step(counts: Counter[str], steps: int) -> dict[str, float] | None:
 def _size(owner: Any) -> int | None:
     size = known(lambda: len(owner))
     return size if isinstance(size, int) and size < 1 << 50 else None
-
-
-def _dynamo_graphs() -> int:
-    counters: Any = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-    return int(counters.get("stats", {}).get("unique_graphs", 0))
-
-
-def _devices() -> list[str]:
-    if not torch.cuda.is_initialized():
-        return []
-    return [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())]

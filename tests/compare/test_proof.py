@@ -37,7 +37,7 @@ FACTS: dict[str, Any] = {
     "steps": 3,
     "backwards": 3,
     "batches": 3,
-    "loaders": [{"length": 3, "dataset": 12, "batch_size": 4, "batches": 3}],
+    "loaders": [{"length": 3, "dataset": 12, "batches": 3}],
     "training": {
         "calls": 3,
         "samples": 12,

@@ -65,7 +65,6 @@ class Loader(Struct, frozen=True):
 
     length: Number | None
     dataset: Number | None
-    batch_size: Number | None
     batches: Number
 
 

@@ -18,10 +18,11 @@ _DIFFERENCES = 10
 def markdown(proof: Proof) -> str:
     """A certificate in at most 40 lines of Markdown."""
     a, b = proof.programs
+    names = [each.name for each in (a, b) if each.name != shlex.join(each.command)]
     rows = [
-        ("program", *(code(each.name) for each in (a, b))),
+        *([("program", *(code(each.name) for each in (a, b)))] if names else []),
         ("command", *(code(shlex.join(each.command)) for each in (a, b))),
-        ("commit", *(code(each.commit[:12]) if each.commit else "–" for each in (a, b))),
+        *([("commit", *(code(each.commit[:12]) for each in (a, b)))] if a.commit else []),
         ("step", *_steps(proof)),
         ("machine", *(_machine(each) for each in (a, b))),
         ("work", *(escaped(_work(proof.work[each.label])) for each in (a, b))),
