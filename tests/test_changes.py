@@ -634,6 +634,28 @@ def test_workers_stay_from_epoch_to_epoch() -> None:
     assert not DataLoader(data).persistent_workers
 
 
+@pytest.mark.usefixtures("_own_classes")
+def test_batches_are_pinned_and_copied_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = []
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *_, **given: copied.append(given))
+    monkeypatch.setattr(torch.Tensor, "cuda", torch.Tensor.cuda)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
+    prepare("pin-memory")
+    assert DataLoader(TensorDataset(torch.arange(2))).pin_memory
+    torch.zeros(1).to("cuda")
+    assert copied == [{"non_blocking": True}]
+
+
+def test_settings_of_a_device_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    prepare("cudnn-benchmark")
+    assert torch.backends.cudnn.benchmark
+    assert variables("expandable-segments") == {
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"
+    }
+    assert variables("omp-wait", "passive") == {"OMP_WAIT_POLICY": "passive"}
+
+
 def test_loaders_get_the_changes_that_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "usable_cpus", lambda: 8)
     monkeypatch.setattr("torch._utils.cpu_count", lambda: 8)
