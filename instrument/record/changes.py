@@ -150,10 +150,10 @@ def _put(owner: Any, **values: Any) -> Undo:
     """Set attributes of an object or a class; the result restores them."""
     undo = ExitStack()
     for name, value in values.items():
-        own = vars(owner)
-        undo.callback(
-            *((setattr, owner, name, own[name]) if name in own else (delattr, owner, name))
-        )
+        if name in vars(owner):
+            undo.callback(setattr, owner, name, vars(owner)[name])
+        else:
+            undo.callback(delattr, owner, name)
         setattr(owner, name, value)
     return undo.close
 
@@ -183,12 +183,12 @@ def _edit_arguments(owner: type, edit: Callable[[dict[str, Any]], None]) -> None
     owner.__init__ = edited  # type: ignore[misc]
 
 
-def _wrap_calls(program: Program, run: Call) -> Undo:
-    """Let `run` call the outermost models, with their hooks, in the way of `nn.Module.compile`."""
+def _wrap_calls(program: Program, wrap: Callable[[Call], Call]) -> Undo:
+    """Wrap the calls of the outermost models, with their hooks, as `nn.Module.compile` does."""
     undo = ExitStack()
     for model in program.outermost:
         call = model._compiled_call_impl or model._call_impl
-        undo.callback(_put(model, _compiled_call_impl=run(call)))
+        undo.callback(_put(model, _compiled_call_impl=wrap(call)))
     return undo.close
 
 
@@ -212,8 +212,7 @@ def _thread_counts(program: Program) -> Sequence[str]:
 
 def _waits_in_openmp(program: Program) -> Sequence[str]:
     is_set = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys()
-    is_used = "parallel backend: OpenMP" in torch.__config__.parallel_info()
-    is_used = is_used and torch.get_num_threads() > 1 and program.device == "cpu"
+    is_used = torch.get_num_threads() > 1 and program.device == "cpu"
     return ("active", "passive") if is_used and not is_set else ()
 
 
@@ -236,12 +235,12 @@ def _freeze(_: Program, __: str) -> Undo:
 def _has_anomaly_mode(_: Program) -> Sequence[str]:
     """Whether anomaly detection is on, or was where the loss was computed, which is still there."""
 
-    def was_on(tensor: Any) -> bool:  # raises an error without a graph
-        node: Any = tensor.grad_fn if type(tensor) is torch.Tensor else None
-        return "traceback_" in node.metadata
+    def is_marked(tensor: Any) -> bool:  # raises an error without a graph
+        return "traceback_" in tensor.grad_fn.metadata
 
-    tensors = () if torch.is_anomaly_enabled() else alive(torch.Tensor)
-    return _once(torch.is_anomaly_enabled() or any(known(partial(was_on, e)) for e in tensors))
+    tensors = [each for each in alive(torch.Tensor) if type(each) is torch.Tensor]
+    was_on = any(known(partial(is_marked, each)) for each in tensors)
+    return _once(torch.is_anomaly_enabled() or was_on)
 
 
 def _no_anomaly(_: Program, __: str) -> Undo:
@@ -477,7 +476,7 @@ def _use_channels_last(program: Program, _: str) -> Undo:
     undo = ExitStack()
     undo.callback(convert, dict.fromkeys(_LAYOUTS, torch.contiguous_format))
     convert(_LAYOUTS)
-    undo.callback(_wrap_calls(program, partial(partial, run)))
+    undo.callback(_wrap_calls(program, lambda call: partial(run, call)))
     return undo.close
 
 
@@ -514,7 +513,7 @@ def _use_bf16(program: Program, _: str) -> Undo:
             result = call(*args, **kwargs)
         return tree_map_only(torch.Tensor, single, result)
 
-    return _wrap_calls(program, partial(partial, run))
+    return _wrap_calls(program, lambda call: partial(run, call))
 
 
 _FACTORIES = (
