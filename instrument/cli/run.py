@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import textwrap
 import threading
@@ -23,11 +24,12 @@ from instrument.record.own_modules import doubles, own_modules
 from instrument.record.script import prepared, when_torch_is_loaded
 
 if TYPE_CHECKING:
+    from instrument.read.advise.finding import Finding
     from instrument.record.config.schema import ProfilerConfig
     from instrument.record.unedited import StepKind, Watch
 
-    # preset, overrides, --step, --with
-    Asked: TypeAlias = tuple[str, Sequence[str], StepKind | None, str]
+    # preset, overrides, --step, --with, and the words of the script
+    Asked: TypeAlias = tuple[str, Sequence[str], StepKind | None, str, Sequence[str]]
 
 T = TypeVar("T")
 
@@ -106,7 +108,8 @@ def run(arguments: argparse.Namespace) -> Callable[[], int]:
 
         os.environ.update(variables(changes))
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    return lambda: _record(script, (preset, overrides, arguments.step, changes)) or 0
+    asked = preset, overrides, arguments.step, changes, [*arguments.program]
+    return lambda: _record(script, asked) or 0
 
 
 def config_of(preset: str, overrides: Sequence[str]) -> ProfilerConfig:
@@ -149,7 +152,7 @@ def _record(act: Callable[[], T], asked: Asked, spawned: int | None = None) -> T
     """
     from instrument.base import log
 
-    preset, overrides, kind, changes = asked
+    preset, overrides, kind, changes, program = asked
     is_trial = "INSTRUMENT_TRIAL" in os.environ
     if version("torch").startswith(_TALKS):
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # as docs/troubleshooting.md says
@@ -197,7 +200,7 @@ def _record(act: Callable[[], T], asked: Asked, spawned: int | None = None) -> T
             try:
                 _join_threads(watches)
                 with own_modules():
-                    _end(watches, error, speaks, kind or "optimizer")
+                    _end(watches, error, speaks, kind or "optimizer", program)
             except KeyboardInterrupt:
                 say("instrument: interrupted")
 
@@ -215,7 +218,13 @@ def _run_spawned(asked: Asked, function: Callable[..., Any], index: int, *args: 
     return _record(partial(function, index, *args), asked, index)
 
 
-def _end(watches: list[Watch], error: BaseException | None, speaks: bool, kind: StepKind) -> None:
+def _end(
+    watches: list[Watch],
+    error: BaseException | None,
+    speaks: bool,
+    kind: StepKind,
+    program: Sequence[str],
+) -> None:
     """Stop recording, and say what slows the script; `error` has ended it, unless None."""
     try:
         for watch in watches:
@@ -235,7 +244,8 @@ def _end(watches: list[Watch], error: BaseException | None, speaks: bool, kind: 
                 "counted less than two in this process. Others are optimizer, backward, forward."
             )
         elif captures := watches[0].wait(_LONGEST_WAIT_S, others=error is None):
-            say(*_verdict(captures, watches[0].times))  # else the log says why there is none
+            # without captures, the log says why there is no verdict
+            say(*_verdict(captures, watches[0].times, program))
     except Exception as wrong:
         say(f"instrument: the verdict is not known: {reason_of(wrong)}.")
 
@@ -256,7 +266,9 @@ def _join_threads(watches: list[Watch]) -> None:
             return
 
 
-def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
+def _verdict(
+    own: Sequence[Path], times: array[int] | None = None, program: Sequence[str] = ()
+) -> list[str]:
     """Write the report page; return the verdict as lines, of which the last names the page.
 
     `own` are the captures of this rank; those of other ranks are in the same folder.
@@ -298,4 +310,18 @@ def _verdict(own: Sequence[Path], times: array[int] | None = None) -> list[str]:
         said.append([*wrapped(unlike[0]), unlike[1]])
     said += [wrapped(each) for each in below(seen.diagnosis)]
     lines = [line for each in said for line in ("", *each)]
+    if program and _could_be_tried(found) and shown.world_size in (None, 1):
+        try_ = f"instrument try {shlex.join(program)}"
+        lines += ["", f"To measure changes that need no edit: {try_}"]
     return [*lines, "", f"The report page is {target}."]
+
+
+def _could_be_tried(found: Sequence[Finding]) -> bool:
+    """Whether `instrument try` could make a change that a finding asks for."""
+    from instrument.read.advise.verdict import is_large
+    from instrument.record.changes import CHANGES
+
+    codes = {code for change in CHANGES.values() for code in change.findings}
+    return any(
+        is_large(each) and {each.code, f"{each.code}:{each.variant}"} & codes for each in found
+    )
