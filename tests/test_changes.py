@@ -739,6 +739,7 @@ def test_ddp_is_built_with_other_arguments() -> None:
         for _ in range(2):
             model(torch.ones(1, 2)).sum().backward()
         assert fits("no-find-unused", program(model)) == expected
+        assert fits("no-find-unused", program(model.module)) == expected  # as a run knows it
     assert fits("static-graph", program(model)) == fits("bucket-view", program(model)) == [""]
     prepare("no-find-unused,static-graph,bucket-view")
     model = kind(Partly(False), find_unused_parameters=True)

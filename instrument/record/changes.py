@@ -555,7 +555,8 @@ def _compute_in_float32(_: str) -> None:
 
 
 def _distributed(program: Program) -> list[DistributedDataParallel]:
-    return [each for each in program.modules if isinstance(each, DistributedDataParallel)]
+    parts = {id(each) for each in program.modules}  # models are known without their wrappers
+    return [each for each in alive(DistributedDataParallel) if id(each.module) in parts]
 
 
 def _finds_unused(program: Program) -> Sequence[str]:
