@@ -95,6 +95,7 @@ ON_SHAPES = [
         "diff",
         "show --ranges --ops --kernels --steps --moments --memory --streams --launches --queue",
         "show --interruptions --synchronisations --breakdown --copies --coverage",
+        "check",
     )
 ]
 WRITES = {"os.rename": 2, "os.link": 2, "os.symlink": 2} | dict.fromkeys(
