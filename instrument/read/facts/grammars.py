@@ -173,16 +173,16 @@ GRAMMARS: tuple[tuple[str, str, _Read], ...] = (
         + _COUNT.format("decode_tokens"),
         _of_counts,
     ),
-    # vLLM 0.12, at the same place.
+    # Older vLLM (35d5cda1), at the same place.
     ("vLLM", r"execute_new_(\d{1,15})_cached_(\d{1,15})", _of_new),
     # vLLM, with VLLM_CUSTOM_SCOPES_FOR_PROFILING, in v1/worker/gpu_model_runner.py.
     ("vLLM", r"gpu_model_runner: (?P<mode>draft)", _part),
-    # SGLang 0.5, build_step_span_name in srt/utils/profile_utils.py (later step_span_utils.py), and
-    # the replays in frozen_kv_mtp_cuda_graph_runner.py.
+    # SGLang 0.5 (01144484), build_step_span_name in srt/utils/profile_utils.py, and the
+    # replays in frozen_kv_mtp_cuda_graph_runner.py.
     ("SGLang", r"step\[(?P<mode>[A-Z_0-9]+) (?P<fields>(?:raw_)?bs=.*)\]", _of_mode),
     # SGLang 0.5, spec_stage_span, around steps of the draft model.
     ("SGLang", r"(?P<mode>draft|draft_extend)", _part),
-    # TensorRT-LLM 1.0, _forward_step in _torch/pyexecutor/py_executor.py (NVTX).
+    # TensorRT-LLM, _forward_step in _torch/pyexecutor/py_executor.py (NVTX).
     (
         "TensorRT-LLM",
         r"(?:\[Executor\] )?_forward_step(?: \d{1,15})?: (?P<context>\d{1,15}) ctx reqs, "
