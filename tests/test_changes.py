@@ -279,6 +279,16 @@ def test_the_steps_of_a_fused_optimizer_are_of_the_right_type() -> None:
         torch.set_default_dtype(torch.float32)
 
 
+def test_the_steps_of_an_optimizer_are_where_its_implementation_wants_them() -> None:
+    param = nn.Parameter(torch.zeros(2, device="meta"))  # in place of a device
+    optimizer = torch.optim.Adam([param])
+    state = optimizer.state[param] = {"step": torch.tensor(3.0)}
+    changes._choose(optimizer, optimizer.param_groups[0], {"foreach": True, "fused": False})
+    assert state["step"].device.type == "cpu"
+    changes._choose(optimizer, optimizer.param_groups[0], {"foreach": False, "fused": True})
+    assert state["step"].device.type == "meta"
+
+
 @pytest.mark.parametrize(
     "kind",
     [
