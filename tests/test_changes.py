@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as Workers
 
 from instrument.base.errors import ConfigError
 from instrument.record import changes
@@ -588,6 +589,7 @@ def test_a_change_that_does_not_fit_is_named_and_left_out(log: Any) -> None:
 def _own_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "_loader_arguments", {})
     monkeypatch.setattr(DataLoader, "__init__", DataLoader.__init__)
+    monkeypatch.setattr(Workers, "_reset", Workers._reset)
 
 
 def prepare(text: str) -> None:
@@ -618,6 +620,21 @@ def test_loaders_are_built_with_other_arguments() -> None:
     stream = DataLoader(Counting(), batch_size=2)
     assert (stream.num_workers, stream.prefetch_factor) == (0, None)
     assert [each.tolist() for each in stream] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.usefixtures("_own_classes")
+@pytest.mark.parametrize("text", ["workers=1", "persistent-workers"])
+def test_persistent_workers_load_the_same_batches_in_later_epochs(text: str) -> None:
+    def epochs(**options: Any) -> list[Any]:
+        torch.manual_seed(0)
+        loader = DataLoader(TensorDataset(torch.arange(8)), 4, shuffle=True, **options)
+        return [[each[0].tolist() for each in loader] for _ in range(3)] + [torch.rand(1).item()]
+
+    options = {"num_workers": 1} if text == "persistent-workers" else {}
+    before, by_hand = epochs(**options), epochs(num_workers=1, persistent_workers=True)
+    prepare(text)
+    assert epochs(**options) == before != by_hand
+    assert epochs(num_workers=1, persistent_workers=True) == by_hand  # as the script wants it
 
 
 @pytest.mark.usefixtures("_own_classes")
@@ -685,9 +702,9 @@ def test_loaders_get_the_changes_that_they_lack(monkeypatch: pytest.MonkeyPatch)
 def test_a_loader_that_a_worker_builds_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "_loader_arguments", {"num_workers": 2})
     monkeypatch.setattr(changes, "get_worker_info", lambda: object())
-    given: dict[str, Any] = {"dataset": []}
+    given: dict[str, Any] = {"self": None, "dataset": []}
     changes._edit_loader(given)
-    assert given == {"dataset": []}
+    assert given == {"self": None, "dataset": []}
 
 
 def test_sixteen_bits_become_float32_where_the_script_names_them(

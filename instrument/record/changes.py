@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from instrument.base.errors import ConfigError, did_you_mean
 from instrument.base.log import logger
@@ -332,15 +333,32 @@ def _edit_loader(given: dict[str, Any]) -> None:
     wanted = dict(_loader_arguments)
     if isinstance(given["dataset"], IterableDataset):  # each worker would yield all of its items
         wanted.pop("num_workers", None)
-    given.update(wanted, **({"persistent_workers": True} if wanted.get("num_workers") else {}))
+    if wanted.get("num_workers"):
+        wanted["persistent_workers"] = True
+    given["self"]._draws_each_epoch = not given.get("persistent_workers")
+    given.update(wanted)
     for name in () if given.get("num_workers") else _NEED_WORKERS:
         given.pop(name, None)
+
+
+def _keep_order() -> None:
+    """Let persistent workers draw a number at each epoch, as new ones do: the batches stay."""
+    reset: Call = _MultiProcessingDataLoaderIter._reset
+
+    @wraps(reset)
+    def drawing(self: Any, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter and getattr(loader, "_draws_each_epoch", False):
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        reset(self, loader, first_iter)
+
+    _put(_MultiProcessingDataLoaderIter, _reset=drawing)
 
 
 def _load_with(argument: str) -> Callable[[str], None]:
     def prepare(value: str) -> None:
         if not _loader_arguments:
             _edit_arguments(DataLoader, _edit_loader)
+            _keep_order()
         _loader_arguments[argument] = int(value) if value else True
         if argument == "pin_memory":
             _copy_without_waiting()
@@ -674,13 +692,13 @@ _ROWS = (
            'model = torch.compile(model, mode="{value}")', "rounding",
            ("in-pieces", "launch-bound"), _compile_modes, _compile, values="(reduce-overhead)?"),
     Change("workers", "Loads batches in persistent worker processes, or with 0 in the training "
-           "process; random augmentations and the order of later epochs are others.",
+           "process; random augmentations are others, and by hand, the order of later epochs.",
            "DataLoader(..., num_workers={value}, persistent_workers={value} > 0)", "same",
-           ("loader-wait", "worker-start"), _worker_counts, prepare=_load_with("num_workers"),
+           ("loader-wait",), _worker_counts, prepare=_load_with("num_workers"),
            values=f"0|{_NUMBER}"),
-    Change("persistent-workers", "Keeps the workers from epoch to epoch; the order of later "
-           "epochs is another.", "DataLoader(..., persistent_workers=True)", "same",
-           ("worker-start",),
+    Change("persistent-workers", "Keeps the workers from epoch to epoch; random augmentations are "
+           "others, and by hand, the order of later epochs.",
+           "DataLoader(..., persistent_workers=True)", "same", ("worker-start",),
            _any_loader(lambda its: its.num_workers and not its.persistent_workers),
            prepare=_load_with("persistent_workers")),
     Change("prefetch", "Lets each worker have more batches ready, which takes memory.",
