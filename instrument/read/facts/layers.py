@@ -21,12 +21,13 @@ from instrument.read.facts.call_tree import nest
 from instrument.read.facts.cuda_graphs import replayed
 from instrument.read.facts.device_work import COMMUNICATION, KERNEL, KINDS, Work, launched_ns
 from instrument.read.facts.groupby import distinct, intern
+from instrument.read.facts.launches import have_work
 from instrument.read.facts.links import Links
 from instrument.read.facts.memory_attribution import module_frames
 from instrument.read.facts.paths import Paths, paths_of
 from instrument.read.facts.sequence import Blocks, aligned, blocks, kinds_of_names
 from instrument.read.facts.step_index import step_at
-from instrument.read.trace.events import Flags, Ints
+from instrument.read.trace.events import Flags, Ints, is_runtime
 
 EVIDENCE = ("recorded", "annotation", "kernel name", "other trace", "sequence", "unknown")
 RECORDED, ANNOTATION, KERNEL_NAME, OTHER_TRACE, SEQUENCE, UNKNOWN = range(6)
@@ -34,7 +35,7 @@ RECORDED, ANNOTATION, KERNEL_NAME, OTHER_TRACE, SEQUENCE, UNKNOWN = range(6)
 # known; of annotations and names of kernels there is no such trace. For the sequence, by the least
 # agreement of the layers.
 _RIGHT = (1.0, 0.9, 0.9, 0.98)
-_RIGHT_BY_AGREEMENT = ((0.98, 0.97), (0.95, 0.91), (0.9, 0.83))
+_RIGHT_BY_AGREEMENT = ((0.98, 0.97), (0.95, 0.91), (0.9, 0.85))
 _IN_KERNEL = re.compile(r"(?<![a-z])(?:layers?|blocks?|h)[._]\d+(?![a-z0-9])", re.IGNORECASE)
 # Numbered ranges of a program's loops, which are no layers.
 _LOOPS = re.compile(r"step|iter|batch|epoch|request|token|sample|rank|execute|prefill|decode", re.I)
@@ -197,21 +198,37 @@ def _in_kernels(links: Links, work: Work) -> _Answer:
 
 
 def _as_in(links: Links, work: Work, other: Links, others_work: Work) -> _Answer:
-    """The layers of another trace, whose kernels run in the same order."""
-    known = _first(*_direct(other, others_work))
-    answer = _unanswered(work)
+    """The layers of another trace, whose kernels run in the same order, or were captured so."""
+    known, events = _first(*_direct(other, others_work)), links.events
     kinds = range(len(KINDS))
-    theirs = max(_main_streams(other, others_work, kinds), key=len, default=answer.of[:0])
-    label = np.where(known.evidence != UNKNOWN, known.of, -2)[theirs]
+    rows = max(_main_streams(other, others_work, kinds), key=len, default=known.of[:0])
+    theirs = [other.events.names[k] for k in other.events.name[others_work.event[rows]].tolist()]
+    label = np.where(known.evidence != UNKNOWN, known.of, -2)[rows]
+    captured, kernels = _captured(other)
+    if len(kernels) > len(theirs):
+        theirs, of_node = kernels, known.of_node[other.call_tree.nodes_of(captured)]
+        label = np.where(of_node >= 0, of_node, -2)
+    of = np.full(len(work.event), -2)
     for ours in _main_streams(links, work, kinds):
-        codes, _ = intern(
-            of.events.names[k]
-            for of, event in ((links, work.event[ours]), (other, others_work.event[theirs]))
-            for k in of.events.name[event].tolist()
-        )
-        found = aligned(codes[: len(ours)], codes[len(ours) :], label)
-        answer.of[ours], answer.known[ours] = found, found != -2
-    return answer._replace(names=known.names, confidence=_RIGHT[OTHER_TRACE])
+        names = [events.names[k] for k in events.name[work.event[ours]].tolist()]
+        codes, _ = intern([*names, *theirs])
+        of[ours] = aligned(codes[: len(ours)], codes[len(ours) :], label)
+    return _Answer(known.names, np.maximum(of, -1), of != -2, _RIGHT[OTHER_TRACE])
+
+
+def _captured(links: Links) -> tuple[Ints, list[str]]:
+    """The launches without device work, as those of a graph's capture, and their kernels.
+
+    Only ROCm writes the kernel on the launch.
+    """
+    events = links.events
+    details = [each.launched_kernel for each in events.details] + [None]
+    calls = np.flatnonzero(events.among(is_runtime))
+    calls = calls[~have_work(events, links.launches.device, calls)]
+    calls = calls[np.argsort(events.start_ns[calls], kind="stable")]
+    names = [details[k] for k in events.detail[calls].tolist()]
+    has_name = np.array([name is not None for name in names], np.bool_)
+    return calls[has_name], [name for name in names if name is not None]
 
 
 def _main_streams(

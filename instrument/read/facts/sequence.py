@@ -131,16 +131,18 @@ def blocks(name: Ints, kinds: Kinds, weight: Ints, part: Ints) -> Blocks:
         spent, marked = (sum(int(each[a:b].sum()) for a, b in spans) for each in (weight, marks))
         if spent < _TIME * weight.sum() or marked < max(_MARKS * marks.sum(), _FEWEST):
             continue
-        new = _cut(spans, p, name, kinds, marks)
-        size, template = min(4, p), np.tile(new.template, 2)
-        runs = np.isin(_grams(token, size), _grams(template[: p + size - 1], size))
-        inside, followed = np.zeros((2, len(name)), np.bool_)
+        new = _cut(spans, p, name, kinds, marks, weight)
+        size = min(_AGAIN, p)
+        grams, (inside, followed) = _grams(token, size), np.zeros((2, len(name)), np.bool_)
         for bounds in new.passes:
             inside[bounds[0] : bounds[-1]] = True
             followed[bounds[0] : bounds[-1] - size + 1] = True
-        followed = followed[: len(runs)]
-        time = weight[: len(runs)][followed]
-        alike = float(time[runs[followed]].sum() / max(time.sum(), 1))
+        # Runs of kernels that a quarter of the layers have are usual.
+        runs = grams[followed[: len(grams)]]
+        _, of, count = np.unique(runs, return_inverse=True, return_counts=True)
+        usual = 4 * count[of] >= max(sum(len(bounds) - 1 for bounds in new.passes), 8)
+        time = weight[followed]
+        alike = float(time[usual].sum() / max(time.sum(), 1))
         if alike < _LEAST:
             continue
         # A backward pass has the kind of the forward pass with as many layers.
@@ -183,7 +185,7 @@ def _has_better(token: Ints, weight: Ints, p: int, lengths: list[int]) -> bool:
 
 def _slack(p: int) -> int:
     """By how many kernels a layer of about `p` may be longer or shorter than the one before."""
-    return min(p // 20, 3)
+    return min(p // 16, 3)
 
 
 def _grams(token: Ints, size: int) -> Ints:
@@ -214,16 +216,19 @@ def _stretches(token: Ints, part: Ints, p: int) -> Iterator[tuple[int, int]]:
             yield max(int(steady[begin]) - p, 0), int(steady[end - 1]) + run + size - 1
 
 
-def _cut(spans: list[tuple[int, int]], p: int, name: Ints, kinds: Kinds, marks: Flags) -> _Found:
+def _cut(
+    spans: list[tuple[int, int]], p: int, name: Ints, kinds: Kinds, marks: Flags, weight: Ints
+) -> _Found:
     """Cut stretches into layers; layers that are a little different join two stretches."""
     token, passes = kinds.token[name], list[Ints]()
     a, b = max(spans, key=lambda span: (span[0] > 0, span[1] - span[0]))
-    anchor, is_backward = _first(a, b, p, name, kinds)
-    anchor += p * ((b - anchor) // p // 2)
+    anchor, is_backward = _first(a, b, p, name, kinds, weight)
     template, ends = token[anchor : anchor + p], list[tuple[int, int]]()
+    size = min(_AGAIN, p)
+    usual = np.isin(_grams(token, size), _grams(np.tile(template, 2)[: p + size - 1], size))
     for a, b in spans:
         a = max(a, ends[-1][1]) if ends else a
-        if b - a < p:
+        if b - a < p or usual[a:b].mean() < _ODD:
             continue
         bounds = _bounds(a, b, template, token)
         end = int(passes[-1][-1]) if passes else a - 2 * _FEWEST * p
@@ -236,8 +241,8 @@ def _cut(spans: list[tuple[int, int]], p: int, name: Ints, kinds: Kinds, marks: 
             passes.append(bounds)
             ends.append((a, b))
     passes = [_with_ends(bounds, *end, template, token, marks) for bounds, end in zip(passes, ends)]
-    counts = np.array([len(bounds) - 1 for bounds in passes])
-    most = int(np.bincount(counts, counts).argmax())
+    counts = np.array([len(bounds) - 1 for bounds in passes], np.int64)
+    most = int(np.bincount(counts, counts, 1).argmax())
     # Which layers a shorter pass lacks is known only where the recording cut it.
     is_whole = [
         bounds[0] < p or bounds[-1] > len(token) - p if count < most else count == most
@@ -247,38 +252,38 @@ def _cut(spans: list[tuple[int, int]], p: int, name: Ints, kinds: Kinds, marks: 
     return _Found(template, is_backward, kept, most)
 
 
-def _first(a: int, b: int, p: int, name: Ints, kinds: Kinds) -> tuple[int, bool]:
-    """Where the first layer of a stretch begins, and whether layers are those of a backward pass.
+def _first(a: int, b: int, p: int, name: Ints, kinds: Kinds, weight: Ints) -> tuple[int, bool]:
+    """Where a layer in a stretch begins, and whether layers are those of a backward pass.
 
     Before and after the layers there are kernels that look like parts of one. So a layer begins
-    with a normalisation before a product and its attention: the one nearest to where the stretch
-    begins, or else the last; and a layer of a backward pass ends with it. Without normalisation or
-    attention, it begins with the stretch.
+    with the first normalisation after the heaviest product that is not beside attention, as the
+    feed-forward part is; and a layer of a backward pass ends with the first one after attention and
+    a product. Without these kernels, or with both passes in one block, a layer begins with the
+    stretch, or its first normalisation if a part of a layer is left over.
     """
-    block = name[a + np.arange(p)]
-    attention = kinds.attention[block]
-    norm, is_backward = np.flatnonzero(kinds.norm[block]), kinds.backward[block]
-    forward = np.flatnonzero(attention & ~is_backward)
-    places = forward if len(forward) else np.flatnonzero(attention)
-    if not len(norm) or not len(places):
-        spare = np.flatnonzero(norm <= (b - a) % p)
-        return a + (int(norm[spare[0]]) if len(spare) else 0), bool(is_backward.mean() > 0.1)
-    products = np.append(0, np.cumsum(np.tile(kinds.product[block], 2)))
-    if not len(forward):
+    middle = a + p * ((b - a) // p // 2 - 1)
+    block = name[middle + np.arange(p)]
+    attention, norm, is_backward = (
+        each[block] for each in (kinds.attention, kinds.norm, kinds.backward)
+    )
+    ends = is_backward[attention].any()  # rather than begins
+    if norm.any() and attention.any() and ends == is_backward[attention].all():
+        # Of attention in several kernels, the last is the one before the longest distance.
+        places = np.flatnonzero(attention)
         last = int(places[np.argmax(np.diff(places, append=places[0] + p))])
-        distance = (norm - last) % p
-        between = products[last + distance] > products[last]
-        end = int(norm[np.argmin(np.where(between, distance, 2 * p))])
-        ends = ~kinds.norm[block[(end + np.arange(p)) % p]]
-        return a + (end + int(np.argmax(ends))) % p, True
-    # Of attention in several kernels, the first is the one after the longest distance.
-    first = int(places[np.argmax(np.diff(places, prepend=places[-1] - p))])
-    distance = (first - norm) % p
-    between = products[norm + distance] > products[norm]
-    from_start = np.minimum(norm, p - norm)
-    is_near = between & (from_start <= int(p * _NEAR))
-    order = np.where(is_near, from_start, np.where(between, p + distance, 3 * p))
-    return a + int(norm[np.argmin(order)]), False
+        order = (last + 1 + np.arange(p)) % p
+        products = np.flatnonzero(kinds.product[block[order]][: int(np.argmax(attention[order]))])
+        products = products[:1] if ends else products[1:]
+        heaviest = products[np.argsort(-weight[middle + order[products]], kind="stable")][:1]
+        norms = (
+            np.flatnonzero(norm[order] & (np.arange(p) > heaviest)) if len(heaviest) else heaviest
+        )
+        while ends and len(norms) > 1 and norms[1] == norms[0] + 1:
+            norms = norms[1:]
+        if len(norms):
+            return middle + int(order[(norms[0] + int(ends)) % p]), bool(ends)
+    spare = np.flatnonzero(kinds.norm[name[a : a + (b - a) % p + 1]])
+    return middle + int(next(iter(spare), 0)), bool(is_backward.mean() > 0.1)
 
 
 def _bounds(a: int, b: int, template: Ints, token: Ints) -> Ints:
@@ -319,11 +324,12 @@ def _with_ends(bounds: Ints, a: int, b: int, template: Ints, token: Ints, marks:
     p, first, last = len(template), int(bounds[0]), int(bounds[-1])
     if _PART[b == len(token)] * p <= b - last and (b == len(token) or marks[last:b].any()):
         bounds = np.append(bounds, b)
-    if _PART[a == 0] * p <= first - a and (a == 0 or marks[a:first].any()):
+    if _PART[a == 0] * p <= first - a:
         near = np.arange(max(first - p - int(p * _NEAR), 0), a + 1)
         near = near[token[near] == template[0]]
-        begin = near[np.argmin(np.abs(near - (first - p)))] if a and len(near) else a
-        bounds = np.append(begin, bounds)
+        begin = int(near[np.argmin(np.abs(near - (first - p)))]) if a and len(near) else a
+        if a == 0 or marks[begin:first].any():
+            bounds = np.append(begin, bounds)
     return bounds
 
 
