@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,10 +20,12 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as Workers
 
+from instrument import ProfilerConfig
 from instrument.base.errors import ConfigError
 from instrument.record import changes
-from instrument.record.applied_changes import AppliedChanges
+from instrument.record.applied_changes import AppliedChanges, program_of
 from instrument.record.changes import CHANGES, Change, Program, applicable, parse
+from instrument.record.unedited import Watch
 
 
 @pytest.fixture(autouse=True)
@@ -488,6 +491,14 @@ def test_bf16_is_tried_where_the_cpu_has_it_and_the_script_has_not(
     assert not fits("bf16", Training().program)
 
 
+def test_a_run_knows_in_which_type_models_are_called() -> None:
+    watch = Watch(ProfilerConfig())
+    assert program_of(watch).autocast is None
+    with torch.autocast("cpu", torch.float16):
+        watch._ends_step("forward", nn.Linear(2, 2))
+    assert program_of(watch).autocast == torch.float16
+
+
 def test_a_compiled_model_runs_as_before_when_it_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = []
 
@@ -719,6 +730,9 @@ def test_sixteen_bits_become_float32_where_the_script_names_them(
         for name in names:
             monkeypatch.setattr(owner, name, getattr(owner, name))
     assert fits("no-float16", program(network().half()))
+    for kind, expected in ((torch.float16, [""]), (torch.bfloat16, [])):
+        mixed = replace(program(network()), autocast=kind)
+        assert [fits(name, mixed) for name in ("no-float16", "bf16")] == [expected, []]
     assert not fits("no-float16", program(network().bfloat16()))
     prepare("no-float16")
     model = nn.Linear(2, 2).half()

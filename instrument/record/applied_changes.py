@@ -70,4 +70,4 @@ class AppliedChanges:
 
 def program_of(watch: Watch) -> Program:
     """What is known of the running script; this reads all objects of the process."""
-    return Program(watch.models(), alive(Optimizer), alive(DataLoader))
+    return Program(watch.models(), alive(Optimizer), alive(DataLoader), watch.autocast)

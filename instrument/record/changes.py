@@ -49,6 +49,7 @@ class Program:
     models: Mapping[str, nn.Module]
     optimizers: Sequence[Optimizer]
     loaders: Sequence[DataLoader[Any]]
+    autocast: torch.dtype | None = None
 
     @property
     def outermost(self) -> list[nn.Module]:
@@ -513,7 +514,7 @@ def _could_use_bf16(program: Program) -> Sequence[str]:
     else:
         is_fast = program.device == "cpu" and torch.bfloat16 not in _slow_types()
     is_single = bool(program.outermost) and {e.dtype for e in program.parameters} == {torch.float32}
-    is_mixed = torch.is_autocast_enabled(program.device) or bool(alive(GradScaler))
+    is_mixed = program.autocast is not None or bool(alive(GradScaler))
     return _once(is_fast and is_single and not is_mixed)
 
 
@@ -541,7 +542,8 @@ _FACTORIES = (
 
 
 def _has_float16(program: Program) -> Sequence[str]:
-    has_slow = any(each.dtype in _slow_types() for each in program.parameters)
+    types = {program.autocast, *(each.dtype for each in program.parameters)}
+    has_slow = not types.isdisjoint(_slow_types())
     scales = any(each.is_enabled() for each in alive(GradScaler))
     return _once(program.device == "cpu" and (has_slow or scales))
 

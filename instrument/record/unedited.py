@@ -149,6 +149,7 @@ class Watch:
         self._has_backward = False
         # whether one of the modules that were called has parameters; None before the first call
         self._has_parameters: bool | None = None
+        self.autocast: torch.dtype | None = None  # in which models were called
         # called not from other modules, and whether they have parameters
         self._called: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # their models are known
@@ -294,8 +295,10 @@ class Watch:
         if kind == "forward":
             has_parameters = self._called.get(called)
             if has_parameters is None:
-                has_parameters = next(called.parameters(), None) is not None
-                self._called[called] = has_parameters
+                first = next(called.parameters(), None)
+                has_parameters = self._called[called] = first is not None
+                if first is not None and torch.is_autocast_enabled(first.device.type):
+                    self.autocast = torch.get_autocast_dtype(first.device.type)
             if has_parameters and not self._has_parameters:
                 self._has_parameters, self._cycles[kind] = True, Cycle()
                 if self._kind == kind:  # what was called before were transforms
