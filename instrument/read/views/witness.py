@@ -16,7 +16,7 @@ import numpy as np
 from instrument.base.units import percent
 from instrument.read.facts.cuda_graphs import graph_ids, is_graph_launch, replayed
 from instrument.read.facts.groupby import distinct, group_rows, groupby, groupby_rows
-from instrument.read.facts.launches import ran_first
+from instrument.read.facts.launches import find, ran_first
 from instrument.read.trace.events import (
     ANNOTATION,
     OPERATOR,
@@ -65,6 +65,8 @@ _MARGIN = 0.01
 # A kernel launched by such a call may begin before the one before it on its stream ends
 # (programmatic dependent launch); in sound traces, only these overlap by more than 0.1 µs.
 _EARLY_LAUNCH, _CLOSE_NS = re.compile(r"LaunchKernelEx"), 1_000
+# Of the kernels of a name, some last 0 µs only if most are shorter than this.
+_SHORT_NS = 5_000
 # The clocks of CPU and device may differ by this much.
 _SKEW_NS = 10_000
 # torch gives the operators of a thread numbers from blocks of this size. If fewer than half of the
@@ -158,21 +160,19 @@ def _read(capture: Views) -> list[_Pair]:
 
 
 def _times(capture: Views) -> list[_Pair]:
-    """Unfinished events that last 0 ns ended before they began.
+    """Unfinished events that last 0 ns ended before they began; most work of a name cannot last 0.
 
     In a trace with whole microseconds, short work of a device lasts 0.
     """
-    events, work = capture.events, capture.work
-    no_time = events.end_ns == events.start_ns
-    negative = no_time & ~events.finished
+    events, work, length_ns = capture.events, capture.work, capture.work.duration_ns
+    negative = (events.end_ns == events.start_ns) & ~events.finished
     pairs = _counts(negative, events.among(_CPU), events.among(is_runtime), events.among(PYTHON))
-    if (events.start_ns % 1000).any():
-        on_device = int(no_time[work.event].sum())
-    else:
-        unknown = min(events.no_duration, int((no_time & ~negative)[work.event].sum()))
-        on_device = int(negative[work.event].sum()) + unknown
-    pairs.append((on_device + events.overlapping, len(work.event)))
+    name = groupby(events.name[work.event])[1]
+    usual_ns = length_ns[name.sorted_by(length_ns).row(50)]
+    is_exact = bool((events.start_ns % 1000).any())
+    no_time = (length_ns == 0) & (negative[work.event] | is_exact | (usual_ns > _SHORT_NS)[name.of])
     of_all = events.negative_durations + events.left_out + events.no_duration
+    pairs.append((int(no_time.sum()) + events.overlapping, len(work.event)))
     return [*pairs, (of_all, events.recorded)]
 
 
@@ -241,7 +241,12 @@ def _waits(capture: Views) -> list[_Pair]:
 
 
 def _nested(capture: Views) -> list[_Pair]:
-    pairs = []
+    events, pairs = capture.events, list[_Pair]()
+    frames = np.flatnonzero(events.python_id >= 0)
+    caller = find(events.python_id, events.python_id >= 0, events.python_parent[frames])
+    same = (caller >= 0) & (events.thread[caller] == events.thread[frames])
+    outside = events.start_ns[frames] < events.start_ns[caller]
+    pairs += _counts(outside | (events.end_ns[frames] > events.end_ns[caller]), same)
     for tree in (capture.links.call_tree, capture.links.frames):
         following = np.minimum(tree.until.astype(np.int64), len(tree) - 1)
         ends_within = tree.start_ns[following] < tree.end_ns
