@@ -250,9 +250,14 @@ def values(*numbers: float) -> list[str | None]:
     [
         (values(1, 2), values(1, 2), "bit-equal"),
         (values(1, 2), values(1, 2 + 1e-6), "equal within rounding"),
-        (values(1, 2), values(1 + 1e-4, 2), "different"),  # the first step has the same weights
-        (values(*[1] * 60), values(*[1] * 59, 1.005), "equal within rounding"),
-        (values(*[1] * 60), values(*[1] * 59, 1.1), "different"),
+        (values(1, 2), values(1 + 1e-5, 2), "different"),  # the first step has the same weights
+        (values(*[1] * 30), values(*[1] * 20, *[1.0001] * 10), "equal within rounding"),
+        (values(*[1] * 30), values(*[1.0001] * 30), "different"),
+        # training amplifies a difference until single losses say nothing
+        (values(*[1] * 60), values(*[1] * 59, 1.5), "equal within rounding"),
+        (values(*[1] * 60), values(*[1] * 40, *[1.5] * 20), "different"),
+        (values(*[1] * 60), values(*[1] * 59, float("nan")), "different"),
+        (values(*[1] * 60), values(*[1] * 59, float("inf")), "different"),
         (values(1, 2), values(1), "different"),
         (values(1, 2), values(1, float("nan")), "different"),
         (values(float("nan"), 2), values(float("nan"), 2), "bit-equal"),
@@ -265,3 +270,9 @@ def values(*numbers: float) -> list[str | None]:
 )
 def test_losses(a: list[str | None], b: list[str | None], equality: str) -> None:
     assert compare_values(a, b, bits=23).equality == equality
+
+
+def test_inference_amplifies_nothing() -> None:
+    a, b = values(*[1] * 60), values(*[1] * 59, 1.00001)
+    assert compare_values(a, b, 23).equality == "equal within rounding"
+    assert compare_values(a, b, 23, "call", None).equality == "different"

@@ -34,10 +34,11 @@ Counts = Annotated[dict[Name, Amount], Meta(max_length=256)]
 # The bits of the numbers' fractions: a product of fewer bits is less precise.
 _BITS = {"float64": 52, "float32": 23, "tf32": 10, "float16": 10, "bfloat16": 7}
 _FEWEST = 3
-# By these bits, the largest relative difference of the first losses, which the same weights give,
-# and of later ones. A difference grows with the steps; see `tolerance`.
-_TOLERANCES = {52: (1e-12, 1e-6), 23: (1e-5, 1e-2), 10: (5e-3, 5e-2)}
-_COARSE = 2e-2, 5e-2
+# By these bits, the largest relative difference of the first losses, which the same weights give.
+# Training amplifies it, at most so much at a step, until single losses say nothing: from then on,
+# means of so many are compared. docs/proof.md has the measurements.
+_FIRST, _FIRST_COARSE = {52: 1e-12, 23: 5e-6, 10: 1e-3}, 5e-3
+_GROWTH, _MOST, _AVERAGED, _MOST_OF_MEANS = 1.3, 0.01, 20, 0.1
 # Counts that differ by less than these shares are alike; hardly any work is left below the last.
 _LESS, _FEWER_SAMPLES, _CACHED = 0.01, 0.1, 0.1
 _SHOWN = 5
@@ -178,10 +179,9 @@ def compare_numbers(a: Work, b: Work, again: Work | None) -> Numbers:
 
 
 def _compare(a: Work, b: Work, bits: int) -> Numbers:
+    if not a.facts.backwards:
+        return compare_values(a.losses, b.losses, bits, "call", None)
     losses = compare_values(a.losses, b.losses, bits)
-    trains = bool(a.facts.backwards)
-    if not trains:
-        return losses
     outputs = compare_values(a.evaluations, b.evaluations, bits, "evaluation", len(a.losses))
     order = ("bit-equal", "equal within rounding", "unknown", "different")
     if losses.equality == "unknown" or order.index(losses.equality) >= order.index(
@@ -192,41 +192,54 @@ def _compare(a: Work, b: Work, bits: int) -> Numbers:
 
 
 def compare_values(
-    a: Sequence[str | None], b: Sequence[str | None], bits: int, noun: str = "step", done: int = 0
+    a: Sequence[str | None],
+    b: Sequence[str | None],
+    bits: int,
+    noun: str = "step",
+    done: int | None = 0,
 ) -> Numbers:
-    """Compare numbers step by step; `done` steps were before the first."""
-    known = [abs(x) for each in a if each is not None and math.isfinite(x := _number(each))]
+    """Compare numbers step by step; `done` steps were before the first, or None: no training."""
+    pairs = [(_number(x), _number(y)) for x, y in zip(a, b)]
+    known = [abs(x) for x, _ in pairs if math.isfinite(x)]
+    if a == b and known:
+        return Numbers("bit-equal", len(a), 0.0, "")
     if not known:
         return Numbers("unknown", 0, None, "no loss was seen")
     least = median(known) / 100  # losses near zero are compared with the usual ones
-    largest, where, is_equal, is_close = 0.0, "", True, len(a) == len(b)
-    for step, pair in enumerate(zip(a, b)):
-        if pair[0] == pair[1]:
-            continue
-        is_equal = False
-        x, y = (math.nan if each is None else _number(each) for each in pair)
-        scale = max(abs(x), abs(y), least)
-        change = abs(x - y) / scale if scale and math.isfinite(x + y) else math.inf
-        if not change <= tolerance(step + done, bits) and is_close:
-            is_close, where = False, f"{x:.7g} in A and {y:.7g} in B at {noun} {step}"
-        largest = max(largest, change)
-    if len(a) != len(b):
-        where = where or f"{len(a)} in A and {len(b)} in B"
-    elif is_equal:
-        return Numbers("bit-equal", len(a), 0.0, "")
-    equality: Equality = "equal within rounding" if is_close else "different"
-    return Numbers(equality, min(len(a), len(b)), largest if largest < math.inf else None, where)
+    first = _FIRST.get(bits, _FIRST_COARSE)
+    growth = 1.0 if done is None else _GROWTH
+    before, single = done or 0, len(pairs)
+    if done is not None:
+        single = max(math.floor(math.log(_MOST / first, _GROWTH)) + 1 - done, 0)
+    changes = [0.0 if p == q else _change(x, y, least) for (x, y), p, q in zip(pairs, a, b)]
+    where = f"{len(a)} in A and {len(b)} in B" if len(a) != len(b) else ""
+    for step, change in enumerate(changes[:single]):
+        if not where and change > first * growth ** (step + before):
+            x, y = pairs[step]
+            where = f"{x:.7g} in A and {y:.7g} in B at {noun} {step}"
+    later = pairs[single:]
+    parts = max(len(later) // _AVERAGED, 1)
+    for part in range(parts if later and not where else 0):
+        some = later[part * len(later) // parts : (part + 1) * len(later) // parts]
+        x, y = (sum(each) / len(some) for each in zip(*some))
+        if not where and not _change(x, y, least) <= _MOST_OF_MEANS:
+            where = f"a mean of {x:.4g} in A and {y:.4g} in B over {noun}s after {single}"
+    equality: Equality = "different" if where else "equal within rounding"
+    largest = max(changes if where else changes[:single], default=0.0)
+    if not where and max(changes[single:], default=0.0) > _MOST:
+        where = f"training amplifies rounding: later ones differ by {max(changes[single:]):.2g}"
+    return Numbers(equality, len(pairs), largest if largest < math.inf else None, where)
 
 
-def tolerance(step: int, bits: int) -> float:
-    """By how much rounding may change a loss at a step, as a share: training amplifies it."""
-    first, most = _TOLERANCES.get(bits, _COARSE)
-    return min(first * (step + 1) ** 2, most)
+def _change(a: float, b: float, least: float) -> float:
+    """The relative difference of two numbers; infinite if one of them is not finite."""
+    scale = max(abs(a), abs(b), least)
+    return abs(a - b) / scale if scale and math.isfinite(a + b) else math.inf
 
 
-def _number(text: str) -> float:
+def _number(text: str | None) -> float:
     try:
-        return float.fromhex(text)
+        return math.nan if text is None else float.fromhex(text)
     except (ValueError, OverflowError):
         return math.nan
 
