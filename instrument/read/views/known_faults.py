@@ -17,7 +17,7 @@ _FAULTS = (
     ("CUDA", (12, 6), (13, 1), "kernels at the start of a window are missing or have times of 0, "
      "the more of them the longer the device was idle before (since 12.6 Update 2)",
      "pytorch/pytorch#192021", ""),
-    ("CUDA", (0,), (13, 1), "CUDA graphs are recorded incorrectly",
+    ("CUDA", (0,), (13, 1), "CUDA graphs may be recorded incorrectly (before 13.1 Update 1)",
      "pytorch/kineto#1165", "graphs"),
     ("CUDA", (12, 4), (12, 6), "no kernel is recorded (12.4 Update 1 to 12.5)",
      "JuliaGPU/CUDA.jl#2328", "no device work"),
