@@ -131,6 +131,7 @@ TESTS = {
         "tests/report/page/test_payload.py::test_steps_of_ranges_sum_to_the_tree",
     ],
     "instrument/read/views/steps.py": _capture("steps"),
+    "instrument/read/views/witness.py": _capture("witness"),
     "instrument/read/views/synchronisations.py": _capture("synchronisations"),
     "instrument/read/views/memory_timeline.py": [*_capture("live_memory"), "tests/sinks/test_memory_sink.py"],
     "instrument/read/facts/memory_attribution.py": _capture("operators", "live_memory"),
