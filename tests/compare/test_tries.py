@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,12 @@ from instrument.base.errors import ConfigError
 from instrument.read.compare import tries
 from instrument.read.compare.proof import check, read_proof
 from instrument.read.compare.scratch import copy_folder
-from instrument.read.compare.trial_runs import ChangeError, ScriptEndedError, ScriptError
+from instrument.read.compare.trial_runs import (
+    ChangeError,
+    ScriptEndedError,
+    ScriptError,
+    TimeUpError,
+)
 from instrument.read.compare.tries import Plan, Tries, parts_together, try_changes
 from instrument.read.compare.work import Environment, Facts, Parameters, Work
 from instrument.read.show.tries import best
@@ -181,6 +187,25 @@ def test_a_script_whose_own_losses_differ_is_said_so(tried: Callable[..., Tries]
     assert "A's own losses differ" in read_proof(Path(each.proof)).numbers.why
     assert best(found) is None
     assert "threads=1" not in made.started  # it had no run of its own
+
+
+def test_a_change_is_measured_even_if_the_budget_ends_before_the_script_has_run_again(
+    tried: Callable[..., Tries],
+) -> None:
+    made = Made({"fused": 0.5})
+    made.losses = {"fused": 0.6}
+    run, plain = made.run, iter([True, False])
+
+    def slow(command: Sequence[str], *args: Any) -> MadeRun:
+        started = run(command, *args)
+        if "--with" not in command and "profiler.enabled=false" in command and not next(plain):
+            late = TimeUpError("A step has not ended in time.")
+            started.start = Mock(side_effect=late)  # type: ignore[method-assign]
+        return started
+
+    made.run = slow  # type: ignore[method-assign]
+    each = next(each for each in tried(made, "fused").tried if each.words == "fused")
+    assert (each.result, each.losses) == ("faster", "different")
 
 
 def test_what_a_finding_predicts_is_measured_first_and_in_any_case(

@@ -397,13 +397,14 @@ def _certify(plan: Plan, found: Tries, each: Tried, pair: Pair, level: float) ->
     return proof
 
 
-def _run_again(plan: Plan, steps: int) -> Work:
-    """What the script does without changes in another run."""
-    with plan.started("again") as run:
+def _run_again(plan: Plan, steps: int) -> Work | None:
+    """What the script does without changes in another run; None if the budget does not last."""
+    with plan.started("again") as run, suppress(TimeUpError):
         run.start(plan.until)
         with suppress(StepsError):
             run.run(min(max(steps - 2, 1), _MOST_AGAIN), plan.until)
         return run.work(plan.until)
+    return None
 
 
 def _alike(works: Works) -> Works:
