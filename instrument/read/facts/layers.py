@@ -35,7 +35,7 @@ RECORDED, ANNOTATION, KERNEL_NAME, OTHER_TRACE, SEQUENCE, UNKNOWN = range(6)
 # known; of annotations and names of kernels there is no such trace. For the sequence, by the least
 # agreement of the layers.
 _RIGHT = (1.0, 0.9, 0.9, 0.98)
-_RIGHT_BY_AGREEMENT = ((0.98, 0.97), (0.95, 0.91), (0.9, 0.85))
+_RIGHT_BY_AGREEMENT = ((0.98, 0.98), (0.95, 0.93), (0.9, 0.88))
 _IN_KERNEL = re.compile(r"(?<![a-z])(?:layers?|blocks?|h)[._]\d+(?![a-z0-9])", re.IGNORECASE)
 # Numbered ranges of a program's loops, which are no layers.
 _LOOPS = re.compile(r"step|iter|batch|epoch|request|token|sample|rank|execute|prefill|decode", re.I)

@@ -32,9 +32,8 @@ _TIME, _MARKS, _MAIN = 0.15, 0.2, 0.5
 # this is no layer, but a whole step.
 _PER_PRODUCT, _MOST_MARKS = 1 / 16, 12
 _CANDIDATES, _KINDS_OF_LAYERS, _LONGEST = 12, 4, 4096
-# A layer may begin so many times sooner or later than its length says; this many kernels around the
-# place decide where.
-_NEAR, _REACH = 1 / 8, 12
+# A layer may begin by this part of its length sooner or later; so many kernels decide where.
+_NEAR, _REACH = 1 / 8, 16
 # A part of a layer counts from this share on; where the recording begins or ends, from the other.
 _PART = 0.5, 0.25
 # Two sequences are aligned at runs of these lengths. After a difference they go on at the next run
@@ -288,22 +287,19 @@ def _first(a: int, b: int, p: int, name: Ints, kinds: Kinds, weight: Ints) -> tu
 
 def _bounds(a: int, b: int, template: Ints, token: Ints) -> Ints:
     """Where the layers of a stretch begin, and the end of the last whole one."""
-    p = len(template)
-    turned = np.lib.stride_tricks.sliding_window_view(np.tile(template, 2), p)
-    first = a + -int(np.argmax((turned == token[a : a + p]).sum(axis=1)[:p])) % p
-    far, reach = int(p * _NEAR), min(p // 2, _REACH)
-    if not far:
-        return np.arange(first, b + 1, p)
+    p, far = len(template), int(len(template) * _NEAR)
+
+    def best(places: Ints, reach: int) -> int:
+        # Only the kernels after the start, because the layer before may be longer or shorter.
+        around = np.minimum(places[:, None] + np.arange(reach), len(token) - 1)
+        at = int(places[np.argmax((token[around] == template[:reach]).sum(axis=1))])
+        starts = places[(token[around[:, 0]] == template[0]) & (np.abs(places - at) <= far)]
+        return int(min(starts, key=lambda start: abs(start - at), default=at))
+
     shifts = np.array(sorted(range(-far, far + 1), key=abs))
-    around = np.arange(-reach, reach)
-    found, wanted = [first], template[around]
-    while found[-1] + p <= b + far:
-        places = found[-1] + p + shifts
-        places = places[places <= b]
-        if not len(places):
-            break
-        fit = token[np.clip(places[:, None] + around, 0, len(token) - 1)] == wanted
-        found.append(int(places[np.argmax(fit.sum(axis=1))]))
+    found = [best(a + np.arange(p), min(p, 4 * _REACH))]
+    while len(places := found[-1] + p + shifts[found[-1] + p + shifts <= b]):
+        found.append(best(places, min(p, _REACH)))
     return np.array(found)
 
 
