@@ -32,6 +32,26 @@ open("result.txt", "w").write("done")
 """
 
 
+RANKS = """
+import os
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+def train(rank, store):
+    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    while True:
+        model(torch.ones(4, 8)).square().mean().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    mp.spawn(train, (os.path.abspath(f"store-{os.getpid()}"),), nprocs=2)
+"""
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with the script."""
@@ -78,6 +98,29 @@ def test_nothing_runs_unless_somebody_agrees(command: Command) -> None:
     assert "no-anomaly: Stops anomaly detection" in command("try", "--dry-run", "train.py").out
     assert "There is no change 'fast'" in command("try", "fast", "--", "train.py", status=2).err
     assert "needs a script" in command("try", "--yes", "fused", status=2).err
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_cannot_be_tried_is_said(command: Command) -> None:
+    words = ["try", "--yes", "fused", "--"]
+    assert "launcher" in command(*words, "-m", "torch.distributed.run", "train.py", status=2).err
+    Path("tried/copy").mkdir(parents=True)
+    Path("tried/copy/train.py").write_text("")
+    assert "train.py has changed since" in command(*words, "train.py", status=2).err
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_script_does_not_go_on_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("INSTRUMENT_TRIAL", str(tmp_path / "nobody"))
+    assert _instrument("run", "profiler.enabled=false", "train.py", "1000000").returncode == 1
+
+
+@pytest.mark.usefixtures("folder")
+def test_ranks_are_recorded_that_wait_for_each_other(command: Command) -> None:
+    Path("train.py").write_text(RANKS)
+    printed = command("try", "--yes", "--steps", 1, "gc-freeze", "--", "train.py")
+    assert "gc-freeze: " in printed.err
+    assert "not " not in printed.err
 
 
 def _instrument(*words: str) -> subprocess.CompletedProcess[str]:

@@ -105,6 +105,12 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         return [[f"{name}: {each.does}" for name, each in CHANGES.items() if name in chosen]]
     if not arguments.program:
         raise ConfigError("instrument try needs a script, or -m and a module, to run.")
+    launchers = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
+    if any(Path(each).name.startswith(launchers) for each in arguments.program[:2]):
+        raise ConfigError(
+            "instrument try cannot stop the ranks of a launcher such as torchrun between two steps:"
+            " give the script itself, for one rank, or one that starts its ranks with mp.spawn."
+        )
     folder: Path = arguments.output.absolute()
     here = Path.cwd() if arguments.here else folder / "copy"
     if not arguments.yes:
@@ -146,10 +152,16 @@ def _ask(arguments: argparse.Namespace, here: Path, changes: int) -> None:
 
 
 def _made(here: Path, folder: Path) -> list[str]:
-    from instrument.read.compare.scratch import copy_folder
+    from instrument.read.compare.scratch import copy_folder, edited
 
     folder.mkdir(parents=True, exist_ok=True)
-    return [] if here.exists() else copy_folder(Path.cwd(), here, folder)
+    if not here.exists():
+        return copy_folder(Path.cwd(), here, folder)
+    if (name := edited(Path.cwd(), here)) is not None:
+        raise ConfigError(
+            f"{name} has changed since {folder} was made: give another --output, or remove it."
+        )
+    return []
 
 
 def _predicted(captures: Sequence[Path]) -> Mapping[str, tuple[float, float, float]]:

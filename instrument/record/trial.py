@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -64,32 +65,33 @@ class Trial:
         """At the end of a block, answer its request, and wait for the next one.
 
         A request has `steps`, the number of steps to time; `lead`, how many run before these;
-        `with`, the changes to switch on; and `captured`, whether to answer as soon as the windows
-        of the session are finished. The answer has `step_ns`, the mean time of the timed steps, and
-        `captures`, the folders of finished captures; or `error`, why the changes could not be made.
-        The answer to `work` has `work`, what the script has done so far; after it, only losses are
-        observed.
+        `with`, the changes to switch on; and `captured`, whether to answer, and go on, as soon as
+        the windows of the session are finished. The other answer has `step_ns`, the mean time of
+        the timed steps; or `error`, why the changes could not be made. The answer to `work` has
+        `work`, what the script has done so far; after it, only losses are observed.
         """
         if self._lead:
             self._lead -= 1
             if not self._lead:
                 self._begin()
             return
-        if self._steps > 1:
-            self._steps -= 1
-            if not (self._until_captured and _captured(watch)):
-                return
         try:
+            if self._until_captured and _is_captured(watch):
+                self._until_captured = False
+                self._answer({})  # steps go on, because other ranks may wait for them
+            if self._steps > 1:
+                self._steps -= 1
+                return
             if self._steps:
                 self._steps = 0
                 _synchronize()
                 took_ns = time.perf_counter_ns() - self._began_ns
-                folders = _captured(watch) or []
-                self._answer({"step_ns": took_ns / self._count, "captures": folders})
+                self._answer({"step_ns": took_ns / self._count})
             while not (self._steps or self._lead):
                 self._next(watch)
         except Exception as error:  # the other side must not wait for ever
-            self._answer({"error": reason_of(error)})
+            with suppress(Exception):  # it has ended: the script must not go on alone
+                self._answer({"error": reason_of(error)})
             os._exit(1)
 
     def _next(self, watch: Watch) -> None:
@@ -133,12 +135,11 @@ class Trial:
         self._lines.flush()
 
 
-def _captured(watch: Watch) -> list[str] | None:
-    """The folders of the captures once all planned windows are finished."""
+def _is_captured(watch: Watch) -> bool:
+    """Whether all planned windows are finished."""
     session = watch.session
-    if session is None or session.window is not None or not session.saved or session.exporting:
-        return None
-    return [str(each.folder) for each in session.captures]
+    is_over = session is not None and session.window is None and not session.exporting
+    return is_over and bool(session and session.saved)
 
 
 def _synchronize() -> None:

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import numpy as np
 import pytest
 
 from instrument.base.errors import ConfigError
 from instrument.read.compare import tries
 from instrument.read.compare.proof import check, read_proof
-from instrument.read.compare.scratch import copy_folder
+from instrument.read.compare.scratch import copy_folder, edited
 from instrument.read.compare.trial_runs import (
+    Applicable,
     ChangeError,
     ScriptEndedError,
     ScriptError,
@@ -71,7 +73,7 @@ class MadeRun:
         self._made, self._words = made, words
         self.loss = made.losses.get(words, 0.5)
         self.steps = 0
-        self.changes: list[dict[str, Any]] = []
+        self.changes: list[Applicable] = []
 
     def __enter__(self) -> MadeRun:
         return self
@@ -80,8 +82,11 @@ class MadeRun:
         pass
 
     def start(self, until: float) -> None:
+        common = {"does": "", "by_hand": ""}
         self.changes = [
-            {"name": words.partition("=")[0], "with": words, "does": "", "by_hand": words, **row}
+            msgspec.convert(
+                {"name": words.partition("=")[0], "with": words, **common, **row}, Applicable
+            )
             for words, row in ROWS.items()
         ]
         if isinstance(error := self._made.broken.get(self._words), ScriptError):
@@ -276,7 +281,7 @@ def test_the_folder_of_another_script_is_refused(
 
 
 def test_nothing_fits(tried: Callable[..., Tries]) -> None:
-    with pytest.raises(ConfigError, match="malloc fits this script"):
+    with pytest.raises(ConfigError, match="malloc does not fit this script"):
         tried(Made(), "malloc")
 
 
@@ -312,3 +317,4 @@ def test_a_folder_is_copied_without_its_large_parts(tmp_path: Path) -> None:
     assert (folder / "src" / "model.py").read_text() == "2"
     assert not (copy / ".git").exists()
     assert not (copy / "tried").exists()
+    assert edited(folder, copy) == "src/model.py"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import shutil
 from collections.abc import Iterator
@@ -31,6 +32,18 @@ def copy_folder(folder: Path, target: Path, without: Path) -> list[str]:
         elif entry.is_file():
             shutil.copy2(entry, target / entry.name)
     return linked
+
+
+def edited(folder: Path, copy: Path) -> str | None:
+    """The name of a Python file that is not as it was copied; None if there is none."""
+    for parent, _, names in os.walk(copy):
+        for name in names:
+            its = Path(parent, name)
+            original = folder / its.relative_to(copy)
+            is_source = name.endswith(".py") and its.is_file() and original.is_file()
+            if is_source and not filecmp.cmp(original, its, shallow=False):
+                return str(its.relative_to(copy))
+    return None
 
 
 def _is_small(entry: Path) -> bool:

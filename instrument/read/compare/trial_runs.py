@@ -17,13 +17,15 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta, Struct
 
 from instrument.base.errors import CaptureError
 from instrument.base.files import CAPTURES_VARIABLE
-from instrument.read.compare.work import Work
+from instrument.read.compare.work import Declared, Work
+from instrument.read.trace.capture_json import BAD_JSON
 from instrument.read.views.find_captures import captures_below
 
 SOCKET_VARIABLE = "INSTRUMENT_TRIAL"
@@ -31,6 +33,42 @@ _MOST_BYTES = 64 << 20  # of an answer
 _POLL_S = 0.2
 _ENDS_S = 10.0  # how long a process may take to end after its connection
 _ALL_STEPS = 1 << 30
+_SHOWN_BYTES, _SHOWN_WIDTH = 1 << 16, 500  # of the script's output, to say how it has ended
+_ODD = "The script's process has given an odd answer"
+
+
+Text = Annotated[str, Meta(max_length=4000)]
+
+
+class Applicable(Struct, kw_only=True):
+    """A change that can be made to a script; see `instrument.record.changes`.
+
+    Attributes:
+        name: the name of the change; of several that were made together, their names.
+        words: the change as `--with` names it, such as "workers=2".
+        does, by_hand: what it changes, and how to write it in the script.
+        numbers: what it may change in the results: "same", "rounding" or "precision".
+        findings: the codes of the findings whose saving it realises.
+        switchable: whether it can be switched between two steps.
+    """
+
+    name: Text
+    # a folder has its name
+    words: Annotated[str, Meta(pattern=r"^[a-z0-9_=,-]{1,250}\Z")] = msgspec.field(name="with")
+    does: Text
+    by_hand: Text
+    numbers: Declared
+    findings: Annotated[list[Text], Meta(max_length=64)] = []
+    switchable: bool = False
+
+
+class _Answer(Struct, frozen=True):
+    rank: int = 0
+    ranks: Annotated[int, Meta(ge=1, le=1 << 20)] = 1
+    changes: Annotated[list[Applicable], Meta(max_length=1000)] = []
+    step_ns: Annotated[float, Meta(ge=1)] | None = None
+    work: Work | None = None
+    error: Text | None = None
 
 
 class StepsError(CaptureError):
@@ -65,8 +103,7 @@ class ScriptRun:
         self, command: Sequence[str], here: Path, folder: Path, variables: Mapping[str, str]
     ) -> None:
         """Start the command in the folder `here`; `folder` gets its output and its captures."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.changes: list[dict[str, Any]] = []
+        self.changes: list[Applicable] = []
         self.steps = 0
         self.output = folder / "output.txt"
         self._place = Path(tempfile.mkdtemp(prefix="instrument-"))  # a socket's path must be short
@@ -101,10 +138,12 @@ class ScriptRun:
             connection.settimeout(_POLL_S)
             self._lines.append(_Lines(connection))
             first = self._answer(self._lines[-1], until)
-            ranks = int(first["ranks"])
-            if first["rank"] == 0 or not self.changes:
-                self.changes = first["changes"]
-            if first["rank"] == 0:
+            if first.error:
+                raise ScriptError(first.error)
+            ranks = first.ranks
+            if first.rank == 0 or not self.changes:
+                self.changes = first.changes
+            if first.rank == 0:
                 self._lines.insert(0, self._lines.pop())
         self._stop()
 
@@ -118,54 +157,69 @@ class ScriptRun:
         """
         answer = self._ask({"steps": steps, "lead": lead, "with": changes}, until)
         self.steps += steps + lead
-        return float(answer["step_ns"])
+        if answer.step_ns is None:
+            raise ScriptError(_ODD)
+        return answer.step_ns
 
     def record(self, until: float) -> list[Path]:
-        """Run steps until they are recorded; return the captures of the first rank."""
-        asked = {"steps": _ALL_STEPS, "captured": True}
-        try:
-            answer = self._ask(asked, until)
-        except ScriptEndedError:  # it has waited for its captures
-            return [*captures_below(self._captures)]
-        return [*map(Path, answer["captures"])]
+        """Run steps until they are recorded; return the captures."""
+        with suppress(ScriptEndedError):  # it has waited for its captures
+            self._ask({"steps": _ALL_STEPS, "captured": True}, until)
+        return [*captures_below(self._captures)]
 
     def work(self, until: float) -> Work:
         """What the script has done so far; from now on, only its losses are observed."""
-        return msgspec.convert(self._ask({"work": True}, until)["work"], Work)
+        work = self._ask({"work": True}, until).work
+        if work is None:
+            raise ScriptError(_ODD)
+        return work
 
-    def _ask(self, request: dict[str, Any], until: float) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], until: float) -> _Answer:
         os.killpg(self._process.pid, signal.SIGCONT)
         for each in self._lines:
             with suppress(OSError):  # the script has ended
                 each.connection.sendall(msgspec.json.encode(request) + b"\n")
         answers = [self._answer(each, until) for each in self._lines]
         self._stop()
+        if (error := next((each.error for each in answers if each.error), None)) is not None:
+            raise ChangeError(error)
         return answers[0]
 
-    def _answer(self, lines: _Lines, until: float) -> dict[str, Any]:
+    def _answer(self, lines: _Lines, until: float) -> _Answer:
         while (line := lines.next()) is None:
             self._check(until)
         if not line:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_ENDS_S)
             raise self._how_it_ended()
-        answer: dict[str, Any] = msgspec.json.decode(line)
-        if "error" in answer:
-            raise ChangeError(str(answer["error"]))
-        return answer
+        try:
+            return msgspec.json.decode(line, type=_Answer)
+        except BAD_JSON as error:
+            raise ScriptError(f"{_ODD}: {error}") from None
 
     def _check(self, until: float) -> None:
         if self._process.poll() is not None:
             raise self._how_it_ended()
         if time.monotonic() > until:
-            raise TimeUpError(f"A step has not ended in time; the output is in {self.output}.")
+            raise TimeUpError(
+                f"the budget was used up before its steps had ended; its output is in {self.output}"
+            )
 
     def _how_it_ended(self) -> StepsError:
         status = self._process.poll()
         if status == 0:
             return ScriptEndedError(f"The script has ended after {self.steps} steps.")
-        lines = self.output.read_bytes()[-4096:].decode("utf-8", "replace").splitlines()
-        last = next((each.strip() for each in reversed(lines) if each.strip()), "no output")
+        if status is not None and status < 0:
+            name = signal.strsignal(-status)
+            return ScriptError(f"The script was ended by signal {-status} ({name}).")
+        with self.output.open("rb") as file:
+            file.seek(max(self.output.stat().st_size - _SHOWN_BYTES, 0))
+            text = file.read(_SHOWN_BYTES).decode("utf-8", "replace")
+        # below a traceback are more lines, such as what slows the script
+        lines = text.rpartition("Traceback (most recent call last):\n")[2].splitlines()
+        raised = (each for each in lines if each.strip() and not each.startswith(" "))
+        is_raised = "Traceback (most recent call last):\n" in text
+        last = next(raised if is_raised else reversed([*raised]), "no output")[:_SHOWN_WIDTH]
         return ScriptError(f"The script has ended with status {status}: {last}")
 
     def _stop(self) -> None:
@@ -207,8 +261,8 @@ class _Lines:
         self._read += found
         if not found or len(self._read) > _MOST_BYTES:
             return b""
-        line, end, rest = self._read.partition(b"\n")
-        if not end:
+        if b"\n" not in found:
             return None
+        line, _, rest = self._read.partition(b"\n")
         self._read = rest
         return bytes(line)

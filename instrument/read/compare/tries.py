@@ -40,6 +40,7 @@ from instrument.read.compare.proof import (
 )
 from instrument.read.compare.statistics import LEVEL
 from instrument.read.compare.trial_runs import (
+    Applicable,
     ChangeError,
     ScriptEndedError,
     ScriptError,
@@ -74,16 +75,10 @@ Result = Literal[
 ]
 
 
-@dataclass(slots=True)
-class Tried:
+class Tried(Applicable, kw_only=True):
     """A change, and what was measured.
 
     Attributes:
-        name: the name of the change; of several that were made together, their names.
-        words: the change as `--with` names it, such as "workers=2".
-        does, by_hand: what it changes, and how to write it in the script.
-        numbers: what it may change in the results: "same", "rounding" or "precision".
-        switchable: whether it can be switched between two steps.
         predicted: the saving that a finding predicts, with its bounds, as shares of the step.
         predicted_by: the code of that finding.
         screened: the change of the step in the run in which changes are alternated.
@@ -95,13 +90,6 @@ class Tried:
         verdict, losses: of the certificate.
     """
 
-    name: str
-    words: str
-    does: str
-    by_hand: str
-    numbers: Declared
-    switchable: bool
-    findings: tuple[str, ...] = ()
     predicted: tuple[float, float, float] | None = None
     predicted_by: str = ""
     screened: float | None = None
@@ -189,8 +177,9 @@ class Plan:
         off = [] if recorded else ["profiler.enabled=false", "profiler.lines=false"]
         command = [sys.executable, "-m", "instrument", "run", *off, *self.options]
         command += ["--with", words] if words else []
-        folder = self.folder / "runs" / name
+        folder = files.make_folder(self.folder, "runs") / name
         shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
         variables = self.variables_of(words) if words else {}
         return ScriptRun([*command, "--", *self.script], self.here, folder, variables)
 
@@ -208,8 +197,10 @@ def try_changes(plan: Plan) -> Tries:
         save_state(found, plan.folder)
     chosen = [each for each in found.tried if plan.wants(each)]
     if not chosen:
+        fit = ", ".join(each.words for each in found.tried) or "none"
         raise ConfigError(
-            f"{', '.join(plan.wanted) or 'No change'} fits this script: there is nothing to try."
+            f"There is nothing to try: {', '.join(plan.wanted) or 'no change'} does not fit this "
+            f"script. The changes that fit: {fit}."
         )
     if not (plan.wanted or found.is_screened):
         _screen(plan, found)
@@ -249,7 +240,8 @@ def _combined(parts: Sequence[Tried]) -> Tried:
     name, words = (",".join(getattr(each, key) for each in parts) for key in ("name", "words"))
     numbers: Declared = "rounding" if any(each.numbers != "same" for each in parts) else "same"
     by_hand = "; ".join(each.by_hand for each in parts)
-    return Tried(name, words, "all of these together", by_hand, numbers, False)
+    does = "all of these together"
+    return Tried(name=name, words=words, does=does, by_hand=by_hand, numbers=numbers)
 
 
 def _run_as_it_is(plan: Plan, found: Tries) -> None:
@@ -259,12 +251,12 @@ def _run_as_it_is(plan: Plan, found: Tries) -> None:
         fitting = run.changes
         try:
             captures = run.record(plan.until)
-        except TimeUpError:
+        except TimeUpError as error:
             captures = []
-            plan.say("The script was too slow to be diagnosed within the budget.")
+            plan.say(f"The script is not diagnosed: {error}")
     predicted = plan.predict(captures) if captures else {}
     for row in fitting:
-        each = msgspec.convert({"words": row.pop("with"), **row}, Tried)
+        each = Tried(**msgspec.structs.asdict(row))
         if codes := [code for code in each.findings if code in predicted]:
             each.predicted_by = max(codes, key=lambda code: predicted[code])
             each.predicted = predicted[each.predicted_by]
@@ -341,22 +333,24 @@ def _measure(plan: Plan, found: Tries, each: Tried, needed_s: float) -> float:
 
 def _compare(plan: Plan, found: Tries, each: Tried) -> None:
     """Run blocks until there is a verdict, and write the certificate."""
-    pair = Pair()
-    for wanted, level in ((_BLOCKS, LEVEL), (2 * _BLOCKS, LEVEL / 2)):
-        most = plan.steps or _MOST_STEPS
-        while len(pair.blocks) < wanted:
+    pair, most = Pair(), plan.steps or _MOST_STEPS
+    try:
+        while not _is_decided(pair.blocks):
             done = len(pair.blocks)
             with (
                 plan.started("without") as without,
                 plan.started("with", each.words) as changed,
                 suppress(ScriptEndedError),
             ):
-                _take_turns(plan, without, changed, pair, wanted, most)
+                _take_turns(plan, without, changed, pair, most)
             if len(pair.blocks) == done and (most := most // 2) == 0:
                 raise ScriptEndedError("The script has too few steps to be measured.")
-        change = change_of(pair.blocks, level)
-        if change.verdict(MARGIN) != "undecided" or change.share > 0:
-            break
+    except TimeUpError:
+        if len(pair.blocks) < _BLOCKS:
+            raise
+        del pair.blocks[_BLOCKS:]  # as many as the first decision had
+    level = LEVEL if len(pair.blocks) == _BLOCKS else LEVEL / 2
+    change = change_of(pair.blocks, level)
     each.share, each.low, each.high = change.share, change.low, change.high
     each.before_ns, each.after_ns = (
         float(
@@ -367,6 +361,13 @@ def _compare(plan: Plan, found: Tries, each: Tried) -> None:
     each.result = change.verdict(MARGIN)
     proof = _certify(plan, found, each, pair, level)
     each.verdict, each.losses = proof.verdict, proof.numbers.equality
+
+
+def _is_decided(blocks: Sequence[Sequence[RunTime]]) -> bool:
+    if len(blocks) != _BLOCKS:
+        return len(blocks) == 2 * _BLOCKS
+    change = change_of(blocks)
+    return change.verdict(MARGIN) != "undecided" or change.share > 0
 
 
 def _certify(plan: Plan, found: Tries, each: Tried, pair: Pair, level: float) -> Proof:
@@ -421,9 +422,7 @@ def _alike(works: Works) -> Works:
     )
 
 
-def _take_turns(
-    plan: Plan, without: ScriptRun, changed: ScriptRun, pair: Pair, wanted: int, most: int
-) -> None:
+def _take_turns(plan: Plan, without: ScriptRun, changed: ScriptRun, pair: Pair, most: int) -> None:
     """Add blocks in which the two runs take turns, A B B A or B A A B, over the same steps."""
     sides: dict[Label, ScriptRun] = {"A": without, "B": changed}
     for run in sides.values():
@@ -431,10 +430,12 @@ def _take_turns(
     first = [run.run(3, plan.until, lead=_LEAD_AT_FIRST) for run in sides.values()]
     steps = min(_steps_of_block(plan, max(first)), most)
     is_first = not pair.work
-    if is_first:
-        pair.work = {label: run.work(plan.until) for label, run in sides.items()}
-    is_b_first = np.random.default_rng(_SEED).integers(0, 2, wanted)
-    while len(pair.blocks) < wanted:
+    is_b_first = np.random.default_rng(_SEED).integers(0, 2, 2 * _BLOCKS)
+    while True:
+        if is_first:  # with the losses of all steps so far
+            pair.work = {label: run.work(plan.until) for label, run in sides.items()}
+        if _is_decided(pair.blocks):
+            return
         one, other = LABELS[::-1] if is_b_first[len(pair.blocks)] else LABELS
         pair.blocks.append(
             [
@@ -442,8 +443,6 @@ def _take_turns(
                 for label in (one, other, other, one)
             ]
         )
-    if is_first:  # with the losses of all steps
-        pair.work = {label: run.work(plan.until) for label, run in sides.items()}
 
 
 def save_state(found: Tries, folder: Path) -> None:

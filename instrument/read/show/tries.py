@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import asdict
 
 from instrument.base.prose import wrapped
 from instrument.base.units import durations_like, percent_change
@@ -43,6 +44,7 @@ CHANGE_KEYS = {
     "proof": "the folder of the certificate",
 }
 
+_WIDTH = 80  # of the table
 _MEASURED = ("faster", "slower", "same", "undecided")
 
 
@@ -54,7 +56,7 @@ def parts(found: Tries, script: Sequence[str]) -> list[Part]:
     if measured:
         said.append(_table(measured))
     rest = [each for each in found.tried if each.result not in (*_MEASURED, "fits")]
-    said += [[f"{each.words}: {_why_not(each)}" for each in rest]] if rest else []
+    said += [wrapped(f"{each.words}: {_why_not(each)}") for each in rest]
     return said
 
 
@@ -85,7 +87,7 @@ def _recommended(found: Tries, script: Sequence[str]) -> list[str]:
 def _interval(each: Tried) -> str:
     if each.share is None or each.low is None or each.high is None:
         return percent_change(each.share or 0.0)
-    low, high = percent_change(each.low), percent_change(each.high)
+    low, high = percent_change(each.low).removesuffix(" %"), percent_change(each.high)
     return f"{percent_change(each.share)} ({low} to {high})"
 
 
@@ -98,17 +100,24 @@ def _table(measured: Sequence[Tried]) -> Section:
             "after_ns": [each.after_ns for each in measured],
             "by": [_interval(each) for each in measured],
             "predicted": [-each.predicted[0] if each.predicted else None for each in measured],
-            "verdict": [each.verdict or each.result for each in measured],
-            "losses": [each.losses for each in measured],
+            "verdict": [_verdict(each) for each in measured],
+            "losses": [each.losses.removeprefix("equal within ") for each in measured],
         }
     )
     return Section(
         table,
         ["change", "before_ns", "after_ns", "by", "predicted", "verdict", "losses"],
         "Changes that were measured, with the time of a step",
+        missable=["predicted", "before_ns"],
+        text_width=_WIDTH,
+        narrowest=_WIDTH // 5,
         texts={"before_ns": text, "after_ns": text, "predicted": percent_change},
         all_columns="--json",
     )
+
+
+def _verdict(each: Tried) -> str:
+    return each.verdict if each.verdict == "not the same work" else each.result
 
 
 def _why_not(each: Tried) -> str:
