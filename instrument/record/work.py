@@ -22,7 +22,7 @@ from pathlib import Path
 from random import Random
 from threading import get_ident
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 from torch import nn
@@ -52,7 +52,7 @@ _COUNTED_AFTER, _COUNTED = (4, 2, 1), 2
 _MOST_VALUES, _MOST_ROWS, _MOST_SHAPES, _MOST_LOADERS = 1 << 17, 1 << 19, 32, 16
 # Of a batch, so many rows are compared, of each row so many numbers, and of inputs so many tensors.
 _ROWS, _NUMBERS, _TENSORS = 4096, 32, 8
-_MOST_PENDING, _MOST_CHANGED = 256, 20_000
+_MOST_PENDING, _MOST_CHANGED, _MOST_KEPT = 256, 20_000, 8
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TOKENS = (torch.int32, torch.int64)
 _WEIGHTS = [Random(each).getrandbits(62) | 1 for each in range(_NUMBERS)]
@@ -107,10 +107,11 @@ class Work:
         self._bounds = list[int]()  # how many roots there were at the ends of steps
         self._training, self._evaluation = _Calls(), _Calls()
         self._unseen, self._seen_at = 0, 0  # backwards without a call of a model
-        self._models, self._optimizers = WeakSet[nn.Module](), WeakSet[Optimizer]()
+        self._owners = dict[int, Any]()  # the models called, and the optimizer, in this step
         self._stepping = list[Optimizer]()
-        self._norms, self._last = list[float](), dict[int, torch.Tensor]()
-        self._sizes, self._changed, self._with_gradients = (dict[int, int]() for _ in range(3))
+        self._norms, self._last = list[float](), dict[int, Any]()
+        # the largest of all steps, because objects of an earlier model may live on
+        self._trained = self._changed = self._with_gradients = 0
         self._idle_steps = self._checked_steps = 0
         self._slept_s = self._sleeping_s = 0.0  # until the last step, and since then
         self._loaders = dict[tuple[int | None, int | None], int]()  # batches
@@ -235,7 +236,7 @@ class Work:
         output = [each for each in _tensors(result) if each.is_floating_point()]
         trains = any(each.requires_grad for each in output)
         if trains:
-            self._models.add(module)
+            self._owners[id(module)] = module
         calls = self._training if trains else self._evaluation
         calls.calls += 1
         values = self._outputs if trains else self._evaluated
@@ -289,21 +290,21 @@ class Work:
         # Dynamo leaves the hooks of a compiled step out: these may be there for the counted steps
         if self._kind < _STEP and self._counts.is_on and self._counts.is_eager:
             return
-        self._optimizers.add(optimizer)
+        self._owners[id(optimizer)] = optimizer
         self._end_step(_STEP)
 
     def _add_gradients(self, kind: int, parameters: list[torch.Tensor], scale: Any) -> None:
         found = [(each, _local(each.grad)) for each in parameters if each.grad is not None]
         norms = [_norm(gradient) for _, gradient in found]
-        sizes = [(id(each), each.numel()) for each, _ in found]
+        sizes = [each.numel() for each, _ in found]
 
         def add() -> None:
             if kind != self._kind:
                 return
             factor = 1.0 if scale is None else float(scale)
             values = [norm / factor for norm in _numbers(norms)]
-            # nan too
-            self._with_gradients.update(pair for pair, norm in zip(sizes, values) if norm)
+            those = sum(size for size, norm in zip(sizes, values) if norm)  # nan too
+            self._with_gradients = max(self._with_gradients, those)
             if len(self._norms) < _MOST_VALUES:
                 self._norms.append(sum(norm**2 for norm in values) ** 0.5)
 
@@ -311,21 +312,26 @@ class Work:
 
     def _check_parameters(self) -> None:
         """Compare the parameters with those at the end of the step before."""
-        owners: Any = chain(self._models, self._optimizers)
+        owners, self._owners = [*self._owners.values()], {}
         parameters = {id(each): each for owner in owners for each in _parameters(owner)}
         if self._kind == _BACKWARD:
             self._add_gradients(_BACKWARD, [*parameters.values()], None)
-        now = {key: _bits(_local(each)) for key, each in parameters.items()}
-        sizes = {key: each.numel() for key, each in parameters.items()}
-        before, self._last, kind = self._last, now, self._kind
+        before, kind, now = self._last, self._kind, dict[int, Any]()
+        for key, each in parameters.items():
+            now[key] = ref(each), _bits(_local(each)), each.numel()
+        both = [key for key in now if key in before and before[key][0]() is parameters[key]]
+        # not all are there if the last step was one of another model
+        stepping = (each for each in owners if isinstance(each, Optimizer))
+        compared = {*both}
+        is_known = all(id(each) in compared for owner in stepping for each in _parameters(owner))
+        self._last = {**before, **now} if len(before) < _MOST_KEPT * len(now) else now
 
         def compare() -> None:
-            both = [key for key in now if key in before]
-            values = _numbers([now[key] for key in both]), _numbers([before[key] for key in both])
-            changed = {key: sizes[key] for key, *pair in zip(both, *values) if pair[0] != pair[1]}
-            self._sizes.update(sizes)
-            self._changed.update(changed)
-            if both and kind == self._kind:
+            bits = (_numbers([those[key][1] for key in both]) for those in (now, before))
+            changed = sum(now[key][2] for key, x, y in zip(both, *bits) if x != y)
+            self._trained = max(self._trained, sum(each[2] for each in now.values()))
+            self._changed = max(self._changed, changed)
+            if both and is_known and kind == self._kind:
                 self._checked_steps += 1
                 self._idle_steps += not changed
 
@@ -337,8 +343,7 @@ class Work:
         if kind > self._kind:
             self._kind, self._ended = kind, 0
             self._checked_steps = self._idle_steps = 0
-            self._last, self._norms = {}, []
-            self._with_gradients.clear()
+            self._last, self._norms, self._with_gradients = {}, [], 0
             self._counts.restart()
         self._slept_s, self._sleeping_s = self._slept_s + self._sleeping_s, 0.0
         self._ended += 1
@@ -399,8 +404,7 @@ class Work:
         operators, modules, products = counts.counted
         flops = products.total() if steps and counts.is_known else None
         has_steps = self._kind == _STEP if self._bounds else compared and not self._changed
-        numbers = (self._sizes, self._with_gradients, self._changed)
-        sums = [sum(each.values()) if compared else None for each in numbers]
+        most = (self._trained, self._with_gradients, self._changed)
         return {
             "steps": len(self._bounds) if has_steps else None,
             "backwards": self._backwards,
@@ -412,7 +416,10 @@ class Work:
             # compiled functions may call models, too
             "training": self._training.facts(not (compiles and self._unseen)),
             "evaluation": self._evaluation.facts(is_whole=True),
-            "parameters": dict(zip(("trained", "with_gradients", "changed"), sums)),
+            "parameters": {
+                name: number if compared else None
+                for name, number in zip(("trained", "with_gradients", "changed"), most)
+            },
             "checked_steps": self._checked_steps,
             "idle_steps": self._idle_steps,
             "gradient_norms": _hex(self._norms),
