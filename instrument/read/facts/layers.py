@@ -75,7 +75,7 @@ class _Answer(NamedTuple):
 def layers(links: Links, work: Work, like: tuple[Links, Work] | None = None) -> Layers:
     """Find the layers of the device events; `like` is another trace of the same program.
 
-    Cost: two searches for each CPU event, and about 1 µs for each device event.
+    Cost: two searches for each CPU event, and about 4 µs for each device event.
     """
     answers, of_node = _direct(links, work)
     answers.append(_unanswered(work) if like is None else _as_in(links, work, *like))

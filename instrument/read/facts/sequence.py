@@ -239,7 +239,11 @@ def _cut(
         else:
             passes.append(bounds)
             ends.append((a, b))
-    passes = [_with_ends(bounds, *end, template, token, marks) for bounds, end in zip(passes, ends)]
+    floors = [0, *(end for _, end in ends)]
+    passes = [
+        _with_ends(bounds, *end, floor, template, token, marks)
+        for bounds, end, floor in zip(passes, ends, floors)
+    ]
     counts = np.array([len(bounds) - 1 for bounds in passes], np.int64)
     most = int(np.bincount(counts, counts, 1).argmax())
     # Which layers a shorter pass lacks is known only where the recording cut it.
@@ -315,13 +319,18 @@ def _is_odd(end: int, start: int, count: int, template: Ints, token: Ints, marks
     return bool(alike) and int(marks[end:start].sum()) >= count
 
 
-def _with_ends(bounds: Ints, a: int, b: int, template: Ints, token: Ints, marks: Flags) -> Ints:
-    """Add the layers at both ends of a pass of which a part is missing or different."""
+def _with_ends(
+    bounds: Ints, a: int, b: int, floor: int, template: Ints, token: Ints, marks: Flags
+) -> Ints:
+    """Add the layers at both ends of a pass of which a part is missing or different.
+
+    The first one begins at `floor` or later, where the pass before ended.
+    """
     p, first, last = len(template), int(bounds[0]), int(bounds[-1])
     if _PART[b == len(token)] * p <= b - last and (b == len(token) or marks[last:b].any()):
         bounds = np.append(bounds, b)
     if _PART[a == 0] * p <= first - a:
-        near = np.arange(max(first - p - int(p * _NEAR), 0), a + 1)
+        near = np.arange(max(first - p - int(p * _NEAR), floor), a + 1)
         near = near[token[near] == template[0]]
         begin = int(near[np.argmin(np.abs(near - (first - p)))]) if a and len(near) else a
         if a == 0 or marks[begin:first].any():
