@@ -59,6 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run the script in this folder, not in a copy of it",
     )
+    add(
+        "--gradients",
+        action="store_true",
+        help="compare the norms of the gradients in certificates",
+    )
     add("--yes", action="store_true", help="do not ask before the first run")
     add("--dry-run", action="store_true", help="list the changes, and run nothing")
     kinds = ("optimizer", "backward", "forward")
@@ -127,6 +132,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
             wanted=wanted,
             until=time.monotonic() + arguments.budget,
             steps=arguments.steps,
+            gradients=arguments.gradients,
             variables_of=variables,
             predict=_predicted,
             text_of=markdown,

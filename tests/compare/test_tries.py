@@ -124,6 +124,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Trie
             wanted=wanted,
             until=time.monotonic() + budget_s,
             steps=None,
+            gradients=True,
             variables_of=lambda _: {},
             predict=lambda _: predicted,
             text_of=lambda _: "",
@@ -156,6 +157,7 @@ def test_faster_changes_are_measured_and_the_others_are_left_out_after_the_first
     assert by_words["fused"].verdict == "faster and equal"
     proof = read_proof(Path(by_words["workers=2"].proof))
     assert proof.programs[1].name == "with workers=2"
+    assert proof.gradients is not None
     assert not any(each.wrong for each in check(proof, Path(by_words["workers=2"].proof).parent))
     assert found.together is not None
     assert found.together.words == "workers=2,fused"

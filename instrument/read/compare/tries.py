@@ -144,6 +144,7 @@ class Plan:
         wanted: the names of the changes to try; all that fit if empty.
         until: the end of the budget, as a time of `time.monotonic`.
         steps: how many steps a timed block has; None means about 0.3 s.
+        gradients: whether the certificates compare the norms of gradients.
         variables_of: the environment variables of changes.
         predict: the savings that the findings in captures predict, by code: the share of the step,
             and its bounds.
@@ -158,6 +159,7 @@ class Plan:
     wanted: Sequence[str]
     until: float
     steps: int | None
+    gradients: bool
     variables_of: Callable[[str], Mapping[str, str]]
     predict: Callable[[Sequence[Path]], Mapping[str, tuple[float, float, float]]]
     text_of: Callable[[Proof], str]
@@ -376,8 +378,7 @@ def _certify(plan: Plan, found: Tries, each: Tried, pair: Pair, level: float) ->
         if found.again is None:
             found.again = _run_again(plan, len(works.a.losses))
         works = Works(works.a, works.b, found.again)
-    folder = plan.folder / each.words.replace("=", "-").replace(",", "+")
-    folder.mkdir(exist_ok=True)
+    folder = files.make_folder(plan.folder, each.words.replace("=", "-").replace(",", "+"))
     save_work(works := _alike(works), folder)
     programs = [
         Program("A", "as it is", [*plan.script], plan.here),
@@ -391,6 +392,7 @@ def _certify(plan: Plan, found: Tries, each: Tried, pair: Pair, level: float) ->
         folder,
         margin=MARGIN,
         level=level,
+        gradients=plan.gradients,
         declared=each.numbers,
         predicted=predicted,
     )
