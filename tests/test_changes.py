@@ -866,19 +866,15 @@ def test_a_variable_that_is_set_is_not_tried(monkeypatch: pytest.MonkeyPatch) ->
 # Changes that need a device: what applies is asked of parameters that say they are on one.
 
 
-class OnDevice:
+class OnDevice(Program):
     """A program whose parameters are on a device, as far as `fits` asks."""
 
-    device = "cuda"
-
-    def __init__(self, model: nn.Module, *loaders: DataLoader[Any]) -> None:
-        self.outermost, self.modules = [model], [*model.modules()]
-        self.parameters, self.loaders, self.optimizers = [*model.parameters()], loaders, ()
+    device = "cuda"  # type: ignore[assignment]
 
 
 def test_changes_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     data = TensorDataset(torch.arange(2))
-    its: Any = OnDevice(network(), DataLoader(data))
+    its = OnDevice({"model": network()}, [], [DataLoader(data)])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -888,7 +884,8 @@ def test_changes_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found >= {"tf32", "bf16", "pin-memory", "cudnn-benchmark", "compile=reduce-overhead"}
     assert found >= {"expandable-segments", "channels-last"}
     assert not {"non-blocking", "malloc", "huge-pages", "omp-wait=active", "no-float16"} & found
-    attention: Any = OnDevice(nn.MultiheadAttention(2, 1), DataLoader(data, pin_memory=True))
+    attends, pinned = nn.MultiheadAttention(2, 1), DataLoader(data, pin_memory=True)
+    attention = OnDevice({"model": attends}, [], [pinned])
     found = set(rows(attention))
     assert found >= {"sdpa=flash", "sdpa=mem_efficient", "sdpa=cudnn", "non-blocking"}
     assert not {"pin-memory", "cudnn-benchmark", "channels-last"} & found
