@@ -56,7 +56,8 @@ def parts(found: Tries, script: Sequence[str]) -> list[Part]:
     if measured:
         said.append(_table(measured))
     rest = [each for each in found.tried if each.result not in (*_MEASURED, "fits")]
-    said += [wrapped(f"{each.words}: {_why_not(each)}") for each in rest]
+    lines = [wrapped(f"{each.words}: {_why_not(each)}", indent="  ") for each in rest]
+    said += [[line for some in lines for line in some]] if rest else []
     return said
 
 
@@ -87,7 +88,7 @@ def _recommended(found: Tries, script: Sequence[str]) -> list[str]:
 def _interval(each: Tried) -> str:
     if each.share is None or each.low is None or each.high is None:
         return percent_change(each.share or 0.0)
-    low, high = percent_change(each.low).removesuffix(" %"), percent_change(each.high)
+    low, high = percent_change(each.low), percent_change(each.high)
     return f"{percent_change(each.share)} ({low} to {high})"
 
 
@@ -98,7 +99,9 @@ def _table(measured: Sequence[Tried]) -> Section:
             "change": [each.words for each in measured],
             "before_ns": [each.before_ns for each in measured],
             "after_ns": [each.after_ns for each in measured],
-            "by": [_interval(each) for each in measured],
+            "by": [each.share for each in measured],
+            "from": [each.low for each in measured],
+            "to": [each.high for each in measured],
             "predicted": [-each.predicted[0] if each.predicted else None for each in measured],
             "verdict": [_verdict(each) for each in measured],
             "losses": [each.losses.removeprefix("equal within ") for each in measured],
@@ -106,18 +109,21 @@ def _table(measured: Sequence[Tried]) -> Section:
     )
     return Section(
         table,
-        ["change", "before_ns", "after_ns", "by", "predicted", "verdict", "losses"],
-        "Changes that were measured, with the time of a step",
+        [*table.columns],
+        "Changes that were measured, with the step, its change and the interval",
         missable=["predicted", "before_ns"],
         text_width=_WIDTH,
         narrowest=_WIDTH // 5,
-        texts={"before_ns": text, "after_ns": text, "predicted": percent_change},
+        texts={
+            **dict.fromkeys(("before_ns", "after_ns"), text),
+            **dict.fromkeys(("by", "from", "to", "predicted"), percent_change),
+        },
         all_columns="--json",
     )
 
 
 def _verdict(each: Tried) -> str:
-    return each.verdict if each.verdict == "not the same work" else each.result
+    return "other work" if each.verdict == "not the same work" else each.result
 
 
 def _why_not(each: Tried) -> str:
