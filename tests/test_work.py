@@ -283,3 +283,32 @@ def test_models_that_follow_one_another_are_not_added_up() -> None:
 
     facts, _ = observed(program)
     assert {*facts["parameters"].values()} == {PARAMETERS}
+
+
+# torch itself warns
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
+@pytest.mark.parametrize("part", ["loss", "step"])
+def test_what_a_compiled_function_does_is_not_seen(part: str) -> None:
+    net, losses = model(), list[float]()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    parts: dict[str, Any] = {
+        "loss": lambda x, y: F.cross_entropy(net(x), y),
+        "step": lambda: optimizer.step(),
+    }
+    parts[part] = torch.compile(parts[part], backend="aot_eager")
+
+    def program() -> None:
+        for x, y in zip(INPUTS, LABELS):
+            optimizer.zero_grad()
+            loss = parts["loss"](x, y)
+            loss.backward()
+            losses.append(loss.item())
+            parts["step"]()
+
+    facts, seen = observed(program)
+    assert seen == losses
+    assert facts["compiles"]
+    assert facts["training"]["is_whole"] is (part == "step")
+    assert facts["steps"] == (STEPS if part == "loss" else None)
+    # but in the counted steps, compiled functions run eager
+    assert (facts["flops"], facts["modules"]["Linear"]) == (STEP_FLOPS, 2)
