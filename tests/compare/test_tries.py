@@ -243,8 +243,10 @@ def test_a_change_that_breaks_the_script_is_said_to_fail_and_the_others_are_meas
 def test_a_short_script_is_started_again_until_there_are_enough_blocks(
     tried: Callable[..., Tries],
 ) -> None:
-    found = tried(Made({"workers=2": 0.5}, steps=40), "workers=2")
+    made = Made({"workers=2": 0.5}, steps=40)
+    found = tried(made, "workers=2")
     assert results(found)["workers=2"] == "faster"
+    assert made.started.count("workers=2") == 9  # the blocks of the first run were too long
 
 
 def test_a_script_with_too_few_steps_is_said_so(tried: Callable[..., Tries]) -> None:

@@ -24,6 +24,7 @@ from msgspec import Meta, Struct
 
 from instrument.base.errors import CaptureError
 from instrument.base.files import CAPTURES_VARIABLE
+from instrument.base.units import counted
 from instrument.read.compare.work import Declared, Work
 from instrument.read.trace.capture_json import BAD_JSON
 from instrument.read.views.find_captures import captures_below
@@ -207,8 +208,12 @@ class ScriptRun:
 
     def _how_it_ended(self) -> StepsError:
         status = self._process.poll()
+        if status == 0 and not self._lines:
+            return ScriptEndedError(
+                "The script has ended before two steps were seen: --step says what ends a step."
+            )
         if status == 0:
-            return ScriptEndedError(f"The script has ended after {self.steps} steps.")
+            return ScriptEndedError(f"The script has ended after {counted(self.steps, 'step')}.")
         if status is not None and status < 0:
             name = signal.strsignal(-status)
             return ScriptError(f"The script was ended by signal {-status} ({name}).")

@@ -126,8 +126,12 @@ class Tries:
 
 @dataclass(slots=True)
 class Pair:
-    """What was measured of a run without a change (A) and of one with it (B)."""
+    """What was measured of a run without a change (A) and of one with it (B).
 
+    `most` is the most steps of a timed block: a short script ends before longer ones.
+    """
+
+    most: int
     blocks: list[list[RunTime]] = field(default_factory=list)
     work: dict[str, Work] = field(default_factory=dict)
 
@@ -335,7 +339,7 @@ def _measure(plan: Plan, found: Tries, each: Tried, needed_s: float) -> float:
 
 def _compare(plan: Plan, found: Tries, each: Tried) -> None:
     """Run blocks until there is a verdict, and write the certificate."""
-    pair, most = Pair(), plan.steps or _MOST_STEPS
+    pair = Pair(plan.steps or _MOST_STEPS)
     try:
         while not _is_decided(pair.blocks):
             done = len(pair.blocks)
@@ -344,8 +348,10 @@ def _compare(plan: Plan, found: Tries, each: Tried) -> None:
                 plan.started("with", each.words) as changed,
                 suppress(ScriptEndedError),
             ):
-                _take_turns(plan, without, changed, pair, most)
-            if len(pair.blocks) == done and (most := most // 2) == 0:
+                _take_turns(plan, without, changed, pair)
+            if len(pair.blocks) == done:
+                pair.most //= 3
+            if not (pair.most and pair.work):
                 raise ScriptEndedError("The script has too few steps to be measured.")
     except TimeUpError:
         if len(pair.blocks) < _BLOCKS:
@@ -424,14 +430,14 @@ def _alike(works: Works) -> Works:
     )
 
 
-def _take_turns(plan: Plan, without: ScriptRun, changed: ScriptRun, pair: Pair, most: int) -> None:
+def _take_turns(plan: Plan, without: ScriptRun, changed: ScriptRun, pair: Pair) -> None:
     """Add blocks in which the two runs take turns, A B B A or B A A B, over the same steps."""
     sides: dict[Label, ScriptRun] = {"A": without, "B": changed}
     for run in sides.values():
         run.start(plan.until)
     first = [run.run(3, plan.until, lead=_LEAD_AT_FIRST) for run in sides.values()]
-    steps = min(_steps_of_block(plan, max(first)), most)
-    is_first = not pair.work
+    steps = pair.most = min(_steps_of_block(plan, max(first)), pair.most)
+    is_first = not pair.blocks
     is_b_first = np.random.default_rng(_SEED).integers(0, 2, 2 * _BLOCKS)
     while True:
         if is_first:  # with the losses of all steps so far
