@@ -103,8 +103,11 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     from instrument.record.applied_changes import variables
     from instrument.record.changes import CHANGES, parse
 
-    wanted = [f"{name}={value}" if value else name
-              for name, value in parse(",".join(arguments.changes))]  # fmt: skip
+    # a change without its value means each value that fits
+    wanted = [word for part in arguments.changes for word in part.split(",") if word]
+    for word in wanted:
+        if not (word in CHANGES and CHANGES[word].values):
+            parse(word)
     if arguments.dry_run:
         chosen = {each.partition("=")[0] for each in wanted} or CHANGES.keys()
         return [[f"{name}: {each.does}" for name, each in CHANGES.items() if name in chosen]]
@@ -134,6 +137,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
             steps=arguments.steps,
             gradients=arguments.gradients,
             variables_of=variables,
+            by_hand_of=_by_hand,
             predict=_predicted,
             text_of=markdown,
             say=say,
@@ -142,6 +146,13 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     if arguments.json:
         return Written(as_json(found))
     return Written(as_markdown(found)) if arguments.markdown else parts(found, arguments.program)
+
+
+def _by_hand(words: str) -> str:
+    from instrument.record.changes import CHANGES
+
+    name, _, value = words.partition("=")
+    return CHANGES[name].by_hand.replace("{value}", value)
 
 
 def _ask(arguments: argparse.Namespace, here: Path, changes: int) -> None:

@@ -126,6 +126,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Trie
             steps=None,
             gradients=True,
             variables_of=lambda _: {},
+            by_hand_of=lambda words: f"by hand {words}",
             predict=lambda _: predicted,
             text_of=lambda _: "",
             say=lambda _: None,
@@ -282,6 +283,13 @@ def test_the_folder_of_another_script_is_refused(
     (tmp_path / tries.STATE_FILE).write_text("{")
     with pytest.raises(ConfigError, match="damaged"):
         tried(Made(), "fused")
+
+
+def test_another_value_than_those_that_fit_can_be_asked_for(tried: Callable[..., Tries]) -> None:
+    found = tried(Made({"workers=8": 0.5}), "workers=8")
+    (each,) = (each for each in found.tried if each.result != "fits")
+    assert (each.words, each.result, each.by_hand) == ("workers=8", "faster", "by hand workers=8")
+    assert results(tried(Made(), "threads"))["threads=1"] == "same"
 
 
 def test_nothing_fits(tried: Callable[..., Tries]) -> None:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -59,7 +59,9 @@ MARGIN = 0.01
 _BLOCKS = 8
 # Blocks of the run in which changes are alternated, and the change that is measured further.
 _BLOCKS_OF_SCREEN, _PROMISING = 4, -0.01
-_SHARE_OF_SCREEN = 0.4  # of the budget that is left, the most that this run takes
+# This run, and each change that is measured, take at most this share of the budget that is left,
+# but at least 60 s.
+_SHARE, _LEAST_S = 0.4, 60.0
 _MOST_RUNS = 4  # of the script, to alternate its changes, if it ends early or a change breaks it
 _SEED = 0
 _MOST_AGAIN = 200  # steps of another run without changes, to compare the losses
@@ -150,6 +152,7 @@ class Plan:
         steps: how many steps a timed block has; None means about 0.3 s.
         gradients: whether the certificates compare the norms of gradients.
         variables_of: the environment variables of changes.
+        by_hand_of: how to write a change in the script.
         predict: the savings that the findings in captures predict, by code: the share of the step,
             and its bounds.
         text_of: the Markdown of a certificate.
@@ -165,6 +168,7 @@ class Plan:
     steps: int | None
     gradients: bool
     variables_of: Callable[[str], Mapping[str, str]]
+    by_hand_of: Callable[[str], str]
     predict: Callable[[Sequence[Path]], Mapping[str, tuple[float, float, float]]]
     text_of: Callable[[Proof], str]
     say: Callable[[str], object]
@@ -177,6 +181,11 @@ class Plan:
     def wants(self, each: Tried) -> bool:
         """Whether a change was asked for."""
         return not self.wanted or bool({each.name, each.words} & {*self.wanted})
+
+    def until_part(self) -> float:
+        """The time until which a part of the work may last, so that budget is left for others."""
+        now = time.monotonic()
+        return min(self.until, now + max(_SHARE * (self.until - now), _LEAST_S))
 
     def started(self, name: str, words: str = "", *, recorded: bool = False) -> ScriptRun:
         """Start the script with changes, in a run of this name."""
@@ -201,6 +210,7 @@ def try_changes(plan: Plan) -> Tries:
     if not found.tried:
         _run_as_it_is(plan, found)
         save_state(found, plan.folder)
+    _add_values(plan, found)
     chosen = [each for each in found.tried if plan.wants(each)]
     if not chosen:
         fit = ", ".join(each.words for each in found.tried) or "none"
@@ -225,6 +235,17 @@ def try_changes(plan: Plan) -> Tries:
             found.together = combined
             _measure(plan, found, combined, longest_s)
     return found
+
+
+def _add_values(plan: Plan, found: Tries) -> None:
+    """Add the changes that were asked for with another value than those that fit."""
+    for words in plan.wanted:
+        name, _, value = words.partition("=")
+        alike = [each for each in found.tried if each.name == name and value]
+        if alike and all(each.words != words for each in alike):
+            row = {key: getattr(alike[0], key) for key in Applicable.__struct_fields__}
+            given = {"words": words, "by_hand": plan.by_hand_of(words)}
+            found.tried.append(Tried(**row | given))
 
 
 def _expected_saving(each: Tried) -> float:
@@ -281,8 +302,7 @@ def _screen(plan: Plan, found: Tries) -> None:
         return
     plan.say(f"Alternating {len(left)} changes in one run of the script.")
     ratios: dict[str, list[float]] = {each.words: [] for each in left}
-    now = time.monotonic()
-    until = now + _SHARE_OF_SCREEN * (plan.until - now)
+    until = plan.until_part()
     for _ in range(_MOST_RUNS):
         with plan.started("alternated") as run, suppress(ScriptEndedError, TimeUpError):
             run.start(until)
@@ -327,7 +347,7 @@ def _measure(plan: Plan, found: Tries, each: Tried, needed_s: float) -> float:
         each.result, each.why = "not tried", "the budget was used up"
     else:
         try:
-            _compare(plan, found, each)
+            _compare(replace(plan, until=plan.until_part()), found, each)
             plan.say(f"{each.words}: {each.result}, {percent_change(each.share or 0.0)}")
         except StepsError as error:
             late = isinstance(error, TimeUpError)
