@@ -29,8 +29,9 @@ from instrument.record.unedited import Watch
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads of so small operators would only wait for each other, for long on a busy machine."""
+def _as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One thread, as others would only wait for each other; Dynamo turns these checks off."""
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

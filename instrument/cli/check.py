@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from instrument.base.printable import printable
+from instrument.base.prose import wrapped
 from instrument.cli.arguments import CAPTURES, path_or_url
 from instrument.cli.output import Result, Written
 from instrument.read.views.json_text import json_text
@@ -64,7 +65,10 @@ def run(arguments: argparse.Namespace) -> Result:
     every = [*found, *([("all traces together", of_job)] if of_job else [])]
     holds = all(each.holds(required) is not False for _, of in every for each in of)
     if not arguments.json:
-        lines = [[printable(name), *(_line(each, required) for each in of)] for name, of in every]
+        lines = [
+            [printable(name), *(line for each in of for line in _lines(each, required))]
+            for name, of in every
+        ]
         return Result(Written("\n\n".join(map("\n".join, lines))), int(not holds))
     content = {
         "required": required,
@@ -79,10 +83,10 @@ def _plain(found: list[Claim], required: float) -> list[dict[str, Any]]:
     return [each._asdict() | {"holds": each.holds(required)} for each in found]
 
 
-def _line(claim: Claim, required: float) -> str:
+def _lines(claim: Claim, required: float) -> list[str]:
     holds = claim.holds(required)
     # not rounded up, so that 98.996 % is not 99
     figure = "" if claim.share is None else f"{math.floor(claim.share * 10_000) / 100:.2f} %"
     follows = f", so {claim.means}" if holds is False else ""
     why = f": {claim.why}{follows}" if claim.why else ""
-    return f"  {_MARKS[holds]:8}{figure:>8}  {claim.claim}{why}"
+    return wrapped(f"{claim.claim}{why}", f"  {_MARKS[holds]:8}{figure:>8}  ")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from instrument.base.errors import ConfigError
+from instrument.base.prose import wrapped
 from instrument.cli.arguments import add_formats, positive
 from instrument.cli.output import Parts, Written, say
 
@@ -102,6 +103,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     from instrument.read.show.tries import as_json, as_markdown, parts
     from instrument.record.applied_changes import variables
     from instrument.record.changes import CHANGES, parse
+    from instrument.record.script import prepared
 
     # a change without its value means each value that fits
     wanted = [word for part in arguments.changes for word in part.split(",") if word]
@@ -110,9 +112,13 @@ def run(arguments: argparse.Namespace) -> str | Parts:
             parse(word)
     if arguments.dry_run:
         chosen = {each.partition("=")[0] for each in wanted} or CHANGES.keys()
-        return [[f"{name}: {each.does}" for name, each in CHANGES.items() if name in chosen]]
-    if not arguments.program:
-        raise ConfigError("instrument try needs a script, or -m and a module, to run.")
+        rows = (
+            wrapped(each.does, f"{name}{'=…' if each.values else ''}: ", indent="  ")
+            for name, each in CHANGES.items()
+            if name in chosen
+        )
+        return [[line for each in rows for line in each]]
+    prepared(arguments.program)  # raises if there is no script
     launchers = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
     if any(Path(each).name.startswith(launchers) for each in arguments.program[:2]):
         raise ConfigError(
@@ -157,11 +163,12 @@ def _by_hand(words: str) -> str:
 
 def _ask(arguments: argparse.Namespace, here: Path, changes: int) -> None:
     place = "this folder" if arguments.here else f"a copy of this folder, {here}"
-    say(
+    said = (
         f"The script will run at most {2 * changes + 4} times, two of them at a time, in {place}, "
         f"for at most {arguments.budget / 60:.3g} minutes. Each run is ended after some steps. "
         "What it sends to others, or writes to other folders, it does in each run."
     )
+    say(*wrapped(said))
     if sys.stdin is None or not sys.stdin.isatty():
         raise ConfigError("Nobody can answer here: give --yes to run the script.")
     if input("Go on? [y/N] ").strip().lower() not in ("y", "yes"):

@@ -72,7 +72,7 @@ def prepared(words: Sequence[str]) -> Callable[[], None]:
     as_module = words[:1] == ["-m"]
     words = [*words[as_module:]]
     if not words:
-        raise ConfigError("instrument run needs a script, or -m and a module, to run.")
+        raise ConfigError("The command needs a script, or -m and a module, to run.")
     if not as_module and not Path(words[0]).exists():
         raise ConfigError(f"There is no script {words[0]}: give a file, or -m and a module.")
     return lambda: _run(words, as_module)

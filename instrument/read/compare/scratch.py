@@ -28,7 +28,7 @@ def copy_folder(folder: Path, target: Path, without: Path) -> list[str]:
             (target / entry.name).symlink_to(entry)
             linked.append(entry.name)
         elif entry.is_dir():
-            shutil.copytree(entry, target / entry.name, symlinks=True)
+            shutil.copytree(entry, target / entry.name, symlinks=True, ignore=_special)
         elif entry.is_file():
             shutil.copy2(entry, target / entry.name)
     return linked
@@ -44,6 +44,16 @@ def edited(folder: Path, copy: Path) -> str | None:
             if is_source and not filecmp.cmp(original, its, shallow=False):
                 return str(its.relative_to(copy))
     return None
+
+
+def _special(folder: str, names: list[str]) -> list[str]:
+    """What cannot be copied, such as sockets."""
+    paths = {name: Path(folder, name) for name in names}
+    return [
+        name
+        for name, path in paths.items()
+        if not (path.is_symlink() or path.is_file() or path.is_dir())
+    ]
 
 
 def _is_small(entry: Path) -> bool:

@@ -202,9 +202,8 @@ class ScriptRun:
         if self._process.poll() is not None:
             raise self._how_it_ended()
         if time.monotonic() > until:
-            raise TimeUpError(
-                f"the budget was used up before its steps had ended; its output is in {self.output}"
-            )
+            printed = f"; its output is in {self.output}" if self.output.stat().st_size else ""
+            raise TimeUpError(f"its time was used up before its steps had ended{printed}")
 
     def _how_it_ended(self) -> StepsError:
         status = self._process.poll()

@@ -116,6 +116,7 @@ class Tries:
         again: what another run without changes did, which tells whether its losses repeat.
         tried: the changes that fit the script.
         together: the best combination; None if at most one change is faster.
+        longest_s: how long the measurement of a change took at most.
     """
 
     program: str
@@ -123,6 +124,7 @@ class Tries:
     tried: list[Tried] = field(default_factory=list)
     together: Tried | None = None
     is_screened: bool = False
+    longest_s: float = 0.0
     format: Literal[1] = 1
 
 
@@ -222,18 +224,16 @@ def try_changes(plan: Plan) -> Tries:
         _screen(plan, found)
         found.is_screened = True
         save_state(found, plan.folder)
-    longest_s = 0.0
     for each in sorted(chosen, key=_expected_saving, reverse=True):
         if each.result in ("fits", "not tried"):
             is_last = len(parts_together(found.tried)) < 2  # else time is left for the combination
-            needed_s = longest_s * (1 if is_last or each.predicted else 2)
-            longest_s = max(longest_s, _measure(plan, found, each, needed_s))
+            _measure(plan, found, each, 1 if is_last or each.predicted else 2)
     parts = parts_together(found.tried)
     if len(parts) > 1:
         combined = _combined(parts)
         if found.together is None or found.together.words != combined.words:
             found.together = combined
-            _measure(plan, found, combined, longest_s)
+            _measure(plan, found, combined)
     return found
 
 
@@ -340,10 +340,10 @@ def _alternate(
             ratios[each.words].append(float(after - before))
 
 
-def _measure(plan: Plan, found: Tries, each: Tried, needed_s: float) -> float:
-    """Measure a change in two runs that take turns; return how many seconds it took."""
+def _measure(plan: Plan, found: Tries, each: Tried, times: int = 1) -> None:
+    """Measure a change in two runs that take turns, if there is time for so many changes."""
     began = time.monotonic()
-    if began + needed_s > plan.until:
+    if began + times * found.longest_s > plan.until:
         each.result, each.why = "not tried", "the budget was used up"
     else:
         try:
@@ -353,8 +353,8 @@ def _measure(plan: Plan, found: Tries, each: Tried, needed_s: float) -> float:
             late = isinstance(error, TimeUpError)
             each.result, each.why = "not tried" if late else "failed", str(error)
             plan.say(f"{each.words}: {each.result}: {each.why}")
+        found.longest_s = max(found.longest_s, time.monotonic() - began)
     save_state(found, plan.folder)
-    return time.monotonic() - began
 
 
 def _compare(plan: Plan, found: Tries, each: Tried) -> None:
@@ -406,9 +406,12 @@ def _certify(plan: Plan, found: Tries, each: Tried, pair: Pair, level: float) ->
         works = Works(works.a, works.b, found.again)
     folder = files.make_folder(plan.folder, each.words.replace("=", "-").replace(",", "+"))
     save_work(works := _alike(works), folder)
+    run = ["instrument", "run", *plan.options]
     programs = [
-        Program("A", "as it is", [*plan.script], plan.here),
-        Program("B", f"with {each.words}", [*plan.script], plan.here),
+        Program("A", "as it is", [*run, "--", *plan.script], plan.here),
+        Program(
+            "B", f"with {each.words}", [*run, "--with", each.words, "--", *plan.script], plan.here
+        ),
     ]
     predicted = Predicted(each.predicted_by, *each.predicted) if each.predicted else None
     proof = proof_of(

@@ -38,7 +38,7 @@ _FEWEST = 3
 # Training amplifies it, at most so much at a step, until single losses say nothing: from then on,
 # means of so many are compared. docs/proof.md has the measurements.
 _FIRST, _FIRST_COARSE = {52: 1e-12, 23: 5e-6, 10: 1e-3}, 5e-3
-_GROWTH, _MOST, _AVERAGED, _MOST_OF_MEANS = 1.3, 0.01, 20, 0.1
+_GROWTH, _MOST, _AVERAGED, _MOST_OF_MEANS = 1.6, 0.01, 20, 0.1
 # Counts that differ by less than these shares are alike; hardly any work is left below the last.
 _LESS, _FEWER_SAMPLES, _CACHED = 0.01, 0.1, 0.1
 _SHOWN = 5

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from instrument.base.prose import wrapped
-from instrument.base.units import durations_like, percent_change
+from instrument.base.units import duration, durations_like, percent_change
 from instrument.read.compare.tries import Tried, Tries
 from instrument.read.views.json_text import json_text
 from instrument.read.views.section import Part, Section
@@ -50,14 +50,22 @@ _MEASURED = ("faster", "slower", "same", "undecided")
 
 def parts(found: Tries, script: Sequence[str]) -> list[Part]:
     """Return the recommendation, and a row for each change."""
-    measured = [each for each in found.tried if each.result in _MEASURED]
+    every = [*found.tried, *([found.together] if found.together else [])]
+    measured = [each for each in every if each.result in _MEASURED]
     measured.sort(key=lambda each: each.share or 0.0)
-    said: list[Part] = [_recommended(found, script)]
+    said: list[Part] = [_recommended(found, script), *_faster_but(found, measured)]
     if measured:
         said.append(_table(measured))
     rest = [each for each in found.tried if each.result not in (*_MEASURED, "fits")]
     lines = [wrapped(f"{each.words}: {_why_not(each)}", indent="  ") for each in rest]
     said += [[line for some in lines for line in some]] if rest else []
+    if any(each.result == "not tried" for each in rest):
+        needs = (
+            f" A change takes about {duration(found.longest_s * 1e9)}." if found.longest_s else ""
+        )
+        said.append(
+            wrapped(f"The same command tries what was not tried, with a new budget.{needs}")
+        )
     return said
 
 
@@ -83,6 +91,19 @@ def _recommended(found: Tries, script: Sequence[str]) -> list[str]:
         f"Without an edit: instrument run --with {shlex.quote(chosen.words)} {shlex.join(script)}",
         f"The certificate: {chosen.proof}",
     ]
+
+
+def _faster_but(found: Tries, measured: Sequence[Tried]) -> list[Part]:
+    """The changes that are faster than what is recommended, but do not leave the losses equal."""
+    chosen = best(found)
+    least = (chosen.share if chosen else None) or 0.0
+    said = [
+        f"{each.words}: {_interval(each)}, but the losses are {each.losses}; see {each.proof}."
+        for each in measured
+        if each.result == "faster" and each.verdict != "faster and equal"
+        and (each.share or 0.0) < least
+    ]  # fmt: skip
+    return [[line for each in said for line in wrapped(each)]] if said else []
 
 
 def _interval(each: Tried) -> str:

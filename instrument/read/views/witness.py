@@ -416,7 +416,7 @@ CLAIMS = {
         "steps are whole", "steps are missing, repeated, unfinished or overlap",
         "means per step are wrong", "no step is marked", _steps),
     "versions": _Row(
-        "no fault of these versions is known", "", "see the thread",
+        "the versions have no known fault", "", "see the thread",
         "the trace names no version of the device's runtime or of Python",
         lambda capture: [] if faults(capture) is None else [(0, 1)]),
 }  # fmt: skip
