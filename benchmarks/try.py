@@ -68,6 +68,7 @@ def started(script: Path, words: str, folder: Path) -> ScriptRun:
     command = [sys.executable, "-m", "instrument", "run", *OFF]
     command += ["--with", words] if words else []
     added = variables(words) if words else {}
+    (folder / "run").mkdir()
     return ScriptRun([*command, "--", str(script)], folder, folder / "run", PATH | dict(added))
 
 
