@@ -101,8 +101,15 @@ def sources(capture: Views, *, always: bool = True) -> str:
     if not work.duration_ns.any():
         return ""
     shares = np.bincount(of, work.duration_ns, minlength=len(EVIDENCE)) / work.duration_ns.sum()
+    early = float(work.duration_ns[work.launch < 0].sum() / work.duration_ns.sum())
+    before = ""
+    if _MANY < early < 1 - _MANY:  # else the trace shows no launches
+        before = (
+            f"{percent(early)} of the device time has no launch in the trace, mostly because it "
+            "was launched before the recording began: some layers have run once more than others."
+        )
     if not always and shares[UNKNOWN] < _MANY and shares[SEQUENCE] < 0.5:
-        return ""
+        return before
     told = ", ".join(f"{name} {percent(share)}" for name, share in zip(EVIDENCE, shares) if share)
     how = (
         "record a window of the same program without CUDA graphs, with the session's model or "
@@ -110,4 +117,5 @@ def sources(capture: Views, *, always: bool = True) -> str:
         if replayed(capture.events, work.event, work.call).any()
         else "give the session the model (model=…), or record with_stack=true"
     )
-    return f"Layers of the device time by evidence: {told}. So that layers have names, {how}."
+    said = f"Layers of the device time by evidence: {told}. So that layers have names, {how}."
+    return f"{said} {before}".rstrip()
