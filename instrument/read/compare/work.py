@@ -13,6 +13,7 @@ from statistics import median
 from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
 
 from instrument.base import files
@@ -35,10 +36,10 @@ Counts = Annotated[dict[Name, Amount], Meta(max_length=256)]
 _BITS = {"float64": 52, "float32": 23, "tf32": 10, "float16": 10, "bfloat16": 7}
 _FEWEST = 3
 # By these bits, the largest relative difference of the first losses, which the same weights give.
-# Training amplifies it, at most so much at a step, until single losses say nothing: from then on,
-# means of so many are compared. docs/proof.md has the measurements.
+# Training amplifies it, by a factor for each step or that of the largest difference so far, until
+# single losses say nothing: from then on, means of so many are compared. docs/proof.md says more.
 _FIRST, _FIRST_COARSE = {52: 1e-12, 23: 5e-6, 10: 1e-3}, 5e-3
-_GROWTH, _MOST, _AVERAGED, _MOST_OF_MEANS = 1.6, 0.01, 20, 0.1
+_GROWTH, _AMPLIFIED, _MOST, _AVERAGED, _MOST_OF_MEANS = 1.3, 10.0, 0.01, 20, 0.1
 # Counts that differ by less than these shares are alike; hardly any work is left below the last.
 _LESS, _FEWER_SAMPLES, _CACHED = 0.01, 0.1, 0.1
 _SHOWN = 5
@@ -207,23 +208,27 @@ def compare_values(
         return Numbers("unknown", 0, None, "no loss was seen")
     least = median(known) / 100  # losses near zero are compared with the usual ones
     first = _FIRST.get(bits, _FIRST_COARSE)
-    growth = 1.0 if done is None else _GROWTH
-    before, single = done or 0, len(pairs)
-    if done is not None:
-        single = max(math.floor(math.log(_MOST / first, _GROWTH)) + 1 - done, 0)
     changes = [0.0 if p == q else _change(x, y, least) for (x, y), p, q in zip(pairs, a, b)]
     where = f"{len(a)} in A and {len(b)} in B" if len(a) != len(b) else ""
-    for step, change in enumerate(changes[:single]):
-        if not where and change > first * growth ** (step + before):
+    single, seen = 0, 0.0
+    for step, change in enumerate(changes):
+        limit = first if done is None else max(first * _GROWTH ** (step + done), _AMPLIFIED * seen)
+        if done is not None and max(seen, first * _GROWTH ** (step + done)) > _MOST:
+            break
+        if not where and change > limit:
             x, y = pairs[step]
             where = f"{x:.7g} in A and {y:.7g} in B at {noun} {step}"
+        single, seen = step + 1, max(seen, change)
     later = pairs[single:]
     parts = max(len(later) // _AVERAGED, 1)
     for part in range(parts if later and not where else 0):
-        some = later[part * len(later) // parts : (part + 1) * len(later) // parts]
-        x, y = (sum(each) / len(some) for each in zip(*some))
-        if not where and not _change(x, y, least) <= _MOST_OF_MEANS:
+        some = np.array(later[part * len(later) // parts : (part + 1) * len(later) // parts])
+        with np.errstate(invalid="ignore"):  # of losses that are not finite
+            x, y = map(float, some.mean(axis=0))
+            chance = 2 * math.sqrt(some.var(axis=0).sum() / len(some))
+        if not (_change(x, y, least) <= _MOST_OF_MEANS or abs(x - y) <= chance):
             where = f"a mean of {x:.4g} in A and {y:.4g} in B over {noun}s after {single}"
+            break
     equality: Equality = "different" if where else "equal within rounding"
     largest = max(changes if where else changes[:single], default=0.0)
     if not where and max(changes[single:], default=0.0) > _MOST:
