@@ -25,10 +25,22 @@ def record(word, speaker):
     return (8000 * wave).astype(np.int16)
 
 
+class Store:
+    """Recordings in an object store, which answers after some milliseconds."""
+
+    def __init__(self, items, latency=0.002):
+        self.latency = latency
+        self.objects = {item: zlib.compress(record(*item).tobytes()) for item in items}
+
+    def get(self, item):
+        time.sleep(self.latency)
+        return zlib.decompress(self.objects[item])
+
+
 class SpokenWords(Dataset):
     def __init__(self, words, speakers, noise=0.05):
         self.items = [(w, s) for w in range(words) for s in range(speakers)]
-        self.files = [zlib.compress(record(*item).tobytes()) for item in self.items]
+        self.store = Store(self.items)
         self.window = np.hanning(256).astype(np.float32)
         self.noise = noise
 
@@ -36,7 +48,7 @@ class SpokenWords(Dataset):
         return len(self.items)
 
     def __getitem__(self, index):
-        samples = np.frombuffer(zlib.decompress(self.files[index]), np.int16)
+        samples = np.frombuffer(self.store.get(self.items[index]), np.int16)
         wave = samples.astype(np.float32) / 32768
         shift = np.random.randint(-800, 800)
         wave = np.roll(wave, shift)
