@@ -64,6 +64,8 @@ def sampled_here(sampler: LineSampler, times: int = 1, act: Callable[..., object
 
     def take() -> None:
         ready.wait()
+        while act is waits and not go._cond._waiters:  # type: ignore[attr-defined]
+            time.sleep(0)
         for _ in range(times):
             sampler.sample()
         go.set()

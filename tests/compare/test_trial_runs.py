@@ -101,6 +101,6 @@ def test_a_script_that_was_killed_is_said_so(tmp_path: Path) -> None:
 def test_a_run_without_steps_ends_with_the_budget(tmp_path: Path) -> None:
     with (
         started(tmp_path, "import signal; signal.pause()") as run,
-        pytest.raises(TimeUpError, match="had ended$"),  # it has no output to name
+        pytest.raises(TimeUpError, match=r"had ended$"),  # it has no output to name
     ):
         run.start(time.monotonic())
