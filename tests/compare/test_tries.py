@@ -96,6 +96,8 @@ class MadeRun:
         return [Path("capture")]
 
     def work(self, until: float) -> Work:
+        if self.steps > self._made.steps:
+            raise ScriptEndedError("The script has ended.")
         return Work([self.loss.hex()] * self.steps, [], FACTS, 1)
 
     def run(self, steps: int, until: float, *, lead: int = 0, changes: str = "") -> float:
@@ -248,6 +250,25 @@ def test_a_short_script_is_started_again_until_there_are_enough_blocks(
     found = tried(made, "workers=2")
     assert results(found)["workers=2"] == "faster"
     assert made.started.count("workers=2") == 9  # the blocks of the first run were too long
+
+
+def test_the_losses_of_a_short_script_are_compared_with_those_of_another_run(
+    tried: Callable[..., Tries],
+) -> None:
+    made = Made({"fused": 0.5}, steps=150)
+    made.losses = {"fused": 0.6}
+    run = made.run
+
+    def shorter(command: Sequence[str], here: Path, folder: Path, variables: Any) -> MadeRun:
+        made.steps = 70 if folder.name == "again" else 150
+        return run(command, here, folder, variables)
+
+    made.run = shorter  # type: ignore[method-assign]
+    found = tried(made, "fused")
+    each = next(each for each in found.tried if each.words == "fused")
+    assert (each.result, each.losses) == ("faster", "different")
+    assert found.again is not None
+    assert len(found.again.losses) == 60
 
 
 def test_a_script_with_too_few_steps_is_said_so(tried: Callable[..., Tries]) -> None:

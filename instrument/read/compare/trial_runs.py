@@ -146,7 +146,7 @@ class ScriptRun:
                 self.changes = first.changes
             if first.rank == 0:
                 self._lines.insert(0, self._lines.pop())
-        self._stop()
+        self._signal(signal.SIGSTOP)
 
     def run(self, steps: int, until: float, *, lead: int = 0, changes: str = "") -> float:
         """Run steps with these changes switched on; return the mean time of a step in ns.
@@ -176,12 +176,12 @@ class ScriptRun:
         return work
 
     def _ask(self, request: dict[str, Any], until: float) -> _Answer:
-        os.killpg(self._process.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
         for each in self._lines:
             with suppress(OSError):  # the script has ended
                 each.connection.sendall(msgspec.json.encode(request) + b"\n")
         answers = [self._answer(each, until) for each in self._lines]
-        self._stop()
+        self._signal(signal.SIGSTOP)
         if (error := next((each.error for each in answers if each.error), None)) is not None:
             raise ChangeError(error)
         return answers[0]
@@ -226,14 +226,13 @@ class ScriptRun:
         last = next(raised if is_raised else reversed([*raised]), "no output")[:_SHOWN_WIDTH]
         return ScriptError(f"The script has ended with status {status}: {last}")
 
-    def _stop(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGSTOP)
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):  # all its processes have ended
+            os.killpg(self._process.pid, number)
 
     def kill(self) -> None:
         """End the run without letting the script notice, so that it saves nothing more."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self._process.wait()
         for each in self._lines:
             each.connection.close()

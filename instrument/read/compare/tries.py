@@ -64,7 +64,8 @@ _BLOCKS_OF_SCREEN, _PROMISING = 4, -0.01
 _SHARE, _LEAST_S = 0.4, 60.0
 _MOST_RUNS = 4  # of the script, to alternate its changes, if it ends early or a change breaks it
 _SEED = 0
-_MOST_AGAIN = 200  # steps of another run without changes, to compare the losses
+# Steps of another run without changes, to compare the losses, in all and until they are asked for.
+_MOST_AGAIN, _STEPS_AGAIN = 200, 20
 _MOST_BYTES = 64 << 20
 # A timed block takes about this long; one step before it is not timed.
 _BLOCK_NS, _MOST_STEPS = 300e6, 100
@@ -296,8 +297,7 @@ def _steps_of_block(plan: Plan, step_ns: float) -> int:
 
 def _screen(plan: Plan, found: Tries) -> None:
     """Alternate the changes that can be switched in one run; leave out those without promise."""
-    left = [each for each in found.tried if each.switchable]
-    left = [each for each in left if each.result == "fits"]
+    left = [each for each in found.tried if each.switchable and each.result == "fits"]
     if len(left) < 2:
         return
     plan.say(f"Alternating {len(left)} changes in one run of the script.")
@@ -308,8 +308,11 @@ def _screen(plan: Plan, found: Tries) -> None:
             run.start(until)
             steps = _steps_of_block(plan, run.run(3, until, lead=_LEAD_AT_FIRST))
             _alternate(run, left, ratios, steps, until)
-        left = [each for each in left if len(ratios[each.words]) < _BLOCKS_OF_SCREEN]
-        left = [each for each in left if each.result == "fits"]
+        left = [
+            each
+            for each in left
+            if each.result == "fits" and len(ratios[each.words]) < _BLOCKS_OF_SCREEN
+        ]
         if not left or time.monotonic() > until:
             break
     for each in found.tried:
@@ -430,13 +433,14 @@ def _certify(plan: Plan, found: Tries, each: Tried, pair: Pair, level: float) ->
 
 
 def _run_again(plan: Plan, steps: int) -> Work | None:
-    """What the script does without changes in another run; None if the budget does not last."""
-    with plan.started("again") as run, suppress(TimeUpError):
+    """What the script does without changes in another run; None if not even a part of it ran."""
+    work, wanted = None, min(max(steps - 2, 1), _MOST_AGAIN)
+    with plan.started("again") as run, suppress(StepsError):  # the script or the budget ends
         run.start(plan.until)
-        with suppress(StepsError):
-            run.run(min(max(steps - 2, 1), _MOST_AGAIN), plan.until)
-        return run.work(plan.until)
-    return None
+        while run.steps < wanted:
+            run.run(min(_STEPS_AGAIN, wanted - run.steps), plan.until)
+            work = run.work(plan.until)
+    return work
 
 
 def _alike(works: Works) -> Works:
