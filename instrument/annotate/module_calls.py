@@ -10,10 +10,12 @@ Module hooks are not used, for four reasons:
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from operator import is_
 from typing import Any
 from weakref import WeakSet, ref
@@ -229,6 +231,23 @@ def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
 
     ranged.__wrapped__ = call  # type: ignore[attr-defined]
     return ranged
+
+
+def wrap_function(owner: Any, name: str, wrap: Callable[..., Any]) -> Callable[[], None]:
+    """Wrap a function of a module or class, which Dynamo then skips; the result unwraps it."""
+    before = inspect.getattr_static(owner, name)
+    is_static = isinstance(before, staticmethod)
+    function = before.__func__ if is_static else before
+    wrapped = wraps(function)(wrap(function))
+    skip_in_dynamo(wrapped)
+    after = staticmethod(wrapped) if is_static else wrapped
+    setattr(owner, name, after)
+
+    def unwrap() -> None:
+        if inspect.getattr_static(owner, name) is after:  # nobody else has wrapped it
+            setattr(owner, name, before)
+
+    return unwrap
 
 
 def skip_in_dynamo(function: Callable[..., Any], *, and_all_within: bool = False) -> None:

@@ -23,6 +23,10 @@ CAPTURES_VARIABLE = "INSTRUMENT_DIR"
 #: The environment variable with the file into which a process writes what work it did; see
 #: `record.work`.
 WORK_VARIABLE = "INSTRUMENT_WORK"
+#: The environment variable with the socket on which `instrument try` listens; see `record.trial`.
+TRIAL_VARIABLE = "INSTRUMENT_TRIAL"
+#: The environment variable with the changes, as `--with` names them, whose variables are set.
+CHANGES_VARIABLE = "INSTRUMENT_WITH"
 
 #: The file of a capture that describes the run and the window.
 METADATA_FILE = "capture.json"

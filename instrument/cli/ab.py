@@ -252,21 +252,14 @@ def _last_lines(output: Path) -> list[str]:
 @contextmanager
 def _programs(arguments: argparse.Namespace) -> Iterator[tuple[Program, Program]]:
     """Yield the two programs that the arguments name; remove the worktrees of revisions after."""
-    from instrument.read.compare.ab_runs import LABELS, Program, commit_of, python_path, worktrees
+    from instrument.read.compare.ab_runs import LABELS, Program, program_of_revision, worktrees
 
     sides, command, here = (arguments.a, arguments.b), arguments.program, Path.cwd()
     given = [each for each in sides if each is not None]
     if len(arguments.revisions) == 2 and not given and command:
         with worktrees(arguments.revisions, here) as folders:
             a, b = (
-                Program(
-                    label,
-                    name,
-                    command,
-                    folder,
-                    {"PYTHONPATH": python_path(folder)},
-                    commit_of("HEAD", folder),
-                )
+                program_of_revision(label, name, command, folder)
                 for label, name, folder in zip(LABELS, arguments.revisions, folders)
             )
             yield a, b

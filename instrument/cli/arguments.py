@@ -26,6 +26,13 @@ def add_formats(parser: argparse.ArgumentParser, **texts: str) -> None:
         group.add_argument(f"--{name}", action="store_true", help=text)
 
 
+def add_step_kind(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says what ends a step of a script."""
+    kinds = ("optimizer", "backward", "forward")
+    text = f"what ends a step: {', '.join(kinds)}"
+    parser.add_argument("--step", metavar="KIND", choices=kinds, help=text)
+
+
 def add_ignore(parser: argparse.ArgumentParser) -> None:
     """Add the option --ignore, for codes of findings."""
     parser.add_argument(

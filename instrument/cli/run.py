@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from instrument.base.errors import ConfigError, reason_of
+from instrument.base.files import CHANGES_VARIABLE, TRIAL_VARIABLE
 from instrument.base.prose import wrapped
 from instrument.base.rank_info import lowest_rank, rank_info
+from instrument.cli.arguments import add_step_kind
 from instrument.cli.output import say
 from instrument.record.own_modules import doubles, own_modules
 from instrument.record.script import prepared, when_torch_is_loaded
@@ -67,8 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(options=[])
     add = parser.add_argument
     add("words", metavar="PRESET", nargs="*", help=f"what to record (default: {_PRESET})")
-    kinds = ("optimizer", "backward", "forward")
-    add("--step", metavar="KIND", choices=kinds, help=f"what ends a step: {', '.join(kinds)}")
+    add_step_kind(parser)
     changes = "changes of `instrument try` to make to the script, such as fused,workers=2"
     add("--with", dest="changes", metavar="CHANGES", default="", help=changes)
 
@@ -102,7 +103,7 @@ def run(arguments: argparse.Namespace) -> Callable[[], int]:
     overrides = [word for word in words if "=" in word]
     config_of(preset, overrides)  # raises before the script begins
     script, changes = prepared(arguments.program), arguments.changes
-    if changes and os.environ.get("INSTRUMENT_WITH") != changes:
+    if changes and os.environ.get(CHANGES_VARIABLE) != changes:
         # the script must load torch itself, in a process that has the variables of the changes
         from instrument.record.applied_changes import variables
 
@@ -153,7 +154,7 @@ def _record(act: Callable[[], T], asked: Asked, spawned: int | None = None) -> T
     from instrument.base import log
 
     preset, overrides, kind, changes, program = asked
-    is_trial = "INSTRUMENT_TRIAL" in os.environ
+    is_trial = TRIAL_VARIABLE in os.environ
     if version("torch").startswith(_TALKS):
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # as docs/troubleshooting.md says
     config = config_of(preset, overrides)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from instrument.base.errors import ConfigError
 from instrument.base.prose import wrapped
-from instrument.cli.arguments import add_formats, positive
+from instrument.cli.arguments import add_formats, add_step_kind, positive
 from instrument.cli.output import Parts, Written, say
 
 HELP = "try changes that need no edit of a script, and measure which make it faster"
@@ -67,8 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--yes", action="store_true", help="do not ask before the first run")
     add("--dry-run", action="store_true", help="list the changes, and run nothing")
-    kinds = ("optimizer", "backward", "forward")
-    add("--step", metavar="KIND", choices=kinds, help=f"what ends a step: {', '.join(kinds)}")
+    add_step_kind(parser)
     add_formats(parser, json="print JSON", markdown="print Markdown for a pull request")
 
 
@@ -158,7 +157,7 @@ def _by_hand(words: str) -> str:
     from instrument.record.changes import CHANGES
 
     name, _, value = words.partition("=")
-    return CHANGES[name].by_hand.replace("{value}", value)
+    return CHANGES[name].by_hand_with(value)
 
 
 def _ask(arguments: argparse.Namespace, here: Path, changes: int) -> None:

@@ -77,20 +77,15 @@ def _repeated(proof: Proof) -> Check:
 @contextmanager
 def _programs(proof: Proof) -> Iterator[tuple[Program, Program]]:
     """Yield the programs of a certificate, in worktrees if these are revisions."""
-    from instrument.read.compare.ab_runs import Program, python_path, worktrees
+    from instrument.read.compare.ab_runs import Program, program_of_revision, worktrees
 
     here, commits = Path.cwd(), [each.commit for each in proof.programs]
     if any("***" in word for each in proof.programs for word in each.command):
         raise ConfigError("The certificate hides a word of a command, so --repeat cannot run it.")
     with worktrees(commits, here) if all(commits) else nullcontext([here, here]) as folders:
         a, b = (
-            Program(
-                each.label,
-                each.name,
-                each.command,
-                folder,
-                {"PYTHONPATH": python_path(folder)} if each.commit else {},
-                each.commit,
+            (program_of_revision if each.commit else Program)(
+                each.label, each.name, each.command, folder
             )
             for each, folder in zip(proof.programs, folders)
         )

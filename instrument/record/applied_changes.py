@@ -8,19 +8,18 @@ from dataclasses import dataclass, field
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from instrument.base.files import CHANGES_VARIABLE
 from instrument.base.log import logger
 from instrument.record.changes import CHANGES, Program, parse
 from instrument.record.parameters import alive
 from instrument.record.unedited import Watch
 
 Chosen = tuple[str, str]  # the name of a change, and its value
-#: The changes whose variables are set in this process, as `--with` names them.
-SET_VARIABLE = "INSTRUMENT_WITH"
 
 
 def variables(text: str) -> dict[str, str]:
     """The variables that must be set before a process starts, for the changes that `text` names."""
-    found = {SET_VARIABLE: text}
+    found = {CHANGES_VARIABLE: text}
     for name, value in parse(text):
         if (environment := CHANGES[name].environment) is not None:
             found |= environment(value)

@@ -98,6 +98,10 @@ class Change:
     environment: Callable[[str], Mapping[str, str]] | None = None
     values: str = ""  # a regular expression of its values
 
+    def by_hand_with(self, value: str) -> str:
+        """How to write it in the script with a value."""
+        return self.by_hand.replace("{value}", value or "default")
+
 
 def parse(text: str) -> list[tuple[str, str]]:
     """Split the text of `--with` into names and values: "fused,workers=2".
@@ -133,7 +137,7 @@ def applicable(program: Program) -> list[dict[str, Any]]:
             continue
         for value in values:
             row = {"name": name, "value": value, "with": f"{name}={value}" if value else name}
-            by_hand = change.by_hand.replace("{value}", value or "default")
+            by_hand = change.by_hand_with(value)
             row |= {"does": change.does, "by_hand": by_hand, "numbers": change.numbers}
             is_switchable = change.on is not None
             rows.append({**row, "findings": [*change.findings], "switchable": is_switchable})

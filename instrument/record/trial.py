@@ -18,14 +18,12 @@ from typing import Any
 import torch
 
 from instrument.base.errors import reason_of
+from instrument.base.files import TRIAL_VARIABLE
 from instrument.base.rank_info import rank_info
 from instrument.record.applied_changes import AppliedChanges, program_of
 from instrument.record.changes import Program, applicable, parse
 from instrument.record.unedited import Watch
 from instrument.record.work import Work
-
-#: The variable that names the socket.
-SOCKET_VARIABLE = "INSTRUMENT_TRIAL"
 
 
 def begin(changes: str, *, observes: bool) -> Callable[[Watch], object]:
@@ -35,7 +33,7 @@ def begin(changes: str, *, observes: bool) -> Callable[[Watch], object]:
     """
     applied = AppliedChanges(parse(changes))
     applied.prepare()
-    if SOCKET_VARIABLE in os.environ:
+    if TRIAL_VARIABLE in os.environ:
         work = Work() if observes else None
         if work:
             work.begin()
@@ -119,7 +117,7 @@ class Trial:
 
     def _connect(self, program: Program) -> None:
         own = socket.socket(socket.AF_UNIX)
-        own.connect(os.environ[SOCKET_VARIABLE])
+        own.connect(os.environ[TRIAL_VARIABLE])
         self._lines = own.makefile("rw")
         self._changes.switch(program)
         rank = rank_info()
@@ -138,8 +136,9 @@ class Trial:
 def _is_captured(watch: Watch) -> bool:
     """Whether all planned windows are finished."""
     session = watch.session
-    is_over = session is not None and session.window is None and not session.exporting
-    return is_over and bool(session and session.saved)
+    if session is None or session.window is not None:
+        return False
+    return session.saved > 0 and not session.exporting
 
 
 def _synchronize() -> None:

@@ -8,7 +8,6 @@ what ends a step, the others are as before; at the end, all are.
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import time
@@ -31,7 +30,12 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from instrument.annotate import module_calls
-from instrument.annotate.module_calls import Depth, after_outermost, skip_in_dynamo
+from instrument.annotate.module_calls import (
+    Depth,
+    after_outermost,
+    skip_in_dynamo,
+    wrap_function,
+)
 from instrument.base.errors import ConfigError, reason_of
 from instrument.base.file_lock import is_held
 from instrument.base.files import WORK_VARIABLE
@@ -457,19 +461,7 @@ skip_in_dynamo(_notice, and_all_within=True)
 
 
 def _wrap(key: str, owner: Any, name: str, wrap: Callable[..., Any]) -> None:
-    before = inspect.getattr_static(owner, name)
-    is_static = isinstance(before, staticmethod)
-    function = before.__func__ if is_static else before
-    wrapped = wraps(function)(wrap(function))
-    skip_in_dynamo(wrapped)
-    after = staticmethod(wrapped) if is_static else wrapped
-    setattr(owner, name, after)
-
-    def unwrap() -> None:
-        if inspect.getattr_static(owner, name) is after:  # nobody else has wrapped it
-            setattr(owner, name, before)
-
-    _unwraps[key] = unwrap
+    _unwraps[key] = wrap_function(owner, name, wrap)
 
 
 def _unwrap(keep: Collection[str] = ()) -> None:

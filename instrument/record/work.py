@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import wraps
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
@@ -34,7 +33,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from instrument.annotate.module_calls import Depth, skip_in_dynamo
+from instrument.annotate.module_calls import Depth, wrap_function
 from instrument.base import files
 from instrument.base.errors import reason_of
 from instrument.base.log import logger
@@ -140,16 +139,7 @@ class Work:
             self._undo.pop()()
 
     def _wrap(self, owner: Any, name: str, wrap: Callable[..., Any]) -> None:
-        before = getattr(owner, name)
-        after = wraps(before)(wrap(before))
-        skip_in_dynamo(after)
-        setattr(owner, name, after)
-
-        def unwrap() -> None:
-            if getattr(owner, name) is after:  # nobody else has wrapped it
-                setattr(owner, name, before)
-
-        self._undo.append(unwrap)
+        self._undo.append(wrap_function(owner, name, wrap))
 
     def _safely(self, act: Callable[..., Any], *args: Any) -> Any:
         """Call a function of ours: no mode sees its operators, and its error ends `Work` alone."""

@@ -103,6 +103,12 @@ class Block(NamedTuple):
         return float(np.mean([run.step_ns for run in self.runs if run.label == label]))
 
 
+def program_of_revision(label: Label, name: str, command: Sequence[str], folder: Path) -> Program:
+    """The program that a command runs in a folder of a worktree."""
+    variables = {"PYTHONPATH": python_path(folder)}
+    return Program(label, name, command, folder, variables, commit_of("HEAD", folder))
+
+
 class RunError(CaptureError):
     """A run of a program failed, or recorded nothing; `output` is the file with its output."""
 

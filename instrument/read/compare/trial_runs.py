@@ -23,13 +23,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from instrument.base.errors import CaptureError
-from instrument.base.files import CAPTURES_VARIABLE
+from instrument.base.files import CAPTURES_VARIABLE, TRIAL_VARIABLE
 from instrument.base.units import counted
 from instrument.read.compare.work import Declared, Work
 from instrument.read.trace.capture_json import BAD_JSON
 from instrument.read.views.find_captures import captures_below
 
-SOCKET_VARIABLE = "INSTRUMENT_TRIAL"
 _MOST_BYTES = 64 << 20  # of an answer
 _POLL_S = 0.2
 _ENDS_S = 10.0  # how long a process may take to end after its connection
@@ -113,7 +112,7 @@ class ScriptRun:
         self._server.listen()
         self._lines: list[Any] = []  # the connections of the ranks
         self._captures = folder / "captures"
-        own = {SOCKET_VARIABLE: str(self._place / "s"), CAPTURES_VARIABLE: str(self._captures)}
+        own = {TRIAL_VARIABLE: str(self._place / "s"), CAPTURES_VARIABLE: str(self._captures)}
         with self.output.open("wb") as file:
             self._process = subprocess.Popen(
                 command,
