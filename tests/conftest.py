@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -146,6 +147,17 @@ def frozen_heap() -> None:
     """A collection takes milliseconds: it skips the million objects that exist before the module's tests."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> Iterator[None]:
+    """As in a process in which no test has compiled code: where one has, detail windows do less."""
+    with pytest.MonkeyPatch.context() as patch:
+        if (dynamo := sys.modules.get("torch._dynamo.eval_frame")) is not None:
+            patch.setattr(dynamo, "cached_backends", {})
+            counters: Any = sys.modules["torch._dynamo.utils"].counters
+            patch.delitem(counters, "frames", raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -154,8 +154,6 @@ def test_observers_add_what_they_see(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_program_that_does_something_else_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # without what other tests have compiled, because there is no observer then
-    monkeypatch.setattr("torch._dynamo.eval_frame.cached_backends", {})
     options = ONE | {"profile_all_threads": True}
     with Session(output_dir=tmp_path, **options) as session:
         for _ in range(3):

@@ -21,9 +21,8 @@ Step = Callable[[], object]
 
 @pytest.fixture(autouse=True)
 def _all_work_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These programs are small, and the machine may be busy; other tests may have compiled."""
+    """These programs are small, and the machine may be busy."""
     monkeypatch.setattr(observe, "_LEAST_SHARE", 0)
-    monkeypatch.setattr("torch._dynamo.eval_frame.cached_backends", {})
 
 
 def observed(step: Step, steps: int = 2) -> dict[str, Any]:
