@@ -30,7 +30,7 @@ from instrument.cli.command import main
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PROFILER = ROOT / "instrument" / "conf" / "profiler"
-FILES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+FILES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in FILES}
 BLOCKS = {page: blocks(text) for page, text in PAGES.items() if blocks(text)}
 TRAINERS = re.compile(r"^from (lightning|transformers|ignite|accelerate)\b", re.MULTILINE)
@@ -88,7 +88,7 @@ def test_each_block_runs(page: str, recorded: Path, tmp_path: Path) -> None:
     }
     folder, source = tmp_path / "folder", script(BLOCKS[page], cannot_run)
     shutil.copytree(recorded, folder)
-    (file := tmp_path / f"{Path(page).stem}.py").write_text(source, encoding="utf-8")
+    (file := tmp_path / f"page_{Path(page).stem}.py").write_text(source, encoding="utf-8")
     printed = run(str(file), folder, warm.with_trainers() if TRAINERS.search(source) else {})
     assert "print(" not in source or printed.strip()
     assert ".ranges)" not in source or "name" in printed
@@ -171,9 +171,11 @@ def test_every_option_is_told() -> None:
 def test_every_page_can_be_found() -> None:
     """Zensical says nothing of a page in its navigation that does not exist, nor of one that is in none."""
     listed = re.findall(
-        r'"([\w-]+\.md)"', (ROOT / "zensical.toml").read_text("utf-8"), re.MULTILINE
+        r'"([\w/-]+\.md)"', (ROOT / "zensical.toml").read_text("utf-8"), re.MULTILINE
     )
-    assert sorted(listed) == sorted(path.name for path in DOCS.glob("*.md"))
+    assert sorted(listed) == sorted(
+        path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")
+    )
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 DOCS = Path(__file__).parent.parent / "docs"
 ASSETS = DOCS / "assets"
-PAGES = "".join(page.read_text(encoding="utf-8") for page in DOCS.glob("*.md"))
+PAGES = "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
 SHOWN = set(re.findall(r"\(assets/([\w-]+\.(?:webp|svg))(?:#only-(?:light|dark))?\)", PAGES))
 
 

@@ -71,7 +71,7 @@ def version() -> str:
 def first_pages() -> list[str]:
     """README and the pages with code in the first section of the documentation."""
     navigation = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
-    names = re.findall(r"[\w-]+\.md", str(navigation[0]))
+    names = re.findall(r"[\w/-]+\.md", str(navigation[0]))
     pages = ["README.md", *(f"docs/{name}" for name in names)]
     return [page for page in pages if "\n```" in (ROOT / page).read_text()]
 
