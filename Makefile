@@ -83,6 +83,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/towncrier build --draft --version next > /dev/null
 	@if command -v $(CC) > /dev/null; then include=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
 	    for words in $(foreach file,$(filter %.c,$(BUILT_FROM)),"-isystem $$include $(file)") $(foreach file,$(wildcard tools/fuzz/*.c),"-Itools/fuzz $(file)"); do \
 	    command="$(CC) -std=c99 -O3 -Wall -Wextra -Werror -c -o /dev/null $$words"; \

@@ -50,21 +50,18 @@ def run(*command: str | Path, cwd: Path, **env: str) -> str:
 
 
 def version() -> str:
-    """The version in instrument/__init__.py, for which CHANGELOG.md must have a section.
+    """The version in instrument/__init__.py.
 
-    With a tag as argument, such as v0.1.0, the tag must name that version, and the section a date.
+    With a tag as argument, such as v0.1.0, the tag must name that version, and CHANGELOG.md must
+    begin with it and its date.
     """
     found = re.findall(r'^__version__ = "(.+)"$', SOURCE.read_text(), re.MULTILINE)[0]
-    newest = re.findall(r"^## (\S+) \((.+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[
-        0
-    ]
-    if newest[0] != found:
-        sys.exit(f"{SOURCE} has version {found}, CHANGELOG.md's first section is {newest[0]}.")
+    titles = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     for tag in sys.argv[1:]:
         if tag != f"v{found}":
             sys.exit(f"The tag is {tag}, and {SOURCE} has version {found}: tag v{found}.")
-        if not re.fullmatch(r"\d{4}-\d\d-\d\d", newest[1]):
-            sys.exit(f"CHANGELOG.md calls {found} {newest[1]!r}: write the day of the release.")
+        if not re.fullmatch(rf"{re.escape(found)} \(\d{{4}}-\d\d-\d\d\)", titles[0]):
+            sys.exit(f"CHANGELOG.md begins with {titles[0]}: towncrier build --version {found}.")
     return found
 
 
