@@ -26,7 +26,7 @@ from instrument.base.errors import CaptureError
 from instrument.base.files import lines_file
 from instrument.base.units import percent
 from instrument.read.advise.verdict import verdict
-from instrument.read.views.lines import heaviest_lines
+from instrument.read.views.lines import heaviest_lines, share_interval
 from instrument.record import line_trace, lines, worker_lines
 from instrument.record.line_trace import NotedLine, trace_lines
 from instrument.record.lines import LineSampler, Moment
@@ -324,6 +324,11 @@ def test_the_interval_is_wilsons(capture: Capture) -> None:
     for row in capture.lines:
         interval = binomtest(row.samples, samples).proportion_ci(0.95, "wilson")
         assert (row.low_share, row.high_share) == pytest.approx(interval, rel=1e-3, abs=1e-6)
+
+
+def test_an_interval_stays_between_0_and_1() -> None:
+    ends = [share_interval(part, of) for of in range(1, 2000) for part in (0, of)]
+    assert all(low is not None and 0 <= low <= high <= 1 for low, high in ends)
 
 
 def test_a_capture_never_has_the_lines_of_another_run(tmp_path: Path) -> None:

@@ -172,4 +172,5 @@ def share_interval(samples: float, of: int) -> tuple[float | None, float | None]
     middle = share + _Z**2 / (2 * of)
     half = _Z * math.sqrt(share * (1 - share) / of + (_Z / (2 * of)) ** 2)
     scale = 1 + _Z**2 / of
-    return (middle - half) / scale, (middle + half) / scale
+    # rounding may pass the ends
+    return max((middle - half) / scale, 0.0), min((middle + half) / scale, 1.0)
