@@ -106,10 +106,8 @@ def test_nodes_that_run_inside_a_range_are_in_its_host_time_but_not_of_it(tmp_pa
     on_one_thread = [{**event, "tid": 1} for event in TRAINING if event["name"] != "hook"]
     rows = {r.path: r for r in capture(tmp_path, on_one_thread).ranges}
     assert (rows["backward"].cpu_ns, rows["backward"].self_cpu_ns) == (75000, 75000)
-    assert (rows["backward"].forward_ns, rows["backward"].backward_ns) == (
-        (75 - 6 - 5 - 20 - 4 - 8 - 3) * 1000,
-        0,
-    )
+    got = (rows["backward"].forward_ns, rows["backward"].backward_ns)
+    assert got == ((75 - 6 - 5 - 20 - 4 - 8 - 3) * 1000, 0)
     assert (rows["forward"].forward_ns, rows["forward"].backward_ns) == (40000, 25000)
 
 
@@ -336,12 +334,8 @@ def test_recomputed_ranges_are_ranges_and_their_backward_is_placed(tmp_path, ree
     assert rows[where].backward_ns > 0
     assert rows[again].recompute_ns == rows[again].cpu_ns == rows["backward"].recompute_ns > 0
     assert rows[again].forward_ns == rows["forward/block"].recompute_ns == 0
-    assert [row.name for row in found.ranges_by_name] == [
-        "forward",
-        "block",
-        "backward",
-        "block (recomputed)",
-    ]
+    got = [row.name for row in found.ranges_by_name]
+    assert got == ["forward", "block", "backward", "block (recomputed)"]
     parts = {(row.path, row.kind): row.cpu_ns for row in found.ranges_attribution}
     assert parts[again, "recompute"] == rows[again].cpu_ns
     assert sum(found.ranges_attribution.column("cpu_ns")) == top_level_ns(found.events)
@@ -372,12 +366,8 @@ def test_a_range_of_the_backwards_own_is_not_recomputed_though_it_records_gradie
             torch.autograd.grad(y, x, create_graph=True)
 
     found = record(tmp_path / "trace.json", body).capture
-    assert [row.path for row in found.ranges] == [
-        "forward",
-        "forward/power",
-        "backward",
-        f"backward/{name}",
-    ]
+    got = [row.path for row in found.ranges]
+    assert got == ["forward", "forward/power", "backward", f"backward/{name}"]
     assert sum(found.ranges.column("recompute_ns")) == 0
 
 
@@ -508,8 +498,5 @@ def test_what_backward_allocates_belongs_to_the_range_of_its_forward(tmp_path) -
     for address, event in enumerate(held, start=1):
         event["args"]["Addr"] = address
     live = capture(tmp_path, [*TRAINING, *held]).memory_live("range")
-    assert {row.name: row.bytes for row in live} == {
-        "forward/block": 64,
-        "forward": 16 + 2,
-        "[no range]": 4,
-    }
+    got = {row.name: row.bytes for row in live}
+    assert got == {"forward/block": 64, "forward": 16 + 2, "[no range]": 4}

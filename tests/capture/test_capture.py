@@ -39,11 +39,8 @@ def folder(tmp_path: Path, *, trace: str | None = "trace.json.gz") -> Path:
 def test_a_folder_gives_its_metadata_and_views(tmp_path, trace, kind) -> None:
     path = folder(tmp_path, trace=trace)
     capture = Capture.load(kind(path))
-    assert (capture.name, capture.folder, capture.trace_path) == (
-        METADATA["name"],
-        path,
-        path / trace,
-    )
+    got = (capture.name, capture.folder, capture.trace_path)
+    assert got == (METADATA["name"], path, path / trace)
     assert capture.metadata == METADATA
     assert [row.name for row in capture.operators] == ["forward", "aten::mm"]
     assert [row.path for row in capture.ranges] == ["forward"]
@@ -54,12 +51,8 @@ def test_a_folder_gives_its_metadata_and_views(tmp_path, trace, kind) -> None:
 def test_a_bare_trace_has_no_folder_and_no_metadata(tmp_path) -> None:
     path = write_trace(tmp_path, [span("aten::mm", 1, 5)])
     capture = Capture.load(path)
-    assert (capture.name, capture.folder, capture.trace_path, capture.metadata) == (
-        "trace",
-        None,
-        path,
-        {},
-    )
+    got = (capture.name, capture.folder, capture.trace_path, capture.metadata)
+    assert got == ("trace", None, path, {})
     assert [row.name for row in capture.operators] == ["aten::mm"]
 
 

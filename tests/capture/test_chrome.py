@@ -76,11 +76,8 @@ def test_every_form_gives_the_same_columns(tmp_path, form) -> None:
     assert events.external_id.tolist() == [3, 0]
     assert events.recorded == 3
     memory = events.memory
-    assert (memory.time_ns.tolist(), memory.size_bytes.tolist(), memory.thread.tolist()) == (
-        [2500],
-        [-64],
-        [0],
-    )
+    got = (memory.time_ns.tolist(), memory.size_bytes.tolist(), memory.thread.tolist())
+    assert got == ([2500], [-64], [0])
 
 
 def test_other_phases_are_counted_and_left_out(tmp_path) -> None:
@@ -94,10 +91,8 @@ def test_other_phases_are_counted_and_left_out(tmp_path) -> None:
 
 
 def test_the_base_time_is_kept(tmp_path) -> None:
-    assert (
-        read(tmp_path, EVENTS, baseTimeNanoseconds=1790857026000000000).base_ns
-        == 1790857026000000000
-    )
+    got = read(tmp_path, EVENTS, baseTimeNanoseconds=1790857026000000000).base_ns
+    assert got == 1790857026000000000
 
 
 @pytest.mark.parametrize(
@@ -240,10 +235,8 @@ def test_details_are_kept_of_collectives_graphs_waits_and_launches_alone(tmp_pat
         assert rows[6] == Details(launched_kernel="gemm")
         assert rows[7] is rows[8] is None
         assert len(found.details) == 4
-        assert found.devices == (
-            Device(0, "NVIDIA H100", 2**36, 132),
-            Device(None, None, None, None),
-        )
+        got = found.devices
+        assert got == (Device(0, "NVIDIA H100", 2**36, 132), Device(None, None, None, None))
 
 
 def test_the_lower_case_external_id_of_torch_1_9_is_understood(tmp_path) -> None:
@@ -457,11 +450,8 @@ def test_an_event_at_a_time_that_no_recording_has_is_left_out(tmp_path, time) ->
     events = reader.read(path)
     assert columns(events) == EXPECTED
     assert events.memory.time_ns.tolist() == [2500]
-    assert (events.recorded, events.left_out, events.negative_durations) == (
-        odd.count("ph") + 3,
-        odd.count("ph"),
-        0,
-    )
+    got = (events.recorded, events.left_out, events.negative_durations)
+    assert got == (odd.count("ph") + 3, odd.count("ph"), 0)
     capture = Capture.load(path)
     text = render(capture)
     number = odd.count("ph")
@@ -514,10 +504,8 @@ def test_a_time_with_two_signs_is_read(tmp_path, written_as, starts_ns, lasts_ns
     assert (found.recorded, len(found), found.left_out) == (500, 500, 0)
     (odd,) = [k for k, code in enumerate(found.name) if found.names[code] == "odd"]
     assert (found.start_ns[odd], found.duration_ns[odd]) == (starts_ns, lasts_ns or 0)
-    assert (found.negative_durations, bool(found.finished[odd])) == (
-        int(lasts_ns is None),
-        lasts_ns is not None,
-    )
+    got = (found.negative_durations, bool(found.finished[odd]))
+    assert got == (int(lasts_ns is None), lasts_ns is not None)
     assert found.finished.sum() == 499 + (lasts_ns is not None)
     said = "1 of 500 events end before they begin and are shown without a duration: the clock was"
     assert (said in render(Capture.load(path))) == (lasts_ns is None)

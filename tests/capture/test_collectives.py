@@ -82,16 +82,11 @@ def test_size_and_bandwidths_of_each_kind(
     expected = tuple(None if each is None else each * 10**9 for each in (algorithm, bus))
     assert row.bytes == (None if size is None else size * M)
     assert (row.algorithm_bytes_per_second, row.bus_bytes_per_second) == expected
-    assert (row.largest_message_bytes, row.largest_message_bus_bytes_per_second) == (
-        row.bytes,
-        expected[1],
-    )
+    got = (row.largest_message_bytes, row.largest_message_bus_bytes_per_second)
+    assert got == (row.bytes, expected[1])
     (single,) = found.collective_calls
-    assert (single.kind, single.bytes, single.bus_bytes_per_second) == (
-        kind,
-        row.bytes,
-        expected[1],
-    )
+    got = (single.kind, single.bytes, single.bus_bytes_per_second)
+    assert got == (kind, row.bytes, expected[1])
 
 
 @pytest.mark.parametrize(
@@ -284,10 +279,8 @@ def test_gloo_on_the_cpu_beside_nccl_on_the_device(tmp_path) -> None:
         (row.kind, row.runs_on, row.duration_ns, row.exposed_ns)
         for row in capture(tmp_path, events).collectives
     ]
-    assert rows == [
-        ("all_reduce", "CPU", 200_000, 100_000),
-        ("broadcast", "device", 10_000, 10_000),
-    ]
+    got = rows
+    assert got == [("all_reduce", "CPU", 200_000, 100_000), ("broadcast", "device", 10_000, 10_000)]
 
 
 def test_the_table_gives_rates_as_links_have_them(tmp_path) -> None:

@@ -248,10 +248,8 @@ def test_counter_events_are_counted(tmp_path) -> None:
 
 
 def test_rows_that_do_not_apply_are_left_out(tmp_path) -> None:
-    assert list(shares(capture(tmp_path, [span("aten::mm", 0, 1)]))) == [
-        rows.VALID,
-        rows.READ,
-    ]
+    got = list(shares(capture(tmp_path, [span("aten::mm", 0, 1)])))
+    assert got == [rows.VALID, rows.READ]
     (tmp_path / "none").mkdir()
     assert shares(capture(tmp_path / "none", [])) == {}
 

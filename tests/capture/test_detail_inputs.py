@@ -117,9 +117,7 @@ CASES: dict[str, tuple[list[Event], list[Event], list[str | None]]] = {
 
 
 @pytest.mark.parametrize(("window", "detail", "expected"), CASES.values(), ids=CASES)
-def test_inputs_are_those_of_the_like_operator(
-    tmp_path: Path, window: list[Event], detail: list[Event], expected: list[str | None]
-) -> None:
+def test_inputs_are_those_of_the_like_operator(tmp_path, window, detail, expected) -> None:
     capture = detailed(tmp_path, window, detail)
     assert shapes(capture) == expected
     assert len(capture.events) == len(window), "no event is of the detail window"
@@ -202,9 +200,7 @@ def test_its_own_inputs_win(tmp_path: Path) -> None:
     assert "detail" not in vars(capture)
 
 
-def test_memory_is_that_of_the_detail_window(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_memory_is_that_of_the_detail_window(tmp_path, capsys) -> None:
     detail = [*two(mm(1, 6)), allocation(2, 64, 1)]
     capture = detailed(tmp_path, two(mm(1)), detail, memory=True)
     assert len(capture.events.memory) == 0

@@ -439,10 +439,8 @@ def test_a_call_of_the_driver_in_one_of_the_runtime_is_no_lost_kernel(tmp_path) 
         {**call("cuLaunchKernel", 102, 3, 2), "cat": "cuda_driver"},
     ]
     found = capture(tmp_path, events, deviceProperties=[A100]).efficiency
-    assert [(row.calls, row.flops, row.device_ns) for row in found] == [
-        (1, 137_438_953_472, 500_000),
-        (1, 137_438_953_472, None),
-    ]
+    got = [(row.calls, row.flops, row.device_ns) for row in found]
+    assert got == [(1, 137_438_953_472, 500_000), (1, 137_438_953_472, None)]
 
 
 # Peaks.
@@ -471,11 +469,8 @@ def test_a_users_pyproject_adds_devices(tmp_path, monkeypatch) -> None:
     (tmp_path / "inside").mkdir()
     monkeypatch.chdir(tmp_path / "inside")
     mine = peak_rates(Device(0, "My GPU", None, 12))
-    assert (mine.bytes_per_second, mine.flops("bfloat16"), mine.flops("float16")) == (
-        5e11,
-        58e12,
-        None,
-    )
+    got = (mine.bytes_per_second, mine.flops("bfloat16"), mine.flops("float16"))
+    assert got == (5e11, 58e12, None)
     assert peak_rates(Device(0, "NVIDIA L4", None, 58)).bytes_per_second == 300e9
     assert peak_rates(Device(0, "My GPU", None, 12), 1e12).flops("bfloat16") == 1e12
 

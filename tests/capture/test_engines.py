@@ -150,11 +150,8 @@ def test_steps_of_an_engine_and_their_stages(tmp_path: Path) -> None:
 
 def test_the_ranges_of_steps_have_the_name_of_their_stage(tmp_path: Path) -> None:
     found = capture(tmp_path, ENGINE)
-    assert {row.path: row.calls for row in found.ranges} == {
-        "vLLM prefill": 1,
-        "vLLM mixed": 1,
-        "vLLM decode": 2,
-    }
+    got = {row.path: row.calls for row in found.ranges}
+    assert got == {"vLLM prefill": 1, "vLLM mixed": 1, "vLLM decode": 2}
     assert found.rows("stage", "step", "kind").filter(kind="kernel").rows() == [
         ("prefill", 0, "kernel"),
         ("mixed", 1, "kernel"),
@@ -274,10 +271,8 @@ def test_backward_of_a_pipeline_has_the_stage_of_the_range_at_its_time(tmp_path:
     rows = found.rows("name", "stage", "path", "kind").filter(kind="kernel")
     assert rows["stage"].to_list() == ["forward", "backward"]
     assert rows["path"].to_list() == ["PP:0F", "PP:0F"]
-    assert [(row.stage, row.device_ns, row.steps) for row in found.phases] == [
-        ("backward", 30_000, None),
-        ("forward", 10_000, None),
-    ]
+    got = [(row.stage, row.device_ns, row.steps) for row in found.phases]
+    assert got == [("backward", 30_000, None), ("forward", 10_000, None)]
 
 
 def replays(count: int, per_step: int, *, copies: bool = True) -> list[Event]:

@@ -56,9 +56,7 @@ def tables(folder: Path, events: list[Event]) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", TRACES)
-def test_no_table_depends_on_which_event_is_the_first(
-    tmp_path: Path, name: str, every: bool
-) -> None:
+def test_no_table_depends_on_which_event_is_the_first(tmp_path, name, every) -> None:
     """Each event in turn is the first in `make nightly`, and the first and the last of each category in `make test`."""
     events = TRACES[name]
     expected = tables(tmp_path, events)

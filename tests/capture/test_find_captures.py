@@ -78,9 +78,7 @@ def test_all_ranks_of_the_newest_run_and_no_older_run(tmp_path: Path) -> None:
     assert of_newest_run(newer).left_out == ""
 
 
-def test_the_parts_of_a_window_belong_together_and_the_longest_stands_for_them(
-    tmp_path: Path,
-) -> None:
+def test_the_parts_of_a_window_belong_together_and_the_longest_stands_for_them(tmp_path) -> None:
     def part(name: str, **window: object) -> Path:
         return made(tmp_path, name, run="r", rank=0, window={"phase": "train", **window})
 

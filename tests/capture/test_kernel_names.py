@@ -139,10 +139,8 @@ def test_the_words_in_which_names_differ_tell_them_apart() -> None:
     plus = "at::native::CUDAFunctor_add<float>"
     first = VECTORIZED.replace("{}", plus)
     second = first.replace("vectorized", "unrolled")
-    assert kernel_labels([first, second]) == {
-        first: "add<f32> vectorized",
-        second: "add<f32> unrolled",
-    }
+    got = kernel_labels([first, second])
+    assert got == {first: "add<f32> vectorized", second: "add<f32> unrolled"}
     alike = [f"void f<float, {k}, true>(x)" for k in ("true", "false")]
     assert [*kernel_labels(alike).values()] == ["f<f32> #1", "f<f32> #2"]
 

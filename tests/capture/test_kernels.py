@@ -164,7 +164,5 @@ def test_tensorboard_counts_as_many_kernels(name, kernels) -> None:
     launched = [row for row in found.kernels if row.launch_ns is not None]
     costs = sum(row.launch_ns for row in launched)
     assert costs == sum(row.launch_ns for row in found.launches.where(name="cudaLaunchKernel"))
-    assert (
-        sum(row.short_calls for row in launched)
-        == found.launches.where(name="cudaLaunchKernel")[0].short_calls
-    )
+    got = sum(row.short_calls for row in launched)
+    assert got == found.launches.where(name="cudaLaunchKernel")[0].short_calls

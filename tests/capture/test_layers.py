@@ -157,10 +157,8 @@ class TestRecorded:
                 kernel("backward", 1020 - 100 * k, 10, correlation=k + 11),
             ]
         found = capture(tmp_path, [frame("nn.Module: Model_0", 0, 300), *events])
-        assert of_work(found, "layer") == [
-            *(f"Block_{k}" for k in range(3)),
-            *(f"Block_{k}" for k in (2, 1, 0)),
-        ]
+        got = of_work(found, "layer")
+        assert got == [*(f"Block_{k}" for k in range(3)), *(f"Block_{k}" for k in (2, 1, 0))]
 
 
 class TestOtherEvidence:
@@ -336,24 +334,15 @@ class TestView:
         assert sum(row.device_ns for row in rows) == 8000 * len(forward())
         assert sum(row.share for row in rows) == pytest.approx(1)
         block = rows[1]
-        assert (block.kernels, block.device_ns, block.attention_ns, block.product_ns) == (
-            8,
-            64000,
-            8000,
-            32000,
-        )
-        assert (block.role, block.evidence) == (
-            "matrix product, normalisation, attention, elementwise",
-            "recorded",
-        )
+        got = (block.kernels, block.device_ns, block.attention_ns, block.product_ns)
+        assert got == (8, 64000, 8000, 32000)
+        got = (block.role, block.evidence)
+        assert got == ("matrix product, normalisation, attention, elementwise", "recorded")
 
     def test_what_is_unknown_is_last(self, tmp_path: Path) -> None:
         rows = [*capture(tmp_path, in_one_graph(events_of(forward()))).layers]
-        assert (rows[-1].name, rows[-1].evidence, rows[-1].confidence) == (
-            UNKNOWN_LAYER,
-            "unknown",
-            None,
-        )
+        got = (rows[-1].name, rows[-1].evidence, rows[-1].confidence)
+        assert got == (UNKNOWN_LAYER, "unknown", None)
         assert rows[0].confidence == pytest.approx(0.98)
 
     def test_kernels_and_operators_by_layer(self, trace: Capture) -> None:
@@ -469,9 +458,7 @@ class TestRealTraces:
             for lost in (("frames",), ("frames", "ranges", "launches"), ("graph",))
         ),
     )
-    def test_sequence_and_another_trace_find_the_modules(
-        self, name: str, lost: tuple[str, ...], tmp_path: Path
-    ) -> None:
+    def test_sequence_and_another_trace_find_the_modules(self, name, lost, tmp_path) -> None:
         original, known = truth(name)
         assert len({*known.values()} - {None}) in (36, 24, 12)
         found = capture(tmp_path, without(name, *lost))

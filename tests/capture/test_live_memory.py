@@ -92,10 +92,8 @@ def test_the_tables_and_the_curve(tmp_path, golden: Golden) -> None:
 def test_points_of_time_are_shown_since_the_first_event(tmp_path) -> None:
     up_for_50_days = [each | {"ts": each["ts"] + 4_359_044_661_000} for each in EVENTS]
     found = capture(tmp_path, up_for_50_days)
-    assert [row.peak_ns for row in found.memory_devices] == [
-        4_359_044_661_032_000,
-        4_359_044_661_013_000,
-    ]
+    got = [row.peak_ns for row in found.memory_devices]
+    assert got == [4_359_044_661_032_000, 4_359_044_661_013_000]
     text = repr(found.memory_devices).splitlines()
     assert "  peak at  " in text[0]
     assert ("32.00 µs" in text[2], "13.00 µs" in text[3]) == (True, True)

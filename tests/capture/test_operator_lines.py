@@ -63,16 +63,12 @@ def test_a_sample_in_one_step_names_the_line_in_every_step(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("fives", "line"), [(1, "train.py:4"), (2, None)])
-def test_samples_that_disagree_name_a_line_with_two_thirds_or_none(
-    tmp_path: Path, fives: int, line: str | None
-) -> None:
+def test_samples_that_disagree_name_a_line_with_two_thirds_or_none(tmp_path, fives, line) -> None:
     samples = [(50, [4]), (1050, [4]), *[(2050, [5])] * fives]
     assert lines_of(of(tmp_path, STEPS, *samples))[0] == (FIRST, line)
 
 
-def test_a_step_that_calls_it_differently_often_does_not_have_the_line(
-    tmp_path: Path,
-) -> None:
+def test_a_step_that_calls_it_differently_often_does_not_have_the_line(tmp_path) -> None:
     capture = of(tmp_path, [*STEPS, span("aten::sort", 1800, 50)], (650, [4]))
     lines = [line for name, line in lines_of(capture) if name == SORT]
     assert lines == ["train.py:4", None, None, "train.py:4"]

@@ -185,10 +185,8 @@ def test_what_a_row_does_not_know_of_some_calls_is_left_out_of_its_sum(tmp_path)
         span("aten::mm", 10, 5),
         span("aten::relu", 20, 5, Input_Dims=[[2, 4]]),
     ]
-    assert [(row.name, row.calls, row.flops) for row in capture(tmp_path, events).operators] == [
-        ("aten::mm", 2, 48),
-        ("aten::relu", 1, None),
-    ]
+    got = [(row.name, row.calls, row.flops) for row in capture(tmp_path, events).operators]
+    assert got == [("aten::mm", 2, 48), ("aten::relu", 1, None)]
 
 
 def test_a_grouping_is_sorted_and_filtered_like_every_table(tmp_path) -> None:
@@ -393,11 +391,8 @@ def test_in_a_grouping_recursion_is_that_of_a_row(tmp_path) -> None:
     events = [span("f", k, 20 - 2 * k, Input_Dims=[[k % 2]]) for k in range(5)]
     events += [span("g", k + 0.2, 0.5) for k in range(4)]  # so that nothing folds
     rows = capture(tmp_path, events).operators_by("input_shapes")
-    assert {(r.name, r.input_shapes): (r.calls, r.cpu_ns) for r in rows} == {
-        ("f", "[[0]]"): (3, 20000),
-        ("f", "[[1]]"): (2, 18000),
-        ("g", "[]"): (4, 2000),
-    }
+    got = {(r.name, r.input_shapes): (r.calls, r.cpu_ns) for r in rows}
+    assert got == {("f", "[[0]]"): (3, 20000), ("f", "[[1]]"): (2, 18000), ("g", "[]"): (4, 2000)}
 
 
 GROUPED = [
@@ -531,10 +526,8 @@ def test_operators_that_no_rule_counted_are_named(tmp_path) -> None:
     without_device = capture(
         tmp_path, [span("aten::a", 0, 1), span("aten::b", 2, 5)]
     ).operators_without_flops
-    assert [(row.name, row.device_ns) for row in without_device] == [
-        ("aten::b", None),
-        ("aten::a", None),
-    ]
+    got = [(row.name, row.device_ns) for row in without_device]
+    assert got == [("aten::b", None), ("aten::a", None)]
 
 
 @real_traces.needs_traces

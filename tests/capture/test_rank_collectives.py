@@ -103,9 +103,7 @@ def test_where_ranks_are_missing(tmp_path: Path, ranks: tuple[int, ...], expecte
     assert ("Collectives over the ranks" in as_text(window)) == bool(expected)
 
 
-def test_coalesced_collectives_share_a_number_and_each_rank_has_its_own_size(
-    tmp_path: Path,
-) -> None:
+def test_coalesced_collectives_share_a_number_and_each_rank_has_its_own_size(tmp_path) -> None:
     """Two all-to-alls of number 9, of 1 and 3 MB on rank 0 and of 2 and 2 on rank 1: the larger size counts.
 
     They take 100 and 300 µs on rank 0, 200 and 250 on rank 1.
@@ -171,12 +169,8 @@ def test_waiting_on_a_real_job_is_what_tracelens_and_hta_find(tmp_path: Path) ->
     for path in FOLDER.glob("a100_megatron_tp8_rank*.json.gz"):
         shutil.copy(path, tmp_path)
     (row,) = Run.load(tmp_path).windows[0].collectives
-    assert (row.kind, row.ranks, row.bytes, row.bus_bytes_per_second) == (
-        "all_reduce",
-        None,
-        None,
-        None,
-    )
+    got = (row.kind, row.ranks, row.bytes, row.bus_bytes_per_second)
+    assert got == ("all_reduce", None, None, None)
     assert (row.recorded_ranks, row.calls, row.transfer_ns) == (8, 84, 50_099_000)
     assert row.duration_ns == pytest.approx(3_340_091_000 / 8, abs=84)
     assert row.waiting_ns / 84 == pytest.approx(4_374_241, rel=1e-4)

@@ -210,9 +210,7 @@ def test_no_file_is_downloaded_beyond_its_limit(
     assert files_below(temporary) == []
 
 
-def test_a_shorter_file_than_the_server_names_is_an_error(
-    memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shorter_file_than_the_server_names_is_an_error(memory, monkeypatch) -> None:
     memory.pipe_file("/trace.json", b'{"traceEvents": [')
     info = type(memory).info
     monkeypatch.setattr(type(memory), "info", lambda *args, **_: info(*args) | {"size": 99})
@@ -237,9 +235,7 @@ def test_small_files_have_a_limit_too(memory: Any, endless: Endless) -> None:
     assert endless.bytes == 5_000
 
 
-def test_large_files_of_a_list_are_read_one_after_the_other(
-    memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_files_of_a_list_are_read_one_after_the_other(memory, monkeypatch) -> None:
     monkeypatch.setattr(storage, "_SMALL_BLOCK", 1_000)
     at_once, most = [0], [0]
 
@@ -308,9 +304,7 @@ def test_a_server_without_sizes_or_parts(monkeypatch: pytest.MonkeyPatch) -> Non
             thread.join()
 
 
-def test_no_trace_of_a_run_is_downloaded_twice(
-    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_trace_of_a_run_is_downloaded_twice(memory, tmp_path, monkeypatch) -> None:
     for rank in range(3):
         made = write_rank(tmp_path / "run", rank, [*steps(), kernel("k", 0, 9)], 3)
         (made.folder / "summary.json").unlink()

@@ -22,7 +22,6 @@ from builders import (
     write_rank,
     write_trace,
 )
-from commands import Command
 from real_traces import FOLDER, KNOWN, load, needs_traces
 
 from instrument.base import storage
@@ -80,10 +79,8 @@ def test_a_summary_stays_small(tmp_path: Path) -> None:
     assert found.ranges_left_out == 902 - 500
     assert list(found.collectives.ordinal) == list(range(88, 600)), "the last, numbered among all"
     assert (capture.folder / "summary.json").stat().st_size < 80_000
-    assert (
-        Run.load(tmp_path).windows[0].notes[-1]
-        == "Only the ranges with the most CPU time are known for rank 0."
-    )
+    got = Run.load(tmp_path).windows[0].notes[-1]
+    assert got == "Only the ranges with the most CPU time are known for rank 0."
 
 
 def test_a_name_that_no_text_file_can_hold_is_escaped(tmp_path: Path) -> None:
@@ -130,17 +127,11 @@ def test_the_rank_that_waits_least_is_the_straggler(tmp_path: Path, device: bool
     )
     (slow,) = window.stragglers
     usual = 1_000_000 - (900 - begins - 105) * 1000
-    assert (slow.rank, slow.host, slow.own_ns, slow.median_own_ns) == (
-        2,
-        "node2",
-        ranks[2].own_ns,
-        usual,
-    )
+    got = (slow.rank, slow.host, slow.own_ns, slow.median_own_ns)
+    assert got == (2, "node2", ranks[2].own_ns, usual)
     assert slow.excess == pytest.approx(295_000 / usual)
-    assert (slow.exposed_communication_ns, slow.others_exposed_communication_ns) == (
-        waits[2],
-        waits[3],
-    )
+    got = (slow.exposed_communication_ns, slow.others_exposed_communication_ns)
+    assert got == (waits[2], waits[3])
     assert (slow.range, slow.range_excess_ns) == ((None, None) if device else ("forward", 295_000))
     assert (slow.idle_ns, slow.others_idle_ns) == ((130_000, 130_000) if device else (None, None))
 
@@ -205,10 +196,8 @@ def test_windows_missing_ranks_and_what_differs(tmp_path: Path) -> None:
     )
     write_capture(tmp_path, steps(), ".steps_000003-000004_rank2.partial", rank=2)
     run = Run.load(tmp_path)
-    assert [each.name for each in run.windows] == [
-        "steps_000003-000004",
-        "validation_steps_000003-000004",
-    ]
+    got = [each.name for each in run.windows]
+    assert got == ["steps_000003-000004", "validation_steps_000003-000004"]
     train = run.window("steps_000003-000004")
     assert train.missing == [2, 4], "one that is still being written is not there"
     assert train.notes == [
@@ -314,9 +303,7 @@ def test_if_all_traces_are_cut_short_they_are_compared(tmp_path: Path) -> None:
         ("first_per_node", []),
     ],
 )
-def test_only_ranks_that_were_to_record_are_missing(
-    tmp_path: Path, chosen: Any, missing: list[int]
-) -> None:
+def test_only_ranks_that_were_to_record_are_missing(tmp_path, chosen, missing) -> None:
     for rank in (0, 1):
         write_rank(tmp_path, rank, synchronous_steps(100), 3, config={"ranks": chosen})
     assert Run.load(tmp_path).windows[0].missing == missing
@@ -388,11 +375,8 @@ def test_ranks_of_a_pipeline_have_ranges_of_their_own(tmp_path: Path) -> None:
     assert [*rows] == ["forward", "forward/attention", "head"]
     forward = rows["forward"]
     assert (forward.ranks, forward.calls, forward.slowest) == (2, 4, 0)
-    assert (forward.cpu_min_ns, forward.cpu_median_ns, forward.cpu_max_ns) == (
-        200_000,
-        200_000,
-        600_000,
-    )
+    got = (forward.cpu_min_ns, forward.cpu_median_ns, forward.cpu_max_ns)
+    assert got == (200_000, 200_000, 600_000)
     assert forward.spread == 2.0
     assert (forward.device_min_ns, forward.device_max_ns) == (0, 30_000)
     assert (rows["head"].ranks, rows["head"].slowest) == (1, 1)
@@ -535,9 +519,7 @@ def test_a_damaged_summary_is_made_anew(tmp_path: Path, where: str, damage: dict
     assert Run.load(tmp_path).windows[0].summaries == [summarize(capture)]
 
 
-def test_a_run_at_a_url_is_read_from_its_summaries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_at_a_url_is_read_from_its_summaries(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(storage, "_downloaded", {})
     folder = tmp_path / "ranks=[0,1,2]"  # as Hydra's sweeps name them, and no pattern
     for rank in range(3):
@@ -582,9 +564,7 @@ def trace_of(path: Path, own_us: int, first_step: int = 3, **document: Any) -> P
         pytest.param(["rank0", "rank1"], [3, 8], [0, 1], id="two ranks, other steps"),
     ],
 )
-def test_no_trace_that_is_named_is_left_out(
-    tmp_path: Path, names: list[str], first_steps: list[int], ranks: list[int], command: Command
-) -> None:
+def test_no_trace_that_is_named_is_left_out(tmp_path, names, first_steps, ranks, command) -> None:
     own_us = [100] * (len(names) - 1) + [800]
     paths = [
         trace_of(tmp_path / f"{name}.json", *each)

@@ -102,9 +102,7 @@ def test_what_fits_nothing_is_said(tmp_path: Path, given: dict[str, object], rea
         ("null", 0),
     ],
 )
-def test_a_condition_may_name_a_column_twice_or_none(
-    tmp_path: Path, condition: str, calls: int
-) -> None:
+def test_a_condition_may_name_a_column_twice_or_none(tmp_path, condition, calls) -> None:
     whole = three_steps(tmp_path)
     if "cpu_ns" in condition:
         assert len(whole.operators.where("cpu_ns > 140000 and cpu_ns < 200000")) == calls
@@ -189,10 +187,8 @@ def test_a_question_in_sql(tmp_path: Path) -> None:
         "select k.name, l.name as by from events k join events l on k.launcher = l.id order by k.id"
     )
     assert both[0].by == "cudaLaunchKernel"
-    assert (
-        whole.sql("select sum(duration_ns) as ns from segments where lane = 'step'")[0].ns
-        == 3_000_000
-    )
+    got = whole.sql("select sum(duration_ns) as ns from segments where lane = 'step'")[0].ns
+    assert got == 3_000_000
     everything = whole.sql("select * from events")
     assert everything.columns == tuple(names_of(EVENTS))
     assert whole.sql("select * from segments").columns == tuple(names_of(SEGMENTS))

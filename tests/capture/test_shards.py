@@ -13,7 +13,6 @@ from typing import Any
 import duckdb
 import pytest
 from builders import annotation, kernels, steps, synchronous_steps, write_rank, write_trace
-from commands import Command
 
 from instrument.base import storage
 from instrument.base.errors import CaptureError, ConfigError
@@ -119,9 +118,7 @@ def test_the_queries_of_the_documentation_find_the_slow_rank(
     assert (median_ms * 1e6, most_ms * 1e6) == (spread.cpu_median_ns, spread.cpu_max_ns)
 
 
-def test_a_missing_shard_is_named_and_captures_beside_shards_count_too(
-    job: Path, command: Command
-) -> None:
+def test_a_missing_shard_is_named_and_captures_beside_shards_count_too(job, command) -> None:
     folder = written_shards(job)
     whole = as_json(Run.load(folder).windows[-1])
     lost, _ = shards.read(folder / "ranks-00001-of-00003.jsonl")
@@ -138,9 +135,7 @@ def test_a_missing_shard_is_named_and_captures_beside_shards_count_too(
     assert as_json(Run.load(*folder.iterdir(), *lost).windows[-1]) == whole
 
 
-def test_a_job_with_one_cpu_reads_one_trace_at_a_time(
-    job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_with_one_cpu_reads_one_trace_at_a_time(job, monkeypatch) -> None:
     """Slurm gives a task some CPUs of a large machine; its memory is as limited."""
     sizes: list[int] = []
 
@@ -204,9 +199,7 @@ SLURM = {
         ("/8", {"SLURM_ARRAY_TASK_ID": "5"}, (5, 8)),
     ],
 )
-def test_a_job_array_says_which_part_it_is(
-    text: str, environment: dict[str, str], expected: tuple[int, int]
-) -> None:
+def test_a_job_array_says_which_part_it_is(text, environment, expected) -> None:
     assert Shard.parse(text, environment) == expected
 
 
@@ -244,9 +237,7 @@ def test_a_shard_is_written_whole_or_not_at_all(job: Path, monkeypatch: pytest.M
     assert file.read_bytes() == before
 
 
-def test_the_command_writes_a_part_and_names_what_it_cannot_read(
-    job: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_writes_a_part_and_names_what_it_cannot_read(job, command, monkeypatch) -> None:
     monkeypatch.chdir(job.parent)
     for number in range(2):
         printed = command("ranks", "run", "--shard", f"{number}/2")
@@ -288,9 +279,7 @@ def test_a_file_of_a_stranger_is_refused_in_one_sentence(job: Path, line: str) -
     assert "\n" not in str(raised.value)
 
 
-def test_a_line_of_a_shard_is_no_longer_than_a_summary(
-    job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_of_a_shard_is_no_longer_than_a_summary(job, monkeypatch) -> None:
     (file,) = written_shards(job, 1).iterdir()
     monkeypatch.setattr(shards, "MOST_BYTES", 1000)
     with pytest.raises(CaptureError, match="is no shard"):

@@ -200,9 +200,7 @@ def test_a_recording_holds_no_frame_of_ours_around_the_users_code(tmp_path) -> N
         ["<frozen runpy>(88): _run_code", "x/instrument/__main__.py(5): <module>"],
     ],
 )
-def test_the_frames_around_a_script_are_not_those_of_recording(
-    tmp_path: Path, outermost: list[str]
-) -> None:
+def test_the_frames_around_a_script_are_not_those_of_recording(tmp_path, outermost) -> None:
     """Those of `instrument run`, of what started it, and of its functions around torch's."""
     around = [
         *outermost,

@@ -33,11 +33,8 @@ def test_steps_are_in_order_with_their_numbers(tmp_path) -> None:
     ]
     steps = capture(tmp_path, events).steps
     assert steps.columns == ("number", "start_ns", "duration_ns", *LAUNCHED, *CLIPPED, *WAITS)
-    assert [tuple(row)[:3] for row in steps] == [
-        (11, 10000, 20000),
-        (12, 50000, 8500),
-        (13, 60000, 1000),
-    ]
+    got = [tuple(row)[:3] for row in steps]
+    assert got == [(11, 10000, 20000), (12, 50000, 8500), (13, 60000, 1000)]
     assert {value for row in steps for value in tuple(row)[3:]} == {None}
 
 

@@ -79,9 +79,7 @@ def test_no_condition_holds_for_an_unknown_cell() -> None:
         ("read_csv /* */ ('x') > 1", "comments"),
     ],
 )
-def test_a_condition_that_cannot_be_used_is_refused_in_one_sentence(
-    condition: str, reason: str
-) -> None:
+def test_a_condition_that_cannot_be_used_is_refused_in_one_sentence(condition, reason) -> None:
     with pytest.raises(ConfigError) as raised:
         TABLE.where(condition)
     assert reason in str(raised.value)
@@ -145,9 +143,7 @@ def on_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
 
 
-def test_the_column_by_which_rows_are_grouped_is_never_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_column_by_which_rows_are_grouped_is_never_left_out(monkeypatch) -> None:
     grouped = Table({"name": ["a"], "input_shapes": ["[[" + "3, " * 50], "calls": [3]})
     on_terminal(50, monkeypatch)
     assert str(grouped).splitlines()[0].split() == ["name", "input", "shapes", "calls"]
@@ -155,9 +151,7 @@ def test_the_column_by_which_rows_are_grouped_is_never_left_out(
     assert "input shapes" in str(grouped).splitlines()[0]
 
 
-def test_on_a_terminal_the_columns_that_fit_are_shown_numbers_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_a_terminal_the_columns_that_fit_are_shown_numbers_first(monkeypatch) -> None:
     wide = Table(
         {
             "name": ["a"],
@@ -230,22 +224,12 @@ KINDS = Table(
 
 def test_pandas_keeps_integers_and_unknown_cells() -> None:
     frame = TABLE.to_pandas()
-    assert [str(dtype) for dtype in frame.dtypes] == [
-        "string",
-        "Int64",
-        "Int64",
-        "Float64",
-        "Int64",
-        "Int64",
-    ]
+    got = [str(dtype) for dtype in frame.dtypes]
+    assert got == ["string", "Int64", "Int64", "Float64", "Int64", "Int64"]
     assert frame["device_bytes"].isna().tolist() == [True, False, False]
     assert frame["device_bytes"].sum() == 2045
-    assert [str(dtype) for dtype in UNKNOWN.to_pandas().dtypes] == [
-        "string",
-        "Int64",
-        "Float64",
-        "object",
-    ]
+    got = [str(dtype) for dtype in UNKNOWN.to_pandas().dtypes]
+    assert got == ["string", "Int64", "Float64", "object"]
     kinds = KINDS.to_pandas()
     assert [str(dtype) for dtype in kinds.dtypes] == ["boolean", "Float64", "Int64", "object"]
     assert kinds["big"][0] == 2**62 + 1, "no float in between"
@@ -265,21 +249,11 @@ def test_the_frame_keeps_integers_and_unknown_cells() -> None:
 def test_arrow_keeps_integers_and_unknown_cells() -> None:
     frame = TABLE.to_arrow()
     whole = pyarrow.int64()
-    assert frame.schema.types == [
-        pyarrow.large_string(),
-        whole,
-        whole,
-        pyarrow.float64(),
-        whole,
-        whole,
-    ]
+    got = frame.schema.types
+    assert got == [pyarrow.large_string(), whole, whole, pyarrow.float64(), whole, whole]
     assert frame["device_bytes"].to_pylist() == [None, 2048, -3]
-    assert UNKNOWN.to_arrow().schema.types == [
-        pyarrow.large_string(),
-        whole,
-        pyarrow.float64(),
-        pyarrow.null(),
-    ]
+    got = UNKNOWN.to_arrow().schema.types
+    assert got == [pyarrow.large_string(), whole, pyarrow.float64(), pyarrow.null()]
     assert KINDS.to_arrow()["big"].to_pylist() == [2**62 + 1, None]
     assert KINDS.to_arrow()["shape"].to_pylist() == [[1, 2], None]
 
@@ -291,9 +265,7 @@ def test_arrow_keeps_integers_and_unknown_cells() -> None:
         ("to_arrow", "pyarrow", "arrow"),
     ],
 )
-def test_a_missing_package_is_named(
-    monkeypatch: pytest.MonkeyPatch, method: str, package: str, extra: str
-) -> None:
+def test_a_missing_package_is_named(monkeypatch, method, package, extra) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingPackage) as raised:
         getattr(TABLE, method)()

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from builders import capture, write_capture
-from commands import Command
 from real_traces import FOLDER, needs_traces
 from real_traces import each as each_trace
 from real_traces import load as load_trace
@@ -41,9 +40,7 @@ def judged(folder: Path, events: list[Any], **document: Any) -> dict[str, Claim]
     return {each.code: each for each in claims(capture(folder, events, **document))}
 
 
-def test_every_claim_is_judged_and_holds_for_a_sound_trace(
-    tmp_path: Path, events: list[dict[str, Any]]
-) -> None:
+def test_every_claim_is_judged_and_holds_for_a_sound_trace(tmp_path, events) -> None:
     found = judged(tmp_path, events, **{**benchmark.trace([]), "traceEvents": events})
     assert [*found] == [*CLAIMS]
     assert {code: (each.share, each.why) for code, each in found.items()} == dict.fromkeys(
@@ -52,9 +49,7 @@ def test_every_claim_is_judged_and_holds_for_a_sound_trace(
 
 
 @pytest.mark.parametrize("name", [each.name for each in (*benchmark.DAMAGES, *benchmark.STEPS)])
-def test_damage_in_5_percent_of_the_events_breaks_a_claim(
-    tmp_path: Path, events: list[dict[str, Any]], name: str
-) -> None:
+def test_damage_in_5_percent_of_the_events_breaks_a_claim(tmp_path, events, name) -> None:
     (damage,) = (d for d in (*benchmark.DAMAGES, *benchmark.STEPS) if d.name == name)
     found = benchmark.found(benchmark.trace(events), damage, 0.05, tmp_path)
     assert bool(found) == (name not in UNNOTICED), found
@@ -83,16 +78,12 @@ def test_damage_in_5_percent_of_the_events_breaks_a_claim(
         ("events of an unknown category", "file"),
     ],
 )
-def test_damage_breaks_the_claim_that_is_about_it(
-    tmp_path: Path, events: list[dict[str, Any]], name: str, claim: str
-) -> None:
+def test_damage_breaks_the_claim_that_is_about_it(tmp_path, events, name, claim) -> None:
     (damage,) = (d for d in (*benchmark.DAMAGES, *benchmark.STEPS) if d.name == name)
     assert claim in benchmark.found(benchmark.trace(events), damage, 0.05, tmp_path)
 
 
-def test_the_figure_is_the_share_of_the_launches_that_have_work(
-    tmp_path: Path, events: list[dict[str, Any]]
-) -> None:
+def test_the_figure_is_the_share_of_the_launches_that_have_work(tmp_path, events) -> None:
     kernels = [each for each in events if each["name"].startswith("gemm")]
     lost = {id(each) for each in kernels[::4]}
     found = judged(tmp_path, [each for each in events if id(each) not in lost])
@@ -100,9 +91,7 @@ def test_the_figure_is_the_share_of_the_launches_that_have_work(
     assert found["launches"].why == "200 of 808 launches have no device work in the trace"
 
 
-def test_a_trace_of_a_cpu_alone_leaves_what_it_cannot_show_unknown(
-    tmp_path: Path, events: list[dict[str, Any]]
-) -> None:
+def test_a_trace_of_a_cpu_alone_leaves_what_it_cannot_show_unknown(tmp_path, events) -> None:
     only = [each for each in events if each.get("cat") == "cpu_op"]
     unknown = {
         code: each.why for code, each in judged(tmp_path, only).items() if each.share is None
@@ -118,25 +107,19 @@ def test_nodes_without_ids_are_not_compared(tmp_path: Path, events: list[dict[st
     assert "no two replays" in judged(tmp_path, plain)["graphs"].why
 
 
-def test_a_replay_without_any_work_lacks_as_many_nodes_as_the_others_have(
-    tmp_path: Path, events: list[dict[str, Any]]
-) -> None:
+def test_a_replay_without_any_work_lacks_as_many_nodes_as_the_others_have(tmp_path, events) -> None:
     nodes = [each for each in events if each["name"].startswith("node_")]
     lost = {id(each) for each in nodes[-64:]}
     found = judged(tmp_path, [each for each in events if id(each) not in lost])["graphs"]
     assert (found.share, found.total) == (1 - 64 / len(nodes), len(nodes))
 
 
-def test_a_wait_for_one_of_several_devices_is_not_judged(
-    tmp_path: Path, events: list[dict[str, Any]]
-) -> None:
+def test_a_wait_for_one_of_several_devices_is_not_judged(tmp_path, events) -> None:
     other = [{**each, "pid": 1} if each["name"] == "gemm_0" else each for each in events]
     assert judged(tmp_path, other)["waits"].share is None
 
 
-def test_known_faults_of_the_versions_are_named_with_their_threads(
-    tmp_path: Path, events: list[dict[str, Any]]
-) -> None:
+def test_known_faults_of_the_versions_are_named_with_their_threads(tmp_path, events) -> None:
     old = judged(tmp_path, events, cuda_runtime_version=12080)["versions"]
     assert old.holds() is None
     assert "CUDA 12.8: kernels at the start" in old.why
@@ -149,15 +132,11 @@ def test_known_faults_of_the_versions_are_named_with_their_threads(
 
 
 @pytest.mark.parametrize("name", [*benchmark.JOBS])
-def test_ranks_that_are_missing_or_of_another_window_break_a_claim(
-    tmp_path: Path, events: list[dict[str, Any]], name: str
-) -> None:
+def test_ranks_that_are_missing_or_of_another_window_break_a_claim(tmp_path, events, name) -> None:
     assert benchmark.of_job(benchmark.trace(events), name, tmp_path)
 
 
-def test_the_exit_status_says_whether_all_claims_hold(
-    tmp_path: Path, events: list[dict[str, Any]], command: Command
-) -> None:
+def test_the_exit_status_says_whether_all_claims_hold(tmp_path, events, command) -> None:
     path = tmp_path / "sound.json"
     path.write_text(json.dumps(benchmark.trace(events)))
     lines = command("check", path).out.splitlines()
@@ -183,9 +162,7 @@ def test_the_exit_status_says_whether_all_claims_hold(
         command("check", path, "--require", "99")
 
 
-def test_traces_of_a_job_are_checked_together(
-    tmp_path: Path, events: list[dict[str, Any]], command: Command
-) -> None:
+def test_traces_of_a_job_are_checked_together(tmp_path, events, command) -> None:
     for rank in range(benchmark.WORLD):
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(benchmark.trace(events, rank)))
     paths = sorted(tmp_path.glob("*.json"))
@@ -194,9 +171,7 @@ def test_traces_of_a_job_are_checked_together(
     assert "1 of 8 ranks are missing, or given twice" in said
 
 
-def test_show_and_diagnose_say_once_what_a_loss_means(
-    tmp_path: Path, events: list[dict[str, Any]], command: Command
-) -> None:
+def test_show_and_diagnose_say_once_what_a_loss_means(tmp_path, events, command) -> None:
     kernels = [each for each in events if each["name"].startswith("gemm")]
     lost = {id(each) for each in kernels[::6]}
     found = write_capture(tmp_path, [each for each in events if id(each) not in lost])

@@ -128,9 +128,7 @@ def test_two_commands_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("simulated")
-def test_only_an_undecided_comparison_leaves_a_file_behind(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_an_undecided_comparison_leaves_a_file_behind(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     words = ["ab", "--a", "train 1000", "--b", "train 2000", "--json"]
     assert main([*words, "--blocks", "7"]) == 0
@@ -146,9 +144,7 @@ def test_only_an_undecided_comparison_leaves_a_file_behind(
     assert not [*tmp_path.iterdir()]
 
 
-def test_runs_are_read_and_can_be_continued(
-    program: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_are_read_and_can_be_continued(program, capsys) -> None:
     options = ["--a", "1000", "--b", "2000", "--json"]
     assert main(["ab", *options, "--blocks", "1", "--", *program.split()]) == 0
     undecided = json.loads(capsys.readouterr().out)
@@ -180,9 +176,7 @@ def test_the_output_of_all_runs_is_kept_on_request(program: str, tmp_path: Path)
     assert len([*(tmp_path / "kept").glob("*/captures/*/trace.json")]) == 8
 
 
-def test_a_failing_command_is_told_with_its_last_lines(
-    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failing_command_is_told_with_its_last_lines(program, tmp_path, capsys) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
     failing = f"{sys.executable} {tmp_path / 'failing.py'}"
     assert main(["ab", "--a", f"{program} 5", "--b", failing]) == 2
@@ -193,9 +187,7 @@ def test_a_failing_command_is_told_with_its_last_lines(
     assert output.read_text() == "first line\nno such option\n"
 
 
-def test_finished_blocks_are_shown_if_a_later_run_fails(
-    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finished_blocks_are_shown_if_a_later_run_fails(program, tmp_path, capsys) -> None:
     counting = tmp_path / "counting.py"
     marks = f"import pathlib\nruns = pathlib.Path({str(tmp_path / 'runs')!r})\n"
     marks += "with runs.open('a') as file: file.write('x')\nassert len(runs.read_text()) < 6\n"
@@ -206,9 +198,7 @@ def test_finished_blocks_are_shown_if_a_later_run_fails(
     assert "from 1 block of four runs" in printed.out
 
 
-def test_a_comparison_goes_on_after_a_run_has_failed(
-    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_comparison_goes_on_after_a_run_has_failed(program, tmp_path, capsys) -> None:
     """The sixth run fails once: its block begins again, and the order of the blocks stays."""
     counting = tmp_path / "counting.py"
     marks = f"import pathlib\nruns = pathlib.Path({str(tmp_path / 'runs')!r})\n"
@@ -241,9 +231,7 @@ def test_a_comparison_goes_on_after_a_run_has_failed(
         (lambda text: text.replace('"continued":0', f'"continued":{"9" * 5000}'), "blocks.json"),
     ],
 )
-def test_a_damaged_comparison_is_not_continued(
-    change: Callable[[str], str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_comparison_is_not_continued(change, said, capsys) -> None:
     words = ["ab", "--a", "train 1000", "--b", "train 1000", "--blocks", "1"]
     assert main([*words, "--output", "kept"]) == 0
     path = Path("kept", BLOCKS_FILE)
@@ -320,9 +308,7 @@ def repository(program: str) -> Path:
     return here
 
 
-def test_two_revisions(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_revisions(repository, monkeypatch, capsys) -> None:
     monkeypatch.chdir(repository / "training")
     state = git(repository, "status", "--porcelain"), git(repository, "worktree", "list")
     words = ["HEAD~1", "HEAD", "--blocks", "1", "--json", "--", sys.executable, "train.py"]
@@ -334,9 +320,7 @@ def test_two_revisions(
 
 
 @pytest.mark.usefixtures("simulated")
-def test_only_the_same_commits_are_continued(
-    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_the_same_commits_are_continued(repository, tmp_path, capsys) -> None:
     words = ["ab", "HEAD~1", "HEAD", "--blocks", "1"]
     kept, command = str(tmp_path / "kept"), ["--", "train", "1000"]
     assert main([*words, "--output", kept, *command]) == 0
@@ -372,17 +356,13 @@ def test_hooks_do_not_run(repository: Path) -> None:
         assert not (repository / "hooked").exists()
 
 
-def test_the_variables_of_a_git_hook_change_nothing(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_variables_of_a_git_hook_change_nothing(repository, monkeypatch) -> None:
     index = (repository / ".git" / "index").read_bytes()
     monkeypatch.setenv("GIT_DIR", str(repository / ".git"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(repository / ".git" / "index"))
     with worktrees(["HEAD~1", "HEAD"], repository) as found:
-        assert ["'1000'" in (each / "training/train.py").read_text() for each in found] == [
-            True,
-            False,
-        ]
+        got = ["'1000'" in (each / "training/train.py").read_text() for each in found]
+        assert got == [True, False]
     assert (repository / ".git" / "index").read_bytes() == index
 
 
@@ -394,9 +374,7 @@ def test_a_locked_worktree_is_removed(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_comparison_leaves_no_worktrees(
-    repository: Path, capfd: pytest.CaptureFixture[str], number: signal.Signals
-) -> None:
+def test_an_interrupted_comparison_leaves_no_worktrees(repository, capfd, number) -> None:
     before = git(repository, "worktree", "list")
     interrupt = f"import os, signal; os.kill({os.getpid()}, {number:d}); signal.pause()"
     assert main(["ab", "HEAD~1", "HEAD", "--", sys.executable, "-c", interrupt]) == 130
@@ -433,9 +411,7 @@ def test_a_folder_without_a_repository(tmp_path: Path, monkeypatch: pytest.Monke
 # What a run records
 
 
-def test_the_environment_chooses_the_folder_for_captures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_chooses_the_folder_for_captures(tmp_path, monkeypatch) -> None:
     config = ProfilerConfig(output_dir=tmp_path / "option")
     assert output_dir(config) == tmp_path / "option"
     monkeypatch.setenv("INSTRUMENT_DIR", str(tmp_path / "variable"))
@@ -502,11 +478,8 @@ def test_a_window_with_one_step_is_no_sample(tmp_path: Path) -> None:
 def test_the_changed_range_is_named() -> None:
     a, b = record(1000.0, mlp=400.0, load=300.0), record(1100.0, mlp=500.0, load=300.0)
     found = Comparison(blocks_of(a, b))
-    assert [(each.path, each.verdict) for each in found.quantities] == [
-        (None, "slower"),
-        ("mlp", "slower"),
-        ("load", "same"),
-    ]
+    got = [(each.path, each.verdict) for each in found.quantities]
+    assert got == [(None, "slower"), ("mlp", "slower"), ("load", "same")]
     assert found.quantities[1].change.share == pytest.approx(0.25)
 
 
@@ -551,9 +524,6 @@ def test_counters_are_compared_exactly() -> None:
     b = record(1.0, {"launches": Count(22, 11, 11), "syncs": Count(3, 1, 2), "flops": None})
     found = {each.name: each for each in Comparison(blocks_of(a, b)).counters}
     assert found.keys() == {"launches", "syncs"}
-    assert (found["launches"].a, found["launches"].b, found["launches"].differs) == (
-        (10, 10),
-        (11, 11),
-        True,
-    )
+    got = (found["launches"].a, found["launches"].b, found["launches"].differs)
+    assert got == ((10, 10), (11, 11), True)
     assert (found["syncs"].b, found["syncs"].differs) == ((1, 2), False)

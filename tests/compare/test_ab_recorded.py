@@ -22,9 +22,7 @@ def benchmark() -> ModuleType:
     return module
 
 
-def test_half_of_the_blocks_have_a_hog_beside_and_all_have_the_same_counters(
-    benchmark: ModuleType,
-) -> None:
+def test_half_of_the_blocks_have_a_hog_beside_and_all_have_the_same_counters(benchmark) -> None:
     with np.load(benchmark.DATA) as data:
         assert data["step_us"].shape == (400, 4, 12)
         assert data["hog"].sum() == 200
@@ -33,9 +31,7 @@ def test_half_of_the_blocks_have_a_hog_beside_and_all_have_the_same_counters(
 
 
 @pytest.mark.parametrize("trials", [300, pytest.param(2_000, marks=pytest.mark.nightly)])
-def test_at_most_5_percent_of_comparisons_with_itself_report_a_change(
-    benchmark: ModuleType, trials: int
-) -> None:
+def test_at_most_5_percent_of_comparisons_with_itself_report_a_change(benchmark, trials) -> None:
     _, times = benchmark.load()
     assert benchmark.alarms(times, blocks=10, trials=trials) <= 0.05
 
@@ -43,9 +39,7 @@ def test_at_most_5_percent_of_comparisons_with_itself_report_a_change(
 @pytest.mark.parametrize(
     ("planted", "least"), [(0.1, 0.8), pytest.param(0.2, 0.9, marks=pytest.mark.nightly)]
 )
-def test_a_planted_change_is_found_named_and_sized(
-    benchmark: ModuleType, planted: float, least: float
-) -> None:
+def test_a_planted_change_is_found_named_and_sized(benchmark, planted, least) -> None:
     names, times = benchmark.load()
     column = names.index("mlp")
     assert benchmark.power(times, 200, column, planted, trials=20) >= least

@@ -83,9 +83,7 @@ def test_p_value_and_interval_agree(blocks: int, quantities: int, level: float) 
 @pytest.mark.parametrize(
     ("comparisons", "most"), [(300, 23), pytest.param(1000, 64, marks=pytest.mark.nightly)]
 )
-def test_at_most_one_in_twenty_comparisons_without_a_change_reports_any(
-    comparisons: int, most: int
-) -> None:
+def test_at_most_one_in_twenty_comparisons_without_a_change_reports_any(comparisons, most) -> None:
     """15 or 50 are expected at most; more than `most` have a chance of 2 %."""
     alarms = [
         any(map(excludes_zero, changes(blocks_of(seed, 10, quantities=5))))
@@ -97,9 +95,7 @@ def test_at_most_one_in_twenty_comparisons_without_a_change_reports_any(
 @pytest.mark.parametrize(
     ("comparisons", "least"), [(150, 136), pytest.param(500, 460, marks=pytest.mark.nightly)]
 )
-def test_all_intervals_hold_the_true_changes_in_95_of_100_comparisons(
-    comparisons: int, least: int
-) -> None:
+def test_all_intervals_hold_the_true_changes_in_95_of_100_comparisons(comparisons, least) -> None:
     """143 or 475 are expected; fewer than `least` have a chance of 1 % at most."""
     held = 0
     for seed in range(comparisons):
@@ -164,9 +160,7 @@ def test_however_often_it_goes_on_a_comparison_rarely_reports_a_change_by_chance
 
 
 @pytest.mark.parametrize(("low", "high"), [(3, 3), (4, 3), (5, 5)])
-def test_an_interval_of_captures_ends_where_the_test_of_windows_begins_to_reject(
-    low: int, high: int
-) -> None:
+def test_an_interval_of_captures_ends_where_the_test_of_windows_begins_to_reject(low, high) -> None:
     random = np.random.default_rng(low)
     before, after = random.normal(0, 1, (1, low)), random.normal(1, 1, (1, high))
     least, most = shifts(before, after)

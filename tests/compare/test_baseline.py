@@ -55,9 +55,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         assert (varies.per_step is None) == (extra > 0)
 
 
-def test_the_command_writes_the_same_file_each_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_the_same_file_each_time(tmp_path, capsys) -> None:
     path, target = trace(tmp_path), tmp_path / "perf.json"
     assert main(["baseline", str(path), "-o", str(target)]) == 0
     assert capsys.readouterr().out == f"Wrote 4 counters of 2 steps to {target}.\n"

@@ -221,9 +221,7 @@ def test_collectives_count_by_kind(tmp_path: Path) -> None:
     assert per_step(found, "collectives.broadcast") == [0]
 
 
-def test_torchs_records_count_where_the_trace_has_no_operators_of_collectives(
-    tmp_path: Path,
-) -> None:
+def test_torchs_records_count_where_the_trace_has_no_operators_of_collectives(tmp_path) -> None:
     def build(start: float, number: int) -> list[Event]:
         record = {"Collective_name": "allreduce"}
         return [span("record_param_comms", start + 10, 10, **record)]
@@ -240,9 +238,7 @@ def test_torchs_records_count_where_the_trace_has_no_operators_of_collectives(
         ({"dynamo": {"graph_breaks": None, "recompilations": None}}, [None, None]),
     ],
 )
-def test_breaks_and_recompilations_come_from_the_metadata(
-    tmp_path: Path, environment: dict[str, Any] | None, expected: list[int | None]
-) -> None:
+def test_breaks_and_recompilations_come_from_the_metadata(tmp_path, environment, expected) -> None:
     found = write_capture(tmp_path, steps_of(cpu_step), environment=environment)
     assert per_step(found, "graph_breaks", "recompilations") == expected
 

@@ -25,7 +25,6 @@ from builders import (
     write_capture,
     write_rank,
 )
-from golden import Golden
 from hypothesis import given
 from hypothesis import strategies as st
 from seeds import seeds
@@ -90,11 +89,8 @@ def row_of(table: Any, **equal: Any) -> Any:
 def test_the_change_of_a_step_is_the_sum_of_its_parts(tmp_path: Path) -> None:
     found = diff(saved(tmp_path, "a", training(40)), saved(tmp_path, "b", training(15)))
     assert (found.before, found.after, found.what) == (("a",), ("b",), "step")
-    assert (found.step.before_ns, found.step.after_ns, found.step.change_ns) == (
-        140_000,
-        115_000,
-        -25_000,
-    )
+    got = (found.step.before_ns, found.step.after_ns, found.step.change_ns)
+    assert got == (140_000, 115_000, -25_000)
     assert parts(found) == {
         ("read", "CPU operators"): (40_000, 15_000),
         ("forward", "CPU operators"): (60_000, 60_000),
@@ -122,9 +118,7 @@ def test_the_mean_of_steps_is_divided_without_a_rest() -> None:
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=40), st.integers(1, 1000))
-def test_quotients_sum_to_the_whole_and_are_rounded_by_less_than_one(
-    values: list[int], divisor: int
-) -> None:
+def test_quotients_sum_to_the_whole_and_are_rounded_by_less_than_one(values, divisor) -> None:
     found = divided(values, divisor, sum(values) // divisor)
     assert sum(found) == sum(values) // divisor
     assert all(abs(each - value / divisor) < 1 for each, value in zip(found, values))
@@ -192,11 +186,8 @@ def test_the_tables_say_what_was_added_removed_and_changed(tmp_path: Path) -> No
     shapes = row_of(found.shapes, name="aten::mm")
     assert (shapes.input_shapes, shapes.status) == ("[[8, 3], [3, 4]]", "changed")
     forward = row_of(found.ranges, range="forward")
-    assert (forward.status, forward.before_self_device_ns, forward.after_self_device_ns) == (
-        "same",
-        24_000,
-        20_000,
-    )
+    got = (forward.status, forward.before_self_device_ns, forward.after_self_device_ns)
+    assert got == ("same", 24_000, 20_000)
     counters = {
         (row.range, row.counter): (row.before, row.after, row.change) for row in found.counters
     }
@@ -292,11 +283,8 @@ def test_the_windows_of_a_rank_are_taken_together(tmp_path: Path) -> None:
     assert counters["operators"] == (3, 3)
     assert counters["allocations"] == (1 / 3, 1 / 3)
     read = row_of(found.ranges, range="read")
-    assert (read.before_calls, read.before_self_cpu_ns, read.after_self_cpu_ns) == (
-        1,
-        50_000,
-        60_000,
-    )
+    got = (read.before_calls, read.before_self_cpu_ns, read.after_self_cpu_ns)
+    assert got == (1, 50_000, 60_000)
 
 
 def test_a_window_of_a_run_is_compared_with_its_name(tmp_path: Path) -> None:
@@ -356,9 +344,7 @@ UNLIKE = [
 ]
 
 
-def test_what_differs_is_said_and_what_would_mislead_is_refused(
-    tmp_path: Path, golden: Golden
-) -> None:
+def test_what_differs_is_said_and_what_would_mislead_is_refused(tmp_path, golden) -> None:
     lines = []
     for number, facts in enumerate(UNLIKE):
         was, now = (
@@ -501,18 +487,13 @@ def test_with_workers_the_resnet_no_longer_waits_for_its_loader() -> None:
         for late in (0, 6)
     ),
 )
-def test_a_rank_that_is_late_has_cpu_work_where_others_wait_in_collectives(
-    other: str, late: str
-) -> None:
+def test_a_rank_that_is_late_has_cpu_work_where_others_wait_in_collectives(other, late) -> None:
     """Ranks 0 and 6 leave their device idle for a third of the step (HTA says 37 and 34 %), and the others wait."""
     found = diff(real_traces.path(other), real_traces.path(late))
     less, more = (row for row in found.step.parts.head(2))
     assert (less.range, less.kind) == ("nccl:all_reduce", "exposed communication")
-    assert (more.kind, more.change_ns > 100e6, less.change_ns < -150e6) == (
-        "CPU operators",
-        True,
-        True,
-    )
+    got = (more.kind, more.change_ns > 100e6, less.change_ns < -150e6)
+    assert got == ("CPU operators", True, True)
 
 
 def test_work_without_a_launch_has_a_part_of_its_own(tmp_path: Path) -> None:
@@ -572,9 +553,7 @@ def test_kernels_match_by_name_then_by_label_then_without_their_tile(tmp_path: P
         "new": ("added", 0, 1),
     }
     added = row_of(found.kernels, name="add<f32>")
-    assert (added.before_full_name, added.after_full_name) == (
-        f"{add.format(2)} + {add.format(4)}",
-        add.format(8),
-    )
+    got = (added.before_full_name, added.after_full_name)
+    assert got == (f"{add.format(2)} + {add.format(4)}", add.format(8))
     assert row_of(found.kernels, name="new").before_full_name is None
     assert any("add<f32> (by label)" in line for line in str(found).splitlines())

@@ -119,9 +119,7 @@ def certificate(tmp_path: Path) -> Path:
     return folder
 
 
-def test_ab_writes_a_certificate_that_verify_checks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ab_writes_a_certificate_that_verify_checks(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("program.py").write_text(PROGRAM)
     Path("work.json").write_text(json.dumps(work()))
@@ -133,11 +131,8 @@ def test_ab_writes_a_certificate_that_verify_checks(
     proof = read_proof(Path("p/proof.json"))
     assert proof.verdict == "faster and equal"
     assert proof.change.share == pytest.approx(-1 / 3, abs=0.02)
-    assert [each.path for each in proof.files] == [
-        "work-A.json",
-        "work-B.json",
-        "work-A-again.json",
-    ]
+    got = [each.path for each in proof.files]
+    assert got == ["work-A.json", "work-B.json", "work-A-again.json"]
     assert sorted(each.name for each in Path("p").iterdir()) == sorted(
         ["proof.json", "proof.md", *(each.path for each in proof.files)]
     )
@@ -149,9 +144,7 @@ def test_ab_writes_a_certificate_that_verify_checks(
     assert re.search(r"repeated, −3\d\.?\d* %: right", capsys.readouterr().out)
 
 
-def test_another_work_is_not_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_work_is_not_the_same(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("program.py").write_text(PROGRAM)
     Path("a.json").write_text(json.dumps(work()))
@@ -164,9 +157,7 @@ def test_another_work_is_not_the_same(
     assert main(["verify", "p"]) == 0
 
 
-def test_a_program_whose_work_is_not_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_program_whose_work_is_not_seen(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     command = f"{sys.executable} -c pass"
     assert main(["ab", "--a", command, "--b", command, "--proof", "p"]) == 2
@@ -196,9 +187,7 @@ FORGERIES: dict[str, tuple[Callable[[Any], object], str]] = {
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_a_forged_certificate(
-    name: str, certificate: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_forged_certificate(name, certificate, capsys) -> None:
     forge, part = FORGERIES[name]
     content = json.loads((certificate / PROOF_FILE).read_text())
     forge(content)
@@ -220,9 +209,7 @@ def test_a_file_that_was_changed(certificate: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     "path", ["../outside", "/etc/passwd", "a/../../outside", "link", "link/outside", "..\\outside"]
 )
-def test_a_path_that_leads_out_of_the_folder(
-    path: str, certificate: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_path_that_leads_out_of_the_folder(path, certificate, capsys) -> None:
     outside = certificate.parent / "outside"
     outside.write_text("secret")
     (certificate / "link").symlink_to(outside if path == "link" else certificate.parent)
@@ -259,9 +246,7 @@ def test_a_damaged_certificate(number: int, certificate: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{" * 100_000, '{"format": 2}'])
-def test_a_damaged_work_file(
-    content: str, certificate: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_work_file(content, certificate, capsys) -> None:
     (certificate / "work-A.json").write_text(content)
     assert main(["verify", str(certificate)]) == 1
     assert "work-A.json is damaged" in capsys.readouterr().out

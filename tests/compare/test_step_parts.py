@@ -126,10 +126,8 @@ def test_of_steps_that_overlap_each_moment_counts_once(tmp_path: Path) -> None:
     events = [step(0, 0, 10), step(1, 10, 100), step(2, 50, 100), span("aten::mm", 60, 30)]
     views = capture(tmp_path, events)
     assert views.links.counted_steps.total_ns == 140_000
-    assert parts_of(views) == {
-        ("(no range)", "CPU operators"): 30_000,
-        ("(no range)", "idle"): 110_000,
-    }
+    got = parts_of(views)
+    assert got == {("(no range)", "CPU operators"): 30_000, ("(no range)", "idle"): 110_000}
 
 
 def test_of_calls_that_overlap_the_later_one_counts(tmp_path: Path) -> None:
@@ -138,10 +136,8 @@ def test_of_calls_that_overlap_the_later_one_counts(tmp_path: Path) -> None:
         tmp_path,
         [step(1, 0, 100), span("aten::mm", 10, 40), call("cudaDeviceSynchronize", 30, 50)],
     )
-    assert parts_of(views) == {
-        ("(no range)", "CPU operators"): 20_000,
-        ("(no range)", "idle"): 80_000,
-    }
+    got = parts_of(views)
+    assert got == {("(no range)", "CPU operators"): 20_000, ("(no range)", "idle"): 80_000}
 
 
 def test_without_steps_the_whole_recording_counts(tmp_path: Path) -> None:

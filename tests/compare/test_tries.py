@@ -142,9 +142,7 @@ def results(found: Tries) -> dict[str, str]:
     return {each.words: each.result for each in found.tried}
 
 
-def test_faster_changes_are_measured_and_the_others_are_left_out_after_the_first_run(
-    tried: Callable[..., Tries],
-) -> None:
+def test_faster_changes_are_measured_and_the_others_are_left_out_after_the_first_run(tried) -> None:
     made = Made({"fused": 0.8, "threads=1": 1.5, "workers=2": 0.5})
     found = tried(made)
     assert results(found) == {
@@ -218,9 +216,7 @@ def test_a_change_is_measured_even_if_the_budget_ends_before_the_script_has_run_
     assert (each.result, each.losses) == ("faster", "different")
 
 
-def test_what_a_finding_predicts_is_measured_first_and_in_any_case(
-    tried: Callable[..., Tries],
-) -> None:
+def test_what_a_finding_predicts_is_measured_first_and_in_any_case(tried) -> None:
     made = Made({"workers=2": 0.9})
     found = tried(made, predicted={"optimizer-not-fused": (0.3, 0.2, 0.4)})
     assert found.tried[0].words == "fused"
@@ -229,9 +225,7 @@ def test_what_a_finding_predicts_is_measured_first_and_in_any_case(
     assert [each for each in made.started if each] == ["recorded", "fused", "workers=2"]
 
 
-def test_a_change_that_breaks_the_script_is_said_to_fail_and_the_others_are_measured(
-    tried: Callable[..., Tries],
-) -> None:
+def test_a_change_that_breaks_the_script_is_said_to_fail_and_the_others_are_measured(tried) -> None:
     made = Made({"fused": 0.5})
     made.broken = {"threads=1": ScriptError("it crashed"), "gc-freeze": ChangeError("it cannot")}
     found = tried(made)
@@ -243,18 +237,14 @@ def test_a_change_that_breaks_the_script_is_said_to_fail_and_the_others_are_meas
     ]  # fmt: skip
 
 
-def test_a_short_script_is_started_again_until_there_are_enough_blocks(
-    tried: Callable[..., Tries],
-) -> None:
+def test_a_short_script_is_started_again_until_there_are_enough_blocks(tried) -> None:
     made = Made({"workers=2": 0.5}, steps=40)
     found = tried(made, "workers=2")
     assert results(found)["workers=2"] == "faster"
     assert made.started.count("workers=2") == 9  # the blocks of the first run were too long
 
 
-def test_the_losses_of_a_short_script_are_compared_with_those_of_another_run(
-    tried: Callable[..., Tries],
-) -> None:
+def test_the_losses_of_a_short_script_are_compared_with_those_of_another_run(tried) -> None:
     made = Made({"fused": 0.5}, steps=150)
     made.losses = {"fused": 0.6}
     run = made.run
@@ -277,9 +267,7 @@ def test_a_script_with_too_few_steps_is_said_so(tried: Callable[..., Tries]) -> 
     assert (each.result, each.why) == ("failed", "The script has too few steps to be measured.")
 
 
-def test_after_the_budget_nothing_more_is_measured_and_the_next_call_goes_on(
-    tried: Callable[..., Tries],
-) -> None:
+def test_after_the_budget_nothing_more_is_measured_and_the_next_call_goes_on(tried) -> None:
     made = Made({"workers=2": 0.5})
     found = tried(made, "fused", "workers=2", budget_s=-1)
     assert {*results(found).values()} == {"not tried", "fits"}
@@ -293,9 +281,7 @@ def test_after_the_budget_nothing_more_is_measured_and_the_next_call_goes_on(
     assert results(tried(Made({}), "fused"))["fused"] == "same"
 
 
-def test_the_folder_of_another_script_is_refused(
-    tried: Callable[..., Tries], tmp_path: Path
-) -> None:
+def test_the_folder_of_another_script_is_refused(tried, tmp_path) -> None:
     tried(Made(), "fused")
     state = (tmp_path / tries.STATE_FILE).read_text()
     (tmp_path / tries.STATE_FILE).write_text(state.replace('"program":"', '"program":"0'))
@@ -318,9 +304,7 @@ def test_nothing_fits(tried: Callable[..., Tries]) -> None:
         tried(Made(), "malloc")
 
 
-def test_changes_that_exclude_each_other_are_not_made_together(
-    tried: Callable[..., Tries],
-) -> None:
+def test_changes_that_exclude_each_other_are_not_made_together(tried) -> None:
     found = tried(Made({"fused": 0.8, "workers=2": 0.5, "threads=1": 0.7}))
     for each in found.tried:
         each.verdict = "faster and equal" if each.result == "faster" else ""

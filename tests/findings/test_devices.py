@@ -417,9 +417,7 @@ def test_a_rank_that_others_wait_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("slow_us", [800, 302])
-def test_communication_that_waits_for_a_straggler_promises_nothing(
-    tmp_path: Path, slow_us: int
-) -> None:
+def test_communication_that_waits_for_a_straggler_promises_nothing(tmp_path, slow_us) -> None:
     captures = [
         write_rank(tmp_path, rank, synchronous_steps(own_us))
         for rank, own_us in enumerate((300, 310, slow_us, 305))
@@ -482,11 +480,8 @@ def test_the_hook_is_one_that_the_backend_has(tmp_path: Path, device: bool, hook
 @real_traces.needs_traces
 def test_late_ranks_come_before_what_only_they_have() -> None:
     every = diagnose([real_traces.load(f"a100_megatron_tp8_rank{rank}") for rank in range(8)])
-    assert [each.code for each in every.findings][:3] == [
-        "stragglers",
-        "exposed-communication",
-        "device-idle",
-    ]
+    got = [each.code for each in every.findings][:3]
+    assert got == ["stragglers", "exposed-communication", "device-idle"]
     assert ". Ranks 6, 0, 2 are late" in verdict(every)
     assert " On rank 7: The device computes for 21 % of it" in verdict(every)  # not of the job
 

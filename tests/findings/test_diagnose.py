@@ -163,11 +163,8 @@ def test_half_of_a_share_counts_if_the_saving_is_unknown(tmp_path: Path) -> None
         yield problem(what="share of 51 %", edit=None, share=0.51, place=("c", None))
 
     found = diagnosed([recorded(tmp_path)], [Check("made-up", find)])
-    assert [each.title for each in found.findings] == [
-        "share of 51 %",
-        "saves 25 %",
-        "share of 50 %",
-    ]
+    got = [each.title for each in found.findings]
+    assert got == ["share of 51 %", "saves 25 %", "share of 50 %"]
 
 
 def test_what_ends_the_run_comes_first_and_caveats_last(tmp_path: Path) -> None:
@@ -184,12 +181,8 @@ def test_what_ends_the_run_comes_first_and_caveats_last(tmp_path: Path) -> None:
 
     checks = [Check("doubt", doubt, is_caveat=True), Check("made-up", find)]
     found = diagnosed(captures, checks)
-    assert [each.title.split(" (")[0] for each in found.findings] == [
-        "grows",
-        "slow",
-        "grew once",
-        "busy",
-    ]
+    got = [each.title.split(" (")[0] for each in found.findings]
+    assert got == ["grows", "slow", "grew once", "busy"]
     assert [each.is_caveat for each in found.findings] == [False, False, False, True]
 
 
@@ -242,10 +235,8 @@ def test_a_simulation_that_fails_is_said_and_is_no_finding(tmp_path: Path) -> No
             check({"edit": None, "what": "unknown by design"}, code="unknown"),
         ],
     )
-    assert [(each.title, each.saving is None) for each in found.findings] == [
-        ("kept", False),
-        ("unknown by design", True),
-    ]
+    got = [(each.title, each.saving is None) for each in found.findings]
+    assert got == [("kept", False), ("unknown by design", True)]
     first, second = found.not_checked
     assert first == "To check half, no change could be simulated: The range launches nothing."
     assert "No operator or runtime call matches 'decoder'" in second
@@ -271,9 +262,7 @@ def test_a_trace_that_cannot_be_read_ends_the_diagnosis(tmp_path: Path, error: E
         diagnosed([recorded(tmp_path)], [failing(error)])
 
 
-def test_a_check_that_ran_on_some_captures_only_says_on_how_many_it_did_not(
-    tmp_path: Path,
-) -> None:
+def test_a_check_that_ran_on_some_captures_only_says_on_how_many_it_did_not(tmp_path) -> None:
     answers = iter([True, False])
 
     def find(capture: Any) -> Iterator[Problem]:
@@ -327,10 +316,8 @@ def test_without_savings_the_median_share_counts(tmp_path: Path) -> None:
 def test_two_findings_of_a_capture_in_one_range_stay_two(tmp_path: Path) -> None:
     checks = [check({"what": "one"}, {"what": "two"})]
     found = diagnosed([recorded(tmp_path), recorded(tmp_path, rank=1)], checks)
-    assert [each.title for each in found.findings] == [
-        "one (on all 2 ranks)",
-        "two (on all 2 ranks)",
-    ]
+    got = [each.title for each in found.findings]
+    assert got == ["one (on all 2 ranks)", "two (on all 2 ranks)"]
 
 
 def test_the_same_steps_on_the_same_rank_are_another_window(tmp_path: Path) -> None:
@@ -348,10 +335,8 @@ def test_different_problems_of_a_check_stay_apart(tmp_path: Path) -> None:
         yield problem(what="30 % are copies", share=0.3, variant="copies")
 
     found = diagnosed(captures, [Check("made-up", find)])
-    assert [each.title for each in found.findings] == [
-        "5.0 % are casts (in 1 of 2 windows)",
-        "30 % are copies (in 2 of 2 windows)",
-    ]
+    got = [each.title for each in found.findings]
+    assert got == ["5.0 % are casts (in 1 of 2 windows)", "30 % are copies (in 2 of 2 windows)"]
 
 
 def test_a_problem_of_few_windows_comes_after_those_of_most(tmp_path: Path) -> None:
@@ -363,10 +348,8 @@ def test_a_problem_of_few_windows_comes_after_those_of_most(tmp_path: Path) -> N
         yield problem(what="Slow", share=0.1, edit=None, place=("loop", None))
 
     found = diagnosed(captures, [Check("made-up", find)])
-    assert [each.title for each in found.findings] == [
-        "Slow (in 3 of 3 windows)",
-        "No CPU (in 1 of 3 windows)",
-    ]
+    got = [each.title for each in found.findings]
+    assert got == ["Slow (in 3 of 3 windows)", "No CPU (in 1 of 3 windows)"]
 
 
 def test_the_ranks_of_traces_are_read_from_their_names(tmp_path: Path) -> None:
@@ -386,9 +369,7 @@ def test_notes_on_some_of_the_captures_say_on_how_many(tmp_path: Path) -> None:
     assert note.endswith(" (1 of 2 captures)")
 
 
-def test_without_a_simulation_savings_are_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_simulation_savings_are_unknown(tmp_path, monkeypatch) -> None:
     """No edit is made, and the finding has no saving."""
 
     def refuse(capture: Any) -> Any:
@@ -402,9 +383,7 @@ def test_without_a_simulation_savings_are_unknown(
     assert "saves   not known" in as_text(found)
 
 
-def test_a_simulation_that_fails_costs_the_savings_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_simulation_that_fails_costs_the_savings_alone(tmp_path, monkeypatch) -> None:
     def fail(capture: Any) -> Any:
         raise IndexError("index 7 is out of bounds")
 
@@ -487,9 +466,7 @@ def hostile(capture: Any) -> Iterator[Problem]:
 
 
 @pytest.mark.parametrize("write", [as_text, as_markdown, lambda d: layout.plain(first_lines(d))])
-def test_names_of_a_stranger_cannot_harm_a_terminal(
-    tmp_path: Path, write: Callable[[Diagnosis], str]
-) -> None:
+def test_names_of_a_stranger_cannot_harm_a_terminal(tmp_path, write) -> None:
     text = write(diagnosed([recorded(tmp_path)], [Check("made-up", hostile)]))
     assert is_harmless(text.replace("\u200b", ""))
     assert "\\x1b" in text
@@ -651,9 +628,7 @@ def test_what_has_passed_is_a_line_of_codes() -> None:
     assert {line[:3].count(" ") for line in wrapped[1:]} == {2}
 
 
-def test_the_command_of_a_finding_can_be_pasted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_of_a_finding_can_be_pasted(tmp_path, capsys) -> None:
     """It names the capture with the largest finding, and no line break cuts it."""
     folder = tmp_path / f"my run's $HOME {'x' * 80}"
 
@@ -669,9 +644,7 @@ def test_the_command_of_a_finding_can_be_pasted(
     assert "aten::mm" in capsys.readouterr().out
 
 
-def test_the_command_reads_all_captures_of_a_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_reads_all_captures_of_a_folder(tmp_path, capsys) -> None:
     recorded(tmp_path, 3)
     recorded(tmp_path, 6)
     (tmp_path / "steps_6_rank0" / "trace.json.gz").write_bytes(b"no trace")
@@ -854,9 +827,7 @@ def test_captures_without_the_id_of_their_run_are_diagnosed_together(tmp_path: P
 
 
 @pytest.mark.parametrize("command", ["diagnose", "report"])
-def test_the_command_names_the_captures_of_older_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_the_command_names_the_captures_of_older_runs(tmp_path, capsys, command) -> None:
     two_runs(tmp_path)
     assert main([command, str(tmp_path), "--json"]) == 0
     out, err = capsys.readouterr()
@@ -873,9 +844,7 @@ def test_the_command_names_the_captures_of_older_runs(
     assert capsys.readouterr().err == ""
 
 
-def test_a_comparison_takes_the_newest_run_of_a_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_comparison_takes_the_newest_run_of_a_folder(tmp_path, capsys) -> None:
     newest = two_runs(tmp_path / "both")["steps_3_rank0-2"]
     found = diff(tmp_path / "both", newest)
     assert found.before == ("steps_3_rank0-2", "steps_3_rank1-2")
@@ -892,9 +861,7 @@ def test_a_comparison_takes_the_newest_run_of_a_folder(
     assert (out.count(LEFT_OUT), err) == (2, "")
 
 
-def test_no_trace_of_an_older_run_is_downloaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_trace_of_an_older_run_is_downloaded(tmp_path, monkeypatch) -> None:
     memory = fsspec.filesystem("memory")
     two_runs(tmp_path / "runs")
     memory.put(str(tmp_path / "runs"), "/", recursive=True)
@@ -909,9 +876,7 @@ def test_no_trace_of_an_older_run_is_downloaded(
     assert {url.rpartition("/")[2] for url in fetched} == {*found.before}
 
 
-def test_the_command_fails_if_no_capture_can_be_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_fails_if_no_capture_can_be_read(tmp_path, capsys) -> None:
     recorded(tmp_path, 3)
     (tmp_path / "steps_3_rank0" / "trace.json.gz").write_bytes(b"no trace")
     assert main(["diagnose", str(tmp_path)]) == 2
@@ -940,9 +905,7 @@ def test_ranks_are_compared_by_windows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("late_in", [{3, 6}, {6}])
-def test_communication_follows_the_late_ranks_of_most_windows(
-    tmp_path: Path, late_in: set[int]
-) -> None:
+def test_communication_follows_the_late_ranks_of_most_windows(tmp_path, late_in) -> None:
     """The late ranks cost less than the communication that waits for them, and more than nothing."""
 
     def find(ranks: Any) -> Iterator[Finding]:
@@ -970,9 +933,7 @@ def test_a_comparison_without_findings_has_passed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", [{0, 1}, {1}], ids=["all", "one"])
-def test_ranks_whose_summary_fails_are_not_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: set[int]
-) -> None:
+def test_ranks_whose_summary_fails_are_not_compared(tmp_path, monkeypatch, broken) -> None:
     summarize = rank_summary.summarize
 
     def fail(capture: Any) -> Any:
@@ -1146,9 +1107,7 @@ def test_a_wrong_pyproject_is_named(tmp_path: Path, text: str, said: str) -> Non
     assert str(tmp_path / "pyproject.toml") in str(raised.value)
 
 
-def test_commands_leave_out_what_the_project_ignores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_leave_out_what_the_project_ignores(tmp_path, monkeypatch, capsys) -> None:
     place = str(
         write_capture(
             tmp_path,

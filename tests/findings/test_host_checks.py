@@ -686,9 +686,7 @@ UNKNOWN = {
 }
 
 
-def test_the_command_of_float64_shows_the_types(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_of_float64_shows_the_types(tmp_path, capsys) -> None:
     (found,) = Case("float64", DOUBLES).findings(tmp_path)
     assert main(shlex.split(found.verify, comments=True)[1:]) == 0
     shown = capsys.readouterr().out
@@ -705,9 +703,7 @@ def test_loops_of_several_threads_do_not_add_up(tmp_path: Path) -> None:
     assert max(shares) == pytest.approx(0.5, abs=0.02)
 
 
-def test_the_cost_of_loops_does_not_grow_with_the_number_of_ranges(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cost_of_loops_does_not_grow_with_the_number_of_ranges(tmp_path, monkeypatch) -> None:
     passes, of = [], loops.backward_of
     monkeypatch.setattr(loops, "backward_of", lambda *given: passes.append(given) or of(*given))
     counts = []

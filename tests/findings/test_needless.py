@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from builders import Event, annotation, in_steps, span
 from recording import run_session
 
 from findings.by_hand import Case
-from instrument.read.advise.check import Check
 from instrument.read.advise.needless import PADDING, REPEATED_WORK
 
 BASE_NS, LENGTH = 10**18, 1000
@@ -171,9 +169,7 @@ def pads() -> Any:
         (pads, PADDING, "pads.<locals>.step", "aten::bmm"),
     ],
 )
-def test_a_recorded_program(
-    program: Any, find: Check, source: str, operator: str, tmp_path: Path
-) -> None:
+def test_a_recorded_program(program, find, source, operator, tmp_path) -> None:
     options: dict[str, Any] = {"wait": 1, "active": 3, "detail": 2}
     (capture,) = run_session(tmp_path, 6, program(), **options).captures
     assert not isinstance(find.find, str)

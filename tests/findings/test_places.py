@@ -38,9 +38,7 @@ def positions(made: Capture, *names: str) -> Ints:
     )
 
 
-def test_an_event_lies_in_the_innermost_range_and_backward_in_that_of_its_forward(
-    tmp_path: Path,
-) -> None:
+def test_an_event_lies_in_the_innermost_range_and_backward_in_that_of_its_forward(tmp_path) -> None:
     found = capture(
         tmp_path,
         [
@@ -127,11 +125,8 @@ def test_a_function_in_which_the_recording_began_has_no_line(tmp_path: Path) -> 
     )
     codes, texts = places.source_codes(found, positions(found, "aten::mul", "aten::add"))
     assert [texts[code] for code in codes] == ["train.py:5 in slow", "train.py in main"]
-    assert {*no_operator(found)["source"].drop_nulls()} == {
-        "train.py:5 in slow",
-        "train.py in main",
-        "train.py in <module>",
-    }
+    got = {*no_operator(found)["source"].drop_nulls()}
+    assert got == {"train.py:5 in slow", "train.py in main", "train.py in <module>"}
 
 
 def test_the_source_of_an_older_trace_is_in_its_call_stacks(tmp_path: Path) -> None:
@@ -198,9 +193,7 @@ def test_percent(share: float, text: str) -> None:
     assert percent(share) == text
 
 
-def test_the_recording_begins_with_its_first_event_and_not_with_the_profiler(
-    tmp_path: Path,
-) -> None:
+def test_the_recording_begins_with_its_first_event_and_not_with_the_profiler(tmp_path) -> None:
     """Kineto's span of the profiler is a hundred times as long as what it recorded."""
     profiler = span("PyTorch Profiler (0)", 0, 1_000_000, "Trace", pid="Spans", tid="PyTorch")
     work = [span("aten::mm", 900_000, 6_000), span("aten::add", 906_000, 4_000)]
@@ -261,9 +254,7 @@ def test_time_in_operators_is_named_by_them_not_by_the_ranges_it_is_not_in(
 
 
 @pytest.mark.parametrize(("lost", "is_said"), [(1, False), (2, True)])
-def test_lost_events_are_said_once_under_the_verdict(
-    tmp_path: Path, lost: int, is_said: bool
-) -> None:
+def test_lost_events_are_said_once_under_the_verdict(tmp_path, lost, is_said) -> None:
     steps = in_steps(10, 1000, *(span("aten::mm", 10 * k, 9) for k in range(14)))
     odd = [span("k", 20 + 10 * k, 5, cat="odd") for k in range(lost)]
     found = capture(tmp_path, [*steps, *odd])

@@ -114,9 +114,7 @@ def test_what_a_run_does_beside_training_is_named_where_it_is_called(
         ([(0, "", 600, [4]), (0, "saves", 400, [SAVE, 7])], TRAINS),  # in another thread
     ],
 )
-def test_what_trains_or_takes_little_is_not(
-    tmp_path: Path, rows: list[Any], events: list[Event]
-) -> None:
+def test_what_trains_or_takes_little_is_not(tmp_path, rows, events) -> None:
     assert not found(tmp_path, rows, "beside-training", events=events)
 
 
@@ -132,9 +130,7 @@ def test_what_trains_or_takes_little_is_not(
         ("of the future", "waits in a call of the system: train.py:7 in main"),
     ],
 )
-def test_a_line_that_waits_is_named_with_what_it_saves(
-    tmp_path: Path, cause: str, title: str
-) -> None:
+def test_a_line_that_waits_is_named_with_what_it_saves(tmp_path, cause, title) -> None:
     (each,) = found(tmp_path, [(0, "", 600, [4]), (0, "", 400, [7, 9], (cause, 400))], "waiting")
     assert each.title == f"For 40 % of the run, the thread of the steps {title}"
     assert each.source == "train.py:7 in main"
@@ -209,9 +205,7 @@ def test_a_thread_that_holds_the_gil_is_named_with_its_line(tmp_path: Path) -> N
         (0.3, 0.1, 0.9, {"rows": [(0, "", 300, [4]), (0, "", 600, [7], ("operator", 600))]}),
     ],
 )
-def test_no_thread_is_in_the_way(
-    tmp_path: Path, ran: float, queued: float, used: float, more: dict[str, Any]
-) -> None:
+def test_no_thread_is_in_the_way(tmp_path, ran, queued, used, more) -> None:
     assert not threads(tmp_path, ran, queued, used, **more)
 
 
@@ -306,9 +300,7 @@ def test_the_start_of_workers_in_each_epoch_is_found(tmp_path: Path) -> None:
         ([(0, "", 300, [START, 5]), (0, "", 700, [6])], {}),  # a process of the user
     ],
 )
-def test_workers_that_start_rarely_are_no_problem(
-    tmp_path: Path, rows: list[Any], settings: dict[str, Any]
-) -> None:
+def test_workers_that_start_rarely_are_no_problem(tmp_path, rows, settings) -> None:
     assert not found(tmp_path, rows, "worker-start", about=about(2, **settings))
 
 
@@ -343,9 +335,7 @@ def run(
     return found(tmp_path, rows, "growth", about=about, first_steps=first_steps, marks=marks)
 
 
-def test_steps_that_get_longer_are_found_with_the_line_and_the_step_in_an_hour(
-    tmp_path: Path,
-) -> None:
+def test_steps_that_get_longer_are_found_with_the_line_and_the_step_in_an_hour(tmp_path) -> None:
     (each,) = run(tmp_path, lambda part: 2 + part / 2)
     assert each.title.startswith(
         "A step takes longer and longer in train.py:7 in main: 1.864 ms at "
@@ -408,9 +398,7 @@ def test_memory_that_grows_all_the_time_is_found(tmp_path: Path) -> None:
         lambda part: 500 + part,  # little
     ],
 )
-def test_memory_that_does_not_go_on_growing(
-    tmp_path: Path, memory_mb: Callable[[int], float]
-) -> None:
+def test_memory_that_does_not_go_on_growing(tmp_path, memory_mb) -> None:
     assert not run(tmp_path, lambda part: 2, memory_mb=memory_mb)
 
 

@@ -79,9 +79,7 @@ def test_synchronizing_calls_are_grouped_by_operator_and_range(tmp_path: Path) -
     )
 
 
-def test_many_operators_that_wait_are_located_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_operators_that_wait_are_located_at_once(tmp_path, monkeypatch) -> None:
     asked = 0
     nodes_of = places.nodes_of
 
@@ -126,9 +124,7 @@ def validations(ranges: int) -> list[dict[str, Any]]:
     return events
 
 
-def test_only_ranges_that_make_many_nodes_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_ranges_that_make_many_nodes_are_measured(tmp_path, monkeypatch) -> None:
     measured = []
     share_of = autograd.share_with_device
 

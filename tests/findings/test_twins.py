@@ -65,9 +65,7 @@ def assert_found(twin: Twin, slow: list[Finding]) -> None:
 
 
 @pytest.mark.parametrize("twin", BY_ORDER, ids=str)
-def test_fires_on_the_problem_alone(
-    twin: Twin, tmp_path: Path, log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fires_on_the_problem_alone(twin, tmp_path, log, monkeypatch) -> None:
     if twin.code == "recompilation":
         log.expect("torch.compile compiled")
     if twin.code == "unused-gradients":  # which is not looked for once other tests have compiled

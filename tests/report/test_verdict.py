@@ -100,9 +100,7 @@ def test_what_ends_the_run_needs_no_saving() -> None:
         (0, "at least 700 ns (up to 30 % less).", "up to 300 ns (30 %)"),
     ],
 )
-def test_bounds_that_are_far_apart_replace_the_saving(
-    low_ns: int, would_take: str, saves: str
-) -> None:
+def test_bounds_that_are_far_apart_replace_the_saving(low_ns, would_take, saves) -> None:
     found = _diagnosis(_finding("A waits", 300, 0.3, low_ns))
     assert verdict(found).endswith(f"without this, a step would take {would_take}")
     assert changes(found) == [(f"A waits; saves {saves}", "change")]
@@ -224,11 +222,8 @@ def test_what_takes_most_stands_behind_a_large_saving_and_before_a_small_one() -
     assert verdict(unknown) == f"{STEP}{heaviest} {parts} A waits; the saving is not known."
     lines = replace(most, lines=("43 %", "12 %"))
     assert parts not in verdict(lines)
-    assert first_lines(lines)[2] == [
-        "Where the time goes, by samples of the whole run:",
-        "43 %",
-        "12 %",
-    ]
+    got = first_lines(lines)[2]
+    assert got == ["Where the time goes, by samples of the whole run:", "43 %", "12 %"]
 
 
 def test_the_list_of_findings_does_not_repeat_the_verdict() -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from findings.twins import ATTEMPTS, recorded
 
-from whatif.measured_edits import EDITS, MeasuredEdit
+from whatif.measured_edits import EDITS
 
 
 @pytest.mark.nightly  # `test_oracle` shows in the gate that an edited program runs as predicted
 @pytest.mark.parametrize("measured", EDITS, ids=lambda each: each.twin.name)
-def test_an_edit_saves_what_the_program_without_it_saves(
-    measured: MeasuredEdit, tmp_path: Path
-) -> None:
+def test_an_edit_saves_what_the_program_without_it_saves(measured, tmp_path) -> None:
     for attempt in range(ATTEMPTS):
         both = recorded(measured.twin, tmp_path / str(attempt))
         edited = measured.edit(both.slow.whatif)

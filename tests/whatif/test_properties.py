@@ -56,10 +56,8 @@ def test_edits_compose(whatif) -> None:
         both = first.scale(**other, by=0.25)
         assert both.steps == second.scale(**one, by=0.5).steps
         assert len(both.edits) == 2
-        assert (
-            whatif.scale(**one, by=0.5).scale(**one, by=0.5).steps
-            == whatif.scale(**one, by=0.25).steps
-        )
+        got = whatif.scale(**one, by=0.5).scale(**one, by=0.5).steps
+        assert got == whatif.scale(**one, by=0.25).steps
         assert first.steps == whatif.scale(**one, by=0.5).steps, "an edit changed another scenario"
 
 

@@ -166,9 +166,7 @@ def test_all_windows_and_ranks_are_compared(tmp_path: Path) -> None:
     assert cells["change_ns"] == [whole.change_ns for whole in made.wholes[1:]]
 
 
-def test_sides_that_are_too_unlike_leave_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sides_that_are_too_unlike_leave_a_sentence(tmp_path, capsys) -> None:
     was = write_capture(tmp_path / "a", training(40), world_size=1)
     now = write_capture(tmp_path / "b", training(15), world_size=8)
     found = payload([now], before=was)
@@ -185,9 +183,7 @@ def test_sides_that_are_too_unlike_leave_a_sentence(
     assert "too unlike" in words(json.loads(capsys.readouterr().out)["sections"]["comparison"])
 
 
-def test_a_side_that_is_not_there_is_an_error(
-    pair: tuple[Capture, Capture], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_side_that_is_not_there_is_an_error(pair, tmp_path, capsys) -> None:
     with pytest.raises(CaptureError, match="There is no capture at"):
         pair[1].report(before=tmp_path / "missing")
     assert main(["report", str(pair[1].folder), "--before", str(tmp_path / "missing")]) == 2
@@ -195,9 +191,7 @@ def test_a_side_that_is_not_there_is_an_error(
     assert "comparison" not in payload([pair[1]])["sections"]
 
 
-def test_the_command_writes_what_the_method_returns(
-    pair: tuple[Capture, Capture], tmp_path: Path
-) -> None:
+def test_the_command_writes_what_the_method_returns(pair, tmp_path) -> None:
     before, after = pair
     target = tmp_path / "page.html"
     arguments = ["report", str(after.folder), "--before", str(before.folder), "-o", str(target)]
@@ -279,9 +273,7 @@ def test_tables_sort_and_filter(tab: Page) -> None:
 
 
 @pytest.mark.nightly  # axe takes two seconds for a page; the gate has it look at a whole one
-def test_axe_finds_nothing_serious(
-    opened: Callable[..., Page], tab: Page, pair: tuple[Capture, Capture], tmp_path: Path
-) -> None:
+def test_axe_finds_nothing_serious(opened, tab, pair, tmp_path) -> None:
     refused = tmp_path / "refused.html"
     on_device = [step(0, 0, 100), step(1, 100, 100), *launched("gemm", 110, 120, 30, 1)]
     refused.write_text(page(payload([capture(tmp_path, on_device)], before=pair[0])).html)

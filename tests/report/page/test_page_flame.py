@@ -48,10 +48,8 @@ def test_ranges_and_operators_are_merged_over_steps(tmp_path: Path) -> None:
         inside: 2 * 290,
         (*inside, "cudaLaunchKernel"): 2 * 10,
     }
-    assert {name for name, yes in zip(cpu["names"], cpu["is_range"]) if yes} == {
-        "forward",
-        "attention",
-    }
+    got = {name for name, yes in zip(cpu["names"], cpu["is_range"]) if yes}
+    assert got == {"forward", "attention"}
     device = paths(graph(found, "Ranges and operators", "device time"))
     assert device == {path: 100 if path == inside else 0 for path in device}
     assert inside in device
@@ -146,9 +144,6 @@ def test_the_other_graph_is_chosen(tab: Page) -> None:
 
 def test_frames_of_old_traces_are_part_of_the_python_stacks_alone(tmp_path: Path) -> None:
     found = flame_graphs(capture(tmp_path, [span("aten::mm", 0, 50, Call_stack="step;main")]))
-    assert paths(graph(found, "Python stacks")) == {
-        ("main",): 0,
-        ("main", "step"): 0,
-        ("main", "step", "aten::mm"): 50,
-    }
+    got = paths(graph(found, "Python stacks"))
+    assert got == {("main",): 0, ("main", "step"): 0, ("main", "step", "aten::mm"): 50}
     assert paths(graph(found, "Ranges and operators")) == {("aten::mm",): 50}

@@ -60,10 +60,8 @@ def test_each_chart_stacks_up_to_the_memory_in_use(tmp_path: Path) -> None:
         ("[before the window]", 8 * MIB, None, None),
         ("forward", 6 * MIB, 1, 650_000),
     ]
-    assert rows(tables(found)["Steps on cuda:0"]) == [
-        (3, 8 * MIB, 6 * MIB, 38 * MIB),
-        (4, 14 * MIB, 2 * MIB, 24 * MIB),
-    ]
+    got = rows(tables(found)["Steps on cuda:0"])
+    assert got == [(3, 8 * MIB, 6 * MIB, 38 * MIB), (4, 14 * MIB, 2 * MIB, 24 * MIB)]
     assert facts(found)["In use at the peak"] == ("38.00 MiB", "after 650.0 µs")
 
 
@@ -77,9 +75,7 @@ def opened_page(opened: Callable[..., Page], folder: Path, found: Any, **how: An
     return tab
 
 
-def test_the_page_shows_the_peak_and_reads_out_the_chart(
-    opened: Callable[..., Page], tmp_path: Path
-) -> None:
+def test_the_page_shows_the_peak_and_reads_out_the_chart(opened, tmp_path) -> None:
     made = write_capture(tmp_path, [*steps(), *MEMORY])
     assert made.folder is not None
     (made.folder / "memory_snapshot.pickle").write_bytes(b"")
@@ -89,10 +85,8 @@ def test_the_page_shows_the_peak_and_reads_out_the_chart(
     assert "Reserved by the allocator\n64.00 MiB\nlargest value" in shown.inner_text()
     assert shown.get_by_role("link").get_attribute("href") == "memory_snapshot.pickle"
     peak = shown.locator("table", has_text="In use at the peak, by range")
-    assert peak.locator("tbody tr").first.inner_text().split("\t")[:2] == [
-        "forward/attention",
-        "24.00 MiB",
-    ]
+    got = peak.locator("tbody tr").first.inner_text().split("\t")[:2]
+    assert got == ["forward/attention", "24.00 MiB"]
     canvas = shown.locator("canvas")
     box = canvas.bounding_box()
     assert box is not None
@@ -110,9 +104,7 @@ def test_the_page_shows_the_peak_and_reads_out_the_chart(
     assert shown.locator("table", has_text="In use at the peak, by operator").count() == 1
 
 
-def test_charts_without_names_say_what_to_record(
-    opened: Callable[..., Page], tmp_path: Path
-) -> None:
+def test_charts_without_names_say_what_to_record(opened, tmp_path) -> None:
     """Without addresses, the whole memory is one chart, as in traces of torch 1.9."""
     whole = memory(capture(tmp_path, [*steps(), allocation(260, MIB), allocation(650, MIB)]))
     assert whole is not None

@@ -86,10 +86,8 @@ def test_each_event_is_a_slice_in_the_row_of_its_depth(tmp_path: Path) -> None:
         ("cudaLaunchKernel", "gemm")
     ] * 2
     assert [made[one].start for one in calls] == [260, 1260]
-    assert (found["steps"], found["first_step"]) == (
-        [[3, 0, 1_000_000], [4, 1_000_000, 1_000_000]],
-        1,
-    )
+    got = (found["steps"], found["first_step"])
+    assert got == ([[3, 0, 1_000_000], [4, 1_000_000, 1_000_000]], 1)
     assert found["left_out"] == 0
 
 
@@ -135,9 +133,7 @@ def test_slices_that_overlap_in_part_are_kept_on_rows_of_their_own(tmp_path: Pat
 
 
 @pytest.mark.parametrize("most", [1, 3, 256])
-def test_the_compiled_module_and_python_choose_the_same_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
+def test_the_compiled_module_and_python_choose_the_same_rows(tmp_path, monkeypatch, most) -> None:
     if loops.compiled is None:
         pytest.skip("The module instrument.read.facts._loops is not compiled.")
     monkeypatch.setattr("instrument.read.show.page.timeline._MOST_ROWS", most)
@@ -151,9 +147,7 @@ def test_the_compiled_module_and_python_choose_the_same_rows(
     assert timeline(found) == compiled
 
 
-def test_a_page_keeps_the_median_step_and_then_the_longest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_keeps_the_median_step_and_then_the_longest(tmp_path, monkeypatch) -> None:
     lengths = {1: 1000, 2: 3000, 3: 2000}
     events, begin = [], 0
     for number, length in lengths.items():
@@ -188,9 +182,7 @@ def test_evidence_lies_on_a_track_of_its_own(tmp_path: Path) -> None:
     ]
 
 
-def test_the_timeline_opens_at_the_first_evidence_in_a_step(
-    opened: Callable[..., Page], tmp_path: Path
-) -> None:
+def test_the_timeline_opens_at_the_first_evidence_in_a_step(opened, tmp_path) -> None:
     found_in = capture(tmp_path, steps())
     begin = found_in.events.begin_ns
 
@@ -265,9 +257,7 @@ def canvas_of(tab: Page) -> Any:
     return canvas
 
 
-def test_a_click_shows_a_slice_and_leads_to_its_launch(
-    opened: Callable[..., Page], tmp_path: Path
-) -> None:
+def test_a_click_shows_a_slice_and_leads_to_its_launch(opened, tmp_path) -> None:
     found = timeline(capture(tmp_path, [*steps(), *kernels()]))
     tab = opened(page_of(tmp_path, timeline=found), "#timeline")
     canvas = canvas_of(tab)
@@ -290,9 +280,7 @@ def test_a_click_shows_a_slice_and_leads_to_its_launch(
     assert details.locator("h3").count() == 0
 
 
-def test_keys_the_wheel_and_the_search_move_the_view(
-    opened: Callable[..., Page], tmp_path: Path
-) -> None:
+def test_keys_the_wheel_and_the_search_move_the_view(opened, tmp_path) -> None:
     tab = opened(page_of(tmp_path, timeline=timeline(capture(tmp_path, steps()))), "#timeline")
     canvas = canvas_of(tab)
 
@@ -343,9 +331,7 @@ def test_a_link_shows_evidence(opened: Callable[..., Page], tmp_path: Path) -> N
     assert "1.250 ms after the first event" in details.inner_text()
 
 
-def test_a_frame_draws_no_more_rectangles_than_the_pixels_allow(
-    opened: Callable[..., Page], tmp_path: Path
-) -> None:
+def test_a_frame_draws_no_more_rectangles_than_the_pixels_allow(opened, tmp_path) -> None:
     rows, each = 6, 6_000
     count = rows * each
     found = {
@@ -395,9 +381,7 @@ def test_a_frame_draws_no_more_rectangles_than_the_pixels_allow(
     ],
     ids=["one moment", "one slice", "huge", "negative", "hostile"],
 )
-def test_odd_traces_are_drawn(
-    opened: Callable[..., Page], tmp_path: Path, events: list[Any]
-) -> None:
+def test_odd_traces_are_drawn(opened, tmp_path, events) -> None:
     found = timeline(capture(tmp_path, events))
     assert found is not None
     tab = opened(page_of(tmp_path, timeline=found), "#timeline", width=800, dark=True)

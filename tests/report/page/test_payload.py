@@ -78,10 +78,8 @@ def test_the_verdict_of_a_step(trained: Capture) -> None:
     (chart,) = (box["chart"] for box in parts(verdict, "facts")[0]["items"] if "chart" in box)
     assert chart == {"numbers": [3, 4, 5], "ns": [1000 * US, 1400 * US, 1200 * US]}
     # the first step does not count
-    assert boxes["A step takes"] == (
-        "1.300 ms",
-        "mean of 2 steps (steps 4–5); between 1.200 ms and 1.400 ms",
-    )
+    got = boxes["A step takes"]
+    assert got == ("1.300 ms", "mean of 2 steps (steps 4–5); between 1.200 ms and 1.400 ms")
     assert "The times are means of steps 4–5." in words(verdict)
     # forward 300 + optimizer 100 in each step, and the backward: 600 and 400
     assert bars(verdict) == {
@@ -382,12 +380,7 @@ def test_report_writes_the_page_and_shows_it_in_a_frame(trained: Capture, tmp_pa
     assert "made.html" not in repr(made)
 
 
-def test_the_command_writes_the_page(
-    trained: Capture,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_command_writes_the_page(trained, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)

@@ -175,9 +175,7 @@ def test_bounds_that_look_equal_are_not_shown(written: Path) -> None:
         )
 
 
-def test_the_title_of_the_coverage_counts_what_was_not_recorded(
-    opened: Callable[..., Page], tab: Page, tmp_path: Path
-) -> None:
+def test_the_title_of_the_coverage_counts_what_was_not_recorded(opened, tab, tmp_path) -> None:
     assert tab.get_by_text("below 95 %").count() == 0
     events = [*in_steps(3, 100), kernel("gemm", 110, 60), *launched("gemm", 200, 210, 40, 7)]
     path = tmp_path / "lost.html"
@@ -247,9 +245,7 @@ def test_a_wide_table_scrolls_beside_its_first_column(tab: Page) -> None:
     assert left(2) < bar
 
 
-def test_a_long_range_keeps_the_numbers_in_a_narrow_window(
-    opened: Callable[..., Page], tmp_path: Path
-) -> None:
+def test_a_long_range_keeps_the_numbers_in_a_narrow_window(opened, tmp_path) -> None:
     names = [f"{k} enumerate(DataLoader)#_SingleProcessDataLoaderIter" for k in range(12)]
     events = [annotation(name, 10 + 10 * k, 900 - 20 * k) for k, name in enumerate(names)]
     path = tmp_path / "report.html"
@@ -274,10 +270,8 @@ def test_the_mean_is_the_only_time_of_a_step(tab: Page) -> None:
     tab.set_viewport_size({"width": 1280, "height": 900})
     step = tab.locator("#verdict .fact", has_text="A step takes").inner_text().split("\n")
     # The steps but the first take 10,000 and 10,100 µs.
-    assert step[1:] == [
-        "10.05 ms",
-        "mean of 2 steps (steps 1–2); between 10.00 ms and 10.10 ms",
-    ]
+    got = step[1:]
+    assert got == ["10.05 ms", "mean of 2 steps (steps 1–2); between 10.00 ms and 10.10 ms"]
     address(tab, "#whatif")
     tab.locator("#whatif tbody tr").first.wait_for()
     shown = tab.locator("#verdict").inner_text() + tab.locator("#whatif").inner_text()
