@@ -5,7 +5,7 @@
 - From 100 to 10,000 ranks, each number in a process of its own: the CPU time and the peak memory of `instrument ranks`
   as text. One rank is slower than all others, and the links of one group of eight ranks: the text must name both.
 - The largest of these jobs also as 64 shards: the same text must come from them, at the cost of the JSON files.
-  DuckDB answers the three questions of `docs/many-ranks.md` from these shards, in a process of its own too.
+  DuckDB answers the three questions of `docs/how-to/shards.md` from these shards, in a process of its own too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from instrument.read.show.ranks import as_text
 RANKS, RANGES, COLLECTIVES, ROUNDS = 1000, 200, 512, 5
 CURVE = (100, 1_000, 10_000)
 MOST_SECONDS, MOST_GB, SHARDS = 15.0, 1.5, 64
-QUESTIONS = Path(__file__).parents[1] / "docs" / "many-ranks.md"
+QUESTIONS = Path(__file__).parents[1] / "docs" / "how-to" / "shards.md"
 GROUP, MS = 8, 1_000_000
 COLUMNS = ("calls", "cpu_ns", "device_ns", "self_cpu_ns", "self_device_ns")
 OVER_RANKS = ("cpu_ns", "device_ns")

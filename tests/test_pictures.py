@@ -12,6 +12,7 @@ import pytest
 DOCS = Path(__file__).parent.parent / "docs"
 ASSETS = DOCS / "assets"
 PAGES = "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
+PAGES = PAGES.replace("(../assets/", "(assets/")  # from pages in subfolders
 SHOWN = set(re.findall(r"\(assets/([\w-]+\.(?:webp|svg))(?:#only-(?:light|dark))?\)", PAGES))
 
 

@@ -94,7 +94,7 @@ def test_the_queries_of_the_documentation_find_the_slow_rank(
         write_rank(job, rank, [*synchronous_steps(own_us), *loads], 9)
     written_shards(job, parts)
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "many-ranks.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "shards.md").read_text(encoding="utf-8")
     queries = re.findall(r'duckdb\.sql\("""(.*?)"""\)', page, re.DOTALL)
     with duckdb.connect() as database:
         database.execute(queries.pop(0))

@@ -125,7 +125,7 @@ EVENTS: Schema = schema(
     layer="the layer of the model that a device event belongs to, such as `layers.3`, or `layer 3` "
     "if only its place among the layers is known; null outside of all layers, and if it is not "
     "known. Of an event on the CPU, the layer that was recorded around it, or else that of all "
-    "device events that it and all inside it launched; docs/gpu.md",
+    "device events that it and all inside it launched; docs/how-to/layers.md",
     evidence="of a device event, what its layer is known from: recorded (a range or module around "
     "the launch), annotation, kernel name, other trace, sequence; or unknown. Null on the CPU",
     confidence="(number) of a device event, the probability that its layer is right, as measured "

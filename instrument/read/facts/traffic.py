@@ -1,7 +1,7 @@
 """Count the bytes that an operator must read and write, from shapes and types in a trace.
 
-Each input counts once and each output once (docs/gpu.md says what is left out). There are
-rules for products of matrices and vectors, convolutions and attention.
+Each input counts once and each output once (docs/how-to/efficiency.md says what is left out).
+There are rules for products of matrices and vectors, convolutions and attention.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Two tables: a row for each collective, and sums by process group and kind.
 
-docs/gpu.md defines the bandwidths, as NCCL's own tests do (doc/PERFORMANCE.md in nccl-tests).
+docs/how-to/collectives.md defines the bandwidths, as NCCL's own tests do (doc/PERFORMANCE.md in
+nccl-tests).
 """
 
 from __future__ import annotations

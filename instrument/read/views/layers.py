@@ -37,7 +37,7 @@ LAYERS: Schema = schema(
     product_ns="the part of `device_ns` in matrix products and convolutions",
     communication_ns="the part of `device_ns` in communication",
     evidence="what the layer is known from, for most of its time: recorded, annotation, kernel "
-    "name, other trace, sequence, or unknown; docs/gpu.md",
+    "name, other trace, sequence, or unknown; docs/how-to/layers.md",
     confidence="the probability that a device event of the layer is in it, averaged over its time; "
     "None if the layer is not known",
 )
