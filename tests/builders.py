@@ -132,12 +132,7 @@ def made(name: str, start_us: float, duration_us: float, sequence: int, **more: 
 
 
 def node(
-    name: str,
-    start_us: float,
-    duration_us: float,
-    sequence: int,
-    thread: int = 1,
-    tid: int = 2,
+    name: str, start_us: float, duration_us: float, sequence: int, thread: int = 1, tid: int = 2
 ) -> Event:
     """The backward node of the operator with that number on the thread that torch calls `thread`."""
     numbers = {"Sequence_number": sequence, "Fwd_thread_id": thread}
@@ -263,12 +258,7 @@ def capture(folder: Path, events: list[Any], **document: Any) -> Capture:
 
 
 def write_capture(
-    output: Path,
-    events: list[Event],
-    name: str = "steps_3-4",
-    *,
-    base_ns: int = 0,
-    **changed: Any,
+    output: Path, events: list[Event], name: str = "steps_3-4", *, base_ns: int = 0, **changed: Any
 ) -> Capture:
     """A capture folder as the session makes it."""
     folder = output / name

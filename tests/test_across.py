@@ -87,9 +87,7 @@ def test_a_slower_rank_of_a_distributed_run_is_found(tmp_path: Path) -> None:
     )
 
 
-def test_the_command_prints_the_newest_window(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_newest_window_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank, own_us in enumerate((100, 400, 105)):
         write_rank(tmp_path, rank, synchronous_steps(own_us), 3)
         earlier = write_capture(
@@ -181,9 +179,7 @@ def test_a_summary_that_cannot_be_made_costs_nothing_else(tmp_path: Path, log: L
     )
 
 
-def test_runs_in_one_folder_have_windows_of_different_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_window_names_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "steps_000003-000004"
     for hour, again in enumerate(("", "-2", "-3")):
         for rank in (0, 1):

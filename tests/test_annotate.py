@@ -44,9 +44,7 @@ class Outer(Layer):
         return super().forward(x) + 1
 
 
-def test_a_marked_function_is_recorded_under_its_qualified_name_or_the_one_given(
-    tmp_path: Path,
-) -> None:
+def test_qualified_or_given_name(tmp_path: Path) -> None:
     with recorded(tmp_path) as seen:
         assert named(3) == 7
     assert seen.ranges == [("named", None), ("plain", "named")]
@@ -140,9 +138,7 @@ def test_one_object_entered_from_two_threads_ends_each_threads_own_range(tmp_pat
     assert block._open == {}
 
 
-def test_the_public_way_to_open_a_range_writes_the_same_event(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_record_function_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def events() -> list[dict[str, Any]]:
         with recorded(tmp_path) as seen, profiled("outer"):
             named(1)

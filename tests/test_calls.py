@@ -160,9 +160,7 @@ def test_calls_count_from_any_thread(tmp_path: Path) -> None:
     assert windows(session) == [[0, 1]]
 
 
-def test_calls_side_by_side_give_steps_one_after_another_and_a_range_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_calls_are_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # a step waits as long as another thread takes to begin or end the window
     monkeypatch.setattr(step_loop, "_WAIT_S", 120.0)
     session = Session(wait=4, active=12, profile_all_threads=True, output_dir=tmp_path)
@@ -215,9 +213,7 @@ def test_a_call_that_began_before_the_window_is_none_of_its_steps(tmp_path: Path
     assert windows(session) == [[1, 2]]
 
 
-def test_in_a_server_without_requests_time_ends_the_window(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_idle_window_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     now = [0.0]
     monkeypatch.setattr(limits, "_LOOK_S", 0.01)
     monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -313,9 +309,7 @@ def test_what_is_no_function_is_refused() -> None:
         session.record(stream)
 
 
-def test_calls_beside_one_that_starts_the_session_are_none_of_its_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_while_a_session_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     starting, go_on = Event(), Event()
 
     def slowly(_: StepLoop) -> bool:
@@ -340,9 +334,7 @@ def test_calls_beside_one_that_starts_the_session_are_none_of_its_steps(
 @pytest.mark.parametrize(
     "options", [{"triggers": {"file": {}}}, {"timings": {}}], ids=["triggers", "timings"]
 )
-def test_calls_go_on_after_the_last_window_where_something_else_needs_them(
-    tmp_path: Path, options: Any
-) -> None:
+def test_calls_after_the_last_window(tmp_path: Path, options: Any) -> None:
     session = Session({"active": 1, **options}, output_dir=tmp_path)
     predict = session.record(torch.ones)
     for _ in range(3):
@@ -352,9 +344,7 @@ def test_calls_go_on_after_the_last_window_where_something_else_needs_them(
     assert windows(session) == [[0]]
 
 
-def test_the_event_loop_goes_on_while_an_asynchronous_call_waits_for_the_captures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_blocks_no_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began, goes_on = Event(), Event()
 
     def deliver(loop: StepLoop, *about: Any) -> None:

@@ -481,9 +481,7 @@ def test_models_run_in_bfloat16_and_their_results_are_float32() -> None:
     assert seen == [torch.float32, torch.bfloat16, torch.bfloat16, torch.float32]
 
 
-def test_bf16_is_tried_where_the_cpu_has_it_and_the_script_has_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bf16_needs_a_cpu_and_a_script_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "_slow_types", lambda: {torch.float16})
     assert fits("bf16", Training().program)
     scaler = torch.amp.GradScaler("cpu")
@@ -562,9 +560,7 @@ def test_changes_lie_over_each_other_and_go_in_reverse_order() -> None:
     assert same(training.state(), twin.state())
 
 
-def test_a_change_that_is_on_hides_nothing_from_another_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_changes_do_not_hide_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     own = torch.compile
     monkeypatch.setattr(changes, "_compiled", [])
     monkeypatch.setattr(changes, "_slow_types", set)
@@ -721,9 +717,7 @@ def test_a_loader_that_a_worker_builds_is_left_as_it_is(monkeypatch: pytest.Monk
     assert given == {"self": None, "dataset": []}
 
 
-def test_sixteen_bits_become_float32_where_the_script_names_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_float32_replaces_named_16_bit_types(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "_slow_types", lambda: {torch.float16})
     for owner, names in (
         (torch, changes._FACTORIES),

@@ -94,9 +94,7 @@ def test_the_options_reach_the_table(tmp_path: Path, command: Command) -> None:
     assert not any(before and after for before, after in pairwise(indented)), "one frame each"
 
 
-def test_every_view_that_is_a_table_is_offered_and_no_other(
-    tmp_path: Path, command: Command
-) -> None:
+def test_show_offers_every_table(tmp_path: Path, command: Command) -> None:
     """As text, as JSON and as CSV."""
     assert set(show.OPTIONS.values()) == {name for name in VIEWS if not name.endswith("()")}
     capture = write_capture(tmp_path, steps() + kernels())
@@ -205,9 +203,7 @@ def test_memory_that_was_not_recorded_is_not_none(tmp_path: Path, command: Comma
         assert "there are none" not in printed, view
 
 
-def test_several_views_follow_each_other_below_one_heading(
-    tmp_path: Path, command: Command
-) -> None:
+def test_several_views_have_one_heading(tmp_path: Path, command: Command) -> None:
     folder = write_capture(tmp_path, steps() + kernels()).folder
 
     def parts(*options: str) -> list[str]:
@@ -263,9 +259,7 @@ def test_any_sink_runs_afterwards(tmp_path: Path) -> None:
     assert (tmp_path / "trace" / "calls.txt").read_text().startswith("{} [(")
 
 
-def test_every_sink_that_ships_runs_on_captures_and_traces(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sinks_export(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     trace = record(tmp_path / "real.json", with_stack=True, profile_memory=True)
     folder = write_capture(tmp_path / "profile", steps()).folder
@@ -292,9 +286,7 @@ def test_every_sink_that_ships_runs_on_captures_and_traces(
     assert tables[0][:-1] == tables[1][:-1] != []
 
 
-def test_a_capture_that_holds_no_trace_is_not_shown_if_another_does(
-    tmp_path: Path, command: Command
-) -> None:
+def test_show_skips_captures_without_trace(tmp_path: Path, command: Command) -> None:
     for number in range(2):
         folder = write_capture(tmp_path, steps(), f"steps_{number}").folder
         assert folder
@@ -305,15 +297,9 @@ def test_a_capture_that_holds_no_trace_is_not_shown_if_another_does(
     assert err.startswith(f"Showing the most complete of 2 captures, {tmp_path / 'steps_0'}")
 
 
-def test_a_whole_window_of_training_is_shown_before_others(
-    tmp_path: Path, command: Command
-) -> None:
+def test_show_prefers_whole_training_windows(tmp_path: Path, command: Command) -> None:
     """Of the folder's newest run; the page's sections show the same window."""
-    windows = {
-        "whole": {},
-        "cut": {"truncated": True},
-        "validation": {"phase": "validation"},
-    }
+    windows = {"whole": {}, "cut": {"truncated": True}, "validation": {"phase": "validation"}}
     for number, (name, window) in enumerate(windows.items()):
         folder = write_capture(tmp_path, steps(), name, window=window).folder
         assert folder
@@ -342,9 +328,7 @@ def test_of_many_captures_that_hold_nothing_ten_are_named(tmp_path: Path, comman
     assert last == "Left out: 2 more"
 
 
-def test_of_ranks_without_a_trace_the_summaries_are_compared(
-    tmp_path: Path, command: Command
-) -> None:
+def test_ranks_without_traces_use_summaries(tmp_path: Path, command: Command) -> None:
     """As profiler.ranks=one_per_role leaves them; rank 3 is slow, and rank 3 has no trace."""
     run, page = tmp_path / "run", tmp_path / "page.html"
     for rank in range(4):
@@ -391,9 +375,7 @@ def test_of_many_captures_the_newest_are_named(tmp_path: Path, command: Command)
     assert last == "  and 3 more"
 
 
-def test_a_folder_of_captures_is_exported_whole_and_one_failure_stops_no_other(
-    tmp_path: Path, command: Command
-) -> None:
+def test_export_of_a_folder_with_one_failure(tmp_path: Path, command: Command) -> None:
     for day in ("a", "b"):
         write_capture(tmp_path / day / "profile", steps())
     write_capture(tmp_path / "a" / "profile", steps(), ".half.0.partial")
@@ -437,9 +419,7 @@ def test_what_a_capture_at_a_url_calls_itself_leads_nowhere_else(
     assert all(home in path.parents for path in written)
 
 
-def test_a_sink_that_writes_elsewhere_leaves_no_empty_folder(
-    tmp_path: Path, command: Command
-) -> None:
+def test_no_empty_folder_is_left(tmp_path: Path, command: Command) -> None:
     trace, to = write_trace(tmp_path, steps()), tmp_path / "to"
     command("export", trace, "--sink", "parquet", "--to", to, "rank=3", "run=r")
     files = sorted(path.relative_to(to) for path in to.rglob("*") if path.is_file())
@@ -518,9 +498,7 @@ def test_a_folder_with_one_capture_says_nothing_of_others(tmp_path: Path, comman
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_every_command_says_that_a_trace_is_cut_short(
-    tmp_path: Path, packed: bool, command: Command
-) -> None:
+def test_cut_trace_is_said_by_commands(tmp_path: Path, packed: bool, command: Command) -> None:
     text = json.dumps({"traceEvents": [*steps(), *kernels()] * 20}).encode()
     folder = write_capture(tmp_path, steps()).folder
     (folder / "trace.json.gz").unlink()
@@ -574,9 +552,7 @@ def test_a_closed_stdout_is_one_sentence(tmp_path: Path) -> None:
     assert done.stderr == "instrument: The result cannot be printed, because stdout is closed.\n"
 
 
-def test_too_little_memory_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
-) -> None:
+def test_memory_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     def exhausted(*_: object) -> None:
         raise MemoryError("Unable to allocate 3 GiB")
 

@@ -78,11 +78,7 @@ def run(folder: Path, compiled: Any, steps: int = 6, **options: Any) -> Session:
 
 @pytest.mark.parametrize(
     "backend",
-    [
-        "eager",
-        "aot_eager",
-        pytest.param("inductor", marks=[pytest.mark.nightly, NEEDS_COMPILER]),
-    ],
+    ["eager", "aot_eager", pytest.param("inductor", marks=[pytest.mark.nightly, NEEDS_COMPILER])],
 )
 def test_one_graph_before_during_and_after_a_window(tmp_path: Path, backend: str) -> None:
     compiled = torch.compile(model(), backend=backend, fullgraph=True)
@@ -117,8 +113,7 @@ def test_a_marked_generator_in_a_compiled_function_stays_in_its_graph(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "backend",
-    ["aot_eager", pytest.param("inductor", marks=[pytest.mark.nightly, NEEDS_COMPILER])],
+    "backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.nightly, NEEDS_COMPILER])]
 )
 def test_an_instrumented_model_stays_at_one_graph(tmp_path: Path, backend: str) -> None:
     net = model()
@@ -150,9 +145,7 @@ def test_regions_that_did_not_run_in_the_window_are_not_listed(tmp_path: Path) -
     assert [row.name for row in capture.ranges] == ["marked", "block"]
 
 
-def test_regions_of_an_earlier_model_are_not_listed_for_a_later_one_of_the_same_number(
-    tmp_path: Path, log: Log
-) -> None:
+def test_compiled_regions_of_earlier_models(tmp_path: Path, log: Log) -> None:
     log.expect("torch.compile compiled")
 
     def timed(compiled: Any, folder: str) -> tuple[Capture, str]:

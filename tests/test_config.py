@@ -138,9 +138,7 @@ def test_bad_options_get_one_sentence(golden: Golden) -> None:
         ),
     ],
 )
-def test_objects_and_names_are_refused_in_one_sentence_too(
-    option: str, value: Any, part: str
-) -> None:
+def test_refused_objects_and_names(option: str, value: Any, part: str) -> None:
     assert part in refused(**{option: value})
 
 

@@ -177,9 +177,7 @@ def taking(now: list[int], took_ns: int, method: Callable[..., Any]) -> Callable
     return slowly
 
 
-def test_each_capture_says_what_it_has_cost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: list[int]
-) -> None:
+def test_metadata_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: list[int]) -> None:
     for kind, method, took_ns in (
         (Recorder, "start", 3_000_000),
         (Recorder, "stop", 4_000_000),
@@ -211,9 +209,7 @@ def test_each_capture_says_what_it_has_cost(
     assert told["cost/trace_bytes"] == cost["trace_bytes"]
 
 
-def test_recorded_steps_are_compared_with_steps_of_the_same_kind(
-    tmp_path: Path, now: list[int]
-) -> None:
+def test_cost_compares_steps_of_one_kind(tmp_path: Path, now: list[int]) -> None:
     """Every fourth step takes 30 ms, the others 1 ms; recording adds 1 ms to each."""
     with Session(wait=20, active=8, output_dir=tmp_path) as session:
         for step in range(28):
@@ -224,9 +220,7 @@ def test_recorded_steps_are_compared_with_steps_of_the_same_kind(
     assert cost["unrecorded_steps"] == 19
 
 
-def test_no_cost_is_known_if_the_steps_before_are_of_other_kinds(
-    tmp_path: Path, now: list[int]
-) -> None:
+def test_cost_unknown_after_other_steps(tmp_path: Path, now: list[int]) -> None:
     with Session(wait=20, active=4, output_dir=tmp_path) as session:
         for step in range(24):
             now[0] += 30_000_000 if step < 20 and step % 2 else 1_000_000
@@ -315,9 +309,7 @@ def test_a_first_step_alone_is_nothing_to_compare_with(tmp_path: Path) -> None:
     assert "steps " not in cost_line(render(capture))
 
 
-def test_freeing_what_torch_recorded_counts_as_saving(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_freeing_counts_as_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     freed, save = [], RecordedWindow.save
 
     def saved(self: RecordedWindow, path: Path, **options: Any) -> None:
@@ -424,9 +416,7 @@ def test_a_step_number_set_in_a_window_ends_it(tmp_path: Path, log: Log) -> None
     assert [capture.metadata["window"]["first_step"] for capture in others] == [1006, 1010]
 
 
-def test_a_step_number_set_before_a_window_has_a_whole_step_drops_it(
-    tmp_path: Path, log: Log
-) -> None:
+def test_step_number_set_in_the_first_step(tmp_path: Path, log: Log) -> None:
     log.expect("is not recorded: session.step_number was set")
     with Session(wait=1, active=2, output_dir=tmp_path) as session:
         session.step()
@@ -448,9 +438,7 @@ def test_a_run_that_begins_at_a_step_counts_from_there(tmp_path: Path, log: Log)
 
 @pytest.mark.usefixtures("warm_exporters")
 @pytest.mark.parametrize("export", ["inline", "process"])
-def test_on_capture_is_called_on_the_training_thread_with_each_finished_capture(
-    tmp_path: Path, export: str
-) -> None:
+def test_on_capture_on_the_training_thread(tmp_path: Path, export: str) -> None:
     seen: list[tuple[int, str, float]] = []
 
     def note(folder: Path, scalars: dict[str, float]) -> None:
@@ -468,9 +456,7 @@ def test_on_capture_is_called_on_the_training_thread_with_each_finished_capture(
     assert seen == [(mine, f"steps_{n:06d}-{n:06d}_rank0", n) for n in range(2)]
 
 
-def test_the_log_of_an_error_does_not_show_the_values_of_variables(
-    tmp_path: Path, log: Log
-) -> None:
+def test_logged_errors_show_no_values(tmp_path: Path, log: Log) -> None:
     log.expect("profiler.on_capture.function failed")
 
     def fails(folder: Path, scalars: dict[str, float]) -> None:
@@ -488,9 +474,7 @@ def test_the_log_of_an_error_does_not_show_the_values_of_variables(
 
 
 @pytest.mark.parametrize("kind", [KeyError, SystemExit])
-def test_a_callback_that_fails_costs_nothing_else(
-    tmp_path: Path, log: Log, kind: type[BaseException]
-) -> None:
+def test_failing_callback(tmp_path: Path, log: Log, kind: type[BaseException]) -> None:
     called: list[str] = []
 
     class Fails:
@@ -522,9 +506,7 @@ def test_a_callback_may_stop_the_session(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_sink_has_five_seconds_to_close_where_training_failed(
-    tmp_path: Path, fails: bool
-) -> None:
+def test_close_timeout_where_training_failed(tmp_path: Path, fails: bool) -> None:
     calls: list[tuple[str, float | None]] = []
 
     class Records(Sink):

@@ -109,9 +109,7 @@ def test_a_call_of_wait_does_not_wait_for_steps(tmp_path: Path) -> None:
 
 
 @inline
-def test_an_error_loses_only_the_detail(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_loses_the_detail(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError("the disk is full")
 
@@ -151,9 +149,7 @@ def test_observers_add_what_they_see(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @inline
-def test_a_program_that_does_something_else_ends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_work_ends_the_detail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ONE | {"profile_all_threads": True}
     with Session(output_dir=tmp_path, **options) as session:
         for _ in range(3):

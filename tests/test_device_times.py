@@ -150,9 +150,7 @@ def test_a_range_that_ends_in_another_stream_waits_for_both() -> None:
     assert FakeEvent.made == 4
 
 
-def test_a_device_that_fails_is_told_once_and_left_alone(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_device_is_said_once(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fails(_: FakeEvent) -> None:
         raise RuntimeError("an illegal memory access was encountered")
@@ -169,9 +167,7 @@ def test_a_device_that_fails_is_told_once_and_left_alone(
     assert FakeEvent.made == 1
 
 
-def test_device_times_stand_beside_the_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_times_beside_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(timings, "DeviceTimes", lambda: DeviceTimes(cuda))

@@ -58,9 +58,7 @@ def test_without_torch_the_trace_holds_the_steps_alone(tmp_path: Path, calls: li
     assert capture.steps.column("number") == [0]
 
 
-def test_the_next_session_emits_as_its_own_config_says(
-    tmp_path: Path, calls: list[str], log
-) -> None:
+def test_next_session_emits_by_its_own_config(tmp_path: Path, calls: list[str], log) -> None:
     log.expect("session.step() was never called")
     Session({"active": 1, "output_dir": str(tmp_path), "emit": ["itt"]}).start().stop()
     calls.clear()
@@ -145,9 +143,7 @@ def test_a_tool_that_torch_lacks_is_refused_before_the_first_step(
 @pytest.mark.parametrize(
     ("tool", "there"), [("nvtx", torch.version.cuda is not None), ("itt", itt.is_available())]
 )
-def test_the_real_tool_takes_ranges_and_marks_also_without_a_device(
-    tmp_path: Path, tool: str, there: bool
-) -> None:
+def test_real_tool_takes_ranges_and_marks(tmp_path: Path, tool: str, there: bool) -> None:
     if not there:
         pytest.skip(f"this torch has no {tool}")
     assert window(tmp_path, mine, emit=["torch", tool]).ranges.column("name") == ["mine"]

@@ -131,9 +131,7 @@ def test_the_settings_are_those_at_the_beginning_of_the_window(tmp_path: Path) -
     assert [changed[key] for key in SETTINGS] == [False, True, "medium", True, True, True]
 
 
-def test_what_torch_does_not_say_is_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_torch_hides_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("not today")
 
@@ -271,9 +269,7 @@ def test_the_waits_of_threads_that_python_did_not_start(monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux has affinities")
-def test_usable_cpus_are_those_of_the_affinity_within_the_quota(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_usable_cpus_by_affinity_and_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 4, 5})
     for quota, usable in ((None, 4), (2.5, 3), (0.2, 1), (64.0, 4)):
         monkeypatch.setattr(facts, "cpu_quota", lambda *_, quota=quota: quota)
@@ -358,9 +354,7 @@ def test_outside_windows_and_after_errors_no_collection_calls_us(tmp_path: Path,
     assert of(session)["garbage_collection"]["collections"] == 0
 
 
-def test_a_window_that_fails_leaves_no_callback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_failure_leaves_no_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     log.expect("Recording failed and training goes on")
     seen = []
 
@@ -424,9 +418,7 @@ def broken(x: torch.Tensor, factor: int) -> torch.Tensor:
     return y + 1
 
 
-def test_graphs_breaks_and_recompilations_are_those_of_the_window(
-    tmp_path: Path, dynamo: Any, log: Log
-) -> None:
+def test_compilations_of_the_window(tmp_path: Path, dynamo: Any, log: Log) -> None:
     log.expect("torch.compile compiled")
     first, second = (torch.compile(broken, backend="eager") for _ in range(2))
 
@@ -458,9 +450,7 @@ def test_a_window_without_compilation_has_zeros(tmp_path: Path, dynamo: Any) -> 
     assert found == counted(0, {}, 0, {})
 
 
-def test_a_collection_in_a_compiled_function_compiles_nothing_of_ours(
-    tmp_path: Path, dynamo: Any, log: Log
-) -> None:
+def test_gc_in_a_compiled_function(tmp_path: Path, dynamo: Any, log: Log) -> None:
     log.expect("torch.compile compiled")
     from torch._dynamo.utils import counters
 
@@ -477,9 +467,7 @@ def test_a_collection_in_a_compiled_function_compiles_nothing_of_ours(
     assert found["garbage_collection"]["collections"] >= 1
 
 
-def test_missing_counters_of_torch_are_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_missing_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     log.expect("torch.compile compiled")
     utils = SimpleNamespace(counters={"stats": {"unique_graphs": 3}})
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)  # type: ignore[arg-type]

@@ -101,9 +101,7 @@ def test_an_observer_of_somebody_elses_goes_on(tmp_path: Path, log: Log) -> None
     )
 
 
-def test_a_file_cut_short_is_not_kept(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cut_file_is_removed(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         ExecutionTraceObserver,
         "cleanup",

@@ -139,9 +139,7 @@ ALL = [f"steps_{n:06d}-{n:06d}_rank0" for n in range(3)]
 
 
 @pytest.mark.usefixtures("cold_exporters")
-def test_another_process_makes_each_capture_and_its_words_arrive_in_order(
-    profiler: dict[str, Any], log: Log
-) -> None:
+def test_export_process_logs_in_order(profiler: dict[str, Any], log: Log) -> None:
     session = run(
         profiler, sinks={"notes": {"_target_": "their_sinks.Notes", "word": "seen"}, "table": {}}
     )
@@ -166,9 +164,7 @@ def test_another_process_makes_each_capture_and_its_words_arrive_in_order(
 
 
 @pytest.mark.parametrize("export", ["process", "inline"])
-def test_a_sink_is_closed_once_where_it_wrote_all_windows(
-    profiler: dict[str, Any], tmp_path: Path, export: str
-) -> None:
+def test_sinks_are_closed_once(profiler: dict[str, Any], tmp_path: Path, export: str) -> None:
     sinks = {"lines": {"_target_": "their_sinks.Lines", "file": str(tmp_path / "lines.txt")}}
     run(profiler, sinks=sinks, export=export)
     pid, *windows = (tmp_path / "lines.txt").read_text().split()
@@ -176,9 +172,7 @@ def test_a_sink_is_closed_once_where_it_wrote_all_windows(
     assert (int(pid) == os.getpid()) is (export == "inline")
 
 
-def test_a_sink_that_no_other_process_can_build_is_refused_and_runs_inline(
-    profiler: dict[str, Any],
-) -> None:
+def test_local_sink_class_needs_inline_export(profiler: dict[str, Any]) -> None:
     class Here(Sink):
         def write(self, capture: Capture, folder: Path) -> None:
             seen.append((os.getpid(), folder.name, (folder / "plain.txt").exists()))
@@ -250,9 +244,7 @@ def test_a_killed_exporter_costs_one_window_its_sinks_and_export_finishes_it_lat
 
 
 @pytest.mark.usefixtures("cold_exporters")
-def test_an_exporter_that_a_sink_ends_without_an_error_is_said(
-    profiler: dict[str, Any], log: Log
-) -> None:
+def test_sink_that_exits_the_exporter(profiler: dict[str, Any], log: Log) -> None:
     log.expect("saved but not finished")
     sinks = {"leaves": {"_target_": "their_sinks.LeavesOn", "step": 2}}
     session = run(profiler, sinks=sinks)
@@ -263,9 +255,7 @@ def test_an_exporter_that_a_sink_ends_without_an_error_is_said(
     assert queue.why(busy) == "The exporter ended while it worked on it (exit status 0)."
 
 
-def test_a_hanging_exporter_is_ended_and_the_next_window_gets_another(
-    profiler: dict[str, Any], log: Log
-) -> None:
+def test_hanging_exporter_is_replaced(profiler: dict[str, Any], log: Log) -> None:
     log.expect("saved but not finished")
     sinks = {"hangs": {"_target_": "their_sinks.HangsOn", "step": 0}}
     with Session(profiler, sinks=sinks, export_timeout_s=100_000) as session:
@@ -355,9 +345,7 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     assert names(session) == ALL[:2]
 
 
-def test_wait_after_stop_waits_no_longer_than_asked(
-    profiler: dict[str, Any], log: Log, tmp_path: Path
-) -> None:
+def test_wait_has_a_timeout(profiler: dict[str, Any], log: Log, tmp_path: Path) -> None:
     log.expect("continues by itself")
     gate = tmp_path / "gate"
     sinks = {"waits": {"_target_": "their_sinks.WaitsFor", "file": str(gate)}}
@@ -371,9 +359,7 @@ def test_wait_after_stop_waits_no_longer_than_asked(
     assert names(session) == ALL[:1]
 
 
-def test_two_processes_do_not_finish_the_same_window(
-    profiler: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_process_finishes(profiler: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     output, take = Path(profiler["output_dir"]), queue.take
     folder = queue.queue(queue.stage(output, "w"), {"config": {"sinks": {}}})
     (folder / "trace.json").write_text('{"traceEvents": []}')
@@ -403,17 +389,13 @@ def test_a_name_that_is_taken_or_on_its_way_is_not_taken_again(tmp_path: Path, l
     assert json.loads((tmp_path / "w" / "capture.json").read_text())["name"] == "w"
 
 
-def test_a_window_that_another_process_takes_meanwhile_does_not_stop_the_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queued_of_skips_taken_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = queue.queue(queue.stage(tmp_path, "w"), {"run": "a" * 32, "rank": 0})
     monkeypatch.setattr(queue, "queued", lambda _: [tmp_path / ".taken.queued", folder])
     assert queue.queued_of(tmp_path, "a" * 32, 0, os.getuid()) == [folder]
 
 
-def test_only_what_the_run_has_recorded_on_its_rank_is_its_capture(
-    profiler: dict[str, Any],
-) -> None:
+def test_captures_are_those_of_run_and_rank(profiler: dict[str, Any]) -> None:
     session = run(profiler, steps=1)
     (capture,) = session.captures
     about = json.loads((capture.folder / "capture.json").read_text())
@@ -449,9 +431,7 @@ def test_queued_windows_are_looked_for_as_deep_as_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_a_name_taken_while_a_capture_is_renamed_gives_way_to_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
-) -> None:
+def test_publish_name_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool) -> None:
     """Any other error of the renaming is the caller's."""
     queued = queue.queue(queue.stage(tmp_path, "w"), {})
     rename, targets = Path.rename, []
@@ -470,9 +450,7 @@ def test_a_name_taken_while_a_capture_is_renamed_gives_way_to_another(
     assert targets == ["w", "w-2"][: 1 + taken]
 
 
-def test_what_a_killed_process_has_half_written_is_not_in_the_capture(
-    tmp_path: Path, log: Log
-) -> None:
+def test_temporary_files_are_removed(tmp_path: Path, log: Log) -> None:
     log.expect("summary.json")
     queued = queue.queue(queue.stage(tmp_path, "w"), {})
     (queued / "trace.json").write_text("{}")
@@ -527,9 +505,7 @@ def group(description: Any, *ranks: Any) -> dict[str, Any]:
         (4, [group("default_pg", 0, 4), group("undefined", 0, 4), group("GROUP", 0, 4)], True),
     ],
 )
-def test_the_first_rank_of_each_data_parallel_group_keeps_its_trace_and_runs_sinks(
-    rank: int, groups: Any, kept: bool, tmp_path: Path
-) -> None:
+def test_one_per_role_keeps_traces(rank: int, groups: Any, kept: bool, tmp_path: Path) -> None:
     sink = Counts()
     options: dict[str, Any] = {"failed": set(), "one_per_role": True}
     found = finished_of(tmp_path, rank, groups, sink, **options)
@@ -538,9 +514,7 @@ def test_the_first_rank_of_each_data_parallel_group_keeps_its_trace_and_runs_sin
 
 
 @pytest.mark.parametrize("groups", [[], None, "dp", [group(0, 0, 1)], [group("mesh_dp", "0", 1)]])
-def test_without_names_every_rank_keeps_its_trace_and_rank_0_says_what_to_write(
-    groups: Any, tmp_path: Path, log: Log
-) -> None:
+def test_one_per_role_without_group_names(groups: Any, tmp_path: Path, log: Log) -> None:
     failed: set[str] = set()
     for rank in (0, 1):
         found = finished_of(tmp_path, rank, groups, Counts(), failed=failed, one_per_role=True)
@@ -561,9 +535,7 @@ def test_a_trace_without_a_summary_stays(tmp_path: Path, log: Log, monkeypatch: 
 
 
 @pytest.mark.parametrize("fails_in", ["describe", "publish"])
-def test_a_window_whose_trace_is_removed_is_not_lost_if_the_disk_is_full(
-    fails_in: str, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_full_disk_loses_no_reduced_window(fails_in: str, tmp_path: Path, monkeypatch: Any) -> None:
     def full(*_: Any) -> Path:
         raise OSError(28, "No space left on device")
 
@@ -588,9 +560,7 @@ def test_a_capture_json_alone_removes_no_trace(tmp_path: Path) -> None:
     ("ranks", "world_size", "expected"),
     [("one_per_role", 8, True), ("one_per_role", 1, False), ("all", 8, False)],
 )
-def test_the_exporter_gets_from_the_run_which_traces_are_kept(
-    ranks: Any, world_size: int, expected: bool, tmp_path: Path
-) -> None:
+def test_job_has_one_per_role(ranks: Any, world_size: int, expected: bool, tmp_path: Path) -> None:
     made = finisher.Finisher(ProfilerConfig(ranks=ranks), tmp_path, 0, world_size)
     assert from_line(to_line(made._job)).one_per_role is expected
 
@@ -657,9 +627,7 @@ def test_a_plain_sinks_options_survive_a_config_made_of_a_config(profiler: dict[
     assert (config.sinks["plain"].word, config.sinks_for_exporter) == ("kept", sinks)
 
 
-def test_a_callback_that_takes_the_folder_away_does_not_keep_stop_waiting(
-    profiler: dict[str, Any], tmp_path: Path
-) -> None:
+def test_callback_that_moves_the_folder(profiler: dict[str, Any], tmp_path: Path) -> None:
     def take(folder: Path, scalars: dict[str, float]) -> None:
         folder.rename(tmp_path / folder.name)
 
@@ -668,9 +636,7 @@ def test_a_callback_that_takes_the_folder_away_does_not_keep_stop_waiting(
     assert (tmp_path / ALL[0] / "trace.json.gz").exists()
 
 
-def test_a_path_among_those_of_imports_is_passed_on(
-    profiler: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_path_in_sys_path(profiler: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [Path("/somewhere"), *sys.path])
     assert names(run(profiler, steps=1)) == ALL[:1]
 
@@ -700,9 +666,7 @@ def test_where_every_capture_is_whole_stop_does_not_wait_for_what_a_sink_left(
 
 
 @pytest.mark.parametrize("how", ["thread", "close"])
-def test_the_worker_ends_in_its_time_whatever_a_sink_left(
-    profiler: dict[str, Any], how: str
-) -> None:
+def test_worker_ends_in_its_time(profiler: dict[str, Any], how: str) -> None:
     session = Session(lingers(profiler, how, time_runs_out=True)).start()
     session.step()
     worker = worker_of(session)
@@ -730,9 +694,7 @@ def test_an_exception_in_training_does_not_wait_for_the_exporter(
     worker.wait()
 
 
-def test_a_window_that_was_finished_before_it_was_told_is_not_waited_for(
-    profiler: dict[str, Any],
-) -> None:
+def test_window_finished_before_it_was_told(profiler: dict[str, Any]) -> None:
     """The worker looks for itself whenever it is told of any window."""
     wake = finisher.Finisher._wake
 
@@ -749,9 +711,7 @@ def test_a_window_that_was_finished_before_it_was_told_is_not_waited_for(
 
 
 @pytest.mark.parametrize("where", ["process", "inline"])
-def test_whatever_a_sink_raises_costs_that_sink_alone(
-    profiler: dict[str, Any], log: Log, where: str
-) -> None:
+def test_failing_sink_costs_only_itself(profiler: dict[str, Any], log: Log, where: str) -> None:
     sinks = {what: Raises(what=what) for what in ("keyboard", "exit", "mute")}
     session = run(profiler, sinks=sinks | {"table": {}}, export=where)
     assert names(session) == ALL
@@ -763,9 +723,7 @@ def test_whatever_a_sink_raises_costs_that_sink_alone(
 
 @pytest.mark.usefixtures("cold_exporters")
 @pytest.mark.parametrize("closed", [0b001, 0b110, 0b111], ids="{:03b}".format)
-def test_captures_are_finished_whatever_standard_streams_are_closed(
-    profiler: dict[str, Any], tmp_path: Path, closed: int
-) -> None:
+def test_closed_standard_streams(profiler: dict[str, Any], tmp_path: Path, closed: int) -> None:
     sinks = {"notes": {"_target_": "their_sinks.Notes"}}
     code = f"""
         import os, sys
@@ -792,9 +750,7 @@ def test_captures_are_finished_whatever_standard_streams_are_closed(
     assert b"as C code prints" not in timings.read_bytes()
 
 
-def test_ctrl_c_in_an_inline_sink_reaches_the_training_and_loses_nothing(
-    tmp_path: Path, log: Log
-) -> None:
+def test_ctrl_c_in_an_inline_sink(tmp_path: Path, log: Log) -> None:
     log.expect("The pressed sink failed")
 
     class Pressed(Sink):
@@ -832,9 +788,7 @@ def test_a_folder_may_have_any_name(tmp_path: Path, where: str, log: Log) -> Non
     assert "\ud800" not in str(about), "no reader takes half a character"
 
 
-def test_arguments_that_are_no_utf8_keep_no_window_back(
-    profiler: dict[str, Any], tmp_path: Path
-) -> None:
+def test_arguments_that_are_no_utf8(profiler: dict[str, Any], tmp_path: Path) -> None:
     code = (
         "import torch\nfrom instrument import Session\n"
         f"with Session({profiler!r}, sinks={{'table': {{}}}}) as session:\n    session.step()\n"
@@ -846,9 +800,7 @@ def test_arguments_that_are_no_utf8_keep_no_window_back(
 
 
 @pytest.mark.parametrize("where", ["process", "inline"])
-def test_where_the_output_folders_link_leads_nowhere_the_window_is_lost_and_training_goes_on(
-    tmp_path: Path, log: Log, where: str
-) -> None:
+def test_output_dir_is_a_broken_link(tmp_path: Path, log: Log, where: str) -> None:
     scratch, link = tmp_path / "scratch", tmp_path / "link"
     scratch.mkdir()
     link.symlink_to(scratch)
@@ -895,9 +847,7 @@ def test_a_folder_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
     assert (output / ALL[1] / "capture.json").exists()
 
 
-def test_a_folder_that_cannot_name_its_run_is_not_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unnamed_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device")
 

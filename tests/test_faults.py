@@ -115,9 +115,7 @@ LOOP = """
         ("if step == 3: sys.exit(7)", 7, "exception SystemExit"),
     ],
 )
-def test_what_leaves_the_loop_leaves_a_truncated_capture(
-    tmp_path: Path, fault: str, status: int, why: str
-) -> None:
+def test_exception_truncates_the_window(tmp_path: Path, fault: str, status: int, why: str) -> None:
     trainer = Trainer(tmp_path, LOOP.format(fault=fault))
     log = trainer.ended()
     assert trainer.process.returncode == status
@@ -131,9 +129,7 @@ def test_what_leaves_the_loop_leaves_a_truncated_capture(
     ("end", "status", "export"),
     [("", 0, "inline"), ("raise KeyError('nobody catches it')", 1, "process")],
 )
-def test_an_interpreter_that_ends_without_stop_leaves_one_too(
-    tmp_path: Path, end: str, status: int, export: str
-) -> None:
+def test_exit_without_stop(tmp_path: Path, end: str, status: int, export: str) -> None:
     trainer = Trainer(
         tmp_path,
         f"""
@@ -221,9 +217,7 @@ def test_sigterm_reaches_the_handler_that_was_there_and_training_may_go_on(tmp_p
     assert whole.metadata["window"]["truncated"] is False
 
 
-def test_outside_windows_the_handler_that_was_there_gets_the_interrupted_frame(
-    tmp_path: Path,
-) -> None:
+def test_signal_handler_gets_the_interrupted_frame(tmp_path: Path) -> None:
     trainer = Trainer(
         tmp_path,
         """
@@ -286,9 +280,7 @@ WITHIN = """
         ("SIGTERM", "export_chrome_trace", "after", "inline"),
     ],
 )
-def test_a_signal_while_torch_stops_or_saves_costs_nothing(
-    tmp_path: Path, name: str, method: str, when: str, export: str
-) -> None:
+def test_signal_in_stop(tmp_path: Path, name: str, method: str, when: str, export: str) -> None:
     trainer = Trainer(tmp_path, WITHIN.format(name=name, method=method, when=when, export=export))
     log = trainer.ended()
     assert trainer.process.returncode == -signal.Signals[name], log
@@ -372,9 +364,7 @@ def test_a_killed_trainer_whose_exporter_lives_loses_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("cold_exporters")
-def test_killing_trainer_and_exporter_leaves_a_queued_window_and_the_next_run_says_so(
-    tmp_path: Path,
-) -> None:
+def test_next_run_names_queued_windows(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, GATED.format(then="signal.pause()"))
     trainer.wait_for("recorded")
     until((tmp_path / "at the gate").exists)
@@ -476,9 +466,7 @@ KILLS = """
 
 
 @pytest.mark.parametrize("every", [23, pytest.param(3, marks=pytest.mark.nightly)])
-def test_wherever_an_exporter_is_killed_another_makes_the_same_capture(
-    tmp_path: Path, every: int
-) -> None:
+def test_another_exporter_makes_the_same_capture(tmp_path: Path, every: int) -> None:
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": synchronous_steps(100)}))
     done = warm.run_code(KILLS, str(tmp_path), str(every))
     assert done.returncode == 0, done.stderr
@@ -549,9 +537,7 @@ def _children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_trainer_killed_while_torch_writes_leaves_no_capture_and_the_next_run_cleans_up(
-    tmp_path: Path,
-) -> None:
+def test_next_run_removes_half_written_windows(tmp_path: Path) -> None:
     trainer = Trainer(
         tmp_path,
         """
@@ -621,9 +607,7 @@ def failures(trainer: Trainer) -> list[str]:
         (2**18, 2**16, 1000, "torch wrote an incomplete trace"),
     ],
 )
-def test_a_full_disk_costs_the_window_alone(
-    small_disk: Path, leaves: int, least: int, size: int, told: str
-) -> None:
+def test_full_disk(small_disk: Path, leaves: int, least: int, size: int, told: str) -> None:
     fault = f"from instrument.record import recorder; recorder._LEAST_FREE_BYTES = {least}; "
     fault += LEAVES_LITTLE.format(leaves=leaves)
     trainer = Trainer(small_disk, FULL.format(fault=fault, size=size))
@@ -643,9 +627,7 @@ def test_a_quota_costs_the_window_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("export", ["inline", "process"])
-def test_a_file_in_place_of_the_output_folder_costs_one_sentence_per_window(
-    tmp_path: Path, export: str
-) -> None:
+def test_file_in_place_of_the_output_folder(tmp_path: Path, export: str) -> None:
     replaced = "import shutil; shutil.rmtree(out); out.write_text('')"
     body = FULL.replace("active=1,", f"active=1, export={export!r},")
     trainer = Trainer(tmp_path, body.format(fault=replaced, size=1))

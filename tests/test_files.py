@@ -114,9 +114,7 @@ def test_links_are_not_listed(tmp_path: Path, secret: Path) -> None:
 
 
 @pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
-def test_nothing_is_added_to_a_file_through_another_name(
-    tmp_path: Path, secret: Path, link: Any
-) -> None:
+def test_append_follows_no_link(tmp_path: Path, secret: Path, link: Any) -> None:
     link(tmp_path / "lines", secret)
     with pytest.raises(OSError, match=r"not followed|another hard link"):
         files.open_to_append(tmp_path / "lines")

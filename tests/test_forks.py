@@ -137,9 +137,7 @@ class Numbers(Dataset[torch.Tensor]):
         return torch.ones(2).add(index)
 
 
-def test_loader_workers_that_start_in_a_window_leave_the_execution_trace_whole(
-    tmp_path: Path,
-) -> None:
+def test_execution_trace_with_loader_workers(tmp_path: Path) -> None:
     loader = DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context="fork")
     with Session(active=None, output_dir=tmp_path, execution_trace=True) as session:
         for _ in loader:

@@ -96,9 +96,7 @@ def test_reading_presets_leaves_hydras_global_state_alone() -> None:
         ),
     ],
 )
-def test_options_are_overridden_as_any_of_hydras(
-    overrides: list[str], expected: dict[str, object]
-) -> None:
+def test_overrides(overrides: list[str], expected: dict[str, object]) -> None:
     with initialize(config_path=None, version_base=None):
         config = as_config(compose(overrides=["+profiler=trace", *overrides]).profiler)
     assert {name: getattr(config, name) for name in expected} == expected

@@ -111,9 +111,7 @@ class Unbuildable:
 
 
 @pytest.mark.parametrize("name", [f".{WINDOW}.queued", WINDOW])
-def test_a_capture_is_not_sent_where_it_says(
-    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_upload_to(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     there = f"file://{tmp_path}/there"
     folder = download(tmp_path / "download", name=name, config={"upload_to": there})
     (tmp_path / "secret").write_text("hunter2")
@@ -133,9 +131,7 @@ def test_a_capture_is_not_sent_where_it_says(
     )
 
 
-def test_a_download_overwrites_nothing_that_stands_at_the_url(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_download_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = f"file://{tmp_path}/there"
     own = download(tmp_path / "own", name=WINDOW)
     assert main(["export", str(own), "--upload-to", there]) == 0
@@ -168,9 +164,7 @@ def test_no_sink_writes_through_a_link(tmp_path: Path, log: Log) -> None:
     )
 
 
-def test_a_trace_that_is_a_link_is_not_taken_in(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_linked_trace_is_not_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = download(tmp_path / "download")
     (folder / "trace.json").unlink()
     (tmp_path / "secret").write_text("hunter2")
@@ -190,9 +184,7 @@ def test_folders_behind_links_are_not_looked_into(tmp_path: Path) -> None:
     assert queue.queued(tmp_path / "run", 5) == []
 
 
-def test_a_sink_named_by_the_user_finishes_what_is_queued(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_named_sink_finishes_the_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     download(tmp_path / "download", config={"sinks": {"table": {"_target_": "os.remove"}}})
     download(tmp_path / "download", name="whole")
     assert main(["export", str(tmp_path / "download"), "--sink", "table", "rows=1"]) == 0
@@ -226,9 +218,7 @@ def killed(tmp_path: Path, **options: Any) -> Path:
     return out
 
 
-def test_what_a_killed_run_has_left_is_finished_with_the_default_sinks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_default_sinks_finish_the_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = f"file://{tmp_path}/there"
     sinks = {"own": {"_target_": "own_sink.Own", "word": "x"}, "table": {"rows": 1}}
     out = killed(tmp_path, sinks=sinks, upload_to=there)
@@ -276,9 +266,7 @@ PLANTED = "open({made!r}, 'w').close()\nraise SystemExit('a module of a download
     ],
     ids=" ".join,
 )
-def test_no_command_imports_what_lies_in_the_folder_it_runs_in(
-    tmp_path: Path, command: list[str]
-) -> None:
+def test_nothing_is_imported_from_the_folder(tmp_path: Path, command: list[str]) -> None:
     """Modules that this package or those below it import, and some that are not installed."""
     run = tmp_path / "download"
     for rank in range(2):

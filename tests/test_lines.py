@@ -103,9 +103,7 @@ def found(content: dict[str, Any]) -> dict[tuple[str, str, str], int]:
     return counts
 
 
-def test_a_sample_names_the_line_and_phase_of_the_thread_that_takes_the_steps(
-    tmp_path: Path,
-) -> None:
+def test_samples_name_line_and_phase(tmp_path: Path) -> None:
     each = sampler(tmp_path, None, TRAIN, TRAIN, Moment("validation", 0, False))
     sampled_here(each, 4)
     line = line_of(waits, 2)
@@ -122,9 +120,7 @@ def test_a_frame_is_the_users_or_a_librarys(tmp_path: Path) -> None:
     assert not any(Path(file).is_absolute() for file, _ in kinds)
 
 
-def test_any_place_of_imports_will_do_and_none_is_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_place_of_imports_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere"), None])
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -214,9 +210,7 @@ def test_a_forked_worker_samples_itself(tmp_path: Path, context: str) -> None:
     assert ("Rows.__getitem__" in functions) == (context == "fork")
 
 
-def test_the_time_of_recording_is_not_the_programs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recording_is_not_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     each = sampler(tmp_path, TRAIN, TRAIN)
     stop = Recorder.stop
 
@@ -244,9 +238,7 @@ def test_memory_and_file_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [count for *_, count in content["counts"]] == [1]
 
 
-def test_ever_new_names_need_no_more_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_names_need_no_more_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "_MOST_COUNTS", 2)
     each = sampler(tmp_path, *(Moment(f"phase {k}", 1, False) for k in (0, 1, 2, 1)))
     sampled_here(each, times=4)
@@ -254,9 +246,7 @@ def test_ever_new_names_need_no_more_memory(
     assert {phase: count for (phase, *_), count in counted.items()} == {"phase 0": 1, "phase 1": 2}
 
 
-def test_the_parts_of_a_long_run_get_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_a_long_run_get_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns, seconds = [0], 100
     moments = [Moment("train", 10 * second, False) for second in range(seconds)]
     each = sampler(tmp_path, *moments, clock_ns=lambda: now_ns[0])
@@ -341,9 +331,7 @@ def test_a_capture_never_has_the_lines_of_another_run(tmp_path: Path) -> None:
     assert len(later.lines) > 0
 
 
-def test_where_no_thread_can_be_started_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_without_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     start = Thread.start
 
     def refused(thread: Thread) -> None:
@@ -378,9 +366,7 @@ def test_without_the_option_there_is_no_file(tmp_path: Path) -> None:
         ({"traced": [[1], []]}, "a frame or stack is missing"),
     ],
 )
-def test_a_file_that_cannot_be_right_is_refused(
-    tmp_path: Path, change: dict[str, Any], sentence: str
-) -> None:
+def test_refused_file(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
     made = window(tmp_path)
     content = {
         "format": 1,

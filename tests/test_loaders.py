@@ -42,9 +42,7 @@ class Generated:
     ],
     ids=["map", "map with a worker", "iterable", "iterable with a worker", "generator", "list"],
 )
-def test_each_batch_is_a_step_that_holds_its_wait(
-    tmp_path: Path, loader: Iterable[Any], ends: int
-) -> None:
+def test_batch_is_a_step_with_its_wait(tmp_path: Path, loader: Iterable[Any], ends: int) -> None:
     seen = []
     options: dict[str, Any] = {
         "wait": 1,

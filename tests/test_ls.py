@@ -75,9 +75,7 @@ def test_the_list_as_text_has_a_table_for_each_run(
     golden("ls.txt", re.sub(local_time, "YYYY-MM-DD hh:mm:ss", text))
 
 
-def test_on_80_columns_dates_are_whole_and_what_all_captures_share_is_in_the_title(
-    tmp_path: Path, listed: Listed
-) -> None:
+def test_ls_fits_80_columns(tmp_path: Path, listed: Listed) -> None:
     for number, phase in enumerate(("train", "validation")):
         write_capture(
             tmp_path,
@@ -97,9 +95,7 @@ def test_on_80_columns_dates_are_whole_and_what_all_captures_share_is_in_the_tit
         assert row["phase"] in text
 
 
-def test_the_parts_of_a_window_have_one_row_and_one_diagnosis(
-    tmp_path: Path, listed: Listed, command: Command
-) -> None:
+def test_parts_of_a_window_are_one_row(tmp_path: Path, listed: Listed, command: Command) -> None:
     folders = [
         write_capture(
             tmp_path,
@@ -127,9 +123,7 @@ def test_without_verdicts_no_trace_is_read(runs: list[Capture], listed: Listed) 
     assert {row["verdict"] for row in listed("--no-verdict")} == {None}
 
 
-def test_a_capture_that_cannot_be_read_says_why_and_the_others_are_listed(
-    runs: list[Capture], listed: Listed
-) -> None:
+def test_unreadable_capture_is_listed_with_reason(runs: list[Capture], listed: Listed) -> None:
     assert runs[0].folder is not None
     assert runs[1].trace_path is not None
     (runs[0].folder / "capture.json").write_text("{")
@@ -140,9 +134,7 @@ def test_a_capture_that_cannot_be_read_says_why_and_the_others_are_listed(
     assert by_place["b", "steps_5-6"] == verdict(runs[2].diagnose())
 
 
-def test_a_capture_without_a_trace_says_so(
-    runs: list[Capture], listed: Listed, command: Command
-) -> None:
+def test_capture_without_trace(runs: list[Capture], listed: Listed, command: Command) -> None:
     assert runs[2].trace_path is not None
     runs[2].trace_path.unlink()
     newest = listed()[0]
@@ -153,9 +145,7 @@ def test_a_capture_without_a_trace_says_so(
     assert text in command("show", runs[2].folder, status=2).err
 
 
-def test_windows_that_are_not_exported_are_named_with_the_reason(
-    tmp_path: Path, command: Command
-) -> None:
+def test_unexported_windows_are_named_with_reason(tmp_path: Path, command: Command) -> None:
     alive = FileLock(queue.lock_of(tmp_path, "a" * 32))
     assert alive.hold()
     folders = [

@@ -80,9 +80,7 @@ def copied(training: Training, tmp_path: Path) -> Path:
     return Path(shutil.copytree(training.capture.folder, tmp_path / "copied"))
 
 
-def test_parameters_gradients_and_optimizer_state_have_the_bytes_that_they_have(
-    training: Training,
-) -> None:
+def test_exact_bytes_of_categories(training: Training) -> None:
     capture, model, optimizer, _ = training
     rows = {row.category: row for row in capture.memory_categories}
     assert {row.device for row in capture.memory_categories} == {"cpu"}
@@ -137,9 +135,7 @@ def test_it_turns_on_what_torch_needs() -> None:
     assert ProfilerConfig(memory_categories=True, **dict.fromkeys(needed, True)).notes == []
 
 
-def test_what_torch_cannot_classify_costs_these_files_alone(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unclassified(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise AssertionError("no such key")
 
@@ -167,7 +163,7 @@ def by_category(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_page_draws_them_and_show_lists_them(
+def test_page_and_show(
     training: Training, copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (item,) = by_category(copied)
@@ -288,9 +284,7 @@ def test_a_run_that_ends_before_its_time_does_not_wait_for_torch(tmp_path: Path,
     )
 
 
-def test_a_torch_without_the_classification_is_no_hindrance(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_without_them(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.profiler._memory_profiler", None)
     capture, *_ = recorded(tmp_path)
     assert capture.categories == []

@@ -66,14 +66,7 @@ def test_every_rank_keeps_its_own(tmp_path: Path) -> None:
     text = {"ph": "b", "cat": "x", "name": "y", "id": "0x1f", "pid": 1, "tid": 1, "ts": 5}
     named = [metadata("process_name", "python", 1), metadata("process_labels", "CPU", 1)]
     sorted_ = [metadata("process_sort_index", 1, 1), metadata("process_sort_index", 2**24 + 3, 0)]
-    odd = span(
-        "aten::µ",
-        900,
-        1.5,
-        External_id=0,
-        Sequence_number=0,
-        Input_Dims=[[1, [2]], "\\"],
-    )
+    odd = span("aten::µ", 900, 1.5, External_id=0, Sequence_number=0, Input_Dims=[[1, [2]], "\\"])
     for rank in (0, 1):
         write_rank(tmp_path, rank, [*named, *sorted_, *steps(), *kernels(), *flows, text, odd], 2)
     (window,) = Run.load(tmp_path).windows

@@ -135,9 +135,7 @@ def test_no_program_is_run_that_a_repositorys_config_names(repository: Path, par
     assert not (repository / "made").exists()
 
 
-def test_without_an_answer_of_git_there_is_none(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_revision_without_git(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "_GIT_S", 0.0)
     assert facts.git_state(repository) is None
     monkeypatch.undo()

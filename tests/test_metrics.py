@@ -227,9 +227,7 @@ def test_names_come_back_as_they_were_given(tmp_path: Path, log: Log) -> None:
     assert scrape("range_duration_seconds_count", range=given_back) == 1
 
 
-def test_windows_and_triggers_are_counted_with_the_newest_capture(
-    tmp_path: Path, log: Log, receiver: Callable[..., Receiver]
-) -> None:
+def test_counters_of_a_run(tmp_path: Path, log: Log, receiver: Callable[..., Receiver]) -> None:
     collector = receiver()
     with running(
         tmp_path,
@@ -272,10 +270,7 @@ def test_a_long_path_is_cut_to_what_prometheus_takes(tmp_path: Path, log: Log) -
 
 
 def test_otlp_sends_what_the_test_counts(
-    tmp_path: Path,
-    clock: Clock,
-    receiver: Callable[..., Receiver],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, clock: Clock, receiver: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = receiver()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-team=vision")
@@ -454,10 +449,7 @@ def trained(folder: Path, to: dict[str, Any], until_: Callable[[], Any] = lambda
 
 @pytest.mark.usefixtures("hurried")
 def test_a_collector_that_fails_costs_one_warning(
-    tmp_path: Path,
-    log: Log,
-    receiver: Callable[..., Receiver],
-    logged_by_others: list[str],
+    tmp_path: Path, log: Log, receiver: Callable[..., Receiver], logged_by_others: list[str]
 ) -> None:
     collector = receiver(500)
     trained(tmp_path, OFTEN, collector.enough.wait)
@@ -505,9 +497,7 @@ def test_an_answer_that_does_not_end_is_not_read(
     assert ["no answer" in line for line in refusals(log)] == [False] * (status > 200)
 
 
-def test_a_redirect_costs_a_warning_and_is_not_followed(
-    tmp_path: Path, log: Log, receiver: Callable[..., Receiver]
-) -> None:
+def test_redirect_is_refused(tmp_path: Path, log: Log, receiver: Callable[..., Receiver]) -> None:
     receiver(302)
     trained(tmp_path, PUSHED)
     (warning,) = refusals(log)
@@ -559,9 +549,7 @@ def test_instrumentation_of_the_program_does_not_see_our_requests(
     assert context.get_value(context._SUPPRESS_INSTRUMENTATION_KEY) is None
 
 
-def test_ctrl_c_at_the_last_export_ends_the_run(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_at_last_export(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = metrics.Metrics.stop
 
     def interrupted(self: metrics.Metrics) -> None:
@@ -607,12 +595,7 @@ def test_a_port_that_is_taken_costs_one_warning(tmp_path: Path, log: Log) -> Non
     ("host", "port", "local_rank"), [("127.0.0.1", 65_535, 2), ("no such host..", 0, 0)]
 )
 def test_a_port_that_cannot_be_costs_one_warning(
-    tmp_path: Path,
-    log: Log,
-    monkeypatch: pytest.MonkeyPatch,
-    host: str,
-    port: int,
-    local_rank: int,
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch, host: str, port: int, local_rank: int
 ) -> None:
     monkeypatch.setattr(session, "rank_info", lambda: RankInfo(0, 4, local_rank))
     trained(tmp_path, {"prometheus_port": port, "prometheus_host": host})
@@ -627,9 +610,7 @@ def test_an_address_of_ipv6_is_a_link(tmp_path: Path, log: Log) -> None:
         assert "instrument" in fetched(address(log))
 
 
-def test_a_client_that_leaves_prints_nothing(
-    tmp_path: Path, log: Log, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_client_that_leaves(tmp_path: Path, log: Log, capfd: pytest.CaptureFixture[str]) -> None:
     with running(tmp_path, PULLED) as session:
         host, port = address(log).removeprefix("http://").split(":")
         for said in (b"", b"GET /metrics HTTP/1.1\r\n", b"nonsense\r\n\r\n"):
@@ -643,9 +624,7 @@ def test_a_client_that_leaves_prints_nothing(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_the_port_asks_for_no_name_of_its_address(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_name_lookup(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[str]()
     monkeypatch.setattr(socket, "gethostbyaddr", asked.append)  # may take seconds
     with running(tmp_path, PULLED):
@@ -659,9 +638,7 @@ def connected(log: Log) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=20)
 
 
-def test_silent_clients_are_dropped(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_clients(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "_SILENT_S", 0.01)
     with running(tmp_path, PULLED), connected(log) as client:
         assert client.recv(1) == b""
@@ -670,9 +647,7 @@ def test_silent_clients_are_dropped(
 # Ranks, sessions and processes
 
 
-def test_each_local_rank_has_its_own_port(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_port_of_local_ranks(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     monkeypatch.setattr(session, "rank_info", lambda: RankInfo(11, 16, 3))
@@ -714,9 +689,7 @@ def _idle(port: int, began: Any, may_end: Any, answers: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_exports_nothing_and_does_not_keep_the_port(
-    tmp_path: Path, log: Log, receiver: Callable[..., Receiver]
-) -> None:
+def test_forked_child(tmp_path: Path, log: Log, receiver: Callable[..., Receiver]) -> None:
     collector, context = receiver(), multiprocessing.get_context("fork")
     began, may_end, answers = context.Event(), context.Event(), context.SimpleQueue()
     with running(tmp_path, {**PULLED, **PUSHED}) as session:
@@ -781,9 +754,7 @@ def test_options_that_cannot_work_get_one_sentence(monkeypatch: pytest.MonkeyPat
         assert str(missing.value) == sentence
 
 
-def test_a_variable_that_the_exporter_refuses_gets_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "none such, key=K4U")
     with pytest.raises(
         ConfigError, match=r"^The OTLP exporter refuses a variable: .*none such, key=\*\*\*"

@@ -110,9 +110,7 @@ def test_every_submodule_that_is_called_has_its_qualified_name(tmp_path: Path) -
         ({"types": ["Module"], "depth": 1}, ["Model", "head"]),
     ],
 )
-def test_the_choice_of_submodules(
-    tmp_path: Path, choice: dict[str, Any], expected: list[str]
-) -> None:
+def test_choosing_submodules(tmp_path: Path, choice: dict[str, Any], expected: list[str]) -> None:
     assert names(tmp_path, Model(), **choice) == expected
 
 
@@ -167,9 +165,7 @@ def test_a_module_that_calls_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointed_modules_are_seen_again_when_recomputed(
-    tmp_path: Path, reentrant: bool
-) -> None:
+def test_checkpointed_modules_are_recomputed(tmp_path: Path, reentrant: bool) -> None:
     class Checkpointed(Model):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for layer in self.layers:
@@ -232,9 +228,7 @@ def test_a_model_is_neither_kept_alive_nor_changed() -> None:
     assert gone() is None
 
 
-def test_a_model_copied_or_saved_while_its_ranges_are_attached_is_the_model_alone(
-    tmp_path: Path,
-) -> None:
+def test_copied_or_saved_model_has_no_ranges(tmp_path: Path) -> None:
     model = instrument_model(Model())
     before = saved(model)
     with recorded(tmp_path) as seen, ModuleRanges():
@@ -342,9 +336,7 @@ def trained(capture: Any) -> dict[str, bool | str] | None:
     }
 
 
-def test_the_order_in_which_optimizers_step_and_what_their_models_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_order_of_optimizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # other tests may have compiled graphs: then the order is not recorded
     monkeypatch.setattr("instrument.record.recorder._compiled_graphs", lambda: 0)
 
@@ -391,9 +383,7 @@ def test_the_order_in_which_optimizers_step_and_what_their_models_take(
 
 
 @pytest.mark.parametrize("through_data", [False, True])
-def test_a_parameter_that_the_program_changes_without_an_optimizer_is_used(
-    tmp_path: Path, through_data: bool
-) -> None:
+def test_parameter_without_optimizer_is_used(tmp_path: Path, through_data: bool) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1), nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
 
@@ -466,9 +456,7 @@ def test_calls_in_eval_mode_are_counted_beside_those_in_train_mode(tmp_path: Pat
     assert capture.metadata["eval_calls"] == {"student": 2, "student.0": 2}
 
 
-def test_another_tool_that_wraps_the_calls_of_modules_keeps_its_wrapper(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrapper_of_another_tool_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = instrument_model(Model())
     calls: list[nn.Module] = []
 
@@ -519,9 +507,7 @@ def test_a_class_is_not_changed_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
     assert nn.Module.__call__ is TORCHS_CALL
 
 
-def test_a_profiler_with_stacks_knows_modules_after_one_that_began_among_timings(
-    tmp_path: Path,
-) -> None:
+def test_modules_with_stacks_after_timings(tmp_path: Path) -> None:
     code = """
         import sys, torch
         from torch import nn
@@ -544,9 +530,7 @@ def test_a_profiler_with_stacks_knows_modules_after_one_that_began_among_timings
     assert done.returncode == 0, done.stderr
 
 
-def test_a_session_takes_the_choice_from_its_config_and_lets_go_of_the_model(
-    tmp_path: Path,
-) -> None:
+def test_session_takes_modules_and_frees_the_model(tmp_path: Path) -> None:
     model = Model()
     for choice, expected in (
         ({"depth": 2}, ["Model", "layers.0", "layers.1", "head"]),
@@ -646,9 +630,7 @@ def test_the_classes_of_submodules_are_told_beside_their_names(tmp_path: Path) -
     assert "flat/flat.0: Linear " in render(capture, sort_ranges="calls", rows=-1)
 
 
-def test_one_name_of_two_models_tells_both_classes_and_a_copy_of_the_class_name_none(
-    tmp_path: Path,
-) -> None:
+def test_one_name_of_two_models(tmp_path: Path) -> None:
     one, other = (instrument_model(nn.Sequential(each)) for each in (nn.Linear(4, 4), nn.ReLU()))
     text = render(window(tmp_path, lambda: other(one(X))))
     forget(one)

@@ -341,8 +341,7 @@ def averages_rows(ids: torch.Tensor, valid: torch.Tensor) -> object:
 
 
 @pytest.mark.parametrize(
-    "uses",
-    [embeds(padding_idx=0), embeds(), attends, attends_fused, masks_scores, averages_rows],
+    "uses", [embeds(padding_idx=0), embeds(), attends, attends_fused, masks_scores, averages_rows]
 )
 def test_padding(uses: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
     valid = torch.zeros(())
@@ -401,9 +400,7 @@ def test_errors_of_the_program_are_its_own() -> None:
     observed(step)
 
 
-def test_an_error_of_the_observer_does_not_reach_the_program(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_observer_error_does_not_reach_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observe.Observer, "_stack", lambda _: 1 / 0)
     end = observe.observe()
     assert torch.ones(3).sum().item() == 3
@@ -472,9 +469,7 @@ def test_modes_of_the_program_stay() -> None:
     assert torch._C._len_torch_function_stack() == 0
 
 
-def test_what_a_signal_handler_of_the_program_raises_goes_through(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_exception_of_a_signal_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     class LateError(Exception):
         pass
 
@@ -506,9 +501,7 @@ def test_a_failed_observation_keeps_no_tensor_alive(monkeypatch: pytest.MonkeyPa
     assert end() == {}
 
 
-def test_an_error_at_the_end_does_not_reach_the_detail_window(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_error_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observe.Observer, "end", lambda _: 1 / 0)
     assert observe.observe()() == {}
     assert torch._C._len_torch_function_stack() == 0

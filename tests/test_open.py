@@ -82,10 +82,7 @@ def test_the_ui_gets_the_file_and_nobody_else_does(tmp_path: Path) -> None:
 
 def test_a_connection_that_says_nothing_does_not_stop_the_others(tmp_path: Path) -> None:
     trace = write_trace(tmp_path, steps())
-    with (
-        perfetto.serving(trace) as server,
-        socket.create_connection(("127.0.0.1", perfetto.PORT)),
-    ):
+    with perfetto.serving(trace) as server, socket.create_connection(("127.0.0.1", perfetto.PORT)):
         assert _ask(server.address)[0] == 200
 
 
@@ -118,10 +115,7 @@ def test_the_visible_time_is_around_the_longest_event_within_the_trace(tmp_path:
 
 @pytest.mark.parametrize("options", [[], ["--finding", "loader-wait"]])
 def test_the_command_ends_when_the_browser_has_loaded_the_trace(
-    tmp_path: Path,
-    options: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    command: Command,
+    tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     recorded = write_capture(tmp_path, _waits_for_data())
     assert recorded.trace_path is not None
@@ -158,9 +152,7 @@ def test_an_unknown_finding_and_a_port_in_use(tmp_path: Path, port: int, command
     assert f"The port {port} of this machine cannot be used" in said
 
 
-def test_without_a_browser_the_command_says_what_the_address_is_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
-) -> None:
+def test_no_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     folder = write_capture(tmp_path, _waits_for_data()).folder
     monkeypatch.setattr(open_command, "_TIMEOUT_S", 0.01)
     out, err = command("open", folder, "--no-browser", status=2)
@@ -172,9 +164,7 @@ def test_without_a_browser_the_command_says_what_the_address_is_for(
         assert part in said
 
 
-def test_a_capture_without_a_trace_gets_the_sentence_of_the_views(
-    tmp_path: Path, command: Command
-) -> None:
+def test_open_capture_without_trace(tmp_path: Path, command: Command) -> None:
     recorded = write_capture(tmp_path, _waits_for_data())
     assert recorded.trace_path is not None
     recorded.trace_path.unlink()

@@ -89,9 +89,7 @@ class OnThread:
 
 @pytest.mark.parametrize("on", ["the same thread", "another thread"])
 @pytest.mark.parametrize(("begins", "kept"), [(1, []), (2, []), (3, [([2], [2])])])
-def test_a_profiler_that_the_program_starts_records_all_and_ends_our_window(
-    tmp_path: Path, log: Log, begins: int, kept: list[Any], on: str
-) -> None:
+def test_others_start(tmp_path: Path, log: Log, begins: int, kept: list[Any], on: str) -> None:
     """Step 1 is the warm-up; the profiler is still on when the window of steps 2 to 4 should end."""
     same = on == "the same thread"
     own = profile(activities=CPU) if same else OnThread()
@@ -113,9 +111,7 @@ def test_a_profiler_that_the_program_starts_records_all_and_ends_our_window(
         assert session.captures[0].metadata["window"]["truncated"]
 
 
-def test_a_profiler_that_begins_and_ends_within_a_window_costs_the_rest_of_the_window(
-    tmp_path: Path, log: Log
-) -> None:
+def test_profiler_within_a_window_truncates_it(tmp_path: Path, log: Log) -> None:
     with Session(wait=0, active=4, repeat=2, output_dir=str(tmp_path)) as session:
         for step in range(8):
             if step == 1:
@@ -131,9 +127,7 @@ def test_a_profiler_that_begins_and_ends_within_a_window_costs_the_rest_of_the_w
     )
 
 
-def test_a_window_does_not_begin_while_a_profiler_of_the_program_is_on_or_warms_up(
-    tmp_path: Path, log: Log
-) -> None:
+def test_no_window_beside_another_profiler(tmp_path: Path, log: Log) -> None:
     counts: list[int] = []
     own = profile(
         activities=CPU,
@@ -151,9 +145,7 @@ def test_a_window_does_not_begin_while_a_profiler_of_the_program_is_on_or_warms_
     assert sentence.startswith("Recording failed and training goes on: torch's own profiler is")
 
 
-def test_the_steps_of_an_idle_profiler_of_the_program_are_no_steps_of_our_window(
-    tmp_path: Path,
-) -> None:
+def test_steps_of_an_idle_profiler(tmp_path: Path) -> None:
     schedule = torch.profiler.schedule(wait=5, warmup=1, active=2, repeat=1)
     names: list[str] = []
     own = profile(
@@ -195,9 +187,7 @@ def test_a_profiler_that_warms_up_before_the_first_session_records_all(tmp_path:
     assert in_process(code, tmp_path) == "[2] ['steps_000005-000005_rank0']\n"
 
 
-def test_a_profiler_on_another_thread_drops_a_window_that_only_this_thread_can_stop(
-    tmp_path: Path,
-) -> None:
+def test_profiler_on_another_thread_drops_the_window(tmp_path: Path) -> None:
     """Steps 2 and 3 are recorded, and torch would crash if it stopped both profilers."""
     if torch.__version__ < (2, 12):
         pytest.skip("this torch refuses the second profiler, as docs/compatibility.md says")
@@ -316,10 +306,7 @@ def test_what_a_signal_handler_raises_goes_through_and_the_window_is_whole(
 
 
 # Each follows a loop or a call with nothing in between at which Python handles signals; a trace function can do it.
-NO_SIGNAL_BEFORE = {
-    "finisher.py": "self._finishing = False",
-    "signals.py": "self.delayed = True",
-}
+NO_SIGNAL_BEFORE = {"finisher.py": "self._finishing = False", "signals.py": "self.delayed = True"}
 
 
 def handlers_of_signals() -> list[Any]:
@@ -530,9 +517,7 @@ def test_what_a_handler_raises_goes_through_even_if_a_sink_catches_it(tmp_path: 
 
 
 @pytest.mark.usefixtures("_restored")
-def test_a_window_whose_finishing_a_signal_interrupts_is_finished_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_finish_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window, "rewrite", interrupting(window.rewrite))
     signal.signal(signal.SIGUSR1, raising)
     with Session(active=1, output_dir=str(tmp_path)) as session:
@@ -543,9 +528,7 @@ def test_a_window_whose_finishing_a_signal_interrupts_is_finished_later(
 
 
 @pytest.mark.usefixtures("_restored")
-def test_a_phase_that_a_signal_interrupts_at_its_begin_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_interrupted_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     log.expect("exception TooLateError")
     monkeypatch.setattr(_KinetoProfile, "prepare_trace", interrupting(_KinetoProfile.prepare_trace))
     signal.signal(signal.SIGUSR1, raising)
@@ -566,9 +549,7 @@ class Interrupting:
 
 
 @pytest.mark.usefixtures("_restored")
-def test_ctrl_c_within_a_label_or_timings_goes_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_in_a_label_or_timings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     signal.signal(signal.SIGUSR1, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         backends.format_label("{value}", {"value": Interrupting()})
@@ -583,9 +564,7 @@ def test_ctrl_c_within_a_label_or_timings_goes_through(
         session.step()
 
 
-def test_a_profiler_that_could_not_be_stopped_is_stopped_at_a_later_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_stopped_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     """As near the recursion limit, where the second try fails like the first."""
     right, calls = Recorder._detach, []
 
@@ -605,9 +584,7 @@ def test_a_profiler_that_could_not_be_stopped_is_stopped_at_a_later_step(
 
 
 @pytest.mark.parametrize("start", [0, 1])
-def test_a_session_that_a_trigger_stops_leaves_no_signal_handler(
-    tmp_path: Path, start: int, log: Log
-) -> None:
+def test_trigger_stops_the_session(tmp_path: Path, start: int, log: Log) -> None:
     """After a step outside windows, and after a step at which a window ends."""
     if start == 0:
         log.expect("before the first window")
@@ -640,9 +617,7 @@ class LossOfFrames:
     __float__ = looks_for_source
 
 
-def test_an_error_within_a_function_that_was_given_a_frame_does_not_reach_training(
-    tmp_path: Path, log: Log
-) -> None:
+def test_error_of_a_function_with_a_frame(tmp_path: Path, log: Log) -> None:
     class Mine:
         def fires(self, step: Step) -> None:
             looks_for_source(step)
@@ -676,9 +651,7 @@ class Loss:
 @pytest.mark.usefixtures("_restored")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("within", ["trigger", "loss"])
-def test_what_is_no_error_goes_through_a_trigger_and_a_loss(
-    tmp_path: Path, log: Log, within: str, error: type[BaseException]
-) -> None:
+def test_base_exception(tmp_path: Path, log: Log, within: str, error: type[BaseException]) -> None:
     def handler(*_: Any) -> None:
         raise error
 
@@ -709,9 +682,7 @@ class InterruptedAt:
     def begin(self, *_: Any) -> TriggerCallbacks:
         self.at("begin")
         return TriggerCallbacks(
-            self.fires,
-            failed=lambda *_: self.at("failed"),
-            end=lambda: self.at("end"),
+            self.fires, failed=lambda *_: self.at("failed"), end=lambda: self.at("end")
         )
 
     def at(self, place: str) -> None:
@@ -723,9 +694,7 @@ class InterruptedAt:
 @pytest.mark.usefixtures("_restored")
 @pytest.mark.parametrize("kind", HANDLERS)
 @pytest.mark.parametrize("place", ["begin", "fires", "loss", "failed", "end"])
-def test_an_error_of_a_handler_goes_through_wherever_a_trigger_or_a_loss_is_interrupted(
-    tmp_path: Path, log: Log, place: str, kind: str
-) -> None:
+def test_error_of_a_signal_handler(tmp_path: Path, log: Log, place: str, kind: str) -> None:
     """Here no window begins or ends, so nothing else notes what a handler raises."""
     signal.signal(signal.SIGUSR1, HANDLERS[kind])
     triggers = {"mine": InterruptedAt(place)}
@@ -744,9 +713,7 @@ def test_an_error_of_a_handler_goes_through_wherever_a_trigger_or_a_loss_is_inte
     assert not [line for line in log if "fail" in line or "could not" in line]
 
 
-def test_a_session_stopped_on_another_thread_and_started_again_passes_sigterm_on_once(
-    tmp_path: Path, log: Log
-) -> None:
+def test_sigterm_is_passed_on_once(tmp_path: Path, log: Log) -> None:
     """Only the main thread can take our handler away."""
     log.expect("before the first window")
     received: list[int] = []
@@ -790,9 +757,7 @@ def test_a_log_sink_that_raises_costs_no_window_and_its_messages_go_to_stderr(
 
 
 @pytest.mark.usefixtures("_restored")
-def test_a_handler_that_stops_the_session_while_a_sink_runs_costs_nothing(
-    tmp_path: Path, log: Log
-) -> None:
+def test_handler_stops_the_session_in_a_sink(tmp_path: Path, log: Log) -> None:
     log.expect("saved but not finished")
 
     class Interrupted(Sink):

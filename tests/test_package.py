@@ -110,9 +110,7 @@ def test_the_modules_in_c_are_compiled_for_this_platform(wheel: Path, python: Pa
     assert version == f"instrument {__version__}, compiled trace reader\n"
 
 
-def test_without_a_compiler_the_wheel_is_for_all_platforms(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wheel_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "false")
     monkeypatch.setenv("CFLAGS", "-g -Wall")
     monkeypatch.setenv("ARCHFLAGS", "-arch arm64")
@@ -137,9 +135,7 @@ print(render("read/show/templates/report.html", title="none", styles=styles, scr
     assert "--largest-saving" in printed, "the style sheet is in the page"
 
 
-def test_hydra_finds_our_configs_before_anything_of_ours_is_loaded(
-    python: Path, tmp_path: Path
-) -> None:
+def test_hydra_finds_our_configs_unloaded(python: Path, tmp_path: Path) -> None:
     (tmp_path / "their_app.py").write_text(FOREIGN)
     composed = run(python, "their_app.py", "+profiler=trace", "--cfg", "job", cwd=tmp_path)
     assert composed.startswith("profiler:\n")

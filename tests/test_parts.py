@@ -52,12 +52,7 @@ def test_the_slowest_of_three_parts_sizes_the_next() -> None:
 def test_parts_follow_each_other_and_the_schedule_goes_on(tmp_path: Path) -> None:
     options: dict[str, Any] = {"wait": 1, "warmup": 1, "active": 4, "repeat": 2}
     session = run_session(tmp_path, 14, work, **options, max_stall_ms=ENOUGH)
-    assert parts_of(session) == [
-        (2, 0, [2]),
-        (2, 1, [3, 4, 5]),
-        (8, 0, [8]),
-        (8, 1, [9, 10, 11]),
-    ]
+    assert parts_of(session) == [(2, 0, [2]), (2, 1, [3, 4, 5]), (8, 0, [8]), (8, 1, [9, 10, 11])]
     windows = [each.metadata["window"] for each in session.captures]
     assert [each["planned_steps"] for each in windows] == [1, 3, 1, 3]
     assert not any(each["truncated"] for each in windows)
@@ -103,9 +98,7 @@ def test_a_run_that_ends_in_a_part_keeps_what_there_is(tmp_path: Path, log: Log)
     assert [each.metadata["window"]["truncated"] for each in session.captures] == [False, True]
 
 
-def test_a_limit_of_time_is_that_of_all_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_time_limit_of_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     log.expect("profiler.max_window_s=10")
     now = [0.0]
     monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: now[0]))

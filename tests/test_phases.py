@@ -66,9 +66,7 @@ def test_a_break_after_a_whole_batch_ends_the_batch_s_step(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("left_at", [None, 4])
-def test_a_step_of_accumulated_gradients_has_several_batches(
-    tmp_path: Path, left_at: int | None
-) -> None:
+def test_accumulated_batches_are_one_step(tmp_path: Path, left_at: int | None) -> None:
     with Session(active=2, repeat=2, output_dir=tmp_path) as session:
         for batch in session.steps(range(11), every=3):
             work()
@@ -88,9 +86,7 @@ def test_a_step_of_accumulated_gradients_has_several_batches(
         session.steps([], every=0)
 
 
-def test_each_phase_that_is_named_follows_the_schedule_by_its_own_count(
-    tmp_path: Path, log: Log
-) -> None:
+def test_each_phase_has_its_own_count(tmp_path: Path, log: Log) -> None:
     options: dict[str, Any] = {
         "wait": 5,
         "active": 2,
@@ -219,9 +215,7 @@ def test_a_restarted_session_counts_each_phase_anew(tmp_path: Path) -> None:
     ]
 
 
-def test_triggers_see_the_steps_of_train_alone_and_without_the_time_of_validation(
-    tmp_path: Path, log: Log, now: list[int]
-) -> None:
+def test_triggers_see_only_steps_of_train(tmp_path: Path, log: Log, now: list[int]) -> None:
     log.expect("before the first window")
     seen: list[Step] = []
 

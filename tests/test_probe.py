@@ -96,9 +96,7 @@ def test_the_users_options_stand_over_ours() -> None:
         ),
     ],
 )
-def test_what_this_torch_refuses_is_said_before_the_first_step(
-    tmp_path: Path, options: dict[str, Any], sentence: str
-) -> None:
+def test_refused_by_this_torch(tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as raised:
         Session(output_dir=tmp_path, **options).start()
     assert str(raised.value).startswith(sentence)

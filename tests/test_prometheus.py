@@ -118,7 +118,7 @@ class Asked:
                 f"--web.listen-address=127.0.0.1:{port}",
                 "--enable-feature=exemplar-storage",
                 "--log.level=warn",
-            ],
+            ]
         )
 
     def get(self, what: str, **values: str) -> list[dict[str, Any]]:

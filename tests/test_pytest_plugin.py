@@ -74,9 +74,7 @@ def test_a_budget_that_is_kept_passes(pytester: pytest.Pytester) -> None:
     assert not (pytester.path / "perf").exists()
 
 
-def test_a_failure_names_the_call_without_a_file_too_and_an_update_does_not_hide_it(
-    pytester: pytest.Pytester,
-) -> None:
+def test_failure_without_a_file_is_not_hidden(pytester: pytest.Pytester) -> None:
     write(pytester, "syncs=0", "loss.item()")
     result = run(pytester, "--perf-update")
     result.assert_outcomes(failed=1)
@@ -164,11 +162,7 @@ def test_a_mistake_in_a_budget_is_one_sentence(limits: dict[str, Any], sentence:
 @pytest.mark.parametrize(
     ("budget", "fixture", "error"),
     [
-        (
-            "sync=0",
-            "profile_session",
-            "'sync>0' names no counter; did you mean 'syncs'?",
-        ),
+        ("sync=0", "profile_session", "'sync>0' names no counter; did you mean 'syncs'?"),
         ("412", "profile_session", "*has the argument 412 without a name: name the counter*"),
         ("syncs=0", "", "perf_budget needs the fixture profile_session: add it*"),
     ],
@@ -201,9 +195,7 @@ def test_a_test_that_fails_by_itself_is_not_judged(pytester: pytest.Pytester, lo
     result.stdout.no_fnmatch_line("fail: *")
 
 
-def test_the_markers_of_a_class_are_overridden_by_those_of_a_test(
-    pytester: pytest.Pytester,
-) -> None:
+def test_markers_of_a_test_override_those_of_its_class(pytester: pytest.Pytester) -> None:
     more = """
 @pytest.mark.perf_budget(syncs=0, operators=1)
 class TestSteps:
@@ -246,9 +238,7 @@ def test_a_model_gets_ranges(pytester: pytest.Pytester) -> None:
     assert stored["ranges"]["forward/Sequential/0"]["flops"] > 0
 
 
-def test_the_plugin_loads_nothing_until_a_test_uses_it(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plugin_loads_lazily(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """Budgets are checked at collection, which loads this package but not torch."""
     monkeypatch.setenv(
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1"

@@ -117,9 +117,7 @@ def test_a_launcher_says_which_rank_this_is(
     assert rank_info() == expected
 
 
-def test_torchs_process_group_says_it_where_no_launcher_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rank_of_torchs_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 2)
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
@@ -129,9 +127,7 @@ def test_torchs_process_group_says_it_where_no_launcher_does(
     assert rank_info() == (2, 4, 0)
 
 
-def test_a_rank_that_is_not_chosen_does_nothing_at_all(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_not_in_ranks(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with Session(
@@ -144,9 +140,7 @@ def test_a_rank_that_is_not_chosen_does_nothing_at_all(
     assert log == ["INFO Rank 1 records nothing: profiler.ranks is [0]."]
 
 
-def test_a_capture_bears_its_rank_in_name_and_description(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_in_name_and_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with Session(active=1, ranks=[1], export="inline", output_dir=tmp_path) as session:
@@ -222,9 +216,7 @@ def two(store: Any, tmp_path: Path) -> tuple[Rank, Rank]:
     return Rank(0, store, tmp_path, At(steps=[])), Rank(1, store, tmp_path, At(steps=[1]))
 
 
-def test_what_fires_on_one_rank_begins_at_the_same_step_on_all(
-    two: tuple[Rank, Rank], log: Log
-) -> None:
+def test_trigger_on_one_rank_starts_all(two: tuple[Rank, Rank], log: Log) -> None:
     first, other = two
     for each in (other, first):
         each.goes_on(2)
@@ -237,9 +229,7 @@ def test_what_fires_on_one_rank_begins_at_the_same_step_on_all(
     assert log.at("WARNING") == []
 
 
-def test_a_request_is_pending_while_it_is_announced_and_read_again(
-    two: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pending_request(two: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch) -> None:
     _, other = two
     other.goes_on(2)
     read, pending = other.watch._read, list[bool]()
@@ -255,9 +245,7 @@ def test_a_request_is_pending_while_it_is_announced_and_read_again(
     assert not other.watch._unsent
 
 
-def test_a_rank_past_the_step_leaves_the_window_out_and_says_so(
-    two: tuple[Rank, Rank], log: Log
-) -> None:
+def test_rank_past_the_step_skips_the_window(two: tuple[Rank, Rank], log: Log) -> None:
     first, other = two
     other.goes_on(2)
     other.watch.exchange()
@@ -286,9 +274,7 @@ def test_an_open_window_puts_the_step_off_by_as_much_on_each_rank(two: tuple[Ran
     assert first.began.keys() == other.began.keys() == {21}
 
 
-def test_what_all_ranks_see_at_once_is_one_window_and_counts_once(
-    store: Any, tmp_path: Path, log: Log
-) -> None:
+def test_trigger_on_all_ranks_is_one_window(store: Any, tmp_path: Path, log: Log) -> None:
     steps = [1, 40, 41, 80]
     pair = [
         Rank(rank, store, tmp_path, At(steps=steps, cooldown=20, max_windows=2))
@@ -316,9 +302,7 @@ def test_a_rank_without_a_timed_step_keeps_what_is_asked(two: tuple[Rank, Rank])
     assert first.began.keys() == other.began.keys() == {17}
 
 
-def test_a_request_before_the_end_of_a_window_is_answered_by_it(
-    store: Any, tmp_path: Path, log: Log
-) -> None:
+def test_request_within_a_window(store: Any, tmp_path: Path, log: Log) -> None:
     pair = [Rank(rank, store, tmp_path, At(steps=[1 + rank])) for rank in range(2)]
     for each in pair:
         each.goes_on(3)
@@ -352,9 +336,7 @@ def test_who_starts_later_hears_of_no_window_that_was_not_counted(tmp_path: Path
     assert [*Rank(2, store, tmp_path, At(steps=[])).watch._announcements.new()] == []
 
 
-def test_two_that_announce_at_the_same_moment_record_the_window_of_the_first(
-    two: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_announcement_wins(two: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch) -> None:
     first, other = two
     (first.watch._unsent["mine"],) = [(Request("first"), 1)]
     first.goes_on(2)
@@ -386,9 +368,7 @@ class Counted:
         return getattr(self.store, name)
 
 
-def test_to_join_is_three_requests_and_to_look_for_announcements_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_to_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
     monkeypatch.setattr(distributed, "_store_address", lambda: ("127.0.0.1", 1))
@@ -404,9 +384,7 @@ def test_to_join_is_three_requests_and_to_look_for_announcements_one(
     assert counted.requests == {"check": 1}
 
 
-def test_the_polling_thread_asks_the_store_less_often_than_it_looks_for_files(
-    store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_poll_store_rarely(store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bounds = []
 
     def highest(low: float, high: float) -> float:
@@ -494,9 +472,7 @@ class Gone:
         raise dist.DistNetworkError("Connection was likely closed.")
 
 
-def test_without_the_store_a_rank_goes_by_itself_and_says_it_once(
-    tmp_path: Path, log: Log, store: Any
-) -> None:
+def test_lost_store_is_said_once(tmp_path: Path, log: Log, store: Any) -> None:
     alone = Rank(1, Gone(), tmp_path, At(steps=[1, 9]))
     alone.goes_on(3)
     alone.watch.exchange()
@@ -535,9 +511,7 @@ def test_a_trigger_of_one_rank_alone_is_followed_by_all(two: tuple[Rank, Rank]) 
     assert first.began.keys() == other.began.keys() == {17}
 
 
-def test_a_rank_hears_only_what_is_announced_after_it_has_started(
-    store: Any, tmp_path: Path
-) -> None:
+def test_old_announcements_are_not_heard(store: Any, tmp_path: Path) -> None:
     """A job that is restarted finds the old announcements in the store."""
     before = Rank(0, store, tmp_path, At(steps=[1]))
     before.goes_on(2)
@@ -549,9 +523,7 @@ def test_a_rank_hears_only_what_is_announced_after_it_has_started(
 
 
 @pytest.mark.parametrize("step", [0, 5])
-def test_after_the_step_number_is_set_back_asks_are_heard_again(
-    step: int, store: Any, tmp_path: Path
-) -> None:
+def test_step_number_set_back(step: int, store: Any, tmp_path: Path) -> None:
     rank = Rank(0, store, tmp_path, At(steps=[1000, step]))
     for rank.step in (1000, step):
         rank.goes_on(1)
@@ -576,9 +548,7 @@ def test_integers_of_another_kind_are_announced_too(store: Any, tmp_path: Path) 
     assert (begin, request) == (2 + 15, Request("why, on rank 0 after step 1", 3))
 
 
-def test_a_message_that_cannot_be_read_costs_itself_alone(
-    two: tuple[Rank, Rank], store: Any
-) -> None:
+def test_unreadable_message_costs_only_itself(two: tuple[Rank, Rank], store: Any) -> None:
     first, other = two
     for text in ("not JSON", "[1]"):
         store.set(f"windows/{store.add('windows', 1)}", text)
@@ -612,9 +582,7 @@ def joined(
 
 
 @pytest.mark.usefixtures("server")
-def test_the_first_rank_names_the_folder_unless_it_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_first_rank_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     assert joined(1, one, monkeypatch) == (one / "profile", None)
     assert joined(0, two, monkeypatch) == (one / "profile", None)
@@ -643,9 +611,7 @@ def test_a_store_that_accepts_and_is_silent_costs_a_wait_and_no_more(
 
 
 @pytest.mark.usefixtures("server")
-def test_a_folder_that_cannot_be_made_on_this_machine_is_left_to_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_folder_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     joined(0, one, monkeypatch)
     (one / "profile").rmdir()
@@ -672,9 +638,7 @@ def test_without_a_store_each_rank_goes_by_itself(
     assert re.match(r"Rank 1 records by itself into its own folder: .*MASTER_ADDR", said)
 
 
-def test_while_nobody_listens_a_rank_tries_less_and_less_often(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_silent_store_is_asked_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # torchrun may be gone, too
@@ -845,9 +809,7 @@ def test_what_one_rank_asks_for_is_recorded_at_the_same_steps_by_all(
         assert re.fullmatch(why, window["trigger_reason"])
 
 
-def test_a_rank_that_is_killed_in_its_window_costs_the_others_nothing_but_its_steps(
-    job: tuple[Path, str],
-) -> None:
+def test_rank_killed_in_its_window(job: tuple[Path, str]) -> None:
     folder, said = job
     if queue.queued(folder / "killed"):  # torchrun ended a rank while it finished the saved window
         assert main(["export", str(folder / "killed")]) == 0

@@ -213,9 +213,7 @@ forms = st.sampled_from(
 
 @given(names, secrets, forms, st.lists(st.text(max_size=8), max_size=3))
 @example("password", "true,hunter2", "--{n}={s}", [])
-def test_no_value_of_a_secret_is_ever_shown(
-    name: str, secret: str, form: str, others: list[str]
-) -> None:
+def test_no_secret_is_shown(name: str, secret: str, form: str, others: list[str]) -> None:
     words = [form.format(n=name, s=secret)]
     for shown in (redact_words([*others, *words]), redact_words([*others, f"--{name}", secret])):
         assert secret not in shown[-1]

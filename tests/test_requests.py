@@ -98,9 +98,7 @@ def test_a_request_of_nothing_or_of_both_is_refused(session: Session) -> None:
             session.request(**wrong)
 
 
-def test_a_window_that_the_exporter_renames_while_it_is_looked_for_has_not_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_renamed_window_has_not_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"at_steps": [], "triggers": {}, "timings": {}, "warmup": 0}
     with Session(**options, output_dir=tmp_path) as session:
         window = session.request(steps=1)

@@ -77,9 +77,7 @@ def ranges(capture: Capture) -> dict[str, int]:
         ("DGDDD", "---DD"),
     ],
 )
-def test_a_step_ends_with_what_comes_before_the_first_that_is_called_again(
-    called: str, ends: str
-) -> None:
+def test_cycle_ends_step(called: str, ends: str) -> None:
     cycle, objects = Cycle(), {name: type(name, (), {})() for name in called}
     found = [name if cycle.ends_step(objects[name]) else "-" for name in called]
     assert "".join(found) == ends
@@ -112,9 +110,7 @@ def test_the_words_before_the_script_are_the_commands_own(line: str, own: str, s
         ("timings", [], {"at_steps": [], "skip_first": 0}),
     ],
 )
-def test_windows_begin_with_step_2_at_the_earliest(
-    preset: str, overrides: list[str], expected: dict[str, Any]
-) -> None:
+def test_first_window_is_late(preset: str, overrides: list[str], expected: dict[str, Any]) -> None:
     config = config_of(preset, overrides)
     assert {name: getattr(config, name) for name in expected} == expected
     assert "file" in config.triggers
@@ -470,24 +466,18 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict[str,
 
 
 @pytest.mark.parametrize("program", FOUND)
-def test_steps_and_models_are_found(
-    program: str, found: tuple[dict[str, dict[str, Any]], str]
-) -> None:
+def test_found_steps_and_models(program: str, found: tuple[dict[str, dict[str, Any]], str]) -> None:
     its = found[0][program]
     assert (its["steps"], its["ranges"]) == FOUND[program]
     assert its["gave_up"] is (program in ("own_session", "no_folder"))
 
 
-def test_the_loader_of_the_steps_is_known(
-    found: tuple[dict[str, dict[str, Any]], str],
-) -> None:
+def test_loader_is_known(found: tuple[dict[str, dict[str, Any]], str]) -> None:
     (loaders,) = found[0]["loader"]["loaders"]
     assert [(each["phase"], each["batch_size"]) for each in loaders] == [("train", 4)]
 
 
-def test_why_a_watch_gives_up_is_logged_once(
-    found: tuple[dict[str, dict[str, Any]], str],
-) -> None:
+def test_giving_up_is_logged_once(found: tuple[dict[str, dict[str, Any]], str]) -> None:
     assert found[1].count("no window while the script itself records with torch.profiler.") == 2
     for why in (
         "the script itself records with instrument.Session.",
@@ -556,9 +546,7 @@ def test_what_a_script_keeps_stays_as_it_is(tmp_path: Path) -> None:
     assert ours.stderr.count("The report page is") == 1
 
 
-def test_each_window_is_diagnosed_once_and_then_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_are_diagnosed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (3, 6):
         write_capture(tmp_path, in_steps(3, 1000, span("aten::mm", 0, 900)), f"steps_{number}")
     alive, seen, add = weakref.WeakSet[Capture](), list[tuple[str, int]](), Diagnosing.add
@@ -640,9 +628,7 @@ def test_steps_that_get_slower_are_found(times: list[int], said: tuple[str, str]
         assert options == "profiler.active=1 'profiler.at_steps=[10,308]'"
 
 
-def test_steps_that_get_slower_hide_no_long_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slower_steps_hide_no_long_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_capture(tmp_path, in_steps(3, 1000, span("aten::mm", 0, 900)), "steps_3")
     cause = Finding("loader-wait", "It waits", "change", "verify", share=0.4)
     monkeypatch.setattr("instrument.read.advise.verdict.causes", lambda _: [cause])
@@ -661,10 +647,7 @@ def test_steps_that_get_slower_hide_no_long_steps(
 def test_steps_that_vary_do_not_get_slower(count: int) -> None:
     random, found = np.random.default_rng(3), 0
     for _ in range(500):
-        for ns in (
-            1e6 * random.lognormal(0, 0.6, count),
-            random.choice([10**6, 2 * 10**6], count),
-        ):
+        for ns in (1e6 * random.lognormal(0, 0.6, count), random.choice([10**6, 2 * 10**6], count)):
             times = array("q", bytes(80)) + array("q", ns.astype(np.int64).tobytes())
             found += any("Steps get slower" in sentence for _, sentence, _ in long_steps(times))
     assert found < 5, "of 1000"
@@ -704,9 +687,7 @@ def test_a_second_window_begins_when_the_loaded_batches_are_used_up(
         (24, ("profiler.wait=2",), "steps_000003-000007"),
     ],
 )
-def test_the_window_of_a_loader_with_workers_begins_later(
-    tmp_path: Path, steps: int, options: tuple[str, ...], recorded: str
-) -> None:
+def test_later_window(tmp_path: Path, steps: int, options: tuple[str, ...], recorded: str) -> None:
     program = f"""
         from torch.utils.data import DataLoader
 
@@ -742,9 +723,7 @@ def test_the_window_of_a_loader_with_workers_begins_later(
         ([9, 10, 10], [10] * 30 + [30 | EXPORTING] * 30, None),
     ],
 )
-def test_a_window_that_is_not_like_the_run_is_said(
-    recorded: list[int], others: list[int], said: str | None
-) -> None:
+def test_unlike_window(recorded: list[int], others: list[int], said: str | None) -> None:
     times = no_times()
     values = [0, 0, 0, *(-each for each in recorded), *others]
     times[: len(values)] = array("q", values)
@@ -758,9 +737,7 @@ def test_a_window_that_is_not_like_the_run_is_said(
         assert min(config.at_steps or []) >= 10
 
 
-def test_steps_outside_windows_are_timed_and_those_during_an_export_marked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: list[int]
-) -> None:
+def test_watch_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: list[int]) -> None:
     config = {"at_steps": [5], "warmup": 1, "active": 2, "export": "inline"}
     watch = Watch(ProfilerConfig(**config))
     times = watch.times
@@ -864,9 +841,7 @@ def test_the_scripts_own_excepthook_may_fail(tmp_path: Path, ends: str, status: 
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_scripts_own_excepthook_is_called_once_as_without_the_command(
-    tmp_path: Path, compiled: bool
-) -> None:
+def test_own_excepthook_is_called_once(tmp_path: Path, compiled: bool) -> None:
     script = tmp_path / "fails.py"
     script.write_text(
         dedent(
@@ -1249,9 +1224,7 @@ torch.multiprocessing.start_processes(train, args=(endpoint,), nprocs=2, start_m
 """
 
 
-def test_all_ranks_are_diagnosed_together_after_their_process_group_is_destroyed(
-    tmp_path: Path,
-) -> None:
+def test_ranks_are_diagnosed_together(tmp_path: Path) -> None:
     script = write(tmp_path, TWO_RANKS)
     done = run(tmp_path, "-m", "instrument", "run", "profiler.active=5", script, tmp_path / "store")
     assert done.returncode == 0, done.stderr

@@ -40,9 +40,7 @@ def cycles(**options: int) -> list[Window]:
 
 
 @pytest.mark.parametrize(("wait", "warmup", "active"), list(product((0, 3), (0, 1, 2), (1, 4))))
-def test_each_step_is_recorded_and_warmed_up_for_as_torch_would(
-    wait: int, warmup: int, active: int
-) -> None:
+def test_schedule_equals_torchs(wait: int, warmup: int, active: int) -> None:
     for repeat, skip_first in product((0, 1, 3), (0, 5)):
         options = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
         options["skip_first"] = skip_first
@@ -163,7 +161,7 @@ def test_a_window_put_first_makes_those_it_runs_into_give_way() -> None:
         ),
     ],
 )
-def test_the_first_windows_of_numbers(
+def test_first_windows(
     options: dict[str, Any], expected: list[tuple[int, int, int | None]]
 ) -> None:
     found = islice(planned(ProfilerConfig(**options)), 5)
@@ -197,9 +195,7 @@ def test_room_is_looked_for_from_the_present_step_on() -> None:
         ),
     ],
 )
-def test_triggers_alone_ask_for_windows_where_no_number_says_which(
-    options: dict[str, Any], scheduled: int, ignored: str | None
-) -> None:
+def test_windows_of_triggers(options: dict[str, Any], scheduled: int, ignored: str | None) -> None:
     config = ProfilerConfig(**options)
     assert len(list(planned(config))) == scheduled
     assert [note[: len(ignored or "")] for note in config.notes] == ([ignored] if ignored else [])

@@ -175,9 +175,7 @@ def test_disabled_does_nothing_at_all(
     assert log == []
 
 
-def test_a_run_too_short_for_its_window_keeps_what_there_is(
-    tmp_path: Path, net: nn.Module, log: Log
-) -> None:
+def test_short_run_truncates_the_window(tmp_path: Path, net: nn.Module, log: Log) -> None:
     with Session({"wait": 2, "active": 5, "output_dir": str(tmp_path)}) as session:
         for batch in session.steps(LOADER[:4]):
             train_step(net, batch)
@@ -215,9 +213,7 @@ def test_a_loop_that_never_steps_is_told_so(tmp_path: Path, net: nn.Module, log:
     ]
 
 
-def test_a_run_that_ends_between_two_windows_leaves_no_empty_one(
-    train: Callable[..., Session], log: Log
-) -> None:
+def test_run_ends_between_windows(train: Callable[..., Session], log: Log) -> None:
     session = train(4, active=2, repeat=0)
     assert [whole_steps(c) for c in session.captures] == [[0, 1], [2, 3]]
     assert log.at("WARNING") == []
@@ -257,9 +253,7 @@ def test_a_step_inside_steps_is_not_counted_twice(tmp_path: Path, net: nn.Module
     ]
 
 
-def test_module_ranges_are_there_only_while_a_window_is_open(
-    tmp_path: Path, net: nn.Module
-) -> None:
+def test_module_ranges_only_in_windows(tmp_path: Path, net: nn.Module) -> None:
     wrapped = []
 
     def step() -> None:
@@ -272,9 +266,7 @@ def test_module_ranges_are_there_only_while_a_window_is_open(
     assert {"Sequential", "0", "1", "2"} <= set(names)
 
 
-def test_what_is_open_when_the_session_stops_is_put_away(
-    tmp_path: Path, net: nn.Module, log: Log
-) -> None:
+def test_stop_in_a_warmup(tmp_path: Path, net: nn.Module, log: Log) -> None:
     session = Session({"warmup": 3, "active": 1, "output_dir": str(tmp_path)}, model=net).start()
     session.step()
     session.stop()
@@ -284,9 +276,7 @@ def test_what_is_open_when_the_session_stops_is_put_away(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_window_that_an_earlier_run_never_reached_is_not_the_next_ones(
-    tmp_path: Path, net: nn.Module, log: Log
-) -> None:
+def test_second_run_has_its_own_windows(tmp_path: Path, net: nn.Module, log: Log) -> None:
     log.expect("before the first window")
     options = {"skip_first": 50, "active": 1, "warmup": 2, "output_dir": str(tmp_path)}
     session = Session(options, triggers={"mine": FiresAfter(2)})
@@ -309,9 +299,7 @@ def test_a_step_number_set_in_mid_run_keeps_the_plan(tmp_path: Path, net: nn.Mod
     assert [whole_steps(c) for c in session.captures] == [[8, 9], [13, 14]]
 
 
-def test_a_resumed_run_records_what_the_whole_run_would_have(
-    tmp_path: Path, net: nn.Module
-) -> None:
+def test_resumed_run_records_the_same_steps(tmp_path: Path, net: nn.Module) -> None:
     """The second session begins where the first one stopped, as its checkpoint says."""
     names = []
     for first, last in ((0, 6), (6, 13)):
@@ -327,9 +315,7 @@ def test_a_resumed_run_records_what_the_whole_run_would_have(
     assert names == [[4], [8], [12]]
 
 
-def test_a_run_whose_length_is_known_is_told_of_a_window_without_room(
-    tmp_path: Path, log: Log
-) -> None:
+def test_total_steps_too_few_for_the_window(tmp_path: Path, log: Log) -> None:
     options = {"wait": 3, "active": 2, "output_dir": str(tmp_path)}
     sentence = "The run ends with step 2, before the window of steps 3–4: lower profiler.wait, or train longer."
     Session(options, total_steps=3).start().stop()
@@ -368,9 +354,7 @@ def test_a_run_resumed_behind_its_windows_says_so_once(
     assert [warning[: len(said or "")] for warning in log.at("WARNING")] == ([said] if said else [])
 
 
-def test_a_step_number_set_past_the_last_window_is_told_at_the_end(
-    tmp_path: Path, log: Log
-) -> None:
+def test_step_number_set_past_the_last_window(tmp_path: Path, log: Log) -> None:
     with Session({"wait": 3, "active": 2, "repeat": 2, "output_dir": tmp_path}) as session:
         session.step_number = 1200
         session.step()
@@ -381,9 +365,7 @@ def test_a_step_number_set_past_the_last_window_is_told_at_the_end(
     ]
 
 
-def test_a_schedule_of_nothing_is_told_unless_something_else_is_on(
-    tmp_path: Path, log: Log
-) -> None:
+def test_schedule_of_nothing(tmp_path: Path, log: Log) -> None:
     Session({"at_steps": [], "output_dir": tmp_path}).start().stop()
     Session({"at_steps": [], "output_dir": tmp_path}, triggers=["file"]).start().stop()
     Session("timings", output_dir=tmp_path).start().stop()
@@ -412,9 +394,7 @@ def test_a_session_shows_itself_in_a_line(tmp_path: Path) -> None:
     assert repr(Session("disabled")) == "<Session: disabled; not running, at step 0, 0 captures>"
 
 
-def test_triggers_without_numbers_record_what_they_ask_for_and_no_more(
-    tmp_path: Path, log: Log
-) -> None:
+def test_triggers_without_a_schedule(tmp_path: Path, log: Log) -> None:
     session = run_session(tmp_path, 8, triggers={"mine": FiresAfter(3)})
     assert [whole_steps(c) for c in session.captures] == [[4]]
     assert (
@@ -424,9 +404,7 @@ def test_triggers_without_numbers_record_what_they_ask_for_and_no_more(
     assert log.at("WARNING") == []
 
 
-def test_a_failing_sink_stops_neither_the_others_nor_the_training(
-    train: Callable[..., Session], log: Log
-) -> None:
+def test_failing_sink_stops_nothing_else(train: Callable[..., Session], log: Log) -> None:
     collects = Collects()
     session = train(active=1, repeat=2, sinks={"broken": Broken(), "collects": collects})
     assert session.step_number == 12
@@ -465,9 +443,7 @@ def test_what_fails_while_recording_never_reaches_the_loop(
     assert nn.Module.__call__ is nn.Module._wrapped_call_impl
 
 
-def test_an_error_that_cannot_say_what_it_is_reaches_no_loop_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_error_without_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     class Mute(Exception):  # noqa: N818
         def __str__(self) -> str:
             raise ValueError("no text")
@@ -562,9 +538,7 @@ def test_the_same_session_cannot_be_started_twice(tmp_path: Path, log: Log) -> N
 
 
 @pytest.mark.parametrize("options", [{}, {"experimental_config": {"verbose": True}}])
-def test_torchs_own_profiler_at_the_start_delays_the_first_window(
-    tmp_path: Path, net: nn.Module, log: Log, options: dict[str, Any]
-) -> None:
+def test_torch_profiler(tmp_path: Path, net: nn.Module, log: Log, options: dict[str, Any]) -> None:
     with torch.profiler.profile():
         session = Session(at_steps=[1, 4], active=1, output_dir=tmp_path, **options).start()
         for _ in range(3):
@@ -583,9 +557,7 @@ def test_torchs_own_profiler_at_the_start_delays_the_first_window(
     assert error.startswith("Recording failed and training goes on: torch's own profiler is")
 
 
-def test_torchs_own_profiler_in_the_way_of_a_window_costs_that_window(
-    tmp_path: Path, net: nn.Module, log: Log
-) -> None:
+def test_torch_profiler_costs_a_window(tmp_path: Path, net: nn.Module, log: Log) -> None:
     with Session({"wait": 1, "active": 1, "repeat": 2, "output_dir": str(tmp_path)}) as session:
         with torch.profiler.profile():
             for _ in range(2):
@@ -601,9 +573,7 @@ def test_torchs_own_profiler_in_the_way_of_a_window_costs_that_window(
 
 # mtia is on no machine that these tests run on
 @pytest.mark.parametrize("activities", [["cpu", "mtia"], ["mtia"]])
-def test_a_device_that_is_not_there_is_said_and_the_host_recorded(
-    tmp_path: Path, log: Log, activities: list[str]
-) -> None:
+def test_missing_device_is_said(tmp_path: Path, log: Log, activities: list[str]) -> None:
     assert window(tmp_path, activities=activities).metadata["activities"] == ["cpu"]
     assert log.at("WARNING") == [
         "profiler.activities names mtia, which this machine or this torch does not have: only cpu "
@@ -611,9 +581,7 @@ def test_a_device_that_is_not_there_is_said_and_the_host_recorded(
     ]
 
 
-def test_a_trigger_asks_for_a_window_and_sees_each_step(
-    tmp_path: Path, net: nn.Module, log: Log
-) -> None:
+def test_trigger_asks_for_a_window(tmp_path: Path, net: nn.Module, log: Log) -> None:
     trigger = FiresAfter(3)
     options = {"skip_first": 100, "warmup": 1, "active": 2, "output_dir": str(tmp_path)}
     with Session(options, triggers={"mine": trigger}) as session:
@@ -630,9 +598,7 @@ def test_a_trigger_asks_for_a_window_and_sees_each_step(
     assert any("The trigger mine fired and records steps 5–6." in line for line in log.at("INFO"))
 
 
-def test_a_triggered_window_comes_before_the_next_one_on_schedule(
-    train: Callable[..., Session],
-) -> None:
+def test_triggered_window_before_the_schedules(train: Callable[..., Session]) -> None:
     session = train(skip_first=7, active=2, triggers={"mine": FiresAfter(1)})
     assert [whole_steps(c) for c in session.captures] == [[2, 3], [7, 8]]
 
@@ -678,9 +644,7 @@ def test_an_iterator_that_is_kept_does_not_silence_later_loops(tmp_path: Path, l
     assert [whole_steps(c) for c in session.captures] == [[3, 4]]
 
 
-def test_loops_beside_a_kept_iterator_over_another_loader_are_said(
-    tmp_path: Path, log: Log
-) -> None:
+def test_loops_beside_a_kept_iterator(tmp_path: Path, log: Log) -> None:
     log.expect("before the first window")
     with Session(at_steps=[3], active=2, output_dir=tmp_path) as session:
         kept = iter(session.steps(iter([1, 2, 3])))
@@ -700,9 +664,7 @@ def test_a_loop_left_by_break_and_stepped_by_hand_after_that(tmp_path: Path, log
     assert session.step_number == 11
 
 
-def test_a_second_session_that_is_refused_a_window_leaves_the_first_one_alone(
-    tmp_path: Path, log: Log
-) -> None:
+def test_second_session_leaves_the_first_alone(tmp_path: Path, log: Log) -> None:
     first = Session({"wait": 1, "active": 5, "output_dir": str(tmp_path / "a")})
     second = Session({"wait": 3, "active": 1, "output_dir": str(tmp_path / "b")})
     with first, second:
@@ -783,9 +745,7 @@ def test_a_forward_that_is_interrupted_leaves_no_range_open(tmp_path: Path) -> N
     assert paths == ["Sequential", "Sequential/0", "later"]
 
 
-def test_what_cannot_be_described_loses_no_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_undescribed_sink_loses_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Odd(Sink):
         anything: Any = object()
 
@@ -798,9 +758,7 @@ def test_what_cannot_be_described_loses_no_trace(
     assert capture.metadata["rank"] == 0
 
 
-def test_what_fails_while_a_window_is_described_loses_no_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_failing_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     class NoClock(datetime):
         @classmethod
         def fromtimestamp(cls, *args: Any) -> datetime:
@@ -898,9 +856,7 @@ def test_what_torch_loads_for_its_first_window_is_loaded_at_the_start(tmp_path: 
     assert int(done.stdout.split("LOADED ")[1]) < 10
 
 
-def test_without_cuda_a_memory_snapshot_is_told_of_once_and_the_window_recorded(
-    tmp_path: Path, log: Log
-) -> None:
+def test_memory_snapshot_without_cuda(tmp_path: Path, log: Log) -> None:
     options = {"active": 1, "repeat": 2, "memory_snapshot": True, "activities": ["cpu"]}
     session = run_session(tmp_path, 3, **options)
     sentence = "profiler.memory_snapshot does nothing here: it needs CUDA's allocator, and there is no CUDA device."
@@ -910,9 +866,7 @@ def test_without_cuda_a_memory_snapshot_is_told_of_once_and_the_window_recorded(
     ] * 2
 
 
-def test_a_snapshot_is_taken_at_the_end_of_the_window_and_lies_beside_the_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_snapshot_of_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[Any] = []
     memory = SimpleNamespace(
         _record_memory_history=lambda **options: done.append(options),
@@ -945,9 +899,7 @@ def test_a_second_run_into_the_same_folder_gives_its_own_captures(tmp_path: Path
 
 
 @pytest.mark.parametrize("all_threads", [False, True])
-def test_a_window_begins_within_a_backward_only_if_torch_keeps_it_there(
-    tmp_path: Path, net: nn.Module, log: Log, all_threads: bool
-) -> None:
+def test_step_in_a_backward(tmp_path: Path, net: nn.Module, log: Log, all_threads: bool) -> None:
     """At the end of a backward, torch restores the thread's profiler, and would crash in `stop`."""
     if not all_threads:
         log.expect("session.step() was called within a backward")

@@ -51,9 +51,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[str, str]
 
 
 @pytest.mark.parametrize("number", [0, 1, 6, 7, 12, 15])
-def test_a_waiting_step_is_three_calls_in_two_files(
-    steps: list[list[tuple[str, str]]], number: int
-) -> None:
+def test_waiting_step_is_three_calls(steps: list[list[tuple[str, str]]], number: int) -> None:
     calls = [each for each in steps[number] if each != ("record/finisher.py", "has_news")]
     assert calls[0] == ("record/session.py", "step")
     assert len(calls) <= 3, calls

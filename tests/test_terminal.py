@@ -88,9 +88,7 @@ def capture(tmp_path: Path) -> Capture:
 
 @pytest.mark.parametrize("width", [30, 80, 140, 250])
 @pytest.mark.parametrize("columns", [None, ["all"], ["calls", "cpu_ns", "share", "self_cpu_ns"]])
-def test_no_line_is_wider_than_the_terminal(
-    capture: Capture, width: int, columns: list[str] | None
-) -> None:
+def test_lines_fit_the_terminal(capture: Capture, width: int, columns: list[str] | None) -> None:
     parts = capture_parts(capture, columns=columns, rows=-1)
     if columns != ["calls", "cpu_ns", "share", "self_cpu_ns"]:
         parts += [

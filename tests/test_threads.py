@@ -96,9 +96,7 @@ def test_other_threads_are_recorded_no_more_when_torch_stops(
     assert "aten::cumprod" not in names
 
 
-def test_a_thread_that_gets_no_cpu_is_waited_for_no_longer_than_a_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_starved_thread_is_not_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     clock = SimpleNamespace(time=time.time, sleep=slept.append, monotonic=lambda: sum(slept))
     monkeypatch.setattr(recorder, "time", clock)
@@ -130,9 +128,7 @@ def test_state_and_cpu_time_of_other_threads_are_known() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("all_threads", [True, False])
-def test_windows_begin_and_end_beside_threads_that_run_operators(
-    tmp_path: Path, all_threads: bool
-) -> None:
+def test_windows_beside_busy_threads(tmp_path: Path, all_threads: bool) -> None:
     """torch alone ends the process within a hundred such windows, nearly always."""
     done = warm.run_code(f"""
         import sys, threading, torch
@@ -195,9 +191,7 @@ def test_two_sessions_in_two_threads_take_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", [True, False])
-def test_where_torch_records_one_thread_a_step_on_another_drops_the_window(
-    tmp_path: Path, log: Log, memory: bool
-) -> None:
+def test_step_on_another_thread(tmp_path: Path, log: Log, memory: bool) -> None:
     with Session(active=3, repeat=3, profile_memory=memory, output_dir=tmp_path) as session:
         for _ in range(2):
             session.step()
@@ -221,9 +215,7 @@ def test_where_torch_records_one_thread_a_step_on_another_drops_the_window(
 
 
 @pytest.mark.parametrize("then", ["step", "stop"])
-def test_a_session_stopped_where_the_profiler_cannot_be_says_so_and_its_thread_stops_it_later(
-    tmp_path: Path, log: Log, then: str
-) -> None:
+def test_stop_on_another_thread(tmp_path: Path, log: Log, then: str) -> None:
     log.expect("Recording failed and training goes on")
     session = Session(active=3, preemption_grace_s=None, output_dir=tmp_path / "first").start()
     session.step()
@@ -274,9 +266,7 @@ def test_a_window_whose_thread_has_ended_costs_itself_alone(tmp_path: Path) -> N
 
 @pytest.mark.nightly  # starts a new interpreter: see `new_process`
 @pytest.mark.parametrize("all_threads", [True, False])
-def test_a_process_ends_as_ever_where_the_thread_of_a_window_has_ended(
-    tmp_path: Path, all_threads: bool
-) -> None:
+def test_thread_of_a_window_has_ended(tmp_path: Path, all_threads: bool) -> None:
     said = new_process(f"""
         import sys, torch
         from loguru import logger
@@ -298,9 +288,7 @@ def test_a_process_ends_as_ever_where_the_thread_of_a_window_has_ended(
     assert (dropped in said) != all_threads
 
 
-def test_one_session_stepped_from_several_threads_records_every_step_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_of_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # a step waits as long as another thread takes to begin or end the window
     monkeypatch.setattr(step_loop, "_WAIT_S", 120.0)
     begin = Barrier(3)
@@ -349,9 +337,7 @@ def test_a_waiting_step_waits_for_no_thread(tmp_path: Path, log: Log) -> None:
         holder.join()
 
 
-def test_steps_of_another_thread_while_a_window_ends_are_not_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_while_a_window_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = Recorder.stop
 
     def stop_late(recorder: Recorder) -> RecordedWindow | None:
@@ -375,9 +361,7 @@ class Polled(Trigger):
         )
 
 
-def test_without_threads_to_be_had_training_goes_on_with_a_warning_for_each_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_no_thread_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     def none(self: Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -396,9 +380,7 @@ def test_without_threads_to_be_had_training_goes_on_with_a_warning_for_each_loss
 
 
 @pytest.mark.parametrize("all_threads", [True, False])
-def test_a_model_on_a_thread_that_is_not_recorded_is_said(
-    tmp_path: Path, log: Log, all_threads: bool
-) -> None:
+def test_model_on_an_unrecorded_thread(tmp_path: Path, log: Log, all_threads: bool) -> None:
     model, jobs, done = torch.nn.Sequential(torch.nn.Linear(2, 2)), Queue[Any](), Queue[Any]()
 
     def serve() -> None:
@@ -432,9 +414,7 @@ def train(session: Session, model: torch.nn.Module, steps: int) -> None:
 
 
 @pytest.mark.parametrize("all_threads", [True, False])
-def test_a_training_loop_on_a_thread_of_its_own_is_recorded_whole(
-    tmp_path: Path, log: Log, all_threads: bool
-) -> None:
+def test_training_thread(tmp_path: Path, log: Log, all_threads: bool) -> None:
     """As with Ray Train, whose workers call the training function on a thread."""
     model = torch.nn.Linear(2, 2)
     session = Session(
@@ -454,9 +434,7 @@ def test_a_training_loop_on_a_thread_of_its_own_is_recorded_whole(
 
 
 @pytest.mark.parametrize("all_threads", [True, False])
-def test_parts_of_a_step_on_threads_that_the_step_starts(
-    tmp_path: Path, log: Log, all_threads: bool
-) -> None:
+def test_threads_of_a_step(tmp_path: Path, log: Log, all_threads: bool) -> None:
     """As in DataParallel, which calls a replica of the model on a thread for each device."""
     model = torch.nn.Linear(2, 2)
     options: dict[str, Any] = {"active": 2, "profile_all_threads": all_threads, "model": model}
@@ -475,9 +453,7 @@ def test_parts_of_a_step_on_threads_that_the_step_starts(
 
 
 @pytest.mark.parametrize("all_threads", [True, False])
-def test_calls_of_a_thread_pool_are_steps_only_if_all_threads_are_recorded(
-    tmp_path: Path, log: Log, all_threads: bool
-) -> None:
+def test_calls_of_a_thread_pool(tmp_path: Path, log: Log, all_threads: bool) -> None:
     session = Session(active=3, profile_all_threads=all_threads, output_dir=tmp_path)
     predict = session.record(lambda: torch.ones(2).sum())
     for _ in range(4):  # each on a thread of its own, one after another

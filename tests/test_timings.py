@@ -141,9 +141,7 @@ def test_what_comes_while_others_are_taken_stays_for_the_next_time() -> None:
     assert [row.take_recent().total_ns for _ in range(3)] == [7, 1_000, 1_000]
 
 
-def test_a_call_that_comes_into_the_midst_of_counting_waits_for_nobody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_counting_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a signal handler's does, on the very thread that holds the lock."""
     rows, add, came = Rows(), DurationHistogram.add, []
 
@@ -229,9 +227,7 @@ def test_nested_and_recursive_calls_and_exceptions(tmp_path: Path, clock: Clock)
     }
 
 
-def test_what_others_do_while_a_generator_or_coroutine_is_suspended_is_not_its_time(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_suspended_time_is_not_counted(tmp_path: Path, clock: Clock) -> None:
     @profiled("items")
     def items() -> Iterator[int]:
         for item in range(2):
@@ -345,9 +341,7 @@ def test_beside_windows_both_have_every_range_and_neither_ends_the_other(tmp_pat
     assert calls(session) == {"forward": 10, STEP: 10}
 
 
-def test_what_the_session_does_between_two_steps_is_no_steps_time(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_time_is_no_step(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     begins = StepLoop._begin_next_step
 
     def slowly(loop: StepLoop, *asked: Any) -> None:
@@ -400,9 +394,7 @@ def test_an_exception_leaves_nothing_armed_and_the_rest_written(tmp_path: Path) 
     }
 
 
-def test_a_full_disk_is_told_once_and_changes_nothing_else(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_is_said_once(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     full = Path("/dev/full")
     monkeypatch.setattr(
         "instrument.record.timings.open_to_append",
@@ -470,9 +462,7 @@ def net() -> Iterator[nn.Module]:
     forget(made)
 
 
-def test_submodules_are_timed_on_every_step_where_that_is_asked_for(
-    tmp_path: Path, net: nn.Module, log: Log
-) -> None:
+def test_submodules_are_timed(tmp_path: Path, net: nn.Module, log: Log) -> None:
     net.add_module("unused", nn.Identity())
     for modules, expected in ((False, 2), (True, 6)):
         options = {"wait": 2, "active": 2, "repeat": 1, "timings": {"modules": modules}}
@@ -520,9 +510,7 @@ def test_compiled_code_stays_one_graph(tmp_path: Path, net: nn.Module, log: Log)
 # Reading
 
 
-def test_show_prints_the_last_summary_of_a_file_or_folder(
-    tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_timings(tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with timed(tmp_path / "run"), profiled("forward"):
         clock.passes(1_250_000)
     path = tmp_path / "run" / "timings_rank0.jsonl"
@@ -565,9 +553,7 @@ def test_a_folder_of_timings_alone_is_no_capture_and_the_error_says_what_reads_i
     assert main(["show", str(tmp_path), "--timings"]) == 0
 
 
-def test_what_is_no_file_of_timings_gets_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_timings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(tmp_path), "--timings"]) == 2
     assert (
         capsys.readouterr().err

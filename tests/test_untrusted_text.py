@@ -80,9 +80,7 @@ def evil_capture(output: Path, rank: int = 0, **changed: Any) -> Capture:
     return capture
 
 
-def test_whatever_is_shown_of_a_capture_is_harmless(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_shown_of_a_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capture = evil_capture(tmp_path)
     views = [f"--{option}" for option in show.OPTIONS]
     for options in (
@@ -107,9 +105,7 @@ def test_whatever_is_shown_of_a_capture_is_harmless(
     assert capture.operators.column("name")[1] == EVIL
 
 
-def test_whatever_is_shown_of_ranks_is_harmless(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_shown_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in range(3):
         evil_capture(tmp_path / "run", rank, devices=[f"{EVIL}{rank}"])
     (tmp_path / "run" / EVIL.replace("/", "")).mkdir()
@@ -125,9 +121,7 @@ def test_whatever_is_shown_of_ranks_is_harmless(
     assert json.loads(capsys.readouterr().out)["ranges"][0]["path"] == EVIL
 
 
-def test_what_cannot_be_read_is_told_harmlessly(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / EVIL.replace("/", "")
     for content in (None, b"", b"{", b"[3]", b"\x1f\x8b" + EVIL.encode()):
         trace = folder / "trace.json"
@@ -140,9 +134,7 @@ def test_what_cannot_be_read_is_told_harmlessly(
         assert err.count("\n") == 1
 
 
-def test_a_pipe_in_place_of_a_file_hangs_nobody(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pipe_in_place_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_capture(tmp_path, []).folder
     for name in ("capture.json", "trace.json.gz"):
         (folder / name).unlink()
@@ -158,9 +150,7 @@ def test_a_pipe_in_place_of_a_file_hangs_nobody(
 @pytest.mark.parametrize(
     "path", ["a" * 300, "\x1b[2J", "\u202e/\x9b", "a\x00b", "/dev/null/x", "\ud800"]
 )
-def test_a_path_that_no_file_can_have_gets_one_line(
-    command: str, path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_path(command: str, path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, path]) == 2
     err = capsys.readouterr().err
     assert err.startswith("instrument: ")

@@ -78,11 +78,7 @@ class Server:
 
     @property
     def options(self) -> dict[str, Any]:
-        return {
-            "endpoint_url": self.url,
-            "key": "anybody",
-            "secret": SECRET,
-        }
+        return {"endpoint_url": self.url, "key": "anybody", "secret": SECRET}
 
 
 KEYS = {"aws_access_key_id": "anybody", "aws_secret_access_key": SECRET}
@@ -298,9 +294,7 @@ def test_a_server_that_is_away_is_said_once_and_export_sends_later(
     assert capsys.readouterr().out.startswith("No capture in ")
 
 
-def test_captures_are_sent_elsewhere_by_hand(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sent_elsewhere_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second, above = (f"file://{tmp_path}{name}" for name in ("/first", "/second", ""))
     session = record(tmp_path / "out", first)
     folder = session.captures[0].folder
@@ -367,11 +361,7 @@ def test_a_hanging_upload_delays_no_window_and_after_a_killed_exporter_another_s
     url = server.bucket("killed")
     server.stop()
     output = tmp_path / "profile"
-    given = {
-        "upload_to": url,
-        "upload_options": server.options,
-        "output_dir": str(output),
-    }
+    given = {"upload_to": url, "upload_options": server.options, "output_dir": str(output)}
     with Session(active=1, repeat=2, **given) as session:
         finishing = session._loop.run.finisher
         with socket.create_server(("127.0.0.1", server.port)) as deaf:
@@ -416,9 +406,7 @@ def test_what_the_exporter_cannot_send_is_named_at_the_end_and_sent_by_hand(
         assert there == local(output / name)
 
 
-def test_stop_says_what_it_waits_for_and_gives_up_in_time(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_gives_up_in_time(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, send = threading.Event(), upload.send
     monkeypatch.setattr(upload, "send", lambda *about: (gate.wait(), send(*about))[1])
     url = f"file://{tmp_path}/there"
@@ -454,9 +442,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Hanging:
     return thread
 
 
-def test_left_ones_that_come_back_are_counted_again(
-    monkeypatch: pytest.MonkeyPatch, log: Log, hanging: Any
-) -> None:
+def test_wait_for_counts_returns(monkeypatch: pytest.MonkeyPatch, log: Log, hanging: Any) -> None:
     monkeypatch.setattr(waiting, "_SILENT_S", 0.0)
     monkeypatch.setattr(waiting, "_LOG_EVERY_S", 0.0)
     left = iter([["d"], ["a", "b", "c"], ["b", "c"], []])
@@ -469,9 +455,7 @@ def test_left_ones_that_come_back_are_counted_again(
     assert list(left) == []
 
 
-def test_a_wait_is_quiet_for_two_seconds_and_says_the_same_each_minute(
-    log: Log, hanging: Any
-) -> None:
+def test_wait_for_logs_each_minute(log: Log, hanging: Any) -> None:
     said = list[float]()
 
     def left() -> list[str]:
@@ -557,9 +541,7 @@ def test_what_no_further_try_can_help_has_none(
     )
 
 
-def test_a_bucket_that_is_missing_is_told_by_the_first_try(
-    server: Server, tmp_path: Path, log: Log
-) -> None:
+def test_missing_bucket(server: Server, tmp_path: Path, log: Log) -> None:
     log.expect("are not sent to")
     record(tmp_path, "s3://no-such-bucket/runs", upload_options=server.options)
     assert "The specified bucket does not exist" in log.at("ERROR")[0]
@@ -655,9 +637,7 @@ def test_what_another_has_put_at_the_place_stays_as_it_is(
     assert contents(there, options).items() >= local(own).items(), "its own folder may go on"
 
 
-def test_a_file_system_that_takes_one_file_at_a_time_gets_them_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_system_without_bulk_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def put(
         self: MemoryFileSystem, lpath: str, rpath: str
     ) -> None:  # as SFTP has it in older fsspec
@@ -698,9 +678,7 @@ def test_ranks_begin_and_repeat_their_uploads_at_random_moments(
     assert spans == [start, *[(0.5, 1.5)] * 5]
 
 
-def test_captures_that_wait_for_each_other_wait_for_no_random_moment(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_only_the_first_capture_waits(tmp_path: Path, monkeypatch: Any) -> None:
     done = []
     monkeypatch.setattr(upload, "send", lambda folder, *_: done.append(folder.name))
     monkeypatch.setattr(upload, "time", SimpleNamespace(sleep=lambda s: s and done.append("pause")))
@@ -723,9 +701,7 @@ def test_uploads_know_how_many_ranks_record(
     assert (sizes or [made._job.recording_ranks]) == [expected]
 
 
-def test_a_capture_that_fails_by_itself_holds_up_no_other(
-    tmp_path: Path, log: Log, monkeypatch: Any
-) -> None:
+def test_failing_capture_holds_up_no_other(tmp_path: Path, log: Log, monkeypatch: Any) -> None:
     monkeypatch.setattr(upload, "_PAUSES_S", ())
     send, tried = upload.send, []
 
@@ -778,18 +754,14 @@ REFUSED = (
         ),
     ],
 )
-def test_what_cannot_work_is_refused_when_the_config_is_built(
-    options: dict[str, Any], said: str
-) -> None:
+def test_refused_upload_options(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as error:
         ProfilerConfig(**options)
     assert str(error.value).startswith(said)
     assert SECRET not in str(error.value)
 
 
-def test_a_missing_package_is_named_with_the_command_that_brings_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_package_of_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     ProfilerConfig(enabled=False, upload_to="sftp://host/x")
     for module, url, install in (
         ("paramiko", "sftp://host/x", "paramiko: pip install paramiko."),

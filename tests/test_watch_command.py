@@ -304,9 +304,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_only_the_end_of_a_file_is_read_and_only_if_it_has_grown(
-    tmp_path: Path, read: list[int]
-) -> None:
+def test_only_the_end_of_a_grown_file_is_read(tmp_path: Path, read: list[int]) -> None:
     write(tmp_path, 0, *(line(number, {"a": 5}) for number in range(2000)))
     train(tmp_path, range(3), ranks=1)
     run = LiveRun(tmp_path)
@@ -319,9 +317,7 @@ def test_only_the_end_of_a_file_is_read_and_only_if_it_has_grown(
     assert read == [16 << 10] * 2
 
 
-def test_more_of_the_end_is_read_until_there_are_enough_lines(
-    tmp_path: Path, read: list[int]
-) -> None:
+def test_more_is_read_until_lines_are_enough(tmp_path: Path, read: list[int]) -> None:
     ms = {f"block {k}": 1.0 for k in range(1000)}
     file = write(tmp_path, 0, *(line(number, ms) for number in range(4)))
     run = LiveRun(tmp_path)
@@ -384,9 +380,7 @@ def capture(folder: Path, name: str, changed_s: int = 0, **about: Any) -> Path:
 WINDOW = {"first_step": 3, "last_step": 4, "steps": 2, "phase": "train"}
 
 
-def test_the_newest_captures_are_listed_one_of_each_window(
-    tmp_path: Path, command: Command
-) -> None:
+def test_newest_captures_one_of_each_window(tmp_path: Path, command: Command) -> None:
     train(tmp_path / "run", range(4))
     fired = {**WINDOW, "trigger": "slow_step", "trigger_reason": "step 9 took long"}
     for number, name in enumerate(
@@ -452,12 +446,7 @@ def shown(run: LiveRun, keys: str) -> list[list[Any]]:
         assert seconds == 2
         return next(pressed).strip()
 
-    watching.watch(
-        run,
-        screens.append,
-        key_within,
-        lambda: BEGIN_S + 15,
-    )
+    watching.watch(run, screens.append, key_within, lambda: BEGIN_S + 15)
     return screens
 
 
@@ -489,12 +478,7 @@ def test_a_run_that_writes_nothing_yet_is_waited_for(tmp_path: Path, command: Co
         return next(watching_for).strip()
 
     screens: list[list[Any]] = []
-    watching.watch(
-        run,
-        screens.append,
-        key_within,
-        lambda: BEGIN_S,
-    )
+    watching.watch(run, screens.append, key_within, lambda: BEGIN_S)
     assert screens[0] == [f"Reading {tmp_path} …"]
     assert "holds no timings" in screens[1][1]
     assert screens[2][1].startswith(f"{tmp_path / 'run'}: a step takes 44.00 ms")
@@ -505,10 +489,7 @@ def test_everything_fits_into_80_columns(tmp_path: Path, ranks: int) -> None:
     train(tmp_path / "outputs" / "profile", range(4), ranks=ranks)
     run = LiveRun(tmp_path / "outputs")
     text = terminal.draw(
-        [
-            watching.KEYS,
-            *watching.state(run, BEGIN_S + 40),
-        ],
+        [watching.KEYS, *watching.state(run, BEGIN_S + 40)],
         Console(width=80, force_terminal=True, color_system=None),
     )
     assert f"Ranks: {ranks:,}" in text

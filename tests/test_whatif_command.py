@@ -227,8 +227,5 @@ def test_what_the_page_shows_of_a_trace_is_printed() -> None:
     assert without_trailing_blanks(recorded) == blocks[0]
     edited = drawn(report.parts(capture.name, capture.whatif.workers(4)), 80)
     assert without_trailing_blanks(edited).startswith(blocks[1])
-    for text in (
-        "would be 13.5 ms",
-        "CudnnConvolutionBackward 15.1 ms 45.6 ms 20.6",
-    ):
+    for text in ("would be 13.5 ms", "CudnnConvolutionBackward 15.1 ms 45.6 ms 20.6"):
         assert text in " ".join(edited.split()), text

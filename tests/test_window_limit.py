@@ -64,9 +64,7 @@ def test_the_last_step_of_a_window_is_no_early_end(tmp_path: Path) -> None:
     assert capture.metadata["window"]["truncated"] is False
 
 
-def test_a_window_in_which_the_process_grows_too_much_ends_with_the_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_memory_growth_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     log.expect("the memory of the process grew")
     sizes = count(10**9, 30_000_000)  # 30 MB from each look to the next
     monkeypatch.setattr(limits, "resident_bytes", lambda: next(sizes))
@@ -79,9 +77,7 @@ def test_a_window_in_which_the_process_grows_too_much_ends_with_the_step(
     )
 
 
-def test_a_step_that_does_not_end_is_cut_at_twice_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_endless_step_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     log.expect("before the first window", "the memory of the process grew")
     monkeypatch.setattr(limits, "_LOOK_S", 0.01)
     held, looked = 10**9, threading.Event()
@@ -106,9 +102,7 @@ def test_a_step_that_does_not_end_is_cut_at_twice_the_limit(
     assert "profiler.max_window_memory" in capture.metadata["window"]["reason"]
 
 
-def test_a_step_on_the_only_thread_that_can_stop_the_profiler_is_not_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_uncut_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     """So nothing watches it, and it ends with the step."""
     log.expect("the memory of the process grew")
     held = 10**9
@@ -125,9 +119,7 @@ def test_a_step_on_the_only_thread_that_can_stop_the_profiler_is_not_cut(
     )
 
 
-def test_no_window_may_take_more_than_an_eighth_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_eighth_of_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     log.expect("the memory of the process grew")
     monkeypatch.setattr(limits, "machine_bytes", lambda: 800)
     sizes = count(0, 60)

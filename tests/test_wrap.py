@@ -89,9 +89,7 @@ def test_usual_parameters_keep_the_wrapper_exact() -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs"), [((), {}), ((1,), {}), ((1, 2, 3), {"g": 1}), ((1,), {"a": 1})]
 )
-def test_wrong_arguments_are_refused_as_by_the_function_itself(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def test_wrong_arguments_are_refused(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     marked = profiled(everything)
     with pytest.raises(TypeError):
         everything(*args, **kwargs)

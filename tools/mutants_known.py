@@ -18,7 +18,7 @@ TESTS = {
     "instrument/record/config/schedule.py": [
         "tests/test_schedule.py",
         "tests/test_config.py::test_bad_options_get_one_sentence",
-        "tests/test_session.py::test_a_step_number_set_past_the_last_window_is_told_at_the_end",
+        "tests/test_session.py::test_step_number_set_past_the_last_window",
     ],
     "instrument/record/config/schema.py": [
         *_top("config", "schedule", "hydra"),
@@ -26,36 +26,36 @@ TESTS = {
         "tests/test_ranks.py::test_what_names_no_ranks_is_refused",
         "tests/test_redact.py",
         "tests/test_modules.py",
-        "tests/test_memory_categories.py::test_parameters_gradients_and_optimizer_state_have_the_bytes_that_they_have",
-        "tests/test_upload.py::test_what_cannot_work_is_refused_when_the_config_is_built",
+        "tests/test_memory_categories.py::test_exact_bytes_of_categories",
+        "tests/test_upload.py::test_refused_upload_options",
     ],
     "instrument/record/step_loop.py": [
         *_top("schedule", "calls", "phases", "window_limit", "delivery", "session"),
         "tests/test_faults.py::test_sigterm_is_held_back_until_the_step_ends",
         "tests/test_faults.py::test_a_forked_child_leaves_the_window_to_its_parent",
-        "tests/test_threads.py::test_where_torch_records_one_thread_a_step_on_another_drops_the_window",
-        "tests/test_threads.py::test_steps_of_another_thread_while_a_window_ends_are_not_in_it",
+        "tests/test_threads.py::test_step_on_another_thread",
+        "tests/test_threads.py::test_steps_while_a_window_ends",
         "tests/triggers/test_file.py::test_the_command_has_a_running_session_record",
-        "tests/triggers/test_memory_growth.py::test_its_windows_record_memory_and_those_of_others_do_not",
+        "tests/triggers/test_memory_growth.py::test_its_windows_record_memory",
     ],
     "instrument/record/session.py": [
         *_top("calls", "phases", "loaders", "session"),
-        "tests/triggers/test_out_of_memory.py::test_the_snapshot_is_kept_in_a_folder_of_its_own",
+        "tests/triggers/test_out_of_memory.py::test_snapshot_folder",
         "tests/test_metadata.py::test_what_cannot_be_written_is_warned_of_and_ends_nothing",
-        "tests/test_faults.py::test_an_interpreter_that_ends_without_stop_leaves_one_too",
+        "tests/test_faults.py::test_exit_without_stop",
         "tests/test_notebook_log.py::test_the_log_of_a_session_in_a_notebook_is_on_stdout",
     ],
     "instrument/record/long_steps.py": [
         "tests/test_run_command.py::test_long_steps_outside_windows_are_found",
         "tests/test_run_command.py::test_steps_that_get_slower_are_found",
-        "tests/test_run_command.py::test_steps_that_get_slower_hide_no_long_steps",
+        "tests/test_run_command.py::test_slower_steps_hide_no_long_ones",
         "tests/test_run_command.py::test_steps_that_vary_do_not_get_slower",
         "tests/test_run_command.py::test_a_few_steps_that_get_slower_are_enough",
     ],
     "instrument/record/metrics.py": _top("metrics"),
     "instrument/record/requests.py": [*_top("requests"), "tests/integrations/test_asgi.py"],
     "instrument/record/unedited.py": [
-        "tests/test_run_command.py::test_a_step_ends_with_what_comes_before_the_first_that_is_called_again",
+        "tests/test_run_command.py::test_cycle_ends_step",
         *_top("run_command"),
     ],
     "instrument/base/queue.py": [
@@ -63,10 +63,10 @@ TESTS = {
         "tests/test_exporter.py::test_a_name_that_is_taken_or_on_its_way_is_not_taken_again",
         "tests/test_exporter.py::test_a_window_without_its_capture_json_is_not_queued",
         "tests/test_exporter.py::test_queued_windows_are_looked_for_as_deep_as_asked",
-        "tests/test_exporter.py::test_a_name_taken_while_a_capture_is_renamed_gives_way_to_another",
+        "tests/test_exporter.py::test_publish_name_taken",
         "tests/test_exporter.py::test_half_a_character_does_not_make_capture_json_unreadable",
         "tests/test_exporter.py::test_a_folder_that_somebody_removed_is_made_again",
-        "tests/test_exporter.py::test_a_folder_that_cannot_name_its_run_is_not_left",
+        "tests/test_exporter.py::test_unnamed_folder_is_removed",
         "tests/test_hydra.py::test_an_application_that_knows_nothing_of_us",
         "tests/test_session.py::test_a_folder_that_cannot_be_written_is_told_before_the_first_step",
     ],
@@ -79,19 +79,19 @@ TESTS = {
         *_top("delivery", "upload"),
         "tests/test_across.py::test_a_summary_that_cannot_be_made_costs_nothing_else",
         "tests/test_exporter.py::"
-        "test_the_first_rank_of_each_data_parallel_group_keeps_its_trace_and_runs_sinks",
+        "test_one_per_role_keeps_traces",
         "tests/test_exporter.py::"
-        "test_without_names_every_rank_keeps_its_trace_and_rank_0_says_what_to_write",
+        "test_one_per_role_without_group_names",
         "tests/test_exporter.py::test_a_trace_without_a_summary_stays",
-        "tests/test_exporter.py::test_what_a_killed_process_has_half_written_is_not_in_the_capture",
+        "tests/test_exporter.py::test_temporary_files_are_removed",
         "tests/test_exporter.py::test_a_capture_has_its_name_only_when_its_sinks_have_run",
-        "tests/test_exporter.py::test_two_processes_do_not_finish_the_same_window",
+        "tests/test_exporter.py::test_one_process_finishes",
         "tests/test_exporter.py::test_a_job_never_calls_what_is_no_sink",
         "tests/test_exporter.py::test_instances_and_mappings_both_reach_the_exporter",
-        "tests/test_exporter.py::test_whatever_a_sink_raises_costs_that_sink_alone",
-        "tests/test_exporter.py::test_ctrl_c_in_an_inline_sink_reaches_the_training_and_loses_nothing",
-        "tests/test_session.py::test_a_failing_sink_stops_neither_the_others_nor_the_training",
-        "tests/test_threads.py::test_one_session_stepped_from_several_threads_records_every_step_once",
+        "tests/test_exporter.py::test_failing_sink_costs_only_itself",
+        "tests/test_exporter.py::test_ctrl_c_in_an_inline_sink",
+        "tests/test_session.py::test_failing_sink_stops_nothing_else",
+        "tests/test_threads.py::test_steps_of_several_threads",
     ],
     "instrument/annotate/wrapper.py": _top("wrap", "names", "annotate", "nests"),
     "instrument/read/facts/autograd.py": _capture("autograd", "ranges", "operators", "breakdown", "flops"),
@@ -150,9 +150,7 @@ class Planted(NamedTuple):
     test: str
 
 
-_STEP_BY_STEP = (
-    "tests/test_schedule.py::test_each_step_is_recorded_and_warmed_up_for_as_torch_would"
-)
+_STEP_BY_STEP = "tests/test_schedule.py::test_schedule_equals_torchs"
 _NEVER_ZERO = "tests/capture/test_operators.py::test_what_a_row_does_not_know_of_some_calls_is_left_out_of_its_sum"
 
 PLANTED = [
@@ -225,14 +223,14 @@ PLANTED = [
         "instrument/record/unedited.py",
         'if kind != "optimizer" and torch._C._current_graph_task_id() != -1:',
         'if kind == "forward" and torch._C._current_graph_task_id() != -1:',
-        "tests/test_run_command.py::test_steps_and_models_are_found[checkpointed]",
+        "tests/test_run_command.py::test_found_steps_and_models[checkpointed]",
     ),
     Planted(
         "an optimizer that is made anew in each step ends it",
         "instrument/record/unedited.py",
         "if self._seen else its",
         "if self._called else its",
-        "tests/test_run_command.py::test_steps_and_models_are_found[meta]",
+        "tests/test_run_command.py::test_found_steps_and_models[meta]",
     ),
     Planted(
         "retention removes the last capture",
@@ -257,7 +255,7 @@ PLANTED = [
         "instrument/export/window.py",
         "            if is_after or name not in queue.sinks_run(folder):\n",
         "            queue.note_sink(folder, name)\n            if is_after:\n",
-        "tests/test_exporter.py::test_another_process_makes_each_capture_and_its_words_arrive_in_order",
+        "tests/test_exporter.py::test_export_process_logs_in_order",
     ),
     Planted(
         "a capture is published before its sinks have run",
@@ -271,7 +269,7 @@ PLANTED = [
         "instrument/base/queue.py",
         'last:06d}_rank{rank}"',
         'last:06d}_rank0"',
-        "tests/test_ranks.py::test_a_capture_bears_its_rank_in_name_and_description",
+        "tests/test_ranks.py::test_rank_in_name_and_metadata",
     ),
     Planted(
         "each rank that sees a trigger announces",
@@ -286,14 +284,14 @@ PLANTED = [
         "return bool(words) and words <= _DATA_PARALLEL",
         "return bool(words & _DATA_PARALLEL)",
         "tests/test_exporter.py::"
-        "test_the_first_rank_of_each_data_parallel_group_keeps_its_trace_and_runs_sinks",
+        "test_one_per_role_keeps_traces",
     ),
     Planted(
         "requests through a proxy are local",
         "instrument/integrations/asgi.py",
         "direct = own_site and not any(name.startswith(_OF_PROXIES) for name in headers)",
         "direct = own_site",
-        "tests/integrations/test_asgi.py::test_without_a_token_only_this_machine_is_answered",
+        "tests/integrations/test_asgi.py::test_without_token_only_localhost",
     ),
     Planted(
         "a window that no exporter takes refuses all later ones",
@@ -301,7 +299,7 @@ PLANTED = [
         'in ("waiting", "recording"):',
         'in ("waiting", "recording", "exporting"):',
         "tests/integrations/test_asgi.py::"
-        "test_windows_that_no_exporter_takes_are_exporting_and_the_next_may_begin",
+        "test_window_without_exporter_stays_exporting",
     ),
     Planted(
         "a lost label of truncation",

@@ -20,10 +20,7 @@ FAULTS = {
         {"syncs"},
     ),
     "operator": (("features.relu_()", "features.relu_().relu_()"), {"operators"}),
-    "allocation": (
-        ("features.relu_()", "features.relu()"),
-        {"allocations", "allocated_bytes"},
-    ),
+    "allocation": (("features.relu_()", "features.relu()"), {"allocations", "allocated_bytes"}),
     "flops": (("used = WIDTH // 2", "used = WIDTH"), {"flops"}),
     "graph break": (
         ("    return centered", "    torch._dynamo.graph_break()\n    return centered"),

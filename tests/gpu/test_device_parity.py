@@ -46,9 +46,7 @@ def own_work(capture: Capture) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ON_BOTH)
-def test_every_row_equals_torch_to_the_nanosecond_and_byte(
-    recordings: Recordings, device: str, name: str
-) -> None:
+def test_rows_equal_those_of_torch_exactly(recordings: Recordings, device: str, name: str) -> None:
     recording = recordings(name, device)
     capture = recording.capture
     table = torch_table(capture.events)
@@ -67,9 +65,7 @@ def test_every_row_equals_torch_to_the_nanosecond_and_byte(
 
 
 @pytest.mark.parametrize("name", ON_BOTH)
-def test_kernels_and_copies_are_those_of_torch(
-    recordings: Recordings, device: str, name: str
-) -> None:
+def test_kernels_and_copies_equal_torchs(recordings: Recordings, device: str, name: str) -> None:
     recording = recordings(name, device)
     capture = recording.capture
     found = {
@@ -85,9 +81,7 @@ def test_kernels_and_copies_are_those_of_torch(
 
 
 @pytest.mark.parametrize("name", ON_BOTH)
-def test_the_backward_finds_its_ranges_on_host_and_device(
-    recordings: Recordings, device: str, name: str
-) -> None:
+def test_backward_kernels_have_ranges(recordings: Recordings, device: str, name: str) -> None:
     recording = recordings(name, device)
     capture = recording.capture
     on_cpu = {row.name: row.backward_ns for row in capture.ranges_by_name if row.backward_ns}

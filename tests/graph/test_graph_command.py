@@ -100,10 +100,7 @@ def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None
             ["needs_what_is_not:Net"],
             "There is no model 'needs_what_is_not:Net' (No module named 'nowhere_at_all'): give ",
         ),
-        (
-            ["torch.nn:Linear"],
-            "'torch.nn:Linear' cannot make a model without arguments (",
-        ),
+        (["torch.nn:Linear"], "'torch.nn:Linear' cannot make a model without arguments ("),
         (
             ["models_of_mine:Net", "--input=-1,3"],
             "--input -1,3 is not a shape: write a shape such as 1,3,224,224, or ",
@@ -122,10 +119,7 @@ def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None
             ["models_of_mine:Net", "--input", "2;5"],
             "--input 2;5 is not a shape: write a shape such as 1,3,224,224, or ",
         ),
-        (
-            ["models_of_mine:Net", "--input", "2:int65"],
-            "--input 2:int65 is not a shape: ",
-        ),
+        (["models_of_mine:Net", "--input", "2:int65"], "--input 2:int65 is not a shape: "),
         (
             ["models_of_mine:Net", "--device", "nowhere"],
             "The model or an input cannot be put on nowhere (",

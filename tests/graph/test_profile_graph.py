@@ -63,9 +63,7 @@ def resnet() -> tuple[nn.Module, Tensor, GraphProfile]:
         return model, x, profile_graph(model, x, runs=3, warmup=0)
 
 
-def test_the_table_of_a_resnet_has_the_tutorials_form(
-    resnet: tuple[nn.Module, Tensor, GraphProfile],
-) -> None:
+def test_table_of_a_resnet(resnet: tuple[nn.Module, Tensor, GraphProfile]) -> None:
     nodes = resnet[2].nodes
     assert (nodes[0].op, nodes[0].name) == ("placeholder", "x")
     assert (nodes[-1].op, nodes[-1].name, nodes[-1].inputs) == ("output", "output", "fc")
@@ -85,9 +83,7 @@ def test_the_table_of_a_resnet_has_the_tutorials_form(
     assert resnet[2].how == "torch.fx.symbolic_trace"
 
 
-def test_shapes_and_bytes_are_those_that_hooks_see(
-    resnet: tuple[nn.Module, Tensor, GraphProfile],
-) -> None:
+def test_shapes_and_bytes_as_hooks_see_them(resnet: tuple[nn.Module, Tensor, GraphProfile]) -> None:
     model, x, profile = resnet
     seen: dict[str, Tensor] = {}
     hooks = [

@@ -129,9 +129,7 @@ def test_the_types_of_nodes_that_compute_are_measured_once(clock: Measuring) -> 
     assert len(clock.runs) == 3
 
 
-def test_the_name_tells_what_the_rates_depend_on(
-    clock: Measuring, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_name_says_what_rates_depend_on(clock: Measuring, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     assert (
         f", 77 threads, torch {torch.__version__}, float32 " in measured("cpu", computing()).device

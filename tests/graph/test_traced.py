@@ -67,9 +67,7 @@ def how(forward: Callable[..., Any], *inputs: Any, **kwargs: Any) -> str:
         (lambda self, x: x + torch.ones(4), (X,), {}),
     ],
 )
-def test_calls_that_tracing_follows(
-    forward: Callable[..., Any], inputs: tuple[Any, ...], kwargs: Any
-) -> None:
+def test_followed_calls(forward: Callable[..., Any], inputs: tuple[Any, ...], kwargs: Any) -> None:
     assert how(forward, *inputs, **kwargs) == TRACED
 
 
@@ -97,9 +95,7 @@ def keywords(self: Any, x: Tensor, **rest: Tensor) -> Tensor:
         (noise, {}, "gives other numbers than the model (Tensor-likes are not close!)"),
     ],
 )
-def test_what_export_can_capture_and_tracing_cannot(
-    forward: Callable[..., Any], kwargs: Any, why: str
-) -> None:
+def test_export_captures_what_fx_cannot(forward: Callable[..., Any], kwargs: Any, why: str) -> None:
     line = forward.__code__.co_firstlineno + 1
     torch.manual_seed(0)
     model, generator = Holder(forward), torch.get_rng_state()
@@ -121,9 +117,7 @@ def branch_on_values(self: Any, x: Tensor) -> Tensor:
     return x * 2 if x.sum() > 0 else x
 
 
-def test_what_neither_can_capture_is_one_sentence_with_its_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_neither_captures_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(GraphError) as raised:
         profile_graph(Holder(branch_on_values), X)
     at = f"cannot follow {__file__}:{branch_on_values.__code__.co_firstlineno + 1} ("

@@ -91,9 +91,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
         yield running
 
 
-def test_a_window_goes_from_waiting_to_done_and_has_the_diagnosis_and_the_page(
-    session: Session,
-) -> None:
+def test_window_states_diagnosis_and_page(session: Session) -> None:
     app = profiler_app(session)
     window = post(app, steps=2)
     assert (state(app, window), ask(app, "GET", f"/windows/{window}/report")[0]) == ("waiting", 404)
@@ -116,9 +114,7 @@ def test_a_window_goes_from_waiting_to_done_and_has_the_diagnosis_and_the_page(
     assert state(app, window) == "done"
 
 
-def test_a_window_of_seconds_ends_with_the_first_step_after_them_and_is_whole(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seconds_end_with_a_whole_step(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: now))
     app = profiler_app(session)
@@ -137,9 +133,7 @@ def test_a_window_of_seconds_ends_with_the_first_step_after_them_and_is_whole(
     assert (about["truncated"], about["reason"]) == (False, None)
 
 
-def test_a_window_of_seconds_ends_without_a_request_too(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seconds_end_without_a_request(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_LOOK_S", 0.001)
     monkeypatch.setattr(limits, "_LEAST_EXTRA_S", 0.0)
     app = profiler_app(session)
@@ -195,9 +189,7 @@ def unexported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sess
         running._loop.run.finisher.pending.clear()
 
 
-def test_windows_that_no_exporter_takes_are_exporting_and_the_next_may_begin(
-    unexported: Session,
-) -> None:
+def test_window_without_exporter_stays_exporting(unexported: Session) -> None:
     app, windows = profiler_app(unexported), []
     for _ in range(2):
         windows.append(post(app, steps=1))
@@ -247,9 +239,7 @@ def test_a_window_that_was_dropped_has_failed(session: Session, log: Log) -> Non
     assert state(app, window) == "failed"
 
 
-def test_the_oldest_windows_are_forgotten(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oldest_windows_are_forgotten(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asgi, "_KNOWN_WINDOWS", 2)
     app, windows = profiler_app(session), []
     for _ in range(3):
@@ -273,9 +263,7 @@ def test_a_session_that_does_not_run_records_nothing(tmp_path: Path) -> None:
     assert ask(app, "POST", "/windows", {"steps": 1})[0] == 503
 
 
-def test_ranks_that_record_together_are_left_to_the_command(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_are_left_to_the_command(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     status, answer = ask(profiler_app(session), "POST", "/windows", {"steps": 1})
@@ -393,9 +381,7 @@ def test_a_lifespan_is_left_alone_and_a_websocket_is_closed(session: Session) ->
         ({"server": ("/run/server.sock", None), "client": None}, 403),
     ],
 )
-def test_without_a_token_only_this_machine_is_answered(
-    session: Session, scope: dict[str, Any], status: int
-) -> None:
+def test_without_token_only_localhost(session: Session, scope: dict[str, Any], status: int) -> None:
     assert ask(profiler_app(session), "GET", "/windows/x", **scope)[0] == status
 
 
@@ -412,9 +398,7 @@ def test_without_a_token_only_this_machine_is_answered(
         (None, 401),
     ],
 )
-def test_with_a_token_whoever_has_it_is_answered(
-    session: Session, given: str | None, status: int
-) -> None:
+def test_token_is_needed_if_set(session: Session, given: str | None, status: int) -> None:
     app = profiler_app(session, token="sécret")
     headers = {} if given is None else {"authorization": given}
     scope = {"server": ELSEWHERE, "client": ELSEWHERE, "headers": headers}
@@ -460,9 +444,7 @@ def test_without_the_sink_there_is_neither_diagnosis_nor_page(tmp_path: Path) ->
         assert status == (200 if sinks else 404)
 
 
-def test_calls_of_endpoints_are_the_steps_and_the_first_call_starts_the_session(
-    tmp_path: Path, log: Log
-) -> None:
+def test_endpoint_calls_are_steps(tmp_path: Path, log: Log) -> None:
     log.expect("ended early, after 4 steps (the run ended)")
     session = on_demand(tmp_path)
     app = profiler_app(session)
@@ -522,9 +504,7 @@ def test_nobody_waits_for_a_thread_that_begins_or_ends_a_window(session: Session
     thread.join()
 
 
-def test_files_are_not_read_on_the_event_loop(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_read_off_the_loop(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     app, others_ran, read = profiler_app(session), Event(), files.read_bytes
     window = post(app, steps=1)
     for _ in range(3):

@@ -129,9 +129,7 @@ SINK = """
 
 
 @pytest.mark.parametrize("exporter_too", [False, True])
-def test_a_server_that_is_killed_in_the_middle_of_an_export_loses_nothing(
-    tmp_path: Path, exporter_too: bool
-) -> None:
+def test_killed_during_export_loses_nothing(tmp_path: Path, exporter_too: bool) -> None:
     (tmp_path / "serve.py").write_text(dedent(SLOW))
     (tmp_path / "slow.py").write_text(dedent(SINK))
     profile = tmp_path / "profile"

@@ -63,9 +63,7 @@ def batches(capture: Capture) -> list[int]:
 
 
 @pytest.mark.parametrize("trainer", TRAINERS, ids=attrgetter("name"), indirect=True)
-def test_each_window_holds_exactly_the_steps_asked_for(
-    trainer: Trainer, tmp_path: Path, out: Path
-) -> None:
+def test_windows_hold_exactly_their_steps(trainer: Trainer, tmp_path: Path, out: Path) -> None:
     adapter = trainer.make({"wait": 2, "warmup": 1, "active": 2, "repeat": 2}, output_dir=out)
     trainer.fit(adapter, Job(tmp_path, validate_every=4))
     captures = trainer.session(adapter).captures
@@ -188,9 +186,7 @@ def test_nothing_is_left_installed(
     assert len(trainer.session(adapter).captures) == 1
 
 
-def test_an_exception_comes_out_unchanged(
-    trainer: Trainer, tmp_path: Path, out: Path, log: Log
-) -> None:
+def test_exception_is_unchanged(trainer: Trainer, tmp_path: Path, out: Path, log: Log) -> None:
     log.expect("exception ZeroDivisionError")
     job = Job(tmp_path, raises_at=5)
     adapter = trainer.make(wait=3, active=6, output_dir=out)
@@ -271,9 +267,7 @@ def test_off_is_off(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.Monkey
     assert not (tmp_path / "profile").exists()
 
 
-def test_a_second_fit_is_recorded_like_the_first(
-    trainer: Trainer, tmp_path: Path, out: Path
-) -> None:
+def test_second_fit_is_recorded_alike(trainer: Trainer, tmp_path: Path, out: Path) -> None:
     adapter = trainer.make(wait=1, active=2, output_dir=out)
     for _ in range(2):
         trainer.fit(adapter, Job(tmp_path, steps=5))

@@ -102,9 +102,7 @@ def test_what_stood_in_the_place_of_run_is_called_and_comes_back(tmp_path: Path)
     assert (len(called), numbers(session)) == (1, [[0]])
 
 
-def test_a_handler_of_exceptions_still_decides_what_becomes_of_them(
-    tmp_path: Path, log: Log
-) -> None:
+def test_exception_handler_still_decides(tmp_path: Path, log: Log) -> None:
     log.expect("the run ended")
 
     def fails_at_3(batch: int) -> float:
@@ -135,9 +133,7 @@ def test_a_terminated_run_ends_the_session(tmp_path: Path, terminate: str, log: 
     assert not session.running
 
 
-def test_a_run_goes_on_at_the_iteration_of_its_checkpoint_or_interruption(
-    tmp_path: Path, log: Log
-) -> None:
+def test_resume_at_checkpoint_or_interruption(tmp_path: Path, log: Log) -> None:
     trainer = engine()
     session = attach(trainer, at_steps=[4, 9], active=2, output_dir=tmp_path)
     trainer.load_state_dict({"iteration": 4, "epoch_length": 6, "max_epochs": 2})
@@ -151,9 +147,7 @@ def test_a_run_goes_on_at_the_iteration_of_its_checkpoint_or_interruption(
     assert log.at("WARNING") == []
 
 
-def test_an_evaluator_is_a_phase_within_the_run_and_nothing_outside(
-    tmp_path: Path, log: Log
-) -> None:
+def test_evaluator_is_a_phase_within_the_run(tmp_path: Path, log: Log) -> None:
     trainer, evaluator = engine(), engine()
     session = attach(trainer, active=2, phases=["validation"], output_dir=tmp_path)
     assert attach(evaluator, session, phase="validation") is session
@@ -178,9 +172,7 @@ def test_an_evaluator_is_a_phase_within_the_run_and_nothing_outside(
         (None, None),
     ],
 )
-def test_the_loss_of_the_output_reaches_triggers(
-    tmp_path: Path, log: Log, output: Any, seen: float | None
-) -> None:
+def test_loss_reaches_triggers(tmp_path: Path, log: Log, output: Any, seen: float | None) -> None:
     losses = []
 
     class Remembers:
@@ -201,9 +193,7 @@ def test_options_beside_a_session_are_refused() -> None:
 
 
 @pytest.mark.parametrize("copied", [deepcopy, lambda engine: pickle.loads(pickle.dumps(engine))])
-def test_a_copied_engine_has_a_session_of_its_own(
-    tmp_path: Path, copied: Callable[[Engine], Engine]
-) -> None:
+def test_copied_engine_has_own_session(tmp_path: Path, copied: Callable[[Engine], Engine]) -> None:
     trainer = Engine(print)
     session = attach(trainer, wait=1, active=2, output_dir=tmp_path)
     other = copied(trainer)

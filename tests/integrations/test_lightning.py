@@ -147,9 +147,7 @@ class Where(Sink):
     "is_run",
     [False, pytest.param(True, marks=pytest.mark.nightly)],  # an exporter loads all anew: 4 s
 )
-def test_a_trainer_that_hydra_builds_with_our_callback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_run: bool
-) -> None:
+def test_trainer_from_hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_run: bool) -> None:
     (tmp_path / "hydras_sinks.py").write_text(SINKS)
     monkeypatch.syspath_prepend(tmp_path)
     callback = {
@@ -214,9 +212,7 @@ def test_a_step_of_an_unmarked_module_shows_its_parts(tmp_path: Path, kind: str)
 
 
 @pytest.mark.parametrize("manual", [False, True])
-def test_all_ranges_are_nested_in_each_other_and_in_their_steps(
-    tmp_path: Path, manual: bool
-) -> None:
+def test_ranges_nest_within_their_steps(tmp_path: Path, manual: bool) -> None:
     """From the raw trace: a range that is half in another would be put anywhere."""
     profiler = InstrumentProfiler(wait=3, active=4, output_dir=tmp_path / "p")
     module = Manual() if manual else Unmarked()
@@ -292,9 +288,7 @@ def test_a_profiler_of_lightnings_own_keeps_its_place(tmp_path: Path) -> None:
     assert {"backward", "optimizer_step"} == PARTS & calls(callback.session.captures[0]).keys()
 
 
-def test_several_loaders_and_accumulated_gradients_are_counted_by_batches(
-    tmp_path: Path, log: Log
-) -> None:
+def test_batches_of_loaders_and_accumulation_count(tmp_path: Path, log: Log) -> None:
     callback = ProfilerCallback(at_steps=[2, 6], active=1, output_dir=tmp_path / "p")
     loaders = CombinedLoader({"a": loader(7), "b": loader(3)}, mode="max_size_cycle")
 
@@ -321,9 +315,7 @@ def test_several_loaders_and_accumulated_gradients_are_counted_by_batches(
         ({"max_epochs": -1, "max_steps": 4}, 4),
     ],
 )
-def test_the_last_step_of_a_fit_is_known_at_its_start(
-    tmp_path: Path, log: Log, options: dict[str, Any], steps: int
-) -> None:
+def test_total_steps_known(tmp_path: Path, log: Log, options: dict[str, Any], steps: int) -> None:
     callback = ProfilerCallback(at_steps=[steps - 1, steps], active=1, output_dir=tmp_path / "p")
     fit(tmp_path, callback, Tiny(), **options)
     assert numbers(*callback.session.captures) == [[steps - 1]]
@@ -403,9 +395,7 @@ class Theirs(Callback):
             self.profile.stop()
 
 
-def test_a_fit_with_another_profiler_goes_on_and_is_recorded_after_it(
-    tmp_path: Path, log: Log
-) -> None:
+def test_fit_beside_another_profiler(tmp_path: Path, log: Log) -> None:
     log.expect("no window begins until that profiler has stopped")
     callback = ProfilerCallback(at_steps=[1, 7], active=2, output_dir=tmp_path / "p")
     a_trainer(tmp_path, Theirs(), callback).fit(Tiny(), loader(), loader(1))
@@ -438,9 +428,7 @@ def test_a_fit_that_goes_on_counts_on(tmp_path: Path, log: Log) -> None:
 @pytest.mark.parametrize(
     ("run", "phase"), [("validate", "validation"), ("test", "test"), ("predict", "predict")]
 )
-def test_a_run_without_training_is_recorded_where_its_phase_is_named(
-    tmp_path: Path, log: Log, run: str, phase: str
-) -> None:
+def test_run_without_training(tmp_path: Path, log: Log, run: str, phase: str) -> None:
     without = ProfilerCallback(wait=1, active=2, output_dir=tmp_path / "without")
     callback = ProfilerCallback(
         wait=1, active=2, phases=["train", phase], output_dir=tmp_path / "with"
@@ -469,9 +457,7 @@ def test_a_run_too_short_in_its_phase_is_told_of_that_phase(tmp_path: Path, log:
     assert said.startswith("The run ended after 4 steps, before the first window (steps 8–9)")
 
 
-def test_a_disabled_profiler_adds_no_callback_and_a_disabled_callback_leaves(
-    tmp_path: Path,
-) -> None:
+def test_disabled_profiler_or_callback_does_nothing(tmp_path: Path) -> None:
     callback, profiler = ProfilerCallback(None), InstrumentProfiler(None)
     trainer = a_trainer(tmp_path, callback, profiler=profiler)
     trainer.fit(Tiny(), loader(2), loader(2))
@@ -500,9 +486,7 @@ def test_modules_bear_no_hooks_of_ours(tmp_path: Path) -> None:
     assert ours.hooks == [0] * 12
 
 
-def test_after_an_exception_nothing_nests_under_the_module_that_failed(
-    tmp_path: Path, log: Log
-) -> None:
+def test_exception_closes_module_ranges(tmp_path: Path, log: Log) -> None:
     log.expect("exception RuntimeError")
     callback = ProfilerCallback(active=None, output_dir=tmp_path / "p")
     module = Watched(fails_at=2)
@@ -547,9 +531,7 @@ def test_the_profiler_serves_the_other_package_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["callbacks", "profiler"])
-def test_another_process_gets_one_of_its_own_as_ddp_spawn_sends_it(
-    tmp_path: Path, place: str
-) -> None:
+def test_pickled_for_ddp_spawn(tmp_path: Path, place: str) -> None:
     made = {"callbacks": ProfilerCallback, "profiler": InstrumentProfiler}[place](
         active=2, output_dir=tmp_path / "profile"
     )

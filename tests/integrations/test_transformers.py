@@ -103,9 +103,7 @@ def test_a_step_is_one_of_the_optimizer_with_all_its_batches(tmp_path: Path) -> 
     assert optimizer.cpu_ns > torchs_own.cpu_ns
 
 
-def test_evaluation_is_a_phase_with_its_own_count_for_each_of_several_datasets(
-    tmp_path: Path, log: Log
-) -> None:
+def test_evaluation_is_a_phase_per_dataset(tmp_path: Path, log: Log) -> None:
     log.expect("the phase validation ended")
     trainer = tiny(tmp_path, eval_strategy="epoch", eval_on_start=True)
     session = attach(
@@ -128,9 +126,7 @@ def test_evaluation_is_a_phase_with_its_own_count_for_each_of_several_datasets(
     assert calls(train)["validation/forward"] == 5
 
 
-def test_evaluation_and_prediction_alone_are_runs_of_their_own_where_asked_for(
-    tmp_path: Path, log: Log
-) -> None:
+def test_evaluation_or_prediction_alone(tmp_path: Path, log: Log) -> None:
     trainer = tiny(tmp_path)
     session = attach(trainer, active=2, phases=["predict"], output_dir=tmp_path / "profile")
     trainer.evaluate()
@@ -161,9 +157,7 @@ def test_a_resumed_run_goes_on_with_the_steps_of_its_checkpoint(tmp_path: Path, 
     assert session.step_number == trainer.state.global_step == 12
 
 
-def test_training_that_begins_anew_with_smaller_batches_is_recorded_anew(
-    tmp_path: Path, log: Log
-) -> None:
+def test_auto_find_batch_size_records_anew(tmp_path: Path, log: Log) -> None:
     log.expect("the run ended")
 
     class NotEnough(Trainer):
@@ -191,9 +185,7 @@ class Fails(TrainerCallback):
 
 
 @pytest.mark.parametrize("event", ["on_optimizer_step", "on_prediction_step"])
-def test_an_exception_of_another_callback_keeps_the_window_and_leaves_nothing(
-    tmp_path: Path, event: str, log: Log
-) -> None:
+def test_exception_of_another_callback(tmp_path: Path, event: str, log: Log) -> None:
     log.expect("exception ZeroDivisionError")
     trainer = tiny(tmp_path, Fails(event), eval_strategy="steps", eval_steps=3, logging_steps=3)
     session = attach(trainer, active=12, output_dir=tmp_path / "profile")
@@ -227,9 +219,7 @@ def test_a_method_that_a_user_has_put_on_the_trainer_is_called_and_stays(tmp_pat
     assert trainer.compute_loss is mine
 
 
-def test_a_loss_that_is_no_number_reaches_its_trigger_though_the_logs_leave_it_out(
-    tmp_path: Path,
-) -> None:
+def test_nan_loss_reaches_its_trigger(tmp_path: Path) -> None:
     class Explodes(Trainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             return super().compute_loss(*args, **kwargs) * (
@@ -245,9 +235,7 @@ def test_a_loss_that_is_no_number_reaches_its_trigger_though_the_logs_leave_it_o
     assert "step 5" in capture.metadata["window"]["trigger_reason"]
 
 
-def test_an_iterable_dataset_without_a_length_and_a_stop_by_another_callback(
-    tmp_path: Path, log: Log
-) -> None:
+def test_dataset_without_length_and_early_stop(tmp_path: Path, log: Log) -> None:
     log.expect("the run ended")
 
     class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]

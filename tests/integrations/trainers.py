@@ -283,11 +283,7 @@ TRAINERS = [
     ),
     PYTORCH_LIGHTNING,
     Trainer(
-        "transformers",
-        "transformers",
-        Session,
-        fit_transformers,
-        session=lambda session: session,
+        "transformers", "transformers", Session, fit_transformers, session=lambda session: session
     ),
     Trainer(
         "accelerate",

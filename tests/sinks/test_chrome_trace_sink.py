@@ -97,8 +97,7 @@ def test_dropping_the_trace_leaves_the_copy(capture: Capture, tmp_path: Path) ->
         tuple(row) for row in Capture.load(tmp_path / "copies" / "steps_3-4.json.gz").operators
     ] == before
     with pytest.raises(
-        CaptureError,
-        match=r"/steps_3-4 holds no trace: .* without chrome_trace.keep=false",
+        CaptureError, match=r"/steps_3-4 holds no trace: .* without chrome_trace.keep=false"
     ):
         sink.write(Capture.load(capture.folder), capture.folder)
 
@@ -122,9 +121,7 @@ def test_a_bare_trace_elsewhere_is_never_touched(tmp_path: Path) -> None:
     assert trace.read_bytes() == before
 
 
-def test_what_fails_halfway_leaves_the_trace_whole(
-    capture: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_leaves_the_trace_whole(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     before = capture.trace_path.read_bytes()
 
     def full(*_: object) -> None:

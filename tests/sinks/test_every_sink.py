@@ -48,9 +48,7 @@ from instrument.record.config.schema import ProfilerConfig
 
 GROUP = files("instrument") / "conf" / "profiler" / "sinks"
 SHIPPED = shipped("sinks")
-PACKAGES = {
-    "tensorboard": "tensorboard",
-}
+PACKAGES = {"tensorboard": "tensorboard"}
 # With its defaults this one leaves the trace as it is.
 OPTIONS: dict[str, dict[str, Any]] = {"chrome_trace": {"metadata": {"run": "a7"}}}
 HOSTILE = "e é\x1b]0;owned\x07\x1b[2J\x9b31m\nforged  9\r\u202e</script><b>%s{x}"
@@ -153,9 +151,7 @@ def test_what_it_needs_is_an_option_of_the_recording(sink: Sink) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ordinary", "truncated", "hostile"])
-def test_it_writes_below_the_captures_folder_and_nowhere_else(
-    sink: Sink, kind: str, output: Path, tmp_path: Path, log: Log
-) -> None:
+def test_writes_in_folder(sink: Sink, kind: str, output: Path, tmp_path: Path, log: Log) -> None:
     hostile = kind == "hostile"
     window = {"first_step": 3, "last_step": 4, "steps": 2, "planned_steps": 9}
     cut = {"truncated": kind == "truncated", "reason": HOSTILE if hostile else "exception"}
@@ -179,9 +175,7 @@ def test_it_writes_below_the_captures_folder_and_nowhere_else(
     assert rows == [tuple(row) for row in capture.operators], "the trace says the same as before"
 
 
-def test_what_is_empty_is_written_or_refused_in_a_sentence(
-    sink: Sink, name: str, output: Path
-) -> None:
+def test_empty_trace_is_written_or_refused(sink: Sink, name: str, output: Path) -> None:
     capture = write_capture(output, [])
     if name in NOTHING_IN:
         with pytest.raises(InstrumentError) as error:
@@ -193,9 +187,7 @@ def test_what_is_empty_is_written_or_refused_in_a_sentence(
 
 
 @pytest.mark.filterwarnings("ignore::instrument.base.errors.TraceWarning")
-def test_of_a_trace_that_was_cut_short_the_beginning_is_written(
-    sink: Sink, name: str, output: Path
-) -> None:
+def test_beginning_of_a_cut_trace_is_written(sink: Sink, name: str, output: Path) -> None:
     """Like an interrupted copy; the sinks that pass on the file itself refuse it."""
     capture = write_capture(output, [*events(), *steps()])
     packed = capture.trace_path.read_bytes()
@@ -248,9 +240,7 @@ def test_another_process_can_build_its_like(sink: Sink) -> None:
     assert sink_of_class(options.pop("_target_"), options) == sink
 
 
-def test_where_it_fails_the_raw_trace_is_kept(
-    sink: Sink, name: str, output: Path, log: Log
-) -> None:
+def test_failure_keeps_the_raw_trace(sink: Sink, name: str, output: Path, log: Log) -> None:
     log.expect("summary.json")
     raw = b'"traceEvents": [{"ph": "X", "na'
     queued = output / ".steps_3-4.queued"
@@ -281,9 +271,7 @@ def test_an_unknown_option_gets_one_sentence(name: str, sink: Sink) -> None:
 
 
 @pytest.mark.parametrize("spec", [None, SimpleNamespace(origin=None)], ids=["nothing", "a folder"])
-def test_a_missing_package_is_told_when_it_is_built(
-    name: str, spec: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_package_when_built(name: str, spec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("instrument.base.errors.find_spec", lambda package: spec)
     if name not in PACKAGES:
         build("sink", name, {})

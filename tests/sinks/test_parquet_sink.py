@@ -18,14 +18,7 @@ import duckdb
 import polars
 import pytest
 import real_traces
-from builders import (
-    kernels,
-    span,
-    steps,
-    synchronous_steps,
-    write_capture,
-    write_rank,
-)
+from builders import kernels, span, steps, synchronous_steps, write_capture, write_rank
 from pyarrow import dataset
 from recording import record
 
@@ -224,9 +217,7 @@ def test_every_reader_takes_odd_names_and_an_unknown_rank(write: Write, tmp_path
     assert set(frame.rows()) == expected
 
 
-def test_a_rank_can_be_told_and_a_second_time_replaces_the_first(
-    write: Write, tmp_path: Path
-) -> None:
+def test_rank_option_and_replacement(write: Write, tmp_path: Path) -> None:
     capture = write(steps())
     for events in (steps(), steps()[:3]):
         Parquet(dir=str(tmp_path / "lake"), rank=5).write(
@@ -330,9 +321,7 @@ def test_a_real_trace_answers_as_the_capture_does(tmp_path: Path, name: str) -> 
 
 
 @real_traces.needs_traces
-def test_the_query_of_the_documentation_finds_the_ranks_that_the_others_wait_for(
-    tmp_path: Path,
-) -> None:
+def test_documented_query_finds_the_late_ranks(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
     (query,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     for rank in range(8):

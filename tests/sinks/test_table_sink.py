@@ -79,9 +79,7 @@ def test_the_log_has_forty_lines_that_fit_and_names_the_file_of_the_rest(
     assert not [line for line in lines if "left out" in line or str(capture.folder) in line]
 
 
-def test_a_capture_is_diagnosed_once_for_the_file_and_the_log(
-    capture: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_diagnosed_once(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     count, diagnose = [0], of_one.diagnose
 
     def counted(*arguments: Any, **options: Any) -> Any:
@@ -175,9 +173,7 @@ def test_device_work_without_a_launch_is_told_unless_it_is_a_trifle(write: Write
     assert "Coverage" not in render(write(steps(), "none"))
 
 
-def test_only_operators_and_runtime_calls_are_among_the_operators_and_waits_say_so(
-    write: Write,
-) -> None:
+def test_operators_include_runtime_calls_and_waits(write: Write) -> None:
     events = [
         *steps(),
         annotation("enumerate(DataLoader)#_Iter.__next__", 150, 20),
@@ -516,9 +512,7 @@ def test_no_zero_stands_for_what_is_unknown(capture: Capture) -> None:
         ),
     ],
 )
-def test_wrong_options_are_told_when_the_sink_is_built(
-    options: dict[str, Any], sentence: str
-) -> None:
+def test_wrong_options(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as error:
         TableSink(**options)
     assert str(error.value) == sentence

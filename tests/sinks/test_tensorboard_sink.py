@@ -119,9 +119,7 @@ def window(last: int) -> dict[str, Any]:
     return {"first_step": last - 1, "last_step": last, "truncated": False}
 
 
-def test_windows_become_points_of_one_curve_and_twice_changes_nothing(
-    write: Write, tmp_path: Path
-) -> None:
+def test_windows_are_points_of_one_curve(write: Write, tmp_path: Path) -> None:
     longer = [{**event, "dur": event["dur"] * 2, "ts": event["ts"] * 2} for event in steps()]
     captures = [
         write(

@@ -332,9 +332,7 @@ def test_a_tracker_that_hangs_holds_up_nothing(tmp_path: Path, log: Log) -> None
     tracker._free.set()
 
 
-def test_it_is_said_what_the_end_waits_for(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wait_at_end_is_logged(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "_SILENT_S", 0.0)
     tracker = Remembers()
     tracker._free.clear()
@@ -374,9 +372,7 @@ def test_no_capture_is_removed_before_a_tracker_has_it(tmp_path: Path, export: s
     assert [capture.name for capture in session.captures] == names[2:]
 
 
-def test_where_training_fails_a_tracker_is_not_waited_for(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_wait_after_failure(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     log.expect("exception ValueError")
     monkeypatch.setattr(finisher, "_CLOSING_HERE_S", 0.01)
     tracker = Remembers(timeout_s=10_000)

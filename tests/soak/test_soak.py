@@ -59,13 +59,7 @@ def resident_mb(process: str) -> float:
 def test_many_windows_leave_nothing_behind(tmp_path: Path, export: str, windows: int) -> None:
     """Nothing may grow after the first fifth of the windows, which creates everything once."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-    options = {
-        "wait": 1,
-        "active": 1,
-        "repeat": windows,
-        "keep": KEPT,
-        "export": export,
-    }
+    options = {"wait": 1, "active": 1, "repeat": windows, "keep": KEPT, "export": export}
     sinks = ["table"] if export == "process" else []
     with Session(options, output_dir=str(tmp_path), sinks=sinks, model=model) as session:
         samples = [

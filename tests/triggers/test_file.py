@@ -93,9 +93,7 @@ def test_the_command_asks_anew_each_time(tmp_path: Path) -> None:
         assert listening.polled() == []
 
 
-def test_ranks_and_runs_that_share_a_folder_all_see_it_and_the_end_of_one_is_none_of_the_others(
-    tmp_path: Path,
-) -> None:
+def test_ranks_and_runs_share_a_folder(tmp_path: Path) -> None:
     first, second = Listening(tmp_path), Listening(tmp_path)
     assert first.polled() == []
     assert ask(tmp_path, 3) == [tmp_path]
@@ -137,9 +135,7 @@ def test_through_a_link_nothing_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "theirs").read_text() == "5"
 
 
-def test_where_nobody_listens_the_command_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trigger_without_a_listener(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CaptureError, match=r"No run in or below .*'profiler/triggers=\[file\]'"):
         ask(tmp_path, None)
     assert main(["trigger", str(tmp_path)]) == 2

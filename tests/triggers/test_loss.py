@@ -86,9 +86,7 @@ class OnDevice(torch.Tensor):
     device = torch.device("cuda:1")  # type: ignore[assignment]
 
 
-def test_a_loss_on_a_device_is_read_when_its_copy_has_come_and_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_device_loss_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     device, real_empty = Device(), torch.empty
     monkeypatch.setattr(torch, "get_device_module", lambda _: device)
     monkeypatch.setattr(

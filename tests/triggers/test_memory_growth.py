@@ -70,9 +70,7 @@ def test_with_a_device_the_allocator_is_asked_at_few_steps(monkeypatch: pytest.M
     assert len(asked) == 11
 
 
-def test_its_windows_record_memory_and_those_of_others_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_windows_record_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grown = iter(range(100, 10_000, 20))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(memory_growth, "_resident_bytes", lambda: next(grown) * MIB)
@@ -96,9 +94,7 @@ def test_its_windows_record_memory_and_those_of_others_do_not(
         assert bool(known) == capture.metadata["config"]["profile_memory"] == (trigger is not None)
 
 
-def test_the_resident_size_is_the_second_number_that_linux_tells(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_resident_size(monkeypatch: pytest.MonkeyPatch) -> None:
     statm = {Path("/proc/self/statm"): "9000 700 200 5 0 600 0\n"}  # in pages
     monkeypatch.setattr(Path, "read_text", lambda path, **_: statm[path])
     monkeypatch.setattr(limits, "_free_bytes", lambda: 0)

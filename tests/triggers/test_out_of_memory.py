@@ -39,9 +39,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def test_the_snapshot_is_kept_in_a_folder_of_its_own(
-    tmp_path: Path, memory: list[Any], log: Log
-) -> None:
+def test_snapshot_folder(tmp_path: Path, memory: list[Any], log: Log) -> None:
     for _ in range(2):
         session = run_out(
             tmp_path, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 TiB")
@@ -68,9 +66,7 @@ def test_other_errors_leave_nothing(tmp_path: Path, memory: list[Any], log: Log)
     assert not list(tmp_path.glob("out_of_memory_*"))
 
 
-def test_a_snapshot_that_fails_hides_neither_the_error_nor_the_window(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_failing_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     log.expect("exception OutOfMemoryError")
 
     def fails() -> None:

@@ -33,9 +33,7 @@ def session(folder: Path, **options: Any) -> Session:
     )
 
 
-def test_the_next_window_is_recorded_and_the_handler_before_called(
-    tmp_path: Path, received: list[int]
-) -> None:
+def test_earlier_handler_is_called(tmp_path: Path, received: list[int]) -> None:
     before = signal.getsignal(SIGNAL)
     with session(tmp_path) as running:
         for number in range(6):

@@ -45,12 +45,7 @@ def test_each_run_begins_with_no_step_known() -> None:
         fires = trigger.begin(Path(), [].append).fires
         assert [
             bool(fires(Step(number, took))) for number, took in enumerate((1, 1000, 1, 3000))
-        ] == [
-            False,
-            False,
-            False,
-            True,
-        ]
+        ] == [False, False, False, True]
 
 
 def test_short_steps_vary_and_are_not_slow() -> None:

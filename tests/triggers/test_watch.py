@@ -50,9 +50,7 @@ def test_a_trigger_rests_and_has_a_last_window(tmp_path: Path, log: Log) -> None
     ]
 
 
-def test_an_object_that_is_no_trigger_of_ours_gets_the_same_limits(
-    tmp_path: Path, log: Log
-) -> None:
+def test_plain_object_has_the_same_limits(tmp_path: Path, log: Log) -> None:
     log.expect("allows no further window")
 
     class Plain:
@@ -132,9 +130,7 @@ class Polled(Trigger):
         return TriggerCallbacks(poll=poll, end=lambda: calls.append("ended"))
 
 
-def test_polling_goes_on_off_the_training_thread_until_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_polling_off_the_training_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "POLL_SECONDS", 0.001)
     trigger = Polled(calls=[])
     calls = trigger.calls
@@ -144,9 +140,7 @@ def test_polling_goes_on_off_the_training_thread_until_the_end(
     assert set(calls[1:ended]).isdisjoint({get_ident()})
 
 
-def test_a_poll_that_fails_is_told_once_and_its_end_still_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_failing_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     monkeypatch.setattr(watching, "POLL_SECONDS", 0.001)
     trigger = Polled(calls=[], fails=True)
     watch = TriggerRunner({"polled": trigger}, tmp_path)
@@ -209,9 +203,7 @@ def test_a_trigger_that_would_leave_the_program_costs_itself_alone(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_within_a_trigger_ends_training_as_ever(
-    tmp_path: Path, error: type[BaseException]
-) -> None:
+def test_interrupt_within_a_trigger(tmp_path: Path, error: type[BaseException]) -> None:
     """It may come from a signal handler of the program."""
 
     class Interrupted(Trigger):
@@ -219,10 +211,7 @@ def test_an_interrupt_within_a_trigger_ends_training_as_ever(
             raise error
 
     options = {"at_steps": [], "output_dir": tmp_path}
-    with (
-        pytest.raises(error),
-        Session(options, triggers={"mine": Interrupted()}) as session,
-    ):
+    with pytest.raises(error), Session(options, triggers={"mine": Interrupted()}) as session:
         session.step()
 
 
@@ -244,9 +233,7 @@ def test_no_window_begins_while_a_run_is_being_ended(tmp_path: Path) -> None:
     assert session.step_number == 4
 
 
-def test_a_poll_may_stop_the_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
+def test_poll_stops_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     log.expect("session.step() was never called")
     monkeypatch.setattr("instrument.record.trigger_runner.POLL_SECONDS", 0.001)
     begun, over = Event(), Event()
