@@ -64,7 +64,13 @@ def _patience() -> Iterator[None]:
 # xdist gives the next file to each process that has ended one: files that take long come first.
 _LONGEST = (
     *("test_docs", "test_run_command", "test_upload", "test_examples", "test_forged_lines"),
-    *("test_cli", "test_event_order", "test_pytest_plugin", "test_others", "test_exporter"),
+    *(
+        "test_cli",
+        "test_event_order",
+        "test_pytest_plugin",
+        "test_other_profilers",
+        "test_exporter",
+    ),
     *("test_faults", "test_use", "test_hydra", "test_lightning", "test_regression_gate"),
 )
 

@@ -30,7 +30,7 @@ TESTS = {
         "tests/test_upload.py::test_refused_upload_options",
     ],
     "instrument/record/step_loop.py": [
-        *_top("schedule", "calls", "phases", "window_limit", "delivery", "session"),
+        *_top("schedule", "calls", "phases", "window_limit", "captures", "session"),
         "tests/test_faults.py::test_sigterm_is_held_back_until_the_step_ends",
         "tests/test_faults.py::test_a_forked_child_leaves_the_window_to_its_parent",
         "tests/test_threads.py::test_step_on_another_thread",
@@ -59,7 +59,7 @@ TESTS = {
         *_top("run_command"),
     ],
     "instrument/base/queue.py": [
-        *_top("leftovers", "delivery"),
+        *_top("leftovers", "captures"),
         "tests/test_exporter.py::test_a_name_that_is_taken_or_on_its_way_is_not_taken_again",
         "tests/test_exporter.py::test_a_window_without_its_capture_json_is_not_queued",
         "tests/test_exporter.py::test_queued_windows_are_looked_for_as_deep_as_asked",
@@ -71,13 +71,13 @@ TESTS = {
         "tests/test_session.py::test_a_folder_that_cannot_be_written_is_told_before_the_first_step",
     ],
     "instrument/record/finisher.py": [
-        *_top("delivery", "upload", "faults"),
+        *_top("captures", "upload", "faults"),
         "tests/test_exporter.py::test_an_exporter_that_cannot_begin_is_said_once_and_loses_nothing",
         "tests/sinks/test_trackers.py::test_no_capture_is_removed_before_a_tracker_has_it",
     ],
     "instrument/export/window.py": [
-        *_top("delivery", "upload"),
-        "tests/test_across.py::test_a_summary_that_cannot_be_made_costs_nothing_else",
+        *_top("captures", "upload"),
+        "tests/test_ranks_command.py::test_a_summary_that_cannot_be_made_costs_nothing_else",
         "tests/test_exporter.py::"
         "test_one_per_role_keeps_traces",
         "tests/test_exporter.py::"
@@ -135,7 +135,7 @@ TESTS = {
     "instrument/read/views/synchronisations.py": _capture("synchronisations"),
     "instrument/read/views/memory_timeline.py": [*_capture("live_memory"), "tests/sinks/test_memory_sink.py"],
     "instrument/read/facts/memory_attribution.py": _capture("operators", "live_memory"),
-    "instrument/read/ranks/rank_comparison.py": [*_capture("run"), "tests/test_across.py"],
+    "instrument/read/ranks/rank_comparison.py": [*_capture("run"), "tests/test_ranks_command.py"],
     "instrument/read/ranks/shards.py": _capture("shards"),
 }  # fmt: skip
 
@@ -216,7 +216,7 @@ PLANTED = [
         "instrument/base/queue.py",
         "for folder in captures[:-1]:",
         "for folder in reversed(captures[:-1]):",
-        "tests/test_delivery.py::test_keep_leaves_the_last_captures[inline]",
+        "tests/test_captures.py::test_keep_leaves_the_last_captures[inline]",
     ),
     Planted(
         "a backward inside a backward ends a step",
@@ -237,7 +237,7 @@ PLANTED = [
         "instrument/base/queue.py",
         "for folder in captures[:-1]:",
         "for folder in captures:",
-        "tests/test_delivery.py::test_a_disk_budget_removes_the_oldest_and_never_the_last",
+        "tests/test_captures.py::test_a_disk_budget_removes_the_oldest_and_never_the_last",
     ),
     Planted(
         "renamed before capture.json is written",
