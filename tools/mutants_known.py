@@ -115,7 +115,6 @@ TESTS = {
     "instrument/read/facts/device_work.py": _capture("breakdown", "steps"),
     "instrument/read/views/launch_queue.py": _capture("launch_queue"),
     "instrument/read/facts/grammars.py": _capture("engines"),
-    "instrument/read/advise/engines.py": _capture("engines"),
     "instrument/read/views/phases.py": _capture("engines"),
     "instrument/read/facts/cuda_graphs.py": _capture("cuda_graphs"),
     "instrument/read/views/cuda_graphs.py": _capture("cuda_graphs"),

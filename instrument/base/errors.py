@@ -22,6 +22,7 @@ from instrument.base.printable import printable
 
 # Some libraries put whole files into the message of an exception.
 _LONGEST_REASON = 2_000
+_MOST_NAMES = 30
 
 
 class InstrumentError(Exception):
@@ -101,7 +102,8 @@ def suggestion(given: object, known: Iterable[str], prefix: str = "", quote: str
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """Return the end of an error message on an unknown name: a similar name, or all names."""
+    """Return the end of an error message on an unknown name: a similar name, or the first names."""
     names = list(known)
-    everything = f"; choose from {', '.join(map(repr, names))}." if names else "."
-    return suggestion(given, names, quote="'") or everything
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    some = f"; choose from {', '.join(map(repr, names[:_MOST_NAMES]))}{more}." if names else "."
+    return suggestion(given, names, quote="'") or some

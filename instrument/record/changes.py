@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import nn
 from torch.amp import GradScaler
-from torch.backends import cuda, cudnn
+from torch.backends import cudnn
 from torch.distributions import Distribution
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -216,12 +216,6 @@ def _thread_counts(program: Program) -> Sequence[str]:
     return [str(each) for each in sorted(counts) if program.device == "cpu"]
 
 
-def _waits_in_openmp(program: Program) -> Sequence[str]:
-    is_set = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys()
-    is_used = torch.get_num_threads() > 1 and program.device == "cpu"
-    return ("active", "passive") if is_used and not is_set else ()
-
-
 def _freeze(_: Program, __: str) -> Undo:
     """Freeze all objects and disable the collector; off, the next full collection is later.
 
@@ -378,11 +372,6 @@ def _worker_counts(program: Program) -> Sequence[str]:
     return [str(each) for each in sorted(wanted) if loaders]
 
 
-def _prefetch_factors(program: Program) -> Sequence[str]:
-    factors = [each.prefetch_factor or 2 for each in program.loaders if each.num_workers]
-    return [str(2 * max(factors))] if factors else ()
-
-
 def _any_loader(applies: Callable[[DataLoader[Any]], object], device: str = "") -> Fits:
     return lambda its: _once(
         its.device in (device or its.device) and any(map(applies, its.loaders))
@@ -407,7 +396,6 @@ def _copy_without_waiting() -> Undo:
 
 # Models.
 
-_KERNELS = ("flash", "mem_efficient", "cudnn", "math")
 _LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -603,22 +591,9 @@ def _lacks(option: str) -> Fits:
 # Devices, allocators and variables.
 
 
-def _attends(program: Program) -> Sequence[str]:
-    attends = any("attention" in type(each).__name__.lower() for each in program.modules)
-    return (_KERNELS[:3] if program.device == "cuda" else _KERNELS[3:]) if attends else ()
-
-
 # Measured with glibc 2.36, one thread: tensors of 128 MB 222 -> 35 ms a step, a small convolutional
 # network 90 -> 64 ms, tensors below 32 MB as before; the first held twice the memory.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
-_NO_DEBUG = {
-    "CUDA_LAUNCH_BLOCKING": "0",
-    "HIP_LAUNCH_BLOCKING": "0",
-    "TORCH_DISTRIBUTED_DEBUG": "OFF",
-    "PYTHONDEVMODE": "",
-    "PYTHONMALLOC": "",
-    "MALLOC_PERTURB_": "0",
-}
 _SEGMENTS, _EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
 
 
@@ -631,12 +606,6 @@ def _maps_memory(program: Program) -> Sequence[str]:
     is_glibc = is_glibc and "malloc" not in os.environ.get("LD_PRELOAD", "")
     unset = _unset("cpu", *_MALLOC, "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
     return unset(program) if is_glibc else ()
-
-
-def _has_small_pages(program: Program) -> Sequence[str]:
-    path = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    is_asked = "[madvise]" in (known(path.read_text) or "")
-    return _unset("cpu", "THP_MEM_ALLOC_ENABLE")(program) if is_asked else ()
 
 
 def _could_use_tf32(program: Program) -> Sequence[str]:
@@ -679,13 +648,6 @@ _ROWS = (
     Change("channels-last", "Stores images and filters with their channels last.",
            "model.to(memory_format=torch.channels_last), as well as the batches",
            "rounding", ("layout-and-casts:layout",), _has_other_layout, _use_channels_last),
-    Change("sdpa", "Computes scaled_dot_product_attention with one kernel, where that can.",
-           "torch.backends.cuda.enable_{value}_sdp(True), and False for others but math",
-           "rounding", (), _attends,
-           _set(lambda: {each: getattr(cuda, f"{each}_sdp_enabled")() for each in _KERNELS},
-                lambda its: [getattr(cuda, f"enable_{e}_sdp")(on) for e, on in its.items()],
-                lambda its: {each: each in (its, "math") for each in _KERNELS}),
-           values="|".join(_KERNELS)),
     Change("tf32", "Multiplies float32 matrices with 10 bits of their mantissas.",
            'torch.set_float32_matmul_precision("high")', "precision",
            ("tensor-cores:multiply float32 without tensor cores",), _could_use_tf32,
@@ -707,9 +669,6 @@ _ROWS = (
            "DataLoader(..., persistent_workers=True)", "same", ("worker-start",),
            _any_loader(lambda its: its.num_workers and not its.persistent_workers),
            prepare=_load_with("persistent_workers")),
-    Change("prefetch", "Lets each worker have more batches ready, which takes memory.",
-           "DataLoader(..., prefetch_factor={value})", "same", ("loader-wait",),
-           _prefetch_factors, prepare=_load_with("prefetch_factor"), values=_NUMBER),
     Change("pin-memory", "Pins the batches, and copies them to the device without waiting.",
            "DataLoader(..., pin_memory=True), and batch.to(device, non_blocking=True)", "same",
            ("blocking-copies", "loader-wait"), _any_loader(lambda its: not its.pin_memory, "cuda"),
@@ -734,17 +693,6 @@ _ROWS = (
     Change("malloc", "Keeps freed memory for later tensors; the process holds more memory.",
            " ".join(f"{name}={value}" for name, value in _MALLOC.items()) + " python ...",
            "same", (), _maps_memory, environment=lambda _: _MALLOC),
-    Change("huge-pages", "Stores large tensors on the CPU in pages of 2 MiB.",
-           "THP_MEM_ALLOC_ENABLE=1 python ...", "same", (), _has_small_pages,
-           environment=lambda _: {"THP_MEM_ALLOC_ENABLE": "1"}),
-    Change("omp-wait", "Lets idle threads of operators spin (active), or sleep (passive).",
-           "OMP_WAIT_POLICY={value} python ...", "same", ("thread-oversubscription",),
-           _waits_in_openmp, environment=lambda value: {"OMP_WAIT_POLICY": value},
-           values="active|passive"),
-    Change("no-debug", "Unsets variables for debugging, such as CUDA_LAUNCH_BLOCKING.",
-           f"unset {' '.join(_NO_DEBUG)}", "same", ("debug-modes",),
-           lambda _: _once(any(os.environ.get(k, off) != off for k, off in _NO_DEBUG.items())),
-           environment=lambda _: _NO_DEBUG),
     Change("expandable-segments", "Lets the device's allocator extend its segments.",
            f"{_SEGMENTS}={_EXPANDABLE} python ...", "same", ("allocator-churn",),
            _unset("cuda", _SEGMENTS, "PYTORCH_ALLOC_CONF"),

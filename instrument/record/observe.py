@@ -41,7 +41,7 @@ _SMALL_BYTES, _MOST_BYTES, _PROBED, _FEW, _MOST_ITEMS = 1 << 16, 1 << 21, 32, 16
 _LEAST_SHARE, _MOST_GROUPS, _MOST_SPANS, _MOST_FACTS = 0.005, 16, 2_000, 64
 # A line does mostly needless work; a cat mostly copies its own result; most of a result is unused.
 _MOSTLY, _GROWN, _UNUSED = 0.98, 0.5, 0.5
-_LEAST_CLASSES, _LEAST_ROWS, _LEAST_LENGTH, _NO_PADDING, _MASKED = 256, 10_000, 8, 0.9, -1e4
+_LEAST_ROWS, _LEAST_LENGTH, _NO_PADDING, _MASKED = 10_000, 8, 0.9, -1e4
 # What a value was made of.
 WEIGHT, DATA, GRADIENT = 1, 2, 4
 _CLONES = frozenset({"clone", "__deepcopy__"})
@@ -50,16 +50,13 @@ _JOINS = frozenset({"cat", "concat", "concatenate", "stack", "vstack", "hstack"}
     {"index_copy", "index_add", "index_fill", "index_put", "scatter", "scatter_add", "roll"}
 )
 _ORDERS, _PARTS = frozenset({"randperm", "sort", "argsort"}), frozenset({"__getitem__", "narrow"})
-# What makes other rows of one-hot rows, and what uses them up.
-_ON_ONE_HOT = frozenset({"to", "float", "half", "double", "type", "type_as", "mul", "__mul__"})
-_OF_ONE_HOT = frozenset({"matmul", "__matmul__", "mm", "linear", "bmm", "sum", "mean"})
 # Attributes that are tensors, and functions whose results depend on more than their arguments.
 _ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data", "grad"})
 _IMPURE = frozenset({"backward", "item", "numpy", "requires_grad_", "grad", "gumbel_softmax"})
 _DROPOUT = {"scaled_dot_product_attention": "dropout_p", "multi_head_attention_forward": "training"}
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
 _REPEATED = ("each step", "twice")
-_PADDED = ("what", "step", "rows", "length", "valid", "to_longest", "classes")
+_PADDED = ("what", "step", "rows", "length", "valid", "to_longest")
 _TENSORS = torch.Tensor, torch.nn.Parameter
 
 
@@ -136,7 +133,6 @@ class Observer(TorchFunctionMode):
         # the last result of `_JOINS`, its call, and what it was made of
         self._joined: dict[Stack, tuple[ref[torch.Tensor], int, set[int]]] = {}
         self._used: dict[int, float] = {}  # the share of the results of `_ORDERS`, by call
-        self._one_hot: set[int] = set()
         self._padded: dict[tuple[Stack, tuple[Any, ...]], None] = {}
         self._rows: dict[tuple[Stack, int], dict[str, int]] = {}
 
@@ -333,11 +329,7 @@ class Observer(TorchFunctionMode):
         if not outputs:
             return
         result, size = outputs[0], outputs[0].numel()
-        is_one_hot = name == "one_hot" and result.shape[-1] >= _LEAST_CLASSES
-        if is_one_hot or (of & self._one_hot and name in _ON_ONE_HOT | _OF_ONE_HOT):
-            call.kind, call.kept = "one-hot", 0.0
-            self._one_hot |= set() if name in _OF_ONE_HOT else {number}
-        elif name in _JOINS:
+        if name in _JOINS:
             last, before, parts = self._joined.get(call.stack, (lambda: None, number, set[int]()))
             at = 0 if (tensor := last()) is None else _pointer(tensor)
             own, old = 0, 0  # the sizes of its earlier result, and of what an earlier step joined
@@ -358,12 +350,11 @@ class Observer(TorchFunctionMode):
             if table.is_leaf and len(table) >= _LEAST_ROWS and ids is not None:
                 counts = {"indexed": len(np.unique(ids)), "rows": len(table)}
                 self._rows[call.stack, id(table)] = counts | {"numbers": table.numel()}
-        for what, valid, classes in _padding(name, args, kwargs):
+        for what, valid in _padding(name, args, kwargs):
             rows, length = valid.shape
-            is_small = length < _LEAST_LENGTH or (rows < 2 and not classes)
-            if not is_small and valid.mean() <= _NO_PADDING:
-                cut = length if classes else int(valid.any(axis=0).sum())
-                padded = what, call.step, rows, length, int(valid.sum()), rows * cut, classes
+            if rows > 1 and length >= _LEAST_LENGTH and valid.mean() <= _NO_PADDING:
+                cut = int(valid.any(axis=0).sum())
+                padded = what, call.step, rows, length, int(valid.sum()), rows * cut
                 self._padded[call.stack, padded] = None
 
     # The result.
@@ -612,8 +603,8 @@ def _is_random(function: Any, name: str, args: Any, kwargs: Any) -> bool:
     return is_custom or module == "torch.nn.init" or _is_seeded(name)
 
 
-def _padding(name: str, args: Any, kwargs: Any) -> Iterator[tuple[str, Any, int]]:
-    """Which numbers of an argument, in rows, are no padding; for labels, also the classes."""
+def _padding(name: str, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
+    """Which numbers of an argument, in rows, are no padding."""
 
     def given(keyword: str, at: int, default: Any = None) -> Any:
         return kwargs.get(keyword, args[at] if len(args) > at else default)
@@ -624,26 +615,23 @@ def _padding(name: str, args: Any, kwargs: Any) -> Iterator[tuple[str, Any, int]
     if name == "embedding" and (ids := read(args[0])) is not None and ids.ndim == 2:
         padding = given("padding_idx", 2)
         if padding is not None:
-            yield "padding_idx of an embedding", ids != padding % len(args[1]), 0
+            yield "padding_idx of an embedding", ids != padding % len(args[1])
         elif (valid := _without_ends(ids)) is not None:
-            yield "equal numbers at the ends of rows", valid, 0
+            yield "equal numbers at the ends of rows", valid
     elif name == "multi_head_attention_forward":
         if (mask := read(kwargs.get("key_padding_mask"))) is not None and mask.ndim == 2:
-            yield "key_padding_mask", ~mask if mask.dtype == bool else mask > _MASKED, 0
+            yield "key_padding_mask", ~mask if mask.dtype == bool else mask > _MASKED
     elif name == "scaled_dot_product_attention":
         if (mask := read(given("attn_mask", 3))) is not None and mask.ndim > 2:
-            yield "attn_mask", _by_key(mask if mask.dtype == bool else mask > _MASKED), 0
+            yield "attn_mask", _by_key(mask if mask.dtype == bool else mask > _MASKED)
     elif name in ("masked_fill", "masked_fill_"):
         if (mask := read(given("mask", 1))) is not None and mask.ndim > 2:
-            yield "masked_fill", _by_key(~mask), 0
+            yield "masked_fill", _by_key(~mask)
     elif name in ("mul", "__mul__"):
         mask = min(args, key=lambda each: each.numel() if isinstance(each, torch.Tensor) else 0)
         is_mask = isinstance(mask, torch.Tensor) and mask.ndim > 2 and mask.shape[-1] == 1
         if is_mask and (found := read(mask)) is not None and np.isin(found, (0, 1)).all():
-            yield "mask of zeros and ones", _by_key(found != 0), 0
-    elif name == "cross_entropy" and (labels := read(args[1])) is not None:
-        classes, ignored = args[0].shape[int(args[0].ndim > 1)], given("ignore_index", 4, -100)
-        yield "ignore_index of the loss", (labels != ignored).reshape(1, -1), classes
+            yield "mask of zeros and ones", _by_key(found != 0)
 
 
 def _by_key(valid: Any) -> Any:

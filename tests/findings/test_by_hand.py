@@ -27,7 +27,7 @@ def each(table: str) -> Any:
     cases = [
         pytest.param(case, id=f"{kind.__name__.rpartition('.')[2]}: {name}")
         for kind in KINDS.values()
-        for name, case in getattr(kind, table).items()
+        for name, case in getattr(kind, table, {}).items()
     ]
     return pytest.mark.parametrize("case", cases)
 

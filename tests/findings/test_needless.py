@@ -67,8 +67,6 @@ LAYERS = (
     sized(400, 300, [16, 64, 8], [16, 8, 64], name="aten::bmm"),
     sized(800, 100, [8, 16], [16, 16]),  # after the rows are summed
 )
-HEAD = (sized(100, 500, [8, 64, 16], [900, 16]), sized(700, 200, [8, 64, 16], [16, 16]))
-LABELS = {"rows": 1, "length": 512, "classes": 900, "what": "ignore_index of the loss"}
 UPDATE = (
     work(100, 100),
     work(300, 200, "aten::embedding_dense_backward"),
@@ -93,10 +91,8 @@ FOUND = {
     "a permutation of which a part is used": case(
         "unused-results", *COPY, repairs=[repair("unused", (90, 410, 0.01))]
     ),
-    "one-hot rows": case("unused-results", *COPY, repairs=[repair("one-hot", (90, 410, 0))]),
     "rows of a fixed length": case("padding", *LAYERS, padding=[padded(200, 256)]),
     "rows of all lengths": case("padding", *LAYERS, padding=[padded(200, 512)]),
-    "labels that do not count": case("padding", *HEAD, padding=[padded(77, 512, **LABELS)]),
     "few rows of a table": case("dense-gradients", *UPDATE, embeddings=[FEW]),
 }
 
@@ -123,7 +119,6 @@ NOT_FOUND = {
     "an unknown kind": case("repeated-work", *MASK, repairs=[repair("other", (90, 360, 0))]),
     "little padding": case("padding", *LAYERS, padding=[padded(400, 512)]),
     "padding of rows on which nothing works": case("padding", *MASK, padding=[padded(99, 512)]),
-    "most labels count": case("padding", *HEAD, padding=[padded(400, 512, **LABELS)]),
     "most rows of a table": case(
         "dense-gradients", *UPDATE, embeddings=[{**FEW, "indexed": 9_000}]
     ),

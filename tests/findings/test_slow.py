@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from builders import Event, annotation, call, in_steps, kernel, span
+from builders import Event, call, in_steps, kernel, span
 
 from findings.by_hand import Case
 
@@ -25,38 +25,6 @@ def without_shapes(events: list[Event]) -> list[Event]:
     return [{**event, "args": {}} for event in events]
 
 
-def contracted(operands: list[list[int]], *products: list[list[int]]) -> list[Event]:
-    """Three steps of 5 ms, each with an einsum of some operands that takes 3 ms, and its products."""
-    inside = [
-        span("aten::bmm", 900 * k + 10, 800, Input_Dims=shapes) for k, shapes in enumerate(products)
-    ]
-    return in_steps(3, 5000, span("aten::einsum", 0, 3000, Input_Dims=[[], operands, []]), *inside)
-
-
-SQUARE = [1, 512, 512]
-LEFT_TO_RIGHT = [SQUARE, SQUARE], [SQUARE, [1, 512, 16]]
-FROM_SMALLEST = [[1, 16, 512], SQUARE], [[1, 16, 512], SQUARE]
-CHAIN = [[512, 512], [512, 512], [16, 512]]
-
-
-def convolved(weight: list[int], calls: int, image: list[int], *, ranges: int = 0) -> list[Event]:
-    """Three steps of 5 ms with some convolutions, in that many ranges if not 0."""
-    each = [
-        span("aten::conv2d", 200 * k + 5, 180, Input_Dims=[image, weight]) for k in range(calls)
-    ]
-    per = calls // max(ranges, 1)
-    around = [annotation(f"blur.{k}", 200 * per * k, 200 * per) for k in range(ranges)]
-    return in_steps(3, 5000, *around, *each)
-
-
-def renamed(events: list[Event], name: str) -> list[Event]:
-    """All ranges but the steps have one name."""
-    return [
-        {**event, "name": name} if event["name"].startswith("blur") else event for event in events
-    ]
-
-
-PLANE, KERNEL = [16, 1, 32, 32], [1, 1, 3, 3]
 MANY, PAIRS = [256, 128], [512, 512, 64]
 CHECKED = ("aten::isnan", [MANY]), ("aten::any", [MANY]), ("aten::is_nonzero", [[]])
 PAIRWISE = (
@@ -106,11 +74,6 @@ FOUND = {
         chain(("aten::mul", [[512, 1, 64], [1, 512, 64]]), ("aten::sum", [PAIRS, [], [], []])),
     ),
     "a normalisation": Case("in-pieces", chain(*NORMALISED)),
-    "einsum from left to right": Case("einsum-order", contracted(CHAIN, *LEFT_TO_RIGHT)),
-    "convolutions of one channel": Case("channel-by-channel", convolved(KERNEL, 16, PLANE)),
-    "a module for each channel": Case(
-        "channel-by-channel", convolved(KERNEL, 16, PLANE, ranges=16)
-    ),
 }
 NOT_FOUND = {
     "a check of values that is short": Case("in-pieces", chain(*CHECKED, each_us=4, apart_us=5)),
@@ -152,28 +115,5 @@ NOT_FOUND = {
     "a normalisation, as far as its names say": Case(
         "in-pieces", without_shapes(chain(*NORMALISED))
     ),
-    "einsum from the smallest operand": Case("einsum-order", contracted(CHAIN, *FROM_SMALLEST)),
-    "einsum of two operands": Case("einsum-order", contracted(CHAIN[:2], *LEFT_TO_RIGHT)),
-    "einsum of operands of one size": Case(
-        "einsum-order", contracted(CHAIN[:2] * 2, *LEFT_TO_RIGHT[:1] * 3)
-    ),
-    "few convolutions of one channel": Case("channel-by-channel", convolved(KERNEL, 7, PLANE)),
-    "convolutions of gray images": Case("channel-by-channel", convolved([32, 1, 3, 3], 16, PLANE)),
-    "convolutions of all channels": Case(
-        "channel-by-channel", convolved(KERNEL, 16, [16, 8, 32, 32])
-    ),
-    "one filter of gray images, called again and again": Case(
-        "channel-by-channel",
-        renamed(convolved(KERNEL, 16, PLANE, ranges=16), "blur"),
-    ),
-    "a filter of gray images in two forwards": Case(
-        "channel-by-channel", convolved(KERNEL, 14, PLANE, ranges=2)
-    ),
     "checks on a busy device": Case("in-pieces", [*chain(*CHECKED), *BUSY]),
-}
-UNKNOWN = {
-    "einsum without shapes": (
-        Case("einsum-order", without_shapes(contracted(CHAIN, *LEFT_TO_RIGHT))),
-        "input types",
-    ),
 }

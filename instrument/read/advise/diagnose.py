@@ -38,7 +38,6 @@ from instrument.read.advise.check import (
 )
 from instrument.read.advise.communication import EXPOSED_COMMUNICATION, SLOW_LINKS, STRAGGLERS
 from instrument.read.advise.diagnosis import Diagnosis, Together
-from instrument.read.advise.engines import EAGER_DECODE
 from instrument.read.advise.finding import Finding, Saving
 from instrument.read.advise.host import (
     BUSY_CPUS,
@@ -68,8 +67,6 @@ from instrument.read.advise.recording import FIRST_STEP, LEAST_EXCESS, RECORDING
 from instrument.read.advise.samples import BUSY_THREAD, GROWTH, WAITING, WORKER_START
 from instrument.read.advise.settings import DEFAULT, Settings
 from instrument.read.advise.slow import (
-    CHANNEL_BY_CHANNEL,
-    EINSUM_ORDER,
     IN_PIECES,
     OPTIMIZER_NOT_FUSED,
 )
@@ -105,11 +102,8 @@ CHECKS: tuple[Check, ...] = (
     LOOP,
     OPTIMIZER_NOT_FUSED,
     IN_PIECES,
-    EINSUM_ORDER,
-    CHANNEL_BY_CHANNEL,
     ONE_TIME_COSTS,
     LAUNCH_BOUND,
-    EAGER_DECODE,
     DEVICE_IDLE,
     BLOCKING_COPIES,
     EXPOSED_COMMUNICATION,

@@ -6,7 +6,6 @@ A detail window observes the values; see `instrument.record.observe`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -74,11 +73,6 @@ _UNUSED = {
         "orders all of a tensor, of which a small part is used",
         "Make only that part: torch.randint(n, (k,)) instead of torch.randperm(n)[:k], where "
         "repetitions do no harm; torch.topk(x, k), min or max instead of a sort.",
-    ),
-    "one-hot": (
-        "makes and multiplies rows of zeros with a single one",
-        "Index instead: weight[ids] or torch.nn.functional.embedding(ids, weight) for a product "
-        "with a matrix, gather for a sum, and the class numbers themselves in cross_entropy.",
     ),
 }
 
@@ -181,15 +175,12 @@ def padding(capture: Views) -> Iterator[Problem]:
     are all shorter than their padding are cut; else rows of similar length are put together.
     """
     observed = _observed(capture) or Observed()
-    for is_loss in (False, True):
-        if rows := [each for each in observed.padding if (each.classes > 0) == is_loss]:
-            # of those that agree, a mask tells more than equal numbers
-            first = max(rows, key=lambda each: (each.valid / each.rows / each.length, each.what))
-            yield from _padding(capture, [each for each in rows if each.what == first.what])
-
-
-def _padding(capture: Views, rows: list[Padding]) -> Iterator[Problem]:
-    detail, first = capture.detail, rows[0]
+    if not observed.padding:
+        return
+    # of those that agree, a mask tells more than equal numbers
+    every, detail = observed.padding, capture.detail
+    first = max(every, key=lambda each: (each.valid / each.rows / each.length, each.what))
+    rows = [each for each in every if each.what == first.what]
     cells = sum(each.rows * each.length for each in rows)
     valid = sum(each.valid for each in rows) / cells
     cut = sum(each.to_longest for each in rows) / cells
@@ -205,17 +196,13 @@ def _padding(capture: Views, rows: list[Padding]) -> Iterator[Problem]:
             whatif = whatif.scale_events(calls[power == of], by=kept**of, bounds=bounds)
         return whatif
 
-    what, change = f"of the numbers in the batches are padding ({first.what})", _GROUP
-    if first.classes:
-        what, change = f"of the labels do not count ({first.what})", _SELECT
     yield Problem(
-        f"{percent(1 - valid)} {what}",
+        f"{percent(1 - valid)} of the numbers in the batches are padding ({first.what})",
         calls,
         share_of(capture, calls),
         edit=edit,
         place=(common_place(capture, calls)[0], first.source),
-        change=f"{_CUT} {_GROUP}" if is_cut else change,
-        variant="loss" if first.classes else "rows",
+        change=f"{_CUT} {_GROUP}" if is_cut else _GROUP,
     )
 
 
@@ -240,12 +227,7 @@ def _scaled(capture: Views, detail: Views, rows: list[Padding]) -> tuple[Ints, I
 def _power(events: Events, event: int, rows: list[Padding]) -> int:
     shapes = [shape for shape in input_shapes(events, event) if shape]
     name = events.names[events.name[event]]
-    for count, length, classes in {(each.rows, each.length, each.classes) for each in rows}:
-        if classes:
-            is_row = any(length in shape or prod(shape[:-1]) == length for shape in shapes)
-            if is_row and any(classes in shape for shape in shapes):
-                return 1
-            continue
+    for count, length in {(each.rows, each.length) for each in rows}:
         long = [shape for shape in shapes if length in shape]
         is_product = _FUSED in name or name in _PRODUCTS
         if any(shape.count(length) > 1 for shape in long) or (is_product and len(long) > 1):
@@ -264,10 +246,6 @@ _CUT = "Pad each batch only to its own longest row, not to a fixed length."
 _GROUP = (
     "Put rows of similar length into the same batch (a sampler that sorts by length), or join the "
     "rows without padding: nested tensors, pack_padded_sequence, or attention over joined rows."
-)
-_SELECT = (
-    "Select the rows that count before the last layer, such as hidden[labels != -100], so that the "
-    "layer and the loss compute no others."
 )
 
 
@@ -306,7 +284,7 @@ def needless_copies(capture: Views) -> Iterator[Problem]:
 
 
 def unused_results(capture: Views) -> Iterator[Problem]:
-    """Find orders of which a part is used, and one-hot rows."""
+    """Find orders of which a part is used."""
     return _repairs(capture, _UNUSED)
 
 

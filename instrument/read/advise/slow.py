@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from instrument.base.range_names import OPTIMIZER_STEP
-from instrument.base.units import count, counted
-from instrument.read.advise.check import INPUT_TYPES, Check, NotRecorded, Problem
+from instrument.base.units import counted
+from instrument.read.advise.check import Check, Problem
 from instrument.read.advise.evidence import device_kind
 from instrument.read.advise.regions import LONGEST_GAP_NS, backward_of, bodies, region
 from instrument.read.facts.groupby import group_rows, isin
 from instrument.read.facts.places import common_place, input_shapes
-from instrument.read.trace.events import Flags, Ints, decoded, split_overload
+from instrument.read.trace.events import Flags, Ints, split_overload
 from instrument.read.views.coverage_rows import CPU_IN_STEPS
 from instrument.read.views.views import Views
 
@@ -99,117 +99,6 @@ OPTIMIZER_NOT_FUSED = Check(
     verify="--ops --by range",
     least_share=0.05,
     least_saving=0.02,
-    coverage=(CPU_IN_STEPS,),
-)
-
-
-_LEAST_FACTOR = 3
-_CONVOLUTION = frozenset({"aten::conv1d", "aten::conv2d", "aten::conv3d"})
-
-
-def einsum_order(capture: Views) -> Iterator[Problem]:
-    """Find einsum of three operands or more whose products a better order makes much cheaper.
-
-    Without the package opt_einsum, torch contracts from left to right. The other order begins with
-    the smallest operand, whose longest dimension is summed first; that it is possible is not known,
-    because a trace lacks the equation.
-    """
-    events, links = capture.events, capture.links
-    tree, steps = links.call_tree, links.counted_steps
-    named = events.named("aten::einsum".__eq__)[tree.index] & (steps.holds(tree.start_ns) >= 0)
-    if links.flops is None:
-        if named.any():
-            raise NotRecorded(INPUT_TYPES.missing, INPUT_TYPES.remedy)
-        return
-    flops = tree.with_descendants(np.maximum(links.flops, 0))
-    found = list[tuple[int, int, int]]()  # the node, its FLOPs, and those of the other order
-    named &= events.shapes[tree.index] >= 0
-    for node in np.flatnonzero(named & (flops > 0)).tolist():
-        operands = _operands(events.texts[events.shapes[tree.index[node]]])
-        if len(operands) < 3:
-            continue
-        least = min(operands, key=prod)
-        others = [each for each in operands if each is not least]
-        shared = [size for size in least if any(size in each for each in others)]
-        other = 2 * prod(least) // max(shared, default=1) * sum(map(prod, others))
-        if _LEAST_FACTOR * other <= flops[node]:
-            found.append((node, int(flops[node]), other))
-    nodes, whole, other_order = np.array(found, np.int64).reshape(-1, 3).T
-    blamed = tree.index[np.append(nodes, backward_of(capture, nodes)[0])]
-    left = float(other_order.sum() / max(whole.sum(), 1))
-    yield Problem(
-        f"einsum of several operands from left to right: {count(whole.sum() / steps.count)}FLOP a "
-        f"{steps.what}, and {count(other_order.sum() / steps.count)}FLOP from the smallest operand",
-        blamed,
-        edit=lambda whatif: whatif.scale_events(blamed, by=left, bounds=(1.0, left / 2)),
-        place=common_place(capture, tree.index[nodes]),
-    )
-
-
-EINSUM_ORDER = Check(
-    "einsum-order",
-    einsum_order,
-    title="{share} of the {step} is {what}",
-    change="pip install opt_einsum: torch then finds the best order by itself. Or write several "
-    "einsum of two operands, of which the first has the smallest result.",
-    verify="--ops --by input_shapes",
-    least_share=0.05,
-    least_saving=0.03,
-)
-
-
-def _operands(text: bytes) -> list[list[int]]:
-    """The shapes of the operands of einsum, from the shapes of all its inputs; empty if unknown."""
-    lists = [each for each in decoded(text) if isinstance(each, list) and each]
-    found = [each for each in lists if all(isinstance(shape, list) for shape in each)]
-    shapes = found[0] if found else []
-    return shapes if all(type(size) is int for shape in shapes for size in shape) else []
-
-
-# Measured on a CPU, one thread, 16 to 64 channels: 1 to 15 % is left with the backward, 2 to 84 %
-# without.
-_LEAST_CHANNELS, _OF_CHANNELS = 8, (0.15, 0.6, 0.01)
-
-
-def channel_by_channel(capture: Views) -> Iterator[Problem]:
-    """Find convolutions from one channel to one, of equal shapes, 8 or more in one call of a range.
-
-    They are called by the range itself, or each by a module of its own.
-    """
-    events, tree, steps = capture.events, capture.links.call_tree, capture.links.counted_steps
-    is_called = bodies(capture)[0] & events.named(_CONVOLUTION.__contains__)[tree.index]
-    nodes = np.flatnonzero(is_called & (events.shapes[tree.index] >= 0))
-    shapes = [input_shapes(events, event)[:2] for event in tree.index[nodes].tolist()]
-    nodes = nodes[[all(of) and [*of[0][1:2], *of[1][:2]] == [1, 1, 1] for of in shapes]]  # type: ignore[index]
-    code, parent = events.shapes[tree.index[nodes]], tree.parent[nodes]
-    name, above = events.name[tree.index[parent]], np.append(tree.parent, -1)[parent]
-    of_module, of_name = group_rows(parent, code), group_rows(above, code, name)
-    is_own = (of_module.size[of_module.of] == 1) & (of_name.size[of_name.of] == 1) & (above >= 0)
-    owner = np.where(is_own, above, parent)
-    of = group_rows(owner, code)
-    chosen = of.size[of.of] >= _LEAST_CHANNELS
-    if not chosen.any():
-        return
-    nodes, owner = nodes[chosen], owner[chosen]
-    found = region(capture, nodes, owner, backward_of(capture, nodes)[0])
-    yield Problem(
-        f"{len(nodes) / steps.count:,.0f} convolutions of one channel",
-        tree.index[nodes],
-        steps.share(found.elapsed_ns),
-        edit=found.scaled(capture, _OF_CHANNELS[0], _OF_CHANNELS[1:]),
-        place=common_place(capture, tree.index[nodes]),
-    )
-
-
-CHANNEL_BY_CHANNEL = Check(
-    "channel-by-channel",
-    channel_by_channel,
-    title="{share} of the {step} is {what}",
-    change="One depthwise convolution for all channels: conv2d(x, weight, groups=channels), with a "
-    "weight of [channels, 1, height, width], such as kernel.expand(channels, 1, -1, -1).",
-    verify="--ops --by input_shapes",
-    least_share=0.05,
-    least_saving=0.03,
     coverage=(CPU_IN_STEPS,),
 )
 

@@ -12,7 +12,6 @@ import polars as pl
 from instrument.base.range_names import OPTIMIZER_STEP
 from instrument.base.units import duration, percent, size
 from instrument.read.advise.check import Check, Problem
-from instrument.read.advise.engine_options import launch_less
 from instrument.read.advise.evidence import (
     as_evidence,
     calls_by,
@@ -408,8 +407,11 @@ ONE_TIME_COSTS = Check(
 
 def _launch_less(capture: Views) -> str:
     """What launches less often on this device, without a full stop."""
-    if engine := engine_of(capture):
-        return launch_less(capture, engine)
+    if engine_of(capture):
+        return (
+            "Launch less often: let the engine replay CUDA graphs, for more sizes of batches, or "
+            "let more tokens into a step; docs/engines.md names the options"
+        )
     larger = "increase the batch size"
     if device_kind(capture) not in _HAS_GRAPHS:
         return f"Launch less often: {larger}"

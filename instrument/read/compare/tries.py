@@ -71,7 +71,7 @@ _MOST_BYTES = 64 << 20
 _BLOCK_NS, _MOST_STEPS = 300e6, 100
 _LEAD, _LEAD_AT_FIRST = 1, 5
 # Of these changes, only one can be made.
-_ONE_OF = ({"fused", "foreach"}, {"bf16", "no-float16", "tf32"}, {"malloc", "huge-pages"})
+_ONE_OF = ({"fused", "foreach"}, {"bf16", "no-float16", "tf32"})
 
 Result = Literal[
     "fits", "no promise", "slower", "faster", "same", "undecided", "failed", "not tried"

@@ -83,10 +83,7 @@ class Repair(Struct):
 
 
 class Padding(Struct):
-    """Rows of numbers: how many are no padding, and how many are left in rows cut to the longest.
-
-    With `classes`, the numbers are the labels of a loss that has so many classes.
-    """
+    """Rows of numbers: how many are no padding, and how many in rows cut to the longest."""
 
     what: str
     step: Count
@@ -94,7 +91,6 @@ class Padding(Struct):
     length: Annotated[int, Meta(ge=1, le=2**40)]
     valid: Count
     to_longest: Count
-    classes: Count = 0
     source: str | None = None
 
 
