@@ -24,9 +24,8 @@ class Before:
     """How things stood before a test: the handlers of the log and of signals."""
 
     def __init__(self) -> None:
-        module_calls._changes = (
-            0  # of a class; after hundreds of windows, as of the tests before, the wrapper stays in
-        )
+        # of a class; after hundreds of windows, as of the tests before, the wrapper stays in
+        module_calls._changes = 0
         module_calls._refresh()
         self._handlers = _log_handlers()
         self._signals = {number: signal.getsignal(number) for number in _SIGNALS}

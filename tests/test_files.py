@@ -92,9 +92,8 @@ def test_a_folder_is_not_made_behind_a_link(tmp_path: Path, secret: Path) -> Non
     base = tmp_path / "base"
     base.symlink_to(tmp_path / "real")
     (tmp_path / "real").mkdir()
-    assert (
-        files.make_folder(base, "a", "b") == base / "a" / "b"
-    )  # the base is its owner's own choice
+    # the base is its owner's own choice
+    assert files.make_folder(base, "a", "b") == base / "a" / "b"
     assert files.make_folder(base, "a", "b").is_dir()
     (base / "out").symlink_to(secret.parent)
     with pytest.raises(OSError, match="not followed"):

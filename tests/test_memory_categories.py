@@ -139,9 +139,8 @@ def test_unclassified(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch)
     def fail(*_: Any) -> None:
         raise AssertionError("no such key")
 
-    monkeypatch.setattr(
-        MemoryProfileTimeline, "export_memory_timeline_raw", fail
-    )  # the other file is there already
+    # the other file is there already
+    monkeypatch.setattr(MemoryProfileTimeline, "export_memory_timeline_raw", fail)
     capture, *_ = recorded(tmp_path)
     told = (
         "torch cannot classify the window's memory: no such key. The rest of the capture is kept."

@@ -105,9 +105,8 @@ def test_gits_commit_and_whether_the_tree_is_dirty(repository: Path) -> None:
         ["git", "rev-parse", "HEAD"], cwd=repository, text=True
     ).strip()
     tag = "-c user.name=me -c user.email=me@here tag -a v1 -m first"
-    subprocess.run(
-        ["git", *tag.split()], cwd=repository, check=True
-    )  # which `describe` would name instead
+    # which `describe` would name instead
+    subprocess.run(["git", *tag.split()], cwd=repository, check=True)
     (repository / "notes.txt").write_text("not tracked")
     assert facts.git_state(repository) == {"commit": commit, "dirty": False}
     (repository / "train.py").write_text("steps = 2\n")

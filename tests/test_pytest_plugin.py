@@ -240,9 +240,8 @@ def test_a_model_gets_ranges(pytester: pytest.Pytester) -> None:
 
 def test_plugin_loads_lazily(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """Budgets are checked at collection, which loads this package but not torch."""
-    monkeypatch.setenv(
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1"
-    )  # others may load torch, and take long
+    # others may load torch, and take long
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(
         test_a="""
         import sys

@@ -93,10 +93,8 @@ def test_what_names_no_ranks_is_refused(value: Any) -> None:
         ({}, (0, 1, 0)),
         ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "SLURM_PROCID": "2"}, (5, 8, 1)),
         ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}, (2, 4, 0)),
-        (
-            {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
-            (0, 1, 0),
-        ),  # a batch script, which is no task of eight
+        # a batch script, which is no task of eight
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1, 0)),
         (
             {
                 "OMPI_COMM_WORLD_RANK": "3",

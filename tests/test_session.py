@@ -487,9 +487,8 @@ def test_a_second_session_while_one_records_is_refused(tmp_path: Path, net: nn.M
             Session(active=None, output_dir=str(tmp_path)).start()
         train_step(net, LOADER[0])
         first.step()
-        Session(
-            active=None, output_dir=str(tmp_path)
-        ).start().stop()  # the first one records no more
+        # the first one records no more
+        Session(active=None, output_dir=str(tmp_path)).start().stop()
     assert str(raised.value) == (
         "Another session is recording in this process, and only one can record at a time: stop "
         "that session first. If a trainer has two callbacks, use one callback with the windows "

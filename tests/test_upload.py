@@ -207,13 +207,11 @@ def test_the_exporter_sends_each_capture_and_readers_find_there_what_lies_here(
         assert command.main(["show", place, "--ops"]) == 0
         there_too, told = capsys.readouterr()
         assert there_too.splitlines()[2:] == here.splitlines()[2:]
-    assert told == (
-        f"Showing the newest of 2 captures, {newest}; the others are:\n  {older}\n"
-    )  # of the folder
+    # of the folder
+    assert told == (f"Showing the newest of 2 captures, {newest}; the others are:\n  {older}\n")
     assert command.main(["show", f"{newest}/trace.json.gz", "--ops"]) == 0
-    timings = (
-        tmp_path / "timings_rank0.jsonl"
-    ).read_bytes()  # of the run, and not sent with a capture
+    # of the run, and not sent with a capture
+    timings = (tmp_path / "timings_rank0.jsonl").read_bytes()
     server.client.put_object(Bucket="by-the-exporter", Key="timings.jsonl", Body=timings)
     assert command.main(["show", "s3://by-the-exporter/timings.jsonl"]) == 0
     assert "ProfilerStep" in capsys.readouterr().out
@@ -770,9 +768,8 @@ def test_missing_package_of_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, module, None)
-            patch.delitem(
-                _registry, url.partition(":")[0], raising=False
-            )  # as it was loaded by another test
+            # as it was loaded by another test
+            patch.delitem(_registry, url.partition(":")[0], raising=False)
             with pytest.raises(MissingPackage) as error:
                 ProfilerConfig(upload_to=url)
         assert str(error.value).endswith(f" needs the package {install}")

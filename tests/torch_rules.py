@@ -24,10 +24,8 @@ from instrument.read.facts.links import Links
 from instrument.read.trace.events import Events
 from instrument.read.views.table import Table
 
-CPU, DEVICES = (
-    (0, 2, 5),
-    (1, 6, 12, 20),
-)  # DeviceType: CPU, MKLDNN, IDEEP; CUDA, HIP, XPU, PrivateUse1
+# DeviceType: CPU, MKLDNN, IDEEP; CUDA, HIP, XPU, PrivateUse1
+CPU, DEVICES = ((0, 2, 5), (1, 6, 12, 20))
 COLUMNS = (
     *("calls", "cpu_ns", "self_cpu_ns", "device_ns", "self_device_ns"),
     *("cpu_bytes", "self_cpu_bytes", "device_bytes", "self_device_bytes"),

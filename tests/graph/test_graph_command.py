@@ -147,9 +147,8 @@ def test_the_bounds_by_the_machine(
     assert " ".join(heading.split()) == (
         "name median flops moved memory intensity bound by bound bound share"
     )
-    moved = (
-        2 * 5 * 8 + 4 * 10 * 8 + 4 * 2 * 5 * 8
-    )  # nanoseconds too, as the machine moves a byte in each
+    # nanoseconds too, as the machine moves a byte in each
+    moved = 2 * 5 * 8 + 4 * 10 * 8 + 4 * 2 * 5 * 8
     assert first.startswith("embedding ")
     assert f" {moved} ns " in first
     assert said.endswith(f"\nThe bounds are computed from the rates of {machine}.\n")

@@ -26,16 +26,12 @@ MACHINE = Machine("by hand", {"float32": 100 * 10**9, "float64": 25 * 10**9}, 10
     [
         ({"flops": 100_000, "moved_bytes": 1_000, "median_ns": 4_000}, ("compute", 1_000, 0.25)),
         ({"flops": 1_000, "moved_bytes": 1_000, "median_ns": 400}, ("bandwidth", 100, 0.25)),
-        (
-            {"flops": 10_000, "moved_bytes": 1_000, "median_ns": 50},
-            ("compute", 100, 2.0),
-        ),  # both take as long, from a cache
+        # both take as long, from a cache
+        ({"flops": 10_000, "moved_bytes": 1_000, "median_ns": 50}, ("compute", 100, 2.0)),
         ({"flops": 5_000, "moved_bytes": 1_000, "output_dtype": "float64"}, ("compute", 200, 0.2)),
         ({"flops": None, "moved_bytes": 1_000}, ("bandwidth", 100, 0.1)),
-        (
-            {"flops": 9_000_000, "moved_bytes": 1_000, "output_dtype": "int8"},
-            (None, 100, 0.1),
-        ),  # no rate for it
+        # no rate for it
+        ({"flops": 9_000_000, "moved_bytes": 1_000, "output_dtype": "int8"}, (None, 100, 0.1)),
         (
             {"flops": 100_000, "moved_bytes": 1_000, "output_dtype": "int64, float32"},
             ("compute", 1_000, 1.0),

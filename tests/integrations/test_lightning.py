@@ -29,9 +29,8 @@ from instrument.integrations.lightning import InstrumentProfiler, ProfilerCallba
 pytestmark = [
     pytest.mark.usefixtures("inline_export"),
     pytest.mark.filterwarnings("ignore::Warning:pytorch_lightning.*"),
-    pytest.mark.filterwarnings(
-        "ignore::Warning:lightning.*"
-    ),  # advice on workers and loggers, not about us
+    # advice on workers and loggers, not about us
+    pytest.mark.filterwarnings("ignore::Warning:lightning.*"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
@@ -306,10 +305,8 @@ def test_batches_of_loaders_and_accumulation_count(tmp_path: Path, log: Log) -> 
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
-        (
-            {"accumulate_grad_batches": 4},
-            10,
-        ),  # three steps of the optimizer, the last after two batches
+        # three steps of the optimizer, the last after two batches
+        ({"accumulate_grad_batches": 4}, 10),
         ({"limit_train_batches": 3, "max_epochs": 2}, 6),
         ({"max_epochs": 5, "max_steps": 6, "accumulate_grad_batches": 2}, 12),
         ({"max_epochs": -1, "max_steps": 4}, 4),

@@ -116,9 +116,8 @@ def test_evaluation_is_a_phase_per_dataset(tmp_path: Path, log: Log) -> None:
     trainer.eval_dataset = {"a": [EXAMPLE] * 6, "b": [EXAMPLE] * 4}
     trainer.train()
     assert numbers(session) == {
-        "validation_steps_000004-000004_rank0": [
-            4
-        ],  # the second of two of the dataset b, at the start
+        # the second of two of the dataset b, at the start
+        "validation_steps_000004-000004_rank0": [4],
         "steps_000004-000007_rank0": [4, 5, 6, 7],
     }
     train = session.captures[1]
@@ -147,9 +146,8 @@ def test_a_resumed_run_goes_on_with_the_steps_of_its_checkpoint(tmp_path: Path, 
     trainer.train()
     assert numbers(session) == {"steps_000001-000002_rank0": [1, 2]}
     trainer.args.max_steps = 12
-    trainer.train(
-        resume_from_checkpoint=True
-    )  # at the very number with which the run before has ended
+    # at the very number with which the run before has ended
+    trainer.train(resume_from_checkpoint=True)
     assert numbers(session) == {
         "steps_000001-000002_rank0": [1, 2],
         "steps_000007-000008_rank0": [7, 8],
