@@ -34,13 +34,9 @@ ENGINE = "autograd::engine::evaluate_function: "
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 REDUCES = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 WINDOW = {
-    "first_step": 3,
-    "last_step": 4,
-    "steps": 2,
-    "planned_steps": 2,
-    "truncated": False,
+    "first_step": 3, "last_step": 4, "steps": 2, "planned_steps": 2, "truncated": False,
     "reason": None,
-}
+}  # fmt: skip
 
 MIB = 1024**2
 
@@ -168,15 +164,9 @@ def allocation(
     if total is not None:
         arguments |= {"Total Allocated": total, "Total Reserved": reserved}
     return {
-        "ph": "i",
-        "cat": "cpu_instant_event",
-        "s": "t",
-        "name": "[memory]",
-        "pid": 1,
-        "tid": tid,
-        "ts": at_us,
-        "args": arguments,
-    }
+        "ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1, "tid": tid,
+        "ts": at_us, "args": arguments,
+    }  # fmt: skip
 
 
 def _of_device(at_us: int, mebibytes: int, address: int, total: int) -> Event:

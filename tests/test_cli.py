@@ -617,16 +617,8 @@ def test_no_command_loads_torch_and_help_loads_next_to_nothing(tmp_path: Path) -
     write_capture(tmp_path / "runs", steps())
     (tmp_path / "their_sink.py").write_text(THEIRS)
     heavy = {
-        "torch",
-        "numpy",
-        "polars",
-        "pydantic",
-        "msgspec",
-        "loguru",
-        "hydra",
-        "omegaconf",
-        "rich",
-    }
+        "torch", "numpy", "polars", "pydantic", "msgspec", "loguru", "hydra", "omegaconf", "rich",
+    }  # fmt: skip
     of_recording = {"torch", "hydra", "omegaconf", "tensorboard"}
     allowed = dict.fromkeys(["--help", "show --help", "whatif --help", "--version", ""], heavy)
     for options in ("", "--by input_shapes", "--ranges", "--steps"):

@@ -79,13 +79,8 @@ def cannot_run(body: str) -> bool:
 def test_each_block_runs(page: str, recorded: Path, tmp_path: Path) -> None:
     # the query is run on eight real ranks by tests/sinks/test_parquet_sink.py
     assert {block.language for block in BLOCKS[page]} <= {
-        "python",
-        "bash",
-        "yaml",
-        "text",
-        "sql",
-        "toml",
-    }
+        "python", "bash", "yaml", "text", "sql", "toml",
+    }  # fmt: skip
     folder, source = tmp_path / "folder", script(BLOCKS[page], cannot_run)
     shutil.copytree(recorded, folder)
     (file := tmp_path / f"page_{Path(page).stem}.py").write_text(source, encoding="utf-8")

@@ -96,13 +96,9 @@ def nothing(_: int) -> None:
 
 
 SETTINGS = [
-    "grad_enabled",
-    "anomaly_mode",
-    "float32_matmul_precision",
-    "allow_tf32",
-    "cudnn_benchmark",
+    "grad_enabled", "anomaly_mode", "float32_matmul_precision", "allow_tf32", "cudnn_benchmark",
     "deterministic_algorithms",
-]
+]  # fmt: skip
 
 
 def test_the_settings_are_those_at_the_beginning_of_the_window(tmp_path: Path) -> None:
@@ -542,14 +538,9 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
 
 
 IN_PROCESS = {
-    "phase": "train",
-    "workers": 0,
-    "batch_size": 2,
-    "pin_memory": False,
-    "persistent_workers": False,
-    "prefetch_factor": None,
-    "iterable": False,
-}
+    "phase": "train", "workers": 0, "batch_size": 2, "pin_memory": False,
+    "persistent_workers": False, "prefetch_factor": None, "iterable": False,
+}  # fmt: skip
 
 
 def test_the_loader_that_the_window_iterates_is_described(tmp_path: Path) -> None:

@@ -73,13 +73,9 @@ def test_reading_presets_leaves_hydras_global_state_alone() -> None:
     [
         (
             [
-                "profiler.active=5",
-                "profiler.record_shapes=true",
-                "profiler.activities=[cpu]",
-                "+profiler.metadata.model=vit",
-                "+profiler.metadata.n=12",
-                "+profiler.experimental_config.verbose=true",
-                "profiler.output_dir=/tmp/there",
+                "profiler.active=5", "profiler.record_shapes=true", "profiler.activities=[cpu]",
+                "+profiler.metadata.model=vit", "+profiler.metadata.n=12",
+                "+profiler.experimental_config.verbose=true", "profiler.output_dir=/tmp/there",
             ],
             {
                 "active": 5,
@@ -95,7 +91,7 @@ def test_reading_presets_leaves_hydras_global_state_alone() -> None:
             {"activities": ["cpu", {"cuda": ["GPU_MEMCPY"]}]},
         ),
     ],
-)
+)  # fmt: skip
 def test_overrides(overrides: list[str], expected: dict[str, object]) -> None:
     with initialize(config_path=None, version_base=None):
         config = as_config(compose(overrides=["+profiler=trace", *overrides]).profiler)

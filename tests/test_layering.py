@@ -46,32 +46,15 @@ def test_no_file_has_a_name_that_says_nothing() -> None:
 # Which packages and modules an import does not load.
 ABSENT: dict[str, set[str]] = {
     "import instrument": {
-        "torch",
-        "numpy",
-        "polars",
-        "pydantic",
-        "hydra",
-        "omegaconf",
-        "loguru",
-        "jinja2",
+        "torch", "numpy", "polars", "pydantic", "hydra", "omegaconf", "loguru", "jinja2",
     },
     "import hydra_plugins.instrument": {"torch", "numpy", "pydantic"},
     "import instrument.conf": {"torch", "numpy", "pydantic"},
     "from instrument import profiled": {
-        "pydantic",
-        "hydra",
-        "omegaconf",
-        "loguru",
-        "msgspec",
-        "torch._dynamo",
+        "pydantic", "hydra", "omegaconf", "loguru", "msgspec", "torch._dynamo",
     },
     "from instrument import Capture": {
-        "torch",
-        "pydantic",
-        "hydra",
-        "omegaconf",
-        "loguru",
-        "jinja2",
+        "torch", "pydantic", "hydra", "omegaconf", "loguru", "jinja2",
     },
     "from instrument import Sink": {"torch", "hydra", "omegaconf"},
     "from instrument import Session": {
@@ -102,25 +85,14 @@ ABSENT: dict[str, set[str]] = {
         "hydra",
     },
     "import instrument.integrations.pytest_plugin": {
-        "torch",
-        "numpy",
-        "msgspec",
-        "pydantic",
-        "hydra",
-        "instrument.base.errors",
+        "torch", "numpy", "msgspec", "pydantic", "hydra", "instrument.base.errors",
     },
     "import instrument.graph, instrument.cli.graph": {"torch", "numpy"},
     "import instrument.export.__main__": {"torch"},
     "import instrument.cli.command": {
-        "torch",
-        "numpy",
-        "polars",
-        "msgspec",
-        "pydantic",
-        "jinja2",
-        "rich",
+        "torch", "numpy", "polars", "msgspec", "pydantic", "jinja2", "rich",
     },
-}
+}  # fmt: skip
 # These load torch, which this process does once.
 WITH_TORCH = {"from instrument import profiled", "from instrument import Session"}
 PROBE = """

@@ -116,13 +116,9 @@ def test_the_clocks_are_one(tmp_path: Path) -> None:
     document = strict(tmp_path / "all.json")
     assert document["baseTimeNanoseconds"] == 10**18
     assert document["ranks"][1] == {
-        "rank": 1,
-        "offset_ns": 250_125,
-        "drift_ppm": None,
-        "at_ns": None,
-        "uncertainty_ns": 0,
+        "rank": 1, "offset_ns": 250_125, "drift_ppm": None, "at_ns": None, "uncertainty_ns": 0,
         "matched": 2,
-    }
+    }  # fmt: skip
     ends = [
         round((e["ts"] + e["dur"]) * 1000)
         for e in document["traceEvents"]

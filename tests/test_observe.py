@@ -278,21 +278,12 @@ def other_content_of_memory_that_numpy_has() -> Step:
 @pytest.mark.parametrize(
     "program",
     [
-        a_new_batch,
-        one_fixed_batch,
-        infers_one_fixed_batch,
-        fills_a_buffer,
-        draws_by_dropout,
-        recomputes_in_the_backward,
-        averages_in_place,
-        joins_two_inputs,
-        joins_the_same_in_a_loop,
-        shuffles_and_uses_all,
-        two_steps_of_an_optimizer,
-        writes_by_numpy,
+        a_new_batch, one_fixed_batch, infers_one_fixed_batch, fills_a_buffer, draws_by_dropout,
+        recomputes_in_the_backward, averages_in_place, joins_two_inputs, joins_the_same_in_a_loop,
+        shuffles_and_uses_all, two_steps_of_an_optimizer, writes_by_numpy,
         other_content_of_memory_that_numpy_has,
     ],
-)
+)  # fmt: skip
 def test_healthy_programs(program: Callable[[], Step]) -> None:
     found = observed(program())
     assert found["repairs"] == []

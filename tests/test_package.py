@@ -49,15 +49,8 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     install = (
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "--no-deps",
-        "--no-index",
-    )
+        sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index",
+    )  # fmt: skip
     run(*install, wheel, cwd=folder)
     # a .pth gives the packages of this environment, but not what its own .pth files add: the editable install stays out
     site = run(

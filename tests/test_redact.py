@@ -128,18 +128,14 @@ def test_a_secret_on_the_command_line_is_hidden_and_the_rest_stays(words: list[s
         ["-p", "29500", "x"],
         ["--master-port=29500", "https://host/path", "s3://bucket/run@3", "/data/token/a.txt"],
         [
-            "'a=b c=d'",
-            "lr=1e-3",
-            "~profiler.sinks.table",
-            "profiler/sinks=[table,stacks]",
-            "x:1",
+            "'a=b c=d'", "lr=1e-3", "~profiler.sinks.table", "profiler/sinks=[table,stacks]", "x:1",
             "",
         ],
         ["secretary=me", "password", "lr=1"],
         ["sk-learn-with-a-rather-long-name", "task-1234567890abcdefghij", "hf_transfer", "a" * 64],
     ],
     ids=" ".join,
-)
+)  # fmt: skip
 def test_what_only_resembles_a_secret_stays(words: list[str]) -> None:
     assert redact_words(words) == words
 
@@ -200,15 +196,10 @@ names = st.sampled_from(
 )
 forms = st.sampled_from(
     [
-        "--{n}={s}",
-        "+{n}={s}",
-        "{n}: {s}",
-        "a={{b: 1, {n}: {s}}}",
-        '{{"{n}": "{s}"}}',
-        "x?y=1&{n}={s}",
-        "-e{n}={s}",
+        "--{n}={s}", "+{n}={s}", "{n}: {s}", "a={{b: 1, {n}: {s}}}", '{{"{n}": "{s}"}}',
+        "x?y=1&{n}={s}", "-e{n}={s}",
     ]
-)
+)  # fmt: skip
 
 
 @given(names, secrets, forms, st.lists(st.text(max_size=8), max_size=3))

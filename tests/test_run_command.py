@@ -994,17 +994,9 @@ def test_a_new_interpreter(tmp_path: Path, named: list[str]) -> None:
 
 # Modules that we or packages of ours import too, before the script, while it runs, or at its end.
 DOUBLES = (
-    "attr",
-    "hydra",
-    "instrument",
-    "jinja2",
-    "loguru",
-    "msgspec",
-    "packaging",
-    "pydantic",
-    "statistics",
-    "yaml",
-)
+    "attr", "hydra", "instrument", "jinja2", "loguru", "msgspec", "packaging", "pydantic",
+    "statistics", "yaml",
+)  # fmt: skip
 NAMESAKES = """
 import attr, hydra, loguru, packaging.version, statistics, sys, yaml
 print(attr.ITS, hydra.ITS, loguru.ITS, packaging.version.ITS, statistics.ITS, yaml.ITS)

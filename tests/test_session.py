@@ -122,18 +122,10 @@ def test_capture_json_says_what_was_recorded(tmp_path: Path, train: Callable[...
     session = train(3, active=2, record_shapes=True)
     about = json.loads((tmp_path / "steps_000000-000001_rank0" / "capture.json").read_text())
     assert about["window"] == {
-        "first_step": 0,
-        "last_step": 1,
-        "steps": 2,
-        "planned_steps": 2,
-        "truncated": False,
-        "reason": None,
-        "trigger": None,
-        "trigger_reason": None,
-        "phase": "train",
-        "part": None,
+        "first_step": 0, "last_step": 1, "steps": 2, "planned_steps": 2, "truncated": False,
+        "reason": None, "trigger": None, "trigger_reason": None, "phase": "train", "part": None,
         "part_of_step": None,
-    }
+    }  # fmt: skip
     assert about["config"] == session.config.plain()
     assert about["versions"]["torch"] == torch.__version__
     assert (about["rank"], about["world_size"], about["activities"]) == (0, 1, ["cpu"])

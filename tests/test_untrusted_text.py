@@ -57,17 +57,13 @@ EVIL_METADATA: dict[str, Any] = {
     "versions": {"torch": EVIL, EVIL: "1"},
     "devices": [EVIL],
     "window": {
-        "first_step": 3,
-        "last_step": 4,
-        "steps": 2,
-        "truncated": True,
-        "reason": EVIL,
+        "first_step": 3, "last_step": 4, "steps": 2, "truncated": True, "reason": EVIL,
         "phase": EVIL,
     },
     "compiled_ranges": [{"range": EVIL, "region": EVIL}],
     "modules_not_seen": [EVIL],
     "threads_not_recorded": [EVIL],
-}
+}  # fmt: skip
 
 
 def evil_capture(output: Path, rank: int = 0, **changed: Any) -> Capture:

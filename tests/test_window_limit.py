@@ -27,12 +27,8 @@ def work() -> None:
 
 def test_a_window_over_its_time_ends_with_the_step(tmp_path: Path, log: Log) -> None:
     options: dict[str, Any] = {
-        "wait": 1,
-        "warmup": 2,
-        "active": 3,
-        "repeat": 2,
-        "max_window_s": AT_ONCE,
-    }
+        "wait": 1, "warmup": 2, "active": 3, "repeat": 2, "max_window_s": AT_ONCE,
+    }  # fmt: skip
     session = run_session(tmp_path, 12, work, **options)
     assert [c.metadata["window"]["first_step"] for c in session.captures] == [3, 9]
     for capture in session.captures:

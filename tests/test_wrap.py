@@ -174,17 +174,9 @@ def test_members_of_every_kind(tmp_path: Path) -> None:
         cached = Cached()
         assert (cached.value, cached.value) == (7, 7)
     assert seen.names == [
-        "Many.method",
-        "inner property",
-        "outer property",
-        "call",
-        "outer",
-        "inner",
-        "outer static",
-        "inner static",
-        "class with call",
-        "cached",
-    ]
+        "Many.method", "inner property", "outer property", "call", "outer", "inner", "outer static",
+        "inner static", "class with call", "cached",
+    ]  # fmt: skip
     assert Many.outer_property.__doc__ == "The index."
 
 
@@ -677,15 +669,9 @@ def test_names_from_the_arguments(tmp_path: Path) -> None:
         outer(1, 2, 3, e=5)
         list(generated(2))
     assert seen.names == [
-        "layer3",
-        "layer4",
-        "size 5",
-        "both 50 3",
-        "n=2",
-        "e=5",
-        "generated 2",
+        "layer3", "layer4", "size 5", "both 50 3", "n=2", "e=5", "generated 2",
         "generated 2 (resumed)",
-    ]
+    ]  # fmt: skip
 
 
 def test_a_name_that_cannot_be_made_costs_nothing_but_the_name(tmp_path: Path) -> None:

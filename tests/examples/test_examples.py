@@ -29,22 +29,12 @@ from instrument.base.units import duration
 EXAMPLES = Path(__file__).parents[2] / "examples"
 INSTRUMENT = Path(sys.prefix) / "bin" / "instrument"
 SMALL = (
-    "model.width=32",
-    "model.layers=2",
-    "model.context=32",
-    "training.batch_size=8",
-    "device=cpu",
-)
+    "model.width=32", "model.layers=2", "model.context=32", "training.batch_size=8", "device=cpu",
+)  # fmt: skip
 MARKED = (
-    "data",
-    "forward",
-    "transformer_block",
-    "attention_block",
-    "mlp_block",
-    "loss_fn",
-    "backward",
+    "data", "forward", "transformer_block", "attention_block", "mlp_block", "loss_fn", "backward",
     "optimizer",
-)
+)  # fmt: skip
 ENVIRONMENT = {
     **os.environ,
     "HYDRA_FULL_ERROR": "1",
@@ -359,27 +349,11 @@ def test_everything_that_can_be_marked_shows_up(tmp_path: Path) -> None:
     (capture,) = captures(tmp_path)
     names = {row.name for row in capture.ranges}
     assert {
-        "a_function",
-        "named in the mark",
-        "power 3",
-        "4 rows",
-        "partial",
-        "Members.method",
-        "class method",
-        "static method",
-        "property",
-        "callable object",
-        "a_generator",
-        "a_coroutine",
-        "an_async_generator",
-        "square.forward",
-        "square.backward",
-        "layer 0",
-        "layer 1",
-        "one instance",
-        "Sequential",
-        "0",
-    } <= names
+        "a_function", "named in the mark", "power 3", "4 rows", "partial", "Members.method",
+        "class method", "static method", "property", "callable object", "a_generator",
+        "a_coroutine", "an_async_generator", "square.forward", "square.backward", "layer 0",
+        "layer 1", "one instance", "Sequential", "0",
+    } <= names  # fmt: skip
     assert names <= {name for name in names if name in printed}
     assert "Ranges inside compiled region 0/0, not timed: named in the mark, a_function" in printed
 

@@ -7,21 +7,11 @@ from typing import Any
 from instrument.read.views.table import Table
 
 DEFAULTS: dict[str, Any] = {
-    "op": "call_function",
-    "name": "",
-    "target": "operator.add",
-    "module_path": "",
-    "module_type": None,
-    "source": None,
-    "inputs": "",
-    "median_ns": 1000,
-    "share": None,
-    "output_shape": "[2, 3]",
-    "output_dtype": "float32",
-    "moved_bytes": 0,
-    "flops": None,
+    "op": "call_function", "name": "", "target": "operator.add", "module_path": "",
+    "module_type": None, "source": None, "inputs": "", "median_ns": 1000, "share": None,
+    "output_shape": "[2, 3]", "output_dtype": "float32", "moved_bytes": 0, "flops": None,
     "intensity": None,
-}
+}  # fmt: skip
 
 
 def nodes(*rows: dict[str, Any]) -> Table:

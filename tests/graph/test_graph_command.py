@@ -66,14 +66,9 @@ def test_a_class_a_function_or_a_model(name: str, capsys: pytest.CaptureFixture[
 
 def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     model = [
-        "models_of_mine:Net",
-        "--input",
-        "ids=2,5:int64",
-        "--input",
-        "mask=2,5,1:bool",
-        "--runs",
+        "models_of_mine:Net", "--input", "ids=2,5:int64", "--input", "mask=2,5,1:bool", "--runs",
         "2",
-    ]
+    ]  # fmt: skip
     said = shown(
         capsys,
         *model,

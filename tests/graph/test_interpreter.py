@@ -59,16 +59,8 @@ def test_events_time_each_node_and_are_waited_for_once(device: Device) -> None:
         interpreter.run_timed([])
         assert interpreter.times_ns == [1_000_000, 1_000_000, 0]
         assert device.did == [
-            "mark",
-            "work",
-            "mark",
-            "mark",
-            "work",
-            "mark",
-            "mark",
-            "mark",
-            "wait",
-        ]
+            "mark", "work", "mark", "mark", "work", "mark", "mark", "mark", "wait",
+        ]  # fmt: skip
         device.did.clear()
 
 

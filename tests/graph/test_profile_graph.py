@@ -231,12 +231,8 @@ def test_groups_are_summed_in_each_run() -> None:
 
     (linear,) = by("module_type").where(module_type="Linear")
     assert (linear.nodes, linear.calls, linear.mean_ns, linear.median_ns, linear.p95_ns) == (
-        2,
-        3,
-        220,
-        130,
-        420,
-    )
+        2, 3, 220, 130, 420,
+    )  # fmt: skip
     assert (linear.output_bytes, linear.new_bytes, linear.moved_bytes, linear.flops) == (
         12,
         12,

@@ -176,13 +176,8 @@ def test_nothing_is_left_installed(
     assert present() == before
     differs = {name for name in before if during[0][name] != before[name]}
     assert {
-        "calls of modules",
-        "profiler",
-        "annotations",
-        "signals",
-        "atexit",
-        "threads",
-    } <= differs, "the test sees them"
+        "calls of modules", "profiler", "annotations", "signals", "atexit", "threads",
+    } <= differs, "the test sees them"  # fmt: skip
     assert len(trainer.session(adapter).captures) == 1
 
 
@@ -252,14 +247,9 @@ def test_off_is_off(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.Monkey
     adapter = trainer.make({"enabled": False, "active": 2})
     trainer.fit(adapter, job)
     ours = {
-        "module hooks",
-        "calls of modules",
-        "forward",
-        "profiler",
-        "annotations",
-        "optimizer hooks",
+        "module hooks", "calls of modules", "forward", "profiler", "annotations", "optimizer hooks",
         "hooks of an optimizer",
-    }
+    }  # fmt: skip
     assert {name: during[0][name] for name in ours} == {name: before[name] for name in ours}
     assert not [name for name in during[0]["threads"] if name.startswith("instrument")]
     assert len(calls.seen) <= 5 * trainer.calls_when_off, calls.seen

@@ -51,12 +51,8 @@ def test_the_data_are_what_the_views_say(written: Capture) -> None:
     )
     assert curve["times_ns"] == [260_000, 650_000, 900_000, 1_300_000, 1_500_000]
     assert [sum(values) // MIB for values in zip(*curve["live_bytes"].values())] == [
-        32,
-        38,
-        14,
-        24,
-        16,
-    ]
+        32, 38, 14, 24, 16,
+    ]  # fmt: skip
 
 
 def test_the_raw_form_has_every_event(written: Capture) -> None:

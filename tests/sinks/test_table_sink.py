@@ -184,13 +184,9 @@ def test_operators_include_runtime_calls_and_waits(write: Write) -> None:
     ]
     capture = write(events)
     assert names(render(capture)) == [
-        "aten::mm",
-        "cudaDeviceSynchronize (waiting)",
-        "hipMemcpyWithStream (waiting)",
-        "aten::relu",
-        "cudaLaunchKernel",
-        "(in no operator)",
-    ]
+        "aten::mm", "cudaDeviceSynchronize (waiting)", "hipMemcpyWithStream (waiting)",
+        "aten::relu", "cudaLaunchKernel", "(in no operator)",
+    ]  # fmt: skip
     kinds = {row.name: row.kind for row in capture.operators}
     assert kinds == {
         "ProfilerStep*": "step",
@@ -448,14 +444,9 @@ def test_what_is_least_missed_goes_where_device_and_memory_make_it_too_wide(writ
     assert "Not recorded" not in text
     assert "CPU memory" in headings(render(capture, sort="cpu_bytes")), "what decides is shown"
     asked = [
-        "cpu_bytes",
-        "device_bytes",
-        "self_cpu_bytes",
-        "self_device_bytes",
-        "cpu_ns",
-        "device_ns",
+        "cpu_bytes", "device_bytes", "self_cpu_bytes", "self_device_bytes", "cpu_ns", "device_ns",
         "flops",
-    ]
+    ]  # fmt: skip
     asked += ["self_cpu_ns", "self_device_ns", "share", "calls"]
     text = render(capture, columns=asked, ranges=False)
     assert len(headings(text)) + len(headings(text, "name")) == 13, "what was asked for is shown"

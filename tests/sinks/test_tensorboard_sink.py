@@ -58,14 +58,10 @@ def logs(tmp_path: Path) -> Path:
 
 def test_the_scalars_of_a_window(write: Write) -> None:
     assert dict(scalars(write(steps()))) == {
-        "window/steps": 2,
-        "window/step_ms": 1.0,
-        "window/cpu_ms": 2.0,
-        "ranges/forward/calls": 2,
-        "ranges/forward/cpu_ms": 0.6,
-        "ranges/forward/attention/calls": 2,
+        "window/steps": 2, "window/step_ms": 1.0, "window/cpu_ms": 2.0, "ranges/forward/calls": 2,
+        "ranges/forward/cpu_ms": 0.6, "ranges/forward/attention/calls": 2,
         "ranges/forward/attention/cpu_ms": 0.4,
-    }
+    }  # fmt: skip
     with_device = dict(scalars(write(steps() + kernels(), "device")))
     assert with_device["window/device_ms"] == 0.1
     assert with_device["ranges/forward/device_ms"] == 0.03
@@ -240,12 +236,8 @@ def test_the_parts_of_a_step_add_up_to_the_whole(write: Write) -> None:
     assert dict(step_split(write(steps()))) == pytest.approx(on_cpu)
     # The call takes 10 µs, and the kernel begins 30 µs after it.
     on_device = {
-        "compute": 0.03,
-        "launch": 0.04,
-        "CPU operators": 0.28,
-        "Python": 0.3,
-        "idle": 0.35,
-    }
+        "compute": 0.03, "launch": 0.04, "CPU operators": 0.28, "Python": 0.3, "idle": 0.35,
+    }  # fmt: skip
     assert dict(step_split(write(steps() + kernels(), "device"))) == pytest.approx(on_device)
 
 

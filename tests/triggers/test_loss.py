@@ -24,15 +24,9 @@ def test_it_fires_when_the_loss_turns_bad_and_not_again_until_it_was_good() -> N
     given = [None, 1.0, math.inf, math.nan, None, math.nan, 2.0, -math.inf]
     said = [fires(Step(number, 1, loss, number - 1)) for number, loss in enumerate(given)]
     assert said == [
-        None,
-        None,
-        "the loss of step 1 is inf",
-        None,
-        None,
-        None,
-        None,
+        None, None, "the loss of step 1 is inf", None, None, None, None,
         "the loss of step 6 is -inf",
-    ]
+    ]  # fmt: skip
 
 
 def test_a_run_whose_loss_turns_nan_records_what_comes_after(tmp_path: Path) -> None:

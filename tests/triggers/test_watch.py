@@ -42,12 +42,8 @@ def test_a_trigger_rests_and_has_a_last_window(tmp_path: Path, log: Log) -> None
         "recorded."
     ]
     assert fired(TriggerRunner({"mine": Always(cooldown=0, max_windows=None)}, tmp_path), 5) == [
-        0,
-        1,
-        2,
-        3,
-        4,
-    ]
+        0, 1, 2, 3, 4,
+    ]  # fmt: skip
 
 
 def test_plain_object_has_the_same_limits(tmp_path: Path, log: Log) -> None:
