@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         view_part,
     )
     from instrument.read.show.verdict import first_parts
-    from instrument.read.views.layers import sources
+    from instrument.read.views.layers import layer_evidence
     from instrument.read.views.table import ALL
 
     timings = arguments.timings or str(arguments.path).endswith(".jsonl")
@@ -160,8 +160,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         by_layer = view == "kernels" and arguments.by == "layer"
         found = capture.kernels_by_layer() if by_layer else getattr(capture, view)
         parts.append(view_part(view, found, rows=shown, **options))
-        if view == "layers" and (told := sources(capture, always=False)):
-            parts.append(wrapped(told))
+        if view == "layers" and (known := layer_evidence(capture)) is not None:
+            parts.append(wrapped(f"{known} {known.late_start}"))
     return [*first, *parts, *missing_part(capture, chosen)]
 
 

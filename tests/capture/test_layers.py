@@ -19,11 +19,14 @@ import real_traces
 from builders import Event, annotation, call, capture, frame, kernel, launched, span, step
 from commands import Command
 
+from instrument.base.prose import escaped
+from instrument.read.advise.diagnosis import as_json, as_markdown, as_text
 from instrument.read.capture import Capture
 from instrument.read.facts.layers import EVIDENCE
 from instrument.read.facts.sequence import Kinds, aligned, blocks, kinds_of_names
+from instrument.read.show.page.page import payload
 from instrument.read.trace.events import Ints
-from instrument.read.views.layers import NO_LAYER, UNKNOWN_LAYER, sources
+from instrument.read.views.layers import NO_LAYER, UNKNOWN_LAYER, layer_evidence
 
 GEMM = (
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize{}x128x64_warpgroupsize1x1x1_execute_kernel"
@@ -306,7 +309,7 @@ class TestSequence:
     def test_an_empty_trace_has_none(self, tmp_path: Path) -> None:
         found = capture(tmp_path, [span("aten::add", 0, 10)])
         assert len(found.layers) == 0
-        assert sources(found) == ""
+        assert layer_evidence(found) is None
 
     def test_of_what_differs_there_are_none(self) -> None:
         random = np.random.default_rng(3)
@@ -364,6 +367,48 @@ class TestView:
         assert row.share == pytest.approx(48 / 52)
         assert "sequence 92 %, unknown 7.7 %" in row.why
         assert "without CUDA graphs" in row.why
+
+    def test_text_markdown_json_and_page_have_one_line_on_the_evidence(
+        self, tmp_path: Path
+    ) -> None:
+        found = capture(tmp_path, in_one_graph(events_of(forward())))
+        diagnosis = found.diagnose()
+        line = str(layer_evidence(found))
+        assert line.startswith("Layers of the device time: sequence 92 %, unknown 7.7 %. To name")
+        assert line in as_text(diagnosis).replace("\n", " ")
+        assert escaped(line) in as_markdown(diagnosis)
+        shares = json.loads(as_json(diagnosis))["layers"]
+        assert shares == pytest.approx({"sequence": 48 / 52, "unknown": 4 / 52})
+        page = payload([found])
+        assert line in [part.get("text") for part in page["head"]]
+        titles = [part["title"] for part in page["sections"]["tables"]["parts"]]
+        assert titles[:2] == ["Operators", "Layers"]
+
+    def test_of_recorded_layers_and_of_none_the_verdict_says_nothing(
+        self, trace: Capture, tmp_path: Path
+    ) -> None:
+        (folder := tmp_path / "other").mkdir()
+        other = capture(folder, events_of(Run("add", ()) for _ in range(4)))
+        for each, shares in (trace, {"recorded": 1.0}), (other, {"unknown": 1.0}):
+            assert json.loads(as_json(each.diagnose()))["layers"] == shares
+            assert "Layers of" not in as_text(each.diagnose())
+        assert str(layer_evidence(trace)) == "Layers of the device time: recorded 100 %."
+        assert "Layers" not in json.dumps(payload([other])["sections"]["tables"])
+
+    def test_work_without_a_launch_is_said_to_be_from_before_the_recording(
+        self, tmp_path: Path
+    ) -> None:
+        events, end = events_of([*forward(), *forward()]), 20 * 2 * len(forward())
+        events = [each for each in events if each["cat"] == "kernel" or each["ts"] > end / 2]
+        events += [
+            frame(f"nn.Module: Block_{k}", end / 2 + 160 * k + 20, 159) for k in range(COUNT)
+        ]
+        known = layer_evidence(
+            capture(tmp_path, [frame("nn.Module: Model_0", end / 2, end), *events])
+        )
+        assert known is not None
+        assert "synchronize before the window begins" in known.remedy
+        assert known.late_start.startswith("50 % of the device time has no launch")
 
     def test_coverage_of_recorded_layers_says_nothing(self, trace: Capture) -> None:
         (row,) = trace.coverage.where(name="device time with a layer")

@@ -85,6 +85,7 @@ from instrument.read.views.device_use import device_use
 from instrument.read.views.efficiency import near_peak
 from instrument.read.views.find_captures import left_out, newest_run
 from instrument.read.views.largest_parts import NOTHING, Heaviest, heaviest, largest_parts
+from instrument.read.views.layers import LayerEvidence, layer_evidence
 from instrument.read.views.views import TRAIN, Views
 from instrument.read.views.witness import consequences
 
@@ -236,6 +237,7 @@ class _Seen:
     sentences: tuple[str, str] = ("", "")  # what the device does, and the largest parts
     heaviest: Heaviest = NOTHING
     near_peak: str = ""
+    layers: LayerEvidence | None = None
     step_ns: int | None = None
     step_kinds: str = ""
     unexplained: float = 0.0
@@ -376,6 +378,7 @@ class Diagnosing:
             heaviest_share=shown.heaviest.share,
             lines=shown.heaviest.rows,
             near_peak=shown.near_peak,
+            layers=shown.layers,
             lost_events="".join(
                 f"{each.name}: {each.lost_events}" if of > 1 else each.lost_events for each in lost
             ),
@@ -494,6 +497,8 @@ class Diagnosing:
         with self._noting("largest-parts", "The search for the largest parts"):
             use = device_use(capture, lambda: whatif is not None and _is_cpu_the_limit(whatif))
             now.sentences = use, largest_parts(capture, in_ranges=bool(now.heaviest.rows))
+        with self._noting("layers", "The search for layers"):
+            now.layers = layer_evidence(capture)
         return whatif
 
     def _with_place(self, found: list[_Occurrence]) -> _Placed:

@@ -26,6 +26,7 @@ from instrument.base.units import counted, duration
 from instrument.read.advise.finding import Evidence, Finding, Saving, labels_of
 from instrument.read.advise.verdict import notes, saved, saving_text, verdict, without_cause
 from instrument.read.views.json_text import json_text
+from instrument.read.views.layers import LayerEvidence
 from instrument.read.views.layout import plain
 from instrument.read.views.section import Part, Section
 from instrument.read.views.table import Table, known_columns
@@ -38,6 +39,8 @@ JSON_KEYS = {
     "long and short steps take turns; with several captures, the median of these means, or of "
     "those of training if phases differ; the whole recording if no step finished",
     "unexplained": "the share of the window in which device work was late for an unknown reason",
+    "layers": "the share of the device time by what its layer is known from, such as `recorded` or "
+    "`sequence`; docs/how-to/layers.md. `null` without device time",
     "findings": "the findings: first what ends the run, then sorted by the share of the step that "
     "they save, or else by half of `share`; those of few windows and caveats come last; "
     "communication that waits for late ranks, and what only these have, after these ranks",
@@ -118,6 +121,7 @@ class Diagnosis:
         heaviest_share: its share of a step.
         lines: a row of text for each of the lines that take most of the run, by samples; none if
             `profiler.lines` was off.
+        layers: what the layers of the device time are known from; None without device time.
         near_peak: the clause on how near the program is to what the machine can do, if it is near.
         lost_events: sentences on a hundredth or more of the events that were not read, have
             impossible times, or break another claim of `instrument.read.views.witness`, with what
@@ -143,6 +147,7 @@ class Diagnosis:
     heaviest_share: float = 0.0
     lines: tuple[str, ...] = ()
     near_peak: str = ""
+    layers: LayerEvidence | None = None
     lost_events: str = ""
     together: Together | None = None
     ignored: tuple[str, ...] = ()
@@ -229,6 +234,7 @@ def as_json(diagnosis: Diagnosis) -> str:
         "verdict": verdict(diagnosis),
         "step_ns": diagnosis.step_ns,
         "unexplained": diagnosis.unexplained,
+        "layers": diagnosis.layers and diagnosis.layers.shares,
         "findings": [finding_as_dict(finding) for finding in diagnosis.findings],
         "together": together and {"numbers": together.numbers, **_figures(together.saving)},
         "ignored": diagnosis.ignored,

@@ -100,7 +100,10 @@ def causes(diagnosis: Diagnosis) -> list[Finding]:
 
 
 def notes(diagnosis: Diagnosis) -> list[str]:
-    """Return a sentence for each caveat, such as a busy machine, and for what is not known."""
+    """Return a sentence for each caveat, such as a busy machine, and for what is not known.
+
+    The last one says what the layers are known from, if not from what was recorded.
+    """
     found = [f"Note: {each.title}." for each in diagnosis.findings if each.is_caveat]
     late = diagnosis.unexplained or 0.0
     if late > MOST_UNEXPLAINED and not any(map(is_large, diagnosis.findings)):
@@ -109,7 +112,9 @@ def notes(diagnosis: Diagnosis) -> list[str]:
             "so late, so savings are less certain: record several whole steps, and synchronize "
             "before the window begins."
         )
-    return [*found, *filter(None, [diagnosis.lost_events])]
+    layers = diagnosis.layers
+    said = f"{layers}" if layers is not None and layers.is_partial else ""
+    return [*found, *filter(None, [diagnosis.lost_events, said])]
 
 
 def nothing_found(diagnosis: Diagnosis) -> str:

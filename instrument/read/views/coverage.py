@@ -332,12 +332,14 @@ def _outside_graphs(capture: Views) -> Part | None:
 
 
 def _layered(capture: Views) -> Part | None:
-    from instrument.read.views.layers import sources
+    from instrument.read.views.layers import layer_evidence
 
     known = capture.facts.layers.evidence != UNKNOWN
     if not known.any():
         return None
-    return _device_time(capture.work, known, f"device time has no known layer. {sources(capture)}")
+    return _device_time(
+        capture.work, known, f"device time has no known layer. {layer_evidence(capture)}"
+    )
 
 
 def _cpu_in_steps(capture: Views) -> Part | None:

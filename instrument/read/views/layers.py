@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -10,7 +10,7 @@ import polars as pl
 from instrument.base.units import percent
 from instrument.read.facts.cuda_graphs import replayed
 from instrument.read.facts.device_work import KINDS
-from instrument.read.facts.layers import EVIDENCE, SEQUENCE, UNKNOWN
+from instrument.read.facts.layers import EVIDENCE, RECORDED, UNKNOWN
 from instrument.read.facts.schema import Schema, names_of, schema
 from instrument.read.views.table import Table
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 NO_LAYER, UNKNOWN_LAYER = "(outside of layers)", "(layer unknown)"
 # Kinds of kernels count for the role of a layer from this share of its time on.
 _PART = 0.1
-# The share of the device time without a layer from which a line says what to record.
+# The share of the device time from which a line says that its layers are not recorded.
 _MANY = 0.05
 
 LAYERS: Schema = schema(
     name="the layer, such as `layers.3` or `TransformerBlock_3`; `layer 3` if only its place among "
     "the layers is known: the first layer of a forward pass is `layer 0`. `(outside of layers)` "
     "for device events that are in no layer, as recorded; `(layer unknown)` for the others",
-    role="the kinds of kernels that take 10 % of its device time or more, the most first, as in "
-    "the column `class` of the table of events",
-    kernels="the number of its kernels, copies and memsets",
     device_ns="the sum of their durations",
     share="`device_ns` as a fraction of that of all layers and rows",
+    kernels="the number of its kernels, copies and memsets",
+    role="the kinds of kernels that take 10 % of its device time or more, the most first, as in "
+    "the column `class` of the table of events",
     attention_ns="the part of `device_ns` in attention",
     product_ns="the part of `device_ns` in matrix products and convolutions",
     communication_ns="the part of `device_ns` in communication",
@@ -92,30 +92,55 @@ def layers(capture: Views) -> Table:
     return Table.of(LAYERS, found.select(names_of(LAYERS)))
 
 
-def sources(capture: Views, *, always: bool = True) -> str:
-    """Say what layers are known from, and what to record so that they have names.
+class LayerEvidence(NamedTuple):
+    """The share of the device time by what its layer is known from.
 
-    Without `always`, the text is "" if nearly all layers are known, and most have names.
+    Attributes:
+        shares: by each of `EVIDENCE` that has time.
+        remedy: what to record, for names of all layers; "" if at least 95 % is recorded.
+        late_start: a sentence on work whose launch is not in the trace; "" if there is little.
     """
-    work, of = capture.whole.work, capture.facts.layers.evidence
+
+    shares: dict[str, float]
+    remedy: str
+    late_start: str
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether layers are known, but of less than 95 % of the time from what was recorded."""
+        return self.remedy != "" and self.shares.get(EVIDENCE[UNKNOWN]) != 1
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{name} {percent(share)}" for name, share in self.shares.items())
+        return f"Layers of the device time: {told}. {self.remedy}".rstrip()
+
+
+def layer_evidence(capture: Views) -> LayerEvidence | None:
+    """Return what the layers are known from, computed once; None without device time."""
+    return capture.whole.once("evidence of layers", lambda: _layer_evidence(capture.whole))
+
+
+def _layer_evidence(capture: Views) -> LayerEvidence | None:
+    work, of = capture.work, capture.facts.layers.evidence
     if not work.duration_ns.any():
-        return ""
-    shares = np.bincount(of, work.duration_ns, minlength=len(EVIDENCE)) / work.duration_ns.sum()
+        return None
+    by_kind = np.bincount(of, work.duration_ns, minlength=len(EVIDENCE)) / work.duration_ns.sum()
+    shares = {name: share for name, share in zip(EVIDENCE, by_kind.tolist()) if share}
     early = float(work.duration_ns[work.launch < 0].sum() / work.duration_ns.sum())
-    before = ""
-    if _MANY < early < 1 - _MANY:  # else the trace shows no launches
-        before = (
-            f"{percent(early)} of the device time has no launch in the trace, mostly because it "
-            "was launched before the recording began: some layers have run once more than others."
+    is_late = _MANY < early < 1 - _MANY  # else the trace shows no launches
+    if by_kind[RECORDED] > 1 - _MANY:
+        remedy = ""
+    elif replayed(capture.events, work.event, work.call).any():
+        remedy = (
+            "To name them, record once without CUDA graphs, with model=… or with_stack=true, and "
+            "give that trace with --like."
         )
-    if not always and shares[UNKNOWN] < _MANY and shares[SEQUENCE] < 0.5:
-        return before
-    told = ", ".join(f"{name} {percent(share)}" for name, share in zip(EVIDENCE, shares) if share)
-    how = (
-        "record a window of the same program without CUDA graphs, with the session's model or "
-        "with_stack=true, and give it with --like"
-        if replayed(capture.events, work.event, work.call).any()
-        else "give the session the model (model=…), or record with_stack=true"
+    elif is_late and 2 * early > 1 - by_kind[RECORDED]:
+        remedy = "To record more of them, synchronize before the window begins."
+    else:
+        remedy = "To name them, give the session the model (model=…), or record with_stack=true."
+    late = (
+        f"{percent(early)} of the device time has no launch in the trace, mostly because it was "
+        "launched before the recording began: some layers have run once more than others."
     )
-    said = f"Layers of the device time by evidence: {told}. So that layers have names, {how}."
-    return f"{said} {before}".rstrip()
+    return LayerEvidence(shares, remedy, late if is_late else "")

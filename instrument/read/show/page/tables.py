@@ -7,6 +7,7 @@ from typing import Any
 from instrument.read.show.outline import without_ranges
 from instrument.read.show.page.parts import columns_of, folded, left_out, section, table
 from instrument.read.show.text import label_texts
+from instrument.read.views.layers import NO_LAYER, UNKNOWN_LAYER
 from instrument.read.views.table import known_columns
 from instrument.read.views.views import VIEWS, Views
 
@@ -23,6 +24,7 @@ _OPERATORS = (
 _TABLES = {
     "operators": ("Operators", ("self_device_ns", "self_cpu_ns")),
     "efficiency": ("Matrix products, convolutions and attention", ("device_ns",)),
+    "layers": ("Layers", ()),
     "kernels": ("Kernels", ("device_ns",)),
     "collectives": ("Collectives", ()),
     "copies": ("Copies and memsets", ("device_ns",)),
@@ -45,7 +47,7 @@ def tables(capture: Views) -> dict[str, Any] | None:
         view = getattr(capture, name)
         if name == "operators":
             view = without_ranges(view).select(_OPERATORS)
-        if not len(view):
+        if not len(view) or (name == "layers" and view[0].name in (NO_LAYER, UNKNOWN_LAYER)):
             continue
         known = known_columns(view)
         by = next((key for key in sort_keys if key in known), None)
