@@ -25,10 +25,9 @@ from loguru import logger
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from findings.programs import PROGRAMS
+from findings.programs import PROGRAMS, TWINS
 from findings.twins import (
     Twin,
-    all_twins,
     found,
     headline,
     named,
@@ -176,7 +175,7 @@ def _ms(ns: float) -> str:
 
 def main(only: str = "", rounds: str = str(ROUNDS)) -> int:
     logger.remove()
-    twins = [twin for twin in [*PROGRAMS, *all_twins()] if only in str(twin)]
+    twins = [twin for twin in [*PROGRAMS, *TWINS] if only in str(twin)]
     return 0 if report([compared(twin, int(rounds)) for twin in twins]) else 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,13 @@ from instrument.read.advise.diagnose import CHECKS, diagnose
 from instrument.read.advise.evidence import cost_share, share_of, share_with_device
 from instrument.read.advise.verdict import verdict
 from instrument.read.ranks.run import Run
+
+tensor_cores = partial(Case, "tensor-cores")
+not_fused = partial(Case, "attention-not-fused")
+layout_and_casts = partial(Case, "layout-and-casts")
+device_idle = partial(Case, "device-idle")
+recording_overhead = partial(Case, "recording-overhead")
+launch_bound = partial(Case, "launch-bound")
 
 ON_V100, ON_A100 = {"deviceProperties": [V100]}, {"deviceProperties": [A100]}
 ON_L40 = {"deviceProperties": [{**V100, "name": "NVIDIA L40", "numSms": 142}]}
@@ -129,11 +137,7 @@ SIZES_UNKNOWN = [
     for event in all_reduce(hidden=False)
 ]
 COPIES_INSIDE = in_steps(
-    4,
-    1000,
-    span("aten::addmm", 0, 900),
-    span("aten::clone", 10, 500),
-    span("aten::copy_", 20, 450),
+    4, 1000, span("aten::addmm", 0, 900), span("aten::clone", 10, 500), span("aten::copy_", 20, 450)
 )
 
 
@@ -167,153 +171,134 @@ MASKED = [*inside("aten::masked_fill", "aten::clone"), span("aten::masked_fill_"
 TYPED = span("aten::mm", 10, 5, Input_type=["float"])
 
 FOUND = {
-    "gaps between kernels": Case("launch-bound", many_kernels(2)),
-    "gaps between kernels of MTIA": Case("launch-bound", on_mtia(many_kernels(2))),
-    "gaps between kernels of a compiled model": Case("launch-bound", COMPILED),
+    "gaps between kernels": launch_bound(many_kernels(2)),
+    "gaps between kernels of MTIA": launch_bound(on_mtia(many_kernels(2))),
+    "gaps between kernels of a compiled model": launch_bound(COMPILED),
     "the first launch of a kernel": Case("one-time-costs", warming_up(0)),
     "the first call of a library": Case("one-time-costs", warming_up(created_us=30_000)),
-    "idle while the CPU prepares": Case("device-idle", cpu_between_kernels(1000)),
-    "idle in no event": Case("device-idle", BARE_IDLE),
+    "idle while the CPU prepares": device_idle(cpu_between_kernels(1000)),
+    "idle in no event": device_idle(BARE_IDLE),
     # Code that launches cannot move to the workers of the loader.
-    "idle in no event, with Python stacks": Case(
-        "device-idle", [*BARE_IDLE, frame("train.py(1): main", 0, 40_000)]
+    "idle in no event, with Python stacks": device_idle(
+        [*BARE_IDLE, frame("train.py(1): main", 0, 40_000)]
     ),
-    "idle in an operator": Case(
-        "device-idle", with_cause(span("text::encode", 0, 6000), launches=False)
+    "idle in an operator": device_idle(with_cause(span("text::encode", 0, 6000), launches=False)),
+    "idle in an operator that launches": device_idle(
+        with_cause(span("aten::linear", 0, 6000), launches=True)
     ),
-    "idle in an operator that launches": Case(
-        "device-idle", with_cause(span("aten::linear", 0, 6000), launches=True)
-    ),
-    "idle in a range": Case(
-        "device-idle", with_cause(annotation("tokenize", 0, 6000), launches=False)
-    ),
-    "idle in a range that launches": Case(
-        "device-idle", with_cause(annotation("forward", 0, 6000), launches=True)
+    "idle in a range": device_idle(with_cause(annotation("tokenize", 0, 6000), launches=False)),
+    "idle in a range that launches": device_idle(
+        with_cause(annotation("forward", 0, 6000), launches=True)
     ),
     "a blocking copy": Case("blocking-copies", copies(blocking=True)),
     "an all-reduce alone": Case("exposed-communication", all_reduce(hidden=False)),
     "an all-reduce of gloo": Case("exposed-communication", synchronous_steps(300)),
     "a slow link": Case("slow-links", all_reduce(hidden=False, reduce_us=4000)),
-    "float32 on tensor cores": Case(
-        "tensor-cores", products("volta_sgemm_128x64_nn"), document=ON_V100
+    "float32 on tensor cores": tensor_cores(products("volta_sgemm_128x64_nn"), document=ON_V100),
+    "float32 on a device with fast TF32": tensor_cores(
+        products("volta_sgemm_128x64_nn"), document=ON_A100
     ),
-    "float32 on a device with fast TF32": Case(
-        "tensor-cores", products("volta_sgemm_128x64_nn"), document=ON_A100
+    "float32 where TF32 is as slow": tensor_cores(
+        products("volta_sgemm_128x64_nn"), document=ON_L40
     ),
-    "float32 where TF32 is as slow": Case(
-        "tensor-cores", products("volta_sgemm_128x64_nn"), document=ON_L40
+    "float64 on tensor cores": tensor_cores(
+        products("void cutlass_80_tensorop_d884gemm_64x64_nn"), document=ON_V100
     ),
-    "float64 on tensor cores": Case(
-        "tensor-cores", products("void cutlass_80_tensorop_d884gemm_64x64_nn"), document=ON_V100
-    ),
-    "not aligned": Case("tensor-cores", products(f"{CUTLASS}1"), document=ON_A100),
+    "not aligned": tensor_cores(products(f"{CUTLASS}1"), document=ON_A100),
     # Four steps, of which three are measured.
-    "attention": Case("attention-not-fused", attention(fused=False)),
-    "attention of one measured step": Case(
-        "attention-not-fused", [each for each in attention(fused=False) if each["ts"] < 2000]
+    "attention": not_fused(attention(fused=False)),
+    "attention of one measured step": not_fused(
+        [each for each in attention(fused=False) if each["ts"] < 2000]
     ),
-    "attention without shapes": Case("attention-not-fused", without_shapes(attention(fused=False))),
-    "attention on a CPU": Case("attention-not-fused", attention_on_cpu()),
-    "attention with dropout on a device": Case("attention-not-fused", ATTENTION_WITH_DROPOUT),
-    "another layout": Case("layout-and-casts", layouts("void cudnn::ops::nchwToNhwcKernel<float>")),
-    "another layout on ROCm": Case("layout-and-casts", ON_ROCM),
-    "a cast in each step": Case("layout-and-casts", casts(each_step=True)),
-    "a cast in the closure of an optimizer": Case(
-        "layout-and-casts", casts(each_step=True, optimizer=True, grad=True)
+    "attention without shapes": not_fused(without_shapes(attention(fused=False))),
+    "attention on a CPU": not_fused(attention_on_cpu()),
+    "attention with dropout on a device": not_fused(ATTENTION_WITH_DROPOUT),
+    "another layout": layout_and_casts(layouts("void cudnn::ops::nchwToNhwcKernel<float>")),
+    "another layout on ROCm": layout_and_casts(ON_ROCM),
+    "a cast in each step": layout_and_casts(casts(each_step=True)),
+    "a cast in the closure of an optimizer": layout_and_casts(
+        casts(each_step=True, optimizer=True, grad=True)
     ),
-    "a cast in an autograd function of the program": Case(
-        "layout-and-casts", inside("MyFunctionBackward", "aten::to")
+    "a cast in an autograd function of the program": layout_and_casts(
+        inside("MyFunctionBackward", "aten::to")
     ),
-    "copies inside an operator": Case("layout-and-casts", COPIES_INSIDE),
+    "copies inside an operator": layout_and_casts(COPIES_INSIDE),
     "allocations in each step": Case("allocator-churn", allocations(steps=4)),
-    "recording makes steps longer": Case(
-        "recording-overhead", [step(3, 0, 1000)], costs(1_400_000)
-    ),
-    "so do options": Case("recording-overhead", [step(3, 0, 1000), TYPED], costs(2_000_000)),
+    "recording makes steps longer": recording_overhead([step(3, 0, 1000)], costs(1_400_000)),
+    "so do options": recording_overhead([step(3, 0, 1000), TYPED], costs(2_000_000)),
 }
 NOT_FOUND = {
-    "long kernels": Case("launch-bound", many_kernels(39)),
+    "long kernels": launch_bound(many_kernels(39)),
     "launches that are long again": Case("one-time-costs", warming_up(0, 20)),
     "a launch that is long later": Case("one-time-costs", warming_up(20)),
-    "one-time costs": Case("device-idle", warming_up(0, created_us=30_000)),
-    "a busy device": Case("device-idle", cpu_between_kernels(7000)),
-    "the loader explains the gap": Case("device-idle", LOADER_EXPLAINS),
+    "one-time costs": device_idle(warming_up(0, created_us=30_000)),
+    "a busy device": device_idle(cpu_between_kernels(7000)),
+    "the loader explains the gap": device_idle(LOADER_EXPLAINS),
     "a copy beside the CPU": Case("blocking-copies", copies(blocking=False)),
     "a hidden all-reduce": Case("exposed-communication", all_reduce(hidden=True)),
     "a fast link": Case("slow-links", all_reduce(hidden=False)),
-    "float16": Case("tensor-cores", products("volta_h884gemm_128x64_nn"), document=ON_V100),
-    "float16 on A100": Case(
-        "tensor-cores", products("ampere_s16816gemm_fp16_128x128_nn"), document=ON_V100
+    "float16": tensor_cores(products("volta_h884gemm_128x64_nn"), document=ON_V100),
+    "float16 on A100": tensor_cores(
+        products("ampere_s16816gemm_fp16_128x128_nn"), document=ON_V100
     ),
-    "aligned": Case("tensor-cores", products(f"{CUTLASS}8"), document=ON_A100),
-    "fused attention": Case("attention-not-fused", attention(fused=True)),
-    "softmax of other shapes": Case(
-        "attention-not-fused", without_shapes(attention(fused=False), [[2, 64, 32], [], []])
+    "aligned": tensor_cores(products(f"{CUTLASS}8"), document=ON_A100),
+    "fused attention": not_fused(attention(fused=True)),
+    "softmax of other shapes": not_fused(
+        without_shapes(attention(fused=False), [[2, 64, 32], [], []])
     ),
     # Where torch has no faster kernel.
-    "attention with dropout on a CPU": Case(
-        "attention-not-fused", attention_on_cpu(drops="aten::bernoulli_")
+    "attention with dropout on a CPU": not_fused(attention_on_cpu(drops="aten::bernoulli_")),
+    "attention with dropout by hand on a CPU": not_fused(attention_on_cpu(drops="aten::rand_like")),
+    "attention in bfloat16 on a CPU": not_fused(attention_on_cpu(dtype="c10::BFloat16")),
+    "attention with few keys on a CPU": not_fused(attention_on_cpu(keys=32)),
+    "attention in float64 on a device": not_fused(IN_DOUBLE),
+    "attention on MTIA": not_fused(on_mtia(attention(fused=False))),
+    "one layout": layout_and_casts(layouts("bn_fw_tr")),
+    "a cast that is kept": layout_and_casts(casts(each_step=False)),
+    "casts of an optimizer": layout_and_casts(casts(each_step=True, optimizer=True)),
+    "a cast that torch's operator makes": layout_and_casts(inside("aten::sum", "aten::to")),
+    "a cast that torch's backward makes": layout_and_casts(
+        inside(f"{ENGINE}AmaxBackward0", "AmaxBackward0", "aten::to")
     ),
-    "attention with dropout by hand on a CPU": Case(
-        "attention-not-fused", attention_on_cpu(drops="aten::rand_like")
+    "a copy that torch's backward makes": layout_and_casts(
+        inside(f"{ENGINE}MulBackward0", "MulBackward0", "aten::clone")
     ),
-    "attention in bfloat16 on a CPU": Case(
-        "attention-not-fused", attention_on_cpu(dtype="c10::BFloat16")
-    ),
-    "attention with few keys on a CPU": Case("attention-not-fused", attention_on_cpu(keys=32)),
-    "attention in float64 on a device": Case("attention-not-fused", IN_DOUBLE),
-    "attention on MTIA": Case("attention-not-fused", on_mtia(attention(fused=False))),
-    "one layout": Case("layout-and-casts", layouts("bn_fw_tr")),
-    "a cast that is kept": Case("layout-and-casts", casts(each_step=False)),
-    "casts of an optimizer": Case("layout-and-casts", casts(each_step=True, optimizer=True)),
-    "a cast that torch's operator makes": Case("layout-and-casts", inside("aten::sum", "aten::to")),
-    "a cast that torch's backward makes": Case(
-        "layout-and-casts", inside(f"{ENGINE}AmaxBackward0", "AmaxBackward0", "aten::to")
-    ),
-    "a copy that torch's backward makes": Case(
-        "layout-and-casts", inside(f"{ENGINE}MulBackward0", "MulBackward0", "aten::clone")
-    ),
-    "a copy that is the result": Case("layout-and-casts", MASKED),
+    "a copy that is the result": layout_and_casts(MASKED),
     "allocations of the first step": Case("allocator-churn", allocations(steps=1)),
-    "recording is cheap": Case("recording-overhead", [step(3, 0, 1000)], costs(1_200_000)),
+    "recording is cheap": recording_overhead([step(3, 0, 1000)], costs(1_200_000)),
 }
 ON_CPU = [step(3, 0, 10), span("aten::mm", 0, 5)]
 UNKNOWN = {
     "the types of attention on a CPU": (
-        Case("attention-not-fused", attention_on_cpu(recorded=False)),
+        not_fused(attention_on_cpu(recorded=False)),
         "no input types",
     ),
-    "no device work": (Case("launch-bound", ON_CPU, document=ON_V100), "no device work"),
+    "no device work": (launch_bound(ON_CPU, document=ON_V100), "no device work"),
     "sizes of messages": (Case("slow-links", SIZES_UNKNOWN), "no sizes of messages"),
-    "the device": (Case("tensor-cores", products("volta_sgemm_128x64_nn")), "device unknown"),
+    "the device": (tensor_cores(products("volta_sgemm_128x64_nn")), "device unknown"),
     "few steps": (
         Case("allocator-churn", [each for each in allocations(steps=4) if each["ts"] < 2000]),
         "too few finished steps",
     ),
     "few unrecorded steps": (
-        Case("recording-overhead", [step(3, 0, 1000)], costs(2_000_000, steps=9)),
+        recording_overhead([step(3, 0, 1000)], costs(2_000_000, steps=9)),
         "Fewer than 10 steps",
     ),
     "other kinds of steps": (
-        Case(
-            "recording-overhead",
-            [step(3, 0, 1000)],
-            {"cost": {"recorded_step_ns": 9_000_000, "unrecorded_steps": 20}},
+        recording_overhead(
+            [step(3, 0, 1000)], {"cost": {"recorded_step_ns": 9_000_000, "unrecorded_steps": 20}}
         ),
         "not known to be of the recorded kinds",
     ),
     "threads without a CPU": (
-        Case(
-            "recording-overhead",
+        recording_overhead(
             [step(3, 0, 1000)],
             costs(2_000_000) | {"environment": {"cpu_wait": {"waited_ns": 40, "window_ns": 100}}},
         ),
         "without a CPU may explain",
     ),
     "one step": (
-        Case(
-            "recording-overhead", [step(3, 0, 1000)], costs(20_000_000) | {"window": {"steps": 1}}
-        ),
+        recording_overhead([step(3, 0, 1000)], costs(20_000_000) | {"window": {"steps": 1}}),
         "only one step",
     ),
 }
@@ -530,10 +515,10 @@ JUSTIFIED = {
         "tensor-cores": "the same products have 3137 columns, so that cutlass takes its align1 kernels",
     },
     "a100_megatron_tp8_rank0": {
-        "device-idle": "this rank's CPU launches late: 160 of 223 ms idle lie in gaps of over 2 ms",
+        "device-idle": "this rank's CPU launches late: 160 of 223 ms idle lie in gaps of over 2 ms"
     },
     "a100_megatron_tp8_rank1": {
-        "exposed-communication": "481 of 621 ms are all-reduce alone, much of it waiting for ranks 0 and 6",
+        "exposed-communication": "481 of 621 ms are all-reduce alone, much of it waiting for ranks 0 and 6"
     },
     "v100_216k_events": {"launch-bound": "median kernel 6 µs; 2,300 gaps of 54 µs a step"},
     "v100_resnet50_workers0": {
@@ -549,7 +534,7 @@ JUSTIFIED = {
         "device-idle": "aten::conv2d loads images and searches algorithms between launches",
     },
     "v100_resnet50_autograd_api": {
-        "one-time-costs": "one cudaLaunchKernel of 1.565 s loads code; streams, events and cuDNN start",
+        "one-time-costs": "one cudaLaunchKernel of 1.565 s loads code; streams, events and cuDNN start"
     },
     # An optimizer that loops over its parameters takes 7 % of the step, but launching early saves less than 1 %.
     "mtia_rank0": {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ from instrument.cli.command import main
 from instrument.read.advise import loops
 from instrument.read.advise.untrained import change_of
 from instrument.read.trace.events import is_step
+
+loader_wait = partial(Case, "loader-wait")
+in_loop = partial(Case, "loop")
+not_training = partial(Case, "not-training")
+not_fused = partial(Case, "optimizer-not-fused")
+in_float64 = partial(Case, "float64")
+in_float16 = partial(Case, "float16")
+synchronizing_calls = partial(Case, "synchronizing-calls")
 
 # Waiting for data
 
@@ -70,54 +79,47 @@ WORKED = [
 ]
 
 LOADER = {
-    "a wait for data": Case("loader-wait", [*loading(), *FRAMES]),
-    "threads and CPUs are known": Case("loader-wait", loading(), settings(pin_memory=False)),
+    "a wait for data": loader_wait([*loading(), *FRAMES]),
+    "threads and CPUs are known": loader_wait(loading(), settings(pin_memory=False)),
     # The loading takes 6.5 of 10 ms. With two CPUs, two workers need 3.25 ms for a batch.
-    "two CPUs for 10 ms of work": Case("loader-wait", loading(waits_us=6500), on_cpus(1)),
-    "two threads on two CPUs": Case("loader-wait", loading(waits_us=6500), on_cpus(1, threads=2)),
-    "a loader that waits for files": Case("loader-wait", loading(waits_us=6500), on_cpus(0.4)),
-    "workers leave half of the CPUs to operators": Case(
-        "loader-wait", loading(waits_us=9000), on_cpus(1, threads=16, cpus=16)
+    "two CPUs for 10 ms of work": loader_wait(loading(waits_us=6500), on_cpus(1)),
+    "two threads on two CPUs": loader_wait(loading(waits_us=6500), on_cpus(1, threads=2)),
+    "a loader that waits for files": loader_wait(loading(waits_us=6500), on_cpus(0.4)),
+    "workers leave half of the CPUs to operators": loader_wait(
+        loading(waits_us=9000), on_cpus(1, threads=16, cpus=16)
     ),
-    "workers leave one CPU to the launches": Case(
-        "loader-wait",
-        [*loading(waits_us=9000), *launched("gemm", 9010, 9050, 200, 1)],
-        on_cpus(1, cpus=8),
+    "workers leave one CPU to the launches": loader_wait(
+        [*loading(waits_us=9000), *launched("gemm", 9010, 9050, 200, 1)], on_cpus(1, cpus=8)
     ),
-    "an iterator on two CPUs": Case("loader-wait", loading("data", 6500), on_cpus(1)),
-    "CPUs that other programs use": Case(
-        "loader-wait", loading(waits_us=6500), on_cpus(0.5, waited=0.5)
+    "an iterator on two CPUs": loader_wait(loading("data", 6500), on_cpus(1)),
+    "CPUs that other programs use": loader_wait(loading(waits_us=6500), on_cpus(0.5, waited=0.5)),
+    "no steps": loader_wait([annotation(SINGLE_PROCESS, 0, 4000), span("aten::mm", 4000, 6000)]),
+    "with workers the saving is not known": loader_wait(
+        loading(WORKERS), settings(workers=1, persistent_workers=True)
     ),
-    "no steps": Case(
-        "loader-wait", [annotation(SINGLE_PROCESS, 0, 4000), span("aten::mm", 4000, 6000)]
+    "as many workers as fit": loader_wait(
+        loading(WORKERS), settings(workers=2, persistent_workers=True)
     ),
-    "with workers the saving is not known": Case(
-        "loader-wait", loading(WORKERS), settings(workers=1, persistent_workers=True)
-    ),
-    "as many workers as fit": Case(
-        "loader-wait", loading(WORKERS), settings(workers=2, persistent_workers=True)
-    ),
-    "two batches in each step": Case(
-        "loader-wait",
+    "two batches in each step": loader_wait(
         in_steps(4, 10_000, annotation(WORKERS, 0, 2000), annotation(WORKERS, 5000, 2000)),
         settings(workers=2, persistent_workers=False),
     ),
-    "the range of session.steps": Case("loader-wait", loading("data"), {}),
+    "the range of session.steps": loader_wait(loading("data"), {}),
     # With 4 workers, 9 ms of loading give a batch each 2.25 ms; the step works for 1 ms.
-    "a batch that loads longer than the step works": Case("loader-wait", loading("data", 9000), {}),
-    "a batch that loads in less time than a worker hands it over": Case(
-        "loader-wait", loading(waits_us=990)
+    "a batch that loads longer than the step works": loader_wait(loading("data", 9000), {}),
+    "a batch that loads in less time than a worker hands it over": loader_wait(
+        loading(waits_us=990)
     ),
     # A worker saves the 1.5 ms, but to take over the batch takes 0.8 ms.
-    "a batch that loads in twice this time": Case("loader-wait", loading(waits_us=1500)),
+    "a batch that loads in twice this time": loader_wait(loading(waits_us=1500)),
 }
 NO_WAIT = {
-    "data in a trace of another program": Case("loader-wait", loading("data")),
-    "no wait": Case("loader-wait", loading(waits_us=0)),
-    "a short wait": Case("loader-wait", loading(waits_us=400)),
-    "on another thread": Case("loader-wait", loading(tid=5)),
-    "one CPU, which computes all the time": Case("loader-wait", loading(), on_cpus(1, cpus=1)),
-    "while the device works": Case("loader-wait", [*loading(), *WORKED]),
+    "data in a trace of another program": loader_wait(loading("data")),
+    "no wait": loader_wait(loading(waits_us=0)),
+    "a short wait": loader_wait(loading(waits_us=400)),
+    "on another thread": loader_wait(loading(tid=5)),
+    "one CPU, which computes all the time": loader_wait(loading(), on_cpus(1, cpus=1)),
+    "while the device works": loader_wait([*loading(), *WORKED]),
 }
 
 
@@ -155,14 +157,12 @@ BUSY = [
 ]
 LOADS = [annotation(SINGLE_PROCESS, 1000 * k + 325, 490) for k in range(4)]
 
-SYNCHRONIZING = {"an item in each step": Case("synchronizing-calls", synchronizing())}
+SYNCHRONIZING = {"an item in each step": synchronizing_calls(synchronizing())}
 NOT_SYNCHRONIZING = {
-    "a copy to the device": Case("synchronizing-calls", synchronizing(to_device=True)),
-    "a busy device": Case("synchronizing-calls", [*synchronizing(), *BUSY]),
-    "the loader explains the idle time": Case("synchronizing-calls", [*synchronizing(), *LOADS]),
-    "a session on the CPU": Case(
-        "synchronizing-calls", [step(0, 0, 1000), span("aten::mm", 0, 900)], {}
-    ),
+    "a copy to the device": synchronizing_calls(synchronizing(to_device=True)),
+    "a busy device": synchronizing_calls([*synchronizing(), *BUSY]),
+    "the loader explains the idle time": synchronizing_calls([*synchronizing(), *LOADS]),
+    "a session on the CPU": synchronizing_calls([step(0, 0, 1000), span("aten::mm", 0, 900)], {}),
 }
 
 
@@ -260,75 +260,65 @@ def beside(events: list[Event], *inside: Event) -> list[Event]:
 
 UPDATES = looping(50, ("aten::mul_", "aten::add_", "aten::sqrt", "aten::div"))
 LOOPS = {
-    "a loop over rows": Case("loop", looping(100)),
-    "a loop in no range": Case(
-        "loop", [event for event in looping(100) if event["name"] != "rows"]
+    "a loop over rows": in_loop(looping(100)),
+    "a loop in no range": in_loop([event for event in looping(100) if event["name"] != "rows"]),
+    "rounds of many operators that differ": in_loop(augmenting()),
+    "a module that is called for each sample": in_loop(trained(80, 4, name="policy")),
+    "a layer that is called for each sample, in no range": in_loop(trained(80, 4)),
+    "a module that is called for each sample, without gradients": in_loop(
+        trained(80, 0, name="policy", gradients=False)
     ),
-    "rounds of many operators that differ": Case("loop", augmenting()),
-    "a module that is called for each sample": Case("loop", trained(80, 4, name="policy")),
-    "a layer that is called for each sample, in no range": Case("loop", trained(80, 4)),
-    "a module that is called for each sample, without gradients": Case(
-        "loop", trained(80, 0, name="policy", gradients=False)
-    ),
-    "three calls for each gradient, added to all others": Case("loop", trained(80, 26, sums=54)),
-    "a loop between the layers of two models": Case(
-        "loop",
+    "three calls for each gradient, added to all others": in_loop(trained(80, 26, sums=54)),
+    "a loop between the layers of two models": in_loop(
         beside(
             trained(40, 80, sums=0),
             *(span("aten::mul", 5000 + 20 * k, 15) for k in range(200)),
             *(span("aten::linear", 9500 + 10 * k, 4) for k in range(40)),
-        ),
+        )
     ),
-    "the work of a layer is not saved": Case("loop", trained(80, 4, name="policy", works_us=38)),
+    "the work of a layer is not saved": in_loop(trained(80, 4, name="policy", works_us=38)),
     # The thread waits for a CPU as long as it runs, so the gaps between the calls are twice as long.
-    "a loop on a busy machine": Case(
-        "loop",
+    "a loop on a busy machine": in_loop(
         trained(80, 4, name="policy"),
         environment(cpu_wait={"waited_ns": 9, "ran_ns": 9, "window_ns": 20}),
     ),
-    "a backward after the last step does not count": Case(
-        "loop",
+    "a backward after the last step does not count": in_loop(
         [
             {**each, "ts": each["ts"] + 20_000}
             if each["tid"] == 2 and each["ts"] > 40_000
             else each
             for each in trained(80, 4, name="policy")
-        ],
+        ]
     ),
-    "the work of large calls in a loop is not saved": Case("loop", update_of_parameters()),
+    "the work of large calls in a loop is not saved": in_loop(update_of_parameters()),
 }
 NO_LOOP = {
-    "an optimizer": Case("loop", renamed(UPDATES, "Optimizer.step#Adam.step")),
-    "few rounds": Case("loop", looping(31)),
-    "little time": Case("loop", looping(32, ("aten::add",), 2)),
-    "a long pattern, as of layers": Case(
-        "loop", looping(10, tuple(f"layer{k}" for k in range(20)))
+    "an optimizer": in_loop(renamed(UPDATES, "Optimizer.step#Adam.step")),
+    "few rounds": in_loop(looping(31)),
+    "little time": in_loop(looping(32, ("aten::add",), 2)),
+    "a long pattern, as of layers": in_loop(looping(10, tuple(f"layer{k}" for k in range(20)))),
+    "layers of a model": in_loop(trained(80, 160, sums=0)),
+    "layers of a model in ranges of one name": in_loop(trained(80, 160, name="block", sums=0)),
+    "layers with few gradients in ranges of one name": in_loop(
+        trained(80, 20, name="block", sums=0)
     ),
-    "layers of a model": Case("loop", trained(80, 160, sums=0)),
-    "layers of a model in ranges of one name": Case("loop", trained(80, 160, name="block", sums=0)),
-    "layers with few gradients in ranges of one name": Case(
-        "loop", trained(80, 20, name="block", sums=0)
+    "inference": in_loop(trained(80, 0, gradients=False)),
+    "inference, on a device": in_loop(
+        [*trained(80, 0, gradients=False), *launched("gemm", 100, 105, 20, 1)]
     ),
-    "inference": Case("loop", trained(80, 0, gradients=False)),
-    "inference, on a device": Case(
-        "loop",
-        [*trained(80, 0, gradients=False), *launched("gemm", 100, 105, 20, 1)],
-    ),
-    "frozen layers below a head": Case("loop", trained(80, 2, gradients=False)),
+    "frozen layers below a head": in_loop(trained(80, 2, gradients=False)),
     # As with LoRA: there are few gradients, and some layers have the same input.
-    "frozen layers between those that are trained": Case("loop", trained(80, 20, sums=40)),
-    "layers that add the gradients of their inputs": Case("loop", trained(80, 26, sums=53)),
-    "less than three layers for each gradient": Case("loop", trained(80, 27)),
-    "layers with the same activation": Case(
-        "loop",
+    "frozen layers between those that are trained": in_loop(trained(80, 20, sums=40)),
+    "layers that add the gradients of their inputs": in_loop(trained(80, 26, sums=53)),
+    "less than three layers for each gradient": in_loop(trained(80, 27)),
+    "layers with the same activation": in_loop(
         beside(
             trained(80, 0, name="layers.{}", gradients=False),
             *(annotation("act", 100 * k + 75, 20) for k in range(80)),
             *(span("aten::relu", 100 * k + 77, 15) for k in range(80)),
-        ),
+        )
     ),
-    "ranges that hold more large operators than tiny ones": Case(
-        "loop",
+    "ranges that hold more large operators than tiny ones": in_loop(
         in_steps(
             3,
             20_000,
@@ -342,19 +332,18 @@ NO_LOOP = {
                     span("aten::sin", 400 * k + 280, 60),
                 )
             ),
-        ),
+        )
     ),
-    "iterations of a recording without steps": Case("loop", augmenting(steps=False)),
-    "large operators": Case(
-        "loop", in_steps(3, 10_000, *(span("aten::mm", 100 * k, 90) for k in range(90)))
+    "iterations of a recording without steps": in_loop(augmenting(steps=False)),
+    "large operators": in_loop(
+        in_steps(3, 10_000, *(span("aten::mm", 100 * k, 90) for k in range(90)))
     ),
-    "a busy device": Case("loop", before_a_busy_device()),
-    "a dataset that a loader indexes": Case("loop", renamed(looping(100), SINGLE_PROCESS)),
-    "inside an operator": Case("loop", renamed(looping(100), "aten::lstm", "cpu_op")),
+    "a busy device": in_loop(before_a_busy_device()),
+    "a dataset that a loader indexes": in_loop(renamed(looping(100), SINGLE_PROCESS)),
+    "inside an operator": in_loop(renamed(looping(100), "aten::lstm", "cpu_op")),
     # Between its tiny operators, the loop sleeps: no batched operator would save that.
-    "a loop that something else fills": Case(
-        "loop",
-        in_steps(3, 100_000, *(span("aten::randn", 1000 + 700 * n, 14) for n in range(64))),
+    "a loop that something else fills": in_loop(
+        in_steps(3, 100_000, *(span("aten::randn", 1000 + 700 * n, 14) for n in range(64)))
     ),
 }
 
@@ -370,42 +359,36 @@ def updating(
 
 FOREACH = [span(f"aten::_foreach_{k}", 100 * k, 95) for k in range(10)]
 OPTIMIZERS = {
-    "an optimizer with fused": Case("optimizer-not-fused", updating("Adam")),
-    "an optimizer with foreach alone": Case("optimizer-not-fused", updating("RMSprop")),
-    "an optimizer of the program": Case("optimizer-not-fused", updating("Lion")),
-    "foreach on a CPU": Case(
-        "optimizer-not-fused",
-        in_steps(3, 2000, annotation("Optimizer.step#AdamW.step", 0, 1000), *FOREACH),
+    "an optimizer with fused": not_fused(updating("Adam")),
+    "an optimizer with foreach alone": not_fused(updating("RMSprop")),
+    "an optimizer of the program": not_fused(updating("Lion")),
+    "foreach on a CPU": not_fused(
+        in_steps(3, 2000, annotation("Optimizer.step#AdamW.step", 0, 1000), *FOREACH)
     ),
 }
 NO_OPTIMIZER = {
     # On a CPU, foreach takes longer than a loop over the parameters.
-    "ASGD on a CPU": Case("optimizer-not-fused", updating("ASGD")),
-    "fused": Case(
-        "optimizer-not-fused",
+    "ASGD on a CPU": not_fused(updating("ASGD")),
+    "fused": not_fused(
         in_steps(
             3,
             2000,
             annotation("Optimizer.step#AdamW.step", 0, 1000),
             span("aten::_fused_adamw_", 0, 900),
-        ),
+        )
     ),
-    "one operator for each parameter": Case(
-        "optimizer-not-fused", updating("SGD", ("aten::add_",))
-    ),
-    "foreach on a device": Case(
-        "optimizer-not-fused",
+    "one operator for each parameter": not_fused(updating("SGD", ("aten::add_",))),
+    "foreach on a device": not_fused(
         [
             *in_steps(3, 2000, annotation("Optimizer.step#AdamW.step", 0, 1000), *FOREACH),
             *launched("multi_tensor", 100, 105, 500, 1),
-        ],
+        ]
     ),
-    "a forward in the closure of a step": Case(
-        "optimizer-not-fused",
+    "a forward in the closure of a step": not_fused(
         [
             {**event, "args": {"Sequence number": number}} if event["cat"] == "cpu_op" else event
             for number, event in enumerate(updating("LBFGS"))
-        ],
+        ]
     ),
 }
 
@@ -458,29 +441,27 @@ AS_LONG = in_steps(
 # Unmarked time
 
 IN_FLOAT64 = {
-    "float64": Case("float64", DOUBLES),
-    "a table in float64, and a Fourier transform": Case(
-        "float64",
+    "float64": in_float64(DOUBLES),
+    "a table in float64, and a Fourier transform": in_float64(
         in_steps(
             3,
             1000,
             span("aten::mul", 0, 300, Input_type=["float", "double"], Input_Dims=[[8, 64], [64]]),
             typed("aten::_fft_c2r", 300, 300, "c10::complex<double>"),
-        ),
+        )
     ),
-    "a convolution in float64": Case(
-        "float64",
+    "a convolution in float64": in_float64(
         in_steps(
             3,
             1000,
             typed("aten::conv2d", 0, 600, "double", "double"),
             typed("aten::relu", 600, 100, "double"),
-        ),
+        )
     ),
-    "float16 on a CPU": Case("float16", products("c10::Half", 10_000)),
-    "bfloat16 on a CPU without it": Case("float16", products("c10::BFloat16", 10_000)),
-    "float64 by the parameters": Case(
-        "float64", UNTYPED, {"parameter_types": {"float64": 99_000, "float32": 1_000}}
+    "float16 on a CPU": in_float16(products("c10::Half", 10_000)),
+    "bfloat16 on a CPU without it": in_float16(products("c10::BFloat16", 10_000)),
+    "float64 by the parameters": in_float64(
+        UNTYPED, {"parameter_types": {"float64": 99_000, "float32": 1_000}}
     ),
 }
 
@@ -518,25 +499,23 @@ def called(start: float, lasts: float, name: str = "Net") -> list[Event]:
 SAVED = annotation("save_checkpoint", 550, 300)
 IN_EVAL_MODE = {"eval_calls": {"Net": 8}}
 NO_TRAINING = {
-    "a validation in each step": Case(
-        "not-training", training_and(annotation("validation", 500, 400), *of_validation())
+    "a validation in each step": not_training(
+        training_and(annotation("validation", 500, 400), *of_validation())
     ),
-    "a validation in the only step": Case(
-        "not-training",
+    "a validation in the only step": not_training(
         [
             each
             for each in training_and(annotation("validation", 500, 400), *of_validation())
             if each["ts"] < 1000
-        ],
+        ]
     ),
-    "checkpoints in some steps": Case(
-        "not-training", training_and(annotation("Trainer.save_checkpoint", 500, 400), of=(1, 3))
+    "checkpoints in some steps": not_training(
+        training_and(annotation("Trainer.save_checkpoint", 500, 400), of=(1, 3))
     ),
-    "a checkpoint in one step": Case(
-        "not-training", training_and(annotation("log_metrics", 500, 400), of=(2,))
+    "a checkpoint in one step": not_training(
+        training_and(annotation("log_metrics", 500, 400), of=(2,))
     ),
-    "a range, the function that it calls, and what this calls in eval mode": Case(
-        "not-training",
+    "a range, the function that it calls, and what this calls in eval mode": not_training(
         training_and(
             annotation("validation", 490, 410),
             frame("train.py(9): evaluate", 495, 400),
@@ -544,50 +523,41 @@ NO_TRAINING = {
         ),
         IN_EVAL_MODE,
     ),
-    "in one of two steps that count, and in the first step": Case(
-        "not-training",
-        [each for each in training_and(SAVED, of=(0, 2)) if each["ts"] < 3000],
+    "in one of two steps that count, and in the first step": not_training(
+        [each for each in training_and(SAVED, of=(0, 2)) if each["ts"] < 3000]
     ),
-    "calls in eval mode": Case("not-training", training_and(*of_validation()), IN_EVAL_MODE),
-    "calls with the inputs of other calls": Case(
-        "not-training", training_and(*of_validation()), {"repeated_calls": {"Net": 7}}
+    "calls in eval mode": not_training(training_and(*of_validation()), IN_EVAL_MODE),
+    "calls with the inputs of other calls": not_training(
+        training_and(*of_validation()), {"repeated_calls": {"Net": 7}}
     ),
-    "many calls in eval mode in each step": Case(
-        "not-training",
+    "many calls in eval mode in each step": not_training(
         training_and(*(call for k in range(25) for call in called(500 + 18 * k, 16))),
         {"eval_calls": {"Net": 100}},
     ),
 }
 ALL_TRAINING = {
-    "in another thread": Case(
-        "not-training", training_and(annotation("save_checkpoint", 500, 400, tid=3))
+    "in another thread": not_training(training_and(annotation("save_checkpoint", 500, 400, tid=3))),
+    "without any backward": not_training(in_steps(4, 1000, annotation("evaluate", 500, 400))),
+    "a short validation": not_training(training_and(annotation("validation", 500, 90))),
+    "a validation around training": not_training(
+        training_and(annotation("eval_and_train", 0, 900))
     ),
-    "without any backward": Case(
-        "not-training", in_steps(4, 1000, annotation("evaluate", 500, 400))
-    ),
-    "a short validation": Case("not-training", training_and(annotation("validation", 500, 90))),
-    "a validation around training": Case(
-        "not-training", training_and(annotation("eval_and_train", 0, 900))
-    ),
-    "a module with such a name": Case(
-        "not-training",
+    "a module with such a name": not_training(
         training_and(annotation("layers.0.val", 500, 400)),
         {"module_types": {"layers.0.val": "Linear"}},
     ),
-    "a window of validation": Case(
-        "not-training",
-        training_and(annotation("evaluate", 500, 400)),
-        {"window": {"phase": "validation"}},
+    "a window of validation": not_training(
+        training_and(annotation("evaluate", 500, 400)), {"window": {"phase": "validation"}}
     ),
-    "calls of unknown mode": Case("not-training", training_and(*of_validation()), {}),
-    "fewer calls in eval mode than without gradients": Case(
-        "not-training", training_and(*of_validation()), {"eval_calls": {"Net": 7}}
+    "calls of unknown mode": not_training(training_and(*of_validation()), {}),
+    "fewer calls in eval mode than without gradients": not_training(
+        training_and(*of_validation()), {"eval_calls": {"Net": 7}}
     ),
-    "fewer calls with the inputs of other calls": Case(
-        "not-training", training_and(*of_validation()), {"repeated_calls": {"Net": 6}}
+    "fewer calls with the inputs of other calls": not_training(
+        training_and(*of_validation()), {"repeated_calls": {"Net": 6}}
     ),
-    "calls of a module that is not trained": Case(
-        "not-training", training_and(*of_validation("teacher")), {"eval_calls": {"teacher": 8}}
+    "calls of a module that is not trained": not_training(
+        training_and(*of_validation("teacher")), {"eval_calls": {"teacher": 8}}
     ),
 }
 
@@ -651,32 +621,31 @@ NOT_FOUND = {
     **NO_LOOP,
     **NO_OPTIMIZER,
     **ALL_TRAINING,
-    "float32 beside numbers": Case("float64", FLOATS),
-    "operators that take as long in float32": Case("float64", AS_LONG),
-    "a number of Python": Case("float64", NUMBERS),
-    "a tensor times a number": Case(
-        "float64",
+    "float32 beside numbers": in_float64(FLOATS),
+    "operators that take as long in float32": in_float64(AS_LONG),
+    "a number of Python": in_float64(NUMBERS),
+    "a tensor times a number": in_float64(
         in_steps(
             3, 1000, span("aten::mul", 0, 900, Input_type=["float", "double"], Input_Dims=[[8], []])
-        ),
+        )
     ),
-    "a CPU that multiplies bfloat16": Case("float16", products("c10::BFloat16", 3000)),
-    "slow products of float32": Case("float16", products("float", 10_000)),
-    "float16 on a device": Case(
-        "float16", [*products("c10::Half", 10_000), *launched("gemm", 5, 20, 500, 1)]
+    "a CPU that multiplies bfloat16": in_float16(products("c10::BFloat16", 3000)),
+    "slow products of float32": in_float16(products("float", 10_000)),
+    "float16 on a device": in_float16(
+        [*products("c10::Half", 10_000), *launched("gemm", 5, 20, 500, 1)]
     ),
-    "short products of float16": Case("float16", products("c10::Half", 15, rows=1)),
+    "short products of float16": in_float16(products("c10::Half", 15, rows=1)),
 }
 CALLS = [step(0, 0, 1000), call("cudaStreamSynchronize", 10, 500)]
 UNKNOWN = {
-    "no device work": (Case("synchronizing-calls", CALLS), r"profiler\.activities"),
+    "no device work": (synchronizing_calls(CALLS), r"profiler\.activities"),
     "a session with a device without device work": (
-        Case("synchronizing-calls", [step(0, 0, 1000)], {"devices": ["NVIDIA H100"]}),
+        synchronizing_calls([step(0, 0, 1000)], {"devices": ["NVIDIA H100"]}),
         r"profiler\.activities",
     ),
-    "no input types": (Case("float64", UNTYPED), "shapes"),
+    "no input types": (in_float64(UNTYPED), "shapes"),
     "no input types, and half of the parameters are float32": (
-        Case("float64", UNTYPED, {"parameter_types": {"float64": 100, "float32": 100}}),
+        in_float64(UNTYPED, {"parameter_types": {"float64": 100, "float32": 100}}),
         "shapes",
     ),
     "a copy is long in one step, but the thread had no CPU for as long": (
@@ -687,7 +656,7 @@ UNKNOWN = {
 
 
 def test_the_command_of_float64_shows_the_types(tmp_path, capsys) -> None:
-    (found,) = Case("float64", DOUBLES).findings(tmp_path)
+    (found,) = in_float64(DOUBLES).findings(tmp_path)
     assert main(shlex.split(found.verify, comments=True)[1:]) == 0
     shown = capsys.readouterr().out
     assert "[double, double, double]" in shown
@@ -699,7 +668,7 @@ def test_loops_of_several_threads_do_not_add_up(tmp_path: Path) -> None:
     threads = [
         {**each, "tid": thread} for thread in (3, 4, 5) for each in loop if each["cat"] == "cpu_op"
     ]
-    shares = [each.share for each in Case("loop", [*loop, *threads]).findings(tmp_path)]
+    shares = [each.share for each in in_loop([*loop, *threads]).findings(tmp_path)]
     assert max(shares) == pytest.approx(0.5, abs=0.02)
 
 

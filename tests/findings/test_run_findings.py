@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,16 @@ from builders import Event, accumulation, annotation, call, frame, made, node, s
 from findings.by_hand import Case, check, environment
 from instrument import Capture, diff
 from instrument.read.advise.check import NotRecorded
+
+oversubscription = partial(Case, "thread-oversubscription")
+memory_growth = partial(Case, "memory-growth")
+unused_gradients = partial(Case, "unused-gradients")
+frozen_modules = partial(Case, "frozen-modules")
+unused_autograd = partial(Case, "unused-autograd")
+garbage_collection = partial(Case, "garbage-collection")
+debug_modes = partial(Case, "debug-modes")
+recompilation = partial(Case, "recompilation")
+first_step = partial(Case, "first-step")
 
 
 def steps(count: int, duration_us: float = 1000, first_us: float | None = None) -> list[Event]:
@@ -53,14 +64,14 @@ CALLED_FOR = [
 ]
 ONE_IS_LONG, EQUAL = (300, 20, 20), (110, 110, 110)
 COLLECTOR = {
-    "the whole window": Case("garbage-collection", steps(4), collected(100, 100, 80, 120)),
-    "one collection is long": Case("garbage-collection", [*steps(4), *collections(*ONE_IS_LONG)]),
-    "one is long, of a window": Case("garbage-collection", steps(4), collected(*ONE_IS_LONG)),
-    "the only one": Case("garbage-collection", [*steps(4), *collections(300)]),
-    "the only one of a window": Case("garbage-collection", steps(4), collected(300)),
-    "equal collections": Case("garbage-collection", [*steps(4), *collections(*EQUAL)]),
-    "equal collections of a window": Case("garbage-collection", steps(4), collected(*EQUAL)),
-    "collections that the program calls for": Case("garbage-collection", [*steps(4), *CALLED_FOR]),
+    "the whole window": garbage_collection(steps(4), collected(100, 100, 80, 120)),
+    "one collection is long": garbage_collection([*steps(4), *collections(*ONE_IS_LONG)]),
+    "one is long, of a window": garbage_collection(steps(4), collected(*ONE_IS_LONG)),
+    "the only one": garbage_collection([*steps(4), *collections(300)]),
+    "the only one of a window": garbage_collection(steps(4), collected(300)),
+    "equal collections": garbage_collection([*steps(4), *collections(*EQUAL)]),
+    "equal collections of a window": garbage_collection(steps(4), collected(*EQUAL)),
+    "collections that the program calls for": garbage_collection([*steps(4), *CALLED_FOR]),
 }
 
 
@@ -84,14 +95,12 @@ LATER = [*compilation(1100), *compilation(2100), *compilation(3100)]
 GUARDS = {"train.py:3 in f: k == 2": 1, "train.py:3 in f: tensor 'x' size mismatch": 5}
 BREAKS = {"call to print": 1, "Tensor.item()\n  at train.py:3": 2}
 COMPILING = {
-    "a compilation in a later step": Case("recompilation", [*FIRST_COMPILATION, *LATER]),
-    "recompilations that only the session counted": Case(
-        "recompilation", steps(4), environment(dynamo={"recompilations": 2, "graphs": 2})
+    "a compilation in a later step": recompilation([*FIRST_COMPILATION, *LATER]),
+    "recompilations that only the session counted": recompilation(
+        steps(4), environment(dynamo={"recompilations": 2, "graphs": 2})
     ),
-    "guards that failed": Case(
-        "recompilation",
-        steps(4),
-        environment(dynamo={"recompilations": 2, "failed_guards": GUARDS}),
+    "guards that failed": recompilation(
+        steps(4), environment(dynamo={"recompilations": 2, "failed_guards": GUARDS})
     ),
     "graph breaks with their reasons": Case(
         "graph-breaks", steps(4), environment(dynamo={"graphs": 4, "graph_breaks": BREAKS})
@@ -103,9 +112,9 @@ COMPILING = {
 LOADED = [*steps(5, first_us=20_000), call("cudaModuleLoadData", 100, 15_000)]
 SEARCHED = [*steps(5, first_us=20_000), span("aten::cudnn_convolution", 100, 15_000)]
 FIRST = {
-    "kernel code is loaded": Case("first-step", LOADED),
-    "an operator is slow": Case("first-step", SEARCHED),
-    "cuDNN searches": Case("first-step", SEARCHED, environment(cudnn_benchmark=True)),
+    "kernel code is loaded": first_step(LOADED),
+    "an operator is slow": first_step(SEARCHED),
+    "cuDNN searches": first_step(SEARCHED, environment(cudnn_benchmark=True)),
 }
 
 
@@ -159,18 +168,13 @@ FITTING = [{"phase": "train", "workers": 8}]
 WAITING_LESS = scheduled(8, 32, 12)
 WAITING, IDLE_WORKERS = scheduled(20, 20, 12), scheduled(20, 20, 1)
 THREADS = {
-    "as many threads as CPUs on each rank": Case(
-        "thread-oversubscription", LONG, threads(local_ranks=4)
+    "as many threads as CPUs on each rank": oversubscription(LONG, threads(local_ranks=4)),
+    "workers of loaders": oversubscription(LONG, threads(BOTH)),
+    "more processes than CPUs": oversubscription(steps(4), threads(intra_op=1, local_ranks=16)),
+    "threads that wait for each other": oversubscription(
+        waiting_operators(), threads(cpu_wait=WAITING)
     ),
-    "workers of loaders": Case("thread-oversubscription", LONG, threads(BOTH)),
-    "more processes than CPUs": Case(
-        "thread-oversubscription", steps(4), threads(intra_op=1, local_ranks=16)
-    ),
-    "threads that wait for each other": Case(
-        "thread-oversubscription", waiting_operators(), threads(cpu_wait=WAITING)
-    ),
-    "threads that wait, and operators that do not": Case(
-        "thread-oversubscription",
+    "threads that wait, and operators that do not": oversubscription(
         [
             *waiting_operators(alone_us=60),
             *(
@@ -181,30 +185,24 @@ THREADS = {
         ],
         threads(intra_op=2, cpus=2, cpu_wait=WAITING_LESS),
     ),
-    "threads that wait, with shapes": Case(
-        "thread-oversubscription",
-        waiting_operators(shapes=True, extra=1),
-        threads(cpu_wait=WAITING),
+    "threads that wait, with shapes": oversubscription(
+        waiting_operators(shapes=True, extra=1), threads(cpu_wait=WAITING)
     ),
-    "threads that wait, another number of operators in each step": Case(
-        "thread-oversubscription", waiting_operators(extra=1), threads(cpu_wait=WAITING)
+    "threads that wait, another number of operators in each step": oversubscription(
+        waiting_operators(extra=1), threads(cpu_wait=WAITING)
     ),
     # One thread takes twice as long for operators of 60 µs, which are worth two threads.
-    "two threads that are worth it and wait": Case(
-        "thread-oversubscription",
-        waiting_operators(alone_us=60),
-        threads(intra_op=2, cpus=2, cpu_wait=WAITING_LESS),
+    "two threads that are worth it and wait": oversubscription(
+        waiting_operators(alone_us=60), threads(intra_op=2, cpus=2, cpu_wait=WAITING_LESS)
     ),
-    "eight threads on two CPUs that are worth it and wait": Case(
-        "thread-oversubscription",
-        waiting_operators(alone_us=60),
-        threads(intra_op=8, cpus=2, cpu_wait=WAITING_LESS),
+    "eight threads on two CPUs that are worth it and wait": oversubscription(
+        waiting_operators(alone_us=60), threads(intra_op=8, cpus=2, cpu_wait=WAITING_LESS)
     ),
-    "an operator that waits in each step, because it divides its work often": Case(
-        "thread-oversubscription", ALL_WAIT, threads(intra_op=2, cpus=2, cpu_wait=WAITING)
+    "an operator that waits in each step, because it divides its work often": oversubscription(
+        ALL_WAIT, threads(intra_op=2, cpus=2, cpu_wait=WAITING)
     ),
-    "more threads than CPUs, which wait": Case(
-        "thread-oversubscription", waiting_operators(), threads(cpus=4, cpu_wait=WAITING)
+    "more threads than CPUs, which wait": oversubscription(
+        waiting_operators(), threads(cpus=4, cpu_wait=WAITING)
     ),
 }
 
@@ -383,22 +381,20 @@ AVERAGE["owners"]["teacher"]["changed"] = True
 UNUSED = owned(backbone=(None, 1), head=(0, 1))
 UNUSED["owners"]["backbone"]["differentiates"] = True
 AUTOGRAD = {
-    "a range whose graph no backward uses": Case("unused-autograd", training(4)),
-    "calls of a range whose other calls have a backward": Case(
-        "unused-autograd", training(4, validation="forward")
+    "a range whose graph no backward uses": unused_autograd(training(4)),
+    "calls of a range whose other calls have a backward": unused_autograd(
+        training(4, validation="forward")
     ),
-    "a graph on a busy machine": Case("unused-autograd", DISTURBED),
-    "a program without any backward": Case("unused-autograd", NO_BACKWARD),
-    "gradients of a backbone that nothing uses": Case("unused-gradients", probe(), UNUSED),
-    "gradients that are cleared before a step": Case(
-        "unused-gradients", adversarial(), ADVERSARIAL
+    "a graph on a busy machine": unused_autograd(DISTURBED),
+    "a program without any backward": unused_autograd(NO_BACKWARD),
+    "gradients of a backbone that nothing uses": unused_gradients(probe(), UNUSED),
+    "gradients that are cleared before a step": unused_gradients(adversarial(), ADVERSARIAL),
+    "an average of a model, in which gradients add up": unused_gradients(taught(), AVERAGE),
+    "a module that nothing trains": frozen_modules(frozen(), FROZEN),
+    "anomaly mode of which the trace shows nothing": debug_modes(
+        steps(4), environment(anomaly_mode=True)
     ),
-    "an average of a model, in which gradients add up": Case("unused-gradients", taught(), AVERAGE),
-    "a module that nothing trains": Case("frozen-modules", frozen(), FROZEN),
-    "anomaly mode of which the trace shows nothing": Case(
-        "debug-modes", steps(4), environment(anomaly_mode=True)
-    ),
-    "the search of anomaly mode in the backward": Case("debug-modes", searching()),
+    "the search of anomaly mode in the backward": debug_modes(searching()),
 }
 
 FOUND = {
@@ -406,153 +402,129 @@ FOUND = {
     **COMPILING,
     **FIRST,
     **THREADS,
-    "a range keeps memory in each step": Case("memory-growth", growth(5, 2**20)),
-    "a leak that soon ends the run": Case(
-        "memory-growth", growth(5, 12 * 2**20), document=OF_24_GIB
+    "a range keeps memory in each step": memory_growth(growth(5, 2**20)),
+    "a leak that soon ends the run": memory_growth(growth(5, 12 * 2**20), document=OF_24_GIB),
+    "a leak on the CPU that soon ends the run": memory_growth(
+        growth(5, 40 * 2**20, None), {"machine": {"memory_bytes": 64 * 2**30}}
     ),
-    "a leak on the CPU that soon ends the run": Case(
-        "memory-growth", growth(5, 40 * 2**20, None), {"machine": {"memory_bytes": 64 * 2**30}}
-    ),
-    "a leak on the CPU that soon ends the run on 8 ranks": Case(
-        "memory-growth",
+    "a leak on the CPU that soon ends the run on 8 ranks": memory_growth(
         growth(5, 4 * 2**20, None),
         {**environment(threads={"local_ranks": 8}), "machine": {"memory_bytes": 64 * 2**30}},
     ),
-    "a leak on a device of 8 ranks": Case(
-        "memory-growth",
+    "a leak on a device of 8 ranks": memory_growth(
         growth(5, 4 * 2**20),
         {**environment(threads={"local_ranks": 8}), "machine": {"memory_bytes": 64 * 2**30}},
     ),
-    "a buffer that may fill up to a bound": Case(
-        "memory-growth", growth(4, 5 * 2**19, None), {"machine": {"memory_bytes": 64 * 2**30}}
+    "a buffer that may fill up to a bound": memory_growth(
+        growth(4, 5 * 2**19, None), {"machine": {"memory_bytes": 64 * 2**30}}
     ),
-    "growth that is not steady": Case(
-        "memory-growth", growth(5, 2**24, more=2**23), document=OF_24_GIB
-    ),
-    "a device with memory of unknown size": Case("memory-growth", growth(5, 40 * 2**20)),
+    "growth that is not steady": memory_growth(growth(5, 2**24, more=2**23), document=OF_24_GIB),
+    "a device with memory of unknown size": memory_growth(growth(5, 40 * 2**20)),
     **AUTOGRAD,
 }
 NOT_FOUND = {
-    "a collector that takes little": Case(
-        "garbage-collection", steps(4), collected(10, 10, 10, 10)
-    ),
-    "the first step compiles": Case("recompilation", FIRST_COMPILATION),
-    "workers of loaders that leave the CPUs to the training": Case(
-        "thread-oversubscription", LONG, threads(BOTH, cpu_wait=scheduled(1, 40, 1))
+    "a collector that takes little": garbage_collection(steps(4), collected(10, 10, 10, 10)),
+    "the first step compiles": recompilation(FIRST_COMPILATION),
+    "workers of loaders that leave the CPUs to the training": oversubscription(
+        LONG, threads(BOTH, cpu_wait=scheduled(1, 40, 1))
     ),
     "nothing is compiled": Case("graph-breaks", steps(4), environment(dynamo=None)),
     "no compilation in a bare trace": Case("graph-breaks", steps(4)),
-    "an equal first step": Case("first-step", steps(5, 1000, 1000)),
-    "every second step is as long as the first": Case(
-        "first-step", [step(k, 31_000 * k, 30_000 if k % 2 == 0 else 1000) for k in range(4)]
+    "an equal first step": first_step(steps(5, 1000, 1000)),
+    "every second step is as long as the first": first_step(
+        [step(k, 31_000 * k, 30_000 if k % 2 == 0 else 1000) for k in range(4)]
     ),
-    "a first step longer by little time": Case("first-step", steps(5, 1000, 9000)),
-    "a first step of less than twice the time": Case("first-step", steps(5, 10_000, 19_000)),
-    "threads without work": Case("thread-oversubscription", steps(4), threads(local_ranks=4)),
-    "workers beside one thread": Case(
-        "thread-oversubscription", LONG, threads(FITTING, intra_op=1)
+    "a first step longer by little time": first_step(steps(5, 1000, 9000)),
+    "a first step of less than twice the time": first_step(steps(5, 10_000, 19_000)),
+    "threads without work": oversubscription(steps(4), threads(local_ranks=4)),
+    "workers beside one thread": oversubscription(LONG, threads(FITTING, intra_op=1)),
+    "the default threads": oversubscription(LONG, threads()),
+    "one thread waits for no other": oversubscription(
+        waiting_operators(), threads(intra_op=1, cpu_wait=WAITING)
     ),
-    "the default threads": Case("thread-oversubscription", LONG, threads()),
-    "one thread waits for no other": Case(
-        "thread-oversubscription", waiting_operators(), threads(intra_op=1, cpu_wait=WAITING)
+    "threads that wait little": oversubscription(
+        waiting_operators(), threads(cpu_wait=scheduled(2, 30, 2))
     ),
-    "threads that wait little": Case(
-        "thread-oversubscription", waiting_operators(), threads(cpu_wait=scheduled(2, 30, 2))
+    "little memory is kept": memory_growth(growth(5, 1000)),
+    "memory is freed once": memory_growth(FREED_ONCE),
+    "ranges with a backward": unused_autograd(training(4, validates=False)),
+    "operators that make no node": unused_autograd(without_nodes()),
+    "no unused gradients": unused_gradients(probe(), owned(backbone=(0, 1), head=(0, 1))),
+    "unused gradients of a module behind a trained one": unused_gradients(
+        probe(), owned(backbone=(0, 1), head=(None, 0))
     ),
-    "little memory is kept": Case("memory-growth", growth(5, 1000)),
-    "memory is freed once": Case("memory-growth", FREED_ONCE),
-    "ranges with a backward": Case("unused-autograd", training(4, validates=False)),
-    "operators that make no node": Case("unused-autograd", without_nodes()),
-    "no unused gradients": Case("unused-gradients", probe(), owned(backbone=(0, 1), head=(0, 1))),
-    "unused gradients of a module behind a trained one": Case(
-        "unused-gradients", probe(), owned(backbone=(0, 1), head=(None, 0))
+    "gradients that the next backward adds to": unused_gradients(
+        adversarial(clears=False), ADVERSARIAL
     ),
-    "gradients that the next backward adds to": Case(
-        "unused-gradients", adversarial(clears=False), ADVERSARIAL
+    "gradients that the program keeps before it clears them": unused_gradients(
+        adversarial(keeps="aten::clone"), ADVERSARIAL
     ),
-    "gradients that the program keeps before it clears them": Case(
-        "unused-gradients", adversarial(keeps="aten::clone"), ADVERSARIAL
+    "gradients within the step of an optimizer": unused_gradients(
+        adversarial(closure=True), ADVERSARIAL | {"optimizer_steps": [0] * 4}
     ),
-    "gradients within the step of an optimizer": Case(
-        "unused-gradients", adversarial(closure=True), ADVERSARIAL | {"optimizer_steps": [0] * 4}
+    "a model that the program itself trains": unused_gradients(taught(adds=False), AVERAGE),
+    "gradients of optimizers that step in unknown order": unused_gradients(
+        adversarial(), ADVERSARIAL | {"optimizer_steps": None}
     ),
-    "a model that the program itself trains": Case("unused-gradients", taught(adds=False), AVERAGE),
-    "gradients of optimizers that step in unknown order": Case(
-        "unused-gradients", adversarial(), ADVERSARIAL | {"optimizer_steps": None}
+    "a copy of a trained module": frozen_modules(
+        frozen(), {"owners": {"encoder": {**FROZEN["owners"]["encoder"], "is_copy": True}}}
     ),
-    "a copy of a trained module": Case(
-        "frozen-modules",
-        frozen(),
-        {"owners": {"encoder": {**FROZEN["owners"]["encoder"], "is_copy": True}}},
+    "a module that the program itself changes": frozen_modules(
+        frozen(), {"owners": {"encoder": {**FROZEN["owners"]["encoder"], "changed": True}}}
     ),
-    "a module that the program itself changes": Case(
-        "frozen-modules",
-        frozen(),
-        {"owners": {"encoder": {**FROZEN["owners"]["encoder"], "changed": True}}},
+    "a small module that nothing trains": frozen_modules(frozen(100), FROZEN),
+    "a module of which nothing is known": frozen_modules(frozen(), owned()),
+    "a module that nothing trains, in inference": frozen_modules(frozen(trains=False), FROZEN),
+    "a module that nothing trains, with a backward": frozen_modules(
+        probe(), owned(backbone=(None, 0))
     ),
-    "a small module that nothing trains": Case("frozen-modules", frozen(100), FROZEN),
-    "a module of which nothing is known": Case("frozen-modules", frozen(), owned()),
-    "a module that nothing trains, in inference": Case(
-        "frozen-modules", frozen(trains=False), FROZEN
-    ),
-    "a module that nothing trains, with a backward": Case(
-        "frozen-modules", probe(), owned(backbone=(None, 0))
-    ),
-    "an input that gets a gradient too": Case("unused-gradients", probe(inputs=True), UNUSED),
-    "a program that infers": Case("unused-gradients", steps(4)),
-    "anomaly mode was off": Case("debug-modes", steps(4), environment(anomaly_mode=False)),
-    "a hook that searches one gradient": Case("debug-modes", HOOK),
+    "an input that gets a gradient too": unused_gradients(probe(inputs=True), UNUSED),
+    "a program that infers": unused_gradients(steps(4)),
+    "anomaly mode was off": debug_modes(steps(4), environment(anomaly_mode=False)),
+    "a hook that searches one gradient": debug_modes(HOOK),
 }
 REGION = [*steps(4), span("Torch-Compiled Region: 0/0", 10, 20)]
 THREADS_AND_CPUS = "how many threads and CPUs"
 UNKNOWN = {
-    "collections": (Case("garbage-collection", steps(4)), "record_python_gc_info"),
+    "collections": (garbage_collection(steps(4)), "record_python_gc_info"),
     "collections of a window that ended early": (
-        Case("garbage-collection", steps(4), {**collected(20_000), "window": {"truncated": True}}),
+        garbage_collection(steps(4), {**collected(20_000), "window": {"truncated": True}}),
         "share of Python's garbage collector is not known",
     ),
     "one step compiles": (
-        Case("recompilation", [*steps(1), *compilation(0)]),
+        recompilation([*steps(1), *compilation(0)]),
         "fewer than two finished steps",
     ),
     "graph breaks": (Case("graph-breaks", REGION), "does not count graph breaks"),
     "few steps and a slow first one": (
-        Case("first-step", steps(3, first_us=50_000)),
+        first_step(steps(3, first_us=50_000)),
         "fewer than 4 finished steps: record",
     ),
-    "threads": (Case("thread-oversubscription", steps(4)), THREADS_AND_CPUS),
-    "CPUs": (Case("thread-oversubscription", steps(4), threads(cpus=None)), THREADS_AND_CPUS),
+    "threads": (oversubscription(steps(4)), THREADS_AND_CPUS),
+    "CPUs": (oversubscription(steps(4), threads(cpus=None)), THREADS_AND_CPUS),
     "threads on a busy machine": (
-        Case("thread-oversubscription", waiting_operators(), threads(cpu_wait=IDLE_WORKERS)),
+        oversubscription(waiting_operators(), threads(cpu_wait=IDLE_WORKERS)),
         "record while no other program uses the CPUs",
     ),
     "operators for which one thread needs longer than two that wait": (
-        Case(
-            "thread-oversubscription",
-            waiting_operators(alone_us=60),
-            threads(intra_op=2, cpus=2, cpu_wait=WAITING),
+        oversubscription(
+            waiting_operators(alone_us=60), threads(intra_op=2, cpus=2, cpu_wait=WAITING)
         ),
         "threads may have waited for each other",
     ),
     "equal operators on a busy machine": (
-        Case("thread-oversubscription", LONG, threads(cpu_wait=WAITING)),
+        oversubscription(LONG, threads(cpu_wait=WAITING)),
         "threads may have waited for each other",
     ),
-    "memory": (Case("memory-growth", steps(5)), "profile_memory=true"),
+    "memory": (memory_growth(steps(5)), "profile_memory=true"),
     "memory of few steps": (
-        Case("memory-growth", growth(3, 2**20)),
+        memory_growth(growth(3, 2**20)),
         "fewer than 4 finished steps: record with",
     ),
-    "an earlier forward": (
-        Case("unused-autograd", EARLIER_FORWARD),
-        "the backward of an earlier forward",
-    ),
-    "what trains modules": (
-        Case("frozen-modules", frozen(), {}),
-        "which parameters are in an optimizer",
-    ),
-    "optimizers": (Case("unused-gradients", probe(), {}), "which parameters are in an optimizer"),
-    "anomaly mode": (Case("debug-modes", steps(4)), "whether anomaly detection was on"),
+    "an earlier forward": (unused_autograd(EARLIER_FORWARD), "the backward of an earlier forward"),
+    "what trains modules": (frozen_modules(frozen(), {}), "which parameters are in an optimizer"),
+    "optimizers": (unused_gradients(probe(), {}), "which parameters are in an optimizer"),
+    "anomaly mode": (debug_modes(steps(4)), "whether anomaly detection was on"),
 }
 
 
@@ -596,5 +568,5 @@ def test_other_work_on_the_cpus(tmp_path: Path) -> None:
 
 def test_a_second_model_whose_gradients_nothing_uses_is_found(tmp_path: Path) -> None:
     facts = owned(teacher=(None, 1), student=(0, 1))
-    (found,) = Case("unused-gradients", taught(), facts).findings(tmp_path)
+    (found,) = unused_gradients(taught(), facts).findings(tmp_path)
     assert "'teacher'" in found.title

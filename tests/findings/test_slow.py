@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from builders import Event, call, in_steps, kernel, span
 
 from findings.by_hand import Case
+
+in_pieces = partial(Case, "in-pieces")
 
 
 def chain(
@@ -53,67 +56,56 @@ BUSY = [
     )
 ]
 FOUND = {
-    "checks of values": Case("in-pieces", chain(*CHECKED)),
-    "checks of values, without shapes": Case("in-pieces", without_shapes(chain(*CHECKED))),
-    "the logarithm of a softmax": Case(
-        "in-pieces",
-        chain(("aten::softmax", [MANY]), ("aten::add", [MANY, []]), ("aten::log", [MANY])),
+    "checks of values": in_pieces(chain(*CHECKED)),
+    "checks of values, without shapes": in_pieces(without_shapes(chain(*CHECKED))),
+    "the logarithm of a softmax": in_pieces(
+        chain(("aten::softmax", [MANY]), ("aten::add", [MANY, []]), ("aten::log", [MANY]))
     ),
-    "the entropy with a table of classes": Case(
-        "in-pieces",
+    "the entropy with a table of classes": in_pieces(
         chain(
             ("aten::log_softmax", [MANY]),
             ("aten::one_hot", [[256]]),
             ("aten::mul", [MANY, MANY]),
             ("aten::sum", [MANY]),
-        ),
+        )
     ),
-    "the distances of all pairs": Case("in-pieces", chain(*PAIRWISE)),
-    "the products of all pairs": Case(
-        "in-pieces",
-        chain(("aten::mul", [[512, 1, 64], [1, 512, 64]]), ("aten::sum", [PAIRS, [], [], []])),
+    "the distances of all pairs": in_pieces(chain(*PAIRWISE)),
+    "the products of all pairs": in_pieces(
+        chain(("aten::mul", [[512, 1, 64], [1, 512, 64]]), ("aten::sum", [PAIRS, [], [], []]))
     ),
-    "a normalisation": Case("in-pieces", chain(*NORMALISED)),
+    "a normalisation": in_pieces(chain(*NORMALISED)),
 }
 NOT_FOUND = {
-    "a check of values that is short": Case("in-pieces", chain(*CHECKED, each_us=4, apart_us=5)),
-    "a number of correct predictions": Case(
-        "in-pieces",
-        chain(("aten::eq", [MANY, MANY]), ("aten::sum", [MANY]), ("aten::item", [[]])),
+    "a check of values that is short": in_pieces(chain(*CHECKED, each_us=4, apart_us=5)),
+    "a number of correct predictions": in_pieces(
+        chain(("aten::eq", [MANY, MANY]), ("aten::sum", [MANY]), ("aten::item", [[]]))
     ),
-    "a softmax, and the logarithm of another tensor": Case(
-        "in-pieces", chain(("aten::softmax", [MANY]), ("aten::log", [[256, 64]]))
+    "a softmax, and the logarithm of another tensor": in_pieces(
+        chain(("aten::softmax", [MANY]), ("aten::log", [[256, 64]]))
     ),
-    "softmax that weighs the rows of a table": Case(
-        "in-pieces",
-        chain(("aten::softmax", [MANY]), ("aten::mul", [MANY, MANY]), ("aten::bmm", [MANY])),
+    "softmax that weighs the rows of a table": in_pieces(
+        chain(("aten::softmax", [MANY]), ("aten::mul", [MANY, MANY]), ("aten::bmm", [MANY]))
     ),
-    "the entropy of a softmax": Case(
-        "in-pieces",
-        chain(("aten::log_softmax", [MANY]), ("aten::mul", [MANY, MANY]), ("aten::sum", [MANY])),
+    "the entropy of a softmax": in_pieces(
+        chain(("aten::log_softmax", [MANY]), ("aten::mul", [MANY, MANY]), ("aten::sum", [MANY]))
     ),
-    "a mask on a tensor": Case(
-        "in-pieces",
-        chain(("aten::mul", [PAIRS, [512, 512, 1]]), ("aten::sum", [PAIRS, [], [], []])),
+    "a mask on a tensor": in_pieces(
+        chain(("aten::mul", [PAIRS, [512, 512, 1]]), ("aten::sum", [PAIRS, [], [], []]))
     ),
-    "features of all pairs": Case(
-        "in-pieces", chain(*PAIRWISE[:1], ("aten::tanh", [PAIRS]), *PAIRWISE[2:])
+    "features of all pairs": in_pieces(
+        chain(*PAIRWISE[:1], ("aten::tanh", [PAIRS]), *PAIRWISE[2:])
     ),
-    "few pairs": Case(
-        "in-pieces",
-        chain(("aten::sub", [[8, 1, 64], [1, 8, 64], []]), ("aten::sum", [[8, 8, 64], []])),
+    "few pairs": in_pieces(
+        chain(("aten::sub", [[8, 1, 64], [1, 8, 64], []]), ("aten::sum", [[8, 8, 64], []]))
     ),
-    "a root mean square": Case(
-        "in-pieces",
+    "a root mean square": in_pieces(
         chain(
             ("aten::pow", [MANY, []]),
             ("aten::mean", [MANY, []]),
             ("aten::rsqrt", [[256, 1]]),
             ("aten::mul", [MANY, [256, 1]]),
-        ),
+        )
     ),
-    "a normalisation, as far as its names say": Case(
-        "in-pieces", without_shapes(chain(*NORMALISED))
-    ),
-    "checks on a busy device": Case("in-pieces", [*chain(*CHECKED), *BUSY]),
+    "a normalisation, as far as its names say": in_pieces(without_shapes(chain(*NORMALISED))),
+    "checks on a busy device": in_pieces([*chain(*CHECKED), *BUSY]),
 }

@@ -12,14 +12,11 @@ from collected import Log
 from installed import need_collections
 from torch import nn
 
-from findings import cpu_twins
-from findings.cpu_twins import MIXED
-from findings.programs import PROGRAMS
+from findings.programs import MIXED, PROGRAMS, TWINS
 from findings.twins import (
     ATTEMPTS,
     Recorded,
     Twin,
-    all_twins,
     assert_command_runs,
     found,
     headline,
@@ -33,7 +30,8 @@ from instrument import Capture, Session, profiled
 from instrument.read.advise.finding import Finding
 
 # Which events there are and in which order is the same on every machine, so these tests are of the gate.
-BY_ORDER = [twin for twin in all_twins() if not twin.is_time]
+BY_ORDER = [twin for twin in TWINS if not twin.is_time]
+BY_ORDER += [program for program in PROGRAMS if program.code in ("float64", "unused-autograd")]
 STEPS = {"step": 3, "window": 5}
 
 
@@ -41,14 +39,6 @@ STEPS = {"step": 3, "window": 5}
 def _only_compilations_are_warned_of(log: Log) -> Iterator[None]:
     yield
     assert all("torch.compile compiled " in line for line in log.at("WARNING"))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_model_stays_marked() -> Iterator[None]:
-    """Captures of later tests would name it."""
-    yield
-    for its in (cpu_twins._marked, cpu_twins._deep):
-        its.cache_clear()
 
 
 def record(twin: Twin, folder: Path) -> Recorded:
@@ -82,7 +72,7 @@ def test_fires_on_the_problem_alone(twin, tmp_path, log, monkeypatch) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("twin", all_twins(), ids=str)
+@pytest.mark.parametrize("twin", TWINS, ids=str)
 def test_the_saving_has_the_sign_of_the_measured_one(twin: Twin, tmp_path: Path) -> None:
     for attempt in range(ATTEMPTS):
         both = record(twin, tmp_path / str(attempt))

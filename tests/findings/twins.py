@@ -16,7 +16,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -161,13 +160,6 @@ def predicted(findings: Sequence[Finding]) -> Saving | None:
     """The largest saving of the findings; None if no saving could be simulated."""
     savings = [each.saving for each in findings if each.saving is not None]
     return max(savings, key=lambda saving: saving.saving_ns, default=None)
-
-
-def all_twins() -> list[Twin]:
-    """The twins of every module of this folder: the entries of its `TWINS`."""
-    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem[0] != "_")
-    modules = [import_module(f"findings.{name}") for name in names]
-    return [twin for module in modules for twin in getattr(module, "TWINS", ())]
 
 
 def _step_by_step(twin: Twin, folder: Path) -> tuple[list[Capture], list[Capture]]:
