@@ -342,9 +342,7 @@ def test_recomputed_ranges_are_ranges_and_their_backward_is_placed(tmp_path, ree
 
 
 @pytest.mark.parametrize("name", ["derivative", "power"])
-def test_a_range_of_the_backwards_own_is_not_recomputed_though_it_records_gradients(
-    tmp_path, name
-) -> None:
+def test_a_range_of_the_backward_that_records_gradients_is_not_recomputed(tmp_path, name) -> None:
     class Cube(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):

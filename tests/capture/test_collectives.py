@@ -71,9 +71,7 @@ OF_EACH_KIND = [
 @pytest.mark.parametrize(
     ("name", "inputs", "outputs", "kind", "size", "algorithm", "bus"), OF_EACH_KIND
 )
-def test_size_and_bandwidths_of_each_kind(
-    tmp_path, name, inputs, outputs, kind, size, algorithm, bus
-) -> None:
+def test_sizes_and_bandwidths(tmp_path, name, inputs, outputs, kind, size, algorithm, bus) -> None:
     found = capture(tmp_path, [kernel(GENERIC, 0, 2000, **recorded(name, inputs, outputs))])
     (row,) = found.collectives
     assert (row.kind, row.process_group, row.description) == (kind, "1", "data")

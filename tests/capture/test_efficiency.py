@@ -253,9 +253,7 @@ RESULT_TYPES = [
 
 
 @pytest.mark.parametrize(("name", "dims", "types", "concrete", "moved"), RESULT_TYPES)
-def test_traffic_depends_on_types_and_arguments(
-    tmp_path, name, dims, types, concrete, moved
-) -> None:
+def test_traffic_depends_on_the_arguments(tmp_path, name, dims, types, concrete, moved) -> None:
     if types is not None:
         dims = dims + [[]] * (len(types) - len(dims))
     given = {"Input_type": types, "Concrete_Inputs": concrete}
@@ -385,9 +383,7 @@ PRECISIONS = [
 
 
 @pytest.mark.parametrize(("kind", "device", "name", "precision"), PRECISIONS)
-def test_the_precision_follows_from_types_device_and_kernel(
-    tmp_path, kind, device, name, precision
-) -> None:
+def test_precision_from_types_device_and_kernel(tmp_path, kind, device, name, precision) -> None:
     events = product("aten::mm", 0, SQUARE, kind, 1, 500, kernel_name=name)
     (row,) = capture(tmp_path, events, deviceProperties=[device]).efficiency
     assert row.precision == precision
@@ -721,9 +717,7 @@ def test_torchs_own_checkpoint_computes_its_forward_again(tmp_path) -> None:
 # What is missing, and what is absurd.
 
 
-def test_the_command_shows_both_tables_or_how_to_record_them(
-    tmp_path, monkeypatch, transcript, golden
-) -> None:
+def test_the_command_shows_tables_or_what_to_do(tmp_path, monkeypatch, transcript, golden) -> None:
     monkeypatch.chdir(tmp_path)
     events = [step(3, 0, 100), span("aten::mm", 10, 5), *launched("gemm", 11, 20, 10, 1)]
     found = capture(tmp_path, events, deviceProperties=[A100])

@@ -98,9 +98,7 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
     st.booleans(),
     st.booleans(),
 )
-def test_any_trace_in_any_layout_is_read_as_json_reads_it(
-    tmp_path, made, indent, separators, ascii_only, packed
-) -> None:
+def test_layouts_are_read_as_json(tmp_path, made, indent, separators, ascii_only, packed) -> None:
     document = {
         "x": {"traceEvents": [{}, {}]},
         "traceEvents": made,
@@ -343,9 +341,7 @@ def test_a_mutated_capture_gives_tables_or_a_sentence(run_folder, edits) -> None
 
 
 @given(EDITS, st.booleans(), st.booleans())
-def test_a_run_with_a_mutated_rank_gives_tables_or_a_sentence(
-    run_folder, edits, of_summary, twice
-) -> None:
+def test_a_mutated_rank_gives_tables_or_a_sentence(run_folder, edits, of_summary, twice) -> None:
     folder = run_folder / "steps_000003-000004_rank1"
     changed = [folder / ("summary.json" if of_summary else "capture.json")]
     before = {path: path.read_text() for path in (folder / "summary.json", folder / "capture.json")}

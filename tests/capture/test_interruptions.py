@@ -264,9 +264,7 @@ def test_real_traces(name: str, expected: dict[str, tuple[str, bool | None]]) ->
     ("name", "plugin_us"),
     real_traces.each([("v100_resnet50_workers4", 1186), ("v100_resnet50_workers0", 59262)]),
 )
-def test_the_wait_for_the_loader_is_at_least_what_tensorboards_plugin_gives(
-    name: str, plugin_us: int
-) -> None:
+def test_the_wait_for_the_loader_is_at_least_that_of_tensorboards_plugin(name, plugin_us) -> None:
     """The plugin leaves out the time in which the device works; both traces have six steps."""
     (row,) = load(name).interruptions
     assert plugin_us * 1000 - 500 <= row.cpu_ns / 6

@@ -368,9 +368,7 @@ class TestView:
         assert "sequence 92 %, unknown 7.7 %" in row.why
         assert "without CUDA graphs" in row.why
 
-    def test_text_markdown_json_and_page_have_one_line_on_the_evidence(
-        self, tmp_path: Path
-    ) -> None:
+    def test_texts_json_and_page_have_one_line_on_the_evidence(self, tmp_path) -> None:
         found = capture(tmp_path, in_one_graph(events_of(forward())))
         diagnosis = found.diagnose()
         line = str(layer_evidence(found))
@@ -384,9 +382,7 @@ class TestView:
         titles = [part["title"] for part in page["sections"]["tables"]["parts"]]
         assert titles[:2] == ["Operators", "Layers"]
 
-    def test_of_recorded_layers_and_of_none_the_verdict_says_nothing(
-        self, trace: Capture, tmp_path: Path
-    ) -> None:
+    def test_of_recorded_layers_and_of_none_nothing_is_said(self, trace, tmp_path) -> None:
         (folder := tmp_path / "other").mkdir()
         other = capture(folder, events_of(Run("add", ()) for _ in range(4)))
         for each, shares in (trace, {"recorded": 1.0}), (other, {"unknown": 1.0}):
@@ -395,9 +391,7 @@ class TestView:
         assert str(layer_evidence(trace)) == "Layers of the device time: recorded 100 %."
         assert "Layers" not in json.dumps(payload([other])["sections"]["tables"])
 
-    def test_work_without_a_launch_is_said_to_be_from_before_the_recording(
-        self, tmp_path: Path
-    ) -> None:
+    def test_work_without_a_launch_is_said_to_be_from_before_the_recording(self, tmp_path) -> None:
         events, end = events_of([*forward(), *forward()]), 20 * 2 * len(forward())
         events = [each for each in events if each["cat"] == "kernel" or each["ts"] > end / 2]
         events += [

@@ -112,9 +112,7 @@ def place(capture: Capture, name: str) -> str | None:
     return common_place(capture, events)[1]
 
 
-def test_without_stacks_the_place_of_operators_is_the_line_with_half_of_their_time(
-    tmp_path: Path,
-) -> None:
+def test_without_stacks_operators_are_at_the_line_with_half_of_their_time(tmp_path) -> None:
     capture = of(tmp_path, STEPS, (1050, [4]), (250, [5]))
     assert place(capture, "aten::matmul") == "train.py:5 in main"  # with 300 of 570 µs
     assert place(capture, "aten::sort") is None

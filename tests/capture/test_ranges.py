@@ -148,9 +148,7 @@ def test_the_shares_of_a_recording_add_up_to_the_whole(recordings, name) -> None
     assert {*found.ranges.column("device_share"), *found.operators.column("device_share")} == {None}
 
 
-def test_device_time_overlapping_counts_once_as_busy_and_what_passed_without_any_as_idle(
-    tmp_path,
-) -> None:
+def test_device_time_that_overlaps_is_busy_once_and_the_rest_is_idle(tmp_path) -> None:
     launches = [
         call("cudaLaunchKernel", at, 1, correlation=number)
         for at, number in ((5, 1), (15, 2), (25, 3), (45, 4))

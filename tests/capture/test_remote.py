@@ -218,9 +218,7 @@ def test_a_shorter_file_than_the_server_names_is_an_error(memory, monkeypatch) -
         Capture.load("memory://trace.json")
 
 
-def test_no_more_is_downloaded_than_the_disk_has_room_for(
-    memory: Any, endless: Endless, monkeypatch: pytest.MonkeyPatch, temporary: Path
-) -> None:
+def test_no_more_is_downloaded_than_fits(memory, endless, monkeypatch, temporary) -> None:
     usage = type("Usage", (), {"free": 1_200})
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     memory.pipe_file("/trace.json", bytes(2_000))

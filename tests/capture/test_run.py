@@ -91,9 +91,7 @@ def test_a_name_that_no_text_file_can_hold_is_escaped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("first_us", "device", "said"), [(0, False, ""), (400, True, " (+430 %)")])
-def test_what_is_unknown_is_not_in_the_sentence_about_a_straggler(
-    tmp_path: Path, first_us: int, device: bool, said: str
-) -> None:
+def test_what_is_unknown_is_not_said_of_a_straggler(tmp_path, first_us, device, said) -> None:
     for rank, own_us in enumerate([first_us and 100, first_us and 100, 400]):
         events = synchronous_steps(own_us, device=device and rank == 2)
         for event in events:
@@ -336,9 +334,7 @@ def test_the_range_that_slows_a_rank_may_be_on_this_rank_only(tmp_path: Path) ->
     assert found == {2: ("checkpoint", 102_000), 3: ("checkpoint", 103_000)}
 
 
-def test_of_equally_slow_ranks_the_lowest_is_the_slowest_and_equal_texts_are_one_list(
-    tmp_path: Path,
-) -> None:
+def test_of_equally_slow_ranks_the_lowest_is_named_and_equal_texts_are_one_list(tmp_path) -> None:
     for rank in (2, 0, 1):
         write_rank(tmp_path, rank, synchronous_steps(100), world_size=3)
     (window,) = Run.load(tmp_path).windows

@@ -222,9 +222,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("what", ODD)
-def test_an_odd_event_among_common_ones_is_read_as_the_decoder_reads_it(
-    tmp_path, both, what
-) -> None:
+def test_an_odd_event_among_common_ones_is_read_as_by_the_decoder(tmp_path, both, what) -> None:
     path = tmp_path / "trace.json"
     for behind in (COMMON[60:], []):
         path.write_text(document([*COMMON[:60], ODD[what], *behind]))
@@ -427,9 +425,7 @@ def test_what_no_scanner_has_read_is_refused() -> None:
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 @pytest.mark.parametrize("most_bytes", [1 << 25, 3000])
-def test_the_columns_are_the_same_with_one_thread_and_two(
-    tmp_path, monkeypatch, pack, most_bytes
-) -> None:
+def test_one_thread_and_two_read_the_same_columns(tmp_path, monkeypatch, pack, most_bytes) -> None:
     monkeypatch.setattr("instrument.read.trace.scanner._MOST_BYTES", most_bytes)
     monkeypatch.setattr("instrument.read.trace.scanner._LEAST_BYTES", 0)
     monkeypatch.setattr("instrument.read.trace.json_stream.LARGEST", 1 << 12)

@@ -83,9 +83,7 @@ def test_a_summary_of_every_kind_of_value_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("parts", "everywhere"), [(3, True), (16, True), (3, False)])
-def test_the_queries_of_the_documentation_find_the_slow_rank(
-    parts: int, everywhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documented_queries_find_the_slow_rank(parts, everywhere, tmp_path, monkeypatch) -> None:
     """Of 16 parts, some hold no capture."""
     job = tmp_path / "run"
     for rank in range(9):  # the range "load" takes longer on rank 2, or is on this rank only

@@ -267,12 +267,7 @@ MISTAKES = [
 ]
 
 
-def test_mistakes_are_told_in_a_sentence_and_leave_no_folder(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    transcript: Callable[[list[str]], str],
-    golden: Golden,
-) -> None:
+def test_mistakes_get_a_sentence_and_no_folder(tmp_path, monkeypatch, transcript, golden) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     golden("ab_mistakes.txt", transcript(MISTAKES))

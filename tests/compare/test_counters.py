@@ -326,9 +326,7 @@ def test_the_documentation_lists_all_counters() -> None:
 
 
 @pytest.mark.parametrize(("host", "waits"), [("Pageable", 1), ("Pinned", 0)])
-def test_a_copy_that_blocks_is_a_wait_in_the_counter_and_in_the_table(
-    tmp_path: Path, host: str, waits: int
-) -> None:
+def test_a_copy_that_blocks_is_a_wait_in_counter_and_table(tmp_path, host, waits) -> None:
     def build(start: float, number: int) -> list[Event]:
         moves = {
             **copy(start + 20, 200, correlation=number + 1),

@@ -197,9 +197,7 @@ def test_a_script_whose_own_losses_differ_is_said_so(tried: Callable[..., Tries]
     assert "threads=1" not in made.started  # it had no run of its own
 
 
-def test_a_change_is_measured_even_if_the_budget_ends_before_the_script_has_run_again(
-    tried: Callable[..., Tries],
-) -> None:
+def test_a_change_is_measured_if_the_budget_ends_before_the_script_has_run_again(tried) -> None:
     made = Made({"fused": 0.5})
     made.losses = {"fused": 0.6}
     run, plain = made.run, iter([True, False])

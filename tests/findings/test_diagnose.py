@@ -775,9 +775,7 @@ def test_only_the_newest_run_is_diagnosed(tmp_path: Path) -> None:
     assert diagnosed([captures["steps_3_rank0"]], CHECKS).captures == ("steps_3_rank0",)
 
 
-def test_left_out_captures_with_the_name_of_another_are_named_by_their_paths(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_left_out_captures_of_one_name_are_named_by_their_paths(tmp_path, capsys) -> None:
     for run, name in (("a", "c1"), ("b", "c2"), ("c", "c2")):
         about = {"run": run, "pid": ord(run)}
         about["started_at"] = f"2026-01-02T0{ord(run) - 96}:00:00+00:00"

@@ -93,9 +93,7 @@ HISTOGRAM = ("library", "torch/utils/tensorboard/writer.py", 502, "SummaryWriter
         ([SAVE, ("user", "train.py", 9, "Run.validate"), 20], "Run.validate", "train.py:20 in main"),
     ],
 )  # fmt: skip
-def test_what_a_run_does_beside_training_is_named_where_it_is_called(
-    tmp_path: Path, stack: list[Any], what: str, place: str
-) -> None:
+def test_what_does_not_train_is_named_where_it_is_called(tmp_path, stack, what, place) -> None:
     rows = [(0, "", 600, [4]), (0, "", 400, stack)]
     (each,) = found(tmp_path, rows, "beside-training", events=TRAINS)
     assert each.title == f"40 % of the run goes to {what}, not to training"

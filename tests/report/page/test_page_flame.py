@@ -72,9 +72,7 @@ def test_python_stacks_have_no_frames_of_the_profiler(tmp_path: Path) -> None:
     }
 
 
-def test_the_time_of_frames_that_are_left_out_counts_for_their_callers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_of_frames_left_out_counts_for_their_callers(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(flame, "MOST_FRAMES", 3)
     events = [span("outer", 0, 100)] + [span(f"op{k}", 10 * k, k) for k in range(1, 6)]
     found = graph(flame_graphs(capture(tmp_path, events)), "Ranges and operators")
