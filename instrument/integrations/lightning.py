@@ -73,7 +73,7 @@ class ProfilerCallback(Callback):
     While no window is open, a batch costs a few calls, each of which compares two numbers.
     """
 
-    def __init__(self, config: Any = NO_CONFIG, /, **options: Unpack[ProfilerOptions]) -> None:
+    def __init__(self, config: Any = NO_CONFIG, **options: Unpack[ProfilerOptions]) -> None:
         self.session = Session(config, **options)
         self._phase: str | None = None
         self._open_phase = ExitStack()
@@ -236,7 +236,7 @@ class InstrumentProfiler(_Parts):
     prints no summary: the session's sinks write the results.
     """
 
-    def __init__(self, config: Any = NO_CONFIG, /, **options: Unpack[ProfilerOptions]) -> None:
+    def __init__(self, config: Any = NO_CONFIG, **options: Unpack[ProfilerOptions]) -> None:
         super().__init__()
         self.callback = ProfilerCallback(config, **options)
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import gzip
+import inspect
 import json
 import os
 import pickle
@@ -23,7 +25,7 @@ from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 from lightning.pytorch.utilities import CombinedLoader
 from torch.optim import optimizer as optimizers
 
-from instrument import Capture, profiled
+from instrument import Capture, Session, profiled
 from instrument.integrations.lightning import InstrumentProfiler, ProfilerCallback
 
 pytestmark = [
@@ -139,6 +141,15 @@ class Where(Sink):
     def write(self, capture, folder):
         (folder / "where.txt").write_text(f"{os.getpid()} {self.tags}")
 """
+
+
+@pytest.mark.parametrize("kind", [ProfilerCallback, InstrumentProfiler])
+def test_lightning_cli_can_build_it(kind: type[ProfilerCallback | InstrumentProfiler]) -> None:
+    """It gives all parameters by name, and copies the defaults and writes them to a file."""
+    (config, _) = inspect.signature(kind).parameters.values()
+    assert OmegaConf.to_yaml(OmegaConf.create(copy.deepcopy({"config": config.default})))
+    assert kind(config=config.default, active=2).session.config.active == 2
+    assert kind(config="trace").session.config == Session("trace").config
 
 
 @pytest.mark.usefixtures("warm_exporters")

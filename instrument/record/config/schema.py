@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from omegaconf import DictConfig, OmegaConf
@@ -41,8 +40,8 @@ _SAY_WHEN = frozenset({
 })  # fmt: skip
 
 
-#: What stands for a config that was not given.
-NO_CONFIG: Mapping[str, Any] = MappingProxyType({})
+#: What stands for a config that was not given; LightningCLI copies it and writes it to a file.
+NO_CONFIG: Mapping[str, Any] = {}
 
 
 class ModulesConfig(Options, frozen=True):  # type: ignore[misc] # mypy: its base is not
