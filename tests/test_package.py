@@ -17,6 +17,7 @@ from release import COPIED
 from test_hydra import FOREIGN
 
 from instrument import __version__
+from instrument.cli.samples import FOLDER
 
 ROOT = Path(__file__).parent.parent
 ASSETS = [
@@ -79,6 +80,17 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(wheel: Path) -> None:
     assert "License-Expression: Apache-2.0\n" in metadata
     for extra in ("lightning", "tensorboard", "pandas", "arrow"):
         assert f"Provides-Extra: {extra}\n" in metadata
+
+
+def test_the_samples_are_in_the_wheel_and_small(wheel: Path) -> None:
+    files = {p.relative_to(ROOT).as_posix() for p in FOLDER.rglob("*") if p.is_file()}
+    shipped = {
+        each.filename: each.compress_size
+        for each in zipfile.ZipFile(wheel).infolist()
+        if each.filename.startswith("instrument/samples/")
+    }
+    assert {*shipped} == {each for each in files if "__pycache__" not in each}
+    assert sum(shipped.values()) < 1_500_000
 
 
 def test_links_on_the_page_of_pypi_are_addresses(wheel: Path) -> None:

@@ -31,6 +31,7 @@ from instrument.cli import (
     ranks,
     report,
     run,
+    samples,
     show,
     sql,
     trigger,
@@ -61,6 +62,7 @@ COMMANDS = {
     "trigger": trigger,
     "watch": watch,
     "graph": graph,
+    "samples": samples,
 }
 
 # The exit status after Ctrl-C, as in shells.
