@@ -18,6 +18,7 @@ from builders import (
     span,
     synchronisation,
 )
+from golden import Golden
 from hypothesis import given
 from hypothesis import strategies as st
 from real_traces import load, needs_traces
@@ -69,221 +70,104 @@ def hip(events: list[Event]) -> list[Event]:
 
 
 CASES = {
-    "a stream that the trace states": (
-        [*A, *B, AFTER_A, synchronisation("Stream Sync", 13, 18, correlation=3)],
-        [("stream", "a", STREAM_SYNC, True, 18)],
-    ),
-    "work that ended after the call, as far as the clocks may differ": (
+    "a stream that the trace states": [*A, *B, AFTER_A, synchronisation("Stream Sync", 13, 18, correlation=3)],
+    "work that ended after the call, as far as the clocks may differ":
         [*A, call(STREAM_SYNC, 12, 8, 3), synchronisation("Stream Sync", 13, 6, correlation=3)],
-        [("stream", "a", STREAM_SYNC, True, 8)],
-    ),
-    "work that ended a nanosecond later than that": (
+    "work that ended a nanosecond later than that":
         [*A, call(STREAM_SYNC, 12, 7.999, 3), synchronisation("Stream Sync", 13, 6, correlation=3)],
-        [],
-    ),
-    "a copy that the trace states to wait for its stream": (
-        [
+    "a copy that the trace states to wait for its stream": [
             *[*A, call("cudaMemcpyAsync", 12, 38, 3), {**copy(40, 8, correlation=3), "name": PAGEABLE}],
             synchronisation("Stream Sync", 45, 4, correlation=3),
         ],
-        [("stream", "a", "cudaMemcpyAsync", True, 18)],
-    ),
-    "its row in traces since 2026": (
+    "its row in traces since 2026":
         [*A, *B, AFTER_A, synchronisation("Stream Sync", 13, 18, tid=1_000_007, correlation=3)],
-        [("stream", "a", STREAM_SYNC, True, 18)],
-    ),
-    "the trace has no call": (
-        [*A, *B, synchronisation("Stream Sync", 13, 18, correlation=3)],
-        [("stream", "a", "Stream Sync", True, 17)],
-    ),
-    "the stream whose work ended just before": (
-        [*A, *B, AFTER_A],
-        [("stream", "a", STREAM_SYNC, False, 18)],
-    ),
-    "not the stream of its thread, as its work ended long before": (
+    "the trace has no call": [*A, *B, synchronisation("Stream Sync", 13, 18, correlation=3)],
+    "the stream whose work ended just before": [*A, *B, AFTER_A],
+    "not the stream of its thread, as its work ended long before":
         [*A, *launched("long", 2, 30, 170, 4, tid=9), *launched("own", 8, 30, 10, 5), call(STREAM_SYNC, 15, 190, 3)],
-        [("stream", "long", STREAM_SYNC, False, 185)],
-    ),
-    "not a stream that still ran, though some of its work had just ended": (
-        [
+    "not a stream that still ran, though some of its work had just ended": [
             *[*launched("first", 2, 10, 20, 4, tid=9), *launched("second", 3, 30, 30, 5, tid=9)],
             *[*launched("own", 8, 10, 2, 6), call(STREAM_SYNC, 15, 17, 3)],
         ],
-        [("stream", "own", STREAM_SYNC, False, 0)],
-    ),
-    "what ran last, whichever call began first": (
+    "what ran last, whichever call began first":
         [*launched("ran first", 8, 10, 5, 1), *launched("ran last", 6, 15, 15, 2), AFTER_A],
-        [("stream", "ran last", STREAM_SYNC, False, 18)],
-    ),
-    "the stream on which its thread launched, if nothing ended during the call": (
-        [*B, *A, call(STREAM_SYNC, 80, 2, 3)],
-        [("stream", "b", STREAM_SYNC, False, 0)],
-    ),
-    "nothing, if its thread launched nothing": ([*A, *B, call(STREAM_SYNC, 80, 2, 3, tid=5)], []),
-    "work that ended after the call is not what it waited for": ([*B, call(STREAM_SYNC, 12, 20, 3)], []),
-    "a device that the trace states": (
-        [*A, *B, *AFTER_BOTH, *STATED],
-        [
-            ("device", "a", DEVICE_SYNC, True, 18),
-            ("device", "b", DEVICE_SYNC, True, 48),
-            ("device", "b", DEVICE_SYNC, True, 0),
-        ],
-    ),
-    "the only device": (
-        [*A, *B, *AFTER_BOTH],
-        [
-            ("device", "a", DEVICE_SYNC, False, 18),
-            ("device", "b", DEVICE_SYNC, False, 48),
-            ("device", "b", DEVICE_SYNC, False, 0),
-        ],
-    ),
-    "the only device, on which other work ended later": (
+    "the stream on which its thread launched, if nothing ended during the call": [*B, *A, call(STREAM_SYNC, 80, 2, 3)],
+    "nothing, if its thread launched nothing": [*A, *B, call(STREAM_SYNC, 80, 2, 3, tid=5)],
+    "work that ended after the call is not what it waited for": [*B, call(STREAM_SYNC, 12, 20, 3)],
+    "a device that the trace states": [*A, *B, *AFTER_BOTH, *STATED],
+    "the only device": [*A, *B, *AFTER_BOTH],
+    "the only device, on which other work ended later":
         [*A, *launched("late", 6, 30, 60, 2), call(DEVICE_SYNC, 12, 20, 3)],
-        [],
-    ),
-    "one of two devices that the trace states": (
-        [*A, *launched("b", 6, 30, 30, 2, pid=1), *AFTER_BOTH, *STATED],
-        [("device", "a", DEVICE_SYNC, True, 18), ("device", "a", DEVICE_SYNC, True, 0)],
-    ),
-    "one of two devices, whose work ended just before": (
-        [*A, *launched("b", 6, 30, 30, 2, pid=1), *AFTER_BOTH],
-        [("device", "b", DEVICE_SYNC, False, 48)],
-    ),
-    "work from before the recording": (
+    "one of two devices that the trace states": [*A, *launched("b", 6, 30, 30, 2, pid=1), *AFTER_BOTH, *STATED],
+    "one of two devices, whose work ended just before": [*A, *launched("b", 6, 30, 30, 2, pid=1), *AFTER_BOTH],
+    "work from before the recording":
         [kernel("before", 10, 20), *launched("a", 40, 50, 5, 1), call(DEVICE_SYNC, 5, 28, 3)],
-        [("device", "before", DEVICE_SYNC, False, 25)],
-    ),
-    "an event that the trace states": (
+    "an event that the trace states":
         [EVENT, *A, *B7, AFTER_EVENT, synchronisation("Event Sync", 15, 17, tid=-1, **AT_EVENT)],
-        [("event", "a", EVENT_SYNC, True, 16)],
-    ),
-    "an event whose record is not stated: b7 ended later, so nothing is known": (
+    "an event whose record is not stated: b7 ended later, so nothing is known":
         [*A, *B7, AFTER_EVENT, synchronisation("Event Sync", 15, 17, tid=-1, **OF_EVENT)],
-        [],
-    ),
-    "an event that was recorded again later": (
+    "an event that was recorded again later":
         [*A, AFTER_EVENT, call(RECORD, 40, 1, 2), synchronisation("Event Sync", 15, 17, tid=-1, **AT_EVENT)],
-        [("event", "a", EVENT_SYNC, False, 16)],
-    ),
-    "an event on a stream that Kineto does not know": (
+    "an event on a stream that Kineto does not know":
         [*A, AFTER_EVENT, synchronisation("Event Sync", 15, 17, tid=-1, correlation=3, wait_on_stream=-1)],
-        [],
-    ),
-    "the work that ended just before": (
-        [*A, EVENT, *B7, AFTER_EVENT],
-        [("event", "a", EVENT_SYNC, False, 16)],
-    ),
-    "its call is not in the trace: it may be a query": (
+    "the work that ended just before": [*A, EVENT, *B7, AFTER_EVENT],
+    "its call is not in the trace: it may be a query":
         [*A, EVENT, *B7, synchronisation("Event Sync", 15, 17, tid=-1, **AT_EVENT)],
-        [],
-    ),
-    "nothing ended during the call": ([*A, EVENT, call(EVENT_SYNC, 40, 2, 3)], []),
-    "a query does not wait": (
+    "nothing ended during the call": [*A, EVENT, call(EVENT_SYNC, 40, 2, 3)],
+    "a query does not wait":
         [*A, EVENT, call("cudaEventQuery", 35, 2, 3), synchronisation("Event Sync", 35, 1, tid=-1, **AT_EVENT)],
-        [],
-    ),
-    "a copy to pageable memory": (
+    "a copy to pageable memory":
         [call("cudaMemcpyAsync", 20, 30, 1), kernel("k", 0, 40), {**copy(40, 8, correlation=1), "name": PAGEABLE}],
-        [("copy", PAGEABLE, "cudaMemcpyAsync", False, 28)],
-    ),
-    "not a copy to pinned memory, even if it was fast": (
+    "not a copy to pinned memory, even if it was fast":
         [call("cudaMemcpyAsync", 20, 30, 1), {**copy(40, 8, correlation=1), "name": PINNED}],
-        [],
-    ),
-    "a call that blocks": (
-        [call("hipMemcpyWithStream", 20, 30, 1), {**copy(40, 8, correlation=1), "name": PINNED}],
-        [("copy", PINNED, "hipMemcpyWithStream", False, 28)],
-    ),
-    "not a copy that ended after its call": (
+    "a call that blocks": [call("hipMemcpyWithStream", 20, 30, 1), {**copy(40, 8, correlation=1), "name": PINNED}],
+    "not a copy that ended after its call":
         [call("cudaMemcpyAsync", 20, 20, 1), {**copy(30, 18, correlation=1), "name": PAGEABLE}],
-        [],
-    ),
-    "a stream that the trace states to wait": (
-        [*A, EVENT, *B7, OF_C, STATED_C, *C],
-        [("stream wait", "a", "c", True, 14)],
-    ),
-    "it was free only after its own work": (
-        [*A, *BEFORE_C, EVENT, *B7, OF_C, STATED_C, *C],
-        [("stream wait", "a", "c", True, 5)],
-    ),
-    "its own work is the first of the file": (
-        [*BEFORE_C, *A, EVENT, *B7, OF_C, STATED_C, *C],
-        [("stream wait", "a", "c", True, 5)],
-    ),
-    "its event's record is not stated: b7 ended later": (
+    "a stream that the trace states to wait": [*A, EVENT, *B7, OF_C, STATED_C, *C],
+    "it was free only after its own work": [*A, *BEFORE_C, EVENT, *B7, OF_C, STATED_C, *C],
+    "its own work is the first of the file": [*BEFORE_C, *A, EVENT, *B7, OF_C, STATED_C, *C],
+    "its event's record is not stated: b7 ended later":
         [*A, *B7, OF_C, synchronisation("Stream Wait Event", 14, 1, tid=9, **OF_EVENT), *C],
-        [],
-    ),
-    "its event's record is not stated, and a was last": (
+    "its event's record is not stated, and a was last":
         [*A, OF_C, synchronisation("Stream Wait Event", 14, 1, tid=9, **OF_EVENT), *C],
-        [("stream wait", "a", "c", False, 14)],
-    ),
-    "a stream waits for itself": (
-        [
+    "a stream waits for itself": [
             *[*A, EVENT, OF_C, synchronisation("Stream Wait Event", 14, 1, tid=7, **AT_EVENT)],
             *launched("c", 16, 31, 9, 6),
         ],
-        [],
-    ),
-    "the work that ended just before c": (
-        [*A, EVENT, *B7, OF_C, *C],
-        [("stream wait", "a", "c", False, 14)],
-    ),
-    "work that was launched after the event ended even later": (
+    "the work that ended just before c": [*A, EVENT, *B7, OF_C, *C],
+    "work that was launched after the event ended even later":
         [*A, EVENT, *launched("late", 8, 30, 0.5, 8, tid=8), OF_C, *C],
-        [("stream wait", "a", "c", False, 14)],
-    ),
-    "c was launched as a ended": (
-        [*A, *BEFORE_C, EVENT, OF_C, *launched("c", 30, 40, 9, 6, tid=9)],
-        [],
-    ),
-    "c was launched a nanosecond before a ended": (
-        [*A, *BEFORE_C, EVENT, OF_C, *launched("c", 29.999, 40, 9, 6, tid=9)],
-        [("stream wait", "a", "c", False, 0.001)],
-    ),
-    "without calls that record": (
-        [*A, OF_C, *C],
-        [("stream wait", "a", "c", False, 14)],
-    ),
-    "its own work ended later": (
-        [*A, *launched("before c", 1, 12, 19, 7, tid=9), EVENT, OF_C, *C],
-        [],
-    ),
-    "other work was launched in between": (
+    "c was launched as a ended": [*A, *BEFORE_C, EVENT, OF_C, *launched("c", 30, 40, 9, 6, tid=9)],
+    "c was launched a nanosecond before a ended": [*A, *BEFORE_C, EVENT, OF_C, *launched("c", 29.999, 40, 9, 6, tid=9)],
+    "without calls that record": [*A, OF_C, *C],
+    "its own work ended later": [*A, *launched("before c", 1, 12, 19, 7, tid=9), EVENT, OF_C, *C],
+    "other work was launched in between":
         [*A, EVENT, call(WAIT_EVENT, 7, 1, 3), *launched("between", 8, 9, 1, 8, tid=9), *C],
-        [],
-    ),
-    "another thread waited": ([*A, EVENT, call(WAIT_EVENT, 14, 1, 3, tid=5), *C], []),
-    "a ended long before c": ([*A, EVENT, OF_C, *launched("c", 16, 61, 9, 6, tid=9)], []),
-    "c was launched after the end of a": ([*A, EVENT, OF_C, *launched("c", 31, 40, 9, 6, tid=9)], []),
-    "a was launched after the event": ([call(RECORD, 0, 1, 2), *launched("a", 2, 10, 20, 1), OF_C, *C], []),
-    "another wait is stated, so that Kineto left this one out": (
+    "another thread waited": [*A, EVENT, call(WAIT_EVENT, 14, 1, 3, tid=5), *C],
+    "a ended long before c": [*A, EVENT, OF_C, *launched("c", 16, 61, 9, 6, tid=9)],
+    "c was launched after the end of a": [*A, EVENT, OF_C, *launched("c", 31, 40, 9, 6, tid=9)],
+    "a was launched after the event": [call(RECORD, 0, 1, 2), *launched("a", 2, 10, 20, 1), OF_C, *C],
+    "another wait is stated, so that Kineto left this one out":
         [*A, EVENT, OF_C, *C, call(WAIT_EVENT, 90, 1, 8), synchronisation("Stream Wait Event", 90, 1, correlation=8)],
-        [],
-    ),
-    "the first kernel of a graph": (
-        [*A, EVENT, OF_C, *C, kernel("second", 42, 3, tid=9, correlation=6)],
-        [("stream wait", "a", "c", False, 14)],
-    ),
-    "on another device": ([*launched("a", 0, 10, 20, 1, pid=1), EVENT, OF_C, *C], []),
+    "the first kernel of a graph": [*A, EVENT, OF_C, *C, kernel("second", 42, 3, tid=9, correlation=6)],
+    "on another device": [*launched("a", 0, 10, 20, 1, pid=1), EVENT, OF_C, *C],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_what_a_wait_waits_for_by_hand(tmp_path, case: str) -> None:
-    events, expected = CASES[case]
-    found = capture(tmp_path, events)
-    assert edges(found) == expected
-    calls = found.links.synchronisations.call.tolist()
-    assert len(calls) == len({*calls}), "each call is one wait"
-    for name in ("reversed", "hip"):
-        (tmp_path / name).mkdir()
-    backwards = capture(tmp_path / "reversed", events[::-1])
-    assert sorted(edges(backwards)) == sorted(expected)
-    on_rocm = edges(capture(tmp_path / "hip", hip(events)))
-    assert [(edge[0], edge[1], edge[3:]) for edge in on_rocm] == [
-        (edge[0], edge[1], edge[3:]) for edge in expected
-    ]
+def test_what_a_wait_waits_for_by_hand(tmp_path, golden: Golden) -> None:
+    """The work before, what waits for it, whether the trace states it, and the µs waited; checked by hand."""
+    told = []
+    for name, events in CASES.items():
+        found = capture(tmp_path, events)
+        expected, calls = edges(found), found.links.synchronisations.call.tolist()
+        assert len(calls) == len({*calls}), "each call is one wait"
+        assert sorted(edges(capture(tmp_path, events[::-1]))) == sorted(expected)
+        on_rocm = edges(capture(tmp_path, hip(events)))
+        assert [each[:2] + each[3:] for each in on_rocm] == [
+            each[:2] + each[3:] for each in expected
+        ]
+        told.append("\n".join([f"{name}:", *map(str, expected)]))
+    golden("synchronisations.txt", "\n".join(told))
 
 
 def item(start: float, first: int) -> list[Event]:
