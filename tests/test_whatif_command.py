@@ -64,6 +64,23 @@ def device_steps(name: str = LONG) -> list[Event]:
     return events
 
 
+def layer_steps() -> list[Event]:
+    """Two steps of 1000 µs that wait for three layers with kernels of 100 and 200 µs in one graph."""
+    events = []
+    for number, begin in enumerate((0, 1000)):
+        events += [
+            step(number, begin, 1000),
+            call("cudaGraphLaunch", begin + 10, 20, 2 * number + 1),
+            call("cudaDeviceSynchronize", begin + 40, 910, 2 * number + 2),
+        ]
+        for k in range(6):
+            name, lasts = (("flash_fwd_kernel", 100), ("mlp_kernel", 200))[k % 2]
+            start = begin + 50 + 150 * k - 50 * (k % 2)
+            node = {"graph_node_id": k + 1, "annotation": f"Block_{k // 2}/{name}"}
+            events.append(kernel(name, start, lasts, correlation=2 * number + 1, **node))
+    return events
+
+
 # A step of the first runs 600 µs of `slow`; of the second, three steps of 0.9, 1.0 and 1.5 ms run 0, 0.3 and 1.5 ms of
 # it, so that the median of the simulated steps grows although they get shorter, by 26 % together. A step of the third
 # waits for 800 µs of device work.
@@ -74,6 +91,7 @@ CAPTURES = {
         *(annotation("slow", at, lasts) for at, lasts in ((2000, 300), (2900, 1500))),
     ],
     "device": device_steps(),
+    "layers": layer_steps(),
     "without_steps": [annotation("slow", 0, 600)],
     "device_alone": [kernel("gemm", 0, 10)],
 }  # fmt: skip
@@ -88,11 +106,15 @@ COMMANDS = [
     "whatif cpu --critical-path --scale range:slow=0.5",
     "whatif uneven --scale range:slow=0.5",
     "whatif device",
+    "whatif layers --scale layer:Block_1=0.5 --rows 1",
+    "whatif layers --remove kernel:attention --rows 1",
     "whatif without_steps",
     "whatif costly --rows 1",
     # what the capture lacks
     "whatif cpu --scale range:slwo=0.5",
     "whatif cpu --remove kernel:*",
+    "whatif layers --remove layer:block_1",
+    "whatif cpu --remove layer:*",
     "whatif cpu --asynchronous",
     "whatif cpu --overlap-copies",
     "whatif cpu --workers 4",
@@ -103,7 +125,7 @@ COMMANDS = [
     *(
         f"whatif nothing --scale={value}"
         for value in (
-            "slow=0.5", "layer:slow=0.5", "range:slow", "range:=0.5", "range:slow=half", "range:slow=-1",
+            "slow=0.5", "module:slow=0.5", "range:slow", "range:=0.5", "range:slow=half", "range:slow=-1",
             "range:slow=nan", "range:slow=inf", "sync:*=0.5", "thread:*=0.5",
         )
     ),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 HELP = "compute how long a step would take with faster or removed parts"
 
-_PART = "(range|operator|kernel):(.+)"
+_PART = "(range|operator|layer|kernel):(.+)"
 _NUMBER = r"(\d+(?:\.\d*)?(?:e-?\d+)?|\.\d+)"
 
 
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             lambda kind, glob, factor: lambda steps: steps.scale(**{kind: glob}, by=float(factor)),
         ),
         "let the matching parts take FACTOR times as long, such as range:attention=0.5; KIND is "
-        "range, operator or kernel",
+        "range, operator, layer or kernel",
     )
     edit(
         "--remove",

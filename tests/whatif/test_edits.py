@@ -552,9 +552,9 @@ def test_names_are_data(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda w: w.scale(by=0.5), "0 of range, operator, kernel"),
-        (lambda w: w.scale(range="a", kernel="b", by=0.5), "2 of range, operator, kernel"),
-        (lambda w: w.remove(), "0 of range, operator, kernel"),
+        (lambda w: w.scale(by=0.5), "0 of range, operator, layer, kernel"),
+        (lambda w: w.scale(range="a", kernel="b", by=0.5), "2 of range, operator, layer, kernel"),
+        (lambda w: w.remove(), "0 of range, operator, layer, kernel"),
         (lambda w: w.scale(range="forward", by=-1), "by is -1; give a number of at least 0"),
         (lambda w: w.scale(range="forward", by=float("nan")), "by is nan"),
         (lambda w: w.scale(range="forward", by=float("inf")), "by is inf"),

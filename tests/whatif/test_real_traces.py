@@ -63,6 +63,14 @@ def test_of_the_other_traces_more_is_unexplained(name) -> None:
     assert load(name).whatif.model.unexplained > MOST_UNEXPLAINED
 
 
+@pytest.mark.parametrize("name", real_traces.each(["mi300x_vllm_graph"]))
+def test_where_the_device_is_the_limit_half_a_layer_saves_half_its_device_time(name) -> None:
+    of = {row.name: row.device_ns for row in load(name).layers}
+    for layer in ("layer 3", "layer 20"):
+        saved = load(name).whatif.scale(layer=layer, by=0.5).saving_ns
+        assert saved == pytest.approx(of[layer] / 2, rel=0.001)
+
+
 @pytest.mark.parametrize("name", real_traces.each())
 def test_the_critical_path_of_each_lasts_from_the_first_step_to_the_last(name) -> None:
     model = load(name).whatif.model

@@ -6,6 +6,7 @@ a device event has a moment at its end, and one at its start if another moment w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from instrument.read.facts.device_work import COMMUNICATION, Work, queued_launch
 from instrument.read.facts.groupby import Groups, distinct, groupby, intern, isin
 from instrument.read.facts.idle import is_loading, launching_step
 from instrument.read.facts.intervals import concatenated, merged, within
+from instrument.read.facts.layers import Layers
 from instrument.read.facts.links import Links, thread_of_steps
 from instrument.read.facts.step_index import step_bounds
 from instrument.read.facts.synchronisation import DEVICE as DEVICE_WAIT
@@ -74,8 +76,8 @@ _WORKERS, _IN_PROCESS = "_MultiProcessing", "_SingleProcess"
 class _Builder:
     """Collects the moments and arcs of the simulated graph, and the waits of its threads."""
 
-    def __init__(self, links: Links, work: Work) -> None:
-        self.links, self.work, self.events = links, work, links.events
+    def __init__(self, links: Links, work: Work, layers: Callable[[], Layers]) -> None:
+        self.links, self.work, self.events, self.layers = links, work, links.events, layers
         # The device row of each event; -1 for a CPU event. The last entry is for the position -1.
         self.row_of = np.full(len(links.events) + 1, -1)
         self.row_of[work.event] = np.arange(len(work.event))
@@ -124,15 +126,22 @@ class _Builder:
         self.waits.append((thread.astype(np.int64), start_ns, end_ns))
 
 
-def build_model(links: Links, work: Work, loader: Loader | None = None) -> Model:
+def build_model(
+    links: Links,
+    work: Work,
+    loader: Loader | None,
+    layers: Callable[[], Layers],
+) -> Model:
     """Build the model of a capture; `loader` has the settings of its data loader, if known.
+
+    `layers` is `Model.layers`.
 
     Cost: a few hundred array operations on launches, waits, device events and the call tree.
 
     Raises:
         CaptureError: the trace is too long to simulate.
     """
-    made = _Builder(links, work)
+    made = _Builder(links, work, layers)
     step_thread, step_start, step_end, step_of = _steps(made)
     starts = made.add(_BEGINS, step_thread, step_start)
     _hand_overs(made)
@@ -217,6 +226,7 @@ def _finish(made: _Builder, moments: Moments, step_of: Ints) -> Model:
         has_steps=len(made.links.steps) > 0,
         step_of=step_of,
         unknown_wait_ns=_unknown_wait_ns(made),
+        layers=made.layers,
         _typical_ns=typical,
     )
 

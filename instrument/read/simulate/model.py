@@ -6,6 +6,7 @@ source. A device row is a row of `Work`: a kernel, a copy or a memset.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -15,6 +16,7 @@ import numpy as np
 from instrument.read.facts.device_work import Work
 from instrument.read.facts.groupby import group_rows
 from instrument.read.facts.intervals import Intervals
+from instrument.read.facts.layers import Layers
 from instrument.read.facts.links import Links
 from instrument.read.simulate.cpu_time import CpuTime, joined
 from instrument.read.simulate.program import NEVER, Program
@@ -105,6 +107,7 @@ class Model:
         has_steps: whether a step finished; otherwise the whole window counts as one step.
         step_of: for each device row, the step that launched it; -1 for none.
         unknown_wait_ns: the total time of the calls that wait for unknown device work.
+        layers: finds the layers of the device rows.
     """
 
     links: Links
@@ -117,6 +120,7 @@ class Model:
     has_steps: bool
     step_of: Ints
     unknown_wait_ns: int
+    layers: Callable[[], Layers] = field(repr=False)
     _typical_ns: Ints = field(repr=False)
     _recorded: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
 

@@ -38,6 +38,7 @@ _MOST_FACTOR, _LATEST_NS = 1_000_000, 2**58
 _SELECT: dict[str, Callable[[Model, str], Selection]] = {
     "range": selection.by_range,
     "operator": selection.by_operator,
+    "layer": selection.by_layer,
     "kernel": selection.by_kernel,
 }
 
@@ -180,12 +181,13 @@ class Scenario:
         *,
         range: str | None = None,
         operator: str | None = None,
+        layer: str | None = None,
         kernel: str | None = None,
         by: float,
     ) -> Scenario:
         """Multiply the time of a part of the program by a factor.
 
-        Give exactly one of the three globs. The waits of the CPU are not multiplied: the duration
+        Give exactly one of the four globs. The waits of the CPU are not multiplied: the duration
         of a wait follows from the work that the CPU waits for.
 
         Args:
@@ -194,11 +196,13 @@ class Scenario:
                 `/train/forward`, must match the whole path.
             operator: operators by name, with all that runs inside, and the device work that they
                 launch; or runtime calls by name, without device work.
-            kernel: kernels, copies and memsets by name.
+            layer: the device work of layers by their name in `capture.layers`.
+            kernel: kernels, copies and memsets by name, or by their class in the table of events,
+                such as attention.
             by: the factor, at least 0; 0.5 is twice as fast.
         """
         self._check_factors("by", by)
-        chosen, text = self._select(range=range, operator=operator, kernel=kernel)
+        chosen, text = self._select(range=range, operator=operator, layer=layer, kernel=kernel)
         return self._with(
             f"{text} × {by:g}", lambda costs: edits.scale(self.model, costs, chosen, by)
         )
@@ -240,13 +244,14 @@ class Scenario:
         *,
         range: str | None = None,
         operator: str | None = None,
+        layer: str | None = None,
         kernel: str | None = None,
     ) -> Scenario:
         """Remove a part of the program, and the waits in this part; see `scale` for the globs.
 
-        With kernels, the calls that launch only these kernels are removed too.
+        With layers or kernels, the calls that launch only these kernels are removed too.
         """
-        chosen, text = self._select(range=range, operator=operator, kernel=kernel)
+        chosen, text = self._select(range=range, operator=operator, layer=layer, kernel=kernel)
         return self._with(f"no {text}", lambda costs: edits.remove(self.model, costs, chosen))
 
     def overlap(self, *, copy: str = "Memcpy*", positions: Ints | None = None) -> Scenario:
@@ -409,7 +414,9 @@ def scenario(capture: Views) -> Scenario:
     """
 
     def compute() -> Scenario:
-        model = build_model(capture.links, capture.work, capture.loader)
+        model = build_model(
+            capture.links, capture.work, capture.loader, lambda: capture.facts.layers
+        )
         if not len(model.moments.step_end):
             raise CaptureError(
                 "The trace has no CPU events, so no step can be simulated: record with "

@@ -16,7 +16,7 @@ from instrument.base.globs import fits
 from instrument.read.facts.device_work import COMMUNICATION, COPY
 from instrument.read.facts.idle import is_loading
 from instrument.read.facts.intervals import Intervals, concatenated
-from instrument.read.facts.kernel_names import kernel_label
+from instrument.read.facts.kernel_names import kernel_class, kernel_label
 from instrument.read.simulate.builder import loads_here
 from instrument.read.simulate.cpu_time import joined
 from instrument.read.simulate.model import Model
@@ -77,14 +77,25 @@ def by_operator(model: Model, pattern: str) -> Selection:
     return of_events(model, chosen & named)
 
 
+def by_layer(model: Model, pattern: str) -> Selection:
+    """Select the device work of layers of the model by name, without their launches' time."""
+    found = model.layers()
+    names, of = found.names, found.of
+    rows: Flags = np.array([*(fits(pattern, name) for name in names), False])[of]
+    if not rows.any():
+        raise _nothing("layer", pattern, (names[k] for k in np.unique(of[of >= 0]).tolist()))
+    return of_rows(model, rows)
+
+
 def by_kernel(model: Model, pattern: str, *, only_copies: bool = False) -> Selection:
-    """Select kernels, copies and memsets by name or label, without their launches' time."""
+    """Select kernels, copies and memsets by name, label or class, without their launches' time."""
     events, event = model.links.events, model.work.event
     of_kind = model.work.kind == COPY if only_copies else np.ones(len(event), np.bool_)
     present = np.unique(events.name[event[of_kind]]).tolist()
     fitting = np.zeros(len(events.names), np.bool_)
     for k in present:
-        fitting[k] = fits(pattern, events.names[k], kernel_label(events.names[k]))
+        name = events.names[k]
+        fitting[k] = fits(pattern, name, kernel_label(name)) or pattern == kernel_class(name)
     rows = of_kind & fitting[events.name[event]]
     if not rows.any():
         kind = "copy" if only_copies else "kernel"
