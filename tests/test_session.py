@@ -198,11 +198,10 @@ def test_a_run_that_ends_before_its_window_says_so(tmp_path: Path, steps: int, l
 def test_a_loop_that_never_steps_is_told_so(tmp_path: Path, net: nn.Module, log: Log) -> None:
     with Session({"active": 2, "output_dir": str(tmp_path)}) as session:
         train_step(net, LOADER[0])
-    assert session.captures[0].metadata["window"]["reason"] == "session.step() was never called"
-    assert log.at("WARNING") == [
-        "The window of steps 0–1 ended early, after 0 of 2 steps (session.step() was never called); it is kept and "
-        "labelled truncated."
-    ]
+    reason = "session.step() was never called"
+    assert session.captures[0].metadata["window"]["reason"] == reason
+    (said,) = log.at("WARNING")
+    assert said.startswith(f"The window of steps 0–1 ended early, after 0 of 2 steps ({reason})")
 
 
 def test_run_ends_between_windows(train: Callable[..., Session], log: Log) -> None:
@@ -264,7 +263,8 @@ def test_stop_in_a_warmup(tmp_path: Path, net: nn.Module, log: Log) -> None:
     session.stop()
     session.stop()
     assert nn.Module.__call__ is nn.Module._wrapped_call_impl
-    assert "before the first window (step 3) had recorded a step" in log.at("WARNING")[0]
+    (warning,) = log.at("WARNING")
+    assert "before the first window (step 3) had recorded a step" in warning
     assert list(tmp_path.iterdir()) == []
 
 
@@ -546,20 +546,6 @@ def test_torch_profiler(tmp_path: Path, net: nn.Module, log: Log, options: dict[
     ]
     (error,) = log.at("ERROR")
     assert error.startswith("Recording failed and training goes on: torch's own profiler is")
-
-
-def test_torch_profiler_costs_a_window(tmp_path: Path, net: nn.Module, log: Log) -> None:
-    with Session({"wait": 1, "active": 1, "repeat": 2, "output_dir": str(tmp_path)}) as session:
-        with torch.profiler.profile():
-            for _ in range(2):
-                train_step(net, LOADER[0])
-                session.step()
-        for _ in range(3):
-            train_step(net, LOADER[0])
-            session.step()
-    assert [whole_steps(c) for c in session.captures] == [[3]]
-    assert len(log.at("ERROR")) == 1
-    assert "torch's own profiler is running in this process" in log.at("ERROR")[0]
 
 
 # mtia is on no machine that these tests run on

@@ -42,22 +42,21 @@ def test_a_window_over_its_time_ends_with_the_step(tmp_path: Path, log: Log) -> 
     ]
 
 
-def test_a_window_without_end_ends_too(tmp_path: Path, log: Log) -> None:
-    log.expect("profiler.max_window_s")
-    (capture,) = run_session(tmp_path, 4, work, max_window_s=AT_ONCE).captures
-    assert capture.metadata["window"]["last_step"] == 0
-    assert capture.metadata["window"]["reason"] == REASON
-
-
-def test_a_window_in_time_is_whole(tmp_path: Path) -> None:
-    (capture,) = run_session(tmp_path, 4, work, active=3, max_window_s=3600).captures
-    assert capture.metadata["window"]["steps"] == 3
-    assert capture.metadata["window"]["truncated"] is False
-
-
-def test_the_last_step_of_a_window_is_no_early_end(tmp_path: Path) -> None:
-    (capture,) = run_session(tmp_path, 2, work, active=1, max_window_s=AT_ONCE).captures
-    assert capture.metadata["window"]["truncated"] is False
+@pytest.mark.parametrize(
+    ("active", "max_window_s", "last_step", "reason"),
+    [(None, AT_ONCE, 0, REASON), (3, 3600, 2, None), (1, AT_ONCE, 0, None)],
+)
+def test_max_window_s(
+    tmp_path: Path, log: Log, active: int | None, max_window_s: float, last_step: int, reason: Any
+) -> None:
+    """A window without end ends too; one that is whole in time, or with its last step, is not cut."""
+    (capture,) = run_session(
+        tmp_path, 2 if active == 1 else 4, work, active=active, max_window_s=max_window_s
+    ).captures
+    about = capture.metadata["window"]
+    found = (about["last_step"], about["reason"], about["truncated"])
+    assert found == (last_step, reason, reason is not None)
+    assert len(log.at("WARNING")) == (reason is not None)
 
 
 def test_memory_growth_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
