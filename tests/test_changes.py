@@ -97,18 +97,10 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 SWITCHED = [
-    ("threads", "2"),
-    ("fused", ""),
-    ("foreach", ""),
-    ("gc-freeze", ""),
-    ("no-anomaly", ""),
-    ("no-deterministic", ""),
-    ("no-validation", ""),
-    ("non-blocking", ""),
-    ("channels-last", ""),
-    ("tf32", ""),
-    ("bf16", ""),
-]
+    ("threads", "2"), ("fused", ""), ("foreach", ""), ("gc-freeze", ""), ("no-anomaly", ""),
+    ("no-deterministic", ""), ("no-validation", ""), ("non-blocking", ""), ("channels-last", ""),
+    ("tf32", ""), ("bf16", ""),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "value"), SWITCHED)

@@ -243,14 +243,8 @@ def test_lines_that_are_no_timings_are_skipped(tmp_path: Path) -> None:
     """An incomplete last line counts as soon as it is complete."""
     whole = line(1, {"a": 5})
     bad = [
-        "",
-        "{",
-        "[1]",
-        '{"step": 1}',
-        "[" * 10**5,
-        '{"step":1,"time":"x","ranges":{}}',
-        "\0\udcff",
-    ]
+        "", "{", "[1]", '{"step": 1}', "[" * 10**5, '{"step":1,"time":"x","ranges":{}}', "\0\udcff",
+    ]  # fmt: skip
     bad += [whole.replace('"p50_ns": 44000000, ', ""), whole.replace("44000000", "-" + "9" * 30)]
     bad += [whole.replace('"mean_ns": 44000000', '"mean_ns": 0')]
     bad += [whole.replace('"calls": 10,', '"calls": 0,'), whole.replace("2026-01-01", "no")]

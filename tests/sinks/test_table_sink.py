@@ -38,8 +38,13 @@ def block(text: str, title: str) -> list[str]:
     return part.splitlines()[3:]
 
 
+def cells(text: str, title: str = "Operators") -> list[list[str]]:
+    """The cells of the rows of the part that begins with `title`."""
+    return [re.split(r"  +", line.strip()) for line in block(text, title)]
+
+
 def names(text: str, title: str = "Operators") -> list[str]:
-    return [re.split(r"  +", line.strip())[0] for line in block(text, title)]
+    return [row[0] for row in cells(text, title)]
 
 
 def headings(text: str, title: str = "Operators") -> list[str]:
@@ -142,16 +147,8 @@ def test_device_columns_where_a_device_was_recorded(write: Write) -> None:
     heading = "steps_3-4: steps 3–4, torch 2.13.0+cpu, NVIDIA H200, rank 1 of 4"
     assert heading in text.splitlines()
     assert headings(text, "Ranges")[-1] == "device"
-    assert [re.split(r"  +", line.strip())[-1] for line in block(text, "Ranges")] == [
-        "100.0 µs",
-        "100.0 µs",
-        "-",
-    ]
-    assert [re.split(r"  +", line.strip())[5] for line in block(text, "Ranges")] == [
-        "0 %",
-        "100 %",
-        "0 %",
-    ]
+    assert [row[-1] for row in cells(text, "Ranges")] == ["100.0 µs", "100.0 µs", "-"]
+    assert [row[5] for row in cells(text, "Ranges")] == ["0 %", "100 %", "0 %"]
     assert {"self device", "device", "device share"} <= set(headings(text))
     by_device = render(write(steps() + kernels(), "again"), sort="self_cuda_time_total", rows=1)
     assert names(by_device) == ["aten::mm", "(2 other operators)", "(in no operator)"]
@@ -212,29 +209,20 @@ def test_backward_is_shown_where_there_was_any(write: Write) -> None:
     unknown = span("AddBackward0", 1770, 7, Sequence_number=99, Fwd_thread_id=1)
     text = render(write([*events, unknown]))
     assert headings(text, "Ranges")[-5:] == ["share", "self total", "total", "forward", "backward"]
-    assert [re.split(r"  +", line.strip())[-5:] for line in block(text, "Ranges")] == [
+    assert [row[-5:] for row in cells(text, "Ranges")] == [
         ["20 %", "400.0 µs", "1.260 ms", "1.200 ms", "60.00 µs"],
         ["46 %", "860.0 µs", "860.0 µs", "800.0 µs", "60.00 µs"],
         ["0.7 %", "7.000 µs", "-", "-", "-"],
         ["33 %", "733.0 µs", "-", "-", "-"],
     ]
-    assert [line[:23].strip() for line in block(text, "Ranges")][2:] == [
-        "(backward of no range)",
-        "(no range)",
-    ]
+    assert names(text, "Ranges")[2:] == ["(backward of no range)", "(no range)"]
     assert "backward" not in headings(render(write(steps(), "without")), "Ranges")
 
 
 def test_a_window_cut_short_says_so(write: Write) -> None:
-    window = {
-        "first_step": 3,
-        "last_step": 4,
-        "steps": 2,
-        "truncated": True,
-        "reason": "exception ValueError",
-    }
+    window = {"steps": 2, "truncated": True, "reason": "exception ValueError"}
     for planned, of in ((5, " of 5"), (None, "")):
-        capture = write(steps(), f"of {planned}", window={**window, "planned_steps": planned})
+        capture = write(steps(), f"of {planned}", window=window | {"planned_steps": planned})
         heading = next(part for part in render(capture).split("\n\n") if part.startswith("of "))
         assert heading.split("\n")[1] == f"Truncated after 2{of} steps: exception ValueError."
 
@@ -266,16 +254,9 @@ def test_of_many_ranges_those_with_the_largest_shares_come_first(write: Write) -
     events += [annotation("tiny", 3000, 20)]
     text = render(write(events), rows=3)
     assert "Ranges, 3 of 9, by share; share = self total" in text
-    assert [re.split(r"  +", line)[0] for line in block(text, "Ranges")] == [
-        "step/forward/model/attention",
-        "tiny",
-        "phase0",
-        "(6 other ranges)",
-    ]
-    assert [re.split(r"  +", line.strip())[-2:] for line in block(text, "Ranges")][3] == [
-        "3.4 %",
-        "36.00 µs",
-    ]
+    shown = names(text, "Ranges")
+    assert shown == ["step/forward/model/attention", "tiny", "phase0", "(6 other ranges)"]
+    assert cells(text, "Ranges")[3][-2:] == ["3.4 %", "36.00 µs"]
     tree = render(write(events, "all"), rows=9)
     assert "      attention" in tree
 
@@ -284,10 +265,8 @@ def test_of_a_long_path_its_inner_end_is_shown(write: Write) -> None:
     names = ["outer" * 5, "middle" * 4, "deep" * 3]
     events = [annotation(name, k, 1000 - 2 * k) for k, name in enumerate(names)]
     text = render(write([*events, annotation("m" * 70, 2000, 900)]), rows=2)
-    assert [re.split(r"  +", line)[0] for line in block(text, "Ranges")][:2] == [
-        f"…/{names[1]}/{names[2]}",
-        f"{'m' * 44}…{'m' * 15}",
-    ]
+    shown = [row[0] for row in cells(text, "Ranges")[:2]]
+    assert shown == [f"…/{names[1]}/{names[2]}", f"{'m' * 44}…{'m' * 15}"]
 
 
 def test_a_step_of_the_optimizer_that_runs_the_training_step_says_so(write: Write) -> None:
@@ -323,8 +302,7 @@ def test_a_sort_key_that_was_not_recorded(capture: Capture) -> None:
 def test_by_input_shapes(write: Write) -> None:
     other = span("aten::mm", 2000, 750, Input_Dims=[[2, 2], [2, 2]])
     text = render(write([*steps(), other]), by="input_shapes", sort="self_cpu_ns", rows=3)
-    shown = [re.split(r"  +", line.strip())[:3] for line in block(text, "Operators")]
-    assert shown == [
+    assert [row[:3] for row in cells(text)] == [
         ["aten::mm", "1", "750.0 µs"],
         ["[[2, 2], [2, 2]]"],
         ["aten::mm", "2", "600.0 µs"],
@@ -352,14 +330,13 @@ def test_what_is_short_has_a_column_and_a_path_a_line_of_its_own(write: Write) -
     capture = write([*steps(), *kernels(), span("aten::add.Tensor", 450, 50)])
 
     def shown(by: By) -> list[list[str]]:
-        text = render(capture, by=by, sort="name", columns=["calls"], rows=50)
-        return [re.split(r"  +", line.strip()) for line in block(text, "Operators")]
+        return cells(render(capture, by=by, sort="name", columns=["calls"], rows=50))
 
     products = {
         "step": [["aten::mm", "3", "1"], ["aten::mm", "4", "1"]],
         "thread": [["aten::mm", "1/1", "2"]],
+        "device": [["aten::mm", "0", "2"]],
     }
-    products["device"] = [["aten::mm", "0", "2"]]
     for by, rows in products.items():
         assert [row for row in shown(by) if row[0] == "aten::mm"] == rows
         assert headings(render(capture, by=by))[:3] == ["name", by, "calls"]
@@ -428,14 +405,8 @@ def test_lines_stay_narrow_whatever_the_names(write: Write) -> None:
 
 
 def test_what_is_least_missed_goes_where_device_and_memory_make_it_too_wide(write: Write) -> None:
-    capture = write(
-        [
-            *steps(),
-            *kernels(),
-            allocation(300, 4096, 1, 4096),
-            allocation(310, 3 * MIB, 1, 3 * MIB, device=0),
-        ]
-    )
+    used = [allocation(300, 4096, 1, 4096), allocation(310, 3 * MIB, 1, 3 * MIB, device=0)]
+    capture = write([*steps(), *kernels(), *used])
     text = render(capture)
     assert max(map(len, text.splitlines()[2:])) <= 140
     assert headings(text)[-4:] == ["device", "self CPU memory", "self device memory", "flops"]
@@ -485,28 +456,16 @@ def test_no_zero_stands_for_what_is_unknown(capture: Capture) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (
-            {"rows": 0},
-            "The table sink's option 'rows' should be a positive number, or -1 for all, not 0.",
-        ),
-        (
-            {"by": "shapes"},
-            "The table sink's option 'by' cannot be 'shapes'; did you mean 'input_shapes'?",
-        ),
-        (
-            {"sort": "self_cup_ns"},
-            "The table cannot be sorted by 'self_cup_ns'; did you mean 'self_cpu_ns'?",
-        ),
-        (
-            {"columns": ["calls", "cup_ns"]},
-            "The table has no column 'cup_ns'; did you mean 'cpu_ns'?",
-        ),
+        ({"rows": 0}, " sink's option 'rows' should be a positive number, or -1 for all, not 0."),
+        ({"by": "shapes"}, " sink's option 'by' cannot be 'shapes'; did you mean 'input_shapes'?"),
+        ({"sort": "cup_ns"}, " cannot be sorted by 'cup_ns'; did you mean 'cpu_ns'?"),
+        ({"columns": ["calls", "cup_ns"]}, " has no column 'cup_ns'; did you mean 'cpu_ns'?"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as error:
         TableSink(**options)
-    assert str(error.value) == sentence
+    assert str(error.value) == f"The table{sentence}"
 
 
 def test_a_word_far_from_all_gets_the_whole_list(capture: Capture) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from threading import Event, get_ident
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from collected import Log
+from recording import run_session
 from waits import end_of_thread
 
 from instrument import Session, Trigger
@@ -27,43 +29,32 @@ class Always(Trigger):
         return True
 
 
-def fired(watch: TriggerRunner, steps: int) -> list[int]:
-    return [number for number in range(steps) if watch.after(number, 1, None, recorded=False)]
+def fired(folder: Path, steps: int, **triggers: Any) -> list[tuple[int, str]]:
+    """The steps after which a window is asked for, and by which trigger."""
+    watch = TriggerRunner(triggers, folder)
+    found = [(number, watch.after(number, 1, None, recorded=False)) for number in range(steps)]
+    return [(number, asked[0]) for number, asked in found if asked]
 
 
 def test_a_trigger_rests_and_has_a_last_window(tmp_path: Path, log: Log) -> None:
-    assert fired(TriggerRunner({"mine": Always(cooldown=3, max_windows=3)}, tmp_path), 20) == [
-        0,
-        4,
-        8,
-    ]
+    found = fired(tmp_path, 20, mine=Always(cooldown=3, max_windows=3))
+    assert found == [(0, "mine"), (4, "mine"), (8, "mine")]
     assert log.at("WARNING") == [
         "The trigger mine fired again, but its max_windows allows no further window: no window is "
         "recorded."
     ]
-    assert fired(TriggerRunner({"mine": Always(cooldown=0, max_windows=None)}, tmp_path), 5) == [
-        0, 1, 2, 3, 4,
-    ]  # fmt: skip
+    assert len(fired(tmp_path, 5, mine=Always(cooldown=0, max_windows=None))) == 5
 
 
 def test_plain_object_has_the_same_limits(tmp_path: Path, log: Log) -> None:
     log.expect("allows no further window")
-
-    class Plain:
-        def fires(self, step: Step) -> bool:
-            return True
-
-    assert fired(TriggerRunner({"mine": Plain()}, tmp_path), 1000) == fired(
-        TriggerRunner({"mine": Always()}, tmp_path), 1000
-    )
+    plain: Any = SimpleNamespace(fires=lambda step: True)
+    assert fired(tmp_path, 1000, mine=plain) == fired(tmp_path, 1000, mine=Always())
 
 
 def test_of_two_that_fire_at_once_the_second_keeps_its_window(tmp_path: Path) -> None:
-    watch = TriggerRunner({"one": Always(max_windows=1), "two": Always(max_windows=1)}, tmp_path)
-    names = [
-        asked[0] for number in range(3) if (asked := watch.after(number, 1, None, recorded=False))
-    ]
-    assert names == ["one", "two"]
+    found = fired(tmp_path, 3, one=Always(max_windows=1), two=Always(max_windows=1))
+    assert found == [(0, "one"), (1, "two")]
 
 
 def test_while_a_window_is_open_nothing_is_used_up(tmp_path: Path) -> None:
@@ -77,10 +68,7 @@ def test_the_reason_and_the_steps_asked_for_stand_in_the_capture(tmp_path: Path,
         def fires(self, step: Step) -> Request | None:
             return Request("the moon is full", steps=3) if step.number == 1 else None
 
-    with Session({"at_steps": [], "output_dir": tmp_path}, triggers={"moon": Asks()}) as session:
-        for _ in range(8):
-            session.step()
-    (capture,) = session.captures
+    (capture,) = run_session(tmp_path, 8, at_steps=[], triggers={"moon": Asks()}).captures
     about = json.loads((capture.folder / "capture.json").read_text())["window"]
     assert (about["trigger"], about["trigger_reason"]) == ("moon", "the moon is full")
     assert capture.steps.column("number") == [2, 3, 4]
@@ -89,14 +77,9 @@ def test_the_reason_and_the_steps_asked_for_stand_in_the_capture(tmp_path: Path,
 
 
 def test_a_sentence_is_a_reason(tmp_path: Path) -> None:
-    class Says(Trigger):
-        def fires(self, step: Step) -> str | None:
-            return "it is step 2" if step.number == 2 else None
-
-    assert TriggerRunner({"mine": Says()}, tmp_path).after(2, 1, None, recorded=False) == (
-        "mine",
-        Request("it is step 2"),
-    )
+    says: Any = SimpleNamespace(fires=lambda step: "it is step 2" if step.number == 2 else None)
+    asked = TriggerRunner({"mine": says}, tmp_path).after(2, 1, None, recorded=False)
+    assert asked == ("mine", Request("it is step 2"))
 
 
 def test_a_trigger_without_anything_to_ask_is_refused_when_built() -> None:
@@ -149,16 +132,11 @@ def test_failing_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log)
 
 
 def test_a_trigger_that_cannot_begin_costs_no_run(tmp_path: Path, log: Log) -> None:
-
     class Fails(Trigger):
         def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
             raise OSError("no")
 
-    with Session(
-        {"at_steps": [1], "active": 1, "output_dir": tmp_path}, triggers={"mine": Fails()}
-    ) as session:
-        for _ in range(3):
-            session.step()
+    session = run_session(tmp_path, 3, at_steps=[1], active=1, triggers={"mine": Fails()})
     assert len(session.captures) == 1
     assert "The trigger mine could not begin and is never called." in log.at("ERROR")[0]
 
