@@ -23,7 +23,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-# The repository's address: nothing else in the repository names it.
+# The repository's address; only README.md names it too.
 REPOSITORY = "https://github.com/torch-instrument/torch-instrument"
 MODULES = ("instrument/read/trace/_scanner", "instrument/read/facts/_loops")
 

@@ -101,6 +101,8 @@ def test_links_on_the_page_of_pypi_are_addresses(wheel: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", metadata)
     assert len(links) > 10
     assert not [link for link in links if not link.startswith("https://")]
+    (address,) = re.findall(r"^Project-URL: Repository, (.+)$", metadata, re.MULTILINE)
+    assert f"git clone {address}`" in metadata
 
 
 def test_the_modules_in_c_are_compiled_for_this_platform(wheel: Path, python: Path) -> None:
