@@ -62,6 +62,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for block in (block for page in BLOCKS.values() for block in page if block.file):
         (folder / block.file).parent.mkdir(exist_ok=True)
         (folder / block.file).write_text(block.body, encoding="utf-8")
+    for trace in DOCS.glob("assets/samples/*.json.gz"):
+        shutil.copy(trace, folder)
     run("train.py", folder)
     (profile,) = folder.glob("outputs/*/*/profile")
     shutil.copytree(profile, folder / "profile")
@@ -77,11 +79,23 @@ def cannot_run(body: str) -> bool:
 
 @pytest.mark.parametrize("page", BLOCKS)
 def test_each_block_runs(page: str, recorded: Path, tmp_path: Path) -> None:
+    run_page(page, recorded, tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "page", [page for page, found in BLOCKS.items() if any(b.note == "nightly" for b in found)]
+)
+def test_each_block_runs_that_takes_minutes(page: str, recorded: Path, tmp_path: Path) -> None:
+    run_page(page, recorded, tmp_path, at_night=True)
+
+
+def run_page(page: str, recorded: Path, tmp_path: Path, *, at_night: bool = False) -> None:
     # the query is run on eight real ranks by tests/sinks/test_parquet_sink.py
     assert {block.language for block in BLOCKS[page]} <= {
         "python", "bash", "yaml", "text", "sql", "toml",
     }  # fmt: skip
-    folder, source = tmp_path / "folder", script(BLOCKS[page], cannot_run)
+    folder, source = tmp_path / "folder", script(BLOCKS[page], cannot_run, at_night=at_night)
     shutil.copytree(recorded, folder)
     (file := tmp_path / f"page_{Path(page).stem}.py").write_text(source, encoding="utf-8")
     printed = run(str(file), folder, warm.with_trainers() if TRAINERS.search(source) else {})
@@ -122,6 +136,13 @@ def test_tables_of_pages_have_the_columns_of_today(recorded: Path) -> None:
     assert shown
     # The log has fewer columns than the file.
     assert set(" ".join(shown).split()) <= set(" ".join(printed).split())
+
+
+def test_every_text_of_a_tutorial_is_printed() -> None:
+    for page, found in BLOCKS.items():
+        if page.startswith("docs/tutorials/"):
+            texts = [block for block in found if block.language == "text"]
+            assert [block for block in texts if not block.printed_by and not block.note] == []
 
 
 def test_no_block_and_no_comment_is_passed_over() -> None:
