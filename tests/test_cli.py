@@ -6,11 +6,13 @@ import csv
 import gzip
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from io import StringIO
 from itertools import pairwise
 from operator import attrgetter
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import warm
 from builders import (
     annotation,
@@ -535,6 +538,10 @@ def test_version_and_help(
     monkeypatch.setitem(sys.modules, "instrument.read.trace._scanner", None)
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"instrument {__version__}, pure Python trace reader\n"
+    for words in (["--verbose"], ["--verbose", "ls"]):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert "--verbose needs --version" in capsys.readouterr().err
     assert main([]) == 0
     without = capsys.readouterr().out
     with pytest.raises(SystemExit) as stopped:
@@ -542,6 +549,31 @@ def test_version_and_help(
     assert stopped.value.code == 0
     assert capsys.readouterr().out == without
     assert "show" in without
+
+
+def test_the_verbose_version_names_packages_and_devices(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda each: f"H{each}00\n::error::")
+    assert main(["--version", "--verbose"]) == 0
+    first, python, torch_, packages, missing = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"instrument {__version__}, ")
+    assert f"Python {platform.python_version()}, " in python
+    assert torch_.startswith(f"torch {torch.__version__}, ")
+    assert torch_.endswith(r", H000\n::error::, H100\n::error::")
+    for name in ("numpy", "hydra-core"):
+        assert f"{name} {version(name)}" in packages
+    assert "ruff" not in packages
+    assert missing.startswith("not installed: ")
+
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr("instrument.cli.version.requires", lambda _: ["absent>=1; extra == 'x'"])
+    assert main(["--version", "--verbose"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("torch cannot be imported: ")
+    assert lines[-1] == "not installed: absent"
 
 
 def test_a_closed_stdout_is_one_sentence(tmp_path: Path) -> None:

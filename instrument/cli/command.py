@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NoReturn
 
-from instrument import __version__
 from instrument.base.errors import InstrumentError, reason_of
 from instrument.base.files import fill_standard_streams
 from instrument.cli import (
@@ -37,6 +36,7 @@ from instrument.cli import (
     trigger,
     try_,
     verify,
+    version,
     watch,
     whatif,
 )
@@ -97,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.parser.error(
             f"unrecognized arguments: {' '.join(word for word in rest if word not in options)}"
         )
+    if arguments.verbose and arguments.run is not version.run:
+        arguments.parser.error("--verbose needs --version")
     arguments.options = options
     arguments.program = program
     status = 0
@@ -140,8 +142,13 @@ def _parser() -> argparse.ArgumentParser:
         "--version",
         dest="run",
         action="store_const",
-        const=_version,
+        const=version.run,
         help="print the version, and whether the compiled trace reader is installed",
+    )
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="with --version: also Python, torch, the other packages, and the devices",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, command in COMMANDS.items():
@@ -150,13 +157,3 @@ def _parser() -> argparse.ArgumentParser:
         one.set_defaults(run=command.run, parser=one)
     parser.set_defaults(run=lambda _: Written(parser.format_help().rstrip()), parser=parser)
     return parser
-
-
-def _version(_: argparse.Namespace) -> str:
-    try:
-        import instrument.read.trace._scanner  # noqa: F401
-    except ImportError:
-        reader = "pure Python"
-    else:
-        reader = "compiled"
-    return f"instrument {__version__}, {reader} trace reader"
