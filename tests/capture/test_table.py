@@ -19,6 +19,7 @@ from golden import Golden
 from real_traces import load, needs_traces
 
 from instrument.base.errors import ConfigError, MissingPackage
+from instrument.base.prose import PROSE_WIDTH
 from instrument.read.views import table
 from instrument.read.views.table import Table
 
@@ -290,6 +291,22 @@ def test_a_table_can_be_sent_to_another_process() -> None:
     again = pickle.loads(pickle.dumps(table))
     assert list(again) == list(table)
     assert str(again.sort("name")) == str(table)
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_printed_table_fits_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    measures = [f"measure_{number}" for number in range(40)]
+    unknown = {f"unknown_{number}": [None] for number in range(40)}
+    wide = Table({"name": ["a" * 300]} | {name: [10**9] for name in measures} | unknown)
+    for text in (str(wide), repr(wide)):
+        assert max(map(len, text.splitlines())) <= max(width, PROSE_WIDTH)
+        assert "columns left out: " in text
+        assert all(name.replace("_", " ") in " ".join(text.split()) for name in measures)
+    chosen = str(wide.select(["name", *measures]).head(1))
+    assert max(map(len, chosen.splitlines())) <= width
+    assert "left out" not in chosen
+    assert chosen.count("1000000000") == len(measures)
 
 
 def test_csv_holds_exact_numbers_and_no_formula() -> None:

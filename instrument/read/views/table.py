@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import shutil
-import sys
+import textwrap
 from collections import namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import polars as pl
 
 from instrument.base.errors import MissingPackage
-from instrument.base.printable import is_terminal, printable
+from instrument.base.printable import printable
+from instrument.base.prose import PROSE_WIDTH
 from instrument.read.facts.expressions import rows_where
 from instrument.read.facts.schema import POINTS, Grouping, Schema, names_of, unit_of
 
@@ -91,6 +92,7 @@ class Table:
             ValueError: the columns are not equally long.
         """
         self._begin_ns = begin_ns
+        self._chosen = False  # whether `select` chose the columns
         if isinstance(columns, pl.DataFrame):
             self.frame = columns
             return
@@ -196,7 +198,9 @@ class Table:
         """
         if isinstance(columns, str):
             raise TypeError(f"select() needs a list of names: write select([{columns!r}]).")
-        return self._with(self.frame.select([self._named(name) for name in columns]))
+        selected = self._with(self.frame.select([self._named(name) for name in columns]))
+        selected._chosen = True
+        return selected
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a pandas data frame with nullable dtypes: integers stay integers."""
@@ -238,20 +242,25 @@ class Table:
         return Table(self.frame.with_columns(pl.col(name) - self._begin_ns for name in points))
 
     def __str__(self) -> str:
-        """The table as text with all rows; on a terminal, only with the columns that fit."""
+        """The table as text with all rows, as wide as the terminal, or 80 characters without one.
+
+        Columns that do not fit are left out, and named below; those of `select` follow below.
+        """
         from instrument.read.views import layout  # a program may read tables and print none
         from instrument.read.views.section import Section
         from instrument.read.views.table_text import is_text
 
         texts = [name for name in self.columns if is_text(self.column(name))]
         group = next((name for name in self.columns[:2] if name in get_args(Grouping)), None)
-        section = Section(self, self.columns, missable=texts, key=group, all_columns=".select([…])")
-        width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
-        return layout.text(section, width)
+        section = Section(
+            self, self.columns, "", self._chosen, texts, group, all_columns=".select([…])"
+        )
+        return layout.text(section, shutil.get_terminal_size().columns)
 
     def __repr__(self) -> str:
         shown, notes = self._abridged()
-        return "\n".join([str(shown), *notes])
+        width = max(shutil.get_terminal_size().columns, PROSE_WIDTH)
+        return "\n".join([str(shown), *(textwrap.fill(note, width) for note in notes)])
 
     def _repr_html_(self) -> str:
         """The first rows as HTML, for a notebook."""
@@ -269,10 +278,12 @@ class Table:
         notes = [f"… and {more} more rows"] if more > 0 else []
         if unknown := [name for name in self.columns if name not in known]:
             notes.append(f"Columns without values: {', '.join(unknown)}.")
-        return self.select(known).head(_SHOWN_ROWS), notes
+        return self._with(self.frame.select(known)).head(_SHOWN_ROWS), notes
 
     def _with(self, frame: pl.DataFrame) -> Table:
-        return Table(frame, begin_ns=self._begin_ns)
+        table = Table(frame, begin_ns=self._begin_ns)
+        table._chosen = self._chosen
+        return table
 
     def _named(self, name: str) -> str:
         found = TORCH_NAMES.get(name, name)
