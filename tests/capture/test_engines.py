@@ -14,6 +14,7 @@ from findings.by_hand import check
 from real_traces import load, needs_traces, path
 
 from instrument.read.facts.grammars import parse
+from instrument.read.show.remarks import facts
 from instrument.read.views.device_use import device_use
 from instrument.read.views.phases import stages_in_words, step_times
 
@@ -444,6 +445,10 @@ def test_the_first_sentences_on_vllm() -> None:
     assert eager.startswith(
         "The time of vLLM's steps is 100 % prefill (1 step of 84.77 ms: 1 request"
     )
+    assert [facts(load(name)) for name in ("mi300x_vllm_graph", "b200_eager")] == [
+        ["1 step of vLLM"]
+    ] * 2
+    assert load("mi300x_vllm_graph").diagnose().step_ns == 156_466_417
     (found,) = check(load("b200_eager"), "launch-bound")
     assert "CUDA graphs" in found.change
     assert "torch.compile" not in found.change

@@ -8,7 +8,7 @@ from random import Random
 import polars as pl
 import pytest
 import real_traces
-from builders import capture
+from builders import capture, launched
 from compare.painter import Program
 from seeds import seeds
 
@@ -16,6 +16,7 @@ from instrument.read.capture import Capture
 from instrument.read.facts.idle import WAITS, device_steps, device_time, lasting_steps
 from instrument.read.facts.schema import names_of
 from instrument.read.facts.segments import LANES, SEGMENTS, segments
+from instrument.read.show.summary import summary
 from instrument.read.views.views import Views
 
 
@@ -63,6 +64,28 @@ def test_real_steps(name: str) -> None:
     assert by_kind.get("compute", 0) + both == spent["compute_ns"]
     assert by_kind.get("exposed communication", 0) == spent["exposed_communication_ns"]
     assert by_kind.get("copy", 0) == spent["exposed_copy_ns"]
+
+
+@pytest.mark.parametrize(
+    ("delay_us", "lasts_us", "launch_us"), [(1000, 1305, 1005), (1001, 300, 0)]
+)
+def test_a_recording_begins_with_its_first_device_work_if_that_is_late(
+    delay_us: int, lasts_us: int, launch_us: int, tmp_path: Path
+) -> None:
+    """Launches of 5 µs at 0 and 10 µs; the device runs 100 and 200 µs of work, the first after the delay."""
+    begins = 5 + delay_us
+    events = [
+        *launched("first", 0, begins, 100, 1),
+        *launched("second", 10, begins + 100, 200, 2),
+    ]
+    views = capture(tmp_path, events)
+    check(views)
+    assert views.whatif.counted_steps == summary(views).steps_ns == [lasts_us * 1000]
+    assert summary(views).kinds["compute"] == 300_000
+    assert summary(views).kinds["launch"] == launch_us * 1000
+    assert views.whatif.scale(kernel="second", by=0.5).saving_ns == 100_000
+    assert sum(row.total_ns for row in views.whatif.critical_path) == lasts_us * 1000
+    assert views.whatif.unexplained == pytest.approx(launch_us / lasts_us, abs=0.03)
 
 
 def test_a_capture_without_events_has_one_empty_recording(tmp_path: Path) -> None:

@@ -55,9 +55,9 @@ def test_the_replay_without_residues_is_near_where_little_is_unexplained(name) -
         assert abs(times[model.moments.end_of].max() - ended) <= 0.01 * model.span_ns
 
 
-# One has no launch, so that there is nothing to explain.
+# One has no launch, so that there is nothing to explain; the work of another is late before its only step.
 @pytest.mark.parametrize(
-    "name", real_traces.each(sorted({*KNOWN} - EXPLAINED - {"cupti_counters"}))
+    "name", real_traces.each(sorted({*KNOWN} - EXPLAINED - {"cupti_counters", "mi300x_vllm_graph"}))
 )
 def test_of_the_other_traces_more_is_unexplained(name) -> None:
     assert load(name).whatif.model.unexplained > MOST_UNEXPLAINED

@@ -28,6 +28,8 @@ _PARTS = (
     "compute_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns", "total_ns",
     "communication_ns", "copy_ns", "overlap_ns",
 )  # fmt: skip
+#: A free stream starts its work 5 to 50 µs after the launch. A longer delay has another cause.
+LONGEST_DELAY_NS = 1_000_000
 #: The causes of idle time of the devices; docs/show.md defines them.
 WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "unknown_wait_ns")
 
@@ -112,13 +114,27 @@ def lasting_steps(links: Links, work: Work) -> CountedSteps:
     """The finished steps, each until the device has ended what it launched; else the recording.
 
     So, as in the simulation, a step begins where the CPU and the device have ended the step before.
+    A recording without steps begins with `late_work`, if there is some.
     """
     steps = links.finished_steps
     if steps.what == "recording":
-        return steps
+        return replace(
+            steps, start_ns=np.append(work.start_ns[late_work(links, work)], steps.start_ns)[:1]
+        )
     step = launching_step(links.events, work, links.steps)
     start_ns, end_ns = lasting(steps.start_ns, steps.end_ns, work, step)
     return replace(steps, start_ns=start_ns, end_ns=end_ns)
+
+
+def late_work(links: Links, work: Work) -> Ints:
+    """The row of the first device work of a recording without steps, if it begins late; else none.
+
+    Before it, the device may have run what was launched before the recording.
+    """
+    first = work.by_start[:1]
+    call = work.call[first]
+    is_late = work.start_ns[first] - links.events.end_ns[call] > LONGEST_DELAY_NS
+    return first[(call >= 0) & is_late] if not len(links.steps) else first[:0]
 
 
 def lasting(start_ns: Ints, end_ns: Ints, work: Work, step: Ints) -> Intervals:

@@ -12,6 +12,7 @@ from instrument.base.units import counted, duration, few, percent_change, size
 from instrument.read.trace.capture_json import unix_time
 from instrument.read.views import coverage_rows
 from instrument.read.views.coverage import line, part, unrecorded_threads
+from instrument.read.views.phases import steps_in_words
 from instrument.read.views.ranges import shared_ns
 from instrument.read.views.table import Table
 from instrument.read.views.table_text import heading as column_title
@@ -44,7 +45,7 @@ def heading(capture: Views) -> list[str]:
 def facts(capture: Views) -> list[str]:
     """Return short texts on a capture: its steps, torch's version, the devices, the rank, a cut."""
     about, numbers = capture.about, capture.links.step_numbers
-    found = [_steps_of(numbers) if numbers else "no steps marked"]
+    found = [_steps_of(numbers) if numbers else steps_in_words(capture) or "no steps marked"]
     if (part := about.window.part) is not None:
         first = about.window.part_of_step
         found.append(f"part {part + 1} of the window from step {first} on")

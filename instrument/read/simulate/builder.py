@@ -15,7 +15,12 @@ import numpy as np
 from instrument.read.facts.autograd import is_backward
 from instrument.read.facts.device_work import COMMUNICATION, Work, queued_launches
 from instrument.read.facts.groupby import Groups, distinct, groupby, intern, isin
-from instrument.read.facts.idle import is_loading, launching_step
+from instrument.read.facts.idle import (
+    LONGEST_DELAY_NS,
+    is_loading,
+    late_work,
+    launching_step,
+)
 from instrument.read.facts.intervals import concatenated, merged, within
 from instrument.read.facts.layers import Layers
 from instrument.read.facts.links import Links, thread_of_steps
@@ -59,8 +64,6 @@ _WAKES_NS, _WAKES_SHARE = 200_000, 0.1
 # fraction of the time without events.
 _WORKS_SHARE = 0.8
 _SHORTEST_SILENCE_NS = 50_000
-# A free stream starts its work 5 to 50 µs after the launch. A longer delay has another cause.
-_LONGEST_DELAY_NS = 1_000_000
 # A thread that polls the host's memory until a kernel writes to it goes on within this time, plus
 # this fraction of the wait, around the end of the kernel. Shorter waits are not looked for.
 _POLLS_NS, _POLLS_SHARE, _SHORTEST_POLL_NS = 30_000, 0.005, 1_000_000
@@ -152,7 +155,8 @@ def build_model(
     polls, ends_early = _polling(made)
     ends = made.add(_LEAVES, step_thread, step_end)
     end_of = made.count + np.arange(len(work.event))
-    needed = distinct(np.concatenate([queued.row, polls.row[ends_early]]))
+    late = late_work(links, work)
+    needed = distinct(np.concatenate([queued.row, polls.row[ends_early], late]))
     start_of = np.full(len(work.event), -1)
     start_of[needed] = made.count + len(end_of) + np.arange(len(needed))
     ready_ns = _ready_arcs(made, loaders, made.count + len(end_of) + len(needed))
@@ -174,7 +178,7 @@ def build_model(
         call=call,
         end_of=end_of,
         start_of=start_of,
-        step_start=starts,
+        step_start=np.append(start_of[late], starts)[: len(starts)],
         step_end=ends,
     )
     _cpu_arcs(made, moments)
@@ -192,7 +196,7 @@ def _launches(made: _Builder) -> tuple[Ints, Ints]:
     called = np.flatnonzero(work.call >= 0)
     calls, of_call = groupby(work.call[called])
     begins_ns, ends_ns = events.start_ns[calls], events.end_ns[calls]
-    loads_code = ends_ns - begins_ns > _LONGEST_DELAY_NS
+    loads_code = ends_ns - begins_ns > LONGEST_DELAY_NS
     loads_code &= of_call.min(work.start_ns[called]) >= ends_ns
     times_ns = np.where(loads_code, ends_ns, begins_ns)
     moments = made.add(_BEGINS, made.thread_of[calls], times_ns, calls)
@@ -646,7 +650,7 @@ def _usual_delays(
     name = np.append(events.name, -1)[work.call].astype(np.int64) + 1
     late_ns = work.start_ns - launch_ns
     idle = launched & ~waits & (free_ns <= launch_ns)
-    idle &= (late_ns >= 0) & (late_ns <= _LONGEST_DELAY_NS)
+    idle &= (late_ns >= 0) & (late_ns <= LONGEST_DELAY_NS)
     delay = _medians(name, late_ns, idle)
     same_call = follows & launched & (np.append(work.call, -1)[before] == work.call)
     leads = follows & (work.start_ns < free_ns)

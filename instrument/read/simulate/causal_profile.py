@@ -84,6 +84,8 @@ def _spent(model: Model, costs: Costs, part: _Part, to_step: float) -> tuple[int
     """The mean CPU time and device time of one step; None for the latter without device work."""
     moments, kept = model.moments, model.counted
     begin, end = moments.time_ns[moments.step_start], moments.time_ns[moments.step_end]
+    if not model.has_steps:  # of the CPU, all counts, although the device may have begun late
+        begin = np.zeros(1, np.int64)
     cpu_ns = model.axis.spent_within(begin[kept], end[kept], costs.cpu, part.cpu)
     counts = np.isin(model.step_of, range(len(begin))[kept])
     device_ns = int(costs.device_ns[part.rows & counts].sum())

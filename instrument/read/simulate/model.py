@@ -15,6 +15,7 @@ import numpy as np
 
 from instrument.read.facts.device_work import Work
 from instrument.read.facts.groupby import group_rows
+from instrument.read.facts.idle import late_work
 from instrument.read.facts.intervals import Intervals
 from instrument.read.facts.layers import Layers
 from instrument.read.facts.links import Links
@@ -347,5 +348,6 @@ class Model:
     def unexplained(self) -> float:
         """The part of the window, 0 to 1, in which device work was late for an unknown reason."""
         late = np.maximum(self.residue_ns, 0)
+        late[late_work(self.links, self.work)] = 0  # before it, no step has begun
         starts, ends = joined(self.work.start_ns - late, self.work.start_ns)
         return float((ends - starts).sum() / self.span_ns) if self.span_ns else 0.0

@@ -136,7 +136,7 @@ class Scenario:
         """A sentence for each thing that makes the result uncertain."""
         model, found = self.model, list(self.losses)
         if not model.has_steps:
-            found.append("No step finished in the recording: the whole window counts as one step.")
+            found.append("The trace shows no whole step: the recording counts as one step.")
         if model.unexplained > MOST_UNEXPLAINED:
             found.append(
                 f"For {percent(model.unexplained)} of the time, device work is late for an unknown "

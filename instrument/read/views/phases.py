@@ -91,6 +91,12 @@ def engine_of(capture: Views) -> str | None:
     return next(iter(step_times(capture)["program"]), None)
 
 
+def steps_in_words(capture: Views) -> str:
+    """Return how many steps an engine annotated, such as "1 step of vLLM"; "" without an engine."""
+    engine = engine_of(capture)
+    return f"{counted(len(step_times(capture)), 'step')} of {engine}" if engine else ""
+
+
 def stages_in_words(capture: Views) -> str:
     """Return a sentence on the stages of an engine's steps; "" without an engine."""
     engine, parts = engine_of(capture), []

@@ -26,6 +26,7 @@ from instrument.read.show.page.parts import (
 from instrument.read.show.remarks import cost
 from instrument.read.show.summary import Summary, summary
 from instrument.read.views.coverage import incomplete
+from instrument.read.views.phases import steps_in_words
 from instrument.read.views.table import Table
 from instrument.read.views.views import Views
 
@@ -77,7 +78,7 @@ def verdict(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
 def _facts(capture: Views, found: Summary, diagnosis: Diagnosis) -> Iterator[dict[str, Any]]:
     where = f" in {capture.name}" if len(diagnosis.captures) > 1 else ""
     lasts = [*map(duration, (found.step_ns, min(found.steps_ns), max(found.steps_ns)))]
-    note = "one step counts" if found.has_steps else "no finished steps"
+    note = "one step counts" if found.has_steps else steps_in_words(capture) or "no finished steps"
     if (count := len(found.steps_ns)) > 1:
         note = f"mean of {count} steps ({_which(found)}); between {lasts[1]} and {lasts[2]}"
     if len(diagnosis.captures) > 1:
