@@ -2,7 +2,7 @@
 
 A scope is a range or a backward node: a function that the autograd engine runs. The time of a range
 belongs to this range, and the time of a backward node to the range around its forward operator.
-docs/architecture.md says how this operator is found without a hook.
+docs/explanation/joins.md says how this operator is found without a hook.
 """
 
 from __future__ import annotations

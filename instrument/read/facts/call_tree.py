@@ -1,8 +1,9 @@
 """The call tree of a trace: which CPU event lies inside which.
 
 Parents are found from the times, by the rule of torch's own profiler
-(`EventList._populate_cpu_children` in torch/autograd/profiler_util.py; docs/architecture.md): the
-parent of an event is the nearest event before it on its thread that does not end before it.
+(`EventList._populate_cpu_children` in torch/autograd/profiler_util.py): the parent of an event is
+the nearest event before it on its thread that does not end before it.
+See docs/explanation/joins.md.
 """
 
 from __future__ import annotations

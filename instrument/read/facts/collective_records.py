@@ -1,7 +1,7 @@
 """Find what torch recorded about the collective of each communication kernel.
 
-torch records each collective as a CPU event `record_param_comms` (docs/architecture.md), and the
-process group writes an annotation around it, such as `nccl:all_reduce`.
+torch records each collective as a CPU event `record_param_comms` (docs/explanation/joins.md), and
+the process group writes an annotation around it, such as `nccl:all_reduce`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A multiplication and the addition after it are two operations. The formula of an operator is called
 its rule. Unless a docstring says otherwise, the rules are those of `torch.utils.flop_counter`;
-docs/architecture.md says where the totals differ from those of `FlopCounterMode`.
+docs/explanation/joins.md says where the totals differ from those of `FlopCounterMode`.
 """
 
 from __future__ import annotations

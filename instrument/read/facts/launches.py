@@ -2,7 +2,8 @@
 
 Kineto links a device event to the runtime call by `correlation`, and to an operator by `External
 id`. A launch belongs to the innermost operator or annotation around its runtime call; the external
-id decides only if there is none, or if the trace does not have the call (docs/architecture.md).
+id decides only if there is none, or if the trace does not have the call. See
+docs/explanation/joins.md.
 """
 
 from __future__ import annotations

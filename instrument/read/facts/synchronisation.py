@@ -3,7 +3,7 @@
 The result is a list of edges. An edge leads from device work to the event that waits for it: a CPU
 call such as `cudaStreamSynchronize`, or work on another stream after `cudaStreamWaitEvent`. An edge
 is recorded if a `cuda_sync` event of the trace states what the call waits for; otherwise it is
-inferred from times, where these show one cause. docs/architecture.md has the rules.
+inferred from times, where these show one cause. docs/explanation/joins.md has the rules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Simulate how long a step of a recorded window takes if a part of it is faster or removed.
 
-docs/architecture.md says how. A moment is the start or the end of an event; an arc says that one
-moment waits for another: the vertices and edges of the simulated graph.
+docs/explanation/simulation.md says how. A moment is the start or the end of an event; an arc says
+that one moment waits for another: the vertices and edges of the simulated graph.
 
 - `model`: the moments and arcs of a window; `builder` finds them in a trace.
 - `cpu_time`: the CPU time of each thread, with waits left out and edits applied.

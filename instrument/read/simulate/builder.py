@@ -1,7 +1,8 @@
 """`build_model`: find the moments of a recorded window, and which moments each of them waits for.
 
-docs/architecture.md lists the arcs. A device row is the row of a device event in the table `Work`;
-a device event has a moment at its end, and one at its start if another moment waits for this start.
+docs/explanation/simulation.md lists the arcs. A device row is the row of a device event in the
+table `Work`; a device event has a moment at its end, and one at its start if another moment waits
+for this start.
 """
 
 from __future__ import annotations

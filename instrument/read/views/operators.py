@@ -86,7 +86,8 @@ def operators(capture: Views) -> Table:
     """Return one row for each name of an operator, annotation or runtime call; see `OPERATORS`.
 
     The rows are ordered by first call. The columns `share` and `device_share` each sum to 1, of the
-    same totals as in `ranges`. docs/getting-started.md says how the table differs from torch's own.
+    same totals as in `ranges`. docs/explanation/trust.md says how the table differs from
+    torch's own.
     Cost: about 0.1 µs per event.
     """
     return Table.of(OPERATORS, _summed(_calls(capture), ["name", "kind"]))
