@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 import real_traces
 from builders import REDUCES, annotation, call, capture, copy, frame, launched, span, step
+from golden import Golden
 from seeds import seeds
 
 from compare.painter import LOADER, Program
@@ -27,72 +28,46 @@ def parts_of(views: Views) -> dict[tuple[str, str], int]:
     return step_parts(views)
 
 
-def test_each_kind_of_time_in_a_step(tmp_path: Path) -> None:
-    """A step of 1000 µs after one that does not count; all numbers by hand."""
-    events = [
-        step(0, 0, 100),
-        step(1, 100, 1000),
-        annotation(LOADER, 100, 100),
-        annotation("forward", 200, 500),
-        # The call takes 5 µs, the kernel begins 20 µs after it: 25 µs launch, 300 compute.
+CASES = {
+    # After a step that does not count, one of 1000 µs. The call takes 5 µs, and the kernel begins 20 µs after it: 25 µs
+    # launch, 300 compute. Of the collective 100 µs are beside the kernel, and 50 exposed; of the copy 25 are exposed.
+    "each kind of time": [
+        *(step(0, 0, 100), step(1, 100, 1000), annotation(LOADER, 100, 100), annotation("forward", 200, 500)),
         *launched("gemm", 250, 275, 300, 1),
-        # 100 µs of this are beside the kernel, 50 are exposed.
         *launched(REDUCES, 300, 475, 150, 2, tid=9),
-        call("cudaMemcpyAsync", 310, 5, 3),
-        copy(600, 50, correlation=3),  # 25 µs of it are exposed
-        call("cudaDeviceSynchronize", 650, 50),
+        *(call("cudaMemcpyAsync", 310, 5, 3), copy(600, 50, correlation=3), call("cudaDeviceSynchronize", 650, 50)),
         span("aten::item", 800, 100),
-    ]
-    assert parts_of(capture(tmp_path, events)) == {
-        ("enumerate(DataLoader)", "waiting for data"): 100_000,
-        ("forward", "Python"): 50_000,
-        ("forward", "launch"): 25_000,
-        ("forward", "compute"): 300_000,
-        ("forward", "exposed communication"): 50_000,
-        ("forward", "copy"): 25_000,
-        ("forward", "idle"): 50_000,
-        ("(no range)", "CPU operators"): 100_000,
-        ("(no range)", "idle"): 300_000,
-    }
+    ],
+    # In a trace of another program, a range `data` may be anything.
+    "a trace of the CPU alone": [
+        *(step(3, 0, 1000), annotation("data", 0, 100), annotation("forward", 100, 400), span("aten::mm", 200, 100)),
+        *(annotation("gloo:all_reduce", 500, 300, tid=2), span(LOADER, 900, 50)),
+    ],
+    "operators and Python in ranges": [
+        *(step(0, 0, 100), step(1, 100, 1000), annotation("forward", 200, 500), span("aten::linear", 300, 200)),
+        *(span("aten::mm", 350, 100), annotation("inner", 600, 50), span("aten::item", 800, 100)),
+    ],
+    "steps that overlap": [step(0, 0, 10), step(1, 10, 100), step(2, 50, 100), span("aten::mm", 60, 30)],
+    # Coroutines on one thread: the wait for the device begins before the operator ends.
+    "calls that overlap": [step(1, 0, 100), span("aten::mm", 10, 40), call("cudaDeviceSynchronize", 30, 50)],
+    "no steps": [annotation("a", 0, 30), span("aten::mm", 50, 50)],
+    "no events": [],
+    "a range with the name of no range": [step(1, 0, 10), annotation("(no range)", 0, 4), span("aten::mm", 5, 3)],
+}  # fmt: skip
 
 
-def test_a_trace_of_the_cpu_alone_has_no_compute(tmp_path: Path) -> None:
-    events = [
-        step(3, 0, 1000),
-        annotation("data", 0, 100),  # in a trace of another program, this may be anything
-        annotation("forward", 100, 400),
-        span("aten::mm", 200, 100),
-        annotation("gloo:all_reduce", 500, 300, tid=2),
-        span(LOADER, 900, 50),
-    ]
-    assert parts_of(capture(tmp_path, events)) == {
-        ("data", "Python"): 100_000,
-        ("forward", "Python"): 300_000,
-        ("forward", "CPU operators"): 100_000,
-        ("(no range)", "exposed communication"): 300_000,
-        ("(no range)", "idle"): 150_000,
-        ("enumerate(DataLoader)", "waiting for data"): 50_000,
-    }
-
-
-def test_time_in_ranges_is_split_into_operators_and_python(tmp_path: Path) -> None:
-    events = [
-        step(0, 0, 100),
-        step(1, 100, 1000),
-        annotation("forward", 200, 500),
-        span("aten::linear", 300, 200),
-        span("aten::mm", 350, 100),
-        annotation("inner", 600, 50),
-        span("aten::item", 800, 100),
-    ]
-    views = capture(tmp_path, events)
-    assert parts_of(views) == {
-        ("forward", "CPU operators"): 200_000,
-        ("forward", "Python"): 250_000,
-        ("forward/inner", "Python"): 50_000,
-        ("(no range)", "CPU operators"): 100_000,
-        ("(no range)", "idle"): 400_000,
-    }
+def test_the_parts_of_steps_by_hand(tmp_path: Path, golden: Golden) -> None:
+    told = []
+    for name, events in CASES.items():
+        views = capture(tmp_path, events)
+        parts = parts_of(views)
+        assert sum(parts.values()) == counted(views).total_ns
+        told.append(
+            "\n".join(
+                [f"{name}:", *(f"  {path}, {kind}: {ns}" for (path, kind), ns in parts.items())]
+            )
+        )
+    golden("step_parts.txt", "\n".join(told))
 
 
 def test_time_in_no_operator_is_cut_at_the_borders_of_ranges_and_functions(tmp_path: Path) -> None:
@@ -120,48 +95,6 @@ def test_time_in_no_operator_is_cut_at_the_borders_of_ranges_and_functions(tmp_p
         (700, 920, "(no range)", log),
         (920, 1000, "(no range)", main),
     ]
-
-
-def test_of_steps_that_overlap_each_moment_counts_once(tmp_path: Path) -> None:
-    events = [step(0, 0, 10), step(1, 10, 100), step(2, 50, 100), span("aten::mm", 60, 30)]
-    views = capture(tmp_path, events)
-    assert views.links.counted_steps.total_ns == 140_000
-    got = parts_of(views)
-    assert got == {("(no range)", "CPU operators"): 30_000, ("(no range)", "idle"): 110_000}
-
-
-def test_of_calls_that_overlap_the_later_one_counts(tmp_path: Path) -> None:
-    """Coroutines on one thread: the wait for the device begins before the operator ends."""
-    views = capture(
-        tmp_path,
-        [step(1, 0, 100), span("aten::mm", 10, 40), call("cudaDeviceSynchronize", 30, 50)],
-    )
-    got = parts_of(views)
-    assert got == {("(no range)", "CPU operators"): 20_000, ("(no range)", "idle"): 80_000}
-
-
-def test_without_steps_the_whole_recording_counts(tmp_path: Path) -> None:
-    views = capture(tmp_path, [annotation("a", 0, 30), span("aten::mm", 50, 50)])
-    assert parts_of(views) == {
-        ("a", "Python"): 30_000,
-        ("(no range)", "idle"): 20_000,
-        ("(no range)", "CPU operators"): 50_000,
-    }
-
-
-def test_a_trace_without_events_has_no_parts(tmp_path: Path) -> None:
-    assert parts_of(capture(tmp_path, [])) == {}
-
-
-def test_a_range_with_the_name_of_no_range_is_added_to_it(tmp_path: Path) -> None:
-    views = capture(
-        tmp_path, [step(1, 0, 10), annotation("(no range)", 0, 4), span("aten::mm", 5, 3)]
-    )
-    assert parts_of(views) == {
-        ("(no range)", "Python"): 4_000,
-        ("(no range)", "CPU operators"): 3_000,
-        ("(no range)", "idle"): 3_000,
-    }
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 from golden import Golden
 
-from findings import test_devices, test_host_checks, test_needless, test_run_findings, test_slow
+from findings import (
+    test_devices,
+    test_host_checks,
+    test_needless,
+    test_run_findings,
+    test_samples,
+    test_slow,
+)
 from findings.by_hand import Case, described
 from instrument.read.advise.check import NotRecorded
 
@@ -19,6 +26,7 @@ KINDS = {
     "findings_of_a_run.txt": test_run_findings,
     "findings_of_slow_operators.txt": test_slow,
     "findings_of_values.txt": test_needless,
+    "findings_of_samples.txt": test_samples,
 }
 
 

@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import pytest
 from builders import (
     SINGLE_PROCESS,
     WINDOW,
@@ -55,23 +54,23 @@ def table(rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
     return {"frames": frames, "stacks": stacks, "counts": counts, "waits": waits}
 
 
-def found(
-    tmp_path: Path,
-    rows: Sequence[tuple[Any, ...]],
-    code: str,
-    *,
-    events: Sequence[Event] = BUSY,
-    about: dict[str, Any] | None = None,
-    workers: Sequence[Sequence[tuple[Any, ...]]] = (),
-    **file: Any,
-) -> list[Finding]:
-    """The findings of one check."""
-    capture = write_capture(tmp_path, [*events], **(about or {}))
-    content = {"format": 1, "times": [], **table(rows), "workers": [*map(table, workers)], **file}
-    (tmp_path / lines_file(0)).write_text(json.dumps(content))
-    return [
-        each for each in Capture.load(capture.folder or "").diagnose().findings if each.code == code
-    ]
+class Sampled(NamedTuple):
+    """A check, the rows of the samples, and what else is known of the run."""
+
+    code: str
+    rows: Sequence[tuple[Any, ...]]
+    events: Sequence[Event] = BUSY
+    about: dict[str, Any] = {}  # noqa: RUF012
+    workers: Sequence[Sequence[tuple[Any, ...]]] = ()
+    file: dict[str, Any] = {}  # noqa: RUF012
+
+    def findings(self, folder: Path) -> list[Finding]:
+        capture = write_capture(folder, [*self.events], **self.about)
+        workers = [*map(table, self.workers)]
+        content = {"format": 1, "times": [], **table(self.rows), "workers": workers, **self.file}
+        (folder / lines_file(0)).write_text(json.dumps(content))
+        found = Capture.load(capture.folder or "").diagnose().findings
+        return [each for each in found if each.code == self.code]
 
 
 # What does not train
@@ -84,127 +83,38 @@ SAVE = ("library", "torch/serialization.py", 943, "save")
 HISTOGRAM = ("library", "torch/utils/tensorboard/writer.py", 502, "SummaryWriter.add_histogram")
 
 
-@pytest.mark.parametrize(
-    ("stack", "what", "place"),
-    [
-        ([SAVE, ("user", "train.py", 7, "Keeper.put"), 20], "torch.save", "train.py:7 in Keeper.put"),
-        ([HISTOGRAM, ("user", "train.py", 9, "note"), 20], "SummaryWriter.add_histogram", "train.py:9 in note"),
-        ([("user", "train.py", 9, "evaluate"), 20], "evaluate", "train.py:20 in main"),
-        ([SAVE, ("user", "train.py", 9, "Run.validate"), 20], "Run.validate", "train.py:20 in main"),
-    ],
-)  # fmt: skip
-def test_what_does_not_train_is_named_where_it_is_called(tmp_path, stack, what, place) -> None:
-    rows = [(0, "", 600, [4]), (0, "", 400, stack)]
-    (each,) = found(tmp_path, rows, "beside-training", events=TRAINS)
-    assert each.title == f"40 % of the run goes to {what}, not to training"
-    assert each.source == place
-    assert each.saving is not None
-    assert each.saving.share == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize(
-    ("rows", "events"),
-    [
-        ([(0, "", 950, [SAVE, 7]), (0, "", 50, [4])], TRAINS),  # the program itself
-        ([(0, "", 950, [4]), (0, "", 50, [SAVE, 7])], TRAINS),  # seldom
-        ([(0, "", 600, [4]), (0, "", 400, [("user", "train.py", 9, "evaluate"), 20])], BUSY),
-        ([(0, "", 600, [4]), (0, "", 400, [("user", "model.py", 9, "Net.next_val"), 20])], TRAINS),
-        ([(0, "", 600, [4]), (0, "saves", 400, [SAVE, 7])], TRAINS),  # in another thread
-    ],
-)
-def test_what_trains_or_takes_little_is_not(tmp_path, rows, events) -> None:
-    assert not found(tmp_path, rows, "beside-training", events=events)
+def beside(*stack: Any, share: int = 40, thread: str = "", events: list[Event] = TRAINS) -> Sampled:
+    """A share of the samples is in another stack than the training."""
+    rows = [(0, "", 1000 - 10 * share, [4]), (0, thread, 10 * share, [*stack])]
+    return Sampled("beside-training", rows, events)
 
 
 # Waits
 
 
-@pytest.mark.parametrize(
-    ("cause", "title"),
-    [
-        ("sleep", "sleeps: train.py:7 in main"),
-        ("read", "waits for a file or a pipe: train.py:7 in main"),
-        ("write", "writes a file: train.py:7 in main"),
-        ("of the future", "waits in a call of the system: train.py:7 in main"),
-    ],
-)
-def test_a_line_that_waits_is_named_with_what_it_saves(tmp_path, cause, title) -> None:
-    (each,) = found(tmp_path, [(0, "", 600, [4]), (0, "", 400, [7, 9], (cause, 400))], "waiting")
-    assert each.title == f"For 40 % of the run, the thread of the steps {title}"
-    assert each.source == "train.py:7 in main"
-    assert each.saving is not None
-    assert each.saving.share == pytest.approx(0.4)
-    assert 0.36 < each.saving.low_ns / each.saving.baseline_ns < 0.4
+def waits(*stack: Any, cause: str, count: int = 400) -> Sampled:
+    return Sampled("waiting", [(0, "", 600, [4]), (0, "", 400, [*stack], (cause, count))])
 
 
-def test_a_call_that_mostly_waits_counts_as_a_whole(tmp_path: Path) -> None:
-    rows = [(0, "", 600, [4]), (0, "", 300, [7], ("sleep", 200)), (0, "", 100, [8], ("sleep", 10))]
-    (each,) = found(tmp_path, rows, "waiting")
-    assert each.saving is not None
-    assert each.saving.share == pytest.approx(0.3)
-    assert each.saving.low_ns < 0.2 * each.saving.baseline_ns
-
-
-def test_who_the_thread_waits_for_is_named_and_nothing_is_sure(tmp_path: Path) -> None:
-    rows = [(0, "", 600, [4]), (0, "", 400, [QUEUE, 7], ("thread", 400)), (0, "loads", 900, [20])]
-    marks = [[0] * 5, [10 * PART_NS, 9 * PART_NS, 6 * PART_NS, 0, 0]]
-    (each,) = found(tmp_path, rows, "waiting", marks=marks, used_ns={"loads": 9 * PART_NS})
-    assert each.title.endswith(
-        "waits for another thread, while 'loads' runs train.py:20 in main: train.py:7 in main in Queue.get (queue.py)"
-    )
-    assert each.saving is not None
-    assert each.saving.low_ns == 0
-
-
-@pytest.mark.parametrize(
-    "wait",
-    [
-        ([7], ("sleep", 20)),  # rarely
-        ([NEXT, 7], ("poll", 400)),  # a wait for data, which another check finds
-        ([GLOO, 7], ("thread", 400)),  # for other ranks
-        ([7], ("operator", 400)),  # for threads of the same operator
-        ([7],),  # the line computes
-    ],
-)
-def test_no_wait_of_the_programs_own(tmp_path: Path, wait: tuple[Any, ...]) -> None:
-    assert not found(tmp_path, [(0, "", 600, [4]), (0, "", 400, *wait)], "waiting")
+MOSTLY = [(0, "", 600, [4]), (0, "", 300, [7], ("sleep", 200)), (0, "", 100, [8], ("sleep", 10))]
+FOR_A_THREAD = [
+    (0, "", 600, [4]),
+    (0, "", 400, [QUEUE, 7], ("thread", 400)),
+    (0, "loads", 900, [20]),
+]
+MARKS_OF_A_THREAD = [[0] * 5, [10 * PART_NS, 9 * PART_NS, 6 * PART_NS, 0, 0]]
 
 
 # Other threads
 
 
-def threads(tmp_path: Path, ran: float, queued: float, used: float, **more: Any) -> list[Finding]:
+def threads(ran: float, queued: float, used: float, *waits: Any) -> Sampled:
     """One other thread; the shares of ten seconds in which the two threads run, or have no CPU."""
-    rows = more.pop("rows", [(0, "", 900, [4])])
+    rows = [(0, "", 300, [4]), (0, "", 600, [7], *waits)] if waits else [(0, "", 900, [4])]
+    rows += [(0, "watchdog", 800, [12]), (0, "watchdog", 100, [13])]
     marks = [[0] * 5, [10 * PART_NS, 0, *(int(each * 10 * PART_NS) for each in (ran, queued)), 0]]
     used_ns = {"watchdog": int(used * 10 * PART_NS), "idle": 0}
-    rows = [*rows, (0, "watchdog", 800, [12]), (0, "watchdog", 100, [13])]
-    return found(tmp_path, rows, "busy-thread", marks=marks, used_ns=used_ns)
-
-
-def test_a_thread_that_holds_the_gil_is_named_with_its_line(tmp_path: Path) -> None:
-    (each,) = threads(tmp_path, 0.3, 0.1, 0.9)
-    assert each.title == (
-        "For 60 % of the run, the thread of the steps waits for the thread 'watchdog', which holds "
-        "the GIL: it uses a CPU for 90 % of the run"
-    )
-    assert each.source == "train.py:12 in main"
-    assert each.saving is not None
-    assert each.saving.share == pytest.approx(0.6)
-
-
-@pytest.mark.parametrize(
-    ("ran", "queued", "used", "more"),
-    [
-        (0.97, 0.01, 0.9, {}),  # a thread that computes without the GIL
-        (0.3, 0.1, 0.05, {}),  # one that hardly runs
-        (0.3, 0.65, 0.9, {}),  # other programs take the CPUs
-        (0.3, 0.1, 0.9, {"rows": [(0, "", 300, [4]), (0, "", 600, [7], ("sleep", 600))]}),
-        (0.3, 0.1, 0.9, {"rows": [(0, "", 300, [4]), (0, "", 600, [7], ("operator", 600))]}),
-    ],
-)
-def test_no_thread_is_in_the_way(tmp_path, ran, queued, used, more) -> None:
-    assert not threads(tmp_path, ran, queued, used, **more)
+    return Sampled("busy-thread", rows, file={"marks": marks, "used_ns": used_ns})
 
 
 # Loaders
@@ -212,10 +122,8 @@ def test_no_thread_is_in_the_way(tmp_path, ran, queued, used, more) -> None:
 
 def about(workers: int = 0, **loader: Any) -> dict[str, Any]:
     threads = {"intra_op": 1, "inter_op": 1, "cpus": 8, "local_ranks": 1}
-    return environment(
-        threads=threads,
-        loaders=[{"phase": "train", "workers": workers, "persistent_workers": False, **loader}],
-    )
+    given = {"phase": "train", "workers": workers, "persistent_workers": False, **loader}
+    return environment(threads=threads, loaders=[given])
 
 
 def loading(name: str = SINGLE_PROCESS, waits_us: float = 8000) -> list[Event]:
@@ -223,90 +131,32 @@ def loading(name: str = SINGLE_PROCESS, waits_us: float = 8000) -> list[Event]:
     return in_steps(4, 10_000, wait, span("aten::mm", waits_us, 9_900 - waits_us))
 
 
+ITEM = ("user", "data.py", 20, "Docs.__getitem__"), FETCH, NEXT, 5
+DECODE = ("library", "json/decoder.py", 3, "decode")
 OF_ITEMS = [
-    (0, "", 400, [("library", "json/decoder.py", 3, "decode"), ("user", "data.py", 12, "Docs.text"), ("user", "data.py", 20, "Docs.__getitem__"), FETCH, NEXT, 5]),
-    (0, "", 300, [("user", "data.py", 14, "Docs.text"), ("user", "data.py", 20, "Docs.__getitem__"), FETCH, NEXT, 5]),
+    (0, "", 400, [DECODE, ("user", "data.py", 12, "Docs.text"), *ITEM]),
+    (0, "", 300, [("user", "data.py", 14, "Docs.text"), *ITEM]),
     (0, "", 100, [FETCH, NEXT, 5]),
-]  # fmt: skip
+]
+IN_WORKERS = [(0, "", count, stack[: stack.index(NEXT)]) for _, _, count, stack in OF_ITEMS]
+TAKES_OVER = [(0, "", 800, [SELECT, NEXT, 5]), (0, "", 200, [6])]
+STARTS = [(0, "", 300, [START, GET, 5]), (0, "", 300, [SELECT, NEXT, 5]), (0, "", 400, [6])]
 
 
-def test_the_function_that_takes_most_of_the_loading_is_named(tmp_path: Path) -> None:
-    rows = [*OF_ITEMS, (0, "", 200, [6])]
-    (each,) = found(tmp_path, rows, "loader-wait", events=loading(), about=about())
-    assert each.title.endswith("; 88 % of the loading is in data.py:12 in Docs.text")
-    assert each.source == "data.py:12 in Docs.text"
-    assert each.change.startswith("Make data.py:12 in Docs.text cheaper: ")
-    assert "Second best: DataLoader(..., num_workers=" in each.change
-    assert each.saving is not None
-    assert each.saving.share == pytest.approx(0.8 * 0.875, abs=0.01)
+def loads(rows: Sequence[Any], workers: Sequence[Any] | None = None) -> Sampled:
+    if workers is None:
+        return Sampled("loader-wait", rows, loading(), about())
+    return Sampled("loader-wait", rows, loading(WORKERS), about(2), [workers])
 
 
-def test_the_function_in_the_workers_is_named(tmp_path: Path) -> None:
-    rows, events = [(0, "", 800, [SELECT, NEXT, 5]), (0, "", 200, [6])], loading(WORKERS)
-    own = [(0, "", count, stack[: stack.index(NEXT)]) for _, _, count, stack in OF_ITEMS]
-    (each,) = found(tmp_path, rows, "loader-wait", events=events, about=about(2), workers=[own])
-    assert "; worker processes load it; 88 % of the loading is in data.py:12" in each.title
-    assert each.saving is not None
-    assert 0.5 < each.saving.share < 0.8
-
-
-def test_workers_that_hardly_work_are_too_many(tmp_path: Path) -> None:
-    rows, events = [(0, "", 800, [SELECT, NEXT, 5]), (0, "", 200, [6])], loading(WORKERS)
-    own = [(0, "", 10, [FETCH]), (0, "", 990, [SELECT])]
-    (each,) = found(tmp_path, rows, "loader-wait", events=events, about=about(2), workers=[own])
-    assert "worker processes load it, in 200.0 µs: to take it over" in each.title
-    assert each.change.endswith("num_workers=0) is faster, too.")
-    assert each.saving is not None
-    assert each.saving.share == pytest.approx(0.78, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [(0, "", 800, [FETCH, NEXT, 5])],  # torch's own collation
-        [
-            (0, "", 200, [("user", "data.py", k, f"f{k}"), FETCH, NEXT, 5]) for k in range(4)
-        ],  # many functions
-        [
-            (0, "", 20, [("user", "data.py", 3, "f"), FETCH, NEXT, 5]),
-            (0, "", 900, [6]),
-        ],  # few samples
-    ],
-)
-def test_no_function_takes_most_of_the_loading(tmp_path: Path, rows: list[Any]) -> None:
-    (each,) = found(tmp_path, rows, "loader-wait", events=loading(), about=about())
-    assert each.title.endswith("the training process loads it")
-    assert each.change.startswith("DataLoader(..., num_workers=")
-
-
-def test_the_start_of_workers_in_each_epoch_is_found(tmp_path: Path) -> None:
-    rows = [(0, "", 300, [START, GET, 5]), (0, "", 300, [SELECT, NEXT, 5]), (0, "", 400, [6])]
-    (each,) = found(tmp_path, rows, "worker-start", about=about(2))
-    assert each.title == "30 % of the run goes to the start and the end of loader workers"
-    assert each.source == "train.py:5 in main"
-    assert "persistent_workers=True" in each.change
-    assert each.saving is not None
-    assert each.saving.share == pytest.approx(0.45)
-    assert each.saving.high_ns == pytest.approx(0.6 * each.saving.baseline_ns)
-
-
-@pytest.mark.parametrize(
-    ("rows", "settings"),
-    [
-        ([(0, "", 300, [START, GET, 5]), (0, "", 700, [6])], {"persistent_workers": True}),
-        ([(0, "", 8, [START, GET, 5]), (0, "", 992, [6])], {}),  # once
-        ([(0, "", 300, [START, 5]), (0, "", 700, [6])], {}),  # a process of the user
-    ],
-)
-def test_workers_that_start_rarely_are_no_problem(tmp_path, rows, settings) -> None:
-    assert not found(tmp_path, rows, "worker-start", about=about(2, **settings))
+def starts(rows: Sequence[Any], **loader: Any) -> Sampled:
+    return Sampled("worker-start", rows, about=about(2, **loader))
 
 
 # Growth
 
 
 def run(
-    tmp_path: Path,
     step_ms: Callable[[int], float],
     *,
     memory_mb: Callable[[int], float] = lambda part: 500,
@@ -314,15 +164,14 @@ def run(
     parts: int = 12,
     line: int | None = 7,
     first_step: int = 3,
-) -> list[Finding]:
+) -> Sampled:
     """Parts of a second, whose steps take so long; what is more than in the first part is spent in one line."""
     steps = [round(1000 / step_ms(part)) for part in range(parts)]
     first_steps = [{"train": step} for step in accumulate([2, *steps])]
     marks, waited = [], 0.0
     for part in range(parts + 2):
-        marks.append(
-            [part * PART_NS, 0, 0, round(waited * PART_NS), round(memory_mb(part) * 2**20)]
-        )
+        memory = round(memory_mb(part) * 2**20)
+        marks.append([part * PART_NS, 0, 0, round(waited * PART_NS), memory])
         waited += queued(part)
     rows = []
     for part in range(parts):
@@ -330,74 +179,69 @@ def run(
         rows.append((part, "", usual, [6]))
         rows.append((part, "", 100 - usual, [line if line is not None else 50 + part]))
     about = {"window": WINDOW | {"first_step": first_step}}
-    return found(tmp_path, rows, "growth", about=about, first_steps=first_steps, marks=marks)
+    return Sampled("growth", rows, about=about, file={"first_steps": first_steps, "marks": marks})
 
 
-def test_steps_that_get_longer_are_found_with_the_line_and_the_step_in_an_hour(tmp_path) -> None:
-    (each,) = run(tmp_path, lambda part: 2 + part / 2)
-    assert each.title.startswith(
-        "A step takes longer and longer in train.py:7 in main: 1.864 ms at "
-    )
-    assert each.title.endswith(" an hour later")
-    assert each.source == "train.py:7 in main"
-    assert each.saving is not None
-    assert each.saving.share == pytest.approx(0.58, abs=0.01)
+def recorded_at_the_end(part: int) -> float:
+    return (80, 70, 80, 77, 93, 179, 235)[part]
 
 
-def test_growth_in_no_single_line_is_in_the_function(tmp_path: Path) -> None:
-    (each,) = run(tmp_path, lambda part: 2 + part / 2, line=None)
-    assert each.title.startswith("A step takes longer and longer in train.py in main: ")
-    assert each.source == "train.py in main"
-
-
-@pytest.mark.parametrize(
-    "step_ms",
-    [
-        lambda part: 4 if part == 0 else 2,  # warm-up
-        lambda part: 2 + part % 2,  # phases that take turns
-        lambda part: 2 + (0.3, 0.9, 0.1, 0.5, 0.4, 0.8, 0.2, 0.0)[part % 8],  # noise
-        lambda part: min(2 + part, 5),  # a buffer that fills up
-        lambda part: 2 + part / 100,  # hardly
-        lambda part: 4 - part / 8,  # it gets shorter
-    ],
-)
-def test_steps_that_do_not_go_on_growing(tmp_path: Path, step_ms: Callable[[int], float]) -> None:
-    assert not run(tmp_path, step_ms)
-
-
-def test_steps_that_wait_longer_for_a_cpu_do_not_grow(tmp_path: Path) -> None:
-    assert not run(tmp_path, lambda part: 2 / (1 - part / 20), queued=lambda part: part / 20)
-
-
-def test_steps_that_are_recorded_at_the_end_do_not_grow(tmp_path: Path) -> None:
-    def step_ms(part: int) -> float:
-        return (80, 70, 80, 77, 93, 179, 235)[part]
-
-    assert run(tmp_path / "other", step_ms, parts=7)
-    assert not run(tmp_path / "recorded", step_ms, parts=7, first_step=66)
-
-
-def test_few_parts_show_no_growth(tmp_path: Path) -> None:
-    assert not run(tmp_path, lambda part: 2 + part, parts=5)
-
-
-def test_memory_that_grows_all_the_time_is_found(tmp_path: Path) -> None:
-    (each,) = run(tmp_path, lambda part: 2, memory_mb=lambda part: 500 + 20 * part)
-    assert each.title.startswith("The memory of the process grows by ")
-    assert each.saving is None
-    assert not each.ends_run
-
-
-@pytest.mark.parametrize(
-    "memory_mb",
-    [
-        lambda part: min(500 + 50 * part, 650),  # a cache that fills up
-        lambda part: 500 + 60 * (part % 3),  # it is freed again
-        lambda part: 500 + part,  # little
-    ],
-)
-def test_memory_that_does_not_go_on_growing(tmp_path, memory_mb) -> None:
-    assert not run(tmp_path, lambda part: 2, memory_mb=memory_mb)
+NOISE = (0.3, 0.9, 0.1, 0.5, 0.4, 0.8, 0.2, 0.0)
+FOUND = {
+    "a checkpoint": beside(SAVE, ("user", "train.py", 7, "Keeper.put"), 20),
+    "a histogram": beside(HISTOGRAM, ("user", "train.py", 9, "note"), 20),
+    "an evaluation": beside(("user", "train.py", 9, "evaluate"), 20),
+    "a validation that saves": beside(SAVE, ("user", "train.py", 9, "Run.validate"), 20),
+    **{f"a wait: {cause}": waits(7, 9, cause=cause) for cause in ("sleep", "read", "write", "of the future")},
+    "a call that mostly waits": Sampled("waiting", MOSTLY),
+    "a wait for a thread": Sampled(
+        "waiting", FOR_A_THREAD, file={"marks": MARKS_OF_A_THREAD, "used_ns": {"loads": 9 * PART_NS}}
+    ),
+    "a thread that holds the GIL": threads(0.3, 0.1, 0.9),
+    "a function that loads": loads([*OF_ITEMS, (0, "", 200, [6])]),
+    "a function in the workers": loads(TAKES_OVER, IN_WORKERS),
+    "too many workers": loads(TAKES_OVER, [(0, "", 10, [FETCH]), (0, "", 990, [SELECT])]),
+    "torch's own collation": loads([(0, "", 800, [FETCH, NEXT, 5])]),
+    "many functions that load": loads([(0, "", 200, [("user", "data.py", k, f"f{k}"), FETCH, NEXT, 5]) for k in range(4)]),
+    "few samples of loading": loads([(0, "", 20, [("user", "data.py", 3, "f"), FETCH, NEXT, 5]), (0, "", 900, [6])]),
+    "workers that start in each epoch": starts(STARTS),
+    "steps that get longer": run(lambda part: 2 + part / 2),
+    "steps that get longer in no single line": run(lambda part: 2 + part / 2, line=None),
+    "steps that get longer at the end": run(recorded_at_the_end, parts=7),
+    "memory that grows": run(lambda part: 2, memory_mb=lambda part: 500 + 20 * part),
+}  # fmt: skip
+NOT_FOUND = {
+    "the program itself saves": Sampled("beside-training", [(0, "", 950, [SAVE, 7]), (0, "", 50, [4])], TRAINS),
+    "a checkpoint that is rare": beside(SAVE, 7, share=5),
+    "an evaluation without training": beside(("user", "train.py", 9, "evaluate"), 20, events=BUSY),
+    "a name like that of a validation": beside(("user", "model.py", 9, "Net.next_val"), 20),
+    "a checkpoint in another thread": beside(SAVE, 7, thread="saves"),
+    "a line that waits rarely": waits(7, cause="sleep", count=20),
+    "a wait for data, which another check finds": waits(NEXT, 7, cause="poll"),
+    "a wait for other ranks": waits(GLOO, 7, cause="thread"),
+    "a wait for threads of the same operator": waits(7, cause="operator"),
+    "a line that computes": Sampled("waiting", [(0, "", 600, [4]), (0, "", 400, [7])]),
+    "a thread that computes without the GIL": threads(0.97, 0.01, 0.9),
+    "a thread that hardly runs": threads(0.3, 0.1, 0.05),
+    "other programs take the CPUs": threads(0.3, 0.65, 0.9),
+    "the thread of the steps sleeps": threads(0.3, 0.1, 0.9, ("sleep", 600)),
+    "the thread of the steps is in an operator": threads(0.3, 0.1, 0.9, ("operator", 600)),
+    "workers that stay": starts([(0, "", 300, [START, GET, 5]), (0, "", 700, [6])], persistent_workers=True),
+    "workers that start once": starts([(0, "", 8, [START, GET, 5]), (0, "", 992, [6])]),
+    "a process of the user": starts([(0, "", 300, [START, 5]), (0, "", 700, [6])]),
+    "warm-up": run(lambda part: 4 if part == 0 else 2),
+    "phases that take turns": run(lambda part: 2 + part % 2),
+    "noise": run(lambda part: 2 + NOISE[part % 8]),
+    "a buffer that fills up": run(lambda part: min(2 + part, 5)),
+    "hardly any growth": run(lambda part: 2 + part / 100),
+    "steps that get shorter": run(lambda part: 4 - part / 8),
+    "steps that wait longer for a CPU": run(lambda part: 2 / (1 - part / 20), queued=lambda part: part / 20),
+    "steps that are recorded at the end": run(recorded_at_the_end, parts=7, first_step=66),
+    "few parts": run(lambda part: 2 + part, parts=5),
+    "a cache that fills up": run(lambda part: 2, memory_mb=lambda part: min(500 + 50 * part, 650)),
+    "memory that is freed again": run(lambda part: 2, memory_mb=lambda part: 500 + 60 * (part % 3)),
+    "little memory": run(lambda part: 2, memory_mb=lambda part: 500 + part),
+}  # fmt: skip
 
 
 def test_without_samples_nothing_is_said_of_these_checks(tmp_path: Path) -> None:
