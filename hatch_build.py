@@ -101,9 +101,10 @@ class PackageIndexPage(MetadataHookInterface):
         text = Path(self.root, "README.md").read_text(encoding="utf-8")
         text = _with_addresses(text, Path(self.root), f"v{metadata['version']}")
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
+        owner, name = REPOSITORY.split("/")[-2:]
         metadata["urls"] = {
             "Repository": REPOSITORY,
-            "Documentation": f"{REPOSITORY}/blob/main/docs/index.md",
+            "Documentation": f"https://{owner}.github.io/{name}/",
             "Changelog": f"{REPOSITORY}/blob/main/CHANGELOG.md",
             "Issues": f"{REPOSITORY}/issues",
         }

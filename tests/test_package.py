@@ -103,6 +103,9 @@ def test_links_on_the_page_of_pypi_are_addresses(wheel: Path) -> None:
     assert not [link for link in links if not link.startswith("https://")]
     (address,) = re.findall(r"^Project-URL: Repository, (.+)$", metadata, re.MULTILINE)
     assert f"git clone {address}`" in metadata
+    for file in ("README.md", "CITATION.cff"):
+        named = re.findall(r"https://github\.com/[\w-]+/[\w-]+", (ROOT / file).read_text())
+        assert {*named} == {address}, file
 
 
 def test_the_modules_in_c_are_compiled_for_this_platform(wheel: Path, python: Path) -> None:
