@@ -168,13 +168,7 @@ def test_steps_samples_and_operations_are_counted() -> None:
     )
     assert facts["flops"] == STEP_FLOPS
     assert facts["precision"] == {"float32": 1}
-    assert facts["operators"]["addmm"] == facts["modules"]["Linear"] == 2
-    norms = [float.fromhex(each) for each in facts["gradient_norms"]]
-    net = model()
-    F.cross_entropy(net(INPUTS[0]), LABELS[0]).backward()
-    norm = torch.cat([each.grad.flatten() for each in net.parameters()]).norm().item()  # type: ignore[union-attr]
-    assert norms[0] == pytest.approx(norm, rel=1e-6)
-    assert len(norms) == STEPS
+    assert facts["operators"]["addmm"] == 2
 
 
 def test_batches_tokens_and_evaluation_are_counted() -> None:
@@ -262,11 +256,7 @@ def test_a_part_of_a_step_is_not_counted() -> None:
         net(INPUTS[2])
 
     facts, _ = observed(program)
-    assert (facts["counted_steps"], facts["flops"], facts["modules"]["Linear"]) == (
-        1,
-        STEP_FLOPS,
-        2,
-    )
+    assert (facts["counted_steps"], facts["flops"]) == (1, STEP_FLOPS)
 
 
 def test_models_that_follow_one_another_are_not_added_up() -> None:
@@ -308,4 +298,4 @@ def test_what_a_compiled_function_does_is_not_seen(part: str) -> None:
     assert facts["training"]["is_whole"] is (part == "step")
     assert facts["steps"] == (STEPS if part == "loss" else None)
     # but in the counted steps, compiled functions run eager
-    assert (facts["flops"], facts["modules"]["Linear"]) == (STEP_FLOPS, 2)
+    assert facts["flops"] == STEP_FLOPS

@@ -52,7 +52,7 @@ _TALKS = ("2.13.", "2.14.")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
-    options = "[PRESET] [profiler.OPTION=VALUE ...] [--step KIND] [--with CHANGES]"
+    options = "[PRESET] [profiler.OPTION=VALUE ...] [options]"
     parser.usage = (
         f"instrument run {options} [--] SCRIPT [ARGUMENTS ...]\n"
         f"       instrument run {options} -m MODULE [ARGUMENTS ...]"

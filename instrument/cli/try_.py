@@ -6,12 +6,13 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from instrument.base.errors import ConfigError
 from instrument.base.prose import wrapped
-from instrument.cli.arguments import add_formats, add_step_kind, positive
+from instrument.cli.arguments import add_step_kind, positive
 from instrument.cli.output import Parts, Written, say
 
 HELP = "try changes that need no edit of a script, and measure which make it faster"
@@ -21,10 +22,9 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
-    options = "[options] [CHANGE ...] [--step KIND]"
     parser.usage = (
-        f"instrument try {options} [--] SCRIPT [ARGUMENTS ...]\n"
-        f"       instrument try {options} -m MODULE [ARGUMENTS ...]"
+        "instrument try [options] [CHANGE ...] [--] SCRIPT [ARGUMENTS ...]\n"
+        "       instrument try [options] [CHANGE ...] -m MODULE [ARGUMENTS ...]"
     )
     parser.description = (
         "Run a training script many times, diagnose it, and make changes to it from outside, such "
@@ -60,15 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run the script in this folder, not in a copy of it",
     )
-    add(
-        "--gradients",
-        action="store_true",
-        help="compare the norms of the gradients in certificates",
-    )
     add("--yes", action="store_true", help="do not ask before the first run")
     add("--dry-run", action="store_true", help="list the changes, and run nothing")
     add_step_kind(parser)
-    add_formats(parser, json="print JSON", markdown="print Markdown for a pull request")
+    add("--json", action="store_true", help="print JSON")
 
 
 def seconds(text: str) -> float:
@@ -99,7 +94,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     """Try the changes; return what was measured, as a table, JSON or Markdown."""
     from instrument.read.compare.tries import Plan, try_changes
     from instrument.read.show.proof import markdown
-    from instrument.read.show.tries import as_json, as_markdown, parts
+    from instrument.read.show.tries import as_json, parts
     from instrument.record.applied_changes import variables
     from instrument.record.changes import CHANGES, parse
     from instrument.record.script import prepared
@@ -128,29 +123,44 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     here = Path.cwd() if arguments.here else folder / "copy"
     if not arguments.yes:
         _ask(arguments, here, len(wanted) or len(CHANGES))
-    linked = _made(here, folder)
-    if linked:
-        say(f"Too large to be copied, so linked: {', '.join(linked)}.")
-    found = try_changes(
-        Plan(
-            script=arguments.program,
-            options=["--step", arguments.step] if arguments.step else [],
-            folder=folder,
-            here=here,
-            wanted=wanted,
-            until=time.monotonic() + arguments.budget,
-            steps=arguments.steps,
-            gradients=arguments.gradients,
-            variables_of=variables,
-            by_hand_of=_by_hand,
-            predict=_predicted,
-            text_of=markdown,
-            say=say,
+    with _locked(folder):
+        linked = _made(here, folder)
+        if linked:
+            say(f"Too large to be copied, so linked: {', '.join(linked)}.")
+        found = try_changes(
+            Plan(
+                script=arguments.program,
+                options=["--step", arguments.step] if arguments.step else [],
+                folder=folder,
+                here=here,
+                wanted=wanted,
+                until=time.monotonic() + arguments.budget,
+                steps=arguments.steps,
+                variables_of=variables,
+                by_hand_of=_by_hand,
+                predict=_predicted,
+                text_of=markdown,
+                say=say,
+            )
         )
-    )
-    if arguments.json:
-        return Written(as_json(found))
-    return Written(as_markdown(found)) if arguments.markdown else parts(found, arguments.program)
+    return Written(as_json(found)) if arguments.json else parts(found, arguments.program)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Make the folder, and let no other process use it until the end of the block."""
+    from instrument.base.file_lock import FileLock
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / "lock")
+    if not lock.hold():
+        raise ConfigError(
+            f"Another instrument try uses {folder}: wait for its end, or give another --output."
+        )
+    try:
+        yield
+    finally:
+        lock.release(done=True)
 
 
 def _by_hand(words: str) -> str:
@@ -177,7 +187,6 @@ def _ask(arguments: argparse.Namespace, here: Path, changes: int) -> None:
 def _made(here: Path, folder: Path) -> list[str]:
     from instrument.read.compare.scratch import copy_folder, edited
 
-    folder.mkdir(parents=True, exist_ok=True)
     if not here.exists():
         return copy_folder(Path.cwd(), here, folder)
     if (name := edited(Path.cwd(), here)) is not None:

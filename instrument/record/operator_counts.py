@@ -37,9 +37,8 @@ class OperatorCounts(TorchDispatchMode):
     Attributes:
         is_on: whether operators are counted now.
         steps: how many steps were counted.
-        modules: how often the modules of each class were called; the caller counts them.
-        counted: in the whole steps, the calls of each operator and of the modules of each class,
-            and the operations of matrix products, convolutions and attention by dtype.
+        counted: in the whole steps, the calls of each operator, and the operations of matrix
+            products, convolutions and attention by dtype.
     """
 
     supports_higher_order_operators = True
@@ -48,7 +47,7 @@ class OperatorCounts(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_on, self._paused, self._thread = False, False, 0
         self._stance: Any = None
-        self.operators, self.modules, self.flops = Counter[str](), Counter[str](), Counter[str]()
+        self.operators, self.flops = Counter[str](), Counter[str]()
         self.restart()
         _alive.add(self)
 
@@ -61,14 +60,14 @@ class OperatorCounts(TorchDispatchMode):
         """Forget what was counted."""
         self.leave()
         self.steps, self.is_known = 0, True
-        for each in (self.operators, self.modules, self.flops):
-            each.clear()
-        self.counted = Counter[str](), Counter[str](), Counter[str]()
+        self.operators.clear()
+        self.flops.clear()
+        self.counted = Counter[str](), Counter[str]()
 
     def end_step(self) -> None:
         """Keep what was counted until now: what follows may be no whole step."""
         self.steps += 1
-        self.counted = self.operators.copy(), self.modules.copy(), self.flops.copy()
+        self.counted = self.operators.copy(), self.flops.copy()
 
     def enter(self) -> None:
         """Count from now on; not below a mode of the program, which could leave before this one."""

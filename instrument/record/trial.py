@@ -7,9 +7,11 @@ JSON object per line; `Trial.step_ended` has the keys.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -58,6 +60,7 @@ class Trial:
         self._lines: Any = None  # the connection
         self._steps = self._lead = 0  # of the block that runs, how many are left
         self._count, self._began_ns, self._until_captured = 0, 0, False
+        self._collections = 0
 
     def step_ended(self, watch: Watch) -> None:
         """At the end of a block, answer its request, and wait for the next one.
@@ -65,8 +68,9 @@ class Trial:
         A request has `steps`, the number of steps to time; `lead`, how many run before these;
         `with`, the changes to switch on; and `captured`, whether to answer, and go on, as soon as
         the windows of the session are finished. The other answer has `step_ns`, the mean time of
-        the timed steps; or `error`, why the changes could not be made. The answer to `work` has
-        `work`, what the script has done so far; after it, only losses are observed.
+        the timed steps, and `collections`, the full collections of garbage in them; or `error`, why
+        the changes could not be made. The answer to `work` has `work`, what the script has done so
+        far; after it, only losses are observed.
         """
         if self._lead:
             self._lead -= 1
@@ -84,7 +88,8 @@ class Trial:
                 self._steps = 0
                 _synchronize()
                 took_ns = time.perf_counter_ns() - self._began_ns
-                self._answer({"step_ns": took_ns / self._count})
+                ran = _full_collections() - self._collections
+                self._answer({"step_ns": took_ns / self._count, "collections": ran})
             while not (self._steps or self._lead):
                 self._next(watch)
         except Exception as error:  # the other side must not wait for ever
@@ -126,6 +131,7 @@ class Trial:
 
     def _begin(self) -> None:
         _synchronize()
+        self._collections = _full_collections()
         self._began_ns = time.perf_counter_ns()
 
     def _answer(self, content: dict[str, Any]) -> None:
@@ -139,6 +145,12 @@ def _is_captured(watch: Watch) -> bool:
     if session is None or session.window is not None:
         return False
     return session.saved > 0 and not session.exporting
+
+
+def _full_collections() -> int:
+    """How often Python has collected garbage among old objects; Python 3.14 does so in parts."""
+    collections: int = gc.get_stats()[1 if sys.version_info >= (3, 14) else 2]["collections"]
+    return collections
 
 
 def _synchronize() -> None:

@@ -10,8 +10,6 @@ import atexit
 import json
 import os
 import platform
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,7 +17,6 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
-from threading import get_ident
 from typing import Any
 from weakref import WeakSet, ref
 
@@ -108,11 +105,10 @@ class Work:
         self._unseen, self._seen_at = 0, 0  # backwards without a call of a model
         self._owners = dict[int, Any]()  # the models called, and the optimizer, in this step
         self._stepping = list[Optimizer]()
-        self._norms, self._last = list[float](), dict[int, Any]()
+        self._last = dict[int, Any]()
         # the largest of all steps, because objects of an earlier model may live on
         self._trained = self._changed = self._with_gradients = 0
         self._idle_steps = self._checked_steps = 0
-        self._slept_s = self._sleeping_s = 0.0  # until the last step, and since then
         self._loaders = dict[tuple[int | None, int | None], int]()  # batches
         self._counts, self._depth = OperatorCounts(), Depth()
 
@@ -122,7 +118,6 @@ class Work:
         """Observe from now on; torch is loaded."""
         self._over = False
         _alive.add(self)
-        self._wrap(time, "sleep", self._noticing_sleeps)
         self._wrap(torch.autograd, "backward", self._noticing_backward)
         self._wrap(nn.Module, "__call__", self._noticing_calls)
         self._wrap(_BaseDataLoaderIter, "__next__", self._noticing_batches)
@@ -161,17 +156,6 @@ class Work:
 
         return noticed
 
-    def _noticing_sleeps(self, sleep: Callable[[float], None]) -> Callable[[float], None]:
-        thread = get_ident()
-
-        def noticed(seconds: float, /) -> None:
-            sleep(seconds)
-            is_own = sys._getframe(1).f_globals.get("__name__", "").startswith("instrument.")
-            if get_ident() == thread and not is_own:
-                self._sleeping_s += seconds
-
-        return noticed
-
     def _noticing_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         def noticed(*args: Any, **kwargs: Any) -> Any:
             result = backward(*args, **kwargs)
@@ -182,13 +166,11 @@ class Work:
         return noticed
 
     def _noticing_calls(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        depth, counts = self._depth, self._counts
+        depth = self._depth
 
         def noticed(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling():  # as in `module_calls`
                 return _torch_call(module, *args, **kwargs)
-            if counts.is_on:
-                counts.modules[type(module).__name__] += 1
             if depth.inside or self._over:
                 return call(module, *args, **kwargs)
             depth.inside = True
@@ -267,8 +249,7 @@ class Work:
         if optimizer in self._stepping:  # its last step has raised an error
             del self._stepping[self._stepping.index(optimizer) :]
         if not self._stepping and not self.only_losses:
-            scale = getattr(optimizer, "grad_scale", None)
-            self._add_gradients(_STEP, _parameters(optimizer), scale)
+            self._add_gradients(_STEP, _parameters(optimizer))
         self._stepping.append(optimizer)
 
     def _after(self, optimizer: Optimizer) -> None:
@@ -283,20 +264,15 @@ class Work:
         self._owners[id(optimizer)] = optimizer
         self._end_step(_STEP)
 
-    def _add_gradients(self, kind: int, parameters: list[torch.Tensor], scale: Any) -> None:
-        found = [(each, _local(each.grad)) for each in parameters if each.grad is not None]
-        norms = [_norm(gradient) for _, gradient in found]
-        sizes = [each.numel() for each, _ in found]
+    def _add_gradients(self, kind: int, parameters: list[torch.Tensor]) -> None:
+        found = [each for each in parameters if each.grad is not None]
+        norms = [_norm(_local(each.grad)) for each in found]
+        sizes = [each.numel() for each in found]
 
         def add() -> None:
-            if kind != self._kind:
-                return
-            factor = 1.0 if scale is None else float(scale)
-            values = [norm / factor for norm in _numbers(norms)]
-            those = sum(size for size, norm in zip(sizes, values) if norm)  # nan too
-            self._with_gradients = max(self._with_gradients, those)
-            if len(self._norms) < _MOST_VALUES:
-                self._norms.append(sum(norm**2 for norm in values) ** 0.5)
+            if kind == self._kind:
+                those = sum(size for size, norm in zip(sizes, _numbers(norms)) if norm)  # nan too
+                self._with_gradients = max(self._with_gradients, those)
 
         self._pending.append(add)
 
@@ -305,7 +281,7 @@ class Work:
         owners, self._owners = [*self._owners.values()], {}
         parameters = {id(each): each for owner in owners for each in _parameters(owner)}
         if self._kind == _BACKWARD:
-            self._add_gradients(_BACKWARD, [*parameters.values()], None)
+            self._add_gradients(_BACKWARD, [*parameters.values()])
         before, kind, now = self._last, self._kind, dict[int, Any]()
         for key, each in parameters.items():
             now[key] = ref(each), _bits(_local(each)), each.numel()
@@ -333,9 +309,8 @@ class Work:
         if kind > self._kind:
             self._kind, self._ended = kind, 0
             self._checked_steps = self._idle_steps = 0
-            self._last, self._norms, self._with_gradients = {}, [], 0
+            self._last, self._with_gradients = {}, 0
             self._counts.restart()
-        self._slept_s, self._sleeping_s = self._slept_s + self._sleeping_s, 0.0
         self._ended += 1
         since = self._ended - _COUNTED_AFTER[kind]
         if since == 0 and not self.only_losses:
@@ -391,7 +366,7 @@ class Work:
         self._safely(self._flush)
         compiles, compared = bool(_graphs(dynamo_counts())), bool(self._checked_steps)
         counts, steps = self._counts, self._counts.steps
-        operators, modules, products = counts.counted
+        operators, products = counts.counted
         flops = products.total() if steps and counts.is_known else None
         has_steps = self._kind == _STEP if self._bounds else compared and not self._changed
         most = (self._trained, self._with_gradients, self._changed)
@@ -412,13 +387,10 @@ class Work:
             },
             "checked_steps": self._checked_steps,
             "idle_steps": self._idle_steps,
-            "gradient_norms": _hex(self._norms),
             "counted_steps": steps,
             "flops": None if flops is None else flops / steps,
             "precision": {k: v / flops for k, v in products.items()} if flops else None,
             "operators": _per_step(operators, steps),
-            "modules": _per_step(modules, steps),
-            "slept_s": self._slept_s,
             "compiles": compiles,
             "failure": self.failure,
             "environment": {

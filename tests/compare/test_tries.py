@@ -38,8 +38,8 @@ ROWS = {
 ENVIRONMENT = Environment("2.13.0", "3.11", "Linux", "", [], 2, 2)
 FACTS = Facts(
     steps=10, backwards=10, batches=None, loaders=[], training=None, evaluation=None,
-    parameters=Parameters(), checked_steps=0, idle_steps=0, gradient_norms=None, counted_steps=0, flops=None,
-    precision=None, operators=None, modules=None, slept_s=0.0, compiles=False, failure=None, environment=ENVIRONMENT,
+    parameters=Parameters(), checked_steps=0, idle_steps=0, counted_steps=0, flops=None,
+    precision=None, operators=None, compiles=False, failure=None, environment=ENVIRONMENT,
 )  # fmt: skip
 
 
@@ -52,6 +52,8 @@ class Made:
         steps: how many steps the script has.
         losses: by change, the loss of each step; 0.5 without.
         started: the changes of each run, in order, and "recorded".
+        longest: the most steps that were timed together.
+        steps_of_collection: after how many steps garbage is collected, without a change.
     """
 
     def __init__(self, factors: Mapping[str, float] = {}, steps: int = 100_000) -> None:
@@ -59,6 +61,7 @@ class Made:
         self.broken: dict[str, Exception] = {}
         self.losses: dict[str, float] = {}
         self.started: list[str] = []
+        self.steps_of_collection, self.longest = 10, 0
         self.noise = np.random.default_rng(0)
 
     def run(self, command: Sequence[str], here: Path, folder: Path, variables: Any) -> MadeRun:
@@ -80,6 +83,10 @@ class MadeRun:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    @property
+    def collections(self) -> int:
+        return 0 if self._words else self.steps // self._made.steps_of_collection
 
     def start(self, until: float) -> None:
         common = {"does": "", "by_hand": ""}
@@ -104,6 +111,7 @@ class MadeRun:
         if (error := self._made.broken.get(changes)) is not None:
             raise error
         self.steps += steps + lead
+        self._made.longest = max(self._made.longest, steps)
         if self.steps > self._made.steps:
             raise ScriptEndedError("The script has ended.")
         factor = self._made.factors.get(changes or self._words, 1.0)
@@ -126,7 +134,6 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Trie
             wanted=wanted,
             until=time.monotonic() + budget_s,
             steps=None,
-            gradients=True,
             variables_of=lambda _: {},
             by_hand_of=lambda words: f"by hand {words}",
             predict=lambda _: predicted,
@@ -158,7 +165,6 @@ def test_faster_changes_are_measured_and_the_others_are_left_out_after_the_first
     assert by_words["fused"].verdict == "faster and equal"
     proof = read_proof(Path(by_words["workers=2"].proof))
     assert proof.programs[1].name == "with workers=2"
-    assert proof.gradients is not None
     assert not any(each.wrong for each in check(proof, Path(by_words["workers=2"].proof).parent))
     assert found.together is not None
     assert found.together.words == "workers=2,fused"
@@ -233,6 +239,24 @@ def test_a_change_that_breaks_the_script_is_said_to_fail_and_the_others_are_meas
     assert [each.why for each in found.tried if each.result == "failed"] == [
         "it cannot", "it crashed",
     ]  # fmt: skip
+
+
+def test_the_blocks_of_gc_freeze_have_full_collections_or_it_is_undecided(tried) -> None:
+    made = Made({"gc-freeze": 0.9})
+    made.steps_of_collection = 50
+    found = tried(made, "gc-freeze")
+    each = next(each for each in found.tried if each.words == "gc-freeze")
+    assert (each.result, each.verdict) == ("faster", "faster and equal")
+    run = len(read_proof(Path(each.proof)).blocks[0])
+    assert run == 4
+    assert made.longest >= 3 * 50
+    each.result = "fits"
+    made.steps_of_collection = 1000
+    tries.save_state(found, Path(each.proof).parents[1])
+    each = next(each for each in tried(made, "gc-freeze").tried if each.words == "gc-freeze")
+    assert (each.result, each.why) == (
+        "undecided", "fewer than 3 full collections of garbage in 300 steps",
+    )  # fmt: skip
 
 
 def test_a_short_script_is_started_again_until_there_are_enough_blocks(tried) -> None:

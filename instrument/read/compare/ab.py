@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from instrument.read.compare.ab_runs import LABELS, Block, Label, Run
+from instrument.read.compare.ab_runs import Block, Label, Run, log_ratios, times
 from instrument.read.compare.statistics import (
     Change,
     Floats,
@@ -68,13 +68,14 @@ class Comparison:
         self.margin = margin
         self.continued = continued
         self.level = level_of(continued)
+        self._runs = [run for block in blocks for run in block.runs]
         paths = [None, *self._common_ranges()[:MOST_RANGES]]
         found = changes(np.stack([self._log_ratios(path) for path in paths], axis=1), self.level)
         self.quantities = [
             Quantity(
                 path,
-                median(self._times("A", path)),
-                median(self._times("B", path)),
+                median(times(self._runs, "A", path)),
+                median(times(self._runs, "B", path)),
                 change,
                 change.verdict(margin),
             )
@@ -118,10 +119,10 @@ class Comparison:
 
     def runs(self, label: Label) -> list[Run]:
         """The runs of one side, in their order."""
-        return [run for block in self.blocks for run in block.runs if run.label == label]
+        return [run for run in self._runs if run.label == label]
 
     def _common_ranges(self) -> list[str]:
-        runs = [*self.runs("A"), *self.runs("B")]
+        runs = self._runs
         least_ns = LEAST_SHARE * median(run.step_ns for run in runs)
         middle_ns = {
             path: median(run.ranges_ns[path] for run in runs)
@@ -131,14 +132,8 @@ class Comparison:
         long = [path for path, time_ns in middle_ns.items() if time_ns >= least_ns]
         return sorted(long, key=lambda path: -middle_ns[path])
 
-    def _times(self, label: Label, path: str | None) -> list[float]:
-        return [run.step_ns if path is None else run.ranges_ns[path] for run in self.runs(label)]
-
     def _log_ratios(self, path: str | None) -> Floats:
-        """For each block, the mean of log(B / A) over its two pairs of runs."""
-        a, b = (np.log(self._times(label, path)).reshape(-1, 2).mean(axis=1) for label in LABELS)
-        ratios: Floats = b - a
-        return ratios
+        return log_ratios([block.runs for block in self.blocks], path)
 
     def _counter_values(self, label: Label) -> dict[str, tuple[int, int]]:
         runs = [run.counters for run in self.runs(label)]

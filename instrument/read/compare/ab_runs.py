@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +21,13 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from instrument.base import files
 from instrument.base.errors import CaptureError, ConfigError, InstrumentError
 from instrument.base.files import CAPTURES_VARIABLE, WORK_VARIABLE
 from instrument.read.compare.counters import Count, counters
+from instrument.read.compare.statistics import Floats
 from instrument.read.compare.work import Work, read_work
 from instrument.read.facts.segments import ranges_of_steps
 from instrument.read.trace.capture_json import BAD_JSON
@@ -34,6 +35,8 @@ from instrument.read.views.find_captures import captures_below
 from instrument.read.views.views import TRAIN, Views
 
 Label = Literal["A", "B"]
+Text = Annotated[str, Meta(max_length=4000)]
+Time = Annotated[float, Meta(gt=0, le=1e18)]
 LABELS: tuple[Label, Label] = ("A", "B")
 
 #: The file in a run's folder that holds the program's output.
@@ -93,6 +96,25 @@ class Run:
     cpu_wait: float | None = None
 
 
+class RunTime(Struct, frozen=True):
+    """A run in a certificate: its median step, and the times of the ranges compared with it."""
+
+    label: Label
+    step_ns: Time
+    ranges_ns: Annotated[dict[Text, Time], Meta(max_length=64)] = {}
+
+
+def times(runs: Iterable[Run | RunTime], label: Label, path: str | None = None) -> list[float]:
+    """The times in ns of the step, or of the range `path`, in the runs of one side."""
+    return [e.step_ns if path is None else e.ranges_ns[path] for e in runs if e.label == label]
+
+
+def log_ratios(blocks: Iterable[Iterable[Run | RunTime]], path: str | None = None) -> Floats:
+    """For each block, the mean of log(B / A) over its runs, of which as many are of A as of B."""
+    found = [[np.log(times(each, label, path)).mean() for label in LABELS] for each in blocks]
+    return np.array([b - a for a, b in found])
+
+
 class Block(NamedTuple):
     """Two runs of A and two of B, in the order in which they ran."""
 
@@ -100,7 +122,7 @@ class Block(NamedTuple):
 
     def step_ns(self, label: Label) -> float:
         """The step time of one side, in ns: the mean of its two runs."""
-        return float(np.mean([run.step_ns for run in self.runs if run.label == label]))
+        return float(np.mean(times(self.runs, label)))
 
 
 def program_of_revision(label: Label, name: str, command: Sequence[str], folder: Path) -> Program:

@@ -20,7 +20,7 @@ from instrument.base import files
 from instrument.base.errors import CaptureError, InstrumentError, reason_of
 from instrument.base.redact import redact_words
 from instrument.read.compare import ab_runs
-from instrument.read.compare.ab_runs import LABELS, Label, Program
+from instrument.read.compare.ab_runs import LABELS, Label, Program, RunTime, Text, log_ratios
 from instrument.read.compare.statistics import LEVEL, Change, changes
 from instrument.read.compare.work import (
     Declared,
@@ -31,9 +31,7 @@ from instrument.read.compare.work import (
     Numbers,
     Work,
     compare_numbers,
-    compare_values,
     differences,
-    lowest_bits,
     read_work,
 )
 from instrument.read.trace.capture_json import BAD_JSON
@@ -47,8 +45,6 @@ WORK_FILES = ("work-A.json", "work-B.json", "work-A-again.json")
 _MOST_BYTES = 64 << 20
 _WRONG = "is not what the files and the blocks give"
 Share = Annotated[float, Meta(ge=-1, le=1e9)]
-Text = Annotated[str, Meta(max_length=4000)]
-Time = Annotated[float, Meta(gt=0, le=1e18)]
 
 
 class Side(Struct, frozen=True):
@@ -59,14 +55,6 @@ class Side(Struct, frozen=True):
     command: Annotated[list[Text], Meta(max_length=1000)]
     commit: Name
     environment: Environment | None
-
-
-class RunTime(Struct, frozen=True):
-    """A run: its median step in ns, and the times of the ranges that were compared with it."""
-
-    label: Label
-    step_ns: Time
-    ranges_ns: Annotated[dict[Text, Time], Meta(max_length=64)] = {}
 
 
 Block = Annotated[list[RunTime], Meta(min_length=2, max_length=1000)]
@@ -113,7 +101,6 @@ class Proof(Struct, frozen=True, kw_only=True):
     blocks: Annotated[list[Block], Meta(min_length=1, max_length=10_000)]
     load: dict[Label, Annotated[float, Meta(ge=0, le=1)] | None] | None = None
     numbers: Numbers
-    gradients: Numbers | None = None
     differences: Annotated[list[Difference], Meta(max_length=64)]
     work: dict[Label, Facts]
     files: Annotated[list[File], Meta(max_length=10_000)]
@@ -135,7 +122,6 @@ def proof_of(
     *,
     margin: float,
     level: float = LEVEL,
-    gradients: bool = False,
     declared: Declared = "same",
     predicted: Predicted | None = None,
     load: dict[Label, float | None] | None = None,
@@ -150,7 +136,6 @@ def proof_of(
         folder: the folder of the certificate, which holds `WORK_FILES` and the files in `names`.
         margin: a change of at most this share counts as the same.
         level: the significance level of the interval.
-        gradients: whether the norms of gradients are compared.
         declared: what the change itself says that it does to the numbers.
         predicted: what a finding predicted.
         load: the share of time in which the steps of a side had no CPU.
@@ -159,7 +144,7 @@ def proof_of(
     environments = [each.facts.environment for each in works[:2]]
     own = [name for name, work in zip(WORK_FILES, works) if work is not None]
     return Proof(
-        **_judged(blocks, works, margin, level, declared, gradients),
+        **_judged(blocks, works, margin, level, declared),
         programs=[
             Side(each.label, each.name, redact_words(each.command), each.commit, where)
             for each, where in zip(programs, environments)
@@ -178,17 +163,12 @@ def _judged(
     margin: float,
     level: float,
     declared: Declared,
-    gradients: bool,
 ) -> dict[str, Any]:
     """What a certificate says of measurements: these fields can be computed again."""
     change = change_of(blocks, level)
     numbers, a, b = compare_numbers(*works), works.a.facts, works.b.facts
     found = differences(a, b, numbers, declared)
     verdict, reason = verdict_of(change, margin, numbers, found)
-    norms = None
-    if gradients:
-        bits = lowest_bits(a.precision)
-        norms = compare_values(a.gradient_norms or [], b.gradient_norms or [], bits)
     # not all digits, because another machine's logarithms may differ in the last one
     low, high = (None if x is None else round(x, 9) for x in (change.low, change.high))
     speed = Speed(round(change.share, 9), low, high, round(change.p_value, 9), level, margin)
@@ -197,7 +177,6 @@ def _judged(
         "reason": reason,
         "change": speed,
         "numbers": numbers,
-        "gradients": norms,
         "differences": found,
         "work": {"A": a, "B": b},
     }
@@ -216,15 +195,9 @@ def run_times(blocks: Sequence[ab_runs.Block], paths: Sequence[str] = ()) -> lis
 
 def change_of(blocks: Sequence[Sequence[RunTime]], level: float = LEVEL) -> Change:
     """Estimate and test the change of the step, of which the compared ranges are parts."""
-    paths: list[str | None] = [None, *blocks[0][0].ranges_ns]
-
-    def mean(block: Sequence[RunTime], label: str, path: str | None) -> float:
-        runs = [each for each in block if each.label == label]
-        times = [each.step_ns if path is None else each.ranges_ns[path] for each in runs]
-        return float(np.log(times).mean())
-
-    ratios = [[mean(e, "B", path) - mean(e, "A", path) for path in paths] for e in blocks]
-    return changes(np.array(ratios), level)[0]
+    paths = [None, *blocks[0][0].ranges_ns]
+    ratios = [log_ratios(blocks, path) for path in paths]
+    return changes(np.stack(ratios, axis=1), level)[0]
 
 
 def verdict_of(
@@ -344,8 +317,8 @@ def check(proof: Proof, folder: Path) -> Iterator[Check]:
     if a is None or b is None:
         yield Check("work", "is in no file that the certificate names")
         return
-    speed, gradients = proof.change, proof.gradients is not None
+    speed = proof.change
     works = Works(a, b, again)
-    found = _judged(proof.blocks, works, speed.margin, speed.level, proof.declared, gradients)
+    found = _judged(proof.blocks, works, speed.margin, speed.level, proof.declared)
     for name, value in found.items():
         yield Check(name, "" if value == getattr(proof, name) else _WRONG)

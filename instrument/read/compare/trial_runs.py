@@ -67,6 +67,7 @@ class _Answer(Struct, frozen=True):
     ranks: Annotated[int, Meta(ge=1, le=1 << 20)] = 1
     changes: Annotated[list[Applicable], Meta(max_length=1000)] = []
     step_ns: Annotated[float, Meta(ge=1)] | None = None
+    collections: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
     work: Work | None = None
     error: Text | None = None
 
@@ -91,12 +92,17 @@ class TimeUpError(StepsError):
     """The run has not answered in time."""
 
 
+class UndecidedError(StepsError):
+    """The run cannot show what a change saves."""
+
+
 class ScriptRun:
     """A run of the script, which waits between two steps.
 
     Attributes:
         changes: the changes that could be made to the script, as its first rank describes them.
         steps: how many steps it has run.
+        collections: how many full collections of garbage fell into the timed ones.
     """
 
     def __init__(
@@ -104,7 +110,7 @@ class ScriptRun:
     ) -> None:
         """Start the command in the folder `here`; `folder` gets its output and its captures."""
         self.changes: list[Applicable] = []
-        self.steps = 0
+        self.steps = self.collections = 0
         self.output = folder / "output.txt"
         self._place = Path(tempfile.mkdtemp(prefix="instrument-"))  # a socket's path must be short
         self._server = socket.socket(socket.AF_UNIX)
@@ -157,6 +163,7 @@ class ScriptRun:
         """
         answer = self._ask({"steps": steps, "lead": lead, "with": changes}, until)
         self.steps += steps + lead
+        self.collections += answer.collections
         if answer.step_ns is None:
             raise ScriptError(_ODD)
         return answer.step_ns

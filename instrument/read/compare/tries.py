@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 import msgspec
@@ -26,11 +27,10 @@ import numpy as np
 from instrument.base import files
 from instrument.base.errors import ConfigError
 from instrument.base.units import percent_change
-from instrument.read.compare.ab_runs import LABELS, Label, Program
+from instrument.read.compare.ab_runs import LABELS, Label, Program, RunTime, log_ratios, times
 from instrument.read.compare.proof import (
     Predicted,
     Proof,
-    RunTime,
     Verdict,
     Works,
     change_of,
@@ -47,6 +47,7 @@ from instrument.read.compare.trial_runs import (
     ScriptRun,
     StepsError,
     TimeUpError,
+    UndecidedError,
 )
 from instrument.read.compare.work import Declared, Equality, Work, compare_numbers
 from instrument.read.trace.capture_json import BAD_JSON
@@ -70,6 +71,10 @@ _MOST_BYTES = 64 << 20
 # A timed block takes about this long; one step before it is not timed.
 _BLOCK_NS, _MOST_STEPS = 300e6, 100
 _LEAD, _LEAD_AT_FIRST = 1, 5
+# A block that shows what the garbage collector costs has so many full collections, and takes at
+# most so many times longer than others.
+_COLLECTIONS, _MOST_PARTS = 3, 10
+_ORDER: tuple[Label, ...] = ("A", "B", "B", "A")
 # Of these changes, only one can be made.
 _ONE_OF = ({"fused", "foreach"}, {"bf16", "no-float16", "tf32"})
 
@@ -153,7 +158,6 @@ class Plan:
         wanted: the names of the changes to try; all that fit if empty.
         until: the end of the budget, as a time of `time.monotonic`.
         steps: how many steps a timed block has; None means about 0.3 s.
-        gradients: whether the certificates compare the norms of gradients.
         variables_of: the environment variables of changes.
         by_hand_of: how to write a change in the script.
         predict: the savings that the findings in captures predict, by code: the share of the step,
@@ -169,7 +173,6 @@ class Plan:
     wanted: Sequence[str]
     until: float
     steps: int | None
-    gradients: bool
     variables_of: Callable[[str], Mapping[str, str]]
     by_hand_of: Callable[[str], str]
     predict: Callable[[Sequence[Path]], Mapping[str, tuple[float, float, float]]]
@@ -329,18 +332,18 @@ def _alternate(
         for each in left:
             if each.result != "fits" or len(ratios[each.words]) == _BLOCKS_OF_SCREEN:
                 continue
-            pairs: dict[str, list[float]] = {"": [], each.words: []}
+            switched: dict[Label, str] = {"A": "", "B": each.words}
             try:
-                for words in ("", each.words, each.words, ""):
-                    step_ns = run.run(steps, until, lead=_LEAD, changes=words)
-                    pairs[words].append(step_ns)
+                block = [
+                    RunTime(label, run.run(steps, until, lead=_LEAD, changes=switched[label]))
+                    for label in _ORDER
+                ]
             except (ChangeError, ScriptError) as failed:
                 each.result, each.why = "failed", str(failed)
                 if isinstance(failed, ScriptError):
                     return
                 continue
-            before, after = (np.log(side).mean() for side in pairs.values())
-            ratios[each.words].append(float(after - before))
+            ratios[each.words].append(float(log_ratios([block])[0]))
 
 
 def _measure(plan: Plan, found: Tries, each: Tried, times: int = 1) -> None:
@@ -353,8 +356,8 @@ def _measure(plan: Plan, found: Tries, each: Tried, times: int = 1) -> None:
             _compare(replace(plan, until=plan.until_part()), found, each)
             plan.say(f"{each.words}: {each.result}, {percent_change(each.share or 0.0)}")
         except StepsError as error:
-            late = isinstance(error, TimeUpError)
-            each.result, each.why = "not tried" if late else "failed", str(error)
+            results: dict[type, Result] = {TimeUpError: "not tried", UndecidedError: "undecided"}
+            each.result, each.why = results.get(type(error), "failed"), str(error)
             plan.say(f"{each.words}: {each.result}: {each.why}")
         found.longest_s = max(found.longest_s, time.monotonic() - began)
     save_state(found, plan.folder)
@@ -371,7 +374,7 @@ def _compare(plan: Plan, found: Tries, each: Tried) -> None:
                 plan.started("with", each.words) as changed,
                 suppress(ScriptEndedError),
             ):
-                _take_turns(plan, without, changed, pair)
+                _take_turns(plan, without, changed, pair, "gc-freeze" in each.name.split(","))
             if len(pair.blocks) == done:
                 pair.most //= 3
             if not (pair.most and pair.work):
@@ -383,12 +386,8 @@ def _compare(plan: Plan, found: Tries, each: Tried) -> None:
     level = LEVEL if len(pair.blocks) == _BLOCKS else LEVEL / 2
     change = change_of(pair.blocks, level)
     each.share, each.low, each.high = change.share, change.low, change.high
-    each.before_ns, each.after_ns = (
-        float(
-            np.median([run.step_ns for block in pair.blocks for run in block if run.label == side])
-        )
-        for side in LABELS
-    )
+    runs = [run for block in pair.blocks for run in block]
+    each.before_ns, each.after_ns = (median(times(runs, side)) for side in LABELS)
     each.result = change.verdict(MARGIN)
     proof = _certify(plan, found, each, pair, level)
     each.verdict, each.losses = proof.verdict, proof.numbers.equality
@@ -424,7 +423,6 @@ def _certify(plan: Plan, found: Tries, each: Tried, pair: Pair, level: float) ->
         folder,
         margin=MARGIN,
         level=level,
-        gradients=plan.gradients,
         declared=each.numbers,
         predicted=predicted,
     )
@@ -457,13 +455,20 @@ def _alike(works: Works) -> Works:
     )
 
 
-def _take_turns(plan: Plan, without: ScriptRun, changed: ScriptRun, pair: Pair) -> None:
-    """Add blocks in which the two runs take turns, A B B A or B A A B, over the same steps."""
+def _take_turns(
+    plan: Plan, without: ScriptRun, changed: ScriptRun, pair: Pair, collects: bool
+) -> None:
+    """Add blocks in which the two runs take turns, A B B A or B A A B, over the same steps.
+
+    If `collects`, the change is one of the garbage collector.
+    """
     sides: dict[Label, ScriptRun] = {"A": without, "B": changed}
     for run in sides.values():
         run.start(plan.until)
     first = [run.run(3, plan.until, lead=_LEAD_AT_FIRST) for run in sides.values()]
     steps = pair.most = min(_steps_of_block(plan, max(first)), pair.most)
+    if collects:
+        steps = pair.most = _steps_with_collections(plan, sides, steps)
     is_first = not pair.blocks
     is_b_first = np.random.default_rng(_SEED).integers(0, 2, 2 * _BLOCKS)
     while True:
@@ -471,13 +476,27 @@ def _take_turns(plan: Plan, without: ScriptRun, changed: ScriptRun, pair: Pair) 
             pair.work = {label: run.work(plan.until) for label, run in sides.items()}
         if _is_decided(pair.blocks):
             return
-        one, other = LABELS[::-1] if is_b_first[len(pair.blocks)] else LABELS
+        labels = [*_ORDER, *_ORDER[:2]][2 * is_b_first[len(pair.blocks)] :][:4]
         pair.blocks.append(
-            [
-                RunTime(label, sides[label].run(steps, plan.until, lead=_LEAD))
-                for label in (one, other, other, one)
-            ]
+            [RunTime(label, sides[label].run(steps, plan.until, lead=_LEAD)) for label in labels]
         )
+
+
+def _steps_with_collections(plan: Plan, sides: Mapping[Label, ScriptRun], steps: int) -> int:
+    """So many steps that a block without the change has some full collections of garbage.
+
+    Raises:
+        UndecidedError: they would be too many.
+    """
+    before = sides["A"].collections
+    for parts in range(1, _MOST_PARTS + 1):
+        for run in sides.values():
+            run.run(steps, plan.until)
+        if sides["A"].collections - before >= _COLLECTIONS:
+            return parts * steps
+    raise UndecidedError(
+        f"fewer than {_COLLECTIONS} full collections of garbage in {_MOST_PARTS * steps} steps"
+    )
 
 
 def save_state(found: Tries, folder: Path) -> None:

@@ -102,13 +102,10 @@ class Facts(Struct, frozen=True):
     parameters: Parameters
     checked_steps: Number
     idle_steps: Number
-    gradient_norms: Values | None
     counted_steps: Number
     flops: Amount | None
     precision: Counts | None
     operators: Counts | None
-    modules: Counts | None
-    slept_s: Amount
     compiles: bool
     failure: Name | None
     environment: Environment
@@ -267,8 +264,7 @@ def differences(a: Facts, b: Facts, numbers: Numbers, declared: Declared) -> lis
         *_data(a, b),
         *(each for phase in _PHASES for each in _calls(phase, a, b, is_equal)),
         *_operations(a, b, is_equal, declared),
-        *_counts("operators", a.operators, b.operators),
-        *_counts("modules", a.modules, b.modules),
+        *_operators(a.operators, b.operators),
     ]
     here, there = (msgspec.structs.asdict(each.environment) for each in (a, b))
     if changed := [f"{k} {here[k]} in A, {there[k]} in B" for k in here if here[k] != there[k]]:
@@ -285,9 +281,6 @@ def _unseen(a: Facts, b: Facts) -> Iterator[Difference]:
         if facts.failure is not None:
             text = f"The work of {label} was not seen to its end: {facts.failure}."
             yield _difference("unseen", True, text)
-    if abs(a.slept_s - b.slept_s) > 0.05 * max(a.slept_s, b.slept_s):
-        text = f"A sleeps {a.slept_s:.3g} s in time.sleep, B {b.slept_s:.3g} s."
-        yield _difference("sleep", False, text)
 
 
 def _amounts(a: Facts, b: Facts) -> Iterator[Difference]:
@@ -378,8 +371,7 @@ def _operations(a: Facts, b: Facts, is_equal: bool, declared: Declared) -> Itera
     elif is_equal:
         yield _difference("operations", False, f"{text}, and the losses are equal.")
     else:
-        more = "".join(f" {each.text}" for each in _counts("modules", a.modules, b.modules))
-        yield _difference("operations", True, f"{text}, and the losses are not equal.{more}")
+        yield _difference("operations", True, f"{text}, and the losses are not equal.")
 
 
 def _mean_bits(precision: Mapping[str, float]) -> float:
@@ -391,14 +383,15 @@ def _kinds(precision: Mapping[str, float]) -> str:
     return few((f"{percent(share)} in {kind}" for kind, share in kinds), 3)
 
 
-def _counts(
-    what: str, a: Mapping[str, float] | None, b: Mapping[str, float] | None
+def _operators(
+    a: Mapping[str, float] | None, b: Mapping[str, float] | None
 ) -> Iterator[Difference]:
-    """The counts in a step that differ most."""
+    """The operators whose calls in a step differ most."""
     if a is None or b is None or a == b:
         return
     changes = {name: abs(a.get(name, 0) - b.get(name, 0)) for name in (*a, *b)}
     names = sorted((name for name in changes if changes[name]), key=lambda name: -changes[name])
     rows = [f"{each} {a.get(each, 0):.4g} in A, {b.get(each, 0):.4g} in B" for each in names]
     sums = f"{sum(a.values()):.4g} in A, {sum(b.values()):.4g} in B"
-    yield _difference(what, False, f"Calls of {what} in a step: {sums}: {few(rows, _SHOWN)}.")
+    text = f"Calls of operators in a step: {sums}: {few(rows, _SHOWN)}."
+    yield _difference("operators", False, text)

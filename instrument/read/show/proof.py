@@ -8,6 +8,7 @@ from statistics import median
 
 from instrument.base.prose import code, escaped
 from instrument.base.units import count, counted, durations_like, percent, percent_change
+from instrument.read.compare.ab_runs import LABELS, times
 from instrument.read.compare.proof import PROOF_FILE, Proof, Side
 from instrument.read.compare.work import Facts, Numbers
 
@@ -81,8 +82,6 @@ def _lines(proof: Proof) -> Iterator[str]:
             load = ", ".join(f"{label} {percent(share)}" for label, share in sorted(known.items()))
             yield f"Time without a CPU, which others used: {load}."
     yield f"Losses: {_numbers(proof.numbers)}."
-    if proof.gradients is not None:
-        yield f"Norms of gradients: {_numbers(proof.gradients)}."
 
 
 def _numbers(numbers: Numbers) -> str:
@@ -94,11 +93,9 @@ def _numbers(numbers: Numbers) -> str:
 
 
 def _steps(proof: Proof) -> list[str]:
-    times = [
-        median(run.step_ns for block in proof.blocks for run in block if run.label == label)
-        for label in "AB"
-    ]
-    return [*map(durations_like(times[0]), times)]
+    runs = [run for block in proof.blocks for run in block]
+    medians = [median(times(runs, label)) for label in LABELS]
+    return [*map(durations_like(medians[0]), medians)]
 
 
 def _machine(side: Side) -> str:

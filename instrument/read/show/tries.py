@@ -45,18 +45,17 @@ CHANGE_KEYS = {
 }
 
 _WIDTH = 80  # of the table
-_MEASURED = ("faster", "slower", "same", "undecided")
 
 
 def parts(found: Tries, script: Sequence[str]) -> list[Part]:
     """Return the recommendation, and a row for each change."""
     every = [*found.tried, *([found.together] if found.together else [])]
-    measured = [each for each in every if each.result in _MEASURED]
+    measured = [each for each in every if each.share is not None]
     measured.sort(key=lambda each: each.share or 0.0)
     said: list[Part] = [_recommended(found, script), *_faster_but(found, measured)]
     if measured:
         said.append(_table(measured))
-    rest = [each for each in found.tried if each.result not in (*_MEASURED, "fits")]
+    rest = [each for each in found.tried if each.share is None and each.result != "fits"]
     lines = [wrapped(f"{each.words}: {_why_not(each)}", indent="  ") for each in rest]
     said += [[line for some in lines for line in some]] if rest else []
     if any(each.result == "not tried" for each in rest):
@@ -151,23 +150,6 @@ def _why_not(each: Tried) -> str:
     if each.result == "no promise":
         return f"{percent_change(each.screened or 0.0)} in the first trial, so not measured further"
     return f"{each.result}: {each.why}"
-
-
-def as_markdown(found: Tries) -> str:
-    """Return a table of the measured changes, for a pull request."""
-    rows = [
-        "| change | step before | after | by | verdict | losses | by hand |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for each in [*([found.together] if found.together else []), *found.tried]:
-        if each.result in _MEASURED:
-            text = durations_like(each.before_ns or 0.0)
-            cells = [
-                f"`{each.words}`", text(each.before_ns or 0.0), text(each.after_ns or 0.0),
-                _interval(each), each.verdict or each.result, each.losses, f"`{each.by_hand}`",
-            ]  # fmt: skip
-            rows.append(f"| {' | '.join(cell.replace('|', ' ') for cell in cells)} |")
-    return "\n".join(rows)
 
 
 def as_json(found: Tries) -> str:
