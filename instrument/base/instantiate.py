@@ -151,6 +151,8 @@ def parse_options(given: Iterable[str]) -> dict[str, Any]:
     Raises:
         ConfigError: an option does not have this form.
     """
+    if not (given := [*given]):
+        return {}
     from omegaconf import OmegaConf  # see `presets`
 
     options = OmegaConf.create()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -80,5 +81,9 @@ def _parsed(path: str) -> Any:
 @cache
 def shipped(group: str) -> dict[str, str]:
     """The `_target_` of each built-in object of a group: sinks, triggers or on_capture."""
-    names = [p.name[:-5] for p in (_PRESETS / group).iterdir() if p.name.endswith(".yaml")]
-    return {name: _yaml(f"{group}/{name}.yaml")[name]["_target_"] for name in sorted(names)}
+    # without OmegaConf, which need not be installed to read captures
+    found = {}
+    for file in (_PRESETS / group).iterdir():
+        text = file.read_text(encoding="utf-8") if file.name.endswith(".yaml") else ""
+        found |= re.findall(r"^(\w+):\n  _target_: (\S+)$", text, re.MULTILINE)
+    return dict(sorted(found.items()))

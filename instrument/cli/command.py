@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import cache
+from importlib.util import find_spec
 from typing import NoReturn
 
 from instrument.base.errors import InstrumentError, reason_of
@@ -65,6 +66,8 @@ COMMANDS = {
     "samples": samples,
 }
 
+# What need not be installed where captures are only read.
+_TO_RECORD = ("torch", "hydra", "omegaconf")
 # The exit status after Ctrl-C, as in shells.
 _INTERRUPTED = 130
 
@@ -115,6 +118,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     except (InstrumentError, OSError) as error:
         say(f"instrument: {error}")
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name not in _TO_RECORD:
+            raise
+        needed = error.name if find_spec("torch") else "torch"
+        say(
+            f"instrument: {arguments.parser.prog} needs {needed}, which is not installed: pip "
+            "install torch-instrument installs all that recording needs."
+        )
         return 2
     except MemoryError as error:
         say(f"instrument: {reason_of(error)}: read a trace of fewer steps, or allow more memory.")
