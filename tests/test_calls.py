@@ -226,11 +226,8 @@ def test_idle_window_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: 
     watching.join(120)
     session.wait()
     about = session.capture.metadata["window"]
-    assert (about["steps"], about["truncated"], about["reason"]) == (
-        1,
-        True,
-        "profiler.max_window_s=10 was reached",
-    )
+    assert (about["steps"], about["truncated"]) == (1, True)
+    assert about["reason"] == "profiler.max_window_s=10 was reached"
     assert not backends.armed
     predict()
     assert not session.running, "the next call finds that nothing is ahead"

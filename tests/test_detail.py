@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 import torch
+import warm
 from collected import Log
 from recording import run_session
 from waits import until
@@ -194,8 +193,8 @@ KILLED = """
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 def test_a_run_that_is_killed_in_a_detail_keeps_its_window(tmp_path: Path, name: str) -> None:
-    command = [sys.executable, "-c", dedent(KILLED), str(tmp_path), name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    env = {**os.environ, warm.EXPORTER: "yes"}
+    done = warm.run_apart(["-c", dedent(KILLED), str(tmp_path), name], tmp_path, env)
     assert done.returncode == -getattr(signal, name), done.stderr
     capture = tmp_path / "steps_000001-000002_rank0"
     until(capture.exists)  # the exporter outlives the run

@@ -304,15 +304,9 @@ def invocations(name: str, run: Path, everywhere: bool) -> Iterator[list[str]]:
     if name in ("ranks", "report", "diagnose"):
         yield [name, *(str(run / f"{FOLDER}_rank{rank}") for rank in range(3))]
     if name == "diff":
-        yield [
-            name,
-            str(capture),
-            str(run / f"{FOLDER}_rank0"),
-            "--fail-on",
-            "operators>+0",
-            "--markdown",
-        ]
-        yield [name, str(capture), str(run / f"{FOLDER}_rank0"), "--force"]
+        sides = [str(capture), str(run / f"{FOLDER}_rank0")]
+        yield [name, *sides, "--fail-on", "operators>+0", "--markdown"]
+        yield [name, *sides, "--force"]
 
 
 @pytest.fixture
@@ -389,14 +383,8 @@ def test_each_value_alone_gives_no_line_either(
     rank = write_poisoned(tmp_path / "run" / "steps_3-4_rank0", about=ABOUT, trace=document(0))
     summary = Capture.load(rank)
     write(summary, rank)
-    trace = {
-        **document(0),
-        "traceEvents": [
-            *{
-                event["cat"]: event for event in document(0)["traceEvents"] if "cat" in event
-            }.values()
-        ],
-    }
+    kinds = {event["cat"]: event for event in document(0)["traceEvents"] if "cat" in event}
+    trace = {**document(0), "traceEvents": [*kinds.values()]}
     for name, commands in (
         ("capture.json", (["show", str(rank)], ["ls", str(tmp_path), "--no-verdict"])),
         ("summary.json", (["ranks", str(tmp_path)],)),
@@ -422,22 +410,10 @@ def test_each_value_alone_gives_no_line_either(
 def test_no_view_of_a_notebook_and_no_markdown_has_a_line_of_a_stranger(run: Path) -> None:
     captures = [Capture.load(run / f"{FOLDER}_rank{rank}") for rank in range(2)]
     diagnosis, difference = diagnose(captures), diff(*captures)
-    tables = [
-        table
-        for each in VIEWS
-        if "(" not in each
-        for table in [attrgetter(each)(captures[0])]
-        if isinstance(table, Table)
-    ]
-    shown: list[Any] = [
-        *captures,
-        diagnosis,
-        difference,
-        captures[0].whatif,
-        Run.load(run),
-        *tables,
-    ]
-    for each in shown:
+    views = [attrgetter(each)(captures[0]) for each in VIEWS if "(" not in each]
+    tables = [each for each in views if isinstance(each, Table)]
+    results = (diagnosis, difference, captures[0].whatif, Run.load(run))
+    for each in (*captures, *results, *tables):
         for write_text in ("__str__", "__repr__", "_repr_html_", "_repr_markdown_"):
             if text := getattr(each, write_text, str)():
                 no_forgery(text.replace("\u200b", ""), f"{type(each)}.{write_text}", in_log=False)
@@ -473,18 +449,9 @@ def test_no_program_of_an_ab_comparison_gets_a_line(
     monkeypatch.chdir(tmp_path)
     program = [sys.executable, "program.py"]
     for a, b in ((EVIL.replace("\0", ""), "b"), ("a", "fails")):
-        arguments = [
-            "ab",
-            "--a",
-            shlex.quote(a),
-            "--b",
-            shlex.quote(b),
-            "--blocks",
-            "2",
-            "--",
-            *program,
-        ]
-        assert main(arguments) == (2 if b == "fails" else 0)
+        sides = ["--a", shlex.quote(a), "--b", shlex.quote(b)]
+        status = main(["ab", *sides, "--blocks", "2", "--", *program])
+        assert status == (2 if b == "fails" else 0)
         out, err = capsys.readouterr()
         assert FORGED in out + err
         no_forgery(out + err)
@@ -520,15 +487,13 @@ def test_only_one_module_writes_to_the_log() -> None:
         for path in root.rglob("*.py")
         if root / "samples" not in path.parents  # programs of users
     }
-    assert {
-        str(path)
-        for path, text in sources.items()
-        if "from loguru" in text or "import loguru" in text
-    } == {"base/log.py", "record/notebook.py", "export/__main__.py"}
-    printing = {
-        str(path) for path, text in sources.items() if re.search(r"^\s+print\(", text, re.MULTILINE)
-    }
-    assert printing <= {
+
+    def having(pattern: str) -> set[str]:
+        return {str(path) for path, text in sources.items() if re.search(pattern, text, re.M)}
+
+    logging = having("(from|import) loguru")
+    assert logging == {"base/log.py", "record/notebook.py", "export/__main__.py"}
+    assert having(r"^\s+print\(") <= {
         "cli/output.py",
         "base/log.py",
         "cli/open.py",

@@ -244,27 +244,13 @@ def test_a_session_records_what_torchs_profiler_does_by_the_same_numbers(tmp_pat
     assert ours == recorded_by_torch(tmp_path, torchs(**numbers), 10) == [[3, 4], [7, 8]]
 
 
-def test_a_checkpoints_step_number_moves_on_in_it(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"wait": 3, "warmup": 1, "active": 1, "repeat": 0}
-    session = Session(**options, export="inline", sinks={}, output_dir=tmp_path)
-    session.step_number = 12_346
-    with session:
-        for _ in range(6):
-            session.step()
-    assert [capture.steps.column("number") for capture in session.captures] == [[12_349]]
-
-
-def test_torchs_schedule_is_answered_with_its_numbers() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"^profiler\.schedule is not an option: give the numbers of torch.profiler.schedule",
-    ):
-        Session(schedule=torchs(wait=1, warmup=1, active=1))
-
-
-def test_torchs_callback_is_answered_with_sinks() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"^profiler\.on_trace_ready is not an option: choose sinks instead, which process each window",
-    ):
-        Session(active=None, on_trace_ready=print)
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("schedule", "give the numbers of torch.profiler.schedule"),
+        ("on_trace_ready", "choose sinks instead, which process each window"),
+    ],
+)
+def test_torchs_options_are_answered_with_ours(option: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^profiler\.{option} is not an option: {said}"):
+        Session(active=None, **{option: print})

@@ -74,11 +74,8 @@ def test_table_of_a_resnet(resnet: tuple[nn.Module, Tensor, GraphProfile]) -> No
     assert file == str(EXAMPLE)
     assert "self.conv1(x)" in EXAMPLE.read_text().splitlines()[int(line) - 1]
     (add,) = nodes.where(name="add")
-    assert (add.op, add.target, add.inputs) == (
-        "call_function",
-        "operator.add",
-        "layer1_0_bn2, layer1_0_shortcut",
-    )
+    assert (add.op, add.target) == ("call_function", "operator.add")
+    assert add.inputs == "layer1_0_bn2, layer1_0_shortcut"
     assert (add.module_path, add.module_type) == ("layer1.0", "BasicBlock")
     assert resnet[2].how == "torch.fx.symbolic_trace"
 
@@ -110,19 +107,12 @@ def test_flops_are_those_of_torchs_counter(resnet: tuple[nn.Module, Tensor, Grap
     model, x, profile = resnet
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(x)
-    assert (
-        sum(n for n in profile.nodes.column("flops") if n is not None) == counter.get_total_flops()
-    )
-    assert {row.module_type for row in profile.nodes if row.flops is not None} == {
-        "Conv2d",
-        "Linear",
-    }
+    known = [row for row in profile.nodes if row.flops is not None]
+    assert sum(row.flops for row in known) == counter.get_total_flops()
+    assert {row.module_type for row in known} == {"Conv2d", "Linear"}
     (row,) = profile.nodes.where(target="layer1.0.conv1")
-    counted = next(
-        counts
-        for name, counts in counter.get_flop_counts().items()
-        if name.endswith("layer1.0.conv1")
-    )
+    by_module = counter.get_flop_counts()
+    (counted,) = (by_module[name] for name in by_module if name.endswith("layer1.0.conv1"))
     assert row.flops == sum(counted.values())
     assert row.flops_per_second == row.flops * 10**9 // row.median_ns
 
@@ -132,12 +122,9 @@ def test_flops_of_attention() -> None:
     with FlopCounterMode(display=False) as counter:
         model(x)
     profile = profile_graph(model, x, runs=1, warmup=0)
-    assert (
-        sum(n for n in profile.nodes.column("flops") if n is not None) == counter.get_total_flops()
-    )
-    assert [row.flops for row in profile.nodes.where(target="operator.matmul")] == [
-        2 * 2 * 6 * 16 * 6
-    ] * 2
+    assert sum(filter(None, profile.nodes.column("flops"))) == counter.get_total_flops()
+    products = profile.nodes.where(target="operator.matmul").column("flops")
+    assert products == [2 * 2 * 6 * 16 * 6] * 2
     (softmax,) = profile.nodes.where(name="softmax")
     assert (softmax.flops, softmax.flops_per_second, softmax.intensity) == (None, None, None)
 
@@ -230,15 +217,10 @@ def test_groups_are_summed_in_each_run() -> None:
         return grouped(nodes, times_ns, what, depth)
 
     (linear,) = by("module_type").where(module_type="Linear")
-    assert (linear.nodes, linear.calls, linear.mean_ns, linear.median_ns, linear.p95_ns) == (
-        2, 3, 220, 130, 420,
-    )  # fmt: skip
-    assert (linear.output_bytes, linear.new_bytes, linear.moved_bytes, linear.flops) == (
-        12,
-        12,
-        30,
-        60,
-    )
+    found = [getattr(linear, name) for name in ("nodes", "calls", "mean_ns", "median_ns", "p95_ns")]
+    assert found == [2, 3, 220, 130, 420]
+    assert (linear.output_bytes, linear.new_bytes) == (12, 12)
+    assert (linear.moved_bytes, linear.flops) == (30, 60)
     assert (linear.flops_per_second, linear.intensity) == (60 * 10**9 // 130, 2.0)
     assert by("op").column("op") == ["placeholder", "call_module", "output"]
     assert by("target").column("flops") == [None, 40, 20, None]
@@ -281,13 +263,8 @@ def test_what_is_read_is_read_once_and_no_more_than_is_picked() -> None:
 
     nodes = profile_graph(Picks(), torch.tensor([1, 0]), runs=1, warmup=0).nodes
     ids, rows = 2 * 8, 2 * 8 * 4
-    assert [row.moved_bytes for row in nodes] == [
-        0,
-        ids + rows + rows,
-        rows + rows,
-        rows + ids + rows,
-        0,
-    ]
+    moved = [0, ids + rows + rows, rows + rows, rows + ids + rows, 0]
+    assert nodes.column("moved_bytes") == moved
 
 
 def test_a_model_in_training_is_left_as_it_was() -> None:
