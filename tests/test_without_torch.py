@@ -42,6 +42,7 @@ READING = {
         "export starved --sink report --to written",
         "export starved --sink parquet --to written",
         "export starved --sink stacks --to written",
+        "export starved --sink table rows=3",
     ],
     "ranks": ["ranks two-ranks"],
     "trigger": ["trigger starved"],
@@ -58,6 +59,7 @@ RECORDING = {
 REFUSED = {
     "open starved --finding none": "has no finding 'none'",
     "ab --a true --b true": "The run has recorded no window with two steps",
+    "export starved --sink table rows=3": "needs the package omegaconf: pip install omegaconf.",
     "verify .": "proof.json cannot be read",
     "trigger starved": "No run in or below starved has the trigger 'file'",
 }

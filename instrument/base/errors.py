@@ -83,7 +83,7 @@ def to_trace(error: BaseException) -> BaseException | None:
     return None if isinstance(error, (InstrumentError, OSError, MemoryError)) else error
 
 
-def need_package(what: str, package: str, extra: str) -> None:
+def need_package(what: str, package: str, extra: str | None) -> None:
     """Raise MissingPackage if `package` is not installed. This check does not load the package."""
     try:
         found = find_spec(package)

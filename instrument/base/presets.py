@@ -82,7 +82,7 @@ def _parsed(path: str) -> Any:
 def shipped(group: str) -> dict[str, str]:
     """The `_target_` of each built-in object of a group: sinks, triggers or on_capture."""
     # without OmegaConf, which need not be installed to read captures
-    found = {}
+    found: dict[str, str] = {}
     for file in (_PRESETS / group).iterdir():
         text = file.read_text(encoding="utf-8") if file.name.endswith(".yaml") else ""
         found |= re.findall(r"^(\w+):\n  _target_: (\S+)$", text, re.MULTILINE)

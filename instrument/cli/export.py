@@ -7,7 +7,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from instrument.base.errors import CaptureError, ConfigError, InstrumentError
+from instrument.base.errors import CaptureError, ConfigError, InstrumentError, need_package
 from instrument.cli.arguments import path_or_url
 from instrument.cli.output import Parts
 
@@ -59,6 +59,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     from instrument.export.leftovers import finish_queued, queued_at
     from instrument.read.views.find_captures import captures_at, captures_below
 
+    if arguments.options:
+        need_package("An option of a sink", "omegaconf", None)
     # A class may be in a file of the current folder.
     with importable_here() if "." in arguments.sink else nullcontext():
         sink = sink_of_class(arguments.sink, parse_options(arguments.options))
