@@ -37,6 +37,7 @@ from builders import (
 )
 from commands import Command
 from golden import Golden
+from installed import need
 from recording import record
 
 from instrument import __version__
@@ -574,6 +575,36 @@ def test_the_verbose_version_names_packages_and_devices(
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].startswith("torch cannot be imported: ")
     assert lines[-1] == "not installed: absent"
+
+
+def test_a_shell_completes_commands_options_and_files(tmp_path: Path) -> None:
+    need("argcomplete")
+    (tmp_path / "trace.json").touch()
+
+    def completed(line: str) -> list[str]:
+        asked = {
+            "_ARGCOMPLETE": "1",
+            "_ARGCOMPLETE_IFS": "\n",
+            "_ARGCOMPLETE_STDOUT_FILENAME": f"{tmp_path}/words",
+            "COMP_LINE": line,
+            "COMP_POINT": str(len(line)),
+        }
+        done = warm.run(["-m", "instrument"], tmp_path, {**os.environ, **asked})
+        assert (done.returncode, done.stdout) == (0, "")
+        return sorted((tmp_path / "words").read_text().split())
+
+    assert completed("instrument wh") == ["whatif"]
+    assert completed("instrument show --cov") == ["--coverage"]
+    assert completed("instrument show tra") == ["trace.json"]
+
+
+def test_without_argcomplete_nothing_runs_when_a_shell_asks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_ARGCOMPLETE", "1")
+    monkeypatch.setitem(sys.modules, "argcomplete", None)
+    assert main(["--version"]) == 2
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_closed_stdout_is_one_sentence(tmp_path: Path) -> None:

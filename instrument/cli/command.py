@@ -91,6 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     fill_standard_streams()
     parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what can follow; nothing may run
+        try:
+            import argcomplete
+        except ImportError:
+            return 2
+        argcomplete.autocomplete(parser)
     words, program = _split(sys.argv[1:] if argv is None else argv)
     arguments, rest = parser.parse_known_args(words)
     options = [
