@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instrument.read.facts import loops
 from instrument.read.facts.groupby import Groups, at, distinct, group_rows, groupby, intern, isin
 from instrument.read.facts.intervals import begun_by
 from instrument.read.facts.launches import find
@@ -69,12 +68,7 @@ def test_rows_without_a_group_are_left_out_of_sums() -> None:
     assert Groups(np.array([-1, 1, -1, 1]), 2).sum(np.array([1, 2, 4, 8])).tolist() == [0, 10]
 
 
-@pytest.mark.parametrize("module", ["compiled", "NumPy"])
-def test_calls_inside_a_call_of_their_group_are_not_outermost(module, monkeypatch) -> None:
-    if module == "NumPy":
-        monkeypatch.setattr(loops, "compiled", None)
-    elif loops.compiled is None:
-        pytest.skip("The module instrument.read.facts._loops is not compiled.")
+def test_calls_inside_a_call_of_their_group_are_not_outermost() -> None:
     # Node 0 contains nodes 1 to 3, and node 1 contains node 2.
     node, after = np.array([0, 1, 2, 3, 4]), np.array([4, 3, 3, 4, 5])
     for group, expected in (
@@ -83,7 +77,7 @@ def test_calls_inside_a_call_of_their_group_are_not_outermost(module, monkeypatc
         ([1, 2, 2, 1, 0], [True, True, False, False, True]),
         ([0, 1, 2, 1, 0], [True, True, True, True, True]),
     ):
-        assert outermost(np.array(group), node, after, 3).tolist() == expected
+        assert outermost(np.array(group), node, after).tolist() == expected
 
 
 @pytest.mark.parametrize("time_ns", [[0, 2, 2, 5, 9], [9, 0, 5], [3], []], ids=str)

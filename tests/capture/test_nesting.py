@@ -198,23 +198,3 @@ def test_columns_of_different_lengths_are_refused(sizes: tuple[int, int, int]) -
     thread, start, end = (np.zeros(size, np.int64) for size in sizes)
     with pytest.raises(ValueError, match="must have the same length"):
         compiled.nest(thread.astype(np.int32), start, end)
-    with pytest.raises(ValueError, match="must have the same length"):
-        compiled.outermost(thread, start, end.astype(np.int32), 1)
-
-
-def test_indices_and_lengths_from_columns_are_checked() -> None:
-    compiled = pytest.importorskip("instrument.read.facts._loops")
-    chosen = np.zeros(2, np.bool_)
-    for parent in ([-1, 1], [-1, -2], [5, -1]):
-        with pytest.raises(ValueError, match="does not precede"):
-            compiled.nearest(chosen, np.array(parent))
-        with pytest.raises(ValueError, match="does not precede"):
-            compiled.rows(np.arange(2), np.arange(2), np.array(parent), 2)
-    with pytest.raises(ValueError, match="must have the same length"):
-        compiled.rows(np.arange(2), np.arange(3), np.arange(2), 2)
-    with pytest.raises(ValueError, match="must have the same length"):
-        compiled.nearest(chosen, np.array([-1]))
-    node, after = np.arange(2), np.arange(1, 3, dtype=np.int32)
-    for group, groups in (([0, 1], 1), ([-1, 0], 2), ([0, 0], 0)):
-        with pytest.raises(ValueError, match="out of bounds"):
-            compiled.outermost(np.array(group), node, after, groups)

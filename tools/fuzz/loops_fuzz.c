@@ -46,45 +46,6 @@ static void check_nest(const struct call *call)
     }
 }
 
-static void check_nearest(const struct call *call)
-{
-    const int64_t *parent = INTS(&call->args[1]), *found = INTS(call->result);
-    for (Py_ssize_t k = 0; k < call->rows; k++) {
-        int64_t at = k;
-        while (at >= 0 && !call->args[0].data[at])
-            at = parent[at];
-        check(found[k] == at);
-    }
-}
-
-static void check_outermost(const struct call *call)
-{
-    const int64_t *group = INTS(&call->args[0]), *node = INTS(&call->args[1]);
-    const int32_t *after = SHORT_INTS(&call->args[2]);
-    for (Py_ssize_t k = 0; k < call->rows; k++) {
-        bool is_outermost = node[k] >= 0;
-        for (Py_ssize_t j = 0; j < k; j++)
-            is_outermost &= group[j] != group[k] || after[j] <= node[k];
-        check(call->result->data[k] == is_outermost);
-    }
-}
-
-static void check_row(const struct call *call)
-{
-    const int64_t *start = INTS(&call->args[0]), *end = INTS(&call->args[1]);
-    const int64_t *parent = INTS(&call->args[2]), *row = INTS(call->result);
-    Py_ssize_t most = call->args[3].size;
-    for (Py_ssize_t k = 0; k < call->rows; k++) {
-        check(row[k] >= 0 && row[k] <= most);
-        check(row[k] == most || parent[k] < 0 || row[k] > row[parent[k]]);
-        for (Py_ssize_t j = k - 1; j >= 0 && row[k] < most; j--)
-            if (row[j] == row[k]) {
-                check(end[j] <= start[k]);
-                break;
-            }
-    }
-}
-
 static void check_longest_paths(const struct call *call)
 {
     const PyObject *shares = &call->args[5], *earliest = &call->args[6];
@@ -96,15 +57,12 @@ static void check_longest_paths(const struct call *call)
 
 /* ---- The arguments ---- */
 
-/* What each argument holds: the bytes of an integer, d for doubles, n for a number. */
+/* What each argument holds: the bytes of an integer, d for doubles. */
 static const struct {
     const char *name, *columns;
     void (*check)(const struct call *);
 } FUNCTIONS[] = {
     {"nest", "488", check_nest},
-    {"nearest", "18", check_nearest},
-    {"outermost", "884n", check_outermost},
-    {"rows", "888n", check_row},
     {"longest_paths", "44488d8", check_longest_paths},
 };
 
@@ -139,11 +97,9 @@ static void fill(PyObject *column, char type, Py_ssize_t rows, struct input *inp
         int64_t number = next_number(input);
         int32_t narrow = (int32_t)number;
         double share = SHARES[(uint64_t)number % COUNT(SHARES)];
-        bool is_chosen = number & 1;
         const void *from = type == '8'   ? (const void *)&number
                            : type == '4' ? (const void *)&narrow
-                           : type == 'd' ? (const void *)&share
-                                         : (const void *)&is_chosen;
+                                         : (const void *)&share;
         memcpy(column->data + k * bytes, from, (size_t)bytes);
     }
 }
@@ -161,11 +117,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t other = next(&input);
     Py_ssize_t cut = next(&input) % MOST_ROWS;
     for (size_t k = 0; columns[k]; k++) {
-        if (columns[k] == 'n')
-            call.args[k].size = (Py_ssize_t)next_number(&input);
-        else
-            fill(&call.args[k], columns[k], k == other ? cut : call.rows, &input);
-        if (columns[k] != 'n' && k + MOST_COLUMNS == other && cut < call.args[k].size)
+        fill(&call.args[k], columns[k], k == other ? cut : call.rows, &input);
+        if (k + MOST_COLUMNS == other && cut < call.args[k].size)
             call.args[k].size = cut; /* of bytes, not of rows */
     }
     check(strcmp(methods[number].name, FUNCTIONS[number].name) == 0);
@@ -179,7 +132,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         Py_DECREF(result);
     }
     for (size_t k = 0; columns[k]; k++)
-        if (columns[k] != 'n')
-            free(call.args[k].data);
+        free(call.args[k].data);
     return 0;
 }

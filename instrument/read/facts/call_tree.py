@@ -111,16 +111,6 @@ class CallTree:
 
         If `at` is given, the result is only for the nodes in `at`; the node -1 gets -1.
         """
-        found = self._nearest(chosen)
-        return found if at is None else np.append(found, -1)[at]
-
-    def _nearest(self, chosen: Flags) -> Ints:
-        if not chosen.any():
-            return np.full(len(self), -1)
-        if loops.compiled is not None:
-            columns = (chosen, self.parent)
-            found = loops.compiled.nearest(*map(np.ascontiguousarray, columns))
-            return np.frombuffer(found, np.int64)
         # The last entry is for a node without a parent.
         hop = np.append(np.where(chosen, np.arange(len(self)), self.parent), -1)
         is_found = np.append(chosen, True)
@@ -128,7 +118,7 @@ class CallTree:
         while len(left):
             hop[left] = hop[hop[left]]
             left = left[~is_found[hop[left]]]
-        return hop[:-1]
+        return hop[:-1] if at is None else hop[at]
 
     def nearest_of(self, nodes: Ints, at: Ints | None = None) -> Ints:
         """For each node, the index in `nodes` of itself, else of its nearest ancestor there.
@@ -293,11 +283,8 @@ def _levels(depth: Codes) -> Iterator[Ints]:
     return iter(np.split(order, np.cumsum(np.bincount(narrow))[:-1]))
 
 
-def outermost(group: Ints, node: Ints, after: Ints, groups: int) -> Flags:
+def outermost(group: Ints, node: Ints, after: Ints) -> Flags:
     """A mask of the calls that are not inside another call of the same group, sorted by `node`."""
-    if loops.compiled is not None:
-        columns = map(np.ascontiguousarray, (group, node, after.astype(np.int32)))
-        return np.frombuffer(loops.compiled.outermost(*columns, groups), np.bool_)
     beyond = int(after.max(initial=0)) + 1
     order = np.argsort(group, kind="stable")
     first, until = (group * beyond + node)[order], (group * beyond + after)[order]

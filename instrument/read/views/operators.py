@@ -196,7 +196,7 @@ def _summed(calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     group = np.empty(len(calls), np.int64)
     group[rows] = np.repeat(np.arange(len(groups)), sizes)
     node, after = (calls[name].to_numpy() for name in ("node", "after"))
-    calls = calls.with_columns(group=group, outer=outermost(group, node, after, len(groups)))
+    calls = calls.with_columns(group=group, outer=outermost(group, node, after))
     found = calls.group_by("group", maintain_order=True).agg(
         pl.col(*keys).first(),
         pl.sum("call").cast(pl.Int64).alias("calls"),

@@ -229,7 +229,7 @@ def _quantities(capture: Views, group: Ints, count: int) -> pl.DataFrame:
     def known(values: Ints, is_known: Any) -> pl.Series:
         return nullable(values, np.full(count, is_known))
 
-    found = _of_slices(capture, group, count).with_columns(
+    found = _of_slices(capture, group).with_columns(
         self_cpu_ns=at_around.sum(cpu_ns),
         self_total_ns=at_path.sum(cpu_ns),
         total_ns=caused.sum(axis=1),
@@ -274,7 +274,7 @@ def sums_below(
     """
     own = np.zeros((len(group) + 1, values.shape[1]), np.int64)  # the last row is for no path
     np.add.at(own, path, values)
-    top = outermost(group, np.arange(len(group)), paths.after, count)
+    top = outermost(group, np.arange(len(group)), paths.after)
     sums = np.zeros((count, values.shape[1]), np.int64)
     np.add.at(sums, group[top], paths.with_descendants(own[:-1])[top])
     if around is None:
@@ -289,7 +289,7 @@ def sums_below(
     return sums
 
 
-def _of_slices(capture: Views, group: Ints, count: int) -> pl.DataFrame:
+def _of_slices(capture: Views, group: Ints) -> pl.DataFrame:
     """Calls, slices and what is measured from their start to their end.
 
     A slice is an uninterrupted part of a call. The calls and their spread are of all slices; of the
@@ -297,7 +297,7 @@ def _of_slices(capture: Views, group: Ints, count: int) -> pl.DataFrame:
     """
     paths, path = capture.links.scopes.paths, capture.links.scopes.opened
     slices = capture.once("slices of ranges", lambda: _slices(capture.links))
-    is_outer = outermost(group, np.arange(len(group)), paths.after, count)
+    is_outer = outermost(group, np.arange(len(group)), paths.after)
     cpu_ns, size, resumed = pl.col("cpu_ns").sort(), pl.len().cast(pl.Int64), pl.sum("is_resumed")
     places = {"median_ns": (size - 1) // 2, "p95_ns": (95 * size + 99) // 100 - 1}
     places |= {"min_ns": pl.lit(0), "max_ns": size - 1}
@@ -344,7 +344,7 @@ def _busy_ns(capture: Views, group: Ints, count: int) -> Ints:
     path, around = (np.append(each, -1)[scope] for each in (scopes.attributed, scopes.enclosing))
     path = np.append(path, np.where(around == path, -1, around))
     start_ns, end_ns = (np.tile(side[device], 2) for side in (events.start_ns, events.end_ns))
-    top = outermost(group, np.arange(len(group)), scopes.paths.after, count)
+    top = outermost(group, np.arange(len(group)), scopes.paths.after)
     is_alone = np.bincount(group[top], minlength=count) == 1
     busy_ns, depth = np.zeros(count, np.int64), np.array([*scopes.paths.depths, -1])
     several = [np.zeros((3, 0), np.int64)]  # the intervals of groups with several outermost paths

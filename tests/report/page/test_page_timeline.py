@@ -16,7 +16,6 @@ from page_parts import page_of
 
 from instrument.read.advise.diagnosis import Diagnosis
 from instrument.read.advise.finding import Evidence, Finding
-from instrument.read.facts import loops
 from instrument.read.show.page.timeline import KINDS, timeline
 
 if TYPE_CHECKING:
@@ -130,21 +129,6 @@ def test_slices_that_overlap_in_part_are_kept_on_rows_of_their_own(tmp_path: Pat
         here = [each for each in made if each.row == row]
         assert here, "no row is empty"
         assert all(one.end <= other.start for one, other in pairwise(here))
-
-
-@pytest.mark.parametrize("most", [1, 3, 256])
-def test_the_compiled_module_and_python_choose_the_same_rows(tmp_path, monkeypatch, most) -> None:
-    if loops.compiled is None:
-        pytest.skip("The module instrument.read.facts._loops is not compiled.")
-    monkeypatch.setattr("instrument.read.show.page.timeline._MOST_ROWS", most)
-    numbers, events = random.Random(8), []
-    for k in range(300):
-        length, thread = numbers.choice([0, 1, 5, 40, 300]), numbers.randrange(2)
-        events.append(span(f"op{k}", numbers.randrange(1500), length, tid=thread))
-    found = capture(tmp_path, events)
-    compiled = timeline(found)
-    monkeypatch.setattr(loops, "compiled", None)
-    assert timeline(found) == compiled
 
 
 def test_a_page_keeps_the_median_step_and_then_the_longest(tmp_path, monkeypatch) -> None:

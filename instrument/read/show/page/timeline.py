@@ -11,7 +11,6 @@ import numpy as np
 from instrument.base.prose import shortened
 from instrument.base.range_names import RESUMED
 from instrument.read.advise.diagnosis import Diagnosis
-from instrument.read.facts import loops
 from instrument.read.facts.call_tree import CallTree, nest
 from instrument.read.facts.groupby import differences, groupby, intern
 from instrument.read.facts.idle import idle_stretches
@@ -301,8 +300,6 @@ def _rows(tree: CallTree, nodes: Ints) -> Ints:
         return depth
     parents = np.maximum(tree.parent[nodes] - nodes[0], -1)
     columns = (tree.start_ns[nodes], tree.end_ns[nodes], parents)
-    if loops.compiled is not None:
-        return np.frombuffer(loops.compiled.rows(*columns, _MOST_ROWS), np.int64)
     rows: list[int] = []
     ends: list[int] = []  # the end of the last slice in each row
     for start, end, parent in zip(*(column.tolist() for column in columns)):
