@@ -63,138 +63,50 @@ TRAINING = [
 ]
 
 
-def test_every_nanosecond_has_one_place(tmp_path) -> None:
-    found = capture(tmp_path, TRAINING)
-    assert parts(found) == {
-        ("(no range)", "forward"): (200 - 40 - 75 - 30) * 1000,
-        ("(no range)", "backward"): 6000,
-        ("(no range)", "unattributed"): 11000,
-        ("forward", "forward"): 20000,
-        ("forward", "backward"): 5000,
-        ("forward/block", "forward"): 20000,
-        ("forward/block", "backward"): 20000,
-        ("forward/block", "accumulate"): 3000,
-        ("hook", "forward"): 1000,
-        ("backward", "forward"): 75000,
-        ("optimizer", "forward"): 10000,
-        ("optimizer/Optimizer.step#SGD.step", "optimizer"): 20000,
-    }
-    assert (
-        sum(parts(found).values())
-        == top_level_ns(found.events)
-        == 200000 + (6 + 5 + 20 + 4 + 8 + 3) * 1000
-    )
-
-
-def test_times_of_a_range_include_those_of_the_ranges_inside(tmp_path) -> None:
-    columns = "forward_ns backward_ns accumulate_ns optimizer_ns cpu_ns self_cpu_ns"
-    rows = {
-        r.path: tuple(getattr(r, c) // 1000 for c in columns.split())
-        for r in capture(tmp_path, TRAINING).ranges
-    }
-    assert rows == {
-        "forward": (40, 25, 3, 0, 40, 20),
-        "forward/block": (20, 20, 3, 0, 20, 20),
-        "backward": (75, 0, 0, 0, 75, 75),
-        "hook": (1, 0, 0, 0, 1, 1),
-        "optimizer": (10, 0, 0, 20, 30, 10),
-        "optimizer/Optimizer.step#SGD.step": (0, 0, 0, 20, 20, 20),
-    }
-
-
-def test_nodes_that_run_inside_a_range_are_in_its_host_time_but_not_of_it(tmp_path) -> None:
-    on_one_thread = [{**event, "tid": 1} for event in TRAINING if event["name"] != "hook"]
-    rows = {r.path: r for r in capture(tmp_path, on_one_thread).ranges}
-    assert (rows["backward"].cpu_ns, rows["backward"].self_cpu_ns) == (75000, 75000)
-    got = (rows["backward"].forward_ns, rows["backward"].backward_ns)
-    assert got == ((75 - 6 - 5 - 20 - 4 - 8 - 3) * 1000, 0)
-    assert (rows["forward"].forward_ns, rows["forward"].backward_ns) == (40000, 25000)
-
-
-def test_device_time_of_a_range_is_also_that_of_its_backward_each_once(tmp_path) -> None:
-    launched = [
-        span("aten::launch", at, 2, tid=tid, External_id=number)
-        for number, at, tid in ((1, 22, 1), (2, 95, 2), (3, 42, 1), (5, 112, 2))
-    ]
-    kernels = [
-        kernel("forward", 23, 5, External_id=1),
-        kernel("backward", 100, 50, External_id=2),
-        kernel("sum", 48, 7, External_id=3),
-        kernel("accumulate", 160, 11, External_id=5),
-    ]
-    outer = annotation("outer", 5, 190, tid=2)
-    found = capture(
-        tmp_path, [outer, *(e for e in TRAINING if e["name"] != "hook"), *launched, *kernels]
-    )
-    rows = {
-        r.path: (r.device_ns // 1000, r.self_device_ns // 1000, r.device_busy_ns // 1000)
-        for r in found.ranges
-    }
-    assert rows["forward"] == (73, 7, 73)
-    assert rows["forward/block"] == (66, 5, 66)
-    assert rows["outer"] == (61, 0, 61), "what ran in it, whatever it was the backward of"
-    assert {(r.path, r.kind): r.device_ns for r in found.ranges_attribution if r.device_ns} == {
-        ("forward", "forward"): 7000,
-        ("forward/block", "forward"): 5000,
-        ("forward/block", "backward"): 50000,
-        ("forward/block", "accumulate"): 11000,
-    }
-    assert sum(found.ranges_attribution.column("device_ns")) == 73000
-
-
-def test_gradients_accumulated_before_any_node_or_on_another_thread_have_no_place(tmp_path) -> None:
-    events = [annotation("a", 0, 10), made("aten::relu", 1, 3, 5), node("ReluBackward0", 20, 6, 5)]
-    found = capture(
-        tmp_path, [*accumulation(15, 3), *events, *accumulation(27, 4, tid=3), *accumulation(30, 5)]
-    )
-    assert backward(found) == {"a": (6000, 5000)}
-    assert parts(found)["(no range)", "unattributed"] == 7000
-
-
-def test_two_forward_threads_with_the_same_numbers_are_told_apart_by_names(tmp_path) -> None:
-    events = [
+FIRST = [made("aten::relu", 0, 3, 5), node("ReluBackward0", 20, 6, 5)]
+CASES = {
+    "nodes that run inside a range are in its CPU time, but not of it": [
+        {**event, "tid": 1} for event in TRAINING if event["name"] != "hook"
+    ],
+    # `forward` has 7 + 5 µs of its own, and with its backward 73; `outer` what ran in it, whatever it was backward of: 61.
+    "device time of a range is also that of its backward, each once": [
+        annotation("outer", 5, 190, tid=2),
+        *(event for event in TRAINING if event["name"] != "hook"),
+        *(
+            span("aten::launch", at, 2, tid=tid, External_id=number)
+            for number, at, tid in ((1, 22, 1), (2, 95, 2), (3, 42, 1), (5, 112, 2))
+        ),
+        *(kernel("forward", 23, 5, External_id=1), kernel("backward", 100, 50, External_id=2)),
+        *(kernel("sum", 48, 7, External_id=3), kernel("accumulate", 160, 11, External_id=5)),
+    ],
+    # 3 + 4 µs have no place.
+    "gradients accumulated before any node or on another thread": [
+        *accumulation(15, 3),
+        *(annotation("a", 0, 10), made("aten::relu", 1, 3, 5), node("ReluBackward0", 20, 6, 5)),
+        *(*accumulation(27, 4, tid=3), *accumulation(30, 5)),
+    ],
+    # The relu of 9 µs is of `a`, and the convolution of 6 of `b`.
+    "two forward threads with the same numbers are told apart by names": [
         *(annotation("a", 0, 10), made("aten::relu", 1, 3, 5), made("aten::mul", 5, 3, 6)),
         *(annotation("b", 0, 10, tid=4), made("aten::cudnn_convolution", 2, 3, 5, tid=4)),
-        *(
-            node("CudnnConvolutionBackward0", 20, 6, 5, thread=1),
-            node("ReluBackward0", 40, 9, 5, thread=2),
-        ),
-    ]
-    assert backward(capture(tmp_path, events)) == {"a": (9000, 0), "b": (6000, 0)}
-
-
-def test_a_range_between_a_node_and_the_accumulation_after_it_changes_nothing(tmp_path) -> None:
-    events = [annotation("a", 0, 10), made("aten::relu", 1, 3, 5), node("ReluBackward0", 20, 6, 5)]
-    found = capture(tmp_path, [*events, annotation("hook", 27, 2, tid=2), *accumulation(30, 5)])
-    assert backward(found) == {"a": (6000, 5000), "hook": (0, 0)}
-
-
-def test_the_first_event_and_the_first_node_of_a_trace_count_like_others(tmp_path) -> None:
-    """Nothing comes before them: no step, no range, and no other operator."""
-    events = [
-        made("aten::relu", 0, 3, 5),
-        node("ReluBackward0", 20, 6, 5),
+        node("CudnnConvolutionBackward0", 20, 6, 5, thread=1),
+        node("ReluBackward0", 40, 9, 5, thread=2),
+    ],
+    "a range between a node and the accumulation after it changes nothing": [
+        *(annotation("a", 0, 10), made("aten::relu", 1, 3, 5), node("ReluBackward0", 20, 6, 5)),
+        *(annotation("hook", 27, 2, tid=2), *accumulation(30, 5)),
+    ],
+    # 3 µs of forward, 6 of backward and 4 of accumulation.
+    "the first node of a trace counts like others": [*FIRST, *accumulation(27, 4)],
+    "the first node, and one without a forward": [
+        *FIRST,
         span(ENGINE + "X", 21, 2, tid=2),
-    ]
-    whole = {
-        ("(no range)", "forward"): 3000,
-        ("(no range)", "backward"): 6000,
-        ("(no range)", "accumulate"): 4000,
-    }
-    assert parts(capture(tmp_path, [*events, *accumulation(27, 4)])) == whole
-    assert parts(capture(tmp_path, [*events[:2], *accumulation(27, 4)])) == whole
-    events = [
-        *(made("aten::relu", 1, 3, 5), annotation("a", 0, 10)),
-        *(
-            annotation("b", 0, 10, tid=4),
-            made("aten::x", 2, 3, 5, tid=4),
-            node("ReluBackward0", 20, 6, 5),
-        ),
-    ]
-    assert backward(capture(tmp_path, events)) == {"a": (6000, 0), "b": (0, 0)}
-
-
-CASES = {
+        *accumulation(27, 4),
+    ],
+    "the first event of a trace counts like others": [
+        *(made("aten::relu", 1, 3, 5), annotation("a", 0, 10), annotation("b", 0, 10, tid=4)),
+        *(made("aten::x", 2, 3, 5, tid=4), node("ReluBackward0", 20, 6, 5)),
+    ],
     # Of the step's 100 µs, 20 are of forward, and 10 of its backward.
     "a range around forward and backward counts a kernel once": [
         annotation("step", 0, 100),
@@ -278,7 +190,10 @@ def test_where_the_time_of_the_backward_goes(tmp_path, golden: Golden) -> None:
     for name, events in {"a training": TRAINING, **CASES}.items():
         found = capture(tmp_path, events)
         assert_sums(found)
-        ranges = found.ranges.select(["path", "backward_ns", "accumulate_ns", "device_ns"])
+        columns = "path forward_ns backward_ns accumulate_ns optimizer_ns cpu_ns self_cpu_ns"
+        ranges = found.ranges.select(
+            [*columns.split(), "device_ns", "self_device_ns", "device_busy_ns"]
+        )
         tables = {"part": found.ranges_attribution, "range": ranges}
         told.append(f"---- {name}\n{rows_as_lines(tables)}")
     golden("backward.txt", "\n".join(told))

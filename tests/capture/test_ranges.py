@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 import torch
-from builders import allocation, annotation, call, capture, kernel, span
+from builders import allocation, annotation, call, capture, kernel, launched, span
 from golden import Golden, rows_as_lines
 from torch.profiler import record_function
 
@@ -30,114 +30,56 @@ STEPPED = [
 ]
 
 
-def test_ranges_are_paths_in_tree_order_with_self_times_shares_and_per_step_times(tmp_path) -> None:
-    found = capture(tmp_path, STEPPED)
-    rows = found.ranges
-    assert [
-        (r.path, r.name, r.depth, r.calls, r.cpu_ns, r.self_cpu_ns, r.cpu_ns_per_step) for r in rows
-    ] == [
-        ("forward", "forward", 0, 2, 100000, 55000, 60000),
-        ("forward/attention", "attention", 1, 3, 45000, 45000, 20000),
-        ("loss", "loss", 0, 1, 10000, 10000, 0),
-    ]
-    assert [r.share for r in rows] == pytest.approx([0.4, 0.2, 0.0])
-    assert [(r.name, r.self_cpu_ns, r.share, r.device_share) for r in found.ranges_rest] == [
-        ("(no range)", 90000, 0.4, None)
-    ]
-    assert shared_ns(found) == 100000
-    assert [r.device_ns for r in rows] == [None] * 3
+SHARED = [
+    annotation("loss", -30, 20),
+    call("cudaLaunchKernel", -25, 2, correlation=1),
+    annotation("ProfilerStep#3", 0, 100),
+    annotation("model", 10, 40),
+    annotation("block", 20, 20),
+    span("aten::mm", 25, 10, Sequence_number=7, External_id=1),
+    call("cudaLaunchKernel", 26, 3, correlation=2),
+    span(
+        "autograd::engine::evaluate_function: MmBackward0",
+        55,
+        15,
+        tid=2,
+        Sequence_number=7,
+        Fwd_thread_id=1,
+    ),
+    call("cudaLaunchKernel", 60, 3, tid=2, correlation=3),
+    span(
+        "autograd::engine::evaluate_function: X",
+        70,
+        25,
+        tid=2,
+        Sequence_number=1,
+        Fwd_thread_id=1,
+    ),
+    annotation("Optimizer.step#SGD.step", 90, 8),
+    call("cudaLaunchKernel", 91, 1, correlation=4),
+    annotation("worker", 95, 10, tid=3),
+    kernel("before", 0, 50, correlation=1),
+    kernel("forward", 50, 12, correlation=2),
+    kernel("backward", 70, 24, correlation=3),
+    kernel("update", 100, 4, correlation=4),
+    kernel("earlier", 2, 60, correlation=99),
+    kernel("stray", 110, 99),
+]
 
 
-def test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each(tmp_path) -> None:
-    """Each nanosecond of each thread once: 100 µs of the step, 40 of the engine's thread, 5 of the third.
-
-    `loss` launched before the step began, and its time there does not count; `block` caused 15 of the engine's.
-    """
-    found = capture(
-        tmp_path,
-        [
-            annotation("loss", -30, 20),
-            call("cudaLaunchKernel", -25, 2, correlation=1),
-            annotation("ProfilerStep#3", 0, 100),
-            annotation("model", 10, 40),
-            annotation("block", 20, 20),
-            span("aten::mm", 25, 10, Sequence_number=7, External_id=1),
-            call("cudaLaunchKernel", 26, 3, correlation=2),
-            span(
-                "autograd::engine::evaluate_function: MmBackward0",
-                55,
-                15,
-                tid=2,
-                Sequence_number=7,
-                Fwd_thread_id=1,
-            ),
-            call("cudaLaunchKernel", 60, 3, tid=2, correlation=3),
-            span(
-                "autograd::engine::evaluate_function: X",
-                70,
-                25,
-                tid=2,
-                Sequence_number=1,
-                Fwd_thread_id=1,
-            ),
-            annotation("Optimizer.step#SGD.step", 90, 8),
-            call("cudaLaunchKernel", 91, 1, correlation=4),
-            annotation("worker", 95, 10, tid=3),
-            kernel("before", 0, 50, correlation=1),
-            kernel("forward", 50, 12, correlation=2),
-            kernel("backward", 70, 24, correlation=3),
-            kernel("update", 100, 4, correlation=4),
-            kernel("earlier", 2, 60, correlation=99),
-            kernel("stray", 110, 99),
-        ],
-    )
-    whole, device, rows = 100 + 40 + 5, 12 + 24 + 4 + 60, found.ranges
+def test_operators_have_shares_of_the_same_whole_as_ranges(tmp_path) -> None:
+    found, whole, device = capture(tmp_path, SHARED), 100 + 40 + 5, 12 + 24 + 4 + 60
     assert shared_ns(found) == whole * 1000
-    assert {r.path: (r.share, r.device_share, r.total_ns, r.self_total_ns) for r in rows} == {
-        "loss": (0, 0, 20000, 20000),
-        "model": (20 / whole, 0, 55000, 20000),
-        "model/block": ((20 + 15) / whole, (12 + 24) / device, 35000, 35000),
-        "Optimizer.step#SGD.step": (8 / whole, 4 / device, 8000, 8000),
-        "worker": (5 / whole, 0, 10000, 10000),
-    }
-    assert [tuple(r) for r in found.ranges_rest] == [
-        ("(backward of no range)", 25000, 25000, 0, 25 / whole, 0),
-        ("(no range)", 52000, 52000, 0, 52 / whole, 0),
-        ("(no launch)", None, None, 159000, None, 60 / device),
-    ]
-    assert sum(rows.column("share") + found.ranges_rest.column("share")[:2]) == pytest.approx(1)
-    assert sum(
-        rows.column("device_share") + found.ranges_rest.column("device_share")
-    ) == pytest.approx(1)
-    operators = {r.name: (r.share, r.device_share) for r in found.operators}
-    assert operators["aten::mm"] == (7 / whole, 12 / device)
-    assert operators["cudaLaunchKernel"] == (7 / whole, 0)
-    assert operators["ProfilerStep*"] == (52 / whole, 0)
-    for table in (found.operators, found.operators_by("thread"), found.operators_by("step")):
+    shares = {r.name: (r.share, r.device_share) for r in found.operators}
+    assert shares["aten::mm"] == (7 / whole, 12 / device)
+    assert shares["cudaLaunchKernel"] == (7 / whole, 0)
+    assert shares["ProfilerStep*"] == (52 / whole, 0)
+    for by in ("thread", "step"):
+        table = found.operators_by(by)
         assert sum(share for share in table.column("share") if share is not None) == pytest.approx(
             1
         )
         assert sum(table.column("device_share")) == pytest.approx(1)
-    assert [(r.path, r.cpu_ns_per_step, r.device_ns_per_step) for r in rows if r.depth == 0] == [
-        ("loss", 0, 0),
-        ("model", 40000, 36000),
-        ("Optimizer.step#SGD.step", 8000, 4000),
-        ("worker", 5000, 0),
-    ]
-
-
-def test_device_time_per_step_is_the_mean_of_the_steps_that_count(tmp_path) -> None:
-    events = []
-    for number in range(2):
-        at = 1000 * number
-        events += [
-            annotation(f"ProfilerStep#{number}", at, 1000),
-            annotation("model", at + 10, 500),
-            call("cudaLaunchKernel", at + 20, 5, correlation=number + 1),
-            kernel("gemm", at + 30, 40 + 20 * number, correlation=number + 1),
-        ]
-    (row,) = (row for row in capture(tmp_path, events).ranges if row.path == "model")
-    assert (row.device_ns, row.device_ns_per_step) == (100_000, 60_000)
 
 
 @pytest.mark.parametrize("name", each_body())
@@ -146,52 +88,6 @@ def test_the_shares_of_a_recording_add_up_to_the_whole(recordings, name) -> None
     assert sum(found.ranges.column("share") + found.ranges_rest.column("share")) == pytest.approx(1)
     assert sum(found.operators.column("share")) == pytest.approx(1)
     assert {*found.ranges.column("device_share"), *found.operators.column("device_share")} == {None}
-
-
-def test_device_time_that_overlaps_is_busy_once_and_the_rest_is_idle(tmp_path) -> None:
-    launches = [
-        call("cudaLaunchKernel", at, 1, correlation=number)
-        for at, number in ((5, 1), (15, 2), (25, 3), (45, 4))
-    ]
-    rows = capture(
-        tmp_path,
-        [
-            annotation("outer", 0, 50),
-            annotation("inner", 10, 20),
-            *launches,
-            kernel("a", 5, 6, correlation=1),  # busy: 5-11, 16-30 twice over for a while, 48-60
-            kernel("b", 16, 10, correlation=2),
-            kernel("c", 20, 10, tid=8, correlation=3),
-            kernel("d", 48, 12, correlation=4),
-            kernel("stray", 35, 2, correlation=77),
-        ],
-    ).ranges
-    assert [(r.device_ns, r.self_device_ns, r.device_busy_ns, r.device_idle_ns) for r in rows] == [
-        (38000, 18000, 32000, 50000 - 6000 - 14000 - 2000 - 2000),
-        (20000, 20000, 14000, 20000 - 1000 - 14000),
-    ]
-
-
-def test_what_was_not_recorded_is_none_and_never_zero(tmp_path) -> None:
-    (row,) = capture(tmp_path, [annotation("a", 0, 10)]).ranges
-    unknown = (
-        "module_type cpu_ns_per_step device_share backward_ns accumulate_ns recompute_ns "
-        "device_ns device_ns_per_step self_device_ns device_busy_ns device_idle_ns allocated_bytes bytes "
-        "device_allocated_bytes device_bytes flops flops_per_second"
-    )
-    assert " ".join(name for name, cell in row._asdict().items() if cell is None) == unknown
-    (row,) = capture(tmp_path, [annotation("a", 0, 10), allocation(2, 8), allocation(9, -8)]).ranges
-    assert (row.allocated_bytes, row.bytes, row.device_bytes) == (8, 0, None)
-
-
-def test_the_spread_is_over_calls_by_nearest_rank(tmp_path) -> None:
-    calls = [
-        annotation("a", 1000 * at, length) for at, length in enumerate([*range(21, 0, -1), 500])
-    ]
-    odd = [annotation("b", 100000 + 1000 * at, length) for at, length in enumerate([9, 1, 5])]
-    rows = capture(tmp_path, [*calls, *odd, annotation("c", 200000, 4)]).ranges
-    got = [(r.min_ns, r.median_ns, r.p95_ns, r.max_ns) for r in rows]
-    assert got == [(1000, 11000, 21000, 500000), (1000, 5000, 9000, 9000), (4000, 4000, 4000, 4000)]
 
 
 def test_a_recorded_coroutine_has_a_call_and_its_slices(tmp_path) -> None:
@@ -215,6 +111,37 @@ def test_a_recorded_coroutine_has_a_call_and_its_slices(tmp_path) -> None:
 
 
 CASES = {
+    "paths in tree order, per step": STEPPED,
+    # Each nanosecond of each thread once: 100 µs of the step, 40 of the engine's thread, 5 of the third; of the device
+    # 12 + 24 + 4 + 60. `loss` launched before the step began, and its time there does not count; `block` caused 15 of the
+    # engine's.
+    "shares of threads, backward and devices are of one whole each": SHARED,
+    "device time per step is the mean of the steps that count": [
+        event
+        for number, at in enumerate((0, 1000))
+        for event in (
+            *(annotation(f"ProfilerStep#{number}", at, 1000), annotation("model", at + 10, 500)),
+            *launched("gemm", at + 20, at + 30, 40 + 20 * number, number + 1),
+        )
+    ],
+    # Busy: 5–11, 16–30 twice over for a while, 48–60.
+    "device time that overlaps is busy once": [
+        *(annotation("outer", 0, 50), annotation("inner", 10, 20)),
+        *(
+            call("cudaLaunchKernel", at, 1, correlation=number)
+            for at, number in ((5, 1), (15, 2), (25, 3), (45, 4))
+        ),
+        *(kernel("a", 5, 6, correlation=1), kernel("b", 16, 10, correlation=2)),
+        *(kernel("c", 20, 10, tid=8, correlation=3), kernel("d", 48, 12, correlation=4)),
+        kernel("stray", 35, 2, correlation=77),
+    ],
+    "the spread is over calls by nearest rank": [
+        *(annotation("a", 1000 * at, length) for at, length in enumerate([*range(21, 0, -1), 500])),
+        *(annotation("b", 100_000 + 1000 * at, length) for at, length in enumerate([9, 1, 5])),
+        annotation("c", 200_000, 4),
+    ],
+    "what was not recorded": [annotation("a", 0, 10)],
+    "memory of the CPU alone": [annotation("a", 0, 10), allocation(2, 8), allocation(9, -8)],
     # `early` has 10 µs of step 1, and `late` 5; where slices overlap in part, the time is the later one's, so that of the
     # 100 µs of the step `early` has none, `late` 5, and 95 are in no range.
     "of a range that began before the first step counts what lies in it": [
