@@ -156,7 +156,7 @@ def test_all_windows_and_ranks_are_compared(tmp_path: Path) -> None:
         ]
         sides.append([Capture.load(rank.folder) for rank in ranks])
     found = payload(sides[1], before=tmp_path / "before")["sections"]
-    assert [*found][:3] == ["verdict", "comparison", "runs"]
+    assert [*found][:3] == ["comparison", "verdict", "runs"]
     made = diff(tmp_path / "before", tmp_path / "after")
     assert len(made.wholes) == 3
     shown = found["comparison"]
@@ -251,6 +251,30 @@ def test_the_section_says_what_changed(tab: Page, pair: tuple[Capture, Capture])
         assert bar is not None
         assert zero is not None
         assert (bar["x"] + bar["width"] / 2 > zero["x"]) == is_slower
+
+
+def test_the_page_opens_with_what_changed(tab: Page, pair: tuple[Capture, Capture]) -> None:
+    head = tab.locator("#head p").all_inner_texts()
+    assert head[0].startswith(f"{pair[0].folder} → this run: mean step 501.0 µs → 701.0 µs")
+    assert head[1].startswith("A step takes ")
+    assert tab.locator("main section").first.get_attribute("id") == "comparison"
+
+
+def test_a_narrow_page_shows_all_numbers(
+    opened: Callable[..., Page], pair: tuple[Capture, Capture]
+) -> None:
+    assert pair[1].folder
+    tab = opened(pair[1].folder / "report.html", "#comparison", width=400)
+    tab.click("#open-all")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 400
+    cut = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
+    assert tab.evaluate(f"{cut}.length") == 0
+    row = tab.locator("#comparison tbody tr").first
+    assert row.locator("td").last.get_attribute("data-column") == "change"
+    for cell in row.locator("td").all():
+        box = cell.bounding_box()
+        assert box is not None
+        assert 0 <= box["x"] < box["x"] + box["width"] <= 400
 
 
 def test_tables_sort_and_filter(tab: Page) -> None:

@@ -81,7 +81,6 @@ def comparison(before: Side, after: Side) -> dict[str, Any]:
     total = {"name": f"the {found.what}", **_sums([step])}
     made = section(
         "Comparison",
-        text(f"{sentence}.", "lead"),
         _facts(found),
         text(spread(step), "soft"),
         *warnings[:_FIRST_WARNINGS],

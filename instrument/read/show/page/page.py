@@ -119,8 +119,8 @@ def payload(
     diagnosis = seen.diagnosis
     assert capture is not None
     sections = {
-        "verdict": verdict(capture, diagnosis),
         "comparison": _comparison(was, now),
+        "verdict": verdict(capture, diagnosis),
         "runs": _run([*summaries, _summary(capture)] if summaries else []),
         "ranges": ranges(capture),
         "whatif": _what_if(capture),
@@ -131,10 +131,11 @@ def payload(
     }
     changed = (sections["comparison"] or {}).get("sentence")
     count = len(diagnosis.captures)
+    said = sentence_of(diagnosis)
     head = [
-        text(sentence_of(diagnosis), id="sentence"),
+        text(f"{changed}." if changed else said, id="sentence"),
+        text(said if changed else ""),
         *map(text, notes(diagnosis)),
-        text(f"{changed}." if changed else ""),
         text(" · ".join(facts(capture)), "soft"),
         text(" · ".join(origin(capture)), "soft"),
         text(

@@ -103,9 +103,10 @@ function table({caption, columns, cells, sort = null, shown = 25, depths = null,
         return branch;
       }
       const isLong = String(cells[column.name][node.row]).length > longestLine;
-      return element(
-        "td", {class: column.is_text ? `text${isLong ? " long" : ""}` : null}, content,
-      );
+      return element("td", {
+        class: column.is_text ? `text${isLong ? " long" : ""}` : null,
+        "data-column": column.title, // where a narrow page shows it
+      }, content);
     }));
   }
 
