@@ -1,7 +1,7 @@
 """Runs the core suite, without trainers and trackers, under each Python and torch in docs/compatibility.md.
 
 `make compat` runs it. uv makes each pair's environment, fetches a Python that is not here, and caches what it
-downloads, some 3 GB for a torch that brings CUDA along; UV_TORCH_BACKEND=cpu takes smaller builds. Words like
+downloads, some 3 GB for a torch that brings CUDA along; UV_FIND_LINKS names a folder with other builds. Words like
 3.11/2.8.0 choose pairs: `make compat ONLY="3.12/2.13.0 3.11/2.8.0"`. The results go into the table of that page, with
 the commit that was tested; rows of pairs that did not run stay.
 """
