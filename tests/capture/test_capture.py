@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -132,9 +131,3 @@ def test_a_folder_whose_trace_was_dropped_gets_one_sentence_from_every_view(tmp_
             getattr(capture, view)
     with pytest.raises(CaptureError, match=sentence(text)):
         capture.stacks()
-
-
-def test_a_folder_moves(tmp_path) -> None:
-    moved = tmp_path / "elsewhere"
-    shutil.move(folder(tmp_path), moved)
-    assert len(Capture.load(moved).operators) == 2
