@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from builders import Event, annotation, call, capture, copy, kernel, span, step
 from findings.by_hand import check
+from golden import Golden
 from real_traces import load, needs_traces, path
 
 from instrument.read.facts.grammars import parse
@@ -18,57 +19,37 @@ from instrument.read.show.remarks import facts
 from instrument.read.views.device_use import device_use
 from instrument.read.views.phases import stages_in_words, step_times
 
-# Each name is one that the source of the program writes, or that a trace of it holds: the program,
-# the stage, and the numbers of requests, prefill tokens, decode tokens and captured requests.
-NAMES: dict[str, tuple[Any, ...]] = {
-    "execute_8192_context_9(sq8155sk8430sqsq7475785sqsk7671310)_generation_37(sq37sk34489sqsq37sqsk34489)": (
-        "vLLM", "mixed", 46, 8155, 37, None,
-    ),
-    "execute_context_1(888_788544)_generation_0(0)": ("vLLM", "prefill", 1, 888, 0, None),
-    "execute_context_0(0)_generation_64(64)": ("vLLM", "decode", 64, 0, 64, None),
-    "execute_context_0(0)_generation_64(192)": ("vLLM", "verify", 64, 0, 192, None),
-    "execute_context_0(0)_generation_2(9000)": ("vLLM", None, 2, 0, 9000, None),
-    "execute_context_2(6144)_generation_3(3)": ("vLLM", "mixed", 5, 6144, 3, None),
-    "execute_new_2_cached_0": ("vLLM", "prefill", 2, None, None, None),
-    "execute_new_0_cached_4": ("vLLM", None, 4, None, None, None),
-    "step[EXTEND bs=2 toks=14721]": ("SGLang", "prefill", 2, 14721, 0, None),
-    "step[EXTEND bs=2 toks=12 c_sqsq=80 c_sqsk=120 c_sk=20]": ("SGLang", "prefill", 2, 12, 0, None),
-    "step[DECODE bs=64]": ("SGLang", "decode", 64, 0, 64, None),
-    "step[DECODE bs=64 g_sq=128 g_sqsq=256 g_sqsk=262144 g_sk=131072]": (
-        "SGLang", "verify", 64, 0, 128, None,
-    ),
-    "step[MIXED bs=2]": ("SGLang", "mixed", 2, None, None, None),
-    "step[MIXED bs=2 c=1 g=1 c_sq=5 c_sk=8 c_sqsq=25 c_sqsk=40 g_sq=1 g_sk=12 g_sqsq=1 g_sqsk=12]": (
-        "SGLang", "mixed", 2, 5, 1, None,
-    ),
-    "step[TARGET_VERIFY bs=23]": ("SGLang", "verify", 23, 0, None, None),
-    "step[DRAFT_LOOP raw_bs=3 bs=4 topk=1]": ("SGLang", "draft", 3, 0, None, 4),
-    "step[IDLE bs=0]": ("SGLang", None, 0, None, None, None),
-    "[Executor] _forward_step 7: 0 ctx reqs, 0 ctx tokens, 32 gen reqs": (
-        "TensorRT-LLM", "decode", 32, 0, None, None,
-    ),
-    "[Executor] _forward_step 7: 2 ctx reqs, 1 gen reqs": (
-        "TensorRT-LLM", "mixed", 3, None, None, None,
-    ),
-    "_forward_step: 2 ctx reqs, 0 gen reqs": ("TensorRT-LLM", "prefill", 2, None, 0, None),
-    "prefill[bs=2 tok=14721 ctx=[7803, 6918]]": ("ATOM", "prefill", 2, 14721, 0, None),
-    "decode[bs=117/128 tok=117 d=117]": ("ATOM", "decode", 117, 0, 117, 128),
-    "decode[bs=128 tok=384 p=2 d=126 sqsq=132612 sqsk=1114112 sk=258048 tbo=1]": (
-        "ATOM", "mixed", 128, None, None, None,
-    ),
-    "decode[bs=32 tok=128 d=32 spec=3]": ("ATOM", "verify", 32, 0, 128, None),
-    "eager_decode[bs=3 tok=3 ctx=5]": ("ATOM", "decode", 3, 0, 3, None),
-}  # fmt: skip
-PARTS = {
-    "gpu_model_runner: draft": ("vLLM", "draft", "gpu_model_runner: draft"),
-    "draft_extend": ("SGLang", "draft", "draft_extend"),
-    "draft[1/3 bs=4]": ("ATOM", "draft", "draft"),
-    "PP:0F3": ("torch", "forward", "PP:0F"),
-    "PP:1I2": ("torch", "backward", "PP:1I"),
-    "PP:1W2": ("torch", "weight gradients", "PP:1W"),
-    "Backward 12": ("torch", "backward", "Backward 12"),
-    "mlp(W)": ("DualPipe", "weight gradients", "mlp(W)"),
-}
+# Each name is one that the source of the program writes, or that a trace of it holds: of steps, and of parts of them.
+NAMES = [
+    "execute_8192_context_9(sq8155sk8430sqsq7475785sqsk7671310)_generation_37(sq37sk34489sqsq37sqsk34489)",
+    "execute_context_1(888_788544)_generation_0(0)",
+    "execute_context_0(0)_generation_64(64)",
+    "execute_context_0(0)_generation_64(192)",
+    "execute_context_0(0)_generation_2(9000)",
+    "execute_context_2(6144)_generation_3(3)",
+    "execute_new_2_cached_0",
+    "execute_new_0_cached_4",
+    "step[EXTEND bs=2 toks=14721]",
+    "step[EXTEND bs=2 toks=12 c_sqsq=80 c_sqsk=120 c_sk=20]",
+    "step[DECODE bs=64]",
+    "step[DECODE bs=64 g_sq=128 g_sqsq=256 g_sqsk=262144 g_sk=131072]",
+    "step[MIXED bs=2]",
+    "step[MIXED bs=2 c=1 g=1 c_sq=5 c_sk=8 c_sqsq=25 c_sqsk=40 g_sq=1 g_sk=12 g_sqsq=1 g_sqsk=12]",
+    "step[TARGET_VERIFY bs=23]",
+    "step[DRAFT_LOOP raw_bs=3 bs=4 topk=1]",
+    "step[IDLE bs=0]",
+    "[Executor] _forward_step 7: 0 ctx reqs, 0 ctx tokens, 32 gen reqs",
+    "[Executor] _forward_step 7: 2 ctx reqs, 1 gen reqs",
+    "_forward_step: 2 ctx reqs, 0 gen reqs",
+    "prefill[bs=2 tok=14721 ctx=[7803, 6918]]",
+    "decode[bs=117/128 tok=117 d=117]",
+    "decode[bs=128 tok=384 p=2 d=126 sqsq=132612 sqsk=1114112 sk=258048 tbo=1]",
+    "decode[bs=32 tok=128 d=32 spec=3]",
+    "eager_decode[bs=3 tok=3 ctx=5]",
+]  # fmt: skip
+PARTS = [
+    "gpu_model_runner: draft", "draft_extend", "draft[1/3 bs=4]", "PP:0F3", "PP:1I2", "PP:1W2", "Backward 12", "mlp(W)",
+]  # fmt: skip
 OTHERS = [
     "gpu_model_runner: forward", "PP:1SEND_F2", "PP:0UNSHARD", "dummy_decode[bs=1]", "step[1]",
     "step[TRAIN 3]", "decode[x]", "Forward", "mlp(F2)", "execute_context_1(2)_generation_3",
@@ -76,18 +57,16 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_the_name_of_a_step_says(name: str) -> None:
-    found = parse(name)
-    assert found is not None
-    assert found.is_step
-    program, stage, label, _, *counts = found
-    assert (program, stage, *counts) == NAMES[name]
-    assert label == f"{program} {stage or 'step'}"
-
-
-def test_what_the_name_of_a_part_says() -> None:
-    assert {name: found[:3] for name in PARTS if (found := parse(name))} == PARTS
+def test_what_the_name_of_a_step_or_of_a_part_says(golden: Golden) -> None:
+    """Of steps the program and the stage, and how many requests, prefill tokens, decode tokens and captured requests."""
+    told = []
+    for name in (*NAMES, *PARTS):
+        found = parse(name)
+        assert found is not None
+        assert found.is_step == (name in NAMES)
+        label, counts = (found[2], found[4:]) if found.is_step else (found[:3], "")
+        told.append(f"{name}\n  {label}{counts}")
+    golden("names_of_steps.txt", "\n".join(told))
     assert [name for name in OTHERS if parse(name)] == []
 
 
