@@ -250,11 +250,7 @@ def test_a_collective_cut_off_at_the_edge_shifts_no_other(tmp_path: Path) -> Non
 
 
 def summary(
-    rank: int,
-    ends: dict[int, int],
-    *,
-    of: list[int] | None = None,
-    starts: list[int] | None = None,
+    rank: int, ends: dict[int, int], *, of: list[int] | None = None, starts: list[int] | None = None
 ) -> RankSummary:
     """The summary of a rank whose collectives, by number, took 1 ns and ended at these times."""
     numbers, count = list(ends), max(of or [0]) + 1

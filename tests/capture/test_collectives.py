@@ -8,16 +8,7 @@ from typing import Any
 
 import pytest
 import real_traces
-from builders import (
-    REDUCES,
-    annotation,
-    call,
-    capture,
-    kernel,
-    span,
-    step,
-    write_capture,
-)
+from builders import REDUCES, annotation, call, capture, kernel, span, step, write_capture
 from golden import Golden, rows_as_lines
 from real_traces import load, needs_traces
 from rich.console import Console

@@ -126,18 +126,12 @@ ADDED: dict[str, tuple[list[Event], dict[str, Share]]] = {
     ),
     "a graph": (GRAPH, {rows.OUTSIDE_GRAPHS: (126, 146)}),
     "a graph without its launch": ([BY_ID], {rows.OUTSIDE_GRAPHS: (126, 146)}),
-    "work after the steps": (
-        launched("late", 310, 320, 20, 9),
-        {rows.CPU_IN_STEPS: (340, 345)},
-    ),
+    "work after the steps": (launched("late", 310, 320, 20, 9), {rows.CPU_IN_STEPS: (340, 345)}),
     "work of a step after its end": (
         launched("late", 285, 320, 20, 9),
         {rows.CPU_IN_STEPS: (340, 340)},
     ),
-    "another forward": (
-        [node("MulBackward0", 140, 5, 77)],
-        {rows.JOINED: (35, 40)},
-    ),
+    "another forward": ([node("MulBackward0", 140, 5, 77)], {rows.JOINED: (35, 40)}),
     "gradients": (
         [span(ENGINE + ACCUMULATE, 116, 4, tid=2), span(ACCUMULATE, 117, 2, tid=2)],
         {rows.JOINED: (39, 39)},

@@ -5,16 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from builders import (
-    Event,
-    annotation,
-    call,
-    capture,
-    frame,
-    kernel,
-    span,
-    step,
-)
+from builders import Event, annotation, call, capture, frame, kernel, span, step
 from golden import Golden, rows_as_lines
 
 from capture.sums import assert_sums

@@ -88,11 +88,7 @@ CASES: dict[str, tuple[list[Event], list[Event], list[str | None]]] = {
         two(mm(1, 6)),
         [None, None, SIX],
     ),
-    "one step of the detail does not call it": (
-        two(mm(1)),
-        of_steps([mm(1, 6)], []),
-        [None, None],
-    ),
+    "one step of the detail does not call it": (two(mm(1)), of_steps([mm(1, 6)], []), [None, None]),
     "another name": (two(mm(1, name="aten::bmm")), two(mm(1, 6)), [None, None]),
     "in the same range": (
         two(*RANGES, mm(1), mm(51)),

@@ -157,10 +157,7 @@ MUTATIONS = st.lists(
     st.tuples(
         st.integers(0, len(BASE) - 1),
         st.integers(0, 6),
-        st.one_of(
-            st.binary(max_size=4),
-            st.sampled_from(HARD_BYTES),
-        ),
+        st.one_of(st.binary(max_size=4), st.sampled_from(HARD_BYTES)),
     ),
     min_size=1,
     max_size=4,
@@ -233,12 +230,7 @@ HARD_VALUES = [
     "(a+)+$", "(", "all",
 ]  # fmt: skip
 VALUES = st.recursive(
-    st.one_of(
-        st.sampled_from(HARD_VALUES),
-        st.none(),
-        st.booleans(),
-        st.text(max_size=5),
-    ),
+    st.one_of(st.sampled_from(HARD_VALUES), st.none(), st.booleans(), st.text(max_size=5)),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)
     ),

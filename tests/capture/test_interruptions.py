@@ -183,10 +183,7 @@ def test_garbage_collections_are_those_that_python_reports(tmp_path: Path) -> No
     gc.disable()
     try:
         made, _ = recorded(
-            tmp_path,
-            collects,
-            with_stack=True,
-            experimental_config={"record_python_gc_info": True},
+            tmp_path, collects, with_stack=True, experimental_config={"record_python_gc_info": True}
         )
     finally:
         if was_on:

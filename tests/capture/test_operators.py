@@ -18,9 +18,7 @@ from capture.conftest import COLUMNS, EXACT_MEMORY, INEXACT_ROWS, each_body, rec
 from capture.sums import assert_sums
 from instrument.base.errors import ConfigError
 from instrument.read.capture import Capture
-from instrument.read.views.operators import (
-    GROUPINGS,
-)
+from instrument.read.views.operators import GROUPINGS
 
 SEEN = {  # what each recording must hold for a comparison to mean anything
     "convolutions": {

@@ -48,12 +48,7 @@ SHARED = [
     ),
     call("cudaLaunchKernel", 60, 3, tid=2, correlation=3),
     span(
-        "autograd::engine::evaluate_function: X",
-        70,
-        25,
-        tid=2,
-        Sequence_number=1,
-        Fwd_thread_id=1,
+        "autograd::engine::evaluate_function: X", 70, 25, tid=2, Sequence_number=1, Fwd_thread_id=1
     ),
     annotation("Optimizer.step#SGD.step", 90, 8),
     call("cudaLaunchKernel", 91, 1, correlation=4),

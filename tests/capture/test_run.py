@@ -293,13 +293,7 @@ def test_if_all_traces_are_cut_short_they_are_compared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("chosen", "missing"),
-    [
-        ("all", [2]),
-        ("one_per_role", [2]),
-        ([0, 1], []),
-        ([0, 7], [7]),
-        ("first_per_node", []),
-    ],
+    [("all", [2]), ("one_per_role", [2]), ([0, 1], []), ([0, 7], [7]), ("first_per_node", [])],
 )
 def test_only_ranks_that_were_to_record_are_missing(tmp_path, chosen, missing) -> None:
     for rank in (0, 1):

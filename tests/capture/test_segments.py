@@ -74,10 +74,7 @@ def test_a_recording_begins_with_its_first_device_work_if_that_is_late(
 ) -> None:
     """Launches of 5 µs at 0 and 10 µs; the device runs 100 and 200 µs of work, the first after the delay."""
     begins = 5 + delay_us
-    events = [
-        *launched("first", 0, begins, 100, 1),
-        *launched("second", 10, begins + 100, 200, 2),
-    ]
+    events = [*launched("first", 0, begins, 100, 1), *launched("second", 10, begins + 100, 200, 2)]
     views = capture(tmp_path, events)
     check(views)
     assert views.whatif.counted_steps == summary(views).steps_ns == [lasts_us * 1000]

@@ -105,11 +105,7 @@ def test_steps_by_hand(tmp_path, golden: Golden) -> None:
 
 
 def test_a_step_without_device_work_has_none_where_others_have(tmp_path) -> None:
-    events = [
-        step(1, 0, 10),
-        step(2, 10, 10),
-        *TWO_STEPS[2:4],
-    ]
+    events = [step(1, 0, 10), step(2, 10, 10), *TWO_STEPS[2:4]]
     events += [call("cudaLaunchKernel", 20, 2, 9), kernel("after the step", 50, 5, correlation=9)]
     first, second = capture(tmp_path, events).steps
     assert in_us(first, LAUNCHED) == [0] * 8

@@ -261,10 +261,7 @@ def test_arrow_keeps_integers_and_unknown_cells() -> None:
 
 @pytest.mark.parametrize(
     ("method", "package", "extra"),
-    [
-        ("to_pandas", "pandas", "pandas"),
-        ("to_arrow", "pyarrow", "arrow"),
-    ],
+    [("to_pandas", "pandas", "pandas"), ("to_arrow", "pyarrow", "arrow")],
 )
 def test_a_missing_package_is_named(monkeypatch, method, package, extra) -> None:
     monkeypatch.setitem(sys.modules, package, None)

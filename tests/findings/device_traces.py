@@ -104,10 +104,7 @@ def copies(*, blocking: bool) -> list[Event]:
             moved = [
                 span("aten::to", start, 330),
                 call("cudaMemcpyAsync", start + 5, 305, first),
-                {
-                    **copy(start + 8, 300, correlation=first, bytes=2**20, tid=7),
-                    "name": PAGEABLE,
-                },
+                {**copy(start + 8, 300, correlation=first, bytes=2**20, tid=7), "name": PAGEABLE},
                 call("cudaStreamSynchronize", start + 312, 10),
             ]
         else:

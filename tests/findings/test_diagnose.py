@@ -747,10 +747,7 @@ def test_bounds_that_look_equal_are_not_printed(tmp_path: Path) -> None:
 def two_runs(folder: Path) -> dict[str, Capture]:
     """A run on two ranks, then a faster run; the ranks of a run have different ids."""
     found = {}
-    for run, hour, events in (
-        ("a", 3, steps()),
-        ("b", 4, in_steps(3, 500)),
-    ):
+    for run, hour, events in (("a", 3, steps()), ("b", 4, in_steps(3, 500))):
         for rank in (0, 1):
             name = f"steps_3_rank{rank}{'-2' if run == 'b' else ''}"
             about = {"run": f"{run}{rank}", "pid": 10 * hour + rank}

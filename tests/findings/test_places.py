@@ -132,8 +132,7 @@ def test_a_function_in_which_the_recording_began_has_no_line(tmp_path: Path) -> 
 def test_the_source_of_an_older_trace_is_in_its_call_stacks(tmp_path: Path) -> None:
     stack = "/env/site-packages/torch/_tensor.py(1): item;train.py(31): main;<module>"
     found = capture(
-        tmp_path,
-        [span("aten::item", 20, 10, Call_stack=stack), span("aten::inner", 22, 5)],
+        tmp_path, [span("aten::item", 20, 10, Call_stack=stack), span("aten::inner", 22, 5)]
     )
     for event in positions(found, "aten::item", "aten::inner"):
         assert places.source_of(found, event) == "train.py:31 in main"

@@ -109,10 +109,7 @@ EDITS = [
     ),
     MeasuredEdit(
         Twin(
-            "a wait removed",
-            lambda: _fetcher().fetch(_NAP_S),
-            lambda: _fetcher().fetch(0),
-            code="",
+            "a wait removed", lambda: _fetcher().fetch(_NAP_S), lambda: _fetcher().fetch(0), code=""
         ),
         lambda whatif: whatif.remove(range="fetch"),
     ),

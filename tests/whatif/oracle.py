@@ -437,9 +437,7 @@ def _chooser(program: Program, kind: str, name: str) -> Callable[[Node], bool]:
 
 
 def _changed(
-    program: Program,
-    change: Callable[[Node], Node | None],
-    chooses: Callable[[Node], bool],
+    program: Program, change: Callable[[Node], Node | None], chooses: Callable[[Node], bool]
 ) -> Program:
     """The program with each node changed that is, or lies in, a chosen node of the same thread."""
 

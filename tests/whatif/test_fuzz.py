@@ -80,10 +80,7 @@ def ask(folder: Path, events: list[Any], *, is_damaged: bool = False) -> None:
 
 # What happens to one event: its time, duration, thread, correlation or name.
 CHANGES = st.one_of(
-    st.tuples(
-        st.just("ts"),
-        st.sampled_from([-1e9, -1.0, 0.0, 0.001, 500.5, 1e6, 1e12, 1e15]),
-    ),
+    st.tuples(st.just("ts"), st.sampled_from([-1e9, -1.0, 0.0, 0.001, 500.5, 1e6, 1e12, 1e15])),
     st.tuples(st.just("dur"), st.sampled_from([-5.0, 0.0, 0.001, 300.0, 1e5, 1e12, 1e15])),
     st.tuples(st.just("tid"), st.sampled_from([1, 2, 3, 7, 9, "stream 7", -1])),
     st.tuples(st.just("pid"), st.sampled_from([0, 1, 2, "x"])),

@@ -7,17 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builders import (
-    MEMORY,
-    MIB,
-    allocation,
-    annotation,
-    capture,
-    span,
-    step,
-    steps,
-    write_capture,
-)
+from builders import MEMORY, MIB, allocation, annotation, capture, span, step, steps, write_capture
 from page_parts import facts, page_of, parts, tables, words
 
 from instrument.read.show.page.memory import memory
