@@ -233,6 +233,7 @@ def synchronous_steps(own_us: int, *, device: bool = False, later_us: float = 0)
 
 def write_trace(folder: Path, events: list[Any], **document: Any) -> Path:
     """The bare file `trace.json`, with keys of the document beside its events."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "trace.json"
     path.write_text(json.dumps({**document, "traceEvents": events}))
     return path

@@ -206,7 +206,6 @@ def test_details_are_kept_of_collectives_graphs_waits_and_launches_alone(tmp_pat
     info = ["Record counts: Out-of-range = 0", 3]
     for number, copies in enumerate((1, 300)):
         file = tmp_path / str(number)
-        file.mkdir()
         path = write_trace(file, events * copies, deviceProperties=devices, INFO=info, ERROR="no")
         found = reader.read(path)
         rows = [found.details[k] if k >= 0 else None for k in found.detail[:9].tolist()]

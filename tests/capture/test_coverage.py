@@ -214,7 +214,6 @@ def test_what_the_metadata_says(tmp_path, changed, row, share) -> None:
 
 def test_types_of_device_work_that_were_not_chosen_are_not_missed(tmp_path) -> None:
     events = [event for event in TRAINING if event["cat"] != "gpu_memcpy"]
-    (tmp_path / "all").mkdir()
     assert shares(capture(tmp_path / "all", events))[rows.LAUNCHES] == pytest.approx(5 / 6)
     config = {"activities": ["cpu", {"cuda": ["CONCURRENT_KERNEL"]}]}
     assert shares(write_capture(tmp_path, events, config=config))[rows.LAUNCHES] == 1
@@ -244,7 +243,6 @@ def test_counter_events_are_counted(tmp_path) -> None:
 def test_rows_that_do_not_apply_are_left_out(tmp_path) -> None:
     got = list(shares(capture(tmp_path, [span("aten::mm", 0, 1)])))
     assert got == [rows.VALID, rows.READ]
-    (tmp_path / "none").mkdir()
     assert shares(capture(tmp_path / "none", [])) == {}
 
 
@@ -547,7 +545,6 @@ def test_cpu_time_and_backward_of_a_step_without_its_mark(tmp_path: Path) -> Non
     assert parts[rows.CPU_IN_STEPS].share == pytest.approx(2 / 3, abs=0.02)
     assert parts[rows.JOINED].share == 1
     cut = min(e["ts"] for e in before if e["name"].startswith(ENGINE))
-    (tmp_path / "cut").mkdir()
     late = [e for e in before if e["ts"] >= cut or e["name"].startswith("ProfilerStep#")]
     nodes = [ns(e) for e in late if e["name"].startswith(ENGINE) and e["ph"] == "X"]
     first_forward = min(e["ts"] for e in late if e["name"] == "aten::conv2d") * 1000

@@ -145,7 +145,6 @@ def test_what_torch_1_9_wrote_in_another_way_says_the_same(tmp_path) -> None:
             for key, value in event.get("args", {}).items()
         }
         old.append({**event, "cat": OLD.get(event["cat"], event["cat"]), "args": args})
-    (tmp_path / "old").mkdir()
     found, same = capture(tmp_path / "old", old), capture(tmp_path, TRAINING)
     for view in ("breakdown", "kernels", "launches", "copies", "streams", "steps"):
         assert list(getattr(found, view)) == list(getattr(same, view)), view

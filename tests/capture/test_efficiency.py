@@ -228,7 +228,6 @@ def test_only_the_gradients_that_are_needed_move(tmp_path) -> None:
             )
         ]  # fmt: skip
         folder = tmp_path / str(number)
-        folder.mkdir()
         (row,) = capture(folder, events).efficiency
         assert row.moved_bytes == sum(sizes[part] for part in moved), mask
 
@@ -278,7 +277,6 @@ def test_a_causal_mask_leaves_the_products_that_torchs_mask_leaves(tmp_path, row
         given = {"Input_Dims": [*dims, [rows, columns]], "Input_type": [HALF] * len(dims) + [FLOAT]}
         events = [span(name, 0, 5, **given, Concrete_Inputs=flags)]
         folder = tmp_path / str(number)
-        folder.mkdir()
         found = capture(folder, events)
         (row,), (operator,) = found.efficiency, found.operators
         assert row.flops == 2 * 2 * 8 * pairs * 4 * (5 if backward else 2)
@@ -657,7 +655,6 @@ def test_the_precision_of_a_step_is_that_of_most_of_its_flops(tmp_path) -> None:
         *product("aten::mm", 2000, SQUARE, HALF, 6, 100),
         *product("aten::mm", 2100, SQUARE, HALF, 7, 100),
     ]
-    (tmp_path / "two").mkdir()
     known = capture(tmp_path, events, deviceProperties=[A100, {**A100, "id": 1}]).efficiency_steps
     assert known.column("precision") == ["tf32", None, "float16"]
     peaks = [2 * 156 * 10**12, None, 312 * 10**12]

@@ -81,7 +81,6 @@ def test_device_work_counts_for_the_range_that_launched_it(tmp_path: Path) -> No
                 ),
             ]
         ]
-        (tmp_path / folder).mkdir()
         return largest_parts(capture(tmp_path / folder, events))
 
     assert found("apart", 600) == (

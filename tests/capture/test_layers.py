@@ -383,7 +383,7 @@ class TestView:
         assert titles[:2] == ["Operators", "Layers"]
 
     def test_of_recorded_layers_and_of_none_nothing_is_said(self, trace, tmp_path) -> None:
-        (folder := tmp_path / "other").mkdir()
+        folder = tmp_path / "other"
         other = capture(folder, events_of(Run("add", ()) for _ in range(4)))
         for each, shares in (trace, {"recorded": 1.0}), (other, {"unknown": 1.0}):
             assert json.loads(as_json(each.diagnose()))["layers"] == shares

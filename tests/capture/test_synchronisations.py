@@ -226,7 +226,6 @@ def test_a_call_counts_for_the_work_that_ended_last(tmp_path) -> None:
         synchronisation("Stream Wait Event", 15, 1, tid=9, wait_on_stream=11, correlation=9),
         *C,
     ]
-    (tmp_path / "twice").mkdir()
     found = capture(tmp_path / "twice", twice).synchronisations
     assert [(row.stream, row.stream_wait_ns) for row in found] == [(7, 14_000), (11, 0)]
 

@@ -44,7 +44,6 @@ def test_the_file_has_sorted_counters_one_on_each_line(tmp_path: Path) -> None:
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     for extra in (0, 2):
         folder = tmp_path / str(extra)
-        folder.mkdir()
         found = counters(
             capture(folder, json.loads(trace(folder, extra).read_text())["traceEvents"])
         )

@@ -84,7 +84,6 @@ def test_the_first_step_does_not_count(tmp_path: Path) -> None:
 
 
 def test_a_single_step_and_a_recording_without_steps_count_whole(tmp_path: Path) -> None:
-    (tmp_path / "one").mkdir()
     assert per_step(capture(tmp_path / "one", steps_of(cpu_step, 1)), "operators") == [3]
     assert per_step(capture(tmp_path, cpu_step(0, 0)), "operators", "syncs") == [3, 1]
 
@@ -163,7 +162,6 @@ def test_the_peak_is_that_of_the_device_and_on_the_cpu_the_increase(tmp_path: Pa
             )
         ]
 
-    (tmp_path / "device").mkdir()
     assert counters(capture(tmp_path, kept(None))).counts["peak_bytes"] == Count(8, 8, 8)
     both = [*kept(0), *(each for each in kept(None) if each["name"] == "[memory]")]
     assert counters(capture(tmp_path / "device", both)).counts["peak_bytes"] == Count(24, 16, 24)

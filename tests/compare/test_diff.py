@@ -164,7 +164,7 @@ def test_the_tables_say_what_was_added_removed_and_changed(tmp_path: Path) -> No
         span("aten::mm", 60, 5, Input_Dims=[[8, 3], [3, 4]]),
         allocation(62, 512),
     ]
-    found = diff(capture(tmp_path, before), capture(_inner(tmp_path), after))
+    found = diff(capture(tmp_path, before), capture(tmp_path / "after", after))
     operators = {row.name: row for row in found.operators}
     assert {name: row.status for name, row in operators.items()} == {
         "aten::relu": "removed",
@@ -199,12 +199,6 @@ def test_the_tables_say_what_was_added_removed_and_changed(tmp_path: Path) -> No
         "Not shown, with another number of calls: cudaLaunchKernel 2 → 1, aten::relu 1 →",
         "  0, aten::mm 1 → 2.",
     ]
-
-
-def _inner(folder: Path) -> Path:
-    inner = folder / "after"
-    inner.mkdir()
-    return inner
 
 
 def test_a_renamed_range_is_removed_and_added(tmp_path: Path) -> None:

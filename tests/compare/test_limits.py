@@ -200,7 +200,6 @@ def of_capture(recorded: Capture) -> Window:
 
 def test_times_of_ranges_come_from_captures(tmp_path: Path) -> None:
     def window(name: str, lasts_us: float) -> list[Window]:
-        (tmp_path / name).mkdir()
         inside = annotation("model", 0, lasts_us), span("aten::mm", 0, lasts_us)
         recorded = capture(tmp_path / name, in_steps(3, 1000, *inside))
         return [of_capture(recorded)] * 3

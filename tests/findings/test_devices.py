@@ -379,7 +379,6 @@ def test_work_of_several_streams_and_threads_counts_once(tmp_path: Path) -> None
             kernel("gemm", at, 600, tid=6 + tid, correlation=tid),
         ]
     on_device = capture(tmp_path, events)
-    (tmp_path / "cpu").mkdir()
     on_cpu = capture(tmp_path / "cpu", [each for each in events if each["cat"] != "kernel"])
     for made in (on_device, on_cpu):
         products = np.flatnonzero(made.events.named("aten::mm".__eq__))

@@ -606,7 +606,6 @@ def test_evidence_in_another_capture_has_no_time_in_this_one(tmp_path: Path) -> 
 def test_captures_of_one_name_have_no_spans(tmp_path: Path) -> None:
     captures = []
     for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
         captures.append(Capture.load(write_trace(tmp_path / folder, steps())))
     (found,) = diagnosed(captures, [check({})]).findings
     assert found.spans_in(captures[0].name) == [None]

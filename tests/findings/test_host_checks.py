@@ -685,7 +685,7 @@ def test_the_cost_of_loops_does_not_grow_with_the_number_of_ranges(tmp_path, mon
                 *(span("aten::add", 1000 * k + 20 * n, 15) for n in range(40)),
             )
         ]
-        (folder := tmp_path / str(ranges)).mkdir()
+        folder = tmp_path / str(ranges)
         recorded = capture(folder, in_steps(3, 30_000, *inside))
         passes.clear()
         assert len([*loops.loop(recorded)]) == ranges
