@@ -98,6 +98,8 @@ PASSED_AS = {
     "on_capture": "Callable[[Path, dict[str, float]], object] | Mapping[str, Any] | Sequence[str]",
     "triggers": "Mapping[str, Any] | Sequence[str]",
 }
+COMPARED = ("before", "after", "change", "low", "high")  # prefixes of columns of `diff()`
+MEAN_STEP = "in a mean step before the change: "
 KEYWORDS_HEAD = f'''\
 """`ProfilerOptions`: the keyword options of `Session`, for type checkers and completion.
 
@@ -240,6 +242,12 @@ def columns_page() -> str:
             "and `--json` and `--csv` print them. The columns that the `parquet` sink writes, and "
             "`instrument sql` and `--where` read, are in [The two tables](tables.md)."
         ),
+        _prose(
+            "In the tables of `diff()`, columns that compare one quantity are one row: "
+            "`before_` and `after_` are its values in a mean step, `change_` is their difference, "
+            "`low_` and `high_` are the ends of its 90 % interval; None without three "
+            "captures on each side."
+        ),
     ]
     tables = {f"`capture.{name}`": view.schema for name, view in VIEWS.items()}
     tables |= {
@@ -263,9 +271,21 @@ def columns_page() -> str:
             left_out = [each.name for each in tables[whole] if each not in columns]
             parts.append(_prose(f"The columns of {whole} without {_listed(left_out)}."))
         else:
-            rows = [(f"`{column.name}`", _cell(column.doc)) for column in columns]
-            parts.append(_table(("column", ""), rows))
+            parts.append(_table(("column", ""), _column_rows(columns)))
     return "\n\n".join([*parts, *_coverage()]) + "\n"
+
+
+def _column_rows(columns: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    """A row for each column, and one for all columns that compare the same quantity."""
+    docs = {column.name: column.doc for column in columns}
+    quantities = {name.removeprefix("change_") for name in docs if name.startswith("change_")}
+    for name, doc in docs.items():
+        prefix, _, quantity = name.partition("_")
+        if quantity not in quantities or prefix not in COMPARED:
+            yield f"`{name}`", _cell(doc)
+        elif prefix == COMPARED[0]:
+            names = [each for each in (f"{it}_{quantity}" for it in COMPARED) if each in docs]
+            yield f"`{'`, `'.join(names)}`", _cell(doc.removeprefix(MEAN_STEP))
 
 
 def json_page() -> str:
