@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from random import Random
@@ -36,6 +37,15 @@ def test_the_fuzzer_has_a_value_for_each_argument_of_each_command() -> None:
     for name in parsers.choices.keys() - commands.SKIPPED:
         for seed in range(5):  # of arguments that exclude each other, one is drawn
             assert [*commands.words(parsers.choices[name], ["PATH"], 1, 1, Random(seed))], name
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_the_fuzzer_takes_the_middle_of_both_forms_of_a_trace(is_list: bool) -> None:
+    events = [{"ph": "X", "name": f"event {k}", "ts": k} for k in range(300)]
+    trace = json.dumps(events if is_list else {"traceEvents": events}).encode()
+    kept = json.loads(commands.trimmed(trace, most=20))
+    names = [event["name"] for event in (kept if is_list else kept["traceEvents"])]
+    assert names == [f"event {k}" for k in (*range(10), *range(140, 160))]
 
 
 def test_each_package_that_the_tests_install_is_pinned() -> None:

@@ -365,7 +365,7 @@ def test_notes_on_some_of_the_captures_say_on_how_many(tmp_path: Path) -> None:
     whole = recorded(tmp_path)
     part = Capture.load(write_trace(tmp_path, [annotation("forward", 0, 10)]))
     (note,) = diagnosed([whole, part], [check({})]).notes
-    assert note.startswith("No step finished")
+    assert note.startswith("The trace shows no whole step")
     assert note.endswith(" (1 of 2 captures)")
 
 

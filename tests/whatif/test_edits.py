@@ -474,7 +474,7 @@ def test_bandwidth_leaves_the_wait_for_other_ranks(tmp_path) -> None:
 def test_without_steps_the_window_is_one_step(tmp_path) -> None:
     found = whatif(tmp_path, on_cpu(0, 100))
     assert steps_us(found) == [400]
-    assert any("No step finished" in note for note in found.notes)
+    assert any("no whole step" in note for note in found.notes)
     assert steps_us(found.scale(range="forward", by=0.5)) == [200]
 
 

@@ -143,12 +143,14 @@ def seeds() -> list[Tree]:
 def trimmed(content: bytes, most: int = 250) -> bytes:
     """The metadata of a trace, three steps, and the events around the middle."""
     document = document_of(content)
-    events = document["traceEvents"]
+    is_list = isinstance(document, list)
+    events = document if is_list else document["traceEvents"]
     timed = sorted((each for each in events if each.get("ph") != "M"), key=lambda each: each["ts"])
     first = max(len(timed) // 2 - most // 2, 0)
     steps = [each for each in timed if str(each.get("name")).startswith("ProfilerStep")]
     kept = [*events[:10], *steps[:3], *timed[first : first + most]]
-    return packed(json.dumps(document | {"traceEvents": kept}).encode(), content)
+    found = kept if is_list else document | {"traceEvents": kept}
+    return packed(json.dumps(found).encode(), content)
 
 
 def shapes(count: int) -> Iterator[tuple[str, Tree]]:

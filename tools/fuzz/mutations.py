@@ -91,7 +91,7 @@ def mutated(tree: Tree, random: Random) -> tuple[Tree, list[str]]:
         if document is None or random.random() < 0.12:
             name = random.choice((_change_file, _change_file, _rename))(tree, name, random)
         else:
-            events = document.get("traceEvents") if isinstance(document, dict) else None
+            events = document.get("traceEvents") if isinstance(document, dict) else document
             is_trace = isinstance(events, list) and len(events) > 0
             for _ in range(random.choice((1, 3, 10, 20))):
                 if is_trace and events and random.random() < 0.9:
