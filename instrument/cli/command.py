@@ -27,12 +27,14 @@ from instrument.cli import (
     export,
     graph,
     ls,
+    mcp,
     open,
     ranks,
     report,
     run,
     samples,
     show,
+    skill,
     sql,
     trigger,
     try_,
@@ -64,6 +66,8 @@ COMMANDS = {
     "watch": watch,
     "graph": graph,
     "samples": samples,
+    "skill": skill,
+    "mcp": mcp,
 }
 
 # What need not be installed where captures are only read.

@@ -72,7 +72,7 @@ def lines(capture: Views) -> Table:
     gained = {of_steps[line]: share for line, share in backward.items() if line in of_steps}
     whole, moved = sum(in_backward.values()), sum(gained.values())
     with_backward = [
-        (samples[key] - in_backward[key] * moved + whole * gained.get(key, 0)) / steps
+        max(samples[key] - in_backward[key] * moved + whole * gained.get(key, 0), 0.0) / steps
         if whole * moved and not key[1]
         else None
         for key in order
