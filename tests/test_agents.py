@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,9 @@ check = SimpleNamespace(
 )
 
 
-def test_the_skill_names_commands_and_options_that_exist(command: Command) -> None:
+def test_the_skill_names_commands_and_options_that_exist(
+    command: Command, transcript: Callable[[Iterable[str]], str]
+) -> None:
     skill = command("skill").out
     assert skill.startswith("---\nname: instrument\n")
     told = re.findall(r"^instrument (.*?)(?:  #.*)?$", skill, re.MULTILINE)
@@ -31,7 +34,7 @@ def test_the_skill_names_commands_and_options_that_exist(command: Command) -> No
     for line in told:
         name, *words = shlex.split(line)
         options = {word.partition("=")[0] for word in words if word.startswith("--")}
-        text = command(name, "--help").out
+        text = transcript([f"{name} --help"])
         assert {each for each in options - {"--", "--its", "--own"} if each not in text} == set()
     assert {*re.findall(r"`([a-z]+) --", skill)} <= {*COMMANDS}
 

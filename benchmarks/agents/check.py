@@ -48,9 +48,10 @@ def differences(task: dict[str, Any], folder: str) -> Iterator[str]:
         printed(folder, "samples", name)
     for step in task["steps"]:
         words = shlex.split(step["command"].format(**samples))
-        found = at(json.loads(printed(folder, *words)), step["look"])
-        if re.fullmatch(step["expect"], found) is None:
-            yield f"{step['command']}: {step['look']} is {found}, not {step['expect']}"
+        text, look = printed(folder, *words), step.get("look")
+        found = at(json.loads(text), look) if look else text
+        if re.fullmatch(step["expect"], found, re.DOTALL) is None:
+            yield f"{step['command']}: {look or 'the text'} is {found}, not {step['expect']}"
 
 
 def cost(task: dict[str, Any], folder: str) -> int:

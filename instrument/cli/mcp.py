@@ -118,13 +118,13 @@ def server(folder: Path) -> MCPServer:
         return await call("check", "--json", inside(path))
 
     async def diff(before: str, after: str) -> str:
-        """Compare two captures, as JSON: how much slower or faster a step is, and where.
+        """Compare two captures, as text: how much slower or faster a step is, and where.
 
         Args:
             before: the first capture, trace or run.
             after: the second one.
         """
-        return await call("diff", "--json", inside(before), inside(after))
+        return await call("diff", inside(before), inside(after))
 
     async def try_(
         script: str,
@@ -181,7 +181,8 @@ def server(folder: Path) -> MCPServer:
 def _refused(text: str) -> Exception:
     from mcp.server.mcpserver.exceptions import ToolError
 
-    return ToolError(text)
+    refused: Exception = ToolError(text)
+    return refused
 
 
 def _word(text: str) -> str:
