@@ -351,7 +351,7 @@ def test_the_command_prints_the_whole_table_with_its_reasons(tmp_path) -> None:
     assert all(name in text for name in found.coverage.column("name"))
     (why,) = found.coverage.where(name=rows.LAUNCHED).column("why")
     assert why in " ".join(text.split())
-    assert why in repr(found.coverage)
+    assert "1 column left out: why; .select" in repr(found.coverage)
     assert why in found.coverage._repr_html_()
     (row,) = [
         each
