@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from instrument.cli.samples import FOLDER as SAMPLES
 from instrument.read.capture import Capture
 
 FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
@@ -42,11 +43,29 @@ def each(cases: Iterable[str | tuple[Any, ...]] = KNOWN) -> list[Any]:
     return [pytest.param(*row, marks=[] if row[0] in gate else pytest.mark.nightly) for row in rows]
 
 
+# Traces in the repository, by their names: of samples, and of a V100.
+SHIPPED = {
+    **{
+        f"sample {name}": SAMPLES / name / "steps_000003-000007_rank0"
+        for name in ("starved", "two-ranks", "compiled", "inference")
+    },
+    "resnet50 on a V100": Path(__file__).parent.parent
+    / "docs/assets/samples/resnet50_workers0.json.gz",
+}
+
+
+def every() -> list[Any]:
+    """Parameters of a test that any trace passes: the cases of `each`, and the traces in the repository."""
+    own = (pytest.param(*case.values, marks=[*case.marks, needs_traces]) for case in each())
+    return [*SHIPPED, *own]
+
+
 def path(name: str) -> Path:
-    return FOLDER / f"{name}.json.gz"
+    found = SHIPPED.get(name, FOLDER / f"{name}.json.gz")
+    return found / "trace.json.gz" if found.is_dir() else found
 
 
 @cache
 def load(name: str) -> Capture:
     """Read a trace once in a process; captures are not changed by tests."""
-    return Capture.load(path(name))
+    return Capture.load(SHIPPED.get(name, path(name)))

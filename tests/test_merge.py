@@ -220,9 +220,15 @@ def test_a_trace_that_was_dropped_is_told_and_leaves_nothing(tmp_path: Path) -> 
     assert not list(tmp_path.glob("*all*"))
 
 
-@real_traces.needs_traces
-def test_a_real_job_merges_whole(tmp_path: Path) -> None:
-    (window,) = Run.load(*real_traces.FOLDER.glob("a100_megatron_tp8_rank[01].json.gz")).windows
+JOBS = [
+    (real_traces.SAMPLES, "two-ranks/*/trace.json.gz"),
+    pytest.param(real_traces.FOLDER, "a100_megatron_tp8_rank[01].json.gz", marks=real_traces.needs_traces),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("folder", "ranks"), JOBS)
+def test_a_real_job_merges_whole(folder: Path, ranks: str, tmp_path: Path) -> None:
+    (window,) = Run.load(*folder.glob(ranks)).windows
     merge(window, tmp_path / "all.json.gz")
     document = strict(tmp_path / "all.json.gz")
     merged, parts = (

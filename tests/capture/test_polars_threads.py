@@ -78,9 +78,9 @@ def made_trace(folder: Path) -> Path:
     "name",
     [
         None,
-        pytest.param("a100_nccl_2ranks_rank0", marks=real_traces.needs_traces),
+        "resnet50 on a V100",
         pytest.param(
-            "v100_resnet50_workers0", marks=[real_traces.needs_traces, pytest.mark.nightly]
+            "a100_nccl_2ranks_rank0", marks=[real_traces.needs_traces, pytest.mark.nightly]
         ),
     ],
 )

@@ -137,8 +137,7 @@ def test_a_recording_with_stacks_is_scanned_and_the_same(recordings, both) -> No
     assert (events.python_parent >= 0).any()
 
 
-@real_traces.needs_traces
-@pytest.mark.parametrize("name", real_traces.each())
+@pytest.mark.parametrize("name", real_traces.every())
 def test_real_traces_are_scanned_and_the_same(both, name) -> None:
     events, scanned = both(real_traces.path(name))
     assert scanned > 0.9 * events.recorded

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from builders import annotation, capture, launched, span, step
 from commands import Command
-from real_traces import each, load, needs_traces
+from real_traces import every, load, needs_traces
 
 from instrument.base.errors import ConfigError
 from instrument.read.capture import Capture
@@ -304,8 +304,7 @@ def test_the_questions_of_the_documentation_have_answers() -> None:
     assert by_call["cudaLaunchKernel"] == launches.short_calls
 
 
-@needs_traces
-@pytest.mark.parametrize("name", each())
+@pytest.mark.parametrize("name", every())
 def test_the_table_of_events_of_real_traces_agrees_with_the_views(name: str) -> None:
     found = load(name)
     events = found.facts.events()

@@ -45,8 +45,7 @@ def test_random_steps(seed: int, tmp_path: Path) -> None:
     check(capture(tmp_path, Program(Random(seed), length=120).make().events))
 
 
-@real_traces.needs_traces
-@pytest.mark.parametrize("name", real_traces.each())
+@pytest.mark.parametrize("name", real_traces.every())
 def test_real_steps(name: str) -> None:
     views = real_traces.load(name)
     check(views)

@@ -105,7 +105,6 @@ def test_a_device_that_ends_after_the_steps(tmp_path: Path) -> None:
     agree(capture(tmp_path, events))
 
 
-@real_traces.needs_traces
-@pytest.mark.parametrize("name", real_traces.each())
+@pytest.mark.parametrize("name", real_traces.every())
 def test_real_traces(name: str) -> None:
     agree(real_traces.load(name))

@@ -129,8 +129,7 @@ def test_a_title_between_the_bounds_needs_no_reason() -> None:
     assert "not 50 %, because other work hides" in " ".join(as_text(beyond).split())
 
 
-@real_traces.needs_traces
-@pytest.mark.parametrize("name", real_traces.each())
+@pytest.mark.parametrize("name", real_traces.every())
 def test_the_verdict_is_about_the_first_findings_of_the_list(name: str) -> None:
     found = real_traces.load(name).diagnose()
     sentence, listed = verdict(found), [problem for problem, _ in changes(found)]
@@ -281,8 +280,7 @@ def test_the_verdict_says_what_a_reader_of_the_trace_finds(name: str) -> None:
     assert "in no range and no operator; the saving is not known" not in sentence
 
 
-@real_traces.needs_traces
-@pytest.mark.parametrize("name", real_traces.each())
+@pytest.mark.parametrize("name", real_traces.every())
 def test_the_first_sentences_have_one_basis(name: str) -> None:
     capture = real_traces.load(name)
     use = capture.diagnose().device_use

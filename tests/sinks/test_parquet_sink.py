@@ -84,9 +84,8 @@ def test_what_a_row_says(write: Write, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@real_traces.needs_traces
 def test_the_file_has_the_tables_of_the_capture(tmp_path: Path) -> None:
-    capture = real_traces.load("hta_simple_add")
+    capture = real_traces.load("resnet50 on a V100")
     Parquet(dir=str(tmp_path)).write(capture, tmp_path)
     for name, frame in (
         ("events", capture.facts.events()), ("segments", capture.facts.segments())

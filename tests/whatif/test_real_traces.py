@@ -35,14 +35,6 @@ def share_won(found: Scenario) -> float:
     return found.saving_ns / found.baseline_ns
 
 
-@pytest.mark.parametrize("name", real_traces.each())
-def test_the_replay_with_residues_repeats_the_recording(name) -> None:
-    model = load(name).whatif.model
-    times = model.program.run(model.weights(model.measured))
-    assert np.array_equal(times, model.moments.time_ns)
-    assert model.program.kept.all()
-
-
 @pytest.mark.parametrize("name", real_traces.each(sorted(EXPLAINED)))
 def test_the_replay_without_residues_is_near_where_little_is_unexplained(name) -> None:
     model = load(name).whatif.model
@@ -69,32 +61,6 @@ def test_where_the_device_is_the_limit_half_a_layer_saves_half_its_device_time(n
     for layer in ("layer 3", "layer 20"):
         saved = load(name).whatif.scale(layer=layer, by=0.5).saving_ns
         assert saved == pytest.approx(of[layer] / 2, rel=0.001)
-
-
-@pytest.mark.parametrize("name", real_traces.each())
-def test_the_critical_path_of_each_lasts_from_the_first_step_to_the_last(name) -> None:
-    model = load(name).whatif.model
-    ends = model.ends_ns(model.moments.time_ns)
-    begin = ends[0] if len(ends) > 1 else model.moments.time_ns[model.moments.step_start[0]]
-    found = load(name).whatif.critical_path
-    assert sum(row.total_ns for row in found) == ends[-1] - begin
-
-
-@pytest.mark.parametrize("name", real_traces.each())
-def test_a_faster_part_never_costs_and_no_bound_excludes_the_saving(name) -> None:
-    whatif = load(name).whatif
-    model = whatif.model
-    edits = [whatif.scale(operator="*", by=0.5)]
-    if len(whatif.model.work.event):
-        edits.append(whatif.scale(kernel="*", by=0.5))
-    for found in edits:
-        times = [
-            model.program.run(model.weights(scenario.variants[0].costs))
-            for scenario in (found, whatif)
-        ]
-        after, before = map(model.ends_ns, times)
-        assert (after <= before).all()
-        assert found.low_ns <= found.saving_ns <= found.high_ns
 
 
 @pytest.mark.nightly

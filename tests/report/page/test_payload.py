@@ -160,8 +160,7 @@ def test_the_head_and_the_box_name_the_same_time_of_a_step(tmp_path: Path) -> No
     ]
 
 
-@real_traces.needs_traces
-@pytest.mark.parametrize("name", real_traces.each())
+@pytest.mark.parametrize("name", real_traces.every())
 def test_the_share_of_a_title_is_that_of_the_finding(name: str) -> None:
     """The share is the first percentage in the title."""
     for finding in real_traces.load(name).diagnose().findings:
