@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import get_ident
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -49,7 +47,6 @@ class OperatorCounts(TorchDispatchMode):
         self._stance: Any = None
         self.operators, self.flops = Counter[str](), Counter[str]()
         self.restart()
-        _alive.add(self)
 
     @property
     def is_eager(self) -> bool:
@@ -148,14 +145,3 @@ def _precision(operand: Any, name: str) -> str:
             part = mkldnn.conv if "conv" in name else mkldnn.matmul
             return {"tf32": "tf32", "bf16": "bfloat16"}.get(part.fp32_precision, kind)
     return kind
-
-
-_alive: WeakSet[OperatorCounts] = WeakSet()
-
-
-def _leave_to_parent() -> None:
-    for each in [*_alive]:  # in a worker of a data loader
-        each.leave()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)

@@ -428,9 +428,10 @@ def _write(work: Work, file: Path, process: int) -> None:
 _alive: WeakSet[Work] = WeakSet()
 
 
-def _leave_to_parent() -> None:
+def _leave_to_parent() -> None:  # also in a worker of a data loader
     for each in [*_alive]:
         each._over = True
+        each._counts.leave()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)

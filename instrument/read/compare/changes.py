@@ -22,8 +22,6 @@ from instrument.read.facts.kernel_names import kernel_label
 from instrument.read.facts.schema import Schema, schema
 from instrument.read.views.table import Table
 
-Sides = tuple[pl.DataFrame, pl.DataFrame]
-
 _STATUS = "added, removed, changed (another number of calls) or same (the same number of calls)"
 _CALLS = {"calls": "the number of calls"}
 _OF_OPERATORS = _CALLS | {

@@ -25,7 +25,6 @@ from instrument.read.compare.statistics import LEVEL, Change, changes
 from instrument.read.compare.work import (
     Declared,
     Difference,
-    Environment,
     Facts,
     Name,
     Numbers,
@@ -48,13 +47,12 @@ Share = Annotated[float, Meta(ge=-1, le=1e9)]
 
 
 class Side(Struct, frozen=True):
-    """A program: its label, name, command without secrets, commit, and where it ran."""
+    """A program: its label, name, command without secrets, and commit."""
 
     label: Label
     name: Text
     command: Annotated[list[Text], Meta(max_length=1000)]
     commit: Name
-    environment: Environment | None
 
 
 Block = Annotated[list[RunTime], Meta(min_length=2, max_length=1000)]
@@ -125,7 +123,6 @@ def proof_of(
     declared: Declared = "same",
     predicted: Predicted | None = None,
     load: dict[Label, float | None] | None = None,
-    names: Sequence[str] = (),
 ) -> Proof:
     """Make a certificate of two programs, A and B.
 
@@ -133,27 +130,25 @@ def proof_of(
         programs: A and B.
         blocks: each has as many runs of A as of B.
         works: what the programs did in runs that were not timed.
-        folder: the folder of the certificate, which holds `WORK_FILES` and the files in `names`.
+        folder: the folder of the certificate, which holds `WORK_FILES`.
         margin: a change of at most this share counts as the same.
         level: the significance level of the interval.
         declared: what the change itself says that it does to the numbers.
         predicted: what a finding predicted.
         load: the share of time in which the steps of a side had no CPU.
-        names: paths of more files, such as captures, relative to `folder`.
     """
-    environments = [each.facts.environment for each in works[:2]]
     own = [name for name, work in zip(WORK_FILES, works) if work is not None]
     return Proof(
         **_judged(blocks, works, margin, level, declared),
         programs=[
-            Side(each.label, each.name, redact_words(each.command), each.commit, where)
-            for each, where in zip(programs, environments)
+            Side(each.label, each.name, redact_words(each.command), each.commit)
+            for each in programs
         ],
         declared=declared,
         predicted=predicted,
         blocks=[[*each] for each in blocks],
         load=load,
-        files=[File(name, _sha256(folder, name)) for name in (*own, *names)],
+        files=[File(name, _sha256(folder, name)) for name in own],
     )
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -75,6 +75,9 @@ class _Answer(Struct, frozen=True):
 class StepsError(CaptureError):
     """A run of the script has not run the steps that were asked for."""
 
+    #: The result of the change that was measured.
+    result: Literal["failed", "not tried", "undecided"] = "failed"
+
 
 class ChangeError(StepsError):
     """The changes could not be made; the run goes on without them."""
@@ -91,9 +94,13 @@ class ScriptEndedError(StepsError):
 class TimeUpError(StepsError):
     """The run has not answered in time."""
 
+    result = "not tried"
+
 
 class UndecidedError(StepsError):
     """The run cannot show what a change saves."""
+
+    result = "undecided"
 
 
 class ScriptRun:

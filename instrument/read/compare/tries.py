@@ -356,8 +356,7 @@ def _measure(plan: Plan, found: Tries, each: Tried, times: int = 1) -> None:
             _compare(replace(plan, until=plan.until_part()), found, each)
             plan.say(f"{each.words}: {each.result}, {percent_change(each.share or 0.0)}")
         except StepsError as error:
-            results: dict[type, Result] = {TimeUpError: "not tried", UndecidedError: "undecided"}
-            each.result, each.why = results.get(type(error), "failed"), str(error)
+            each.result, each.why = error.result, str(error)
             plan.say(f"{each.words}: {each.result}: {each.why}")
         found.longest_s = max(found.longest_s, time.monotonic() - began)
     save_state(found, plan.folder)

@@ -9,7 +9,7 @@ from statistics import median
 from instrument.base.prose import code, escaped
 from instrument.base.units import count, counted, durations_like, percent, percent_change
 from instrument.read.compare.ab_runs import LABELS, times
-from instrument.read.compare.proof import PROOF_FILE, Proof, Side
+from instrument.read.compare.proof import PROOF_FILE, Proof
 from instrument.read.compare.work import Facts, Numbers
 
 # A pull request shows so many differences; the certificate holds them all.
@@ -25,7 +25,7 @@ def markdown(proof: Proof) -> str:
         ("command", *(code(shlex.join(each.command)) for each in (a, b))),
         *([("commit", *(code(each.commit[:12]) for each in (a, b)))] if a.commit else []),
         ("step", *_steps(proof)),
-        ("machine", *(_machine(each) for each in (a, b))),
+        ("machine", *(_machine(proof.work[each.label]) for each in (a, b))),
         ("work", *(escaped(_work(proof.work[each.label])) for each in (a, b))),
     ]
     shown = proof.differences[:_DIFFERENCES]
@@ -98,10 +98,8 @@ def _steps(proof: Proof) -> list[str]:
     return [*map(durations_like(medians[0]), medians)]
 
 
-def _machine(side: Side) -> str:
-    where = side.environment
-    if where is None:
-        return "–"
+def _machine(facts: Facts) -> str:
+    where = facts.environment
     threads = "" if where.threads is None else f", {counted(where.threads, 'thread')}"
     devices = f", {', '.join(where.devices[:8])}" if where.devices else ""
     return escaped(f"torch {where.torch}, Python {where.python}{threads}{devices}")
