@@ -1,4 +1,4 @@
-"""Write `options.md`, `columns.md`, `cli.md`, `json.md`, and what lists options for Hydra and mypy.
+"""Write generated pages, drawings, and what lists options for Hydra and mypy.
 
     python docs/generate.py
 
@@ -22,6 +22,8 @@ from string import ascii_uppercase
 from typing import Any
 
 import griffe
+from draw_concepts import DARK, LIGHT, concepts
+from draw_ideas import blocks, schedule, states
 from pydantic import BaseModel
 
 from instrument.base.presets import preset, presets, shipped
@@ -545,6 +547,9 @@ def files() -> dict[Path, Callable[[], str]]:
     found: dict[Path, Callable[[], str]] = {DOCS / name: page for name, page in pages.items()}
     found[PROFILER / f"{BASE}.yaml"] = base_file
     found[ROOT / "instrument" / "record" / "config" / "keywords.py"] = keywords_module
+    for draw in (concepts, schedule, blocks, states):
+        for suffix, colours in (("", LIGHT), ("-dark", DARK)):
+            found[DOCS / "assets" / f"{draw.__name__}{suffix}.svg"] = partial(draw, colours)
     for group in ("sinks", "on_capture", "triggers"):
         for name, target in shipped(group).items():
             text = partial(sink_or_trigger_file, name, target)

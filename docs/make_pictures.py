@@ -3,8 +3,8 @@
     INSTRUMENT_TRACES=FOLDER python docs/make_pictures.py [demo] [watch] [traces]
 
 writes into `assets`: screenshots of pages, light and dark, as `NAME.webp` and `NAME-dark.webp`;
-what a terminal shows, as `terminal.svg` (100 columns) and `watch.svg` (80); a drawing, as
-`concepts.svg` and `concepts-dark.svg`; and the pages in `assets/samples`. Four runs are shown:
+what a terminal shows, as `terminal.svg` (100 columns) and `watch.svg` (80); and the pages in
+`assets/samples`. Four runs are shown:
 
 - a run of `examples/train_lm.py` on the CPU of this machine,
 - four ranks of `tests/watched_training.py`, also on this machine,
@@ -38,7 +38,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
 
-from draw_concepts import DARK, LIGHT, concepts
 from playwright.sync_api import Page, sync_playwright
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
@@ -109,8 +108,6 @@ TRACES = (
 def main(parts: set[str]) -> None:
     """Make the pictures and samples of some parts, or of all."""
     (ASSETS / "samples").mkdir(parents=True, exist_ok=True)
-    for suffix, colours in (("", LIGHT), ("-dark", DARK)):
-        (ASSETS / f"concepts{suffix}.svg").write_text(concepts(colours), encoding="utf-8")
     shows = {"demo": show_demo, "watch": show_watch, "traces": show_traces}
     for part in parts or shows:
         with TemporaryDirectory() as name:

@@ -26,16 +26,15 @@ def test_pages_show_every_picture_in_both_colours() -> None:
         assert f"(assets/{light}-dark.{suffix}#only-dark)" in PAGES
 
 
-def test_the_drawing_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(DOCS)
-    draw = pytest.importorskip("draw_concepts")
-    assert draw.concepts(draw.LIGHT) == (ASSETS / "concepts.svg").read_text(encoding="utf-8")
-    assert draw.concepts(draw.DARK) == (ASSETS / "concepts-dark.svg").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("page", sorted(ASSETS.glob("samples/*.html")), ids=lambda page: page.stem)
 def test_a_sample_page_names_no_folder_of_a_person(page: Path) -> None:
     assert f"(assets/samples/{page.name})" in PAGES
     packed = re.findall(r'id="payload">([^<]+)<', page.read_text(encoding="utf-8"))[0]
     payload = gzip.decompress(base64.b64decode(packed)).decode()
     assert not re.findall(r'/(?:home|root|Users|tmp)/[^\s"]*', payload)
+
+
+@pytest.mark.parametrize("trace", sorted(ASSETS.glob("samples/*.gz")), ids=lambda trace: trace.stem)
+def test_a_sample_trace_names_no_folder_of_a_person(trace: Path) -> None:
+    assert f"(assets/samples/{trace.name})" in PAGES
+    assert not re.findall(rb'/(?:home|root|Users|tmp)/[^\s"]*', gzip.decompress(trace.read_bytes()))
