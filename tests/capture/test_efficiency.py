@@ -22,6 +22,7 @@ from builders import (
     write_capture,
     write_trace,
 )
+from golden import Golden, rows_as_lines
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -73,32 +74,6 @@ BY_HAND = [
     # launched nothing: on the CPU
     span("aten::mm", 4000, 8, Input_Dims=SQUARE, Input_type=[HALF, HALF]),
 ]  # fmt: skip
-COLUMNS = (
-    "name dtype precision device_number calls flops moved_bytes device_ns flops_per_second "
-    "bytes_per_second bound_by bound_ns"
-)
-ROWS = [
-    ("aten::mm", "float16", "float16", 0, 2, 2 * 137_438_953_472, 2 * 100_663_296, 1_100_000,
-     249_889_006_312_727, 183_024_174_545, "compute", 881_019),  # 2 · 137.4e9 / 312e12
-    ("aten::baddbmm", "float16", "float16", 0, 1, 2 * 32 * 2048 * 2048 * 64, 285_212_672, 300_000,
-     57_266_230_613_333, 950_708_906_667, "bandwidth", 139_879),  # 285,212,672 / 2039e9
-    ("aten::addmm", "float32", "float32", 0, 1, 2 * 8 * 3 * 4, 4 * (4 + 24 + 12 + 32), 10_000,
-     19_200_000, 28_800_000, "bandwidth", 0),
-    ("aten::mm", "float16", "float16", None, 1, 137_438_953_472, 100_663_296, None, None, None, None, None),
-]  # fmt: skip
-
-
-def test_rates_and_roofs_by_hand(tmp_path) -> None:
-    found = capture(tmp_path, BY_HAND, deviceProperties=[A100]).efficiency
-    rows = [tuple(getattr(row, name) for name in COLUMNS.split()) for row in found]
-    assert rows == ROWS
-    first, second, third, cpu = found
-    assert first.bound_share == first.peak_share == pytest.approx(249.889006312727 / 312)
-    assert first.intensity == pytest.approx(4096 / 3)  # 2 n³ / (3 · 2 n²)
-    assert second.bound_share == pytest.approx(139_879 / 300_000, rel=1e-5)
-    assert second.peak_share == pytest.approx(57.2662306 / 312)
-    assert third.input_shapes == "[[4], [8, 3], [3, 4], [], []]"
-    assert (cpu.peak_share, cpu.bound_share, cpu.intensity) == (None, None, first.intensity)
 
 
 def test_the_roof_is_the_longer_of_two_times() -> None:
@@ -389,52 +364,105 @@ def test_precision_from_types_device_and_kernel(tmp_path, kind, device, name, pr
     assert (row.bound_share is None) == (row.peak_share is None) == (precision is None)
 
 
-def test_calls_of_one_operator_are_split_by_precision_and_device(tmp_path) -> None:
-    on_1 = {"pid": 1}
-    events = [
-        *product("aten::mm", 0, SQUARE, FLOAT, 1, 500, kernel_name="ampere_sgemm_32x32"),
-        *product("aten::mm", 100, SQUARE, FLOAT, 2, 100, kernel_name=NVJET, on={"tid": 8}),
-        *product("aten::mm", 200, SQUARE, FLOAT, 3, 400, kernel_name=NVJET, on=on_1),
-        span("aten::mm", 300, 20, Input_Dims=SQUARE, Input_type=[FLOAT] * 2),
-        *launched(NVJET, 301, 320, 30, 4, tid=9),
-        *launched(NVJET, 310, 360, 20, 5, pid=1, tid=8),
-    ]
-    devices = [A100, {"id": 1, "name": "Another"}, {"id": 0, "name": "An id that is taken"}]
-    found = capture(tmp_path, events, deviceProperties=devices).efficiency
-    rows = [(r.precision, r.device_number, r.device_ns, r.bound_share is None) for r in found]
-    assert rows == [
-        ("float32", 0, 500_000, False),
-        ("tf32", 1, 400_000, True),
-        ("tf32", 0, 100_000, False),
-        ("tf32", None, 50_000, True),  # on both
+on_1 = {"pid": 1}
+SMALL = [[64, 64], [64, 64]]
+SPLIT = [
+    *product("aten::mm", 0, SQUARE, FLOAT, 1, 500, kernel_name="ampere_sgemm_32x32"),
+    *product("aten::mm", 100, SQUARE, FLOAT, 2, 100, kernel_name=NVJET, on={"tid": 8}),
+    *product("aten::mm", 200, SQUARE, FLOAT, 3, 400, kernel_name=NVJET, on=on_1),
+    span("aten::mm", 300, 20, Input_Dims=SQUARE, Input_type=[FLOAT] * 2),  # on both devices
+    *launched(NVJET, 301, 320, 30, 4, tid=9),
+    *launched(NVJET, 310, 360, 20, 5, pid=1, tid=8),
+]
+# The second kernel of the second call still ran when recording stopped.
+LOST = [
+    *product("aten::mm", 0, SQUARE, HALF, 1, 500),
+    *product("aten::mm", 100, SQUARE, HALF, 2, 500, on={"tid": 8}),
+    call("cudaLaunchKernel", 106, 1, 3),
+]
+# A call of the driver in one of the runtime is no lost kernel: both have the correlation of the one kernel.
+OF_DRIVER = [
+    *product("aten::mm", 0, SQUARE, HALF, 1, 500),
+    call("urEnqueueKernelLaunch", 6, 1.5, 3),  # of XPU; its kernel is lost
+    *product("aten::mm", 100, SQUARE, HALF, 2, 500, on={"tid": 8}),
+    {**call("cuLaunchKernel", 102, 3, 2), "cat": "cuda_driver"},
+]
+# Each step has a product of 1000 µs on a device of 312 TFLOP/s; 137.4 of the 312 MFLOP of each µs.
+TRAINING = [
+    step(3, 0, 2000),
+    *product("aten::mm", 100, SQUARE, HALF, 1, 500),
+    *launched("elementwise", 200, 700, 100, 2),
+    *launched("ncclDevKernel_AllReduce_Sum", 210, 900, 300, 3, tid=9),
+    span("aten::mm", 1500, 8, Input_Dims=SQUARE, Input_type=[HALF, HALF]),  # on the CPU
+    # the step ends before its work: 1500 µs of work in 1000 µs
+    step(4, 2000, 1000),
+    *product("aten::mm", 2100, SQUARE, HALF, 4, 1500),
+    # outside of steps
+    *product("aten::mm", 5000, SQUARE, HALF, 5, 500),
+    step(5, 6000, 100),
+]
+# Other work takes more than half of the kernels' time.
+MOSTLY_OTHER = [*TRAINING[:4], *launched("elementwise", 200, 700, 501, 2)]
+MIXED = [
+    step(3, 0, 1000),
+    *product("aten::mm", 0, SQUARE, FLOAT, 1, 100, kernel_name=NVJET),
+    *product("aten::mm", 100, SMALL, HALF, 2, 100),
+    *product("aten::mm", 200, SMALL, HALF, 3, 100, on=on_1),
+    step(4, 1000, 1000),
+    *product("aten::mm", 1000, SQUARE, FLOAT, 4, 100, kernel_name="an_unknown_gemm"),
+    *product("aten::mm", 1100, SMALL, HALF, 5, 100),
+    step(5, 2000, 1000),
+    *product("aten::mm", 2000, SQUARE, HALF, 6, 100),
+    *product("aten::mm", 2100, SQUARE, HALF, 7, 100),
+]
+
+
+def again(called_us: float, start_us: float, took: float, correlation: int) -> list:
+    """A kernel launched on the thread of the backward."""
+    return [
+        call("cudaLaunchKernel", called_us, 5, correlation, tid=2),
+        kernel("gemm", start_us, took, correlation=correlation),
     ]
 
 
-@pytest.mark.parametrize("kernels_first", [False, True])
-def test_a_call_with_a_lost_kernel_has_no_device_time(tmp_path, kernels_first) -> None:
-    """The second kernel of the second call still ran when recording stopped."""
-    events = [
-        *product("aten::mm", 0, SQUARE, HALF, 1, 500),
-        *product("aten::mm", 100, SQUARE, HALF, 2, 500, on={"tid": 8}),
-        call("cudaLaunchKernel", 106, 1, 3),
-    ]
-    if kernels_first:
-        events.sort(key=lambda event: event["cat"] != "kernel")
-    found = capture(tmp_path, events, deviceProperties=[A100]).efficiency
-    assert [(row.calls, row.device_ns) for row in found] == [(1, 500_000), (1, None)]
+HALVES = {"Input_Dims": SQUARE, "Input_type": [HALF, HALF]}
+# In the backward node of a checkpoint, the product of the forward runs again, and then its backward.
+CHECKPOINTED = [
+    node("CheckpointFunctionBackward", 200, 300, 1),
+    step(3, 0, 1000),
+    made("aten::mm", 10, 8, 1, **HALVES), *launched("gemm", 11, 20, 100, 1),
+    made("aten::mm", 210, 8, 5, tid=2, **HALVES), *again(211, 220, 100, 2),
+    node("MmBackward0", 300, 50, 5),
+    span("aten::mm", 310, 8, tid=2, **HALVES), *again(311, 330, 100, 3),
+    made("MyFunction", 600, 100, 2),  # its forward runs a backward
+    {**node("MmBackward0", 610, 80, 3), "tid": 1},
+    span("aten::mm", 620, 8, **HALVES), *launched("gemm", 621, 630, 100, 4),
+]  # fmt: skip
+NAMED_TWICE = [A100, {"id": 1, "name": "Another"}, {"id": 0, "name": "An id that is taken"}]
+CASES = {
+    "rates and roofs": (BY_HAND, [A100]),
+    "calls of one operator are split by precision and device": (SPLIT, NAMED_TWICE),
+    "a call with a lost kernel has no device time": (LOST, [A100]),
+    "a call with a lost kernel, with the kernels first": (
+        sorted(LOST, key=lambda event: event["cat"] != "kernel"), [A100],
+    ),
+    "a call of the driver in one of the runtime": (OF_DRIVER, [A100]),
+    "the utilization of steps": (TRAINING, [A100]),
+    "a step with mostly other work": (MOSTLY_OTHER, [A100]),
+    "the precision of a step is that of most of its FLOPs": (MIXED, [A100, {**A100, "id": 1}]),
+    "an unknown device": (MIXED, [A100, {"id": 1, "name": "Another GPU"}]),
+    "a forward that is computed again is no model FLOPs": (CHECKPOINTED, [A100]),
+}  # fmt: skip
 
 
-def test_a_call_of_the_driver_in_one_of_the_runtime_is_no_lost_kernel(tmp_path) -> None:
-    """Both calls have the correlation of the one kernel."""
-    events = [
-        *product("aten::mm", 0, SQUARE, HALF, 1, 500),
-        call("urEnqueueKernelLaunch", 6, 1.5, 3),  # of XPU; its kernel is lost
-        *product("aten::mm", 100, SQUARE, HALF, 2, 500, on={"tid": 8}),
-        {**call("cuLaunchKernel", 102, 3, 2), "cat": "cuda_driver"},
-    ]
-    found = capture(tmp_path, events, deviceProperties=[A100]).efficiency
-    got = [(row.calls, row.flops, row.device_ns) for row in found]
-    assert got == [(1, 137_438_953_472, 500_000), (1, 137_438_953_472, None)]
+def test_efficiency_by_hand(tmp_path, golden: Golden) -> None:
+    """Checked by hand; a cell that is not shown is unknown."""
+    told = []
+    for name, (events, devices) in CASES.items():
+        found = capture(tmp_path, events, deviceProperties=devices)
+        tables = {"operator": found.efficiency, "step": found.efficiency_steps}
+        told.append(f"---- {name}\n{rows_as_lines(tables)}")
+    golden("efficiency_by_hand.txt", "\n".join(told))
 
 
 # Peaks.
@@ -586,39 +614,6 @@ def test_a_peak_that_cannot_be_in_a_capture_is_an_error(tmp_path, given) -> None
 
 # Steps.
 
-# Each step has a product of 1000 µs on a device of 312 TFLOP/s; 137.4 of the 312 MFLOP of each µs.
-TRAINING = [
-    step(3, 0, 2000),
-    *product("aten::mm", 100, SQUARE, HALF, 1, 500),
-    *launched("elementwise", 200, 700, 100, 2),
-    *launched("ncclDevKernel_AllReduce_Sum", 210, 900, 300, 3, tid=9),
-    span("aten::mm", 1500, 8, Input_Dims=SQUARE, Input_type=[HALF, HALF]),  # on the CPU
-    # the step ends before its work: 1500 µs of work in 1000 µs
-    step(4, 2000, 1000),
-    *product("aten::mm", 2100, SQUARE, HALF, 4, 1500),
-    # outside of steps
-    *product("aten::mm", 5000, SQUARE, HALF, 5, 500),
-    step(5, 6000, 100),
-]
-
-
-def test_the_utilization_of_steps_by_hand(tmp_path) -> None:
-    found = capture(tmp_path, TRAINING, deviceProperties=[A100]).efficiency_steps
-    first, second, last = found
-    assert (first.number, first.duration_ns, first.busy_ns) == (3, 2_000_000, 900_000)
-    assert (first.flops, first.recomputed_flops) == (137_438_953_472, 0)
-    assert (first.precision, first.peak_flops_per_second) == ("float16", 312 * 10**12)
-    assert first.mfu == pytest.approx(137_438_953_472 / (312e12 * 2e-3))
-    assert first.flops_covered == 500 / 600, "without communication"
-    assert (second.duration_ns, second.busy_ns) == (1_000_000, 1_500_000)
-    assert second.mfu == pytest.approx(137_438_953_472 / (312e12 * 1.5e-3))
-    assert second.flops_covered == 1
-    assert (last.number, last.flops, last.mfu, last.flops_covered) == (5, None, None, None)
-    # other work takes more than half of the kernels' time
-    events = [*TRAINING[:4], *launched("elementwise", 200, 700, 501, 2)]
-    (row,) = capture(tmp_path, events, deviceProperties=[A100]).efficiency_steps
-    assert (row.flops, row.mfu, row.flops_covered) == (137_438_953_472, None, 500 / 1001)
-
 
 def test_the_peak_of_a_step_is_the_sum_over_the_devices_that_it_uses(tmp_path) -> None:
     """Each of 60 steps uses a random choice of three devices, some of them twice, or none."""
@@ -639,57 +634,6 @@ def test_the_peak_of_a_step_is_the_sum_over_the_devices_that_it_uses(tmp_path) -
     ]
     found = capture(tmp_path, events, deviceProperties=devices).efficiency_steps
     assert found.column("peak_flops_per_second") == expected
-
-
-def test_the_precision_of_a_step_is_that_of_most_of_its_flops(tmp_path) -> None:
-    small = [[64, 64], [64, 64]]
-    events = [
-        step(3, 0, 1000),
-        *product("aten::mm", 0, SQUARE, FLOAT, 1, 100, kernel_name=NVJET),
-        *product("aten::mm", 100, small, HALF, 2, 100),
-        *product("aten::mm", 200, small, HALF, 3, 100, on={"pid": 1}),
-        step(4, 1000, 1000),
-        *product("aten::mm", 1000, SQUARE, FLOAT, 4, 100, kernel_name="an_unknown_gemm"),
-        *product("aten::mm", 1100, small, HALF, 5, 100),
-        step(5, 2000, 1000),
-        *product("aten::mm", 2000, SQUARE, HALF, 6, 100),
-        *product("aten::mm", 2100, SQUARE, HALF, 7, 100),
-    ]
-    known = capture(tmp_path, events, deviceProperties=[A100, {**A100, "id": 1}]).efficiency_steps
-    assert known.column("precision") == ["tf32", None, "float16"]
-    peaks = [2 * 156 * 10**12, None, 312 * 10**12]
-    assert known.column("peak_flops_per_second") == peaks, "in the first step of both devices"
-    other = {"id": 1, "name": "Another GPU"}
-    unknown = capture(tmp_path / "two", events, deviceProperties=[A100, other]).efficiency_steps
-    assert unknown.column("peak_flops_per_second") == [None, None, 312 * 10**12]
-    assert unknown.column("mfu")[:2] == [None, None]
-
-
-def test_a_forward_that_is_computed_again_is_no_model_flops(tmp_path) -> None:
-    """In the backward node of a checkpoint, the product of the forward runs again, and then its backward."""
-    shapes = {"Input_Dims": SQUARE, "Input_type": [HALF, HALF]}
-    events = [
-        node("CheckpointFunctionBackward", 200, 300, 1),
-        step(3, 0, 1000),
-        made("aten::mm", 10, 8, 1, **shapes), *launched("gemm", 11, 20, 100, 1),
-        made("aten::mm", 210, 8, 5, tid=2, **shapes), *again(211, 220, 100, 2),
-        node("MmBackward0", 300, 50, 5),
-        span("aten::mm", 310, 8, tid=2, **shapes), *again(311, 330, 100, 3),
-        made("MyFunction", 600, 100, 2),  # its forward runs a backward
-        {**node("MmBackward0", 610, 80, 3), "tid": 1},
-        span("aten::mm", 620, 8, **shapes), *launched("gemm", 621, 630, 100, 4),
-    ]  # fmt: skip
-    (row,) = capture(tmp_path, events, deviceProperties=[A100]).efficiency_steps
-    assert (row.flops, row.recomputed_flops) == (4 * 137_438_953_472, 137_438_953_472)
-    assert row.mfu == pytest.approx(3 * 137_438_953_472 / (312e12 * 1e-3))
-
-
-def again(called_us: float, start_us: float, took: float, correlation: int) -> list:
-    """A kernel launched on the thread of the backward."""
-    return [
-        call("cudaLaunchKernel", called_us, 5, correlation, tid=2),
-        kernel("gemm", start_us, took, correlation=correlation),
-    ]
 
 
 def test_torchs_own_checkpoint_computes_its_forward_again(tmp_path) -> None:
