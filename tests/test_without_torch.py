@@ -48,6 +48,8 @@ READING = {
     "trigger": ["trigger starved"],
     "watch": ["watch timed --once"],
     "ab": ["ab --a true --b true"],
+    "mcp": ["mcp ."],
+    "skill": ["skill"],
     "samples": ["samples", "samples compiled copied"],
 }
 RECORDING = {
@@ -60,6 +62,7 @@ REFUSED = {
     "open starved --finding none": "has no finding 'none'",
     "ab --a true --b true": "The run has recorded no window with two steps",
     "export starved --sink table rows=3": "needs the package omegaconf: pip install omegaconf.",
+    "mcp .": "instrument mcp needs the package mcp",
     "verify .": "proof.json cannot be read",
     "trigger starved": "No run in or below starved has the trigger 'file'",
 }
