@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,15 @@ from builders import (
     step,
     write_capture,
 )
+from golden import Golden
 
 from instrument.read.capture import Capture
 from instrument.read.compare.counters import COUNTERS, Count, counters
 
+Build = Callable[[float, int], list[Event]]
 
-def steps_of(build: Any, numbers: int = 3) -> list[Event]:
+
+def steps_of(build: Build, numbers: int = 3) -> list[Event]:
     """Steps of 1000 µs, each with the events that `build(start_us, number)` gives."""
     events = []
     for number in range(numbers):
@@ -63,49 +67,117 @@ def cpu_step(start: float, number: int) -> list[Event]:
     ]
 
 
-def test_only_outermost_operators_count_and_those_that_wait_count_as_waits(tmp_path: Path) -> None:
-    found = capture(tmp_path, steps_of(cpu_step))
-    # linear, the optimizer's item and mul; the loss's item waits
-    assert per_step(found, "operators", "syncs") == [3, 1]
-    assert per_step(found, "operators", "syncs", path="model") == [1, 1]
-    assert per_step(found, "operators", "syncs", path="model/loss") == [0, 1]
-    assert per_step(found, "operators", "syncs", path="nowhere") == [0, 0]
-    assert per_step(found, "flops") == [2 * 8 * 3 * 4]
+def varying(start: float, number: int) -> list[Event]:
+    """`relu` once more in each step, and `item` in every second one."""
+    rare = [annotation("rare", start + 100, 50), span("aten::item", start + 110, 5)]
+    relus = [span("aten::relu", start + 20 + 10 * k, 5) for k in range(number)]
+    return [annotation("model", start + 10, 900), *relus, *(rare if number % 2 else [])]
 
 
-def test_the_first_step_does_not_count(tmp_path: Path) -> None:
-    def build(start: float, number: int) -> list[Event]:
-        more = [span("aten::first", start + 900, 5)] if number == 0 else []
-        return [*cpu_step(start, number), *more]
-
-    counted = counters(capture(tmp_path, steps_of(build)))
-    assert counted.steps == 2
-    assert counted.counts["operators"] == Count(6, 3, 3)
+def with_backward(start: float, number: int) -> list[Event]:
+    return [
+        *(annotation("layer", start + 10, 100), made("aten::relu", start + 20, 50, 10 + number)),
+        node("ReluBackward0", start + 500, 50, 10 + number),
+        span("aten::threshold_backward", start + 510, 20, tid=2),
+    ]
 
 
-def test_a_single_step_and_a_recording_without_steps_count_whole(tmp_path: Path) -> None:
-    assert per_step(capture(tmp_path / "one", steps_of(cpu_step, 1)), "operators") == [3]
-    assert per_step(capture(tmp_path, cpu_step(0, 0)), "operators", "syncs") == [3, 1]
+def allocating(start: float, number: int) -> list[Event]:
+    changes = (20, 100, 1, 100), (30, 50, 2, 150), (40, -100, 1, 50), (600, 70, 3, 120)
+    memory = [allocation(start + at, *change) for at, *change in (*changes, (700, -120, 2, 0))]
+    return [annotation("model", start + 10, 400), *memory]
 
 
-def test_a_counter_that_differs_between_steps_varies(tmp_path: Path) -> None:
-    def build(start: float, number: int) -> list[Event]:
-        rare = [annotation("rare", start + 100, 50), span("aten::item", start + 110, 5)]
-        return [
-            annotation("model", start + 10, 900),
-            *(span("aten::relu", start + 20 + 10 * k, 5) for k in range(number)),
-            *(rare if number % 2 else []),
-        ]
+def keeping(*devices: int | None) -> Build:
+    """8 bytes more in each step are kept."""
+    return lambda start, number: [
+        allocation(start + 10, 8, number + 1, 8 * (number + 1), device=each) for each in devices
+    ]
 
-    counted = counters(capture(tmp_path, steps_of(build, 4)))
-    # relu once, twice and three times; item in the first and the last of these steps
-    count = Count(8, 2, 4)
-    assert counted.counts["operators"] == count
-    assert count.per_step is None
-    assert counted.ranges["model"]["operators"] == count
-    assert counted.ranges["model/rare"]["operators"] == Count(2, 0, 1)
-    assert counted.calls["model"] == {"aten::relu": Count(6, 1, 3)}
-    assert counted.calls["model/rare"] == {"aten::item": Count(2, 0, 1)}
+
+def device_step(start: float, number: int) -> list[Event]:
+    """A kernel of an operator in a range, a copy to the device, and a call that waits."""
+    first = 10 * number + 1
+    return [
+        *(annotation("model", start + 10, 100), span("aten::mm", start + 15, 60)),
+        *launched("gemm", start + 20, start + 40, 50, first),
+        call("cudaMemcpyAsync", start + 200, 10, first + 1),
+        copy(start + 210, 20, correlation=first + 1, bytes=64),
+        call("cudaDeviceSynchronize", start + 300, 100, first + 2),
+    ]
+
+
+def copying(start: float, number: int) -> list[Event]:
+    """Copies of unknown size."""
+    moved = copy(start + 210, 20, correlation=number + 1)
+    return [call("cudaMemcpyAsync", start + 200, 10, number + 1), moved]
+
+
+def collective(start: float, number: int) -> list[Event]:
+    return [
+        span("c10d::allreduce_", start + 10, 10),
+        span("_c10d_functional::all_gather_into_tensor", start + 30, 20),
+        span("c10d::_allgather_base_", start + 35, 10),
+        span("aten::mul", start + 60, 5),
+    ]
+
+
+def first_has_more(start: float, number: int) -> list[Event]:
+    return [*cpu_step(start, number), *([] if number else [span("aten::first", start + 900, 5)])]
+
+
+# Three steps each, of which the first does not count.
+CASES = {
+    # linear, the optimizer's item and mul are operators; the loss's item waits. 2 · 8 · 3 · 4 FLOPs.
+    "outermost operators, and those that wait": steps_of(cpu_step),
+    "the first step has more": steps_of(first_has_more),
+    "a single step counts": steps_of(cpu_step, 1),
+    "a recording without steps counts whole": cpu_step(0, 0),
+    # relu once, twice and three times; item in the first and the last of these steps.
+    "counters that vary": steps_of(varying, 4),
+    "the backward belongs to the range of its forward": steps_of(with_backward),
+    "memory": steps_of(allocating),
+    # The peak is that of the device, and on the CPU the increase.
+    "memory of the CPU that grows": steps_of(keeping(None)),
+    "memory of the CPU and of a device that grows": steps_of(keeping(0, None)),
+    "a device": steps_of(device_step),
+    "work counts in the step that launched it": steps_of(
+        lambda start, number: launched("late", start + 10, start + 1500, 10, number + 1)
+    ),
+    "copies of unknown size": steps_of(copying),
+    "collectives": steps_of(collective),
+    "torch's records, without operators of collectives": steps_of(
+        lambda start, _: [span("record_param_comms", start + 10, 10, Collective_name="allreduce")]
+    ),
+    "a kernel without a launch counts when it runs": steps_of(
+        lambda start, _: [kernel("orphan", start + 10, 5)]
+    ),
+    "one step without events": [step(1, 0, 10)],
+}
+
+
+def test_counters_by_hand(tmp_path: Path, golden: Golden) -> None:
+    """The counters that are known, as [total, least, most], of the step and of each range, and its calls."""
+    told = []
+    for name, events in CASES.items():
+        counted = counters(capture(tmp_path, events))
+        told.append(f"---- {name}: {counted.steps} steps")
+        for path, counts in {"step": counted.counts, **counted.ranges}.items():
+            known = {key: tuple(count) for key, count in counts.items() if count is not None}
+            told.append(f"{path}: {json.dumps(known)}")
+        told += [f"calls of {path}: {json.dumps(calls)}" for path, calls in counted.calls.items()]
+    golden("counters.txt", "\n".join(told))
+
+
+def test_counters_of_ranges_that_are_not_there(tmp_path: Path) -> None:
+    found = counters(capture(tmp_path, steps_of(cpu_step)))
+    got = [found.count(name, "nowhere") for name in ("operators", "collectives.broadcast")]
+    assert got == [Count(0, 0, 0)] * 2
+    assert found.counts.keys() == {*COUNTERS}
+    assert Count(8, 2, 4).per_step is None
+    assert Count(6, 3, 3).per_step == 3
+    of_memory = counters(capture(tmp_path, steps_of(allocating)))
+    assert of_memory.count("peak_bytes", "model") is None, "a peak is that of the whole step"
 
 
 def test_what_was_not_recorded_is_unknown_and_not_zero(tmp_path: Path) -> None:
@@ -121,112 +193,6 @@ def test_what_was_not_recorded_is_unknown_and_not_zero(tmp_path: Path) -> None:
         counts.count("kernel")
 
 
-def test_the_backward_belongs_to_the_range_of_its_forward(tmp_path: Path) -> None:
-    def build(start: float, number: int) -> list[Event]:
-        sequence = 10 + number
-        return [
-            annotation("layer", start + 10, 100),
-            made("aten::relu", start + 20, 50, sequence),
-            node("ReluBackward0", start + 500, 50, sequence),
-            span("aten::threshold_backward", start + 510, 20, tid=2),
-        ]
-
-    assert per_step(capture(tmp_path, steps_of(build)), "operators", path="layer") == [2]
-
-
-def test_memory_counts_by_step_and_range(tmp_path: Path) -> None:
-    def build(start: float, number: int) -> list[Event]:
-        return [
-            annotation("model", start + 10, 400),
-            allocation(start + 20, 100, 1, 100),
-            allocation(start + 30, 50, 2, 150),
-            allocation(start + 40, -100, 1, 50),
-            allocation(start + 600, 70, 3, 120),
-            allocation(start + 700, -120, 2, 0),
-        ]
-
-    found = capture(tmp_path, steps_of(build))
-    names = ("allocations", "allocated_bytes")
-    assert per_step(found, *names, "peak_bytes") == [3, 220, 150]
-    assert per_step(found, *names, "peak_bytes", path="model") == [2, 150, None]
-
-
-def test_the_peak_is_that_of_the_device_and_on_the_cpu_the_increase(tmp_path: Path) -> None:
-    def kept(device: int | None) -> list[Event]:
-        return [
-            event
-            for number in range(3)
-            for event in (
-                step(number, 1000 * number, 1000),
-                allocation(1000 * number + 10, 8, number + 1, 8 * (number + 1), device=device),
-            )
-        ]
-
-    assert counters(capture(tmp_path, kept(None))).counts["peak_bytes"] == Count(8, 8, 8)
-    both = [*kept(0), *(each for each in kept(None) if each["name"] == "[memory]")]
-    assert counters(capture(tmp_path / "device", both)).counts["peak_bytes"] == Count(24, 16, 24)
-
-
-def device_step(start: float, number: int) -> list[Event]:
-    """A kernel of an operator in a range, a copy to the device, and a call that waits."""
-    first = 10 * number + 1
-    return [
-        annotation("model", start + 10, 100),
-        span("aten::mm", start + 15, 60),
-        *launched("gemm", start + 20, start + 40, 50, first),
-        call("cudaMemcpyAsync", start + 200, 10, first + 1),
-        copy(start + 210, 20, correlation=first + 1, bytes=64),
-        call("cudaDeviceSynchronize", start + 300, 100, first + 2),
-    ]
-
-
-def test_a_device_counts_launches_kernels_copies_and_calls_that_wait(tmp_path: Path) -> None:
-    found = capture(tmp_path, steps_of(device_step))
-    assert per_step(found, "launches", "kernels", "copies", "copied_bytes") == [1, 1, 1, 64]
-    assert per_step(found, "syncs", "operators") == [1, 1]
-    assert per_step(found, "launches", "kernels", "copies", path="model") == [1, 1, 0]
-
-
-def test_work_counts_in_the_step_that_launched_it(tmp_path: Path) -> None:
-    def build(start: float, number: int) -> list[Event]:
-        return launched("late", start + 10, start + 1500, 10, number + 1)
-
-    assert per_step(capture(tmp_path, steps_of(build)), "kernels") == [1]
-
-
-def test_copies_of_unknown_size_leave_the_bytes_unknown(tmp_path: Path) -> None:
-    def build(start: float, number: int) -> list[Event]:
-        return [
-            call("cudaMemcpyAsync", start + 200, 10, number + 1),
-            copy(start + 210, 20, correlation=number + 1),
-        ]
-
-    assert per_step(capture(tmp_path, steps_of(build)), "copies", "copied_bytes") == [1, None]
-
-
-def test_collectives_count_by_kind(tmp_path: Path) -> None:
-    def build(start: float, number: int) -> list[Event]:
-        return [
-            span("c10d::allreduce_", start + 10, 10),
-            span("_c10d_functional::all_gather_into_tensor", start + 30, 20),
-            span("c10d::_allgather_base_", start + 35, 10),
-            span("aten::mul", start + 60, 5),
-        ]
-
-    found = capture(tmp_path, steps_of(build))
-    kinds = ("collectives", "collectives.all_reduce", "collectives.all_gather")
-    assert per_step(found, *kinds, "operators") == [2, 1, 1, 1]
-    assert per_step(found, "collectives.broadcast") == [0]
-
-
-def test_torchs_records_count_where_the_trace_has_no_operators_of_collectives(tmp_path) -> None:
-    def build(start: float, number: int) -> list[Event]:
-        record = {"Collective_name": "allreduce"}
-        return [span("record_param_comms", start + 10, 10, **record)]
-
-    assert per_step(capture(tmp_path, steps_of(build)), "collectives.all_reduce") == [1]
-
-
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
@@ -239,11 +205,6 @@ def test_torchs_records_count_where_the_trace_has_no_operators_of_collectives(tm
 def test_breaks_and_recompilations_come_from_the_metadata(tmp_path, environment, expected) -> None:
     found = write_capture(tmp_path, steps_of(cpu_step), environment=environment)
     assert per_step(found, "graph_breaks", "recompilations") == expected
-
-
-def test_a_trace_without_events_counts_nothing(tmp_path: Path) -> None:
-    assert per_step(capture(tmp_path, [step(1, 0, 10)]), "operators", "syncs") == [0, 0]
-    assert set(counters(capture(tmp_path, [step(1, 0, 10)])).counts) == set(COUNTERS)
 
 
 def brute_force(path: Path) -> tuple[Counter[str], int]:
@@ -310,11 +271,6 @@ def test_counters_are_the_answers_to_questions_in_sql(name: str) -> None:
     assert {each: found.sql(query).frame.item() for each, query in QUERIES.items()} == {
         each: totals[each] for each in QUERIES
     }
-
-
-def test_a_kernel_without_a_launch_counts_when_it_runs(tmp_path: Path) -> None:
-    events = steps_of(lambda start, _: [kernel("orphan", start + 10, 5)])
-    assert per_step(capture(tmp_path, events), "kernels", "launches") == [1, 0]
 
 
 def test_the_documentation_lists_all_counters() -> None:
